@@ -1,4 +1,4 @@
-"""One file = one check; the folder is discovered, there is no list to keep."""
+"""Health checks of a node: each module here is one check. The modules are discovered; no list names them."""
 
 from hangwatch.checks.framework.registry import ContractError, UnknownCheckError, checks, select, settings_for
 from hangwatch.checks.framework.result_table import (

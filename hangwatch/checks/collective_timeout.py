@@ -1,7 +1,7 @@
-"""The collective timeout of each job, against the time that a capture needs before the job ends itself.
+"""The collective timeout of each job, compared with the time that hangwatch needs to take stacks.
 
-torch.distributed gives up on a collective after its timeout and ends the process, and the evidence with it. The timeout
-is what the ranks have recorded, else it is derived in `jobs/collective_timeout`. The message says which.
+torch.distributed ends a process when a collective times out; the stacks are lost then. The timeout is read from the
+flight recorder of the ranks, or derived as in `jobs/collective_timeout`. The message names the source.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from hangwatch.probes.process import proc_pid
 RECORDED = "by its flight recorder"
 
 TIMEOUT = Metric(
-    name="collective_timeout_seconds", help="what a collective of the job waits before the job ends itself",
+    name="collective_timeout_seconds", help="timeout of the job's collectives, after which the job ends",
     labels=contract.JOB,
 )  # fmt: skip
 HEARTBEAT = Metric(
-    name="collective_heartbeat_timeout_seconds", help="what PyTorch's monitor waits for a stuck NCCL watchdog",
+    name="collective_heartbeat_timeout_seconds", help="timeout of PyTorch's monitor for a stuck NCCL watchdog",
     labels=contract.JOB,
 )  # fmt: skip
 DUMP_AFTER = Metric(name="collective_dump_after_seconds", help="seconds from a hang until hangwatch has the stacks")
 
 
 class Settings(contract.Settings, frozen=True):
-    """How much earlier than the job's own end the stacks must have been taken."""
+    """The margin between the capture and the end of the job."""
 
     margin_seconds: Annotated[
-        float, Meta(ge=0.0, le=3600.0, description="time that must be left between our stacks and the job's end")
+        float, Meta(ge=0.0, le=3600.0, description="minimum time between the capture and the end of the job")
     ] = 30.0
 
 
 class Sample(contract.Sample, frozen=True):
-    """Every job's patience, and ours: None where nobody watches."""
+    """The timeouts of every job, and the time until hangwatch takes stacks: None if no daemon runs."""
 
     jobs: tuple[Patience, ...]
     dump_after_seconds: float | None
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read the time-out variables of the first rank of each job that can be read."""
+    """Read the timeout variables of the first readable rank of each job."""
     if not node.jobs:
         return None
     patiences, faults = [], []
@@ -62,72 +62,75 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     return Sample(jobs=tuple(patiences), dump_after_seconds=node.dump_after_seconds, faults=tuple(faults))
 
 
-def _with_recorded(told: Patience, job: Job, node: Node) -> Patience:
-    """What the operations of the first rank have recorded as their time-out stands above every assumption."""
-    if told.collective_seconds is None:
-        return told
-    read = node.recorders.read(job.ranks[0].id, job.share, 1)
+def _with_recorded(derived: Patience, job: Job, node: Node) -> Patience:
+    """Replace a derived timeout by the shortest one that the first rank has recorded for its operations."""
+    if derived.collective_seconds is None:
+        return derived
     newest = {
-        (one.library, record.group_id): record.timeout_ms
-        for one in read
-        if not isinstance(one, Fault)
-        for record in one.records
+        (recorder.library, record.group_id): record.timeout_ms
+        for recorder in node.recorders.read(job.ranks[0].id, job.share, 1)
+        if not isinstance(recorder, Fault)
+        for record in recorder.records
     }
     seconds = min((milliseconds / 1e3 for milliseconds in newest.values() if milliseconds > 0), default=None)
-    return told if seconds is None else replace(told, collective_seconds=seconds, source=RECORDED)
+    return derived if seconds is None else replace(derived, collective_seconds=seconds, source=RECORDED)
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Both time-outs of each job, and when our stacks are there."""
-    if sample.dump_after_seconds is not None:
-        yield DUMP_AFTER.point(sample.dump_after_seconds)
+    """Both timeouts of each job, and the time until hangwatch takes stacks."""
+    yield from DUMP_AFTER.points(sample.dump_after_seconds)
     for job in sample.jobs:
-        if job.collective_seconds is not None:
-            yield TIMEOUT.point(job.collective_seconds, **job.job.labels)
-        if job.heartbeat_seconds is not None:
-            yield HEARTBEAT.point(job.heartbeat_seconds, **job.job.labels)
+        yield from TIMEOUT.points(job.collective_seconds, **job.job.labels)
+        yield from HEARTBEAT.points(job.heartbeat_seconds, **job.job.labels)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Compare each job's end with our own time to the stacks."""
+    """Compare the end of each job with the time of the capture."""
     sample = window[-1]
-    ours = sample.dump_after_seconds
-    findings = [finding for job in sample.jobs if ours is not None and (finding := _judge_job(job, ours, settings))]
-    summary = contract.listed([_sentence(job) for job in sample.jobs])
-    if ours is None:
-        return worst(findings, ok("NobodyWatches", f"{summary}; no hangwatch daemon to compare that with"))
-    return worst(findings, ok("StacksComeFirst", f"{summary}; hangwatch has the stacks after {ours:.0f} s"))
+    dump_after = sample.dump_after_seconds
+    summary = contract.join_first([_sentence(job) for job in sample.jobs])
+    if dump_after is None:
+        return ok("NobodyWatches", f"{summary}; no hangwatch daemon is running to compare with")
+    findings = [finding for job in sample.jobs if (finding := _judge_job(job, dump_after, settings))]
+    return worst(findings, ok("StacksComeFirst", f"{summary}; hangwatch takes stacks after {dump_after:.0f} s"))
 
 
-def _judge_job(job: Patience, ours: float, settings: Settings) -> CheckVerdict | None:
-    limits = {"a collective's time-out": job.collective_seconds, "the heartbeat time-out": job.heartbeat_seconds}
-    stated = {name: seconds for name, seconds in limits.items() if seconds is not None}
-    name = min(stated, key=lambda name: stated[name], default=None)
-    if name is None or stated[name] >= ours + settings.margin_seconds:
+def _judge_job(job: Patience, dump_after_seconds: float, settings: Settings) -> CheckVerdict | None:
+    limit = dump_after_seconds + settings.margin_seconds
+    timeouts = (
+        (
+            job.collective_seconds,
+            f"collective timeout, {job.source}",
+            f"pass timeout=timedelta(seconds={limit:.0f}) to init_process_group",
+        ),
+        (
+            job.heartbeat_seconds,
+            "heartbeat timeout, applies if the NCCL watchdog is stuck",
+            f"export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC={limit:.0f} in the job",
+        ),
+    )
+    too_short = [
+        (seconds, source, setting) for seconds, source, setting in timeouts if seconds is not None and seconds < limit
+    ]
+    if not too_short:
         return None
-    wanted = ours + settings.margin_seconds
-    why = "if its watchdog is stuck, too" if name == "the heartbeat time-out" else job.source
+    seconds, source, setting = min(too_short, key=lambda timeout: timeout[0])
     message = (
-        f"job {job.job} ends itself {stated[name]:.0f} s into a hang ({name}, {why}), "
-        f"hangwatch has its stacks only after {ours:.0f} s"
+        f"job {job.job} ends itself {seconds:.0f} s into a hang ({source}); "
+        f"hangwatch takes stacks only after {dump_after_seconds:.0f} s"
     )
-    if name == "the heartbeat time-out":
-        setting = f"export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC={wanted:.0f} in the job"
-    else:
-        setting = f"pass timeout=timedelta(seconds={wanted:.0f}) to init_process_group"
-    return warning(
-        "EndsItselfFirst", message, f"{setting}, or lower [detector] hold_seconds in hangwatch's configuration"
-    )
+    return warning("EndsItselfFirst", message, f"{setting}, or lower [detector] hold_seconds of hangwatch")
 
 
 def _sentence(job: Patience) -> str:
-    assumed = "" if job.source == RECORDED else ", unless its code says otherwise"
+    assumed = "" if job.source == RECORDED else ", unless its code sets another"
     if job.collective_seconds is None:
-        waits = f"waits for ever ({job.source})"
+        timeout = f"has no collective timeout ({job.source})"
     else:
-        waits = f"waits {job.collective_seconds:.0f} s ({job.source}{assumed})"
-    myth = f"; {' and '.join(job.ignored)} is set, which nothing reads" if job.ignored else ""
-    return f"job {job.job} {waits}{myth}"
+        timeout = f"has a collective timeout of {job.collective_seconds:.0f} s ({job.source}{assumed})"
+    verb = "is" if len(job.ignored) == 1 else "are"
+    ignored = f"; {' and '.join(job.ignored)} {verb} set but ignored by PyTorch" if job.ignored else ""
+    return f"job {job.job} {timeout}{ignored}"
 
 
 CHECK = Check(

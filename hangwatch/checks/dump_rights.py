@@ -1,13 +1,14 @@
-"""Whether the stacks of every rank could be taken, found out before they are needed.
+"""Permission to take the stacks of every rank, checked before they are needed.
 
-py-spy reads the memory of a rank, which the kernel permits to the same user or with CAP_SYS_PTRACE, unless yama forbids
-it or a seccomp filter stands in between. The question is asked of the kernel for each rank, without touching the rank.
+py-spy reads the memory of a rank. The kernel permits that to the same user or with CAP_SYS_PTRACE, unless yama or a
+seccomp filter forbids it. The check asks the kernel for each rank, without touching the rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
@@ -25,7 +26,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class RankRight(Value, frozen=True):
-    """One rank: whether we may, and who it belongs to."""
+    """The permission to dump one rank, and the user of the rank."""
 
     rank: contract.RankName
     pid: int
@@ -34,20 +35,20 @@ class RankRight(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """Our rights in general, and over each rank."""
+    """The rights of this process (`rights`), and the permission for each rank."""
 
-    own: dump_permissions.Rights
+    rights: dump_permissions.Rights
     ranks: tuple[RankRight, ...] = ()
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Ask the kernel for each rank; ranks that vanish are left out."""
-    own = dump_permissions.own(node.proc_root)
-    if not isinstance(own, dump_permissions.Rights):
-        return own
+    """Ask the kernel for each rank. Ranks that end meanwhile are skipped."""
+    rights = dump_permissions.own(node.proc_root)
+    if not isinstance(rights, dump_permissions.Rights):
+        return rights
     ranks = [
         RankRight(
-            rank=contract.RankName.of(job, rank),
+            rank=contract.RankName.of_rank(job, rank),
             pid=rank.id.pid,
             permitted=permitted,
             user_id=dump_permissions.user_of(node.proc_root, rank.id.pid),
@@ -56,7 +57,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         for rank in job.ranks
         if (permitted := dump_permissions.may_attach(node.proc_root, rank.id.pid)) is not None
     ]
-    return Sample(own=own, ranks=tuple(ranks))
+    return Sample(rights=rights, ranks=tuple(ranks))
 
 
 def points(sample: Sample) -> Iterable[Point]:
@@ -66,73 +67,69 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """py-spy first, then what forbids every dump, then each rank; without a job, the capabilities."""
+    """Judge py-spy, then the permission for each rank; without a rank, the capabilities."""
     sample = window[-1]
-    summary = f"py-spy {sample.own.pyspy_version}, {len(sample.ranks)} ranks may be dumped"
-    if not sample.ranks:
-        summary = f"py-spy {sample.own.pyspy_version} is there, with the right to dump any user's ranks"
-    return worst([*_pyspy(sample.own), *_refused(sample), *_in_general(sample)], ok("DumpsPermitted", summary))
+    ranks = words.count(len(sample.ranks), "rank")
+    permitted = f"permitted for {ranks}" if sample.ranks else "permitted for ranks of every user"
+    summary = f"stack dumps {permitted}; py-spy {sample.rights.pyspy_version}"
+    return worst([*_pyspy(sample.rights), *_refused(sample), *_in_general(sample)], ok("DumpsPermitted", summary))
 
 
-def _pyspy(own: dump_permissions.Rights) -> Iterator[CheckVerdict]:
+def _pyspy(rights: dump_permissions.Rights) -> Iterator[CheckVerdict]:
     install = "pip install --upgrade 'py-spy>=0.4.1' into hangwatch's environment"
-    if own.pyspy_version is None or own.pyspy_path is None:
+    if rights.pyspy_version is None or rights.pyspy_path is None:
         yield warning("PySpyMissing", "py-spy is not installed: no stack can be taken", install)
-    elif _version(own.pyspy_version) < OLDEST_PYSPY:
-        message = f"py-spy {own.pyspy_version} can leave a rank in uninterruptible sleep stopped for ever"
+    elif tuple(int(part) for part in rights.pyspy_version.split(".")[:2] if part.isdecimal()) < OLDEST_PYSPY:
+        message = f"py-spy {rights.pyspy_version} is too old: it can leave a rank in uninterruptible sleep stopped"
         yield warning("PySpyOld", message, install)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
 
 
 def _refused(sample: Sample) -> Iterator[CheckVerdict]:
     refused = [rank for rank in sample.ranks if not rank.permitted]
     if refused:
-        who = ", ".join(f"{rank.rank.local_rank} of job {rank.rank.job}" for rank in refused[:4])
+        names = ", ".join(f"{rank.rank.local_rank} of job {rank.rank.job}" for rank in refused[:4])
         more = f" and {len(refused) - 4} more" if len(refused) > 4 else ""
-        why, remedy = _why(sample.own, refused[0])
-        yield warning("DumpRefused", f"the stack of local rank {who}{more} may not be taken: {why}", remedy)
+        cause, remedy = _likely_cause(sample.rights, refused[0])
+        yield warning("DumpRefused", f"no permission to take the stack of local rank {names}{more}: {cause}", remedy)
 
 
-def _why(own: dump_permissions.Rights, rank: RankRight) -> tuple[str, str]:
-    """The likeliest reason of a refusal, and what to do."""
-    if own.ptrace_scope == YAMA_FORBIDS_ALL:
-        return "kernel.yama.ptrace_scope is 3, which forbids it to everybody", "set it to 1 or 2, and reboot"
-    if "CAP_SYS_PTRACE" not in own.capabilities:
-        owner = f"it belongs to user {rank.user_id}, " if rank.user_id not in (None, own.user_id) else ""
+def _likely_cause(rights: dump_permissions.Rights, rank: RankRight) -> tuple[str, str]:
+    """Return the most likely cause of a refusal, and what to do."""
+    if rights.ptrace_scope == YAMA_FORBIDS_ALL:
+        return "kernel.yama.ptrace_scope is 3, which forbids it to all users", "set it to 1 or 2, and reboot"
+    if "CAP_SYS_PTRACE" not in rights.capabilities:
+        owner = f"it belongs to user {rank.user_id} and " if rank.user_id not in (None, rights.user_id) else ""
         return f"{owner}hangwatch lacks CAP_SYS_PTRACE", GRANT
-    if own.seccomp_filter:
+    if rights.seccomp_filter:
         return "a seccomp filter forbids it", "SystemCallFilter=@system-service @debug in the unit"
     return (
-        "the rank lives in a user namespace that is not ours, or a security module forbids it",
+        "the rank is in another user namespace, or a security module forbids it",
         "PrivateUsers=no in the unit; `dmesg | grep -i denied` for AppArmor and SELinux",
     )
 
 
 def _in_general(sample: Sample) -> Iterator[CheckVerdict]:
-    """Without a rank to ask for: what will refuse later."""
+    """Without a rank: find what will refuse a dump later."""
     if sample.ranks:
         return
-    if sample.own.ptrace_scope == YAMA_FORBIDS_ALL:
+    if sample.rights.ptrace_scope == YAMA_FORBIDS_ALL:
         message = "kernel.yama.ptrace_scope is 3: no stack of any process can be taken"
         yield warning("DumpForbidden", message, "set it to 1 or 2, and reboot")
-    elif "CAP_SYS_PTRACE" not in sample.own.capabilities:
+    elif "CAP_SYS_PTRACE" not in sample.rights.capabilities:
         message = "hangwatch lacks CAP_SYS_PTRACE: ranks of other users cannot be dumped"
         yield warning("CapabilityMissing", message, GRANT)
 
 
 def table(sample: Sample) -> contract.Rows:
-    """Every rank, and our own rights."""
-    own = sample.own
-    scope = "none" if own.ptrace_scope is None else str(own.ptrace_scope)
+    """The rights of this process, then one row per rank."""
+    rights = sample.rights
+    scope = "none" if rights.ptrace_scope is None else str(rights.ptrace_scope)
     rows = [
         ("subject", "value"),
-        ("capabilities", " ".join(own.capabilities) or "none of those that matter"),
+        ("capabilities", " ".join(rights.capabilities) or "none of the required ones"),
         ("yama ptrace_scope", scope),
-        ("seccomp filter", "yes" if own.seccomp_filter else "no"),
-        ("py-spy", f"{own.pyspy_version} at {own.pyspy_path}"),
+        ("seccomp filter", "yes" if rights.seccomp_filter else "no"),
+        ("py-spy", f"{rights.pyspy_version} at {rights.pyspy_path}"),
     ]
     for rank in sample.ranks:
         name = f"{rank.rank} (pid {rank.pid})"
@@ -149,5 +146,5 @@ CHECK = Check(
     judge=judge,
     metrics=(DUMPABLE,),
     table=table,
-    absent="this node shows no /proc/self/status",
+    absent="this node has no /proc/self/status",
 )

@@ -1,7 +1,7 @@
-"""Combinations of environment variables and versions that are known to hang, from public reports.
+"""Environment variables and library versions of each job that are known to hang, from public reports.
 
-The table is `environment.toml`; each row names its source. Versions of NCCL and PyTorch are taken from the libraries
-that the ranks have loaded: from the name of the file, or of the Python package that it lies in.
+The table is `environment.toml`; each row names its source. The versions of NCCL and PyTorch come from the libraries
+that the ranks have loaded: from the name of the file, or of the Python package that contains it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
 KNOWN_HANG = Metric(
-    name="environment_known_hang", help="1 for each known cause of hangs that the job's environment holds",
+    name="environment_known_hang", help="1 for each known cause of hangs in the environment of the job",
     labels=(*contract.JOB, "rule"),
 )  # fmt: skip
 DEADLINE_SECONDS = 2.0
@@ -41,9 +41,9 @@ _COMPARISONS = {
 
 
 class Settings(contract.Settings, frozen=True):
-    """Which rules do not apply here."""
+    """Rules to ignore."""
 
-    ignored_rules: Annotated[tuple[str, ...], Meta(description="names of rules in environment.toml")] = ()
+    ignored_rules: Annotated[tuple[str, ...], Meta(description="names of rules in environment.toml to ignore")] = ()
 
 
 class Rule(Value, frozen=True):
@@ -60,7 +60,7 @@ class Rule(Value, frozen=True):
 
 
 class JobEnvironment(Value, frozen=True):
-    """What a job runs with: the variables that rules ask for, and versions where they can be told."""
+    """The variables of a job that rules use, and the library versions; None if a version is unknown."""
 
     job: JobName
     variables: dict[str, str]
@@ -77,21 +77,21 @@ class Sample(contract.Sample, frozen=True):
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """The table."""
+    """Return the rows of environment.toml."""
     return tables.load("hangwatch.checks", "environment.toml", dict[str, tuple[Rule, ...]])["rules"]
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read variables and libraries of the first rank of each job that can be read."""
+    """Read variables and libraries of the first readable rank of each job."""
     if not node.jobs:
         return None
     wanted = frozenset(name for rule in rules() for name in rule.variables)
     jobs, faults = [], []
     for job in node.jobs:
         answers = [_job(node, job, rank.id.pid, wanted) for rank in job.ranks[:2]]
-        found = [answer for answer in answers if isinstance(answer, JobEnvironment)]
-        jobs += found[:1]
-        faults += [] if found else [answer for answer in answers if isinstance(answer, Fault)][:1]
+        environments = [answer for answer in answers if isinstance(answer, JobEnvironment)]
+        jobs += environments[:1]
+        faults += [] if environments else [answer for answer in answers if isinstance(answer, Fault)][:1]
     return Sample(jobs=tuple(jobs), faults=tuple(faults))
 
 
@@ -114,11 +114,11 @@ def _job(node: Node, job: Job, pid: int, wanted: frozenset[str]) -> JobEnvironme
 
 
 def _versions(node: Node, pid: int, libraries: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """NCCL's and PyTorch's versions: by file name, else by the `.dist-info` beside the package that holds the file.
+    """Return the versions of NCCL and PyTorch, by file name or by the `.dist-info` directory of the package.
 
-    Packages may lie on a file system that is dead: a child process looks, and not for long.
+    Packages may be on a dead file system, so a child process lists them, with a deadline.
     """
-    by_file = next((found.group(1) for path in libraries if (found := _NCCL_FILE.search(path))), None)
+    by_file = next((match.group(1) for path in libraries if (match := _NCCL_FILE.search(path))), None)
     folders = {folder for path in libraries if (folder := packages_of(path))}
     roots = {folder: str(Path(node.proc_root) / str(pid) / "root") + folder for folder in folders}
     answers = node.filesystems.names(list(roots.values()), DEADLINE_SECONDS) if roots else {}
@@ -127,33 +127,32 @@ def _versions(node: Node, pid: int, libraries: tuple[str, ...]) -> tuple[str | N
 
 
 def packages_of(library: str) -> str | None:
-    """The site-packages folder that a library lies in, None for one that the system installed."""
+    """Return the site-packages directory of a library, or None if the system installed it."""
     parts = PurePosixPath(library).parts
-    for place in ("site-packages", "dist-packages"):
-        if place in parts:
-            return str(PurePosixPath(*parts[: parts.index(place) + 1]))
+    for name in ("site-packages", "dist-packages"):
+        if name in parts:
+            return str(PurePosixPath(*parts[: parts.index(name) + 1]))
     return None
 
 
 def version_in(names: Iterable[str], package: str) -> str | None:
-    """The version of a package by the name of its `.dist-info` folder, without a local part such as `+cu126`."""
+    """Return the version in the name of a `.dist-info` directory, without a local part such as `+cu126`."""
     pattern = re.compile(rf"{package}-(\d[\d.]*)[^-]*\.dist-info")
-    return next((found.group(1).rstrip(".") for name in names if (found := pattern.fullmatch(name))), None)
+    return next((match.group(1).rstrip(".") for name in names if (match := pattern.fullmatch(name))), None)
 
 
-def satisfies(version: str | None, wanted: str) -> bool:
-    """Whether a version meets comparisons such as `>=2.13,<2.17`; false where the version is not known."""
-    if not wanted:
+def satisfies(version: str | None, comparisons: str) -> bool:
+    """True if a version meets comparisons such as `>=2.13,<2.17`. An unknown version meets none."""
+    if not comparisons:
         return True
-    return version is not None and all(_compare(version, one.strip()) for one in wanted.split(","))
+    return version is not None and all(_compare(version, comparison.strip()) for comparison in comparisons.split(","))
 
 
 def _compare(version: str, comparison: str) -> bool:
     for sign, compare in _COMPARISONS.items():
         if comparison.startswith(sign):
-            left, right = _numbers(version), _numbers(comparison.removeprefix(sign))
-            return bool(compare(left, right))
-    raise ValueError(f"{comparison!r} is no comparison of versions")
+            return bool(compare(_numbers(version), _numbers(comparison.removeprefix(sign))))
+    raise ValueError(f"{comparison!r} is not a version comparison")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -162,7 +161,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def matching(job: JobEnvironment) -> list[Rule]:
-    """The rules that a job's environment meets."""
+    """Return the rules that match the environment of a job."""
     return [
         rule
         for rule in rules()
@@ -174,33 +173,33 @@ def matching(job: JobEnvironment) -> list[Rule]:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """One number for each rule that is met."""
+    """One number for each rule that matches."""
     for job in sample.jobs:
         for rule in matching(job):
             yield KNOWN_HANG.point(1, **job.job.labels, rule=rule.name)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Every rule that is met is a warning, with its source."""
+    """Make each matching rule a warning that names its source."""
     sample = window[-1]
     findings = [
-        warning("KnownToHang", f"job {job.job}: {_message(rule, job)}", f"{rule.remedy} (see {rule.sources[0]})")
+        warning(
+            "KnownToHang",
+            f"job {job.job}: {rule.message.format(nccl=job.nccl, torch=job.torch)}",
+            f"{rule.remedy} (see {rule.sources[0]})",
+        )
         for job in sample.jobs
         for rule in matching(job)
         if rule.name not in settings.ignored_rules
     ]
-    versions = contract.listed(
-        [f"job {job.job} runs NCCL {job.nccl or 'unknown'}, PyTorch {job.torch or 'unknown'}" for job in sample.jobs]
+    versions = contract.join_first(
+        [f"job {job.job} uses NCCL {job.nccl or 'unknown'}, PyTorch {job.torch or 'unknown'}" for job in sample.jobs]
     )
-    return worst(findings, ok("NothingKnown", f"none of {len(rules())} known causes of hangs; {versions}"))
-
-
-def _message(rule: Rule, job: JobEnvironment) -> str:
-    return rule.message.format(nccl=job.nccl, torch=job.torch)
+    return worst(findings, ok("NothingKnown", f"none of {len(rules())} known causes of hangs applies; {versions}"))
 
 
 def table(sample: Sample) -> contract.Rows:
-    """What was found of each job."""
+    """One row per job."""
     rows = [("job", "NCCL", "PyTorch", "variables")]
     for job in sample.jobs:
         variables = " ".join(f"{name}={value}" for name, value in sorted(job.variables.items()))

@@ -1,4 +1,4 @@
-"""Whether the NVSwitch fabric has taken in every GPU: without that, CUDA programs do not start, or hang."""
+"""Registration of every GPU with the NVSwitch fabric. Without it, CUDA programs do not start, or hang."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hangwatch.probes.process import procfs
 
 COMPLETED = Metric(
     name="gpu_fabric_completed",
-    help="1 when the fabric manager has taken in the GPU without error",
-    labels=("gpu", "uuid"),
+    help="1 if the fabric manager has registered the GPU without error",
+    labels=contract.GPU,
 )
 
 MANAGER_PROGRAM = "nv-fabricmanager"
-MANAGER = "systemctl status nvidia-fabricmanager; its version must be exactly that of the driver; then start it"
+MANAGER = "systemctl status nvidia-fabricmanager; its version must equal that of the driver; then start it"
 MANAGER_LOG = "less /var/log/fabricmanager.log; then `systemctl restart nvidia-fabricmanager` while no job runs"
 
 
@@ -30,9 +30,9 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The fabric as each GPU sees it.
+    """The fabric state of each GPU.
 
-    `manager_runs` is None where the driver itself tells the state; else it says whether the process was seen.
+    `manager_runs` is true if the manager process exists; it is not set if the driver reports the state.
     """
 
     gpus: tuple[GpuFabric, ...] = ()
@@ -40,20 +40,19 @@ class Sample(contract.Sample, frozen=True):
     manager_runs: bool | None = None
 
 
-def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Ask every GPU. Before Hopper the driver does not tell: there, NVSwitches on PCI need a running fabric manager."""
-    del settings
+def observe(node: Node, _: Settings) -> Sample | Fault | None:
+    """Ask every GPU. Before Hopper the driver reports no state: NVSwitches on PCI need a running fabric manager."""
     details = query.details(node, FabricDetails)
     if details is None or isinstance(details, Fault):
         return details
     switches = len(pci.nvswitches(node.sys_root))
-    driver_tells = any(gpu.state is not None for gpu in details.gpus)
-    if not driver_tells and not switches:
+    with_state = tuple(gpu for gpu in details.gpus if gpu.state is not None)
+    if not with_state and not switches:
         return None
     return Sample(
-        gpus=tuple(gpu for gpu in details.gpus if gpu.state is not None),
+        gpus=with_state,
         switches=switches,
-        manager_runs=None if driver_tells else procfs.is_running(MANAGER_PROGRAM, node.proc_root),
+        manager_runs=None if with_state else procfs.is_running(MANAGER_PROGRAM, node.proc_root),
         faults=details.faults,
     )
 
@@ -61,68 +60,55 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
 def points(sample: Sample) -> Iterable[Point]:
     """One number per GPU."""
     for gpu in sample.gpus:
-        well = gpu.state == "Completed" and gpu.error == 0
-        yield COMPLETED.point(well, gpu=str(gpu.index), uuid=gpu.uuid)
+        yield COMPLETED.point(gpu.state == "Completed" and gpu.error == 0, **contract.gpu_labels(gpu))
 
 
-def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """A GPU that the fabric has not taken in is CRITICAL; one that works with less than all is WARNING."""
-    del settings
+def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+    """Judge registration and health. A GPU that is not registered is CRITICAL; a degraded one is WARNING."""
     sample = window[-1]
     if sample.manager_runs is False:
         return critical(
             "FabricManagerNotRunning",
-            f"{sample.switches} NVSwitches and no fabric manager: CUDA programs fail with error 802",
+            f"fabric manager not running: CUDA programs fail with error 802 ({sample.switches} NVSwitches)",
             MANAGER,
         )
     if sample.manager_runs:
-        return ok("FabricManagerRuns", f"the fabric manager runs for {sample.switches} NVSwitches")
+        return ok("FabricManagerRuns", f"fabric manager running ({sample.switches} NVSwitches)")
     findings = [finding for gpu in sample.gpus for finding in _findings(gpu)]
     cliques = Counter((gpu.cluster_uuid, gpu.clique) for gpu in sample.gpus if gpu.state == "Completed")
     if len(cliques) > 1 and not findings:
-        findings.append(
-            warning(
-                "FabricSplit", f"the GPUs of this node are in {len(cliques)} NVLink cliques, not in one", MANAGER_LOG
-            )
-        )
-    return worst(findings, ok("FabricCompleted", f"the fabric has taken in all {len(sample.gpus)} GPUs"))
+        message = f"the GPUs of this node are in {len(cliques)} NVLink cliques; expected 1"
+        findings.append(warning("FabricSplit", message, MANAGER_LOG))
+    return worst(findings, ok("FabricCompleted", f"all {len(sample.gpus)} GPUs are registered with the fabric"))
 
 
 def _findings(gpu: GpuFabric) -> Iterator[CheckVerdict]:
     name = f"GPU {gpu.index}"
     if gpu.state == "NotStarted":
-        yield critical("FabricNotStarted", f"{name}: the fabric manager has not begun to take it in", MANAGER)
+        yield critical("FabricNotStarted", f"{name}: registration with the fabric has not started", MANAGER)
     elif gpu.state == "InProgress":
-        yield warning(
-            "FabricInProgress", f"{name}: the fabric is still being set up; no CUDA program starts before", MANAGER_LOG
-        )
+        message = f"{name}: registration with the fabric is in progress; CUDA programs cannot start yet"
+        yield warning("FabricInProgress", message, MANAGER_LOG)
     elif gpu.state != "Completed":
-        message = f"{name}: the driver calls the fabric {gpu.state}, which is not known here"
+        message = f"{name}: unknown fabric state {gpu.state}"
         remedy = "`nvidia-smi -q | grep -A 4 Fabric`; a newer hangwatch may know it"
         yield unknown("FabricStateUnknown", message, remedy)
     elif gpu.error:
-        yield critical("FabricError", f"{name}: the fabric gave it up with NVML error {gpu.error}", MANAGER_LOG)
+        yield critical(
+            "FabricError", f"{name}: registration with the fabric failed: NVML error {gpu.error}", MANAGER_LOG
+        )
     if gpu.health_problems:
         yield warning("FabricUnhealthy", f"{name}: the fabric reports {', '.join(gpu.health_problems)}", MANAGER_LOG)
 
 
 def table(sample: Sample) -> Rows:
     """One row per GPU."""
-    header = ("GPU", "state", "error", "clique", "cluster", "problems")
-    return [
-        header,
-        *(
-            (
-                str(gpu.index),
-                gpu.state or "",
-                str(gpu.error or ""),
-                "" if gpu.clique is None else str(gpu.clique),
-                gpu.cluster_uuid or "",
-                ", ".join(gpu.health_problems),
-            )
-            for gpu in sample.gpus
-        ),
-    ]
+    rows = [("GPU", "state", "error", "clique", "cluster", "problems")]
+    for gpu in sample.gpus:
+        clique = "" if gpu.clique is None else str(gpu.clique)
+        problems = ", ".join(gpu.health_problems)
+        rows.append((str(gpu.index), gpu.state or "", str(gpu.error or ""), clique, gpu.cluster_uuid or "", problems))
+    return rows
 
 
 CHECK = Check(

@@ -1,8 +1,8 @@
-"""Open files of the node, of every rank and of every loader worker, against their limits (`ulimit -aH`).
+"""Open files of the node, of every rank and of every loader worker, compared with their limits (`ulimit -aH`).
 
-A loader that passes tensors by file descriptor, a checkpoint of many shards and each NCCL socket take files. A rank
-that runs out raises EMFILE in one thread and leaves the others waiting. The hard limit matters as much as the soft one:
-a job can raise itself to it and no further. Before any job runs files tell what a login or a unit would get.
+Data loaders that pass tensors by file descriptor, checkpoints with many shards and NCCL sockets use many files. A rank
+that reaches its limit gets EMFILE in one thread, and the other ranks wait. A job can raise its soft limit only up to
+the hard limit, so both matter. Before a job runs, configuration files show the limits of a login or a unit.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
@@ -23,11 +24,9 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
 NODE_OPEN = Metric(name="fd_open_files", help="files open on the node (fs.file-nr)")
-NODE_MAX = Metric(name="fd_max_files", help="files that the node may open (fs.file-max)")
+NODE_MAX = Metric(name="fd_max_files", help="maximum of open files on the node (fs.file-max)")
 LABELS = (*contract.JOB, "role")
-OPEN = Metric(
-    name="fd_process_open_files", help="open files of the job's process of this role with most", labels=LABELS
-)
+OPEN = Metric(name="fd_process_open_files", help="most open files of a process of this role in the job", labels=LABELS)
 SOFT = Metric(name="fd_process_soft_limit", help="the job's lowest soft limit on open files", labels=LABELS)
 HARD = Metric(name="fd_process_hard_limit", help="the job's lowest hard limit on open files", labels=LABELS)
 
@@ -35,19 +34,23 @@ REMEDY_JOB = (
     "raise it where the job starts: LimitNOFILE=1048576 in slurmd's or containerd's unit, `ulimit -n`, "
     "`docker run --ulimit nofile=1048576:1048576`"
 )
-REMEDY_NODE = "raise fs.file-max by sysctl; `lsof | awk '{print $1}' | sort | uniq -c` shows who holds them"
+REMEDY_NODE = "raise fs.file-max by sysctl; `lsof | awk '{print $1}' | sort | uniq -c` counts them by program"
 WORKERS_PER_RANK = 256
 
 
 class Settings(contract.Settings, frozen=True):
-    """When open files are too many, or the limit too low."""
+    """Limits of open files."""
 
     minimum_hard_limit: Annotated[
-        int, Meta(ge=0, le=1 << 30, description="a lower hard limit of a job or of what starts jobs is a warning")
+        int, Meta(ge=0, le=1 << 30, description="a lower hard limit of a job or a launcher is a warning")
     ] = 65536
-    warning_ratio: Annotated[float, Meta(gt=0.0, le=1.0, description="open files over the soft limit: warning")] = 0.8
-    critical_ratio: Annotated[float, Meta(gt=0.0, le=1.0, description="the same: critical")] = 0.95
-    launchers: Annotated[tuple[str, ...], Meta(description="processes by comm whose hard limit jobs inherit")] = (
+    warning_ratio: Annotated[
+        float, Meta(gt=0.0, le=1.0, description="at this share of the soft limit in use: warning")
+    ] = 0.8
+    critical_ratio: Annotated[
+        float, Meta(gt=0.0, le=1.0, description="at this share of the soft limit in use: critical")
+    ] = 0.95
+    launchers: Annotated[tuple[str, ...], Meta(description="processes (comm) that pass their hard limit to jobs")] = (
         "slurmd",
         "containerd",
         "dockerd",
@@ -56,10 +59,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Holder(Value, frozen=True):
-    """A process that holds files. `role` is rank, worker or launcher; `open` is None where nobody asked.
-
-    A launcher works for no `rank`.
-    """
+    """A process that holds files. `role` is rank, worker or launcher. A launcher has no `rank` and no `open`."""
 
     rank: contract.RankName | None
     role: str
@@ -70,12 +70,12 @@ class Holder(Value, frozen=True):
     comm: str = ""
 
     def __str__(self) -> str:
-        who = f"a worker of {self.rank}" if self.role == "worker" else self.rank or self.comm
-        return f"{who} (pid {self.pid})"
+        name = f"a worker of {self.rank}" if self.role == "worker" else self.rank or self.comm
+        return f"{name} (pid {self.pid})"
 
 
 class Sample(contract.Sample, frozen=True):
-    """The node's table of files, every process that was looked at, and what one that is started now would get."""
+    """Open files of the node, the processes with their limits, and the limits of new processes."""
 
     node_open: int
     node_max: int
@@ -84,17 +84,17 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Read file-nr, and limits and open files of ranks, workers and launchers; processes that vanish are left out."""
+    """Read file-nr, and limits and open files of ranks, workers and launchers. Processes that end are skipped."""
     text = pseudo_files.read(node.proc_root / "sys" / "fs" / "file-nr", "fs.file-nr")
     if not isinstance(text, str):
         return text
-    words = text.split()
-    if len(words) != 3 or not all(word.isdecimal() for word in words):
+    numbers = text.split()
+    if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
         return Fault(subject="fs.file-nr", reason="UnreadableFileNr", detail=f"three numbers expected: {text[:80]!r}")
     answers = [*_ranks(node), *_launchers(node.proc_root, settings.launchers)]
     return Sample(
-        node_open=int(words[0]),
-        node_max=int(words[2]),
+        node_open=int(numbers[0]),
+        node_max=int(numbers[2]),
         holders=tuple(answer for answer in answers if isinstance(answer, Holder)),
         new=file_limits.read(node.file_root, node.proc_root),
         faults=tuple(answer for answer in answers if isinstance(answer, Fault)),
@@ -104,7 +104,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
 def _ranks(node: Node) -> Iterator[Holder | Fault | None]:
     for job in node.jobs:
         for rank in job.ranks:
-            name = contract.RankName.of(job, rank)
+            name = contract.RankName.of_rank(job, rank)
             yield _holder(node.proc_root, rank.id.pid, name, "rank")
             for worker in rank.workers[:WORKERS_PER_RANK]:
                 yield _holder(node.proc_root, worker.id.pid, name, "worker")
@@ -121,7 +121,7 @@ def _holder(proc_root: Path, pid: int, rank: contract.RankName, role: str) -> Ho
 
 
 def _launchers(proc_root: Path, comms: tuple[str, ...]) -> Iterator[Holder]:
-    """What starts jobs on this node: its limit is theirs, and can be read before any job runs."""
+    """Yield the processes that start jobs. Jobs inherit their limits."""
     listed = pseudo_files.names(proc_root, "processes") if comms else ()
     for name in listed if isinstance(listed, tuple) else ():
         comm = pseudo_files.read(proc_root / name / "comm", name) if name.isdecimal() else None
@@ -134,9 +134,9 @@ def _launchers(proc_root: Path, comms: tuple[str, ...]) -> Iterator[Holder]:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Numbers of the node, and of each job and role the worst; which rank that is, the verdict says.
+    """Numbers of the node, and the worst of each job and role. The verdict names the process.
 
-    A series for each rank would be half of what a node with eight ranks exports.
+    Series per rank would double the metrics of a node with eight ranks.
     """
     yield NODE_OPEN.point(sample.node_open)
     yield NODE_MAX.point(sample.node_max)
@@ -152,38 +152,38 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """The node first, then every process by its use, then hard limits that are too low."""
+    """Judge the open files of the node and of every process, then hard limits."""
     sample = window[-1]
     findings = [*_node(sample, settings), *_use(sample, settings), *_low(sample, settings)]
-    ranks = sum(holder.role == "rank" for holder in sample.holders)
+    ranks = words.count(sum(holder.role == "rank" for holder in sample.holders), "rank")
     most = max((holder.open / holder.soft for holder in sample.holders if holder.open is not None), default=None)
-    used = f"{ranks} ranks use at most {most:.0%} of their limit" if most is not None else "no training job runs"
-    new = "".join(f"; {one.who} that starts now may open {_limits(one)}" for one in sample.new)
+    used = f"at most {most:.0%} of the limit in use by {ranks}" if most is not None else "no training job is running"
+    new = "".join(f"; {_limits(process)}" for process in sample.new)
     message = f"{sample.node_open} of {sample.node_max} files open on the node; {used}{new}"
     return worst(findings, ok("FilesLeft", message))
 
 
 def _limits(new: NewProcess) -> str:
-    others = f", {new.others} lines for others" if new.others else ""
-    return f"{new.soft:.0f}, at most {new.hard:.0f} ({new.source}{others})"
+    others = f", {new.others} lines for other users" if new.others else ""
+    return f"{new.who} that starts now may open {new.soft:.0f}, at most {new.hard:.0f} ({new.source}{others})"
 
 
 def _node(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
-    use = sample.node_open / sample.node_max if sample.node_max else 0.0
+    used_ratio = sample.node_open / sample.node_max if sample.node_max else 0.0
     message = f"the node has {sample.node_open} of {sample.node_max} files open"
-    if use >= settings.critical_ratio:
+    if used_ratio >= settings.critical_ratio:
         yield critical("NodeFilesExhausted", message, REMEDY_NODE)
-    elif use >= settings.warning_ratio:
+    elif used_ratio >= settings.warning_ratio:
         yield warning("NodeFilesHigh", message, REMEDY_NODE)
 
 
 def _use(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
     for holder in sample.holders:
-        use = (holder.open or 0) / holder.soft if holder.soft else 1.0
+        used_ratio = (holder.open or 0) / holder.soft if holder.soft else 1.0
         message = f"{holder} has {holder.open} of {holder.soft:.0f} files open"
-        if use >= settings.critical_ratio:
+        if used_ratio >= settings.critical_ratio:
             yield critical("FilesExhausted", message, REMEDY_JOB)
-        elif use >= settings.warning_ratio:
+        elif used_ratio >= settings.warning_ratio:
             yield warning("FilesHigh", message, REMEDY_JOB)
 
 
@@ -192,17 +192,17 @@ def _low(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
     if low:
         least = min(low, key=lambda holder: holder.hard)
         more = f", and {len(low) - 1} more processes" if len(low) > 1 else ""
-        message = f"the hard limit of {least} is {least.hard:.0f} files, under {settings.minimum_hard_limit}{more}"
+        message = f"the hard limit of {least} is {least.hard:.0f} files (minimum {settings.minimum_hard_limit}){more}"
         yield warning("HardLimitLow", message, REMEDY_JOB)
 
 
 def table(sample: Sample) -> contract.Rows:
-    """Every process with its files and limits, and what a new one would get."""
+    """One row per process, then the limits of new processes."""
     rows = [("process", "open", "soft limit", "hard limit")]
     for holder in sample.holders:
         count = "" if holder.open is None else str(holder.open)
         rows.append((str(holder), count, f"{holder.soft:.0f}", f"{holder.hard:.0f}"))
-    rows += [(f"{one.who} ({one.source})", "", f"{one.soft:.0f}", f"{one.hard:.0f}") for one in sample.new]
+    rows += [(f"{new.who} ({new.source})", "", f"{new.soft:.0f}", f"{new.hard:.0f}") for new in sample.new]
     return rows
 
 
@@ -215,5 +215,5 @@ CHECK = Check(
     judge=judge,
     metrics=(NODE_OPEN, NODE_MAX, OPEN, SOFT, HARD),
     table=table,
-    absent="this node shows no fs.file-nr",
+    absent="this node has no fs.file-nr",
 )

@@ -1,7 +1,7 @@
-"""Whether PyTorch's flight recorder is there in each job, and what to set where it is not: a hint, never a finding.
+"""State of PyTorch's flight recorder in each job, and how to turn it on: a hint, never a finding.
 
-Out of it hangwatch reads who has not come to which collective. A rank of a job is asked until it has told, once; what
-any other look has read of it meanwhile counts.
+hangwatch reads from it which rank has not joined which collective. One rank of each job is read until it has answered
+once. An answer that a capture has read counts too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
 from hangwatch.model.flight_records import Library, RankRecords
 from hangwatch.probes.node.machine import Node
 
-MOST_ASKED_OF_AN_OWNER = 8
+MOST_JOBS_OF_AN_OWNER = 8
 EVERY_SECONDS = 300
 
 CAPACITY = Metric(
-    name="flight_recorder_capacity", help="operations that PyTorch's flight recorder has room for; 0 where it is off",
+    name="flight_recorder_capacity", help="operations that PyTorch's flight recorder can hold; 0 if it is off",
     labels=contract.JOB,
 )  # fmt: skip
 
@@ -29,11 +29,11 @@ State = Literal["there", "unused", "off", "unread"]
 
 
 class Settings(contract.Settings, frozen=True):
-    """Nothing to set but whether it runs."""
+    """Nothing to set."""
 
 
 class Presence(Value, frozen=True):
-    """The recorder of one job: `capacity` is None where it is not known; `detail` why, or what to set."""
+    """The recorder of one job. An unknown `capacity` is not set; `detail` says why, or what to set."""
 
     job: JobName
     state: State
@@ -43,90 +43,90 @@ class Presence(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The jobs whose ranks use PyTorch, and how many jobs have not been asked yet."""
+    """The jobs that use PyTorch, and the number of jobs that have not been read yet."""
 
     jobs: tuple[Presence, ...]
-    not_asked: int = 0
+    unread_jobs: int = 0
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """What a rank of each job has told, or tells now; of one owner a few are asked at a time, in turns."""
-    told, open_jobs = [], []
+    """Read one rank of each job, or reuse its last answer. A few jobs of each owner are read per run, in turns."""
+    presences, pending = [], []
     for job in node.jobs:
-        if job.ranks:
-            known = node.recorders.lasting(job.ranks[0].id)
-            told.extend([_presence(job, known)] if known else [])
-            open_jobs.extend([] if known else [job])
-    asked = list(_in_turns(open_jobs, int(node.clock.unix() // EVERY_SECONDS)))
-    told += [_presence(job, node.recorders.read(job.ranks[0].id, job.share, 1)) for job in asked]
-    found = tuple(one for one in told if one is not None)
-    not_asked = len(open_jobs) - len(asked)
-    return Sample(jobs=found, not_asked=not_asked) if found or not_asked else None
+        if job.ranks and (answers := node.recorders.lasting(job.ranks[0].id)):
+            presences.append(_presence(job, answers))
+        elif job.ranks:
+            pending.append(job)
+    selected = list(_select_in_turns(pending, int(node.clock.unix() // EVERY_SECONDS)))
+    presences += [_presence(job, node.recorders.read(job.ranks[0].id, job.share, 1)) for job in selected]
+    jobs = tuple(presence for presence in presences if presence is not None)
+    unread_jobs = len(pending) - len(selected)
+    return Sample(jobs=jobs, unread_jobs=unread_jobs) if jobs or unread_jobs else None
 
 
-def _in_turns(jobs: Sequence[Job], turn: int) -> Iterator[Job]:
-    """Of each owner's jobs a few, others in each turn."""
-    of_owner: dict[str, list[Job]] = {}
+def _select_in_turns(jobs: Sequence[Job], turn: int) -> Iterator[Job]:
+    """Yield a few jobs of each owner, different ones in each turn."""
+    by_owner: dict[str, list[Job]] = {}
     for job in jobs:
-        of_owner.setdefault(job.share, []).append(job)
-    for theirs in of_owner.values():
-        first = turn * MOST_ASKED_OF_AN_OWNER % len(theirs)
-        yield from (theirs[first:] + theirs[:first])[:MOST_ASKED_OF_AN_OWNER]
+        by_owner.setdefault(job.share, []).append(job)
+    for owned in by_owner.values():
+        first = turn * MOST_JOBS_OF_AN_OWNER % len(owned)
+        yield from (owned[first:] + owned[:first])[:MOST_JOBS_OF_AN_OWNER]
 
 
-def _presence(job: Job, told: Sequence[RankRecords | Fault]) -> Presence | None:
-    """None where its rank has no torch, or is gone."""
-    recorders = [one for one in told if isinstance(one, RankRecords)]
-    faults = [one for one in told if isinstance(one, Fault)]
-    with_room = [one for one in recorders if one.capacity]
-    if with_room:
-        libraries = tuple(sorted({one.library for one in with_room}))
-        capacity = max(one.capacity for one in with_room)
+def _presence(job: Job, answers: Sequence[RankRecords | Fault]) -> Presence | None:
+    """Return the recorder of a job; None if its rank does not use PyTorch or has ended."""
+    recorders = [answer for answer in answers if isinstance(answer, RankRecords)]
+    faults = [answer for answer in answers if isinstance(answer, Fault)]
+    active = [recorder for recorder in recorders if recorder.capacity]
+    if active:
+        libraries = tuple(sorted({recorder.library for recorder in active}))
+        capacity = max(recorder.capacity for recorder in active)
         return Presence(job=job.name, state="there", libraries=libraries, capacity=capacity)
-    if off := next((one for one in faults if one.reason == "RecorderOff"), None):
+    if off := next((fault for fault in faults if fault.reason == "RecorderOff"), None):
         return Presence(job=job.name, state="off", capacity=0, detail=off.remedy)
     if recorders:
         return Presence(job=job.name, state="unused")
-    fault = next((one for one in faults if one.reason not in ("NoTorch", "ProcessGone")), None)
+    fault = next((fault for fault in faults if fault.reason not in ("NoTorch", "ProcessGone")), None)
     return Presence(job=job.name, state="unread", detail=f"{fault.reason}, {fault.detail}") if fault else None
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """The room of each job's recorder, where it is known."""
-    for one in sample.jobs:
-        if one.capacity is not None:
-            yield CAPACITY.point(one.capacity, **one.job.labels)
+    """The capacity of each recorder."""
+    for presence in sample.jobs:
+        yield from CAPACITY.points(presence.capacity, **presence.job.labels)
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """Never a finding; the jobs without one are said first, with what to set."""
+    """Describe the recorders: first the jobs without one, with what to set. Never a finding."""
     sample = window[-1]
-    told = Counter(one.state for one in sample.jobs)
-    say = [f"a flight recorder in {told['there']} of {words.count(len(sample.jobs), 'job')} with PyTorch"]
-    say += [_sentence(one) for state in ("off", "unread", "unused") for one in sample.jobs if one.state == state][:3]
-    if (more := len(sample.jobs) - told["there"] - len(say) + 1) > 0:
-        say.append(f"{more} more without one")
-    if sample.not_asked:
-        say.append(f"{words.count(sample.not_asked, 'job')} not asked yet")
-    return ok("Hint" if told["off"] else "Told", "; ".join(say))
+    counts = Counter(presence.state for presence in sample.jobs)
+    sentences = [f"flight recorder on in {counts['there']} of {words.count(len(sample.jobs), 'job')} with PyTorch"]
+    without = [job for state in ("off", "unread", "unused") for job in sample.jobs if job.state == state]
+    sentences += [_sentence(presence) for presence in without[:3]]
+    if len(without) > 3:
+        sentences.append(f"{len(without) - 3} more without one")
+    if sample.unread_jobs:
+        sentences.append(f"{words.count(sample.unread_jobs, 'job')} not read yet")
+    return ok("Hint" if counts["off"] else "Told", "; ".join(sentences))
 
 
-def _sentence(one: Presence) -> str:
-    if one.state == "unused":
-        return f"job {one.job} has made no collective yet"
-    why = "has it off" if one.state == "off" else "does not show it"
-    return f"job {one.job} {why}: {one.detail}"
+def _sentence(presence: Presence) -> str:
+    if presence.state == "unused":
+        return f"job {presence.job} has not used a collective yet"
+    problem = "it is off in" if presence.state == "off" else "it cannot be read in"
+    return f"{problem} job {presence.job}: {presence.detail}"
 
 
 def table(sample: Sample) -> contract.Rows:
-    """One row a job."""
-    header = ("job", "recorder", "of", "room for", "why, or what to set")
-    return [header, *(_row(one) for one in sample.jobs)]
+    """One row per job."""
+    header = ("job", "recorder", "libraries", "capacity", "why, or what to set")
+    return [header, *(_row(presence) for presence in sample.jobs)]
 
 
-def _row(one: Presence) -> tuple[str, ...]:
-    capacity = "" if one.capacity is None else f"{one.capacity:,}"
-    return str(one.job), one.state, " ".join(one.libraries), capacity, one.detail
+def _row(presence: Presence) -> tuple[str, ...]:
+    capacity = "" if presence.capacity is None else f"{presence.capacity:,}"
+    return str(presence.job), presence.state, " ".join(presence.libraries), capacity, presence.detail
 
 
 CHECK = Check(
@@ -137,6 +137,6 @@ CHECK = Check(
     points=points,
     judge=judge,
     metrics=(CAPACITY,),
-    absent="no job here has loaded PyTorch",
+    absent="no job on this node has loaded PyTorch",
     table=table,
 )

@@ -1,10 +1,9 @@
-"""GPUs on which nobody computes: those that are given to somebody, and those whose memory nobody seems to hold.
+"""GPUs without a process: allocated GPUs that no process uses, and GPU memory that no process holds.
 
-Slurm or the kubelet has given a GPU to a job, and no process has a context on it: an interactive session that nobody
-uses, or a job whose processes have died. It is said whose it is; it may be in order, so it is no more than a warning.
-Memory that stays taken on a GPU without any process is what a process left that died in the driver: the next job finds
-less memory than it expects. Both count only where each look over a time saw it, since jobs take a while to begin and to
-end.
+If Slurm or the kubelet has allocated a GPU and no process has a context on it, it is an unused interactive session or a
+job with dead processes. That may be intended, so it is only a warning; it names the owner. Memory in use without a
+process remains after a process died in the driver; the next job has less memory than it expects. Both are findings only
+if every sample over a time shows them, because jobs take a while to start and to end.
 """
 
 from __future__ import annotations
@@ -17,40 +16,47 @@ from msgspec import Meta
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, Rows, ok, warning, worst
+from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
 from hangwatch.probes.gpu import gpu_holders, query
 from hangwatch.probes.gpu.details import OccupancyDetails
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
-GPU = ("gpu", "uuid")
-IDLE = Metric(name="gpu_held_without_process", help="1 while it is given to somebody, and nobody computes", labels=GPU)
-LEFT = Metric(name="gpu_memory_without_process_bytes", help="memory taken while it has no process", labels=GPU)
+IDLE = Metric(name="gpu_held_without_process", help="1 while it is allocated and has no process", labels=GPU)
+LEFT = Metric(name="gpu_memory_without_process_bytes", help="memory in use while it has no process", labels=GPU)
 EVERY_SECONDS = 60.0
 LONGEST_SECONDS = 7200.0
 GIBIBYTE = 1 << 30
 LEFT_REMEDY = (
-    "`fuser -v /dev/nvidia*` shows who has the GPUs open: end what a job has left behind; if nobody has, drain the "
-    "node, stop hangwatch, `nvidia-smi --gpu-reset -i {index}`"
+    "`fuser -v /dev/nvidia*` lists the processes that have GPUs open: end those of old jobs; if there are none, drain "
+    "the node, stop hangwatch, `nvidia-smi --gpu-reset -i {index}`"
 )
-NAMESPACE_REMEDY = "run it in the pid namespace of the node: `hostPID: true`, `docker run --pid=host`"
+NAMESPACE_REMEDY = "run hangwatch in the pid namespace of the node: `hostPID: true`, `docker run --pid=host`"
 
 
 class Settings(contract.Settings, frozen=True):
-    """After how long a GPU without a process is a finding."""
+    """Time after which a GPU without a process is a finding."""
 
     held_seconds: Annotated[
-        float, Meta(ge=EVERY_SECONDS, le=LONGEST_SECONDS, description="given to somebody, and no process for so long")
+        float,
+        Meta(
+            ge=EVERY_SECONDS, le=LONGEST_SECONDS, description="an allocated GPU has no process for this time: warning"
+        ),
     ] = 1800.0
     left_seconds: Annotated[
-        float, Meta(ge=EVERY_SECONDS, le=LONGEST_SECONDS, description="memory taken and no process for so long")
+        float,
+        Meta(
+            ge=EVERY_SECONDS,
+            le=LONGEST_SECONDS,
+            description="memory is in use without a process for this time: warning",
+        ),
     ] = 600.0
-    left_bytes: Annotated[int, Meta(ge=1, description="less memory than this is nothing")] = GIBIBYTE
+    left_bytes: Annotated[int, Meta(ge=1, description="less memory in use than this is ignored")] = GIBIBYTE
 
 
 class GpuUse(Value, frozen=True):
-    """One GPU: whether a process has a context on it (None where the driver does not tell), and to whom it is given."""
+    """One GPU and its allocations. `is_used`: a process has a context on it; None if the driver does not report it."""
 
     index: int
     uuid: str
@@ -60,95 +66,97 @@ class GpuUse(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """All GPUs at one moment."""
+    """All GPUs at one time."""
 
     gpus: tuple[GpuUse, ...]
     boot_seconds: float
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Ask the driver who computes; where nobody does, ask to whom the GPU is given."""
+    """Read the processes of each GPU from the driver, and the allocations if a GPU has no process."""
     details = query.details(node, OccupancyDetails)
     if not isinstance(details, OccupancyDetails):
         return details
     if not (details.gpus or details.faults):
         return None
     if not proc_pid.sees_all_pids(node.proc_root):
-        why = "the driver lists processes of the node, and this is a pid namespace of its own: who computes is not seen"
-        return Fault(subject="pid namespace", reason="OtherPidNamespace", detail=why, remedy=NAMESPACE_REMEDY)
-    asked = gpu_holders.Holders()
+        detail = "hangwatch runs in another pid namespace than the node, so the processes of GPUs cannot be identified"
+        return Fault(subject="pid namespace", reason="OtherPidNamespace", detail=detail, remedy=NAMESPACE_REMEDY)
+    allocated = gpu_holders.Holders()
     if any(gpu.pids == () for gpu in details.gpus):
-        asked = gpu_holders.read(node.proc_root, [gpu.uuid for gpu in details.gpus])
+        allocated = gpu_holders.read(node.proc_root, [gpu.uuid for gpu in details.gpus])
     gpus = tuple(
         GpuUse(
             index=gpu.index,
             uuid=gpu.uuid,
             is_used=None if gpu.pids is None else bool(gpu.pids),
             memory_used_bytes=gpu.memory_used_bytes,
-            holders=tuple(holder for holder in asked.holders if gpu.uuid in holder.gpu_uuids),
+            holders=tuple(holder for holder in allocated.holders if gpu.uuid in holder.gpu_uuids),
         )
         for gpu in details.gpus
     )
-    return Sample(gpus=gpus, boot_seconds=node.clock.monotonic(), faults=(*details.faults, *asked.faults))
+    return Sample(gpus=gpus, boot_seconds=node.clock.monotonic(), faults=(*details.faults, *allocated.faults))
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """What of this moment may be a finding, if it lasts."""
+    """Allocation and memory of GPUs without a process. They may be a finding if they last."""
     for gpu in sample.gpus:
-        if gpu.is_used is None:
-            continue
-        own = {"gpu": str(gpu.index), "uuid": gpu.uuid}
-        yield IDLE.point(not gpu.is_used and bool(gpu.holders), **own)
-        if gpu.memory_used_bytes is not None:
-            yield LEFT.point(0 if gpu.is_used else gpu.memory_used_bytes, **own)
+        if gpu.is_used is not None:
+            yield IDLE.point(not gpu.is_used and bool(gpu.holders), **gpu_labels(gpu))
+            memory_bytes = 0 if gpu.is_used and gpu.memory_used_bytes is not None else gpu.memory_used_bytes
+            yield from LEFT.points(memory_bytes, **gpu_labels(gpu))
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """What every look has seen for long enough: memory that is left, then GPUs that are given and not used."""
+    """Find memory without a process, then allocated GPUs without a process, that every recent sample shows."""
     gpus = window[-1].gpus
-    told = [gpu for gpu in gpus if gpu.is_used is not None]
-    used = sum(bool(gpu.is_used) for gpu in told)
-    unused = [f"{_numbers([gpu])} is given to {_who(gpu.holders, window[-1])}" for gpu in told if _is_held(gpu)]
-    summary = f"{used} of {words.count(len(told), 'GPU')} have a process"
+    reporting = [gpu for gpu in gpus if gpu.is_used is not None]
+    used = sum(bool(gpu.is_used) for gpu in reporting)
+    unused = [f"{_numbers([gpu])}, allocated to {_owners(gpu, window[-1])}" for gpu in reporting if _is_held(gpu)]
+    summary = f"{used} of {words.count(len(reporting), 'GPU')} have a process"
     if unused:
-        summary += f"; {contract.listed(unused)}: none on it now"
-    if len(told) < len(gpus):
-        summary += f"; of {words.count(len(gpus) - len(told), 'other')} the driver lists no processes (MIG, vGPU)"
+        summary += f"; no process on {contract.join_first(unused)}"
+    if len(reporting) < len(gpus):
+        others = words.count(len(gpus) - len(reporting), "GPU")
+        summary += f"; processes of {others} unknown (MIG or vGPU)"
     return worst([*_left(window, settings), *_held(window, settings)], ok("GpusAccountedFor", summary))
 
 
 def _left(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
     for gpu in window[-1].gpus:
-        seconds = _seconds(window, gpu, lambda now: (now.memory_used_bytes or 0) >= settings.left_bytes)
+        seconds = _idle_seconds(window, gpu, lambda now: (now.memory_used_bytes or 0) >= settings.left_bytes)
         if seconds is not None and seconds >= settings.left_seconds:
-            taken = (gpu.memory_used_bytes or 0) / GIBIBYTE
-            whose = f"; it is given to {_who(gpu.holders, window[-1])}" if gpu.holders else ""
-            empty = f"no process in any look of the last {words.duration(seconds)}"
-            message = f"{_numbers([gpu])}: {taken:.1f} GiB are taken, and {empty}{whose}"
+            memory_gib = (gpu.memory_used_bytes or 0) / GIBIBYTE
+            owner = f"; allocated to {_owners(gpu, window[-1])}" if gpu.holders else ""
+            memory = f"{_numbers([gpu])}: {memory_gib:.1f} GiB in use without a process"
+            message = f"{memory} for {words.duration(seconds)}{owner}"
             yield warning("GpuMemoryLeft", message, LEFT_REMEDY.format(index=gpu.index))
 
 
 def _held(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
-    """One finding for all GPUs of the same holders."""
-    together: dict[tuple[str, ...], list[tuple[GpuUse, float]]] = {}
+    """Find allocated GPUs without a process; one finding for all GPUs of the same owners."""
+    by_owner: dict[tuple[str, ...], list[tuple[GpuUse, float]]] = {}
     for gpu in filter(_is_held, window[-1].gpus):
         names = _names(gpu)
-        seconds = _seconds(window, gpu, partial(_is_held_by, names))
+        seconds = _idle_seconds(window, gpu, partial(_is_held_by, names))
         if seconds is not None and seconds >= settings.held_seconds:
-            together.setdefault(names, []).append((gpu, seconds))
-    for found in together.values():
-        gpus, seconds = [gpu for gpu, _ in found], min(seconds for _, seconds in found)
-        who = _who(gpus[0].holders, window[-1])
-        message = f"{_numbers(gpus)}: no process in any look of the last {words.duration(seconds)}; given to {who}"
+            by_owner.setdefault(names, []).append((gpu, seconds))
+    for idle in by_owner.values():
+        gpus, seconds = [gpu for gpu, _ in idle], min(seconds for _, seconds in idle)
+        owners = _owners(gpus[0], window[-1])
+        message = f"{_numbers(gpus)}: no process for {words.duration(seconds)}; allocated to {owners}"
         yield warning("GpuHeldIdle", message, _remedy(gpus[0].holders))
 
 
-def _seconds(window: Sequence[Sample], gpu: GpuUse, holds: Callable[[GpuUse], bool]) -> float | None:
-    """For how long each look has seen this GPU without a process and so; None where the last one has not."""
+def _idle_seconds(window: Sequence[Sample], gpu: GpuUse, condition: Callable[[GpuUse], bool]) -> float | None:
+    """Return the time for which each sample shows this GPU without a process and with `condition` true.
+
+    None if the last sample does not.
+    """
     began = None
     for sample in reversed(window):
-        now = next((one for one in sample.gpus if one.uuid == gpu.uuid), None)
-        if now is None or now.is_used is not False or not holds(now):
+        then = next((other for other in sample.gpus if other.uuid == gpu.uuid), None)
+        if then is None or then.is_used is not False or not condition(then):
             break
         began = sample.boot_seconds
     return None if began is None else window[-1].boot_seconds - began
@@ -166,15 +174,15 @@ def _names(gpu: GpuUse) -> tuple[str, ...]:
     return tuple(dict.fromkeys(holder.name for holder in gpu.holders))
 
 
-def _who(holders: Sequence[gpu_holders.Holder], sample: Sample) -> str:
-    """`Slurm job 4711 of uid 1004 for 3 h 02 min`."""
-    said = []
-    for holder in holders:
+def _owners(gpu: GpuUse, sample: Sample) -> str:
+    """Describe the owners of a GPU, such as `Slurm job 4711 of uid 1004 for 3 h 02 min`."""
+    owners = []
+    for holder in gpu.holders:
         user = "" if holder.uid is None else f" of uid {holder.uid}"
         container = f" (container {holder.container})" if holder.container else ""
         age_seconds = max(0.0, sample.boot_seconds - holder.began_boot_seconds)
-        said.append(f"{holder.name}{user}{container} for {words.duration(age_seconds)}")
-    return contract.listed(said)
+        owners.append(f"{holder.name}{user}{container} for {words.duration(age_seconds)}")
+    return contract.join_first(owners)
 
 
 def _numbers(gpus: Sequence[GpuUse]) -> str:
@@ -182,7 +190,7 @@ def _numbers(gpus: Sequence[GpuUse]) -> str:
 
 
 def _remedy(holders: Sequence[gpu_holders.Holder]) -> str:
-    """How to find out who it is, and give the GPUs back."""
+    """Return the commands that find the owner of an allocation and end it."""
     kind, _, number = holders[0].name.rpartition(" ")
     if kind == "pod":
         columns = "NS:.metadata.namespace,NAME:.metadata.name,UID:.metadata.uid"
@@ -192,13 +200,12 @@ def _remedy(holders: Sequence[gpu_holders.Holder]) -> str:
 
 def table(sample: Sample) -> Rows:
     """One row per GPU."""
-    return [("GPU", "has a process", "memory taken (GiB)", "given to"), *(_row(gpu, sample) for gpu in sample.gpus)]
-
-
-def _row(gpu: GpuUse, sample: Sample) -> tuple[str, ...]:
-    used = "" if gpu.is_used is None else "yes" if gpu.is_used else "no"
-    taken = "" if gpu.memory_used_bytes is None else f"{gpu.memory_used_bytes / GIBIBYTE:.1f}"
-    return (str(gpu.index), used, taken, _who(gpu.holders, sample) if gpu.holders else "")
+    rows = [("GPU", "has a process", "memory in use (GiB)", "allocated to")]
+    for gpu in sample.gpus:
+        used = "" if gpu.is_used is None else "yes" if gpu.is_used else "no"
+        memory = "" if gpu.memory_used_bytes is None else f"{gpu.memory_used_bytes / GIBIBYTE:.1f}"
+        rows.append((str(gpu.index), used, memory, _owners(gpu, sample)))
+    return rows
 
 
 CHECK = Check(

@@ -1,4 +1,4 @@
-"""What each GPU draws, as `nvidia-smi --query-gpu=power.draw,power.limit` shows it."""
+"""Power and power limit of each GPU, as `nvidia-smi --query-gpu=power.draw,power.limit` shows them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, Rows, ok, warning, worst
+from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, GpuSample, Point
 from hangwatch.probes.gpu import query
 from hangwatch.probes.node.machine import Node
 
-LIMIT_RATIO = Metric(
-    name="gpu_power_ratio", help="Power drawn as a share of the enforced limit", labels=("gpu", "uuid")
-)
+LIMIT_RATIO = Metric(name="gpu_power_ratio", help="Power drawn as a share of the enforced limit", labels=GPU)
 
 
 class Settings(contract.Settings, frozen=True):
-    """Power of each GPU, and limits that differ among GPUs of one model."""
+    """The tolerance between power limits of GPUs of one model."""
 
     limit_tolerance_ratio: Annotated[
         float, Meta(ge=0.0, le=1.0, description="power limits of one model that differ by more than this are a finding")
@@ -33,66 +32,61 @@ class Sample(contract.Sample, frozen=True):
     gpus: tuple[GpuSample, ...] = ()
 
 
-def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """The newest sample of every GPU."""
-    del settings
+def observe(node: Node, _: Settings) -> Sample | Fault | None:
+    """Return the newest sample of every GPU."""
     sweep = query.sweep(node)
     if sweep is None or isinstance(sweep, Fault):
         return sweep
     if not sweep.gpus and not sweep.faults:
         return None
-    own = [fault for gpu in sweep.gpus if gpu.power_watts is None for fault in gpu.faults]
-    return Sample(gpus=sweep.gpus, faults=(*sweep.faults, *own))
+    power_faults = [fault for gpu in sweep.gpus if gpu.power_watts is None for fault in gpu.faults]
+    return Sample(gpus=sweep.gpus, faults=(*sweep.faults, *power_faults))
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Power as a share of the limit; the readings themselves are exported with every scrape."""
+    """Power as a share of the limit. The power in watts is a metric of its own, outside the checks."""
     for gpu in sample.gpus:
         if gpu.power_watts is not None and gpu.power_limit_watts:
-            yield LIMIT_RATIO.point(gpu.power_watts / gpu.power_limit_watts, gpu=str(gpu.index), uuid=gpu.uuid)
+            yield LIMIT_RATIO.point(gpu.power_watts / gpu.power_limit_watts, **gpu_labels(gpu))
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """A GPU held to a lower limit than its equals makes every rank of a job wait for it."""
+    """Judge power limits. A GPU with a lower limit than the others makes every rank of a job wait for it."""
     gpus = window[-1].gpus
-    drawn = [gpu for gpu in gpus if gpu.power_watts is not None]
-    if not drawn:
-        return ok("NoPowerReadings", f"{_count(gpus)} without power readings: this model does not measure its power")
-    lowest = min(drawn, key=lambda gpu: gpu.power_watts or 0.0)
-    total = sum(gpu.power_watts or 0.0 for gpu in drawn)
-    limits = sum(gpu.power_limit_watts or 0.0 for gpu in drawn)
-    of_limit = f" of {limits:.0f} W allowed" if limits else ""
-    healthy = ok(
-        "PowerRead",
-        f"{_count(drawn)} draw {total:.0f} W{of_limit}; the lowest is GPU {lowest.index} at {lowest.power_watts:.0f} W",
-    )
+    measured = [gpu for gpu in gpus if gpu.power_watts is not None]
+    if not measured:
+        count = words.count(len(gpus), "GPU")
+        return ok("NoPowerReadings", f"{count} without power readings: this model does not measure its power")
+    lowest = min(measured, key=lambda gpu: gpu.power_watts or 0.0)
+    total = sum(gpu.power_watts or 0.0 for gpu in measured)
+    limits = sum(gpu.power_limit_watts or 0.0 for gpu in measured)
+    draw = f"{total:.0f} W of {limits:.0f} W allowed" if limits else f"{total:.0f} W"
+    verb = "draws" if len(measured) == 1 else "draw"
+    summary = f"{words.count(len(measured), 'GPU')} {verb} {draw}"
+    healthy = ok("PowerRead", f"{summary}; the lowest is GPU {lowest.index} at {lowest.power_watts:.0f} W")
     return worst(_lowered_limits(gpus, settings), healthy)
 
 
 def _lowered_limits(gpus: Sequence[GpuSample], settings: Settings) -> Iterable[CheckVerdict]:
-    """GPUs whose limit lies under that of most GPUs of their model."""
+    """Find GPUs with a limit below the most common one of their model."""
     for model in dict.fromkeys(gpu.name for gpu in gpus):
-        same = [gpu for gpu in gpus if gpu.name == model and gpu.power_limit_watts is not None]
-        if not same:
-            continue
-        usual = Counter(gpu.power_limit_watts or 0.0 for gpu in same).most_common(1)[0][0]
-        for gpu in same:
-            limit = gpu.power_limit_watts or 0.0
+        limits = [
+            (gpu, gpu.power_limit_watts) for gpu in gpus if gpu.name == model and gpu.power_limit_watts is not None
+        ]
+        counts = Counter(limit for _, limit in limits).most_common(1)
+        for gpu, limit in limits:
+            usual = counts[0][0]
             if limit < usual * (1 - settings.limit_tolerance_ratio):
                 yield warning(
                     "PowerLimitLowered",
-                    f"GPU {gpu.index} is held to {limit:.0f} W, its equals to {usual:.0f} W: a job runs at its pace",
+                    f"GPU {gpu.index} has a power limit of {limit:.0f} W, others {usual:.0f} W: it slows its job",
                     f"nvidia-smi -i {gpu.index} -pl {usual:.0f}",
                 )
 
 
-def _count(gpus: Sequence[GpuSample]) -> str:
-    return "1 GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
-
-
 def table(sample: Sample) -> Rows:
     """One row per GPU, in the units of nvidia-smi."""
-    header = (
+    header = [
         "GPU",
         "name",
         "power.draw",
@@ -102,7 +96,7 @@ def table(sample: Sample) -> Rows:
         "temperature",
         "memory",
         "energy",
-    )
+    ]
     return [header, *(_row(gpu) for gpu in sample.gpus)]
 
 

@@ -1,7 +1,7 @@
-"""InfiniBand and RoCE ports: state, rate, and the error counters that grow while a fabric fails.
+"""InfiniBand and RoCE ports: state, rate and error counters.
 
-A port that goes down in a job is a hang of all its ranks; a link that loses lanes or retrains slows all of them down.
-Counters are judged by how much they grew within the last ten minutes, never by their value.
+A port that goes down during a job hangs all its ranks. A link that loses lanes or retrains slows down all of them.
+Counters are judged by their growth within the last ten minutes, not by their value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, growth, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, counter_growth, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.network import infiniband
 from hangwatch.probes.network.infiniband import Port
@@ -20,18 +20,18 @@ from hangwatch.probes.node.machine import Node
 
 PORT_LABELS = ("device", "port")
 ACTIVE = Metric(name="infiniband_port_active", help="1 while the port is ACTIVE", labels=PORT_LABELS)
-RATE = Metric(name="infiniband_port_rate_bytes_per_second", help="rate that the port runs at", labels=PORT_LABELS)
+RATE = Metric(name="infiniband_port_rate_bytes_per_second", help="current rate of the port", labels=PORT_LABELS)
 EVENTS = Metric(
-    name="infiniband_port_events_total", help="the port's own error counters", labels=(*PORT_LABELS, "counter"),
+    name="infiniband_port_events_total", help="error counters of the port", labels=(*PORT_LABELS, "counter"),
     kind="counter",
 )  # fmt: skip
 LINK_COUNTERS = ("link_downed", "link_error_recovery")
-INFINIBAND = "InfiniBand"  # on Ethernet one lane is common, and a port without a cable as well
-REMEDY = "`ibstat`, `ibdiagnet`; look at cable, transceiver and the switch's port"
+INFINIBAND = "InfiniBand"  # on Ethernet, ports with one lane or without a cable are common
+REMEDY = "`ibstat`, `ibdiagnet`; check the cable, the transceiver and the switch port"
 
 
 class Settings(contract.Settings, frozen=True):
-    """What this node's ports should be, and how many errors are too many."""
+    """Expected ports of this node, and the limit of errors."""
 
     expected_active_ports: Annotated[
         int, Meta(ge=0, le=1024, description="fewer active ports are critical; 0: not known")
@@ -45,7 +45,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """All ports at one moment."""
+    """All ports at one time."""
 
     ports: tuple[Port, ...]
     monotonic_seconds: float
@@ -53,10 +53,10 @@ class Sample(contract.Sample, frozen=True):
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Read every port."""
-    found = infiniband.read(node.sys_root)
-    if not isinstance(found, infiniband.Ports):
-        return found
-    return Sample(ports=found.ports, monotonic_seconds=node.clock.monotonic(), faults=found.faults)
+    reply = infiniband.read(node.sys_root)
+    if not isinstance(reply, infiniband.Ports):
+        return reply
+    return Sample(ports=reply.ports, monotonic_seconds=node.clock.monotonic(), faults=reply.faults)
 
 
 def points(sample: Sample) -> Iterable[Point]:
@@ -64,14 +64,13 @@ def points(sample: Sample) -> Iterable[Point]:
     for port in sample.ports:
         labels = {"device": port.device, "port": str(port.port)}
         yield ACTIVE.point(port.state == "ACTIVE", **labels)
-        if port.rate_bytes_per_second is not None:
-            yield RATE.point(port.rate_bytes_per_second, **labels)
+        yield from RATE.points(port.rate_bytes_per_second, **labels)
         for counter, count in port.counters:
             yield EVENTS.point(count, **labels, counter=counter)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """States against what was and what is expected, then rates, then counters that grew."""
+    """Compare port states and rates with earlier and expected ones, and judge the growth of counters."""
     sample = window[-1]
     active = [port for port in sample.ports if port.state == "ACTIVE"]
     findings = [*_states(window, settings), *_rates(window, settings), *_counters(window, settings)]
@@ -88,14 +87,14 @@ def _states(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdi
     for name in sorted(were_active):
         port = now.get(name)
         if port is None:
-            yield critical("PortGone", f"{name} was active and is gone from the node", REMEDY)
+            yield critical("PortGone", f"{name} no longer exists; it was ACTIVE before", REMEDY)
         elif port.state != "ACTIVE":
-            seen = f"{name} was active and is {port.state} ({port.physical_state})"
-            yield critical("PortWentDown", seen, REMEDY)
+            message = f"{name} is {port.state} ({port.physical_state}); it was ACTIVE before"
+            yield critical("PortWentDown", message, REMEDY)
     for port in sample.ports:
         if port.state in ("INIT", "ARMED"):
             remedy = "the subnet manager has not brought it up: `sminfo`, `systemctl status opensm`"
-            yield warning("PortNotActivated", f"{port.name} has a link and is only {port.state}", remedy)
+            yield warning("PortNotActivated", f"{port.name} has a link but is only {port.state}", remedy)
     active = sum(port.state == "ACTIVE" for port in sample.ports)
     if active < settings.expected_active_ports:
         yield critical("PortsMissing", f"{active} ports active, {settings.expected_active_ports} expected", REMEDY)
@@ -105,21 +104,21 @@ def _states(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdi
 
 def _rates(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
     fastest: dict[str, float] = {}
-    for before in window:
-        for port in before.ports:
+    for sample in window:
+        for port in sample.ports:
             fastest[port.name] = max(fastest.get(port.name, 0.0), port.rate_bytes_per_second or 0.0)
     expected = settings.expected_gigabits_per_second * 1e9 / 8
     for port in window[-1].ports:
         if port.state != "ACTIVE" or port.rate_bytes_per_second is None:
             continue
         if port.rate_bytes_per_second < fastest[port.name]:
-            was = fastest[port.name] * 8 / 1e9
-            yield warning("RateFell", f"{port.name} runs at {port.rate}, before at {was:g} Gb/sec", REMEDY)
+            before = fastest[port.name] * 8 / 1e9
+            yield warning("RateFell", f"{port.name} runs at {port.rate}; it ran at {before:g} Gb/sec before", REMEDY)
         elif port.rate_bytes_per_second < expected:
-            wanted = f"{settings.expected_gigabits_per_second:g} Gb/sec"
-            yield warning("RateLow", f"{port.name} runs at {port.rate}, expected {wanted}", REMEDY)
+            message = f"{port.name} runs at {port.rate}; expected {settings.expected_gigabits_per_second:g} Gb/sec"
+            yield warning("RateLow", message, REMEDY)
         elif port.lanes == 1 and port.link_layer == INFINIBAND:
-            yield warning("LanesLost", f"{port.name} runs on a single lane: {port.rate}", REMEDY)
+            yield warning("LanesLost", f"{port.name} uses a single lane ({port.rate})", REMEDY)
 
 
 def _counters(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
@@ -127,15 +126,16 @@ def _counters(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVer
     readings = [
         {(port.name, name): count for port in sample.ports for name, count in port.counters} for sample in window
     ]
-    for (name, counter), grown in sorted(growth(readings).items()):
-        if counter in LINK_COUNTERS and grown:
-            yield warning("LinkFlapped", f"{name}: {counter} grew by {grown} within {seconds:.0f} s", REMEDY)
-        elif grown > settings.errors:
-            yield warning("PortErrors", f"{name}: {counter} grew by {grown} within {seconds:.0f} s", REMEDY)
+    for (name, counter), growth in sorted(counter_growth(readings).items()):
+        message = f"{name}: {counter} grew by {growth} within {seconds:.0f} s"
+        if counter in LINK_COUNTERS and growth:
+            yield warning("LinkFlapped", message, REMEDY)
+        elif growth > settings.errors:
+            yield warning("PortErrors", f"{message} (limit {settings.errors})", REMEDY)
 
 
 def table(sample: Sample) -> contract.Rows:
-    """The ports, with those counters that are not 0."""
+    """One row per port, with the counters that are not 0."""
     rows = [("port", "link layer", "state", "physical", "rate", "counters")]
     for port in sample.ports:
         counters = ", ".join(f"{name} {count}" for name, count in port.counters if count)

@@ -1,7 +1,7 @@
-"""Memory of the node: what is left, and how long tasks wait for it (PSI).
+"""Available memory of the node, and the time that tasks wait for memory (PSI).
 
-Before the kernel kills somebody, a node that runs out of memory gets slow: ranks and loader workers stand still while
-pages are found for them, and the whole job waits for the slowest.
+A node that runs out of memory gets slow before the kernel kills a process. Ranks and loader workers wait for pages, and
+the whole job waits for its slowest rank.
 """
 
 from __future__ import annotations
@@ -18,29 +18,34 @@ from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.node import memory_pressure
 from hangwatch.probes.node.machine import Node
 
-AVAILABLE = Metric(name="memory_available_bytes", help="memory that can be had without swapping (MemAvailable)")
+AVAILABLE = Metric(name="memory_available_bytes", help="memory that is available without swapping (MemAvailable)")
 TOTAL = Metric(name="memory_total_bytes", help="memory of the node (MemTotal)")
 STALLED = Metric(
-    name="memory_stalled_seconds_total", help="time in which some task, or all, waited for memory (PSI)",
+    name="memory_stalled_seconds_total", help="time in which some or all tasks waited for memory (PSI)",
     labels=("kind",), kind="counter",
 )  # fmt: skip
-PRESSURE = Metric(name="memory_pressure_ratio", help="share of the last 60 s, the same", labels=("kind",))
+PRESSURE = Metric(
+    name="memory_pressure_ratio", help="share of the last 60 s in which some or all tasks waited for memory",
+    labels=("kind",),
+)  # fmt: skip
 REMEDY = "`ps aux --sort=-rss | head`; fewer loader workers, smaller prefetch, `hangwatch check ranks --verbose`"
 
 
 class Settings(contract.Settings, frozen=True):
-    """When memory is short."""
+    """Limits of available memory and memory stalls."""
 
     warning_available_ratio: Annotated[Ratio, Meta(description="less available memory than this: warning")] = 0.05
     critical_available_ratio: Annotated[Ratio, Meta(description="less available memory than this: critical")] = 0.02
     warning_stalled_ratio: Annotated[
         Ratio, Meta(description="all tasks waited for memory for more than this share of 60 s: warning")
     ] = 0.10
-    critical_stalled_ratio: Annotated[Ratio, Meta(description="the same: critical")] = 0.40
+    critical_stalled_ratio: Annotated[
+        Ratio, Meta(description="all tasks waited for memory for more than this share of 60 s: critical")
+    ] = 0.40
 
 
 class Sample(contract.Sample, frozen=True):
-    """Memory at one moment."""
+    """Memory at one time."""
 
     memory: memory_pressure.Memory
 
@@ -52,7 +57,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Bytes, and the share of time in which tasks waited."""
+    """Memory in bytes, and the share of time in which tasks waited for it."""
     yield AVAILABLE.point(sample.memory.available_bytes)
     yield TOTAL.point(sample.memory.total_bytes)
     for kind, stall in (("some", sample.memory.some), ("full", sample.memory.full)):
@@ -62,29 +67,28 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Available memory, then stalls of all tasks over the last minute."""
+    """Judge available memory, then stalls of all tasks in the last minute."""
     memory = window[-1].memory
     healthy = f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} available, {_stalls(memory)}"
     return worst(_findings(memory, settings), ok("MemoryLeft", healthy))
 
 
 def _findings(memory: memory_pressure.Memory, settings: Settings) -> Iterator[CheckVerdict]:
-    left = memory.available_bytes / memory.total_bytes if memory.total_bytes else 0.0
-    message = f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} available ({left:.1%})"
-    if left < settings.critical_available_ratio:
+    available_ratio = memory.available_bytes / memory.total_bytes if memory.total_bytes else 0.0
+    message = f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} available ({available_ratio:.1%})"
+    if available_ratio < settings.critical_available_ratio:
         yield critical("MemoryExhausted", message, REMEDY)
-    elif left < settings.warning_available_ratio:
+    elif available_ratio < settings.warning_available_ratio:
         yield warning("MemoryLow", message, REMEDY)
-    stalled = memory.full.ratio_60s if memory.full else 0.0
-    if stalled > settings.critical_stalled_ratio:
-        yield critical("MemoryStalls", _stalls(memory), REMEDY)
-    elif stalled > settings.warning_stalled_ratio:
-        yield warning("MemoryStalls", _stalls(memory), REMEDY)
+    stalled_ratio = memory.full.ratio_60s if memory.full else 0.0
+    if stalled_ratio > settings.warning_stalled_ratio:
+        level = critical if stalled_ratio > settings.critical_stalled_ratio else warning
+        yield level("MemoryStalls", _stalls(memory), REMEDY)
 
 
 def _stalls(memory: memory_pressure.Memory) -> str:
     if memory.full is None:
-        return "the kernel does not measure stalls (no PSI)"
+        return "this kernel does not measure stalls (no PSI)"
     return f"all tasks waited for memory {memory.full.ratio_60s:.0%} of the last 60 s"
 
 
@@ -100,5 +104,5 @@ CHECK = Check(
     points=points,
     judge=judge,
     metrics=(AVAILABLE, TOTAL, STALLED, PRESSURE),
-    absent="this node shows no /proc/meminfo",
+    absent="this node has no /proc/meminfo",
 )

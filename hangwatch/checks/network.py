@@ -1,25 +1,25 @@
-"""The interface that a job talks through, and whether its MASTER_ADDR:MASTER_PORT answers.
+"""Network interfaces that jobs use, and response of MASTER_ADDR:MASTER_PORT.
 
-The interface is the one that NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME means, else the one of the route to MASTER_ADDR,
-else that of the default route: it must exist, be up, have an address and lose nothing. Whether the master answers is
-taken from the connections that the ranks hold already; a connection of our own is opened, and closed without a byte,
-only where they hold none. Of an address of the rank's own network namespace the kernel tells that nobody listens.
+The interface is the one of NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, else of the route to MASTER_ADDR, else of the
+default route. It must exist, be up, have an address and lose no packets. The state of the master is read from the
+connections that the ranks have. Only if they have none, hangwatch opens a connection and closes it without sending a
+byte. For an address in the network namespace of the rank, the kernel shows if no process listens on the port.
 
-A job with ranks on other nodes that talks through `lo` or `docker0` here reaches none of them.
+A job with ranks on other nodes cannot reach them through `lo` or `docker0`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta
 from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, growth, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, counter_growth, critical, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value, is_loopback
 from hangwatch.probes.network import interfaces as network
 from hangwatch.probes.network import sockets
@@ -39,62 +39,65 @@ CONNECT_SECONDS = 2.0
 _MOST_RANKS = 8
 REMEDY_INTERFACE = (
     "set MASTER_ADDR to the address of the first node, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface "
-    "between the nodes; where gloo chose, this node's host name is loopback in /etc/hosts"
+    "between the nodes; if gloo chose the interface, /etc/hosts maps the host name of this node to loopback"
 )
-RETRANSMITS_OF_A_DEAD_PEER = 4  # some 3 s without an answer, by the kernel's growing pauses
+RETRANSMITS_OF_A_DEAD_PEER = 4  # about 3 s without an answer: the kernel doubles its retransmission timeout
+
+
+MasterState: TypeAlias = Literal["answers", "silent", "refused", "unknown"]
 
 
 class Settings(contract.Settings, frozen=True):
-    """What is asked beyond what jobs say, and how many errors are too many."""
+    """Required interfaces, the limit of errors, and connections to masters."""
 
     interfaces: Annotated[
-        str, Meta(description="interfaces that must work, in NCCL_SOCKET_IFNAME's form; empty: what jobs use")
+        str, Meta(description="interfaces that must work, as in NCCL_SOCKET_IFNAME; empty: those that jobs use")
     ] = ""
     errors: Annotated[int, Meta(ge=0, description="more bad packets than this within ten minutes are a warning")] = 100
-    connect: Annotated[
-        bool, Meta(description="open a connection to the master where no rank holds one; false: never")
-    ] = True
+    connect: Annotated[bool, Meta(description="open a connection to the master if no rank has one; false: never")] = (
+        True
+    )
     refused_seconds: Annotated[
-        float, Meta(ge=60.0, le=540.0, description="a master that has refused for so long, and never answered: warning")
+        float, Meta(ge=60.0, le=540.0, description="a master that never answered refuses for this time: warning")
     ] = 300.0
 
 
 class Use(Value, frozen=True):
-    """The interfaces that somebody means. `who` is a job or a setting, `meant` what it said.
+    """Interfaces in use. `user` is a job or a setting, `source` the setting that selects the interfaces.
 
-    `is_elsewhere_too`: it is a job with ranks on other nodes.
+    `needs_other_nodes`: the user is a job with ranks on other nodes.
     """
 
-    who: str
-    meant: str
+    user: str
+    source: str
     interfaces: tuple[Interface, ...]
-    is_elsewhere_too: bool = False
+    needs_other_nodes: bool = False
 
 
 class Master(Value, frozen=True):
-    """The master of a job, as `host:port`.
+    """The master of a job; `address` is `host:port`.
 
-    `silent` is one that lets its peers wait, `refused` a port on which nobody listens: the job may not have begun to,
-    or never does. `unknown` where it lies in a network that we are not in. `retrying` are ranks of this node, of the
-    first 8, that have no socket of that port while their main thread sleeps: so does one whose attempts are refused.
+    `silent`: it does not answer. `refused`: no process listens on the port, perhaps not yet. `unknown`: it is in a
+    network that hangwatch cannot reach. `retrying` counts the ranks, of the first 8 on this node, without a socket of
+    that port and with a sleeping main thread: a rank sleeps between refused attempts.
     """
 
     job: JobName
-    place: str
-    state: Literal["answers", "silent", "refused", "unknown"]
+    address: str
+    state: MasterState
     detail: str = ""
     retrying: int = 0
 
 
 class Enclosed(Value, frozen=True):
-    """A rank of a job with ranks elsewhere that waits for others at `place` alone, which only this node reaches."""
+    """A rank that waits for ranks of other nodes, but listens only at `address`, which only this node reaches."""
 
     rank: contract.RankName
-    place: str
+    address: str
 
 
 class Sample(contract.Sample, frozen=True):
-    """Interfaces in use and masters, at one moment."""
+    """Interfaces in use and masters at one time."""
 
     uses: tuple[Use, ...]
     masters: tuple[Master, ...]
@@ -103,16 +106,16 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Read the tables of this node's network, and those of jobs that have a network of their own."""
-    own = network.interfaces(node.proc_root / "self" / "net", node.sys_root)
-    if not isinstance(own, tuple):
-        return own
+    """Read the network tables of this node, and those of jobs in another network namespace."""
+    node_interfaces = network.interfaces(node.proc_root / "self" / "net", node.sys_root)
+    if not isinstance(node_interfaces, tuple):
+        return node_interfaces
     uses: list[Use] = []
     masters: list[Master] = []
     enclosed: list[Enclosed] = []
     faults = []
     for job in node.jobs:
-        answer = _job(node, job, own, settings)
+        answer = _job(node, job, node_interfaces, settings)
         if isinstance(answer, Fault):
             faults.append(answer)
         elif answer is not None:
@@ -120,12 +123,13 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
             masters += [answer.master] if answer.master else []
             enclosed += answer.enclosed
     if settings.interfaces:
-        uses.append(Use(who="[checks.network]", meant=settings.interfaces, interfaces=meant(settings.interfaces, own)))
+        selected = select_interfaces(settings.interfaces, node_interfaces)
+        uses.append(Use(user="[checks.network]", source=settings.interfaces, interfaces=selected))
     if not uses:
         net_root = node.proc_root / "self" / "net"
         default = network.default_interface(network.routes(net_root)) or network.default_interface_v6(net_root)
-        found = tuple(interface for interface in own if interface.name == default)
-        uses = [Use(who="the node", meant="the default route", interfaces=found)] if found else []
+        selected = tuple(interface for interface in node_interfaces if interface.name == default)
+        uses = [Use(user="the node", source="the default route", interfaces=selected)] if selected else []
     if not uses and not masters and not faults:
         return None
     return Sample(
@@ -137,60 +141,62 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     )
 
 
-class _Found(NamedTuple):
-    """What is found of one job."""
+class _JobNetwork(NamedTuple):
+    """Interfaces, master and enclosed ranks of one job."""
 
     uses: list[Use]
     master: Master | None
     enclosed: list[Enclosed]
 
 
-def _job(node: Node, job: Job, own: tuple[Interface, ...], settings: Settings) -> _Found | Fault | None:
-    """What a job uses, by the environment of its first rank; None when that rank is gone."""
+def _job(
+    node: Node, job: Job, node_interfaces: tuple[Interface, ...], settings: Settings
+) -> _JobNetwork | Fault | None:
+    """Read the network of a job from the environment of its first rank; None if that rank has ended."""
     if not job.ranks:
         return None
     pid = job.ranks[0].id.pid
     environ = proc_pid.variables(node.proc_root, pid, VARIABLES)
     if not isinstance(environ, dict):
         return environ
-    same = _same_namespace(node.proc_root, pid)
+    is_same_namespace = _same_namespace(node.proc_root, pid)
     net_root = node.proc_root / str(pid) / "net"
-    seen = own if same else network.interfaces(net_root, None)
-    if not isinstance(seen, tuple):
-        return seen
-    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    interfaces = node_interfaces if is_same_namespace else network.interfaces(net_root, None)
+    if not isinstance(interfaces, tuple):
+        return interfaces
+    host, port_text = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     addresses = network.resolve(host) if host else ()
-    uses = _uses(job, environ, seen, net_root, addresses if isinstance(addresses, tuple) else ())
-    number = int(port) if port.isdecimal() else None
-    enclosed = _enclosed(node, job, seen, number) if job.is_elsewhere_too else []
-    if not host or number is None:
-        return _Found(uses, None, enclosed)
-    place = f"{host}:{port}"
+    uses = _uses(job, environ, interfaces, net_root, addresses if isinstance(addresses, tuple) else ())
+    port = int(port_text) if port_text.isdecimal() else None
+    enclosed = _enclosed(node, job, interfaces, port) if job.is_elsewhere_too else []
+    if not host or port is None:
+        return _JobNetwork(uses, None, enclosed)
+    master = Master(job=job.name, address=f"{host}:{port_text}", state="unknown")
     if isinstance(addresses, Fault):
-        return _Found(uses, Master(job=job.name, place=place, state="unknown", detail=addresses.detail), enclosed)
-    local = {address for interface in seen for address in interface.addresses}
-    is_deaf = bool(addresses) and local.issuperset(addresses) and not sockets.is_listened_to(number, net_root)
-    may_connect = same and settings.connect
-    master = _master(job, place, addresses, number, net_root, is_deaf=is_deaf, may_connect=may_connect)
-    retrying = sum(_retries(node, rank.id.pid, number) for rank in job.ranks[:_MOST_RANKS])
-    return _Found(uses, replace(master, retrying=retrying) if master.state == "refused" else master, enclosed)
+        return _JobNetwork(uses, replace(master, detail=addresses.detail), enclosed)
+    local = {address for interface in interfaces for address in interface.addresses}
+    is_deaf = bool(addresses) and local.issuperset(addresses) and not sockets.is_listened_to(port, net_root)
+    may_connect = is_same_namespace and settings.connect
+    state, detail = _master_state(addresses, port, net_root, is_deaf=is_deaf, may_connect=may_connect)
+    retrying = sum(_retries(node, rank.id.pid, port) for rank in job.ranks[:_MOST_RANKS]) if state == "refused" else 0
+    return _JobNetwork(uses, replace(master, state=state, detail=detail, retrying=retrying), enclosed)
 
 
 def _retries(node: Node, pid: int, port: int) -> bool:
-    """Whether a rank has no socket of that port while its main thread sleeps."""
+    """True if a rank has no socket of that port and its main thread sleeps."""
     call = main_thread.read_call(pid, node.proc_root)
     return call is not None and call.kind == "sleeps" and sockets.held_at(port, pid, node.proc_root) == []
 
 
-def _enclosed(node: Node, job: Job, seen: tuple[Interface, ...], port: int | None) -> list[Enclosed]:
-    """The first of its ranks that others can reach from this node alone, by where it listens."""
-    addresses = {address for interface in seen if interface.is_of_one_node for address in interface.addresses}
+def _enclosed(node: Node, job: Job, interfaces: tuple[Interface, ...], port: int | None) -> list[Enclosed]:
+    """Find the first rank that listens only at addresses which other nodes cannot reach."""
+    addresses = {address for interface in interfaces if interface.is_of_one_node for address in interface.addresses}
     table = sockets.read(job.ranks[0].id.pid, node.proc_root) or {}
     for rank in job.ranks[:_MOST_RANKS]:
         inodes = (sockets.held_by(rank.id.pid, node.proc_root) or {}).values()
-        place = sockets.only_at(addresses, port, [table[inode] for inode in inodes if inode in table])
-        if place is not None:
-            return [Enclosed(rank=contract.RankName.of(job, rank), place=place)]
+        address = sockets.only_at(addresses, port, [table[inode] for inode in inodes if inode in table])
+        if address is not None:
+            return [Enclosed(rank=contract.RankName.of_rank(job, rank), address=address)]
     return []
 
 
@@ -199,24 +205,27 @@ def _same_namespace(proc_root: Path, pid: int) -> bool:
 
 
 def _uses(
-    job: Job, environ: dict[str, str], seen: tuple[Interface, ...], net_root: Path, addresses: tuple[str, ...]
+    job: Job, environ: dict[str, str], interfaces: tuple[Interface, ...], net_root: Path, addresses: tuple[str, ...]
 ) -> list[Use]:
-    """What the job says, else where its master lies; nothing where neither tells."""
-    who, elsewhere = f"job {job.name}", job.is_elsewhere_too
-    said = [(name, environ[name]) for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if environ.get(name)]
-    if said:
-        return [Use(who, f"{name}={names}", meant(names, seen), elsewhere) for name, names in said]
+    """Return the interfaces that the job's variables select, else those towards its master."""
+    user, has_other_nodes = f"job {job.name}", job.is_elsewhere_too
+    variables = [(name, environ[name]) for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if environ.get(name)]
+    if variables:
+        return [
+            Use(user, f"{name}={value}", select_interfaces(value, interfaces), has_other_nodes)
+            for name, value in variables
+        ]
     routes = network.routes(net_root)
     towards = {network.interface_to(address, routes) for address in addresses}
-    local = {interface.name for interface in seen if set(interface.addresses) & set(addresses)}
+    local = {interface.name for interface in interfaces if set(interface.addresses) & set(addresses)}
     host = environ.get("MASTER_ADDR", "")
-    found = tuple(interface for interface in seen if interface.name in (local or towards))
-    # A name of this node may be loopback here and its address on others: only what is written so is so everywhere.
-    return [Use(who, f"the route to {host}", found, elsewhere and is_loopback(host))] if found else []
+    selected = tuple(interface for interface in interfaces if interface.name in (local or towards))
+    # A host name may be loopback on this node and an external address on others. A literal loopback address is not.
+    return [Use(user, f"the route to {host}", selected, has_other_nodes and is_loopback(host))] if selected else []
 
 
-def meant(names: str, seen: tuple[Interface, ...]) -> tuple[Interface, ...]:
-    """The interfaces that a value of NCCL_SOCKET_IFNAME means: prefixes by comma, `^` excludes, `=` is exact."""
+def select_interfaces(names: str, interfaces: tuple[Interface, ...]) -> tuple[Interface, ...]:
+    """Return the interfaces that a value of NCCL_SOCKET_IFNAME selects: prefixes; `^` excludes, `=` is exact."""
     exclude, exact = names.startswith("^"), names.lstrip("^").startswith("=")
     named = [word.strip() for word in names.lstrip("^").lstrip("=").split(",") if word.strip()]
 
@@ -224,44 +233,36 @@ def meant(names: str, seen: tuple[Interface, ...]) -> tuple[Interface, ...]:
         return interface.name in named if exact else interface.name.startswith(tuple(named))
 
     if exclude:
-        return tuple(interface for interface in seen if not is_named(interface) and interface.name != "lo")
-    return tuple(interface for interface in seen if is_named(interface))
+        return tuple(interface for interface in interfaces if not is_named(interface) and interface.name != "lo")
+    return tuple(interface for interface in interfaces if is_named(interface))
 
 
-def _master(
-    job: Job,
-    place: str,
-    addresses: tuple[str, ...],
-    port: int,
-    net_root: Path,
-    *,
-    is_deaf: bool,
-    may_connect: bool,
-) -> Master:
-    held = sockets.connections_to(addresses, port, net_root)
-    repeats = [connection.retransmits for connection in held if connection.state == sockets.ESTABLISHED]
-    if any(count < RETRANSMITS_OF_A_DEAD_PEER for count in repeats):
-        return Master(job=job.name, place=place, state="answers")
-    if repeats:
-        detail = f"the connections of its ranks repeat what they sent for the {max(repeats)}th time"
-        return Master(job=job.name, place=place, state="silent", detail=detail)
+def _master_state(
+    addresses: tuple[str, ...], port: int, net_root: Path, *, is_deaf: bool, may_connect: bool
+) -> tuple[MasterState, str]:
+    """Return the state of a master and its detail."""
+    connections = sockets.connections_to(addresses, port, net_root)
+    retransmits = [connection.retransmits for connection in connections if connection.state == sockets.ESTABLISHED]
+    if any(count < RETRANSMITS_OF_A_DEAD_PEER for count in retransmits):
+        return "answers", ""
+    if retransmits:
+        return "silent", f"the connections of its ranks have retransmitted {max(retransmits)} times"
     if is_deaf:
-        return Master(job=job.name, place=place, state="refused", detail="refused, nobody listens there")
+        return "refused", "refused, no process listens on the port"
     if not may_connect:
-        return Master(job=job.name, place=place, state="unknown", detail="no rank holds a connection to it")
+        return "unknown", "no rank has a connection to it"
     answers = [network.connect(address, port, CONNECT_SECONDS) for address in addresses[:2]]
     faults = [answer for answer in answers if answer is not None]
     if len(faults) < len(answers):
-        return Master(job=job.name, place=place, state="answers")
-    state: Literal["refused", "silent"] = "refused" if any(fault.reason == "Refused" for fault in faults) else "silent"
-    return Master(job=job.name, place=place, state=state, detail="; ".join(fault.detail for fault in faults))
+        return "answers", ""
+    is_refused = any(fault.reason == "Refused" for fault in faults)
+    return "refused" if is_refused else "silent", "; ".join(fault.detail for fault in faults)
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """State and errors of the interfaces in use, and whether masters answer."""
+    """State and errors of the interfaces in use, and the response of masters."""
     for interface in _interfaces(sample).values():
-        if interface.up is not None:
-            yield UP.point(interface.up, interface=interface.name)
+        yield from UP.points(interface.up, interface=interface.name)
         yield ERRORS.point(interface.receive_errors, interface=interface.name, direction="receive")
         yield ERRORS.point(interface.transmit_errors, interface=interface.name, direction="transmit")
     for master in sample.masters:
@@ -270,14 +271,20 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Interfaces that are missing, down or without address; masters that are silent; errors that grew."""
+    """Find interfaces that are missing, down or without address, masters that do not answer, and packet errors."""
     sample = window[-1]
     findings = [finding for use in sample.uses for finding in _judge_use(use)]
-    findings += [*_silent(window), *_never_answered(window, settings), *_only_here(window), *_errors(window, settings)]
+    findings += [
+        *_silent(window),
+        *_never_answered(window, settings),
+        *_unreachable(window),
+        *_errors(window, settings),
+    ]
     names = ", ".join(sorted(_interfaces(sample)))
-    answering = ", ".join(master.place for master in sample.masters if master.state == "answers")
-    summary = ", ".join([f"{names} up"] * bool(names) + [f"{answering} answers"] * bool(answering))
-    return worst(findings, ok("NetworkUp", summary or "nothing is known to be wrong"))
+    answering = [master.address for master in sample.masters if master.state == "answers"]
+    verb = "answers" if len(answering) == 1 else "answer"
+    parts = [f"{names} up"] * bool(names) + [f"{', '.join(answering)} {verb}"] * bool(answering)
+    return worst(findings, ok("NetworkUp", ", ".join(parts) or "no problem known"))
 
 
 def _interfaces(sample: Sample) -> dict[str, Interface]:
@@ -288,72 +295,73 @@ def _interfaces(sample: Sample) -> dict[str, Interface]:
 def _judge_use(use: Use) -> Iterator[CheckVerdict]:
     remedy = "`ip -brief address`; correct NCCL_SOCKET_IFNAME in the job, or bring the interface up"
     if not use.interfaces:
-        yield critical("NoInterface", f"{use.meant} of {use.who} means no interface of this node", remedy)
+        yield critical("NoInterface", f"{use.source} of {use.user} matches no interface of this node", remedy)
     elif not any(interface.up is not False and interface.addresses for interface in use.interfaces):
         states = ", ".join(
             f"{interface.name} is {interface.state}" + ("" if interface.addresses else " and has no address")
             for interface in use.interfaces
         )
-        yield critical("InterfaceDown", f"{states} ({use.meant} of {use.who})", remedy)
-    elif use.is_elsewhere_too and all(interface.is_of_one_node for interface in use.interfaces):
+        yield critical("InterfaceDown", f"{states} ({use.source} of {use.user})", remedy)
+    elif use.needs_other_nodes and all(interface.is_of_one_node for interface in use.interfaces):
         names = ", ".join(interface.name for interface in use.interfaces)
-        message = f"{use.meant} of {use.who} means {names}, which leads to no other node, and it has ranks on others"
+        message = f"{use.user} has ranks on other nodes, but {use.source} selects {names}, which reaches no other node"
         yield warning("WrongInterface", message, REMEDY_INTERFACE)
 
 
 def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
-    """Silent once may be a job that starts or ends; twice in a row it is not. Refused counts only after an answer."""
-    answered = {_place(master) for sample in window for master in sample.masters if master.state == "answers"}
+    """Find masters that do not answer. Twice in a row is critical; once may be a job that starts or ends.
+
+    A refused connection counts only if the master has answered before.
+    """
+    answered = {_key(master) for sample in window for master in sample.masters if master.state == "answers"}
     lost = [
-        {_place(master): master for master in sample.masters if master.state == "silent" or _is_lost(master, answered)}
+        {
+            _key(master): master
+            for master in sample.masters
+            if master.state == "silent" or (master.state == "refused" and _key(master) in answered)
+        }
         for sample in window[-2:]
     ]
-    for place, master in lost[-1].items():
-        message = f"{master.place}, the master of job {master.job}, does not answer: {master.detail}"
-        remedy = "is the first node of the job alive? `ping`, `ss -tnp`, firewalls between the nodes"
-        level = critical if len(lost) > 1 and place in lost[0] else warning
+    for key, master in lost[-1].items():
+        message = f"{master.address}, the master of job {master.job}, does not answer: {master.detail}"
+        remedy = "check if the first node of the job is alive: `ping`, `ss -tnp`, firewalls between the nodes"
+        level = critical if len(lost) > 1 and key in lost[0] else warning
         yield level("MasterSilent", message, remedy)
 
 
 def _never_answered(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
-    """Refused in every sample since the job was there, while its ranks try: who is to serve the store never came."""
+    """Find masters that refuse in every sample while ranks retry: rank 0 never started to serve the store."""
     for master in window[-1].masters:
-        seconds = _refused_seconds(window, _place(master))
+        seconds = _refused_seconds(window, _key(master))
         if seconds >= settings.refused_seconds:
-            tried = words.count(master.retrying, "rank")
             message = (
-                f"{master.place}, the master of job {master.job}, has refused for {seconds:.0f} s and never answered: "
-                f"no connection to it from {tried} here, which sleep as between attempts"
+                f"{master.address}, the master of job {master.job}, has refused connections for {seconds:.0f} s and "
+                f"never answered; retrying: {words.count(master.retrying, 'rank')} of this node"
             )
-            yield warning(
-                "MasterRefused", message, "is rank 0 there, and past its imports? `hangwatch dump` on its node"
-            )
+            remedy = "check if rank 0 is running and past its imports: `hangwatch dump` on its node"
+            yield warning("MasterRefused", message, remedy)
 
 
-def _refused_seconds(window: Sequence[Sample], place: tuple[JobName, str]) -> float:
-    """For how long a master has refused ranks that try, since its job was first seen; 0 where it once did not."""
-    samples = [(sample, one) for sample in window for one in sample.masters if _place(one) == place]
-    if not all(one.state == "refused" and one.retrying for _, one in samples):
+def _refused_seconds(window: Sequence[Sample], key: tuple[JobName, str]) -> float:
+    """Return the time for which a master has refused ranks that retry; 0 if a sample in the window differs."""
+    samples = [(sample, master) for sample in window for master in sample.masters if _key(master) == key]
+    if not all(master.state == "refused" and master.retrying for _, master in samples):
         return 0.0
     return samples[-1][0].monotonic_seconds - samples[0][0].monotonic_seconds
 
 
-def _only_here(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
-    """Once may be a rank that has begun to listen a moment ago; twice in a row it is not."""
-    before = {one.rank for sample in window[-2:-1] for one in sample.enclosed}
-    for one in window[-1].enclosed:
-        if one.rank in before:
-            message = f"{one.rank} waits for the others at {one.place} alone, and its job has ranks on other nodes"
+def _unreachable(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
+    """Find ranks that other nodes cannot reach in two samples in a row. A rank may just have begun to listen."""
+    before = {enclosed.rank for sample in window[-2:-1] for enclosed in sample.enclosed}
+    for enclosed in window[-1].enclosed:
+        if enclosed.rank in before:
+            message = f"{enclosed.rank} listens only at {enclosed.address}, but its job has ranks on other nodes"
             yield warning("WrongInterface", message, REMEDY_INTERFACE)
 
 
-def _place(master: Master) -> tuple[JobName, str]:
-    """Jobs with a network of their own may each have a master at 127.0.0.1."""
-    return master.job, master.place
-
-
-def _is_lost(master: Master, answered: set[tuple[JobName, str]]) -> bool:
-    return master.state == "refused" and _place(master) in answered
+def _key(master: Master) -> tuple[JobName, str]:
+    """The key of a master. Jobs in their own network namespaces may each have a master at 127.0.0.1."""
+    return master.job, master.address
 
 
 def _errors(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
@@ -362,21 +370,21 @@ def _errors(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdi
         {name: interface.receive_errors + interface.transmit_errors for name, interface in _interfaces(sample).items()}
         for sample in window
     ]
-    for name, grown in growth(readings).items():
-        if grown > settings.errors:
-            message = f"{name} had {grown} bad packets within {seconds:.0f} s"
+    for name, growth in counter_growth(readings).items():
+        if growth > settings.errors:
+            message = f"{name} had {growth} bad packets within {seconds:.0f} s (limit {settings.errors})"
             yield warning("InterfaceErrors", message, f"`ethtool -S {name}`, cable, transceiver, duplex")
 
 
 def table(sample: Sample) -> contract.Rows:
-    """Who uses which interface, and the masters."""
-    rows = [("who", "means", "interface", "state", "addresses")]
+    """One row per interface in use, then one per master."""
+    rows = [("used by", "selected by", "interface", "state", "addresses")]
     for use in sample.uses:
         rows += [
-            (use.who, use.meant, interface.name, interface.state, " ".join(interface.addresses))
+            (use.user, use.source, interface.name, interface.state, " ".join(interface.addresses))
             for interface in use.interfaces
         ]
-    rows += [(f"job {master.job}", "master", master.place, master.state, master.detail) for master in sample.masters]
+    rows += [(f"job {master.job}", "master", master.address, master.state, master.detail) for master in sample.masters]
     return rows
 
 
@@ -389,6 +397,6 @@ CHECK = Check(
     judge=judge,
     metrics=(UP, ERRORS, MASTER),
     table=table,
-    absent="no training job runs on this node, and it has no default route, neither by IPv4 nor by IPv6",
+    absent="no training job runs on this node, and it has no default route (IPv4 or IPv6)",
     window=11,
 )

@@ -1,4 +1,4 @@
-"""NVLink: each link up or down, its errors as rates, and which pairs of GPUs reach each other's memory."""
+"""State and error rates of the NVLinks, and peer-to-peer access between GPUs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ from typing import Annotated
 from msgspec import Meta
 
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, Rows, critical, ok, warning, worst
+from hangwatch.checks.framework.contract import (
+    GPU,
+    Check,
+    Metric,
+    Rows,
+    critical,
+    gpu_labels,
+    ok,
+    warning,
+    worst,
+)
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import GpuLinks, NvLink, NvLinkDetails, PeerAccess
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
-GPU = ("gpu", "uuid")
 LINKS = Metric(name="gpu_nvlinks", help="NVLinks that the GPU has", labels=GPU)
 LINKS_UP = Metric(name="gpu_nvlinks_up", help="NVLinks that are up", labels=GPU)
 ERRORS = Metric(
@@ -26,17 +35,17 @@ REFUSED = Metric(name="gpu_peer_access_refused", help="Other GPUs that this one 
 
 COUNTERS = ("replays", "recoveries", "crc_flit_errors", "crc_data_errors", "failed_recoveries", "symbol_errors")
 NOISE = ("replays", "crc_flit_errors", "crc_data_errors")
-"""Errors that the link corrects by itself: a finding only at a high rate."""
+"""Errors that the link corrects: a finding only at a high rate."""
 
-RESEAT = "nvidia-smi nvlink -s -i {gpu}; drain the node and reset the GPU or reboot; if it stays, reseat or replace it"
-ERROR_REMEDY = "nvidia-smi nvlink -e -i {gpu}; look for XID 74 in `dmesg`; drain the node if it goes on"
+RESEAT = "nvidia-smi nvlink -s -i {gpu}; drain the node and reset the GPU or reboot; then reseat or replace the GPU"
+ERROR_REMEDY = "nvidia-smi nvlink -e -i {gpu}; look for XID 74 in `dmesg`; drain the node if the errors continue"
 
 
 class Settings(contract.Settings, frozen=True):
-    """NVLink states, error rates and peer-to-peer access."""
+    """Expected NVLinks and the limit of errors."""
 
     expected_links: Annotated[
-        int, Meta(ge=0, le=64, description="NVLinks that each GPU must have up; 0: as many as its equals")
+        int, Meta(ge=0, le=64, description="NVLinks that each GPU must have up; 0: as many as others of its model")
     ] = 0
     errors_per_second: Annotated[
         float, Meta(ge=0.0, description="corrected errors (replays, CRC) of one GPU above this rate are a finding")
@@ -44,16 +53,15 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The links of all GPUs at one time. `switches` is how many NVSwitches show on PCI."""
+    """The links of all GPUs at one time. `switches` is the number of NVSwitches on PCI."""
 
     taken_monotonic_seconds: float = 0.0
     gpus: tuple[GpuLinks, ...] = ()
     switches: int = 0
 
 
-def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Ask every GPU for its links and its access to the others; a single GPU without NVLink has nothing to tell."""
-    del settings
+def observe(node: Node, _: Settings) -> Sample | Fault | None:
+    """Ask every GPU for its links and its access to other GPUs. A single GPU without NVLink is not present."""
     details = query.details(node, NvLinkDetails)
     if details is None or isinstance(details, Fault):
         return details
@@ -68,22 +76,22 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Links and errors per GPU; per link would be many series that nobody looks at."""
+    """Links and errors per GPU. Series per link would be too many."""
     for gpu in sample.gpus:
-        own = {"gpu": str(gpu.index), "uuid": gpu.uuid}
+        labels = gpu_labels(gpu)
         if gpu.links:
-            yield LINKS.point(len(gpu.links), **own)
-            yield LINKS_UP.point(_up(gpu), **own)
+            yield LINKS.point(len(gpu.links), **labels)
+            yield LINKS_UP.point(_up(gpu), **labels)
         for kind, total in _totals(gpu).items():
-            yield ERRORS.point(total, kind=kind, **own)
+            yield ERRORS.point(total, kind=kind, **labels)
         for access in ("nvlink", "read", "write"):
             answers = [getattr(peer, access) for peer in gpu.peers]
             if any(answer is not None for answer in answers):
-                yield REFUSED.point(sum(answer not in (None, "Ok") for answer in answers), access=access, **own)
+                yield REFUSED.point(sum(answer not in (None, "Ok") for answer in answers), access=access, **labels)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """A link down or failing is CRITICAL, errors and refused access between linked GPUs are WARNING."""
+    """Judge links and access. A link down is CRITICAL; errors and refused access between linked GPUs are WARNING."""
     sample = window[-1]
     findings = [*_links_down(sample, settings), *_access_refused(sample.gpus)]
     if len(window) > 1:
@@ -94,8 +102,8 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
 def _healthy(sample: Sample) -> CheckVerdict:
     gpus = sample.gpus
     pairs = [peer for gpu in gpus for peer in gpu.peers if peer.read is not None]
-    reached = sum(peer.read == "Ok" and peer.write in ("Ok", None) for peer in pairs)
-    access = f"peer-to-peer works in {reached} of {len(pairs)} directions" if pairs else "one GPU has no peers"
+    reachable = sum(peer.read == "Ok" and peer.write in ("Ok", None) for peer in pairs)
+    access = f"peer-to-peer works in {reachable} of {len(pairs)} directions" if pairs else "one GPU has no peers"
     if not any(_up(gpu) for gpu in gpus):
         return ok("NoNvlink", f"no NVLink between {len(gpus)} GPUs; {access}")
     up = sum(_up(gpu) for gpu in gpus)
@@ -112,28 +120,26 @@ def _switched(gpu: GpuLinks) -> bool:
 
 
 def _links_down(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
-    """GPUs with fewer links up than they should have.
+    """Find GPUs with fewer links up than expected.
 
-    Bridges join only some GPUs of a PCIe box, so a GPU with no link at all is a finding only where a switch is.
+    Without a switch, a GPU with no link is no finding: bridges connect only some GPUs of a PCIe server.
     """
+    switched = bool(sample.switches) or any(_switched(gpu) for gpu in sample.gpus)
     for gpu in sample.gpus:
-        equals = [_up(other) for other in sample.gpus if other.name == gpu.name]
-        expected = settings.expected_links or max(equals)
-        if not expected and sample.switches:
-            expected = len(gpu.links)
-        switched = bool(sample.switches) or any(_switched(other) for other in sample.gpus)
+        most = max(_up(other) for other in sample.gpus if other.name == gpu.name)
+        expected = settings.expected_links or most or (len(gpu.links) if sample.switches else 0)
         up = _up(gpu)
         if up >= expected or not (up or switched or settings.expected_links):
             continue
         down = ", ".join(str(link.link) for link in gpu.links if not link.up)
-        which = f" (down: link {down})" if down and up else ""
-        yield critical(
-            "LinkDown", f"GPU {gpu.index}: {up} of {expected} NVLinks are up{which}", RESEAT.format(gpu=gpu.index)
+        message = f"GPU {gpu.index}: {up} of {expected} NVLinks are up" + (
+            f" (down: link {down})" if down and up else ""
         )
+        yield critical("LinkDown", message, RESEAT.format(gpu=gpu.index))
 
 
 def _access_refused(gpus: Sequence[GpuLinks]) -> Iterator[CheckVerdict]:
-    """GPUs with links up that may not use them, or may not write over them; one sentence for each cause."""
+    """Find pairs of GPUs that are linked but cannot use the link; one finding per cause."""
     linked = {gpu.index for gpu in gpus if _up(gpu) and _switched(gpu)}
     refused: dict[str, list[str]] = {}
     for gpu in gpus:
@@ -145,8 +151,8 @@ def _access_refused(gpus: Sequence[GpuLinks]) -> Iterator[CheckVerdict]:
         shown = ", ".join(pairs[:4]) + (", ..." if len(pairs) > 4 else "")
         yield warning(
             "PeerAccessRefused",
-            f"{len(pairs)} pairs of GPUs on the same NVSwitch cannot use it: {cause} ({shown})",
-            "nvidia-smi topo -p2p n; is the fabric manager of the same version as the driver?",
+            f"peer-to-peer access refused between {len(pairs)} pairs of GPUs on the same NVSwitch: {cause} ({shown})",
+            "nvidia-smi topo -p2p n; check that the fabric manager has the same version as the driver",
         )
 
 
@@ -158,7 +164,7 @@ def _refusal(peer: PeerAccess) -> str | None:
 
 
 def _totals(gpu: GpuLinks) -> Counter[str]:
-    """Error counters added up over the links of a GPU; without those that this generation does not have."""
+    """Return the error counters of a GPU, summed over its links; without counters that this generation lacks."""
     totals: Counter[str] = Counter()
     for link in gpu.links:
         for kind in COUNTERS:
@@ -169,29 +175,27 @@ def _totals(gpu: GpuLinks) -> Counter[str]:
 
 
 def _errors(before: Sample, after: Sample, settings: Settings) -> Iterator[CheckVerdict]:
-    """What grew between two samples; a counter that fell was reset, and counts from there."""
+    """Judge the growth of error counters between two samples. A counter that decreased was reset and counts from 0."""
     seconds = after.taken_monotonic_seconds - before.taken_monotonic_seconds
     earlier = {gpu.uuid: _totals(gpu) for gpu in before.gpus}
     for gpu in after.gpus:
         if gpu.uuid not in earlier or seconds <= 0:
             continue
-        was, remedy = earlier[gpu.uuid], ERROR_REMEDY.format(gpu=gpu.index)
-        grown = {kind: total - was[kind] if total >= was[kind] else total for kind, total in _totals(gpu).items()}
-        if grown.get("failed_recoveries"):
-            yield critical(
-                "LinkRecoveryFailed",
-                f"GPU {gpu.index}: {grown['failed_recoveries']} NVLink recoveries failed within {seconds:.0f} s",
-                remedy,
-            )
-        if grown.get("recoveries"):
-            yield warning(
-                "LinkRecoveries",
-                f"GPU {gpu.index}: {grown['recoveries']} NVLink recoveries within {seconds:.0f} s; each stops traffic",
-                remedy,
-            )
-        noise = sum(grown.get(kind, 0) for kind in NOISE) / seconds
-        if noise > settings.errors_per_second:
-            yield warning("LinkErrors", f"GPU {gpu.index}: {noise:.1f} corrected NVLink errors per second", remedy)
+        totals, remedy = earlier[gpu.uuid], ERROR_REMEDY.format(gpu=gpu.index)
+        growth = {
+            kind: total - totals[kind] if total >= totals[kind] else total for kind, total in _totals(gpu).items()
+        }
+        if failed := growth.get("failed_recoveries"):
+            message = f"GPU {gpu.index}: {failed} NVLink recoveries failed within {seconds:.0f} s"
+            yield critical("LinkRecoveryFailed", message, remedy)
+        if recoveries := growth.get("recoveries"):
+            message = f"GPU {gpu.index}: {recoveries} NVLink recoveries within {seconds:.0f} s; each stops traffic"
+            yield warning("LinkRecoveries", message, remedy)
+        rate = sum(growth.get(kind, 0) for kind in NOISE) / seconds
+        if rate > settings.errors_per_second:
+            limit = f"limit {settings.errors_per_second:g}"
+            message = f"GPU {gpu.index}: {rate:.1f} corrected NVLink errors per second ({limit})"
+            yield warning("LinkErrors", message, remedy)
 
 
 def table(sample: Sample) -> Rows:

@@ -1,4 +1,4 @@
-"""How GPUs and network cards are connected: what `nvidia-smi topo -m` shows, as data."""
+"""Connections between GPUs and network cards, as `nvidia-smi topo -m` shows them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
 PAIRS = Metric(
-    name="gpu_pairs", help="Pairs of GPUs by what connects them, in the words of nvidia-smi topo -m", labels=("path",)
+    name="gpu_pairs", help="Pairs of GPUs by connection, in the terms of nvidia-smi topo -m", labels=("path",)
 )
 NEAR = ("PIX", "PXB")
-"""A network card this near reaches the GPU's memory without the CPU's host bridge."""
+"""Paths by which a network card reaches the memory of a GPU without the host bridge of the CPU."""
 
 REMEMBERED_RUNS = 13
 """A change stays a finding for an hour, at one run every five minutes."""
 
 
 class Settings(contract.Settings, frozen=True):
-    """Connections among GPUs and network cards."""
+    """Nothing to set."""
 
 
 class NicPlace(Value, frozen=True):
-    """A network card: how near each GPU is by its index, and how near the other cards are by their names."""
+    """A network card, its paths to the GPUs by index and to the other cards by name."""
 
     name: str
     gpus: dict[int, str]
@@ -37,15 +37,14 @@ class NicPlace(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The places of all GPUs and network cards."""
+    """The paths of all GPUs and network cards."""
 
     gpus: tuple[GpuPlace, ...] = ()
     nics: tuple[NicPlace, ...] = ()
 
 
-def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Ask the driver about GPUs, and /sys about the network cards."""
-    del settings
+def observe(node: Node, _: Settings) -> Sample | Fault | None:
+    """Read the GPUs from the driver, and the network cards from /sys."""
     details = query.details(node, TopologyDetails)
     if details is None or isinstance(details, Fault):
         return details
@@ -65,7 +64,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
 
 
 def connection(gpu: GpuPlace, other: GpuPlace) -> str:
-    """One cell of the matrix: "NV18", "PIX", ..., "X" for a GPU and itself, "" where the driver does not say."""
+    """Return a cell of the matrix: "NV18", "PIX", ...; "X" for a GPU and itself, "" if unknown."""
     if gpu.index == other.index:
         return "X"
     links = gpu.direct_links.get(other.pci_address or "", 0) + min(gpu.switch_links, other.switch_links)
@@ -73,81 +72,83 @@ def connection(gpu: GpuPlace, other: GpuPlace) -> str:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """How many pairs there are of each kind of connection."""
-    counts = Counter(connection(gpu, other) for gpu in sample.gpus for other in sample.gpus if gpu.index < other.index)
-    for path, count in counts.items():
-        if path:
-            yield PAIRS.point(count, path=path)
+    """Numbers of pairs by connection."""
+    for path, count in _count_pairs(sample).items():
+        yield PAIRS.point(count, path=path)
 
 
-def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """A matrix that changed, that is not the same both ways, or in which one GPU is worse off than its equals."""
-    del settings
+def _count_pairs(sample: Sample) -> Counter[str]:
+    pairs = ((gpu, other) for gpu in sample.gpus for other in sample.gpus if gpu.index < other.index)
+    return Counter(path for gpu, other in pairs if (path := connection(gpu, other)))
+
+
+def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+    """Find a matrix that changed or is asymmetric, and a GPU with worse connections than the others."""
     sample = window[-1]
-    counts = Counter(connection(gpu, other) for gpu in sample.gpus for other in sample.gpus if gpu.index < other.index)
-    kinds = ", ".join(f"{count} pairs {path}" for path, count in counts.most_common() if path) or "no pairs"
+    pairs = ", ".join(f"{count} pairs {path}" for path, count in _count_pairs(sample).most_common()) or "no pairs"
     devices = f"{words.count(len(sample.gpus), 'GPU')} and {words.count(len(sample.nics), 'network card')}"
-    healthy = ok("TopologyStable", f"{devices}: {kinds}; none worse off")
-    findings = [*_one_way(sample), *_fewer_links(sample), *_far_from_cards(sample)]
+    healthy = ok("TopologyStable", f"{devices}: {pairs}; unchanged, no GPU has fewer links")
+    findings = [*_asymmetric(sample), *_fewer_links(sample), *_far_from_cards(sample)]
     for earlier in window[:-1]:
         findings += _changes(earlier, sample)
     return worst(dict.fromkeys(findings), healthy)
 
 
-def _one_way(sample: Sample) -> Iterator[CheckVerdict]:
+def _asymmetric(sample: Sample) -> Iterator[CheckVerdict]:
     for gpu in sample.gpus:
         for other in sample.gpus:
             there, back = connection(gpu, other), connection(other, gpu)
             if gpu.index < other.index and there != back:
                 yield warning(
                     "Asymmetric",
-                    f"GPU {gpu.index} sees GPU {other.index} over {there}, the other way it is {back}",
+                    f"GPU {gpu.index} reaches GPU {other.index} over {there}, but the way back is {back}",
                     "nvidia-smi topo -m; nvidia-smi nvlink -s",
                 )
 
 
 def _fewer_links(sample: Sample) -> Iterator[CheckVerdict]:
-    """GPUs behind switches with fewer links than the others; bridges may leave GPUs out by design."""
+    """Find GPUs behind switches with fewer links than the others. Bridges may connect only some GPUs by design."""
     most = max((gpu.switch_links for gpu in sample.gpus), default=0)
     for gpu in sample.gpus:
         if gpu.switch_links < most:
             yield warning(
                 "FewerLinks",
-                f"GPU {gpu.index} reaches the NVSwitches over {gpu.switch_links} links, others over {most}",
+                f"GPU {gpu.index} has {gpu.switch_links} links to the NVSwitches, others have {most}",
                 f"hangwatch check nvlink_status --verbose; nvidia-smi nvlink -s -i {gpu.index}",
             )
 
 
 def _far_from_cards(sample: Sample) -> Iterator[CheckVerdict]:
-    """A GPU without a network card on its PCIe switch where all others have one: a card has gone, or was moved."""
-    near = {gpu.index: any(nic.gpus.get(gpu.index) in NEAR for nic in sample.nics) for gpu in sample.gpus}
-    far = [index for index, has_one in near.items() if not has_one]
-    if len(far) == 1 and len(near) >= 4:
+    """Find the only GPU without a network card on its PCIe switch: its card failed or was moved."""
+    far = [gpu.index for gpu in sample.gpus if not any(nic.gpus.get(gpu.index) in NEAR for nic in sample.nics)]
+    if len(far) == 1 and len(sample.gpus) >= 4:
         yield warning(
             "NoNearNetworkCard",
-            f"GPU {far[0]} has no RDMA card on its PCIe switch, the {len(near) - 1} others have",
+            f"GPU {far[0]} has no RDMA card on its PCIe switch; the {len(sample.gpus) - 1} others have one",
             "ls -l /sys/class/infiniband; lspci | grep -i mellanox; compare with a healthy node",
         )
 
 
 def _changes(earlier: Sample, now: Sample) -> Iterator[CheckVerdict]:
-    """Cells of the matrix that are not what they were, for GPUs and cards that are still there."""
+    """Find changed cells of the matrix, for GPUs and cards that still exist, and missing cards."""
+    cells_now = _cells(now)
     for row, cells in _cells(earlier).items():
-        for column, was in cells.items():
-            is_now = _cells(now).get(row, {}).get(column, was)
-            if is_now != was:
+        for column, path in cells.items():
+            path_now = cells_now.get(row, {}).get(column, path)
+            if path_now != path:
                 yield warning(
                     "TopologyChanged",
-                    f"{row} to {column} was {was} within the last hour and is {is_now} now",
+                    f"the path from {row} to {column} is {path_now}; it was {path} within the last hour",
                     "nvidia-smi topo -m; look for XID 74 and PCIe errors in `dmesg`",
                 )
-    gone = {nic.name for nic in earlier.nics} - {nic.name for nic in now.nics}
-    for name in sorted(gone):
-        yield warning("NetworkCardGone", f"{name} was there within the last hour", "dmesg | grep -i -e mlx5 -e pcie")
+    missing = {nic.name for nic in earlier.nics} - {nic.name for nic in now.nics}
+    for name in sorted(missing):
+        message = f"network card {name} is missing; it was present within the last hour"
+        yield warning("NetworkCardGone", message, "dmesg | grep -i -e mlx5 -e pcie")
 
 
 def _cells(sample: Sample) -> dict[str, dict[str, str]]:
-    """The matrix by the names of rows and columns."""
+    """Return the matrix by names of rows and columns."""
     rows = {
         f"GPU{gpu.index}": {
             **{f"GPU{other.index}": connection(gpu, other) for other in sample.gpus},
@@ -164,7 +165,7 @@ def _cells(sample: Sample) -> dict[str, dict[str, str]]:
 
 
 def table(sample: Sample) -> Rows:
-    """The matrix, with the CPUs and the memory node that are local to each GPU."""
+    """Return the matrix, with the local CPUs and NUMA nodes of each GPU."""
     matrix = _cells(sample)
     affinity = {
         f"GPU{gpu.index}": (words.fold(gpu.cpus), _shown(gpu.numa_node), _shown(gpu.gpu_numa_node))

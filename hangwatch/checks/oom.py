@@ -1,9 +1,9 @@
-"""Who the kernel killed for lack of memory, and at whose limit.
+"""Processes that the kernel killed for lack of memory, and the limit that they reached.
 
-A process that is killed at the limit of its own control group (its container, its Slurm job) is that job's trouble: a
-warning, which says whose. Where the node itself has no memory left the kernel kills whom it finds largest, a daemon of
-the node as well as a rank: that is critical for a while. The victim is often a loader worker, and the ranks then wait
-for it. Where the kernel's log may not be read, or there is none, the kernel's counter still tells how many were killed.
+A kill at the limit of a control group (a container or Slurm job) is a warning that names the owner. If the node itself
+ran out of memory, the kernel kills the largest process, which may be a rank or a daemon: critical for a while. The
+killed process is often a loader worker, and its rank then waits for it. Without access to the kernel log, the kernel's
+counter still shows the number of kills.
 """
 
 from __future__ import annotations
@@ -23,39 +23,42 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.node.oom_kills import OomKill, OomKills
 
 KILLS = Metric(
-    name="oom_kills_total", help="processes killed for lack of memory, by the kernel's log", labels=("comm", "limit"),
+    name="oom_kills_total", help="processes killed for lack of memory, by the kernel log", labels=("comm", "limit"),
     kind="counter",
 )  # fmt: skip
 COUNTED = Metric(
-    name="oom_kills_counted_total", help="processes killed for lack of memory since the node started", kind="counter"
+    name="oom_kills_counted_total", help="processes killed for lack of memory since the node booted", kind="counter"
 )
 PATH_CHARACTERS = 100
 EVERY_SECONDS = 15.0
 COUNTED_WINDOW = 41
-"""Samples of ten minutes: for so long does a kill count of which the kernel's counter alone tells."""
+"""Samples in ten minutes: the time for which a kill that only the kernel's counter shows is a finding."""
 
 MORE_MEMORY = (
-    "more memory for it (`--mem` of Slurm, resources.limits.memory of a pod), or fewer loader workers; "
+    "give the job more memory (`--mem` of Slurm, resources.limits.memory of a pod), or use fewer loader workers; "
     "`hangwatch check ranks --verbose`"
 )
 NODE_REMEDY = (
-    "`dmesg -T | grep -iE -A40 'invoked oom-killer'` lists who used what; `systemctl --failed` for daemons that were "
-    "killed; give jobs a limit of their own (ConstrainRAMSpace=yes in cgroup.conf)"
+    "`dmesg -T | grep -iE -A40 'invoked oom-killer'` lists the memory use; `systemctl --failed` lists killed daemons; "
+    "set a memory limit for each job (ConstrainRAMSpace=yes in cgroup.conf)"
 )
-WHOSE = "the kernel's log names them: `dmesg -T | grep -i 'killed process'` on the node itself"
+KERNEL_LOG_REMEDY = "`dmesg -T | grep -i 'killed process'` on the host lists the killed processes"
 
 
 class Settings(contract.Settings, frozen=True):
-    """For how long a kill counts."""
+    """Time for which a kill is a finding."""
 
-    recent_seconds: Annotated[float, Meta(ge=1.0, le=604800.0, description="a kill is a warning for so long")] = 3600.0
+    recent_seconds: Annotated[float, Meta(ge=1.0, le=604800.0, description="time for which a kill is a warning")] = (
+        3600.0
+    )
     critical_recent_seconds: Annotated[
-        float, Meta(ge=0.0, le=604800.0, description="critical for so long where the node itself had no memory left")
+        float,
+        Meta(ge=0.0, le=604800.0, description="time for which a kill is critical if the node itself ran out of memory"),
     ] = 600.0
 
 
 class Sample(contract.Sample, frozen=True):
-    """The kills of the kernel's log, None where it is not read, and how many its counter tells; how long it is up."""
+    """The kills in the kernel log (None if unreadable), the kernel's counter of kills, and the uptime of the node."""
 
     log: OomKills | None
     counted: int | None
@@ -64,7 +67,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read what is new in /dev/kmsg, and the counter of /proc/vmstat."""
+    """Read new records of /dev/kmsg, and the counter of /proc/vmstat."""
     read = node.kernel_log.read(node.dev_root / "kmsg")
     counted = oom_kills.count(node.proc_root)
     if not isinstance(read, KernelEvents) and not isinstance(counted, int):
@@ -78,7 +81,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """How often the kernel killed, by its log and by its counter."""
+    """Numbers of kills by the kernel log and by the kernel's counter."""
     if sample.counted is not None:
         yield COUNTED.point(sample.counted)
     for comm, limit, count in sample.log.counts if sample.log else ():
@@ -86,7 +89,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """The recent kills of each owner, worst first."""
+    """Judge the recent kills of each owner."""
     sample = window[-1]
     if sample.log is None:
         return _judge_counted(window)
@@ -105,7 +108,7 @@ def _findings(log: OomKills, now_boot_seconds: float, settings: Settings) -> Ite
         message = f"{newest.owner}: {_killed(kills, age_seconds)}"
         if newest.limit == "node":
             level = critical if age_seconds <= settings.critical_recent_seconds else warning
-            yield level("NodeOutOfMemory", f"the node had no memory left, and of {message}", NODE_REMEDY)
+            yield level("NodeOutOfMemory", f"the node ran out of memory; {message}", NODE_REMEDY)
         else:
             yield warning("OutOfMemory", f"{message}, {_limit(newest)}", MORE_MEMORY)
 
@@ -113,36 +116,36 @@ def _findings(log: OomKills, now_boot_seconds: float, settings: Settings) -> Ite
 def _killed(kills: Sequence[OomKill], age_seconds: float) -> str:
     newest = kills[0]
     user = "" if newest.uid is None else f", uid {newest.uid}"
-    one = f"{words.printable(newest.comm)} (pid {newest.pid}{user})"
+    process = f"{words.printable(newest.comm)} (pid {newest.pid}{user})"
     if len(kills) == 1:
-        return f"{one} was killed for lack of memory {words.ago(age_seconds)}"
+        return f"{process} was killed for lack of memory {words.ago(age_seconds)}"
     more = " or more" if len(kills) == oom_kills.KILLS_KEPT else ""
-    return f"{len(kills)}{more} processes were killed for lack of memory, the last {one} {words.ago(age_seconds)}"
+    return f"{len(kills)}{more} processes were killed for lack of memory, last {process} {words.ago(age_seconds)}"
 
 
 def _limit(kill: OomKill) -> str:
     if kill.limit == "cpuset":
-        return "since the NUMA nodes that it may use had none left"
+        return "because its NUMA nodes (cpuset) had no memory left"
     where = f" {words.elided(kill.limit_cgroup, PATH_CHARACTERS)}" if kill.limit_cgroup else ""
     return f"at the limit of the control group{where}"
 
 
 def _judge_counted(window: Sequence[Sample]) -> CheckVerdict:
-    """By the counter alone, which says neither who it was nor when, only that it grew."""
+    """Judge the kernel's counter alone. It shows neither the process nor the time, only that it increased."""
     counts = [sample.counted for sample in window if sample.counted is not None]
-    why = f"whose is not known ({window[-1].why_no_log})"
-    grown = contract.growth([{"": count} for count in counts]).get("", 0)
+    no_log = f"the kernel log cannot be read, so processes are unknown ({window[-1].why_no_log})"
+    growth = contract.counter_growth([{"": count} for count in counts]).get("", 0)
     minutes = (window[-1].boot_seconds - window[0].boot_seconds) / 60
-    if grown:
-        message = f"{words.count(grown, 'OOM kill')} in the last {max(1.0, minutes):.0f} min; {why}"
-        return warning("OutOfMemory", message, WHOSE)
-    since = words.count(counts[-1] if counts else 0, "OOM kill")
-    return ok("NobodyKilled", f"{since} since the node started, none seen to happen; {why}")
+    if growth:
+        message = f"{words.count(growth, 'OOM kill')} in the last {max(1.0, minutes):.0f} min; {no_log}"
+        return warning("OutOfMemory", message, KERNEL_LOG_REMEDY)
+    total = words.count(counts[-1] if counts else 0, "OOM kill")
+    return ok("NobodyKilled", f"no new OOM kill, {total} since the node booted; {no_log}")
 
 
 def table(sample: Sample) -> contract.Rows:
     """The kills, newest first."""
-    rows = [("when", "whose", "pid", "uid", "comm", "limit", "control group")]
+    rows = [("when", "owner", "pid", "uid", "comm", "limit", "control group")]
     for kill in reversed(sample.log.kills if sample.log else ()):
         age = words.ago(sample.boot_seconds - kill.boot_seconds)
         uid = "" if kill.uid is None else str(kill.uid)
@@ -160,5 +163,5 @@ CHECK = Check(
     metrics=(KILLS, COUNTED),
     table=table,
     window=COUNTED_WINDOW,
-    absent="this node shows neither /dev/kmsg nor a counter of OOM kills",
+    absent="this node has neither /dev/kmsg nor a counter of OOM kills",
 )

@@ -9,25 +9,28 @@ from msgspec import Meta
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, Rows, ok, warning, worst
+from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import GpuBus, PcieDetails
 from hangwatch.probes.node import cpuinfo, pci
 from hangwatch.probes.node.machine import Node
 
-GPU = ("gpu", "uuid")
-GENERATION = Metric(name="gpu_pcie_generation", help="PCIe generation of the link now; lower while idle", labels=GPU)
+GENERATION = Metric(name="gpu_pcie_generation", help="current PCIe generation of the link; lower if idle", labels=GPU)
 LANES = Metric(name="gpu_pcie_lanes", help="PCIe lanes in use", labels=GPU)
 REPLAYS = Metric(name="gpu_pcie_replays_total", help="PCIe packets sent again", labels=GPU, kind="counter")
 
 
 class Settings(contract.Settings, frozen=True):
-    """PCIe links, and what breaks peer-to-peer over them."""
+    """Limits of PCIe load and replays."""
 
     loaded_ratio: Annotated[
         float,
-        Meta(ge=0.0, le=1.0, description="utilisation from which a link must run at full speed; idle ones slow down"),
+        Meta(
+            ge=0.0,
+            le=1.0,
+            description="GPU utilization from which the link must run at full speed; idle links slow down",
+        ),
     ] = 0.2
     replays_per_minute: Annotated[
         float, Meta(ge=0.0, description="replays of one GPU above this rate are a finding")
@@ -35,9 +38,9 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Slot(Value, frozen=True):
-    """One GPU, and what /sys says of the way to it: None where it does not say.
+    """One GPU and the PCIe path to it; None for what /sys does not show.
 
-    `redirecting_bridges` are those on the way to the GPUs and network cards of the same PCIe switch.
+    `redirecting_bridges` are on the paths to GPUs and network cards of the same PCIe switch.
     """
 
     gpu: GpuBus
@@ -46,7 +49,7 @@ class Slot(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """All GPUs at one time. `virtual` is true in a virtual machine, `amd` on a processor of AMD."""
+    """All GPUs at one time. `virtual` is true in a virtual machine, `amd` on an AMD processor."""
 
     taken_monotonic_seconds: float = 0.0
     slots: tuple[Slot, ...] = ()
@@ -54,16 +57,15 @@ class Sample(contract.Sample, frozen=True):
     amd: bool = False
 
 
-def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Ask the driver about the links, and /sys about the bridges above them."""
-    del settings
+def observe(node: Node, _: Settings) -> Sample | Fault | None:
+    """Read the links from the driver, and the bridges above them from /sys."""
     details = query.details(node, PcieDetails)
     if details is None or isinstance(details, Fault):
         return details
     if not details.gpus and not details.faults:
         return None
-    read = cpuinfo.read(node.proc_root)
-    cpu = read if isinstance(read, cpuinfo.Cpu) else cpuinfo.Cpu()
+    reply = cpuinfo.read(node.proc_root)
+    cpu = reply if isinstance(reply, cpuinfo.Cpu) else cpuinfo.Cpu()
     return Sample(
         taken_monotonic_seconds=node.clock.monotonic(),
         slots=tuple(_slots(node, details.gpus)),
@@ -92,14 +94,12 @@ def _slots(node: Node, gpus: Sequence[GpuBus]) -> Iterator[Slot]:
 def points(sample: Sample) -> Iterable[Point]:
     """Speed, width and replays."""
     for gpu in (slot.gpu for slot in sample.slots):
-        own = {"gpu": str(gpu.index), "uuid": gpu.uuid}
         for metric, number in ((GENERATION, gpu.generation), (LANES, gpu.width), (REPLAYS, gpu.replays)):
-            if number is not None:
-                yield metric.point(number, **own)
+            yield from metric.points(number, **gpu_labels(gpu))
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """A slow link, replays, or settings of the bus that break peer-to-peer: all WARNING, a job can run with them."""
+    """Judge link speed, replays, and bus settings that break peer-to-peer. All are WARNING: jobs still run."""
     sample = window[-1]
     findings = [*_slow_links(sample, settings), *_translation(sample), *_redirects(sample)]
     if len(window) > 1:
@@ -107,8 +107,8 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     gpus = [slot.gpu for slot in sample.slots]
     loaded = sum(_loaded(gpu, settings) for gpu in gpus)
     speeds = sorted({f"gen {gpu.generation_max} x{gpu.width_max}" for gpu in gpus if gpu.width_max})
-    links = f"{words.count(len(gpus), 'GPU')} on {', '.join(speeds) or 'links that do not tell their speed'}"
-    full = f"{loaded} under load at full speed" if loaded else "none under load, so their speed was not judged"
+    links = f"{words.count(len(gpus), 'GPU')} on {', '.join(speeds) or 'links of unknown speed'}"
+    full = f"{loaded} under load at full speed" if loaded else "none under load, so the speed was not checked"
     return worst(findings, ok("LinksAtFullSpeed" if loaded else "LinksIdle", f"{links}; {full}"))
 
 
@@ -118,62 +118,61 @@ def _loaded(gpu: GpuBus, settings: Settings) -> bool:
 
 def _slow_links(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
     for gpu in (slot.gpu for slot in sample.slots):
-        if not _loaded(gpu, settings):
-            continue
-        now, best = (gpu.generation, gpu.width), (gpu.generation_max, gpu.width_max)
-        if any(
-            is_now is not None and most is not None and is_now < most for is_now, most in zip(now, best, strict=True)
-        ):
+        pairs = ((gpu.generation, gpu.generation_max), (gpu.width, gpu.width_max))
+        is_slow = any(now is not None and most is not None and now < most for now, most in pairs)
+        if is_slow and _loaded(gpu, settings):
+            maximum = f"maximum gen {gpu.generation_max} x{gpu.width_max}"
             yield warning(
                 "LinkBelowMaximum",
-                f"GPU {gpu.index}: PCIe gen {now[0]} x{now[1]} under load, it can do gen {best[0]} x{best[1]}",
-                f"nvidia-smi -q -i {gpu.index} | grep -A8 'GPU Link Info'; drain the node, reboot; if it stays, reseat",
+                f"GPU {gpu.index}: PCIe link at gen {gpu.generation} x{gpu.width} under load; {maximum}",
+                f"nvidia-smi -q -i {gpu.index} | grep -A8 'GPU Link Info'; drain the node and reboot; then reseat",
             )
 
 
 def _replays(before: Sample, after: Sample, settings: Settings) -> Iterator[CheckVerdict]:
-    """Replays between two samples; a counter that fell was reset, and counts from there."""
+    """Judge the replays between two samples. A counter that decreased was reset and counts from 0."""
     minutes = (after.taken_monotonic_seconds - before.taken_monotonic_seconds) / 60
     earlier = {slot.gpu.uuid: slot.gpu.replays for slot in before.slots}
     for gpu in (slot.gpu for slot in after.slots):
-        was = earlier.get(gpu.uuid)
-        if gpu.replays is None or was is None or minutes <= 0:
+        before_count = earlier.get(gpu.uuid)
+        if gpu.replays is None or before_count is None or minutes <= 0:
             continue
-        rate = (gpu.replays - was if gpu.replays >= was else gpu.replays) / minutes
+        rate = (gpu.replays - before_count if gpu.replays >= before_count else gpu.replays) / minutes
         if rate > settings.replays_per_minute:
             yield warning(
                 "PcieReplays",
-                f"GPU {gpu.index}: {rate:.0f} PCIe replays per minute: the link drops packets",
+                f"GPU {gpu.index}: {rate:.0f} PCIe replays per minute (limit {settings.replays_per_minute:g}): "
+                "the link drops packets",
                 "dmesg | grep -i -e aer -e pcie; reseat the GPU or its riser",
             )
 
 
 def _translation(sample: Sample) -> Iterator[CheckVerdict]:
-    """An IOMMU that translates breaks or slows peer-to-peer over PCIe: NCCL hangs in its first collective."""
+    """Find GPUs behind a translating IOMMU, which breaks peer-to-peer over PCIe: NCCL hangs in its first collective."""
     if sample.virtual or len(sample.slots) < 2:
         return
-    caught = [slot.gpu.index for slot in sample.slots if slot.iommu_translates and not slot.gpu.nvlinks_up]
-    if caught:
+    affected = [slot.gpu.index for slot in sample.slots if slot.iommu_translates and not slot.gpu.nvlinks_up]
+    if affected:
         parameter = "iommu=pt amd_iommu=on (or iommu=off)" if sample.amd else "iommu=pt (or intel_iommu=off)"
         yield warning(
             "IommuTranslates",
-            f"the IOMMU translates transfers of GPU {_listed(caught)}, which have only PCIe between them: "
-            "peer-to-peer hangs or corrupts there",
+            f"the IOMMU translates transfers of GPU {_listed(affected)}, which are connected only by PCIe: "
+            "peer-to-peer transfers hang or corrupt data",
             f"boot with {parameter}, or switch the IOMMU off in the BIOS; until then NCCL_P2P_DISABLE=1",
         )
 
 
 def _redirects(sample: Sample) -> Iterator[CheckVerdict]:
-    """Access control on a bridge sends peer-to-peer up to the CPU; in a virtual machine it has to be on."""
+    """Find bridges that send peer-to-peer traffic to the CPU (ACS). A virtual machine needs this setting."""
     if sample.virtual:
         return
-    caught = [slot for slot in sample.slots if slot.redirecting_bridges]
-    bridges = sorted({bridge for slot in caught for bridge in slot.redirecting_bridges or ()})
+    affected = [slot for slot in sample.slots if slot.redirecting_bridges]
+    bridges = sorted({bridge for slot in affected for bridge in slot.redirecting_bridges or ()})
     if bridges:
         yield warning(
             "AcsRedirects",
             f"ACS on {len(bridges)} PCIe bridges ({_listed(bridges)}) sends peer-to-peer of "
-            f"GPU {_listed([slot.gpu.index for slot in caught])} through the CPU: slow, and a known cause of hangs",
+            f"GPU {_listed([slot.gpu.index for slot in affected])} through the CPU: slow, and a known cause of hangs",
             "switch ACS off in the BIOS, or for each bridge: setpci -s ADDRESS ECAP_ACS+0x6.w=0000 (after every boot)",
         )
 

@@ -1,7 +1,7 @@
-"""The processes of every job: all there, and none stuck in the kernel, stopped or dead.
+"""Processes of every job: missing, dead, stopped, or in an uninterruptible sleep.
 
-A rank that is gone while the others live is the plainest cause of a hang. A rank in an uninterruptible sleep (D) waits
-for a disk, a network file system or a driver; one that is stopped (T) waits for somebody with a debugger.
+If a rank ends while the others run, the others hang. A rank in an uninterruptible sleep (D) waits for a disk, a network
+file system or a driver. A stopped rank (T) waits for a debugger or SIGCONT.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework.contract import JOB, Check, Metric, critical, ok, warning, worst
 from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
@@ -26,22 +26,17 @@ from hangwatch.model import (
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid, procfs
 
-JOB = contract.JOB
 EXPECTED = Metric(name="ranks_expected", help="ranks that the job should have on this node", labels=JOB)
 ALIVE = Metric(name="ranks_alive", help="ranks that are alive", labels=JOB)
-UNINTERRUPTIBLE = Metric(
-    name="ranks_uninterruptible", help="ranks in an uninterruptible sleep (D)", labels=contract.JOB
-)
+UNINTERRUPTIBLE = Metric(name="ranks_uninterruptible", help="ranks in an uninterruptible sleep (D)", labels=JOB)
 STOPPED = Metric(name="ranks_stopped", help="ranks that are stopped (T)", labels=JOB)
-ZOMBIES = Metric(
-    name="ranks_zombies", help="ranks and workers that ended and were not waited for (Z)", labels=contract.JOB
-)
+ZOMBIES = Metric(name="ranks_zombies", help="ranks and workers that ended and were not reaped (Z)", labels=JOB)
 RESIDENT = Metric(name="ranks_resident_memory_bytes", help="memory of a rank and its workers", labels=contract.RANK)
 
 LAUNCHERS_LISTED = 4
 GONE = "gone"
 NO_PROCESS = ENDED_STATES | {GONE}
-NOT_WELL = NO_PROCESS | BLOCKED_STATES | STOPPED_STATES
+UNHEALTHY_STATES = NO_PROCESS | BLOCKED_STATES | STOPPED_STATES
 
 
 class Settings(contract.Settings, frozen=True):
@@ -49,7 +44,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class RankState(Value, frozen=True):
-    """One rank. `state` is the letter of its main thread, or "gone"; memory is that of the rank and its workers."""
+    """One rank. `state` is the state letter of its main thread, or "gone". Memory includes its workers."""
 
     rank: contract.RankName
     pid: int
@@ -60,9 +55,9 @@ class RankState(Value, frozen=True):
 
 
 class JobState(Value, frozen=True):
-    """The ranks of a job; `absent` are local ranks that should be there and never were seen.
+    """The ranks of a job. `absent` are local ranks that were expected but never seen.
 
-    `launcher` is set where the job is a launcher that has started none.
+    `launcher` is set if the job is a launcher that has not started ranks yet.
     """
 
     job: JobName
@@ -73,7 +68,7 @@ class JobState(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """All jobs at one moment."""
+    """All jobs at one time."""
 
     jobs: tuple[JobState, ...]
 
@@ -101,7 +96,7 @@ def _rank(node: Node, job: Job, rank: Rank) -> RankState:
     rows = [answer for answer in answers if isinstance(answer, dict)] if is_same else []
     memory = [size for row in rows if (size := proc_pid.resident_bytes(row)) is not None]
     return RankState(
-        rank=contract.RankName.of(job, rank),
+        rank=contract.RankName.of_rank(job, rank),
         pid=rank.id.pid,
         state="T" if state in STOPPED_STATES else state,
         resident_bytes=sum(memory) if memory else None,
@@ -111,7 +106,7 @@ def _rank(node: Node, job: Job, rank: Rank) -> RankState:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """How many ranks are in which state, and their memory."""
+    """Numbers of ranks by state, and the memory of each rank."""
     for job in sample.jobs:
         states = [rank.state for rank in job.ranks]
         yield EXPECTED.point(job.expected, **job.job.labels)
@@ -121,26 +116,25 @@ def points(sample: Sample) -> Iterable[Point]:
         dead_workers = sum(rank.dead_workers for rank in job.ranks)
         yield ZOMBIES.point(_count(states, ENDED_STATES) + dead_workers, **job.job.labels)
         for rank in job.ranks:
-            if rank.resident_bytes is not None:
-                yield RESIDENT.point(rank.resident_bytes, **rank.rank.labels)
+            yield from RESIDENT.points(rank.resident_bytes, **rank.rank.labels)
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """What was so in two looks in a row is critical (a warning for D and gone); what one look has seen is a warning.
+    """Judge problems that two samples in a row show: critical, or a warning for D state and missing ranks.
 
-    With several looks to compare, what was seen once is nothing: a short D is how a process reads a file.
+    A short D state is normal when a process reads a file. With one sample only, each problem is a warning.
     """
-    alone = len(window) == 1
-    before = _problems(window[-2]) if not alone else {}
+    is_only_sample = len(window) == 1
+    before = {} if is_only_sample else _problems(window[-2])
     findings = [
-        _finding(job, who, problem, settled=not alone)
-        for (job, who), problem in _problems(window[-1]).items()
-        if alone or before.get((job, who), ("", ""))[0] == problem[0]
+        _finding(job, name, problem, is_confirmed=not is_only_sample)
+        for (job, name), problem in _problems(window[-1]).items()
+        if is_only_sample or before.get((job, name), ("", ""))[0] == problem[0]
     ]
     alive = sum(rank.state not in NO_PROCESS for job in window[-1].jobs for rank in job.ranks)
     memory = sum(rank.resident_bytes or 0 for job in window[-1].jobs for rank in job.ranks)
     jobs = words.count(len(window[-1].jobs), "job")
-    summary = f"all {alive} ranks of {jobs} are alive and use {memory / (1 << 30):.1f} GiB"
+    summary = f"all {words.count(alive, 'rank')} of {jobs} alive; memory {memory / (1 << 30):.1f} GiB"
     starting = [job for job in window[-1].jobs if job.launcher]
     if starting:
         first = ", ".join(f"{job.launcher} of job {job.job}" for job in starting[:LAUNCHERS_LISTED])
@@ -153,34 +147,34 @@ def _count(states: Iterable[str], letters: frozenset[str]) -> int:
 
 
 def _problems(sample: Sample) -> dict[tuple[JobName, str], tuple[str, str]]:
-    """(job, who) -> (what, detail) for each rank that is not well."""
-    found = {}
+    """Return (job, name of the rank) -> (state, detail) for each unhealthy rank."""
+    problems = {}
     for job in sample.jobs:
         for numbers in job.absent:
             name = f"local rank{'s' if len(numbers) > 1 else ''} {words.fold_ranges([numbers])}"
-            found[job.job, name] = (GONE, "")
+            problems[job.job, name] = (GONE, "")
         for rank in job.ranks:
-            if rank.state in NOT_WELL:
+            if rank.state in UNHEALTHY_STATES:
                 detail = f" in {rank.wchan}" if rank.wchan else ""
-                found[job.job, f"local rank {rank.rank.local_rank} (pid {rank.pid})"] = (rank.state, detail)
-    return found
+                problems[job.job, f"local rank {rank.rank.local_rank} (pid {rank.pid})"] = (rank.state, detail)
+    return problems
 
 
-def _finding(job: JobName, who: str, problem: tuple[str, str], *, settled: bool) -> CheckVerdict:
-    what, detail = problem
-    level = critical if settled else warning
-    who = f"{who} of job {job}"
-    once = "" if settled else " (seen once: look again)"
-    log = "`hangwatch check oom`; the job's own log; the other ranks wait until their time-out"
-    if what == GONE:
-        # One that has finished is gone as well: whether the others wait for it is for the verdict on a hang to say.
-        return warning("RankGone", f"{who} does not exist any more{once}", log)
-    if what in ENDED_STATES:
-        return level("RankExited", f"{who} has ended, and nobody waited for it{once}", log)
-    if what in STOPPED_STATES:
-        return level("RankStopped", f"{who} is stopped{once}", "kill -CONT PID, once you know who stopped it")
+def _finding(job: JobName, name: str, problem: tuple[str, str], *, is_confirmed: bool) -> CheckVerdict:
+    state, detail = problem
+    level = critical if is_confirmed else warning
+    rank = f"{name} of job {job}"
+    once = "" if is_confirmed else " (seen once; check again)"
+    remedy = "`hangwatch check oom`; read the log of the job; the other ranks wait until their timeout"
+    if state == GONE:
+        # A rank that finished normally is gone too. The verdict on a hang decides if the others wait for it.
+        return warning("RankGone", f"{rank} no longer exists{once}", remedy)
+    if state in ENDED_STATES:
+        return level("RankExited", f"{rank} has ended and was not reaped by its parent{once}", remedy)
+    if state in STOPPED_STATES:
+        return level("RankStopped", f"{rank} is stopped{once}", "find out why it was stopped, then kill -CONT PID")
     remedy = "`hangwatch check storage`; `cat /proc/PID/stack` as root shows what it waits for"
-    return warning("RankUninterruptible", f"{who} is in an uninterruptible sleep{detail}{once}", remedy)
+    return warning("RankUninterruptible", f"{rank} is in an uninterruptible sleep{detail}{once}", remedy)
 
 
 def table(sample: Sample) -> contract.Rows:

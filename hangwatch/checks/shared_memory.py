@@ -1,7 +1,7 @@
-"""Shared memory (/dev/shm) of the node, and of every job that has its own: loader workers and NCCL use it.
+"""Size and free space of shared memory (/dev/shm) of the node and of jobs with their own, as loaders and NCCL use it.
 
-A container has 64 MiB of it unless told otherwise. When it is full, a loader worker dies of a bus error, or NCCL fails
-to set up its transport, and the other ranks wait.
+A container has 64 MiB by default. If it is full, a loader worker dies of a bus error, or NCCL cannot set up its
+transport, and the other ranks wait.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SIZE = Metric(name="shared_memory_size_bytes", help="size of /dev/shm", labels=L
 AVAILABLE = Metric(name="shared_memory_available_bytes", help="bytes left in /dev/shm", labels=LABELS)
 DEADLINE_SECONDS = 3.0
 REMEDY_SIZE = (
-    "docker run --shm-size=64g or --ipc=host; in Kubernetes an emptyDir with medium: Memory at /dev/shm; "
+    "docker run --shm-size=64g or --ipc=host; in Kubernetes mount an emptyDir with medium: Memory at /dev/shm; "
     "on the node `mount -o remount,size=64g /dev/shm`"
 )
-REMEDY_FULL = "`ls -lhS /dev/shm`: torch_* and nccl-* files of processes that are gone can be removed"
+REMEDY_FULL = "`ls -lhS /dev/shm`: remove torch_* and nccl-* files of processes that have ended"
 
 
 class Settings(contract.Settings, frozen=True):
-    """When shared memory is too small, or nearly full."""
+    """Limits of size and free space."""
 
     minimum_size_bytes: Annotated[int, Meta(ge=0, description="a smaller /dev/shm is a warning")] = 1 << 30
     warning_available_ratio: Annotated[Ratio, Meta(description="less left than this: warning")] = 0.10
@@ -39,15 +39,16 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Shm(Value, frozen=True):
-    """One /dev/shm: that of a job that has its own, or the node's."""
+    """The /dev/shm of a job in another mount namespace, or without `job` that of the node."""
 
     job: JobName | None
     size_bytes: int
     available_bytes: int
 
     def __str__(self) -> str:
-        whose = "the node's" if self.job is None else f"job {self.job}'s"
-        return f"{whose} /dev/shm has {_mib(self.available_bytes)} of {_mib(self.size_bytes)} left"
+        owner = "the node" if self.job is None else f"job {self.job}"
+        free = f"{_mib(self.available_bytes)} of {_mib(self.size_bytes)}"
+        return f"{owner} has {free} left in /dev/shm"
 
 
 class Sample(contract.Sample, frozen=True):
@@ -57,9 +58,9 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Ask for the node's own, and through /proc/PID/root for those of jobs in another mount namespace.
+    """Measure /dev/shm of the node, and of jobs in another mount namespace, through /proc/PID/root.
 
-    The node's own is that of process 1: where hangwatch runs in a container and sees it, its own /dev/shm is another.
+    The node's /dev/shm is that of process 1; in a container, /dev/shm of hangwatch itself is a different one.
     """
     own = {proc_pid.namespace(node.proc_root, view, "mnt") for view in ("1", "self")} | {None}
     of_init, of_ours = f"{node.proc_root}/1/root/dev/shm", str(node.dev_root / "shm")
@@ -75,14 +76,14 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         for path, answer in answers.items()
         if isinstance(answer, filesystems.Space)
     ]
-    # One that does not exist is none: a job may have ended, a container may have no /dev/shm.
+    # A missing /dev/shm is no fault: the job may have ended, or its container has none.
     reported = ("NoAnswer", filesystems.NOT_STARTED)
     faults = [answer for answer in answers.values() if isinstance(answer, Fault) and answer.reason in reported][:4]
     return Sample(shms=tuple(shms), faults=tuple(faults)) if shms or faults else None
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Size and what is left."""
+    """Size and free space."""
     for shm in sample.shms:
         labels = dict.fromkeys(contract.JOB, "") if shm.job is None else shm.job.labels
         labels["scope"] = "node" if shm.job is None else "job"
@@ -91,20 +92,20 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Nearly full first, then too small."""
+    """Judge free space, then size."""
     sample = window[-1]
     findings = [finding for shm in sample.shms for finding in _judge_one(shm, settings)]
     return worst(findings, ok("SharedMemoryLeft", "; ".join(str(shm) for shm in sample.shms)))
 
 
 def _judge_one(shm: Shm, settings: Settings) -> Iterator[CheckVerdict]:
-    left = shm.available_bytes / shm.size_bytes if shm.size_bytes else 0.0
-    if left < settings.critical_available_ratio:
+    available_ratio = shm.available_bytes / shm.size_bytes if shm.size_bytes else 0.0
+    if available_ratio < settings.critical_available_ratio:
         yield critical("SharedMemoryFull", str(shm), REMEDY_FULL)
-    elif left < settings.warning_available_ratio:
+    elif available_ratio < settings.warning_available_ratio:
         yield warning("SharedMemoryLow", str(shm), REMEDY_FULL)
     if shm.size_bytes < settings.minimum_size_bytes:
-        message = f"{shm}, less than the {_mib(settings.minimum_size_bytes)} that loaders commonly need"
+        message = f"{shm}; loaders commonly need {_mib(settings.minimum_size_bytes)}"
         yield warning("SharedMemorySmall", message, REMEDY_SIZE)
 
 

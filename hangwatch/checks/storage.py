@@ -1,8 +1,8 @@
-"""Whether every mounted network file system answers, and whether incidents can be stored.
+"""Response of every mounted network file system, and space for incidents.
 
-A rank that reads a shard from a dead mount sits in an uninterruptible sleep for ever, and all others wait for it in a
-collective. Asked are the mounts of this node and those that the ranks see in their own mount namespace. A child
-process asks, so that a dead mount can hang neither this check nor hangwatch.
+A rank that reads a shard from a dead mount stays in an uninterruptible sleep, and all other ranks wait for it in a
+collective. The check covers the mounts of this node and those in the mount namespaces of the ranks. A child process
+reads them, so a dead mount cannot hang hangwatch.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ ANSWERS = Metric(name="storage_answers", help="1 while the file system answers i
 SECONDS = Metric(name="storage_answer_seconds", help="time of the last answer to statvfs", labels=MOUNT_LABELS)
 AVAILABLE = Metric(name="storage_available_bytes", help="bytes left for ordinary users", labels=MOUNT_LABELS)
 SIZE = Metric(name="storage_size_bytes", help="size of the file system", labels=MOUNT_LABELS)
-LEFT_BEHIND = Metric(name="storage_stuck_children", help="children of hangwatch that hang in a dead mount")
+STUCK_CHILDREN = Metric(name="storage_stuck_children", help="children of hangwatch that hang in a dead mount")
 
 INCIDENTS = "incidents"
 MOUNTS_LIMIT = 64
 REMEDY_HUNG = (
-    "`dmesg | tail`, the server's health, the network to it; once the jobs on it are given up, `umount -f -l` lets "
-    "what waits there fail"
+    "`dmesg | tail`; check the server and the network to it; `umount -f -l` ends the calls that wait for it with an "
+    "error, and so the jobs that use it"
 )
-REMEDY_SLOW = "the server's load, the network to it: `nfsstat -rc`, /proc/self/mountstats, the server's own statistics"
+REMEDY_SLOW = "check the load of the server and the network to it: `nfsstat -rc`, /proc/self/mountstats"
 
 
 class Settings(contract.Settings, frozen=True):
-    """How quickly file systems must answer, and how much must be left."""
+    """Limits of response time and free space."""
 
     deadline_seconds: Annotated[
         float, Meta(ge=0.1, le=3.5, description="a file system that has not answered by then is hung")
@@ -50,12 +50,12 @@ class Settings(contract.Settings, frozen=True):
     minimum_incident_bytes: Annotated[
         int, Meta(ge=0, description="less space left for incidents than this is a warning")
     ] = 64 << 20
-    also_types: Annotated[tuple[str, ...], Meta(description="more file system types to ask")] = ()
-    ignored_mounts: Annotated[tuple[str, ...], Meta(description="mount points that are not asked")] = ()
+    also_types: Annotated[tuple[str, ...], Meta(description="more file system types to check")] = ()
+    ignored_mounts: Annotated[tuple[str, ...], Meta(description="mount points that are not checked")] = ()
 
 
 class Answer(Value, frozen=True):
-    """One file system, of this node or as the rank `seen_by` sees it. `space` is None where `fault` says why."""
+    """One file system, of this node or of the mount namespace of pid `seen_by`. Either `space` or `fault` is set."""
 
     mount: str
     type: str
@@ -65,36 +65,35 @@ class Answer(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """Every file system that was asked; those beyond the limit are counted."""
+    """Every file system that was checked."""
 
     answers: tuple[Answer, ...]
-    left_out: int = 0
     stuck_children: int = 0
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """List the network mounts of this node and of the ranks, and ask them all at once, and the folder of incidents."""
-    wanted = _paths(node, settings)
-    folder = node.state_directory
-    # The daemon makes its folder when it starts: until then, what counts is the space of the folder above.
-    homes = [str(place) for place in (folder, *folder.parents)] if folder else []
-    spaces = node.filesystems.space([*wanted, *homes], settings.deadline_seconds)
+    """Check the network mounts of this node and of the ranks, and the directory of incidents, all in parallel."""
+    mounts = _paths(node, settings)
+    directory = node.state_directory
+    # The daemon creates its directory when it starts. Until then, the space of the parent directory counts.
+    directories = [str(path) for path in (directory, *directory.parents)] if directory else []
+    spaces = node.filesystems.space([*mounts, *directories], settings.deadline_seconds)
     faults = (space for space in spaces.values() if isinstance(space, Fault))
-    not_asked = next((fault for fault in faults if fault.reason == NOT_STARTED), None)
-    if not_asked is not None:
-        return not_asked
-    # A mount that was taken away while it was asked fails, and is not broken.
-    mounted = _paths(node, settings) if any(isinstance(spaces[path], Fault) for path in wanted) else wanted
+    not_started = next((fault for fault in faults if fault.reason == NOT_STARTED), None)
+    if not_started is not None:
+        return not_started
+    # A mount that was unmounted meanwhile fails, but is not broken: ignore it.
+    still_mounted = _paths(node, settings) if any(isinstance(spaces[path], Fault) for path in mounts) else mounts
     answers = [
         _answer(mount, spaces[path], seen_by)
-        for path, (mount, seen_by) in wanted.items()
-        # What is missing from a rank's view has gone with the rank, or with what mounted it there.
+        for path, (mount, seen_by) in mounts.items()
+        # A mount that is missing in a rank's view disappeared with the rank, or with the process that mounted it.
         if not _is_private(spaces[path]) and not (seen_by is not None and _is_missing(spaces[path]))
-        if isinstance(spaces[path], filesystems.Space) or mounted.get(path) == (mount, seen_by)
+        if isinstance(spaces[path], filesystems.Space) or still_mounted.get(path) == (mount, seen_by)
     ]
-    if homes:
-        home = next((spaces[place] for place in homes if not _is_missing(spaces[place])), spaces[homes[0]])
-        answers.append(_answer(filesystems.Mount(path=homes[0], type=INCIDENTS, source="", device=""), home))
+    if directories:
+        space = next((spaces[path] for path in directories if not _is_missing(spaces[path])), spaces[directories[0]])
+        answers.append(_answer(filesystems.Mount(path=directories[0], type=INCIDENTS, source="", device=""), space))
     if not answers:
         return None
     return Sample(answers=tuple(answers), stuck_children=node.filesystems.left_behind())
@@ -107,7 +106,7 @@ def _answer(mount: filesystems.Mount, space: filesystems.Space | Fault, seen_by:
 
 
 def _is_private(space: filesystems.Space | Fault) -> bool:
-    """A FUSE mount refuses everybody but its owner, root too: it is private, not broken."""
+    """True for a FUSE mount of another user: it refuses everyone but its owner, even root, and is not broken."""
     return isinstance(space, Fault) and space.reason == "PermissionDenied"
 
 
@@ -116,11 +115,11 @@ def _is_missing(space: filesystems.Space | Fault) -> bool:
 
 
 def _paths(node: Node, settings: Settings) -> dict[str, tuple[filesystems.Mount, int | None]]:
-    """What to ask, by path, and the rank that sees it there: each file system once, however often it is mounted."""
+    """Return mounts and the pid of their mount namespace, by path. Each file system is listed once."""
     views = [None, *(job.ranks[0].id.pid for job in node.jobs if job.ranks)]
     namespaces: set[str | None] = set()
     devices: set[str] = set()
-    found: dict[str, tuple[filesystems.Mount, int | None]] = {}
+    mounts: dict[str, tuple[filesystems.Mount, int | None]] = {}
     for seen_by in views:
         view = "self" if seen_by is None else str(seen_by)
         namespace = proc_pid.namespace(node.proc_root, view, "mnt")
@@ -129,18 +128,18 @@ def _paths(node: Node, settings: Settings) -> dict[str, tuple[filesystems.Mount,
         namespaces.add(namespace)
         seen = filesystems.mounts(node.proc_root, view)
         for mount in seen if isinstance(seen, tuple) else ():
-            if mount.device in devices or mount.path in settings.ignored_mounts or len(found) >= MOUNTS_LIMIT:
+            if mount.device in devices or mount.path in settings.ignored_mounts or len(mounts) >= MOUNTS_LIMIT:
                 continue
             if filesystems.is_network(mount, settings.also_types):
                 devices.add(mount.device)
                 path = mount.path if seen_by is None else f"{node.proc_root}/{view}/root{mount.path}"
-                found[path] = mount, seen_by
-    return found
+                mounts[path] = mount, seen_by
+    return mounts
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Whether and how fast each one answered, and its space."""
-    yield LEFT_BEHIND.point(sample.stuck_children)
+    """Response, response time and space of each file system."""
+    yield STUCK_CHILDREN.point(sample.stuck_children)
     for answer in sample.answers:
         labels = {"mount": answer.mount, "type": answer.type}
         yield ANSWERS.point(answer.space is not None, **labels)
@@ -151,7 +150,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Those that do not answer, then slow and full ones."""
+    """Judge the response, response time and free space of each file system."""
     sample = window[-1]
     findings = [finding for answer in sample.answers for finding in _judge_one(answer, settings)]
     network = [answer for answer in sample.answers if answer.type != INCIDENTS]
@@ -161,44 +160,47 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
 
 
 def _judge_one(answer: Answer, settings: Settings) -> Iterator[CheckVerdict]:
-    name = "the folder of incidents" if answer.type == INCIDENTS else f"{answer.mount} ({answer.type})"
+    name = "the directory of incidents" if answer.type == INCIDENTS else f"{answer.mount} ({answer.type})"
     if answer.seen_by is not None:
         name += f" in the mount namespace of pid {answer.seen_by}"
     if answer.fault is not None:
         yield _judge_fault(name, answer, answer.fault, settings)
         return
     assert answer.space is not None
-    left, size = answer.space.available_bytes, answer.space.size_bytes
+    free, size = answer.space.available_bytes, answer.space.size_bytes
     if answer.space.seconds > settings.slow_seconds:
-        yield warning("StorageSlow", f"{name} took {answer.space.seconds:.1f} s to answer", REMEDY_SLOW)
-    if answer.type == INCIDENTS and left < settings.minimum_incident_bytes:
-        message = f"{name} {answer.mount} has {left / (1 << 20):.0f} MiB left"
-        yield warning("IncidentSpaceLow", message, "free space, or set [store] directory elsewhere")
-    elif size and left < size * settings.minimum_available_ratio and not answer.space.read_only:
-        yield warning("StorageFull", f"{name} has {left / size:.1%} left", "free space: checkpoints will fail")
+        message = f"{name} took {answer.space.seconds:.1f} s to answer (limit {settings.slow_seconds:g} s)"
+        yield warning("StorageSlow", message, REMEDY_SLOW)
+    if answer.type == INCIDENTS and free < settings.minimum_incident_bytes:
+        limit = f"limit {settings.minimum_incident_bytes / (1 << 20):.0f} MiB"
+        message = f"{name} {answer.mount} has {free / (1 << 20):.0f} MiB left ({limit})"
+        yield warning("IncidentSpaceLow", message, "free space, or set [store] directory to another file system")
+    elif size and free < size * settings.minimum_available_ratio and not answer.space.read_only:
+        message = f"{name} has {free / size:.1%} left (limit {settings.minimum_available_ratio:.1%})"
+        yield warning("StorageFull", message, "free space: checkpoints will fail")
 
 
 def _judge_fault(name: str, answer: Answer, fault: Fault, settings: Settings) -> CheckVerdict:
     if fault.reason == "NoAnswer":
-        message = f"{name} gives no answer within {settings.deadline_seconds:g} s"
+        message = f"{name} does not answer within {settings.deadline_seconds:g} s"
         return critical("StorageHung", message, REMEDY_HUNG)
     if answer.type == INCIDENTS:
         return warning("IncidentsBlocked", f"{name}: {fault.detail}", "check [store] directory")
     remedy = f"umount -l {answer.mount} and mount it again"
     if answer.seen_by is not None:
-        remedy = f"the server's health; the container of pid {answer.seen_by} must be started anew, and its job with it"
+        remedy = f"check the server; the container of pid {answer.seen_by}, and so its job, must be restarted"
     return critical("StorageBroken", f"{name}: {fault.detail}", remedy)
 
 
 def table(sample: Sample) -> contract.Rows:
-    """Every file system with its answer."""
+    """One row per file system."""
     rows = [("mount", "type", "answered in (s)", "available (GiB)", "size (GiB)")]
     for answer in sample.answers:
         if answer.space is None:
             rows.append((answer.mount, answer.type, answer.fault.reason if answer.fault else "", "", ""))
             continue
-        left, size = (f"{number / (1 << 30):.1f}" for number in (answer.space.available_bytes, answer.space.size_bytes))
-        rows.append((answer.mount, answer.type, f"{answer.space.seconds:.4f}", left, size))
+        free, size = (f"{number / (1 << 30):.1f}" for number in (answer.space.available_bytes, answer.space.size_bytes))
+        rows.append((answer.mount, answer.type, f"{answer.space.seconds:.4f}", free, size))
     return rows
 
 
@@ -209,7 +211,7 @@ CHECK = Check(
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(ANSWERS, SECONDS, AVAILABLE, SIZE, LEFT_BEHIND),
+    metrics=(ANSWERS, SECONDS, AVAILABLE, SIZE, STUCK_CHILDREN),
     table=table,
-    absent="this node has no network file system mounted, and keeps no incidents",
+    absent="this node has no network file system mounted and stores no incidents",
 )

@@ -1,16 +1,15 @@
-"""What the kernel's log and the driver say of GPUs, NVSwitches and hung tasks.
+"""Errors of GPUs (XID) and NVSwitches (SXID), and hung tasks, from the kernel log and NVML.
 
-XIDs are the NVIDIA driver's own error numbers; their meaning and what to do stand in `xids.toml`, after NVIDIA's
-catalogue. SXIDs are those of NVSwitches. `hung_task` is the kernel's word that a process sat in an uninterruptible
-sleep for two minutes: often the very rank that the others wait for. NVML tells XIDs, too, since the daemon began: one
-that both tell is one event; one that the log does not hold (it was overwritten, or may not be read) counts as well,
-without its line.
+XIDs are error numbers of the NVIDIA driver. `xids.toml` has their meaning and remedy, after NVIDIA's catalogue. The
+kernel reports a hung task if a process was in an uninterruptible sleep for two minutes; it is often the rank that the
+other ranks wait for. NVML also reports XIDs since the daemon started. An XID in both sources is one event. An XID that
+only NVML reports counts too, without its log line: the log was overwritten, or hangwatch must not read it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Annotated, Literal
 
@@ -25,30 +24,30 @@ from hangwatch.probes.gpu.details import XidDetails, XidEvent
 from hangwatch.probes.node.kmsg import KernelEvent, KernelEvents
 from hangwatch.probes.node.machine import Node
 
-XIDS = Metric(name="xid_errors_total", help="XIDs in the kernel's log", labels=("pci", "xid"), kind="counter")
+XIDS = Metric(name="xid_errors_total", help="XIDs in the kernel log", labels=("pci", "xid"), kind="counter")
 NVML_ONLY = Metric(
-    name="xid_nvml_only_events", help="XIDs that NVML told and the kernel's log does not hold", labels=("pci", "xid")
+    name="xid_nvml_only_events", help="XIDs that NVML reported and the kernel log lacks", labels=("pci", "xid")
 )
-SXIDS = Metric(name="sxid_errors_total", help="SXIDs in the kernel's log", labels=("pci", "sxid"), kind="counter")
+SXIDS = Metric(name="sxid_errors_total", help="SXIDs in the kernel log", labels=("pci", "sxid"), kind="counter")
 HUNG = Metric(name="hung_tasks_total", help="tasks that the kernel reported as hung", labels=("comm",), kind="counter")
 MISSED = Metric(name="kernel_log_missed_total", help="records overwritten before they were read", kind="counter")
-NVML_TELLS = ", told by NVML"
+FROM_NVML = ", reported by NVML"
 RECOVERY_ACTION_CHANGED = 154
 SAME_EVENT_SECONDS = 60.0
-"""NVML is asked at each sample, so it tells an XID later than the log, whose clock drifts against CLOCK_MONOTONIC."""
+"""Tolerance: NVML is read at each sample, later than the log, and the log's clock drifts against CLOCK_MONOTONIC."""
 METRIC_OF_KIND = {"xid": XIDS, "sxid": SXIDS, "hung_task": HUNG}
 
 
 class Settings(contract.Settings, frozen=True):
-    """For how long an event counts, and which XIDs do not."""
+    """Time for which an event is a finding, and ignored XIDs."""
 
     recent_seconds: Annotated[
-        float, Meta(ge=1.0, le=604800.0, description="XIDs that are no more than a warning, hung tasks")
+        float, Meta(ge=1.0, le=604800.0, description="time for which an XID warning or a hung task is a finding")
     ] = 3600.0
     critical_recent_seconds: Annotated[
-        float, Meta(ge=1.0, le=2592000.0, description="XIDs after which a GPU needs care, and SXIDs")
+        float, Meta(ge=1.0, le=2592000.0, description="time for which a critical XID or an SXID is a finding")
     ] = 86400.0
-    ignored_xids: Annotated[tuple[int, ...], Meta(description="XIDs that are counted and never a finding")] = ()
+    ignored_xids: Annotated[tuple[int, ...], Meta(description="XIDs that are counted but are never a finding")] = ()
 
 
 class Meaning(Value, frozen=True):
@@ -68,17 +67,17 @@ UNLISTED = Meaning(
 
 @cache
 def meanings() -> dict[int, Meaning]:
-    """The table of XIDs."""
+    """Return the rows of xids.toml by XID."""
     rows = tables.load("hangwatch.checks", "xids.toml", dict[str, Meaning])
     return {int(number): meaning for numbers, meaning in rows.items() for number in numbers.split(",")}
 
 
 def severity(code: int, text: str) -> Literal["critical", "warning", "notice"]:
-    """How serious an XID is; some say it in their own line, which NVML does not tell."""
-    listed = meanings().get(code, UNLISTED).severity
-    if listed != "as_told":
-        return listed
-    if text.endswith(NVML_TELLS):
+    """Return the severity of an XID. For some, the log line states it; NVML does not report the line."""
+    in_table = meanings().get(code, UNLISTED).severity
+    if in_table != "as_told":
+        return in_table
+    if text.endswith(FROM_NVML):
         return "warning"
     if code == RECOVERY_ACTION_CHANGED:
         return "notice" if re.search(r"to 0x\w+ \(None\)", text) else "critical"
@@ -86,9 +85,9 @@ def severity(code: int, text: str) -> Literal["critical", "warning", "notice"]:
 
 
 class Sample(contract.Sample, frozen=True):
-    """The events of the log and of NVML, oldest first, and how long this node is up.
+    """The events of the kernel log and of NVML, oldest first. `boot_seconds` is the uptime of the node.
 
-    `counts` and `missed` are of the log; `by_nvml` are the events that NVML told, too, `nvml_only` those it alone told.
+    `counts` and `missed` come from the log. `by_nvml` are events in both sources, `nvml_only` are in NVML only.
     """
 
     events: tuple[KernelEvent, ...]
@@ -100,61 +99,67 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read what is new in /dev/kmsg, and what NVML has told; what came before is remembered."""
+    """Read new records of /dev/kmsg and the XIDs of NVML. Both probes remember earlier events."""
     log = node.kernel_log.read(node.dev_root / "kmsg")
     details = query.details(node, XidDetails)
-    told = details.events if isinstance(details, XidDetails) else ()
-    if (log is None or isinstance(log, Fault)) and not told:
+    from_nvml = details.events if isinstance(details, XidDetails) else ()
+    if (log is None or isinstance(log, Fault)) and not from_nvml:
         return log
     read = log if isinstance(log, KernelEvents) else KernelEvents()
-    both, alone = _joined(read.events, told)
-    events = sorted((*read.events, *alone), key=lambda event: event.boot_seconds)
+    in_both, nvml_only = _match_events(read.events, from_nvml)
+    events = sorted((*read.events, *nvml_only), key=lambda event: event.boot_seconds)
     return Sample(
         events=tuple(events),
         counts=read.counts,
         missed=read.missed,
         boot_seconds=node.clock.monotonic(),
-        by_nvml=both,
-        nvml_only=alone,
+        by_nvml=in_both,
+        nvml_only=nvml_only,
     )
 
 
-def _joined(
-    logged: Sequence[KernelEvent], told: Iterable[XidEvent]
+def _match_events(
+    logged: Sequence[KernelEvent], from_nvml: Iterable[XidEvent]
 ) -> tuple[tuple[KernelEvent, ...], tuple[KernelEvent, ...]]:
-    """The events of the log that NVML told as well, and those that NVML alone told.
+    """Return the log events that NVML also reported, and the events that only NVML reported.
 
-    The log keeps the newest of each GPU and number: what NVML told before that one is in the log's count.
+    The log keeps the newest event of each GPU and XID; earlier NVML events of that pair are in the log's count.
     """
-    newest = {(_gpu(event.subject), event.code): event for event in logged if event.kind == "xid"}
-    both: dict[KernelEvent, None] = {}
-    alone: dict[tuple[str, int], KernelEvent] = {}
-    for one in told:
-        gpu = _gpu(one.pci_address or "")
-        known = [event for (its, code), event in newest.items() if code == one.code and gpu in ("", its)]
-        since = one.seen_monotonic_seconds - SAME_EVENT_SECONDS
-        same = next((event for event in known if event.boot_seconds >= since), None)
+    newest = {(_gpu_address(event.subject), event.code): event for event in logged if event.kind == "xid"}
+    in_both: dict[KernelEvent, None] = {}
+    nvml_only: dict[tuple[str, int], KernelEvent] = {}
+    for xid in from_nvml:
+        gpu = _gpu_address(xid.pci_address or "")
+        since = xid.seen_monotonic_seconds - SAME_EVENT_SECONDS
+        same = next(
+            (
+                event
+                for (address, code), event in newest.items()
+                if code == xid.code and gpu in ("", address) and event.boot_seconds >= since
+            ),
+            None,
+        )
         if same is not None:
-            both[same] = None
+            in_both[same] = None
         else:
-            alone[gpu, one.code] = KernelEvent(
+            nvml_only[gpu, xid.code] = KernelEvent(
                 kind="xid",
                 subject=gpu or "unknown",
-                code=one.code,
-                boot_seconds=one.seen_monotonic_seconds,
-                text=f"XID {one.code} of GPU {gpu or 'unknown'}{NVML_TELLS}",
+                code=xid.code,
+                boot_seconds=xid.seen_monotonic_seconds,
+                text=f"XID {xid.code} of GPU {gpu or 'unknown'}{FROM_NVML}",
             )
-    return tuple(both), tuple(alone.values())
+    return tuple(in_both), tuple(nvml_only.values())
 
 
-def _gpu(address: str) -> str:
-    """A PCI address as the driver's lines have it, `0000:3b:00`, however NVML writes it (`00000000:3B:00.0`)."""
+def _gpu_address(address: str) -> str:
+    """Return a PCI address in the form of the driver's log lines, `0000:3b:00`. NVML writes `00000000:3B:00.0`."""
     domain, _, rest = address.lower().partition(".")[0].partition(":")
     return f"{domain[-4:].rjust(4, '0')}:{rest}" if rest else ""
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """How often each was seen since hangwatch began to read, including what the log still held then."""
+    """Counts since the oldest record that the log held when hangwatch started."""
     yield MISSED.point(sample.missed)
     for kind, subject, code, count in sample.counts:
         metric = METRIC_OF_KIND[kind]
@@ -165,12 +170,12 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def errors_told(points: Iterable[Point]) -> float:
-    """How many XIDs and SXIDs these points count."""
+    """Return the number of XIDs and SXIDs in these points."""
     return sum(point.value for point in points if point.name in {XIDS.name, SXIDS.name, NVML_ONLY.name})
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """The recent events, worst first; one finding for equal ones."""
+    """Judge the recent events. Events with the same subject and code are one finding."""
     sample = window[-1]
     findings: dict[tuple[str, str, int], CheckVerdict] = {}
     for event in reversed(sample.events):
@@ -178,7 +183,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
         if finding is not None:
             findings.setdefault((event.kind, event.subject, event.code), finding)
     hours = settings.critical_recent_seconds / 3600
-    healthy = ok("KernelLogQuiet", f"no XID, SXID or hung task that matters in the last {hours:.0f} h")
+    healthy = ok("KernelLogQuiet", f"no relevant XID, SXID or hung task in the last {hours:.0f} h")
     return worst(findings.values(), healthy)
 
 
@@ -195,43 +200,38 @@ def _judge_event(event: KernelEvent, sample: Sample, settings: Settings) -> Chec
 
 
 def _sources(event: KernelEvent, sample: Sample) -> str:
-    """Who told of an XID, where NVML did: without it, the log, as always."""
+    """Name the sources of an XID if NVML is one of them."""
     if event in sample.nvml_only:
-        return " (told by NVML alone, the kernel's log does not hold it)"
-    return " (told by the kernel's log and by NVML)" if event in sample.by_nvml else ""
+        return " (reported by NVML only; the kernel log does not have it)"
+    return " (reported by the kernel log and by NVML)" if event in sample.by_nvml else ""
 
 
-def _judge_xid(event: KernelEvent, age_seconds: float, settings: Settings, told: str) -> CheckVerdict | None:
+def _judge_xid(event: KernelEvent, age_seconds: float, settings: Settings, sources: str) -> CheckVerdict | None:
     row, level = meanings().get(event.code, UNLISTED), severity(event.code, event.text)
     limit = settings.critical_recent_seconds if level == "critical" else settings.recent_seconds
     if level == "notice" or event.code in settings.ignored_xids or age_seconds > limit:
         return None
-    message = f"GPU {event.subject}: XID {event.code} {words.ago(age_seconds)}: {row.meaning}{told}"
+    message = f"GPU {event.subject}: XID {event.code} {words.ago(age_seconds)}: {row.meaning}{sources}"
     if level == "critical":
         return critical("GpuError", message, row.action)
     return warning("GpuWarning", message, row.action)
 
 
 def _judge_sxid(event: KernelEvent, age_seconds: float, settings: Settings) -> CheckVerdict | None:
-    """`SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 ...`: the switch's driver says itself how bad it is."""
+    """Judge a line such as `SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 ...`, which states its severity."""
     if age_seconds > settings.critical_recent_seconds:
         return None
     line = event.text.partition(f"{event.code},")[2].strip()
     message = f"NVSwitch {event.subject}: SXID {event.code} {words.ago(age_seconds)}: {line}"
-    if re.match(r"fatal", line, re.IGNORECASE):
-        remedy = "drain the node, reset all GPUs and switches; `hangwatch check fabric`"
-        return critical("SwitchError", message, remedy)
+    if line.lower().startswith("fatal"):
+        return critical("SwitchError", message, "drain the node, reset all GPUs and switches; `hangwatch check fabric`")
     return warning("SwitchWarning", message, "`hangwatch check fabric`, `hangwatch check nvlink_status`")
 
 
 def table(sample: Sample) -> contract.Rows:
     """The events, newest first."""
-    return [("when", "event"), *_rows(sample)]
-
-
-def _rows(sample: Sample) -> Iterator[tuple[str, str]]:
-    for event in reversed(sample.events):
-        yield words.ago(sample.boot_seconds - event.boot_seconds), event.text
+    events = [(words.ago(sample.boot_seconds - event.boot_seconds), event.text) for event in reversed(sample.events)]
+    return [("when", "event"), *events]
 
 
 CHECK = Check(
@@ -243,5 +243,5 @@ CHECK = Check(
     judge=judge,
     metrics=(XIDS, NVML_ONLY, SXIDS, HUNG, MISSED),
     table=table,
-    absent="this node shows no /dev/kmsg, and NVML tells no XID",
+    absent="this node has no /dev/kmsg, and NVML reports no XID",
 )

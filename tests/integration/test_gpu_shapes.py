@@ -177,7 +177,7 @@ def test_a_row_remap_is_pending(hgx: Machine) -> None:
         (["gpu 1 clocks_event_reasons 0x88"], "gpu_health", (WARNING, "HwPowerBrakeSlowdown"), "power supply"),
         (["gpu all persistence_mode 0"], "gpu_health", (WARNING, "PersistenceModeOff"), "0, 1, 2, 3, 4, 5, 6, 7"),
         (["gpu 6 power_limit_watts 350"], "gpu_power", (WARNING, "PowerLimitLowered"), "GPU 6 is held to 350 W"),
-        (["gpu 4 pcie_width 8"], "pcie", (WARNING, "LinkBelowMaximum"), "gen 5 x8 under load, it can do gen 5 x16"),
+        (["gpu 4 pcie_width 8"], "pcie", (WARNING, "LinkBelowMaximum"), "gen 5 x8 under load; maximum gen 5 x16"),
         (["gpu 4 pcie_generation 1"], "pcie", (WARNING, "LinkBelowMaximum"), "gen 1 x16"),
         (["gpu 0 fabric state 1"], "fabric", (CRITICAL, "FabricNotStarted"), "GPU 0"),
         (["gpu all fabric state 2"], "fabric", (WARNING, "FabricInProgress"), "still being set up"),
@@ -313,7 +313,7 @@ def test_a_change_of_the_matrix_stays_a_finding(hgx: Machine) -> None:
     verdict = hgx.run("nvlink_topology")["nvlink_topology"].verdict
 
     assert verdict.reason in ("NoNearNetworkCard", "NetworkCardGone")
-    assert "mlx5_7 was there within the last hour" in verdict.message
+    assert "network card mlx5_7 is missing" in verdict.message
     assert "GPU 7 has no RDMA card on its PCIe switch" in verdict.message
     assert hgx.run("nvlink_topology")["nvlink_topology"].verdict.message == verdict.message
 

@@ -590,8 +590,8 @@ def test_xids_of_the_driver_join_those_of_the_log(fake_driver: FakeDriver, start
     assert list(values(result, "xid_nvml_only_events").values()) == [1]
     assert result.verdict.status is CheckStatus.CRITICAL
     assert result.verdict.message.count("XID 79") == 1
-    assert "(told by the kernel's log and by NVML)" in result.verdict.message
-    assert "XID 48" in result.verdict.message and "told by NVML alone" in result.verdict.message
+    assert "(reported by the kernel log and by NVML)" in result.verdict.message
+    assert "XID 48" in result.verdict.message and "reported by NVML only" in result.verdict.message
 
 
 def test_xids_of_the_driver_count_where_there_is_no_log(fake_driver: FakeDriver, start: Start, tmp_path: Path) -> None:

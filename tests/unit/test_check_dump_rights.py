@@ -31,7 +31,7 @@ def own(**changes: Any) -> dump_permissions.Rights:
 
 
 def refused(**changes: Any) -> RankRight:
-    name = RankName.of(job(), rank(10, 3))
+    name = RankName.of_rank(job(), rank(10, 3))
     return RankRight(**{"rank": name, "pid": 10, "permitted": False, "user_id": 1000} | changes)
 
 
@@ -75,7 +75,7 @@ def test_yama_forbids_everything(tree: NodeTree) -> None:
     ],
 )
 def test_a_refusal_names_the_likeliest_reason(ours: dump_permissions.Rights, words: list[str]) -> None:
-    verdict = judge((Sample(own=ours, ranks=(refused(),)),), Settings())
+    verdict = judge((Sample(rights=ours, ranks=(refused(),)),), Settings())
     assert (verdict.status.name, verdict.reason) == ("WARNING", "DumpRefused")
     for word in words:
         assert word in verdict.message + verdict.remedy
@@ -97,8 +97,8 @@ def test_the_table_and_the_owner_of_a_rank(tree: NodeTree) -> None:
 
 
 def test_many_refusals_are_one_sentence() -> None:
-    ranks = tuple(refused(rank=RankName.of(job(), rank(10, number))) for number in range(8))
-    message = judge((Sample(own=own(capabilities=()), ranks=ranks),), Settings()).message
+    ranks = tuple(refused(rank=RankName.of_rank(job(), rank(10, number))) for number in range(8))
+    message = judge((Sample(rights=own(capabilities=()), ranks=ranks),), Settings()).message
     assert "0 of job 77" in message and "and 4 more" in message
 
 
@@ -113,7 +113,7 @@ def test_many_refusals_are_one_sentence() -> None:
     ],
 )
 def test_py_spy_itself(changes: dict[str, Any], reason: str) -> None:
-    assert judge((Sample(own=own(**changes)),), Settings()).reason == reason
+    assert judge((Sample(rights=own(**changes)),), Settings()).reason == reason
 
 
 def test_a_rank_that_vanished_is_left_out(tree: NodeTree) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.checks.flight_recorder import MOST_ASKED_OF_AN_OWNER
+from hangwatch.checks.flight_recorder import MOST_JOBS_OF_AN_OWNER
 from hangwatch.model import Job
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.torch_recorder import Recorders, layouts
@@ -45,7 +45,7 @@ def test_a_recorder_that_is_there_is_told(tree: NodeTree) -> None:
     result = run("flight_recorder", tree.node(recording(tree, 10)))
     assert told(result) == ("OK", "Told")
     assert values(result, "flight_recorder_capacity") == {("J10",): 2000}
-    assert result.verdict.message == "a flight recorder in 1 of 1 job with PyTorch"
+    assert result.verdict.message == "flight recorder on in 1 of 1 job with PyTorch"
 
 
 def test_each_process_is_read_once(tree: NodeTree) -> None:
@@ -64,8 +64,8 @@ def test_of_one_owner_a_few_are_asked_in_each_turn(tree: NodeTree) -> None:
     theirs = [recording(tree, pid, share="uid 1") for pid in range(10, 20)]
     node = tree.node(*theirs, recording(tree, 30, share="uid 2"))
     first = run("flight_recorder", node)
-    assert len(values(first, "flight_recorder_capacity")) == MOST_ASKED_OF_AN_OWNER + 1
-    assert first.verdict.message.endswith("; 2 jobs not asked yet")
+    assert len(values(first, "flight_recorder_capacity")) == MOST_JOBS_OF_AN_OWNER + 1
+    assert first.verdict.message.endswith("; 2 jobs not read yet")
     assert len(values(run("flight_recorder", node), "flight_recorder_capacity")) == 11
 
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_read_is_no_finding(tree: NodeTree) -> None:
     result = run("flight_recorder", tree.node(broken, recording(tree, 11)))
     assert result.verdict.status.name == "OK" and not result.faults
     assert result.verdict.message.startswith(
-        "a flight recorder in 1 of 2 jobs with PyTorch; job J10 does not show it: "
+        "flight recorder on in 1 of 2 jobs with PyTorch; it cannot be read in job J10: "
     )
     assert values(result, "flight_recorder_capacity") == {("J11",): 2000}
 
@@ -117,6 +117,6 @@ def test_real_jobs_with_it_on_and_off_and_one_that_has_made_no_collective(tmp_pa
     assert told(result) == ("OK", "Hint") and not result.faults
     assert values(result, "flight_recorder_capacity") == {("on",): 2000, ("off",): 0}
     assert result.verdict.message == (
-        f"a flight recorder in 1 of 3 jobs with PyTorch; job off has it off: {TURN_ON}; "
-        "job early has made no collective yet"
+        f"flight recorder on in 1 of 3 jobs with PyTorch; it is off in job off: {TURN_ON}; "
+        "job early has not used a collective yet"
     )

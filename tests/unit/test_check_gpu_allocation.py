@@ -108,14 +108,14 @@ def test_gpus_of_an_idle_slurm_job_are_a_warning_after_half_an_hour(tree: NodeTr
     first = check.run(tree.node(gpus=gpus.sampler))
     assert told(first) == ("OK", "GpusAccountedFor")
     assert first.verdict.message.startswith(
-        "1 of 4 GPUs have a process; GPU 1 is given to Slurm job 4711 of uid 1004 for 3 h 03 min"
+        "1 of 4 GPUs have a process; no process on GPU 1, allocated to Slurm job 4711 of uid 1004 for 3 h 03 min"
     )
     assert list(values(first, "gpu_held_without_process").values()) == [0, 1, 1, 0]
     assert looks(tree, gpus, check, 29)[0] == ("OK", "GpusAccountedFor")
     status, verdict = looks(tree, gpus, check, 1)
     assert status == ("WARNING", "GpuHeldIdle")
     assert verdict.message == (
-        "GPUs 1-2: no process in any look of the last 30 min 00 s; given to Slurm job 4711 of uid 1004 for 3 h 33 min"
+        "GPUs 1-2: no process for 30 min 00 s; allocated to Slurm job 4711 of uid 1004 for 3 h 33 min"
     )
     assert "scancel 4711" in verdict.remedy
 
@@ -157,9 +157,7 @@ def test_a_gpu_that_the_kubelet_gave_to_a_pod(tree: NodeTree, gpus: Gpus, device
     checkpoint(tree, entry(devices))
     status, verdict = looks(tree, gpus.set(True, False), Checked("gpu_allocation", held_seconds=60.0), 1)
     assert status == ("WARNING", "GpuHeldIdle")
-    assert f"GPU 1: no process in any look of the last 1 min 00 s; given to pod {POD_UID} (container train)" in (
-        verdict.message
-    )
+    assert f"GPU 1: no process for 1 min 00 s; allocated to pod {POD_UID} (container train)" in (verdict.message)
     assert POD_UID in verdict.remedy and "kubectl get pods" in verdict.remedy
 
 
@@ -191,7 +189,7 @@ def test_memory_that_nobody_holds_is_a_warning_after_ten_minutes(tree: NodeTree,
     assert looks(tree, gpus, check, 9)[0] == ("OK", "GpusAccountedFor")
     status, verdict = looks(tree, gpus, check, 1)
     assert status == ("WARNING", "GpuMemoryLeft")
-    assert verdict.message == "GPU 0: 3.0 GiB are taken, and no process in any look of the last 10 min 00 s"
+    assert verdict.message == "GPU 0: 3.0 GiB in use without a process for 10 min 00 s"
     assert "fuser" in verdict.remedy
 
 
@@ -203,7 +201,7 @@ def test_a_gpu_of_which_the_driver_lists_nobody_is_not_judged(tree: NodeTree, gp
     member(tree, 511, SLURM, gpus="0,1")
     status, verdict = looks(tree, gpus.set(None, memory_bytes=TAKEN), Checked("gpu_allocation"), 60)
     assert status == ("OK", "GpusAccountedFor")
-    assert verdict.message == "3 of 3 GPUs have a process; of 1 other the driver lists no processes (MIG, vGPU)"
+    assert verdict.message == "3 of 3 GPUs have a process; processes of 1 GPU unknown (MIG or vGPU)"
 
 
 def test_in_a_pid_namespace_of_its_own_it_does_not_guess(tree: NodeTree, gpus: Gpus) -> None:

@@ -76,7 +76,7 @@ def test_all_processes_of_a_pod_are_one_finding(tree: NodeTree) -> None:
     result = run("oom", tree.node())
     assert told(result) == ("WARNING", "OutOfMemory")
     assert "pod 6f1c2d3e-0a1b-4c5d-8e9f-001122334455: 4 processes were killed" in result.verdict.message
-    assert "the last python (pid 13, uid 1004)" in result.verdict.message
+    assert "last python (pid 13, uid 1004)" in result.verdict.message
 
 
 @pytest.mark.parametrize(("age_seconds", "status"), [(10.0, "CRITICAL"), (599.0, "CRITICAL"), (601.0, "WARNING")])
@@ -85,7 +85,7 @@ def test_a_node_without_memory_is_worse(tree: NodeTree, age_seconds: float, stat
     log(tree, *lines, boot_seconds=1000.0 - age_seconds)
     result = run("oom", tree.node())
     assert told(result) == (status, "NodeOutOfMemory")
-    assert "the node had no memory left, and of uid 1004: python (pid 4712" in result.verdict.message
+    assert "the node ran out of memory; uid 1004: python (pid 4712" in result.verdict.message
 
 
 def test_the_numa_nodes_of_a_process_are_a_limit_of_its_own(tree: NodeTree) -> None:
@@ -190,14 +190,17 @@ def test_without_a_log_the_counter_tells_that_somebody_was_killed(
         first = check.run(node)
     assert told(first) == ("OK", "NobodyKilled")
     assert first.verdict.message == (
-        "3 OOM kills since the node started, none seen to happen; "
-        f"whose is not known ({tree.dev}/kmsg: Operation not permitted)"
+        "no new OOM kill, 3 OOM kills since the node booted; "
+        f"the kernel log cannot be read, so processes are unknown ({tree.dev}/kmsg: Operation not permitted)"
     )
     tree.write("proc/vmstat", VMSTAT.format(kills=5))
     tree.time.pass_seconds(15)
     second = check.run(node)
     assert told(second) == ("WARNING", "OutOfMemory")
-    assert second.verdict.message == "2 OOM kills in the last 1 min; whose is not known (there is no /dev/kmsg)"
+    assert second.verdict.message == (
+        "2 OOM kills in the last 1 min; "
+        "the kernel log cannot be read, so processes are unknown (there is no /dev/kmsg)"
+    )
     assert values(second, "oom_kills_counted_total") == {(): 5}
 
 

@@ -87,7 +87,7 @@ def test_many_faults_are_one_sentence() -> None:
 def test_a_rank_is_named_by_its_local_rank_where_it_has_one() -> None:
     def named(rank_number: int | None, local_rank: int | None) -> tuple[str, ...]:
         found = Rank(id=ProcessId(pid=10, start_ticks=1), rank=rank_number, local_rank=local_rank)
-        labels = contract.RankName.of(job(job_key="k"), found).labels
+        labels = contract.RankName.of_rank(job(job_key="k"), found).labels
         return tuple(labels[label] for label in contract.RANK)
 
     assert named(11, 3) == ("77", "k", "11", "3")
@@ -125,7 +125,7 @@ def test_stalled_is_unknown_and_says_since_when() -> None:
     result = runner.stalled(check_of(lambda node, settings: None), 100.0, 145.0)
     assert (result.verdict.status, result.verdict.reason) == (CheckStatus.UNKNOWN, "Stalled")
     assert not result.success
-    assert "has not come back for 45 s" in result.verdict.message
+    assert "has not returned for 45 s" in result.verdict.message
     assert result.ran_unix_seconds == 100.0
 
 
@@ -180,8 +180,8 @@ def test_every_check_of_this_tree_keeps_the_contract() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"name": "disc"}, "must be the file's name"),
-        ({"every_seconds": 0}, "between 1 and 3600"),
+        ({"name": "disc"}, "must be the module name"),
+        ({"every_seconds": 0}, "must be 1 to 3600"),
         ({"window": 0}, "at least one sample"),
         ({"settings": dict}, "extends contract.Settings"),
         ({"judge": None}, "judge is not callable"),
@@ -191,7 +191,7 @@ def test_every_check_of_this_tree_keeps_the_contract() -> None:
         ({"metrics": (Metric(name="errors", help="", kind="counter"),)}, "_total"),
         ({"metrics": (Metric(name="errors_total", help=""),)}, "_total"),
         ({"metrics": (Metric(name="errors", help="", kind="histogram"),)}, "gauge or a counter"),
-        ({"metrics": (Metric(name="job_state", help=""),)}, "not a check's"),
+        ({"metrics": (Metric(name="job_state", help=""),)}, "reserved prefix"),
         ({"metrics": (Metric(name="tea_bytes", help="", labels=("job_id", "cup")),)}, "contract.JOB"),
     ],
 )
@@ -220,7 +220,7 @@ def test_a_file_that_breaks_the_contract_is_named(tmp_path: Path, monkeypatch: p
 
 def test_a_metric_belongs_to_one_check() -> None:
     twins = [check_of(None, name="one"), check_of(None, name="two")]
-    assert registry._shared_metrics(twins) == ["hangwatch/checks/two.py: metric 'reads_total' belongs to one.py"]
+    assert list(registry._shared_metrics(twins)) == ["hangwatch/checks/two.py: metric 'reads_total' belongs to one.py"]
 
 
 def test_a_point_has_the_labels_of_its_metric() -> None:
@@ -270,14 +270,14 @@ def test_worst_counts_what_it_does_not_show() -> None:
 @given(st.lists(st.integers(min_value=0, max_value=1 << 40), min_size=1, max_size=20))
 def test_growth_is_never_negative_and_adds_up_without_resets(counts: list[int]) -> None:
     readings = [{"errors": count} for count in counts]
-    grown = contract.growth(readings)["errors"]
+    grown = contract.counter_growth(readings)["errors"]
     assert grown >= 0
     if counts == sorted(counts):
         assert grown == counts[-1] - counts[0]
 
 
 def test_growth_counts_on_after_a_wrap() -> None:
-    assert contract.growth([{"errors": 250}, {"errors": 255}, {"errors": 3}]) == {"errors": 8}
+    assert contract.counter_growth([{"errors": 250}, {"errors": 255}, {"errors": 3}]) == {"errors": 8}
 
 
 # --- settings ------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_a_job_in_a_container_with_64_mib_that_are_full(tmp_path: Path) -> None:
     with tmpfs(tree.proc / "10" / "root" / "dev" / "shm", "64m") as shm:
         result = run("shared_memory", tree.node(job(rank(10))), minimum_size_bytes=65 << 20)
         assert told(result) == ("WARNING", "SharedMemorySmall")
-        assert "job 77's /dev/shm has 64 MiB of 64 MiB left" in result.verdict.message
+        assert "job 77 has 64 MiB of 64 MiB left in /dev/shm" in result.verdict.message
         assert "--shm-size" in result.verdict.remedy
         (shm / "torch_4711").write_bytes(b"\0" * (64 << 20))
         full = run("shared_memory", tree.node(job(rank(10))), minimum_size_bytes=0)

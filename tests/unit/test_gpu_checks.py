@@ -58,7 +58,7 @@ def test_a_lost_gpu_outranks_all_else() -> None:
     gpu = GpuHealth(index=0, uuid="GPU-0", row_remap_pending=True)
     verdict = gpu_health.judge([gpu_health.Sample(gpus=(gpu,), faults=(fault,))], gpu_health.Settings())
     assert (verdict.status, verdict.reason) == (CheckStatus.CRITICAL, "GpuIsLost")
-    assert "replaces a bad memory row" in verdict.message
+    assert "will replace a bad memory row" in verdict.message
 
 
 def test_a_fabric_state_newer_than_this_program_is_unknown() -> None:
@@ -99,7 +99,7 @@ def test_a_matrix_that_differs_both_ways() -> None:
     )
     verdict = nvlink_topology.judge([nvlink_topology.Sample(gpus=gpus)], nvlink_topology.Settings())
     assert (verdict.status, verdict.reason) == (CheckStatus.WARNING, "Asymmetric")
-    assert verdict.message == "GPU 0 sees GPU 1 over PIX, the other way it is SYS"
+    assert verdict.message == "GPU 0 reaches GPU 1 over PIX, but the way back is SYS"
 
 
 def test_a_single_gpu_has_a_topology_too() -> None:

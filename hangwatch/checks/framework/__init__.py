@@ -1,1 +1,1 @@
-"""What a check is, how checks are found and run, and how their results are shown."""
+"""The definition of a check; discovering and running checks; showing their results."""

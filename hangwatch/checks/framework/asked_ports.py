@@ -1,7 +1,7 @@
-"""`hangwatch check network --to HOST:PORT`: do ports answer that a job is going to need? No check: it runs when asked.
+"""`hangwatch check network --to HOST:PORT`: test the ports that a job is going to need. It runs only on request.
 
-A port that refuses is reached, and nobody listens on it: before a job that is what is to be expected, so it is a
-warning. All else stops a job.
+A refused connection is a warning: the host is reachable, and before a job starts no process listens on the port.
+Every other failure is critical.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEADLINE_SECONDS = 2 * ports.CONNECT_SECONDS + 1.0
 
 
 def run(wanted: Sequence[Port], clock: Clock) -> CheckResult:
-    """Try these ports once; each that does not answer is a fault of the result."""
+    """Try each port once. Ports that do not answer are the faults of the result."""
     ran_unix_seconds, began = clock.unix(), clock.monotonic()
     answers = ports.try_all(wanted, DEADLINE_SECONDS)
     faults = [fault for fault in answers.values() if fault is not None]
@@ -39,7 +39,7 @@ def run(wanted: Sequence[Port], clock: Clock) -> CheckResult:
 
 
 def status_of(reason: str) -> CheckStatus:
-    """How bad it is that a port does not answer, for this reason."""
+    """Return the status of a port that failed for `reason`."""
     return CheckStatus.WARNING if reason == "Refused" else CheckStatus.CRITICAL
 
 

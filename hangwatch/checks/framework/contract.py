@@ -1,20 +1,20 @@
-"""What a check is. One file in this folder = one check: it ends in `CHECK = Check(...)`, and nothing else lists it.
+"""The definition of a check. Each module in checks/ is one check and ends in `CHECK = Check(...)`.
 
-    observe(node, settings)  -> a Sample, None (this node has none of it), or a Fault (it should answer and did not)
+    observe(node, settings)  -> a Sample, None (not present on this node), or a Fault (did not answer)
     points(sample)           -> the exported numbers, each made by a `Metric` of the check
-    judge(window, settings)  -> a CheckVerdict over the last samples, newest last; never called with an empty window
+    judge(window, settings)  -> a CheckVerdict over the last samples, newest last; the window is never empty
     table(sample)            -> optional rows for `hangwatch check --verbose`, header first
 
-`observe` is the one function that touches the machine, and only through `hangwatch.probes`; the others are pure.
-Timing, exceptions, deadlines, faults and "not present" are the runner's: a check never catches for their sake.
+`observe` is the only function that touches the machine, and only through `hangwatch.probes`; the others are pure.
+The runner handles timing, exceptions, deadlines, faults and "not present". A check does not catch exceptions for that.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Meta
 
@@ -28,15 +28,18 @@ NOT_BASE_UNITS = re.compile(
 )
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*")
 JOB = JobName.__struct_fields__
-"""The labels of a number about a job: `METRIC.point(value, **job.name.labels)`."""
+"""The labels of a job's number: `METRIC.point(value, **job.name.labels)`."""
 
 RANK = (*JOB, "rank", "local_rank")
-"""The labels of a number about a rank: `METRIC.point(value, **RankName.of(job, rank).labels)`."""
+"""The labels of a rank's number: `METRIC.point(value, **RankName.of_rank(job, rank).labels)`."""
+
+GPU = ("gpu", "uuid")
+"""The labels of a GPU's number: `METRIC.point(value, **gpu_labels(gpu))`."""
 
 ABSENT = "NotPresent"
-"""The reason of the verdict where a check has nothing to look at."""
+"""The reason of a verdict if this node does not have what the check examines."""
 
-OWNED_ELSEWHERE = (
+RESERVED_PREFIXES = (
     "job_",
     "check_",
     "incident_",
@@ -49,19 +52,19 @@ OWNED_ELSEWHERE = (
 
 
 class Sample(Value, frozen=True, kw_only=True):
-    """Base of what one `observe` returns. `faults` are the parts that should have answered and did not."""
+    """Base class of the value that `observe` returns. `faults` are the parts that did not answer."""
 
     faults: tuple[Fault, ...] = ()
 
 
 class Settings(config.Section, frozen=True):
-    """Base of every check's section `[checks.<name>]`."""
+    """Base class of the section `[checks.<name>]` of a check."""
 
-    enabled: Annotated[bool, Meta(description="false: runs only where `hangwatch check` names it")] = True
+    enabled: Annotated[bool, Meta(description="false: runs only if `hangwatch check` names it")] = True
 
 
 class Metric(Value, frozen=True):
-    """One exported number: `name` without `hangwatch_`, in a base unit; a counter's name ends in `_total`."""
+    """An exported number. `name` lacks the prefix `hangwatch_` and has a base unit; a counter ends in `_total`."""
 
     name: str
     help: str
@@ -69,34 +72,50 @@ class Metric(Value, frozen=True):
     kind: str = "gauge"
 
     def point(self, value: float, **labels: str) -> Point:
-        """The number with its labels. Raises TypeError when the labels are not those declared."""
+        """The number with its labels. Raises TypeError if the labels are not the declared ones."""
         if set(labels) != set(self.labels):
             raise TypeError(f"{self.name} has the labels {self.labels}, got {tuple(labels)}")
         ordered = tuple((label, labels[label]) for label in self.labels)
         return Point(name=self.name, value=float(value), help=self.help, labels=ordered, kind=self.kind)
 
+    def points(self, value: float | None, **labels: str) -> list[Point]:
+        """As `point`, or nothing without a value: this device does not report it."""
+        return [] if value is None else [self.point(value, **labels)]
+
 
 class RankName(Value, frozen=True):
-    """Which rank is meant. `local_rank` is else the global one, or "unknown"; containers may each have a 0."""
+    """A rank of a job. Without a local rank, `local_rank` is the global one, or "unknown".
+
+    Local ranks are not unique on a node: each container of a job may have a local rank 0.
+    """
 
     job: JobName
     rank: str
     local_rank: str
 
     @classmethod
-    def of(cls, job: Job, rank: Rank) -> RankName:
-        """The name of a rank of this job."""
+    def of_rank(cls, job: Job, rank: Rank) -> RankName:
+        """Return the name of a rank of this job."""
         number = "" if rank.rank is None else str(rank.rank)
         local = (number or "unknown") if rank.local_rank is None else str(rank.local_rank)
         return cls(job=job.name, rank=number, local_rank=local)
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of a series about it."""
+        """The labels of a metric about this rank."""
         return {**self.job.labels, "rank": self.rank, "local_rank": self.local_rank}
 
     def __str__(self) -> str:
         return f"local rank {self.local_rank} of job {self.job}"
+
+
+class HasGpuName(Protocol):
+    """A value about one GPU."""
+
+    @property
+    def index(self) -> int: ...  # noqa: D102
+    @property
+    def uuid(self) -> str: ...  # noqa: D102
 
 
 SampleT = TypeVar("SampleT", bound=Sample)
@@ -107,9 +126,9 @@ Rows: TypeAlias = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Check(Generic[SampleT, SettingsT]):
-    """A check as a value. `name` is the file's name; `absent` is the sentence for a node that has none of it.
+    """A check. `name` is the name of its module; `absent` is the sentence for a node without what it examines.
 
-    `window` is how many samples `judge` sees at most.
+    `judge` sees at most `window` samples.
     """
 
     name: str
@@ -119,7 +138,7 @@ class Check(Generic[SampleT, SettingsT]):
     points: Callable[[SampleT], Iterable[Point]]
     judge: Callable[[Sequence[SampleT], SettingsT], CheckVerdict]
     metrics: tuple[Metric, ...] = ()
-    absent: str = "this node has nothing that this check looks at"
+    absent: str = "this node has nothing that this check examines"
     table: Callable[[SampleT], Rows] | None = None
     window: int = 2
 
@@ -128,86 +147,94 @@ AnyCheck: TypeAlias = Check[Any, Any]
 
 
 def breaches(module_name: str, candidate: object) -> list[str]:
-    """What is wrong with the CHECK of the module `module_name`, one sentence each; empty when it keeps the contract."""
+    """Return how the CHECK of the module `module_name` breaks the contract, one sentence each."""
     if not isinstance(candidate, Check):
         return ["has no CHECK = Check(...)"]
-    wrong = []
-    if candidate.name != module_name:
-        wrong.append(f"CHECK.name is {candidate.name!r}; it must be the file's name, {module_name!r}")
-    if not 1 <= candidate.every_seconds <= 3600:
-        wrong.append(f"every_seconds is {candidate.every_seconds:g}; it must lie between 1 and 3600")
-    if candidate.window < 1:
-        wrong.append(f"window is {candidate.window}; judge needs at least one sample")
-    if not (isinstance(candidate.settings, type) and issubclass(candidate.settings, Settings)):
-        wrong.append("settings must be a class that extends contract.Settings")
     parts = {"observe": candidate.observe, "points": candidate.points, "judge": candidate.judge}
-    wrong += [f"{part} is not callable" for part, function in parts.items() if not callable(function)]
-    return wrong + [problem for metric in candidate.metrics for problem in _metric_breaches(metric)]
+    extends_settings = isinstance(candidate.settings, type) and issubclass(candidate.settings, Settings)
+    rules = (
+        (
+            candidate.name == module_name,
+            f"CHECK.name is {candidate.name!r}; it must be the module name {module_name!r}",
+        ),
+        (1 <= candidate.every_seconds <= 3600, f"every_seconds is {candidate.every_seconds:g}; it must be 1 to 3600"),
+        (candidate.window >= 1, f"window is {candidate.window}; judge needs at least one sample"),
+        (extends_settings, "settings must be a class that extends contract.Settings"),
+        *((callable(function), f"{part} is not callable") for part, function in parts.items()),
+        *(rule for metric in candidate.metrics for rule in _metric_rules(metric)),
+    )
+    return [problem for is_kept, problem in rules if not is_kept]
 
 
-def _metric_breaches(metric: Metric) -> list[str]:
-    wrong = []
-    if not METRIC_NAME.fullmatch(metric.name) or metric.name.startswith("hangwatch_"):
-        wrong.append(f"metric {metric.name!r} must be lower_case, without the prefix hangwatch_")
-    if NOT_BASE_UNITS.search(metric.name):
-        wrong.append(f"metric {metric.name!r} must end in a base unit: seconds, bytes, watts, hertz, celsius, ratio")
-    if metric.name.startswith(OWNED_ELSEWHERE):
-        wrong.append(f"metric {metric.name!r} takes a name that is not a check's: {', '.join(OWNED_ELSEWHERE)}")
-    if set(metric.labels) & set(JOB) and not set(metric.labels) >= set(JOB):
-        wrong.append(f"metric {metric.name!r} is about jobs: it has the labels of contract.JOB")
-    if metric.kind not in ("gauge", "counter"):
-        wrong.append(f"metric {metric.name!r} is a {metric.kind!r}; it must be a gauge or a counter")
-    elif (metric.kind == "counter") != metric.name.endswith("_total"):
-        wrong.append(f"metric {metric.name!r} is a {metric.kind}: a counter ends in _total, a gauge does not")
-    return wrong
+def _metric_rules(metric: Metric) -> Iterator[tuple[bool, str]]:
+    """Pairs of: is the rule kept, and the sentence if it is not."""
+    name, labels = f"metric {metric.name!r}", set(metric.labels)
+    is_name = METRIC_NAME.fullmatch(metric.name) is not None and not metric.name.startswith("hangwatch_")
+    yield is_name, f"{name} must be lower_case, without the prefix hangwatch_"
+    units = "seconds, bytes, watts, hertz, celsius, ratio"
+    yield not NOT_BASE_UNITS.search(metric.name), f"{name} must end in a base unit: {units}"
+    prefixes = ", ".join(RESERVED_PREFIXES)
+    yield not metric.name.startswith(RESERVED_PREFIXES), f"{name} has a reserved prefix; reserved are: {prefixes}"
+    yield labels.isdisjoint(JOB) or labels >= set(JOB), f"{name} is about jobs: it must have the labels of contract.JOB"
+    yield metric.kind in ("gauge", "counter"), f"{name} is a {metric.kind!r}; it must be a gauge or a counter"
+    fits_kind = metric.kind not in ("gauge", "counter") or (metric.kind == "counter") == metric.name.endswith("_total")
+    yield fits_kind, f"{name} is a {metric.kind}: a counter ends in _total, a gauge does not"
 
 
-def listed(parts: Sequence[str], shown: int = 2) -> str:
-    """The first parts as one text, and how many more there are."""
+def gpu_labels(gpu: HasGpuName) -> dict[str, str]:
+    """The labels of a metric about a GPU."""
+    return {"gpu": str(gpu.index), "uuid": gpu.uuid}
+
+
+def join_first(parts: Sequence[str], shown: int = 2) -> str:
+    """Join the first parts into one text, and count the rest."""
     more = f"; and {len(parts) - shown} more" if len(parts) > shown else ""
     return "; ".join(parts[:shown]) + more
 
 
-def growth(readings: Sequence[Mapping[KeyT, int]]) -> dict[KeyT, int]:
-    """How much each counter grew over the readings, oldest first; one that was reset or wrapped counts from 0 again."""
-    grown: dict[KeyT, int] = {}
+def counter_growth(readings: Sequence[Mapping[KeyT, int]]) -> dict[KeyT, int]:
+    """Return how much each counter grew over the readings, oldest first.
+
+    A counter that was reset or wrapped counts from 0 again.
+    """
+    growth: dict[KeyT, int] = {}
     last: dict[KeyT, int] = {}
     for reading in readings:
         for key, count in reading.items():
             before = last.get(key, count)
-            grown[key] = grown.get(key, 0) + (count - before if count >= before else count)
+            growth[key] = growth.get(key, 0) + (count - before if count >= before else count)
         last |= reading
-    return grown
+    return growth
 
 
 def ok(reason: str, message: str) -> CheckVerdict:
-    """All is well, and what that means in numbers."""
+    """Return a healthy verdict; the message says so in numbers."""
     return CheckVerdict(status=CheckStatus.OK, reason=reason, message=message)
 
 
 def unknown(reason: str, message: str, remedy: str = "") -> CheckVerdict:
-    """It could not be found out; neither well nor sick."""
+    """Return a verdict for a state that could not be determined."""
     return CheckVerdict(status=CheckStatus.UNKNOWN, reason=reason, message=message, remedy=remedy)
 
 
 def warning(reason: str, message: str, remedy: str = "") -> CheckVerdict:
-    """Training can go on, somebody should look."""
+    """Return a verdict for a problem that training can survive."""
     return CheckVerdict(status=CheckStatus.WARNING, reason=reason, message=message, remedy=remedy)
 
 
 def critical(reason: str, message: str, remedy: str = "") -> CheckVerdict:
-    """Training on this node fails or will."""
+    """Return a verdict for a problem with which training on this node fails, now or soon."""
     return CheckVerdict(status=CheckStatus.CRITICAL, reason=reason, message=message, remedy=remedy)
 
 
 def worst(findings: Iterable[CheckVerdict], healthy: CheckVerdict, shown: int = 3) -> CheckVerdict:
-    """Many findings as one verdict: status and reason of the most severe, the first `shown` messages, their remedies.
+    """Join findings into one verdict: status and reason of the most severe, the first `shown` messages and remedies.
 
-    Returns `healthy` when there is no finding.
+    Returns `healthy` if there is no finding.
     """
     ranked = sorted(findings, key=lambda finding: -finding.status)
     if not ranked:
         return healthy
-    message = listed(list(dict.fromkeys(finding.message for finding in ranked)), shown)
+    message = join_first(list(dict.fromkeys(finding.message for finding in ranked)), shown)
     remedy = "; ".join(dict.fromkeys(finding.remedy for finding in ranked[:shown] if finding.remedy))
     return CheckVerdict(status=ranked[0].status, reason=ranked[0].reason, message=message, remedy=remedy)

@@ -1,6 +1,6 @@
-"""What should be the same on all nodes of a job: versions, firmware, limits. Facts are no check; nodes compare them.
+"""Facts that should be the same on all nodes of a job: versions, firmware, limits. `fleet` compares them.
 
-Most are read by probes that checks have, too; what does not answer is left out, and the check that asks it says so.
+A fact that cannot be read is omitted. A check that uses the same probe reports the fault.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMES = {"Max open files": "open_files_limit", "Max locked memory": "locked_mem
 
 
 class JobVersions(Value, frozen=True):
-    """Which versions a job runs with here, by the libraries of its first rank; `key` is the same on all its nodes."""
+    """The library versions of a job on this node, read from its first rank. `key` is the same on all its nodes."""
 
     job: str
     key: str
@@ -38,29 +38,29 @@ class JobVersions(Value, frozen=True):
 
 
 class Facts(Value, frozen=True):
-    """What the node is made of and set to, by name, and what each job on it runs with."""
+    """Hardware, software and limits of the node by name, and the versions of each job on it."""
 
     node: dict[str, str] = {}  # noqa: RUF012 - msgspec copies an empty one
     jobs: tuple[JobVersions, ...] = ()
 
 
 def begin(node: Node) -> Callable[[float], Facts]:
-    """Begin to read the facts of a node, beside its checks. What is returned waits for them, so many seconds at most.
+    """Start to read the facts of a node in a thread. Returns a function that waits for them, with a timeout in seconds.
 
-    What does not come back in time leaves no facts; its thread does not keep the process alive.
+    After a timeout there are no facts. The thread does not keep the process alive.
     """
-    came: queue.SimpleQueue[Facts] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Facts] = queue.SimpleQueue()
 
     def read_all() -> None:
         try:
-            came.put(read(node))
-        except Exception:  # as for a check: what is a bug here costs the facts alone
-            log.exception("the facts of this node could not be read; please report it as a bug")
-            came.put(Facts())
+            results.put(read(node))
+        except Exception:  # as for a check: a bug here must not stop the report
+            log.exception("cannot read the facts of this node; please report this bug")
+            results.put(Facts())
 
     def wait(seconds: float) -> Facts:
         try:
-            return came.get(timeout=max(0.0, seconds))
+            return results.get(timeout=max(0.0, seconds))
         except queue.Empty:
             return Facts()
 
@@ -69,7 +69,7 @@ def begin(node: Node) -> Callable[[float], Facts]:
 
 
 def read(node: Node) -> Facts:
-    """Read them all."""
+    """Read all facts now."""
     return Facts(
         node={"hangwatch": __version__, "kernel": host.kernel_release(), **dict(_gpus(node)), **dict(_others(node))},
         jobs=tuple(_jobs(node)),
@@ -82,26 +82,26 @@ def _gpus(node: Node) -> Iterator[tuple[str, str]]:
         yield "driver", sweep.driver_version
     if details is None or isinstance(details, Fault):
         return
-    told: dict[str, Callable[[GpuFirmware], str | None]] = {
+    fields: dict[str, Callable[[GpuFirmware], str | None]] = {
         "gpus": lambda gpu: gpu.name,
         "cuda_of_driver": lambda gpu: gpu.cuda_version,
         "vbios": lambda gpu: gpu.vbios,
         "inforom": lambda gpu: gpu.inforom,
     }
-    for name, part in told.items():
-        values = [value for value in map(part, details.gpus) if value]
+    for name, field in fields.items():
+        values = [value for value in map(field, details.gpus) if value]
         if values:
-            yield name, _counted(values) if name == "gpus" else _each(values)
+            yield name, _count_values(values) if name == "gpus" else ", ".join(sorted(set(values)))
 
 
 def _others(node: Node) -> Iterator[tuple[str, str]]:
     adapters = infiniband.adapters(node.sys_root)
-    for name, values in (
-        ("infiniband_adapters", [adapter.kind for adapter in adapters if adapter.kind]),
-        ("infiniband_firmware", [adapter.firmware for adapter in adapters if adapter.firmware]),
-    ):
-        if values:
-            yield name, _counted(values) if name == "infiniband_adapters" else _each(values)
+    kinds = [adapter.kind for adapter in adapters if adapter.kind]
+    firmware = {adapter.firmware for adapter in adapters if adapter.firmware}
+    if kinds:
+        yield "infiniband_adapters", _count_values(kinds)
+    if firmware:
+        yield "infiniband_firmware", ", ".join(sorted(firmware))
     limits = pseudo_files.read(node.proc_root / "self" / "limits", "limits")
     for row, soft, hard in _LIMIT.findall(limits) if isinstance(limits, str) else ():
         yield _NAMES[row], f"{soft}, hard {hard}"
@@ -113,20 +113,15 @@ def _others(node: Node) -> Iterator[tuple[str, str]]:
 
 def _jobs(node: Node) -> Iterator[JobVersions]:
     sample = environment.observe(node, environment.Settings())
-    for found in sample.jobs if isinstance(sample, environment.Sample) else ():
-        versions = {"NCCL": found.nccl, "torch": found.torch}
+    for job in sample.jobs if isinstance(sample, environment.Sample) else ():
+        versions = {"NCCL": job.nccl, "torch": job.torch}
         yield JobVersions(
-            job=found.job.job_id,
-            key=found.job.job_key,
+            job=job.job.job_id,
+            key=job.job.job_key,
             versions={name: version for name, version in versions.items() if version},
         )
 
 
-def _counted(values: Iterable[str]) -> str:
-    """`8 NVIDIA H100`, of several kinds the most frequent first."""
-    return ", ".join(f"{number} {value}" for value, number in sorted(Counter(values).items(), key=lambda of: -of[1]))
-
-
-def _each(values: Iterable[str]) -> str:
-    """The value, where it is the same of all; else each."""
-    return ", ".join(sorted(set(values)))
+def _count_values(values: Iterable[str]) -> str:
+    """Return the values with their counts, such as `8 NVIDIA H100`, the most frequent first."""
+    return ", ".join(f"{count} {value}" for value, count in Counter(values).most_common())

@@ -1,4 +1,4 @@
-"""docs/checks.md, from the checks themselves: their docstrings, settings, metrics, and the reasons that they give."""
+"""Generates docs/checks.md from the docstrings, settings, metrics and reasons of the checks."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from hangwatch.checks.framework.contract import AnyCheck
 
 INTRODUCTION = """# The checks
 
-This page is made from the code by `make golden`; a test fails while it is not current.
+This page lists every check, its settings, reasons and metrics. It is generated from the code by `make golden`.
 
-`hangwatch check` runs all of them once, `hangwatch check NAME...` those named; the daemon runs each on its own beat.
-Every check has a verdict, a sentence that explains it also when all is well, and says what to type when it is not.
-`NotPresent` (OK) means that this node has nothing of the kind: the daemon looks again half a minute after a job came,
-so that no such sentence stands beside it for long. `status` says how long ago each looked. `CheckFailed` and `Stalled`
-(UNKNOWN) mean that the check itself failed, or did not come back. UNKNOWN is neither well nor sick. On the screen those
-with nothing of the kind are one line, and what several have found is said once; `--verbose` shows each of them.
+`hangwatch check` runs all checks once, `hangwatch check NAME...` runs the named ones. The daemon runs each check at its
+own interval, and again 30 s after a job starts. Each check returns a status, a reason and a sentence, also if the node
+is healthy. If it is not, the check also says what to type. `hangwatch status` shows the age of each result.
 
-Exit codes: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, by the most severe check (CRITICAL, WARNING, UNKNOWN, OK);
-`--fail-on critical` exits 0 for anything less, UNKNOWN included. `--json` prints the form that
-[check.schema.json](check.schema.json) describes.
+* `NotPresent` (OK): this node does not have what the check examines.
+* `CheckFailed`, `Stalled` (UNKNOWN): the check itself failed, or did not return in time.
+* UNKNOWN: the state could not be determined. It does not mean a fault.
+
+The table that `hangwatch check` prints folds all `NotPresent` results into one row, and repeats no finding that two
+checks share. `--verbose` shows all of them.
+
+Exit codes: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, by the most severe check (order: CRITICAL, WARNING, UNKNOWN, OK).
+With `--fail-on critical` every other status, also UNKNOWN, exits with 0. `--json` prints the results as
+[check.schema.json](check.schema.json) describes them.
 """
 LEVELS = {"ok": "OK", "unknown": "UNKNOWN", "warning": "WARNING", "critical": "CRITICAL", "level": "WARNING, CRITICAL"}
 
 
 def page(checks: Mapping[str, AnyCheck]) -> str:
-    """The whole page, in Markdown."""
-    overview = ["| check | every | what it looks at |", "|---|---|---|"]
+    """Return the whole page in Markdown."""
+    overview = ["| check | every | subject |", "|---|---|---|"]
     for name, check in checks.items():
         overview.append(f"| [{name}](#{name}) | {check.every_seconds:g} s | {_docstring(check).splitlines()[0]} |")
     sections = [line for check in checks.values() for line in _section(check)]
@@ -44,7 +48,7 @@ def page(checks: Mapping[str, AnyCheck]) -> str:
 def _section(check: AnyCheck) -> Iterator[str]:
     yield f"## {check.name}\n"
     yield f"{_docstring(check)}\n"
-    yield f"Runs every {check.every_seconds:g} s. Absent: {check.absent}.\n"
+    yield f"Runs every {check.every_seconds:g} s. Not present if {check.absent}.\n"
     yield from ["| status | reasons |", "|---|---|"]
     for status, reasons in reasons_of(inspect.getsource(_module(check))).items():
         yield f"| {status} | {', '.join(f'`{reason}`' for reason in reasons)} |"
@@ -67,14 +71,14 @@ def _settings(section: type[msgspec.Struct]) -> Iterator[str]:
 
 
 def reasons_of(source: str) -> dict[str, list[str]]:
-    """The reasons that a check's source gives, by status: the first argument of `ok`, `warning`, `critical`, ..."""
-    found: dict[str, list[str]] = {}
+    """Return the reasons in a check's source by status: the first argument of `ok`, `warning`, `critical`, ..."""
+    reasons: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in LEVELS and node.args:
             reason = node.args[0]
             if isinstance(reason, ast.Constant) and isinstance(reason.value, str):
-                found.setdefault(LEVELS[node.func.id], []).append(reason.value)
-    return {level: sorted(set(found[level])) for level in LEVELS.values() if level in found}
+                reasons.setdefault(LEVELS[node.func.id], set()).add(reason.value)
+    return {level: sorted(reasons[level]) for level in LEVELS.values() if level in reasons}
 
 
 def _docstring(check: AnyCheck) -> str:

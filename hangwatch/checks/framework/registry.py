@@ -1,11 +1,11 @@
-"""Find the checks: every module in checks/ must hold a `CHECK`; subfolders are not searched."""
+"""Find the checks: every module in checks/ must define `CHECK`. Subfolders are not searched."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -18,46 +18,44 @@ PACKAGE = "hangwatch.checks"
 
 
 class ContractError(UserError):
-    """A file in checks/ that is no check; the message names the file and what is wrong with it."""
+    """A module in checks/ breaks the contract; the message names the file and the problem."""
 
 
 class UnknownCheckError(UserError):
-    """A check that does not exist was asked for; the message names those that do."""
+    """A requested check does not exist; the message lists the existing ones."""
 
 
 @cache
 def checks() -> dict[str, AnyCheck]:
-    """All checks by name. Raises ContractError, naming every file that breaks the contract."""
-    found: dict[str, AnyCheck] = {}
-    wrong: list[str] = []
+    """Return all checks by name. Raises ContractError, which names every file that breaks the contract."""
+    valid_checks: dict[str, AnyCheck] = {}
+    problems: list[str] = []
     for module in pkgutil.iter_modules([str(Path(__file__).parents[1])]):
         if module.ispkg:
             continue
         candidate = getattr(importlib.import_module(f"{PACKAGE}.{module.name}"), "CHECK", None)
-        problems = breaches(module.name, candidate)
-        wrong += [f"hangwatch/checks/{module.name}.py: {problem}" for problem in problems]
-        if isinstance(candidate, Check) and not problems:
-            found[module.name] = candidate
-    wrong += _shared_metrics(found.values())
-    if wrong:
-        raise ContractError("\n".join(wrong))
-    return dict(sorted(found.items()))
+        broken = breaches(module.name, candidate)
+        problems += [f"hangwatch/checks/{module.name}.py: {problem}" for problem in broken]
+        if isinstance(candidate, Check) and not broken:
+            valid_checks[module.name] = candidate
+    problems += _shared_metrics(valid_checks.values())
+    if problems:
+        raise ContractError("\n".join(problems))
+    return dict(sorted(valid_checks.items()))
 
 
-def _shared_metrics(all_checks: Iterable[AnyCheck]) -> list[str]:
-    """A metric belongs to one check: two with the same name would be one family with two meanings."""
-    owner: dict[str, str] = {}
-    wrong = []
+def _shared_metrics(all_checks: Iterable[AnyCheck]) -> Iterator[str]:
+    """Metrics that two checks declare: one metric family would have two meanings."""
+    owners: dict[str, str] = {}
     for check in all_checks:
         for metric in check.metrics:
-            first = owner.setdefault(metric.name, check.name)
-            if first != check.name:
-                wrong.append(f"hangwatch/checks/{check.name}.py: metric {metric.name!r} belongs to {first}.py")
-    return wrong
+            owner = owners.setdefault(metric.name, check.name)
+            if owner != check.name:
+                yield f"hangwatch/checks/{check.name}.py: metric {metric.name!r} belongs to {owner}.py"
 
 
 def select(names: Iterable[str]) -> list[AnyCheck]:
-    """The checks of these names, all when there is no name. Raises UnknownCheckError."""
+    """Return the checks of these names, or all checks without a name. Raises UnknownCheckError."""
     by_name = checks()
     wanted = list(names) or list(by_name)
     for name in wanted:
@@ -67,9 +65,9 @@ def select(names: Iterable[str]) -> list[AnyCheck]:
 
 
 def settings_for(settings: config.Settings, source: str, text: str = "") -> dict[str, Settings]:
-    """The settings of every check by name; `source` is the file named in errors, `text` what it holds, for the lines.
+    """Return the settings of every check by name. Errors name the file `source` and a line of its content `text`.
 
-    Raises config.ConfigError for sections that are no check's, and for keys and values that their checks do not take.
+    Raises config.ConfigError for a section without a check, and for a key or value that its check does not accept.
     """
     by_name = checks()
     problems: list[str] = []
@@ -78,15 +76,15 @@ def settings_for(settings: config.Settings, source: str, text: str = "") -> dict
             line = toml_file.line_of(text, ("checks", name))
             where = f"{source}{f':{line}' if line else ''}: [checks.{name}]"
             problems.append(f"{where}: there is no check {name!r}\n  {_hint(name, by_name)}")
-    found: dict[str, Settings] = {}
+    decoded: dict[str, Settings] = {}
     for name, check in by_name.items():
         try:
-            found[name] = config.decode(settings.checks.get(name, {}), check.settings, source, ("checks", name), text)
+            decoded[name] = config.decode(settings.checks.get(name, {}), check.settings, source, ("checks", name), text)
         except config.ConfigError as error:
             problems += error.problems
     if problems:
         raise config.ConfigError(*problems[: toml_file.MOST_PROBLEMS])
-    return found
+    return decoded
 
 
 def _hint(name: str, existing: Iterable[str]) -> str:

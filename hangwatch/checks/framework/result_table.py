@@ -1,9 +1,9 @@
-"""Results as people and programs read them: an exit code, a table, JSON. Pure."""
+"""Check results as an exit code, a table and JSON. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import msgspec
 
@@ -22,7 +22,7 @@ FAILING = {
 
 
 class JsonFault(Value, frozen=True):
-    """Something that should have answered and did not."""
+    """A part of the node that should have answered and did not."""
 
     subject: str
     reason: str
@@ -31,7 +31,7 @@ class JsonFault(Value, frozen=True):
 
 
 class JsonPoint(Value, frozen=True):
-    """One exported number; `name` is the metric's full name, `value` null where it is unlimited."""
+    """One exported number; `name` is the metric's full name, `value` is null if it is unlimited."""
 
     name: str
     value: float | None
@@ -39,7 +39,7 @@ class JsonPoint(Value, frozen=True):
 
 
 class JsonResult(Value, frozen=True):
-    """One run of one check. `success` is false when the check itself failed or did not come back."""
+    """One run of one check. `success` is false if the check itself failed or did not return."""
 
     check: str
     status: Status
@@ -55,9 +55,9 @@ class JsonResult(Value, frozen=True):
 
 
 class JsonReport(Value, frozen=True):
-    """`hangwatch check --json`. `status` is the worst of all checks, `exit_code` what the command ends with.
+    """The output of `hangwatch check --json`. `status` is the worst of all checks.
 
-    `began_unix_seconds` and `printed_unix_seconds` are the wall clock of the node at the first and last moment.
+    `began_unix_seconds` and `printed_unix_seconds` are the wall clock of the node at the start and at the end.
     """
 
     schema_version: int
@@ -77,26 +77,25 @@ def worst_status(results: Iterable[CheckResult]) -> CheckStatus:
 
 
 def exit_code(results: Sequence[CheckResult], fail_on: FailOn | None = None) -> int:
-    """0, 1, 2, 3 for OK, WARNING, CRITICAL, UNKNOWN, as Nagios has it.
+    """Return 0, 1, 2, 3 for OK, WARNING, CRITICAL, UNKNOWN, as Nagios plugins do.
 
-    With `fail_on`, whatever is less than that, UNKNOWN included, is 0: nobody drains a node for what is not known.
+    With `fail_on`, a less severe status returns 0, also UNKNOWN: an unknown state is no reason to drain a node.
     """
     return exit_code_of(worst_status(results), fail_on)
 
 
 def exit_code_of(status: CheckStatus, fail_on: FailOn | None = None) -> int:
-    """As `exit_code`, of the most severe status."""
+    """As `exit_code`, for the most severe status."""
     if fail_on is not None and status not in FAILING[fail_on]:
         return 0
     return EXIT_CODES[status]
 
 
 def report_table(results: Sequence[CheckResult], verbose: bool = False) -> list[tuple[str, ...]]:
-    """Rows for people, header first, the most severe check first.
+    """Return the rows for a terminal: the header, then the most severe check first. The last column says what to type.
 
-    The last column holds what to type. Checks that have nothing to look at here are one row, the last; one that has
-    found just what another has says no more than that, in a row of its own, which scripts look for. `verbose` shows
-    everything, the seconds that each check took, and every fault.
+    The checks that are not present share the last row. A check with the same finding as another has a row that names
+    the other check. `verbose` shows all rows in full, the duration of each check, and every fault.
     """
     rows: list[tuple[str, ...]] = [("check", "status", "reason", "what was seen", "what to do")]
     ranked = sorted(results, key=lambda result: (-result.verdict.status, result.check))
@@ -125,17 +124,17 @@ def _verbose_rows(result: CheckResult) -> Iterator[tuple[str, ...]]:
 
 
 def _absent_row(results: Sequence[CheckResult]) -> tuple[str, ...]:
-    """Those that have nothing to look at, together by why."""
-    reasons: dict[str, list[str]] = {}
+    """One row for all checks that are not present, grouped by message."""
+    names_by_message: dict[str, list[str]] = {}
     for result in results:
-        reasons.setdefault(result.verdict.message, []).append(result.check)
-    most_first = sorted(reasons.items(), key=lambda reason: -len(reason[1]))
-    seen = "; ".join(f"{message} ({', '.join(names)})" for message, names in most_first)
-    return f"{len(results)} others", CheckStatus.OK.name, ABSENT, f"do not apply: {seen}", ""
+        names_by_message.setdefault(result.verdict.message, []).append(result.check)
+    most_first = sorted(names_by_message.items(), key=lambda item: -len(item[1]))
+    messages = "; ".join(f"{message} ({', '.join(names)})" for message, names in most_first)
+    return f"{len(results)} others", CheckStatus.OK.name, ABSENT, f"do not apply: {messages}", ""
 
 
 def verbose_tables(results: Iterable[CheckResult]) -> list[tuple[str, tuple[tuple[str, ...], ...]]]:
-    """The tables of those checks that have one: (name of the check, rows with the header first)."""
+    """Return the tables of the checks that have one: (name of the check, rows with the header first)."""
     return [(result.check, result.table) for result in results if len(result.table) > 1]
 
 
@@ -148,14 +147,14 @@ def to_json(
     began_unix_seconds: float = 0.0,
     printed_unix_seconds: float = 0.0,
 ) -> str:
-    """The report as JSON text; docs/check.schema.json describes it."""
+    """Return the report as JSON text, as docs/check.schema.json describes it."""
     report = JsonReport(
         schema_version=1,
         hangwatch_version=__version__,
         node=node,
         began_unix_seconds=began_unix_seconds,
         printed_unix_seconds=printed_unix_seconds,
-        status=_status(worst_status(results)),
+        status=cast("Status", worst_status(results).name),
         exit_code=exit_code(results, fail_on),
         checks=tuple(_json_result(result) for result in results),
         facts=facts,
@@ -167,7 +166,7 @@ def _json_result(result: CheckResult) -> JsonResult:
     verdict = result.verdict
     return JsonResult(
         check=result.check,
-        status=_status(verdict.status),
+        status=cast("Status", verdict.status.name),
         reason=verdict.reason,
         message=verdict.message,
         remedy=verdict.remedy,
@@ -186,17 +185,7 @@ def _json_result(result: CheckResult) -> JsonResult:
     )
 
 
-def _status(status: CheckStatus) -> Status:
-    names: dict[CheckStatus, Status] = {
-        CheckStatus.OK: "OK",
-        CheckStatus.WARNING: "WARNING",
-        CheckStatus.CRITICAL: "CRITICAL",
-        CheckStatus.UNKNOWN: "UNKNOWN",
-    }
-    return names[status]
-
-
 def json_schema() -> str:
-    """The JSON schema of `to_json`, as docs/check.schema.json holds it."""
+    """Return the JSON schema of `to_json`, the content of docs/check.schema.json."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(JsonReport)}
     return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"

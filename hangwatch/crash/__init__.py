@@ -1,7 +1,7 @@
-"""A rank that died: what it left, who died first, and why. Orderly ends leave nothing, and make no incident.
+"""Crashed ranks: their crash artifacts, the rank that died first, and the cause. A normal exit makes no incident.
 
-`read` asks the machine, `judge` decides. The kernel's log is its own word; error files and cores are the owner's, who
-can lie about his own job, and about no other. Whoever complains of others in its error file followed somebody.
+`read` reads the machine, `judge` decides. The kernel log can be trusted. Error files and cores belong to the owner of
+the job and can only affect the verdict on that job. A rank with an error file that blames other ranks died after one.
 """
 
 from hangwatch.crash.artifacts import Exit, Left

@@ -1,4 +1,4 @@
-"""What one dead rank left, as it was found."""
+"""The crash artifacts of one dead rank."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 TEXT_CHARACTERS = 240
 ABORTED = "SIGABRT"
 FAULTS = frozenset({"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS", ABORTED})
-"""What a program dies of by itself; others are sent, and gcore writes the core of a process that lives on."""
+"""Signals of a program's own fault. Other signals are sent, and gcore writes the core of a process that stays alive."""
 
 
 class Exit(NamedTuple):
-    """How a rank ended: its exit code, negative for a signal, by the kernel or by what its launcher printed.
+    """The exit code of a rank, negative for a signal, from the kernel or from the log of its launcher.
 
-    `is_first`: its launcher tells it as the first failure. Of exit codes in one second that is any of them.
+    `is_first`: the launcher reports it as the first failure, which may be any of the failures within one second.
     """
 
     code: int
@@ -30,7 +30,7 @@ class Exit(NamedTuple):
 
     @property
     def signal(self) -> str:
-        """The name of the signal that ended it; empty where none did."""
+        """The name of the signal that ended the rank, or an empty string."""
         try:
             return signal.Signals(-self.code).name
         except ValueError:
@@ -38,15 +38,15 @@ class Exit(NamedTuple):
 
     @property
     def text(self) -> str:
-        """For people: `SIGSEGV` or `exit code 1`, and where that stands."""
-        where = "its exit status" if self.by_kernel else "its launcher's log"
-        return f"{self.signal or f'exit code {self.code}'}, by {where}"
+        """The signal or exit code with its source, such as `SIGSEGV, by its exit status`."""
+        source = "its exit status" if self.by_kernel else "its launcher's log"
+        return f"{self.signal or f'exit code {self.code}'}, by {source}"
 
 
 class Left(NamedTuple):
-    """What one dead rank left: lines of the kernel's log, its failure by the error file, its core with the stack in it.
+    """The crash artifacts of a rank: lines of the kernel log, the failure in its error file, its core and stack.
 
-    `exit` is None where nothing tells how it ended. `refused` says what was there and was not read.
+    `exit` is set if the exit code is known. `refused` lists artifacts that exist but were not read.
     """
 
     id: RankId
@@ -60,6 +60,6 @@ class Left(NamedTuple):
 
     @property
     def end(self) -> KernelLine | None:
-        """The line of the kernel's log that tells of its own end."""
+        """The line of the kernel log that reports the death of this rank."""
         rows = kernel_lines.load()
         return next((line for line in self.lines if rows[line.name].deadly and line.subject == str(self.id.pid)), None)

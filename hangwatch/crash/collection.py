@@ -1,4 +1,4 @@
-"""What the ranks of a job left whose processes are gone, read of the machine."""
+"""Collects the crash artifacts of the dead ranks of a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from hangwatch import words
 from hangwatch.capture import kernel_log
 from hangwatch.crash.artifacts import FAULTS, TEXT_CHARACTERS, Exit, Left
-from hangwatch.crash.first_death import causes_of
+from hangwatch.crash.first_death import find_causes
 from hangwatch.model import EndedProcess, Job, KernelLine, RankId
 from hangwatch.probes.node import kmsg
 from hangwatch.probes.process import crash_artifacts, procfs
@@ -18,10 +18,10 @@ from hangwatch.tables import secret_forms
 
 _FRAMES_SHOWN = 8
 _LINE_CHARACTERS = 4096
-_NEAR_SECONDS = 120.0  # between what a rank left and its end: a scan, and its destructors; a core is written by then
+_NEAR_SECONDS = 120.0  # between an artifact and the end of the rank: destructors, writing a core, the next scan
 _CONTAINER_GONE = (
-    "its container has gone, and with it what it may have left there (error file, core): on a volume of the host "
-    "(torchrun --log-dir, TORCHELASTIC_ERROR_FILE) people can read it afterwards"
+    "its container no longer exists, and with it its error file and core; write them to a volume of the host "
+    "(torchrun --log-dir, TORCHELASTIC_ERROR_FILE) to keep them"
 )
 
 
@@ -34,61 +34,60 @@ def read(
     proc_root: Path = procfs.PROC,
     kernel_log_path: Path = Path("/dev/kmsg"),
 ) -> list[Left]:
-    """What the ranks of a job left whose processes are gone; takes a child, some seconds, and for a core three minutes.
+    """Return the artifacts of each dead rank. Takes one child process and some seconds; a core takes up to 3 minutes.
 
-    Without `cores` a core is not given to gdb; which signal it tells is read.
+    Without `cores`, no core is given to gdb; only its signal is read.
     """
     log = kmsg.SHARED.read(kernel_log_path)
-    said = log.lines if isinstance(log, kmsg.KernelEvents) else ()
-    lines = kernel_log.lines_of(job, said, now=time.monotonic(), unix_now=time.time(), proc_root=proc_root)
-    dead = [one for one in job.ended if not one.is_worker]
-    living = [*(one.pid for one in job.launcher_ids), *(rank.id.pid for rank in job.ranks)]
-    found = {one.id: _left(one, node, lines.get(one.id.pid, ())) for one in dead}
+    log_lines = log.lines if isinstance(log, kmsg.KernelEvents) else ()
+    lines = kernel_log.lines_of(job, log_lines, now=time.monotonic(), unix_now=time.time(), proc_root=proc_root)
+    dead = [process for process in job.ended if not process.is_worker]
+    living = [*(launcher.pid for launcher in job.launcher_ids), *(rank.id.pid for rank in job.ranks)]
+    artifacts = {process.id: _artifacts(process, node, lines.get(process.id.pid, ())) for process in dead}
     readable = []
-    for one in dead:
-        known = seen.of(one.id)
-        if (code := crash_artifacts.exit_code(one.id, proc_root)) is not None:
-            found[one.id] = found[one.id]._replace(exit=Exit(code, by_kernel=True))
-        if known is None or known.uid is None or known.mounts is None:
+    for process in dead:
+        last_seen = seen.of(process.id)
+        if (code := crash_artifacts.exit_code(process.id, proc_root)) is not None:
+            artifacts[process.id] = artifacts[process.id]._replace(exit=Exit(code, by_kernel=True))
+        if last_seen is None or last_seen.uid is None or last_seen.mounts is None:
             continue
-        root = crash_artifacts.root_of(known.mounts, living, proc_root)
+        root = crash_artifacts.root_of(last_seen.mounts, living, proc_root)
         if root is None:
-            found[one.id] = found[one.id]._replace(refused=(_CONTAINER_GONE,))
+            artifacts[process.id] = artifacts[process.id]._replace(refused=(_CONTAINER_GONE,))
         else:
-            readable.append((known, root))
-    shared = Counter(known.error_file for known, _ in readable)  # who of them wrote it nobody can tell
-    with_file = [(known, root) for known, root in readable if known.error_file and shared[known.error_file] == 1]
-    for (known, _), file in zip(with_file, crash_artifacts.error_files(with_file), strict=True):
-        found[known.id] = _with_error_file(found[known.id], file)
-    for (known, _), core in zip(readable, crash_artifacts.cores(readable, proc_root), strict=True):
-        if core is not None and core.path and (core.refused or _is_of_its_end(core, found[known.id])):
-            found[known.id] = _with_core(found[known.id], core)
-    for known, exited in _exits(readable):
-        if found[known.id].exit is None:
-            found[known.id] = found[known.id]._replace(exit=exited)
-    first = next(iter(causes_of(list(found.values()))), None)
-    for known, root in readable:
-        left = found[known.id]
-        if cores and first is not None and left.id == first.left.id and left.core is not None:
-            found[known.id] = left._replace(stack=_frames(crash_artifacts.native_stack(known, left.core, root)))
-    return list(found.values())
+            readable.append((last_seen, root))
+    users = Counter(last_seen.error_file for last_seen, _ in readable)  # a shared file does not name its writer
+    with_file = [(rank, root) for rank, root in readable if rank.error_file and users[rank.error_file] == 1]
+    for (rank, _), file in zip(with_file, crash_artifacts.error_files(with_file), strict=True):
+        artifacts[rank.id] = _with_error_file(artifacts[rank.id], file)
+    for (rank, _), core in zip(readable, crash_artifacts.cores(readable, proc_root), strict=True):
+        if core is not None and core.path and (core.refused or _is_of_its_end(core, artifacts[rank.id])):
+            artifacts[rank.id] = _with_core(artifacts[rank.id], core)
+    for rank, exited in _exits(readable):
+        if artifacts[rank.id].exit is None:
+            artifacts[rank.id] = artifacts[rank.id]._replace(exit=exited)
+    first = next(iter(find_causes(list(artifacts.values()))), None)
+    for rank, root in readable:
+        of_rank = artifacts[rank.id]
+        if cores and first is not None and of_rank.id == first.left.id and of_rank.core is not None:
+            artifacts[rank.id] = of_rank._replace(stack=_frames(crash_artifacts.native_stack(rank, of_rank.core, root)))
+    return list(artifacts.values())
 
 
 def _exits(readable: Sequence[tuple[crash_artifacts.Seen, Path]]) -> Iterable[tuple[crash_artifacts.Seen, Exit]]:
-    """How ranks ended by the logs of their launchers."""
+    """Yield the exit codes of ranks in the logs of their launchers."""
     from hangwatch.explain.logs import launcher_text  # only a crash needs it
 
-    told = {path: launcher_text.exits(text) for path, text in crash_artifacts.log_ends(readable).items()}
-    for known, _ in readable:
-        found = (told.get(path, {}).get(known.inner_pid) for path in known.logs)
-        one = next((one for one in found if one is not None), None)
-        if one is not None:
-            yield known, Exit(one.code, by_kernel=False, is_first=one.is_first)
+    exits_by_log = {path: launcher_text.exits(text) for path, text in crash_artifacts.log_ends(readable).items()}
+    for rank, _ in readable:
+        exits = (exits_by_log.get(path, {}).get(rank.inner_pid) for path in rank.logs)
+        if (exited := next(filter(None, exits), None)) is not None:
+            yield rank, Exit(exited.code, by_kernel=False, is_first=exited.is_first)
 
 
-def _left(one: EndedProcess, node: str, lines: tuple[KernelLine, ...]) -> Left:
-    rank = RankId(node=node, rank=one.rank, local_rank=one.local_rank, pid=one.id.pid)
-    return Left(rank, one.gone_unix_seconds, lines)
+def _artifacts(process: EndedProcess, node: str, lines: tuple[KernelLine, ...]) -> Left:
+    rank = RankId(node=node, rank=process.rank, local_rank=process.local_rank, pid=process.id.pid)
+    return Left(rank, process.gone_unix_seconds, lines)
 
 
 def _with_error_file(left: Left, file: crash_artifacts.ErrorFile) -> Left:
@@ -108,7 +107,7 @@ def _with_error_file(left: Left, file: crash_artifacts.ErrorFile) -> Left:
 
 
 def _is_of_its_end(core: crash_artifacts.Core, left: Left) -> bool:
-    """Not one of another process that had its pid, long ago or in another pid namespace, nor of who was told to end."""
+    """True if a core is of this death: not of an earlier process with the same pid, and not of a sent signal."""
     return core.signal in FAULTS and abs(core.unix_seconds - left.gone_unix_seconds) < _NEAR_SECONDS
 
 
@@ -119,7 +118,7 @@ def _with_core(left: Left, core: crash_artifacts.Core) -> Left:
 
 
 def _frames(text: str) -> tuple[str, ...]:
-    """The innermost frames of the thread that died, which gdb calls thread 1; else what it says in place of them."""
+    """Return the innermost frames of the thread that died (thread 1 in gdb), else the message of gdb."""
     from hangwatch.explain.stacks import gdb_text  # only a core needs it
 
     lines = [line[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()]

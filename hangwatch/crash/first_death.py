@@ -1,10 +1,10 @@
-"""Who of the dead ranks died first, and why; the incident of it."""
+"""Finds the rank that died first and the cause, and makes the incident."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -30,21 +30,19 @@ from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import evidence
 
-if TYPE_CHECKING:
-    from hangwatch.explain.logs import rank_log
-
 _SHOWN = 3
 _MOST_IDS = 64
-_TIE_SECONDS = 2.0  # an error file tells whole seconds
-_DRIFT = 20e-6  # of the clock of the kernel's log against the wall clock, in which it counts since boot
-_TOLD_TO_END = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
+_TIE_SECONDS = 2.0  # error files have whole seconds
+_DRIFT = 20e-6  # seconds per second since boot: the clock of the kernel log against the wall clock
+_TERMINATION_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 
 
 class Cause(NamedTuple):
-    """Why a rank died, and when.
+    """The cause and time of a rank's death.
 
-    `order`: 0 by the kernel or a core, 1 by its own word, 2 an abort or another signal, 3 of others. `text` stands in
-    metrics, pages and the daemon's log: no word of an exception. `detail` has these, for the incident.
+    `order`: 0 from the kernel or a core, 1 from the rank's own report, 2 an abort or another signal, 3 a report that
+    blames other ranks. `text` is shown in metrics, pages and the daemon's log, so it has no exception text. `detail`
+    has it, for the incident.
     """
 
     left: Left
@@ -54,19 +52,19 @@ class Cause(NamedTuple):
     detail: str = ""
 
     @property
-    def told(self) -> str:
-        """All that is known, for who may read the incident."""
+    def full_text(self) -> str:
+        """The detail, for readers of the incident."""
         return self.detail or self.text
 
 
-def causes_of(found: Iterable[Left]) -> list[Cause]:
-    """Why each died of which something tells it, the first one first."""
-    causes = [cause for left in found if (cause := _cause(left)) is not None]
-    own = [cause for cause in causes if cause.order < 2]
-    hard = min((cause for cause in own if cause.order == 0), key=lambda cause: cause.unix_seconds, default=None)
-    earliest = min((cause.unix_seconds for cause in own), default=0.0)
-    if hard is not None and hard.unix_seconds <= earliest + _TIE_SECONDS + _DRIFT * time.monotonic():
-        return [hard, *sorted((one for one in causes if one is not hard), key=_by_time)]
+def find_causes(dead: Iterable[Left]) -> list[Cause]:
+    """Return the known causes of death, the first death first."""
+    causes = [cause for left in dead if (cause := _cause(left)) is not None]
+    certain = [cause for cause in causes if cause.order < 2]
+    proven = min((cause for cause in certain if cause.order == 0), key=lambda cause: cause.unix_seconds, default=None)
+    earliest = min((cause.unix_seconds for cause in certain), default=0.0)
+    if proven is not None and proven.unix_seconds <= earliest + _TIE_SECONDS + _DRIFT * time.monotonic():
+        return [proven, *sorted((cause for cause in causes if cause is not proven), key=_by_time)]
     return sorted(causes, key=_by_time)
 
 
@@ -75,7 +73,7 @@ def _by_time(cause: Cause) -> tuple[int, float, tuple[int, str, int, int]]:
 
 
 def _cause(left: Left) -> Cause | None:
-    """The hardest word on one rank."""
+    """Return the cause with the strongest evidence for one rank."""
     if (line := left.end) is not None:
         where = f" in {line.where}" if line.where else ""
         return Cause(left, 0, line.unix_seconds, f"{line.name.replace('_', ' ')}{where}, by the kernel's log")
@@ -88,53 +86,51 @@ def _cause(left: Left) -> Cause | None:
     if failure is not None:
         at = failure.moment.seconds if failure.moment is not None else left.gone_unix_seconds
         where = f", in {failure.where}" if failure.where else ""
-        kind, said = (words.elided(f"{one}{where}", TEXT_CHARACTERS) for one in (_type(failure), failure.text))
+        texts = (failure.exception or "an exception", failure.text)
+        kind, detail = (words.elided(f"{text}{where}", TEXT_CHARACTERS) for text in texts)
         order = 3 if failure.of_others else 1
-        return Cause(left, order, at, f"{kind}, by its error file", f"{said}, by its error file")
+        return Cause(left, order, at, f"{kind}, by its error file", f"{detail}, by its error file")
     if core is not None:
         return Cause(left, 2, core.unix_seconds, f"{core.signal or 'a signal'}, by its core")
     if end is not None and is_fault:
         return Cause(left, 1, left.gone_unix_seconds, end.text)
-    if end is not None and end.signal and end.signal not in _TOLD_TO_END and (end.by_kernel or end.is_first):
+    if end is not None and end.signal and end.signal not in _TERMINATION_SIGNALS and (end.by_kernel or end.is_first):
         return Cause(left, 2, left.gone_unix_seconds, end.text)
     return None
 
 
-def _type(failure: rank_log.Failure) -> str:
-    return failure.exception or "an exception"
-
-
 def _firsts(causes: Sequence[Cause]) -> list[RankId]:
-    """Who died first; by their own words several may in one second, and where all complain of others nobody."""
+    """Return the ranks that died first: several if they report the same second, none if all blame other ranks."""
     first = causes[0]
     if first.order == 3:
         return []
     if first.order != 1:
         return [first.left.id]
-    return [one.left.id for one in causes if one.order == 1 and abs(one.unix_seconds - first.unix_seconds) < 1.0]
+    tied = (cause for cause in causes if cause.order == 1 and abs(cause.unix_seconds - first.unix_seconds) < 1.0)
+    return [cause.left.id for cause in tied]
 
 
-def judge(job: Job, found: Sequence[Left]) -> Verdict | None:
-    """Who died first, and why, with the evidence; None where nothing tells that anybody crashed."""
-    causes = causes_of(found)
+def judge(job: Job, dead: Sequence[Left]) -> Verdict | None:
+    """Return the verdict on a crash; None if no artifact shows a crash."""
+    causes = find_causes(dead)
     if not causes:
         return None
     first, named = causes[0], _firsts(causes)
-    if len(named) == len(found) > 1:
+    if len(named) == len(dead) > 1:
         return _all_alike(first, named)
-    rest = len(found) - max(1, len(named))
-    others = f"; {words.count(rest, 'other rank')} of this node ended as well" if rest else ""
-    still = f"; {words.count(len(job.ranks), 'rank')} still here" if job.ranks else ""
+    rest = len(dead) - max(1, len(named))
+    others = f"; {words.count(rest, 'other rank')} of this node ended too" if rest else ""
+    still = f"; {words.count(len(job.ranks), 'rank')} still running" if job.ranks else ""
     when = words.utc(first.unix_seconds)
     if named:
         message = f"{words.who(named)} crashed first, at {when}: {first.text}{others}{still}."
     else:
         message = (
-            f"ranks crashed, and all that left word complain of others: {words.who([first.left.id])} first, at {when}: "
-            f"{first.text}{others}{still}. Who died before is not known: it left no word, or is on another node."
+            f"ranks crashed, and all reports blame other ranks; the first is of {words.who([first.left.id])}, at "
+            f"{when}: {first.text}{others}{still}. The rank that died before left no report, or is on another node."
         )
-    sure = (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE)[first.order]
-    looks = tuple(_silent(job, found, causes)) if first.order == 3 else ()
+    confidence = (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE)[first.order]
+    looks = tuple(_silent(job, dead, causes)) if first.order == 3 else ()
     if looks:
         message += f" Look first at {words.who(looks)}: {looks[0].why}."
     return Verdict(
@@ -142,89 +138,90 @@ def judge(job: Job, found: Sequence[Left]) -> Verdict | None:
         message=message[:1].upper() + message[1:],
         first_look=looks,
         named=tuple(named),
-        confidence=Confidence.LOW if len(named) > 1 else sure,
-        evidence=(*(_evidence(one, named) for one in causes[: 2 * _SHOWN]), *_more(found, named)),
+        confidence=Confidence.LOW if len(named) > 1 else confidence,
+        evidence=(*(_evidence(cause, named) for cause in causes[: 2 * _SHOWN]), *_more(dead, named)),
     )
 
 
 def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
-    """All ended in one second with errors of their own: they were told to, or have one reason."""
+    """Return the verdict if all ranks ended in the same second with own errors: they have a common cause."""
     message = (
-        f"all {words.count(len(ended))} that ended did so in the second of {words.utc(first.unix_seconds)}, "
-        f"each with an error of its own: {words.who([first.left.id])} with {first.text}. Nobody stands out."
+        f"all {words.count(len(ended))} that ended did so at {words.utc(first.unix_seconds)}, each with its own error; "
+        f"{words.who([first.left.id])} with {first.text}. No rank can be named."
     )
     return Verdict(kind=CRASHED, message=message[:1].upper() + message[1:], evidence=(_evidence(first, ()),))
 
 
-def _silent(job: Job, found: Sequence[Left], causes: Sequence[Cause]) -> Iterable[FirstLook]:
-    """Who left no word where more of the others complain, of a job on this node alone: a signal lets nobody write."""
-    spoke = {cause.left.id for cause in causes}
-    silent = [left.id for left in found if left.id not in spoke]
-    if job.is_elsewhere_too or job.ranks or len(silent) >= len(spoke):
+def _silent(job: Job, dead: Sequence[Left], causes: Sequence[Cause]) -> Iterable[FirstLook]:
+    """Find ranks without a report if more ranks blame others, in a job of this node only. A signal leaves no report."""
+    reporting = {cause.left.id for cause in causes}
+    silent = [left.id for left in dead if left.id not in reporting]
+    if job.is_elsewhere_too or job.ranks or len(silent) >= len(reporting):
         return
-    why = f"it left no word, and {words.count(len(spoke), 'other rank')} complain of others"
-    settle = "its log and the launcher's: exit code -11 is a segfault, -9 somebody's SIGKILL"
+    why = f"it left no report, and {words.count(len(reporting), 'other rank')} blame other ranks"
+    settle = "its log and that of the launcher: exit code -11 is a segfault, -9 a SIGKILL from outside"
     for rank in silent:
         yield FirstLook(**structs.asdict(rank), why=why, settle=settle)
 
 
 def _evidence(cause: Cause, named: Sequence[RankId]) -> Evidence:
     rank = cause.left.id
-    blames = ", which complains of others" if cause.order == 3 else ""
-    message = f"{words.who([rank])} at {words.utc(cause.unix_seconds)}: {cause.told}{blames}"
+    blames = " (blames other ranks)" if cause.order == 3 else ""
+    message = f"{words.who([rank])} at {words.utc(cause.unix_seconds)}: {cause.full_text}{blames}"
     return Evidence(kind="crash", message=message, ranks=(rank,), supports=True if rank in named else None)
 
 
-def _more(found: Sequence[Left], named: Sequence[RankId]) -> Iterable[Evidence]:
-    yield from evidence.kernel_log((Member(id=left.id, kernel_lines=left.lines) for left in found), named)
-    for left in found:
+def _more(dead: Sequence[Left], named: Sequence[RankId]) -> Iterable[Evidence]:
+    yield from evidence.kernel_log((Member(id=left.id, kernel_lines=left.lines) for left in dead), named)
+    for left in dead:
         if left.stack:
             stack = " < ".join(left.stack)
             yield Evidence(kind="core", message=f"native stack of {words.who([left.id])}: {stack}", ranks=(left.id,))
-    yield from _folded(
-        "exit", ((left.id, left.exit.text) for left in found if left.exit is not None and left.exit.code)
-    )
-    yield from _folded("not_read", ((left.id, why) for left in found for why in left.refused))
+    yield from _folded("exit", ((left.id, left.exit.text) for left in dead if left.exit is not None and left.exit.code))
+    yield from _folded("not_read", ((left.id, why) for left in dead for why in left.refused))
 
 
-def _folded(kind: str, told: Iterable[tuple[RankId, str]]) -> Iterable[Evidence]:
-    """A few things that are said of ranks, each once."""
+def _folded(kind: str, texts: Iterable[tuple[RankId, str]]) -> Iterable[Evidence]:
+    """Yield the first few texts, each once with all its ranks."""
     ranks: dict[str, list[RankId]] = {}
-    for rank, text in told:
+    for rank, text in texts:
         ranks.setdefault(text, []).append(rank)
     for text, ids in list(ranks.items())[:_SHOWN]:
         message = f"{words.who(ids)}: {words.elided(text, TEXT_CHARACTERS)}"
         yield Evidence(kind=kind, message=message, ranks=tuple(ids[:_MOST_IDS]))
 
 
-def _with_died(job: Job, found: Sequence[Left]) -> Job:
-    """The job with what is known of the end of its dead ranks: the others may wait for them, and hang."""
-    causes = causes_of(found)
+def _with_died(job: Job, dead: Sequence[Left]) -> Job:
+    """Add the causes of death to a job. Other ranks may wait for the dead ones, and hang."""
+    causes = find_causes(dead)
     firsts = _firsts(causes) if causes else []
-    told = {
-        one.left.id.pid: Died(
-            text=one.text,
-            detail=one.detail,
-            unix_seconds=one.unix_seconds,
-            of_others=one.order == 3,
-            is_first=one.left.id in firsts,
+    deaths = {
+        cause.left.id.pid: Died(
+            text=cause.text,
+            detail=cause.detail,
+            unix_seconds=cause.unix_seconds,
+            of_others=cause.order == 3,
+            is_first=cause.left.id in firsts,
         )
-        for one in causes
+        for cause in causes
     }
-    ended = (one if one.is_worker else structs.replace(one, died=told.get(one.id.pid)) for one in job.ended)
+    ended = (
+        process if process.is_worker else structs.replace(process, died=deaths.get(process.id.pid))
+        for process in job.ended
+    )
     return structs.replace(job, ended=tuple(ended))
 
 
 def incident(
-    job: Job, node: str, found: Sequence[Left], verdict: Verdict, activities: Table, *, unix_now: float
+    job: Job, node: str, dead: Sequence[Left], verdict: Verdict, activities: Table, *, unix_now: float
 ) -> Incident:
-    """The incident of a crash: closed as it is opened, for nothing of it goes on."""
-    job = _with_died(job, found)
-    died = {one.id.pid: one.died for one in job.ended}
+    """Return the incident of a crash. It is closed when it is opened, because a crash does not continue."""
+    job = _with_died(job, dead)
+    deaths = {process.id.pid: process.died for process in job.ended}
     ranks = tuple(
-        RankDump(id=left.id, gone=True, kernel_lines=left.lines, died=died.get(left.id.pid or 0)) for left in found
+        RankDump(id=left.id, gone=True, kernel_lines=left.lines, died=deaths.get(left.id.pid or 0)) for left in dead
     )
-    taken = Capture(
+    capture = Capture(
         job_id=job.job_id,
         job_key=job.key,
         node=node,
@@ -242,8 +239,8 @@ def incident(
         closed_unix_seconds=unix_now,
         state=JobState.ENDED,
         verdict=verdict,
-        grouping=group_ranks(taken, activities, config.Capture()),
-        captures=(taken,),
+        grouping=group_ranks(capture, activities, config.Capture()),
+        captures=(capture,),
         timeline=(TimelineEntry(unix_seconds=unix_now, state=JobState.ENDED, message=verdict.message),),
         hangwatch_version=__version__,
     )

@@ -153,7 +153,7 @@ def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_o
     assert without is not None and "core" not in {vote.kind for vote in without.evidence}
     assert verdict is not None
     assert ([rank.rank for rank in verdict.named], verdict.confidence.value) == ([1], "high"), verdict.message
-    assert "segfault in libc" in verdict.message and "2 ranks still here" in verdict.message
+    assert "segfault in libc" in verdict.message and "2 ranks still running" in verdict.message
     told = {vote.kind: vote.message for vote in verdict.evidence}
     if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
         assert "cores go to" in told["not_read"]
@@ -297,7 +297,7 @@ def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tm
     assert verdict is not None and [rank.rank for rank in verdict.named] == [3], verdict
     assert (
         "KeyError, by its error file" in verdict.message
-        and "199 other ranks of this node ended as well" in verdict.message
+        and "199 other ranks of this node ended too" in verdict.message
     )
 
 

@@ -111,8 +111,8 @@ def job(*found: Left, world_size: int | None = None) -> Job:
         ),
         pytest.param(
             [left(0, error=RESET, at=1), left(1), left(2, error=RESET, at=1)],
-            [], Confidence.NONE, "all that left word complain of others",
-            id="who left no word is looked at first",
+            [], Confidence.NONE, "all reports blame other ranks",
+            id="rank without a report is checked first",
         ),
     ],
 )  # fmt: skip
@@ -179,7 +179,7 @@ def test_that_a_container_took_its_files_with_it_is_said_once_for_all_its_ranks(
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     (told,) = (vote for vote in verdict.evidence if vote.kind == "not_read")
-    assert told.message.startswith("ranks 1-3 on n1: its container has gone") and told.message.endswith("afterwards")
+    assert told.message.startswith("ranks 1-3 on n1: its container no longer exists") and told.message.endswith("keep them")
 
 
 def test_an_end_in_order_is_no_crash() -> None:
@@ -265,7 +265,7 @@ def test_where_all_end_alike_in_one_second_nobody_stands_out(error: str) -> None
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     assert (verdict.named, verdict.first_look, verdict.confidence) == ((), (), Confidence.NONE)
-    assert "All 3 ranks that ended did so in the second of" in verdict.message
+    assert "All 3 ranks that ended did so at" in verdict.message
     assert f"with {error.partition(':')[0]}, by its error file" in verdict.message
 
 

@@ -1,8 +1,8 @@
-"""Where the command begins, as `hangwatch` and as `python -m hangwatch`: nothing that takes time stands before."""
+"""Entry point of `hangwatch` and `python -m hangwatch`."""
 
 import signal
 
-# A Ctrl-C while the rest is imported ends the command as it ends any other program, without a traceback.
+# First, before the slow imports: a Ctrl-C while they run ends the command without a traceback.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

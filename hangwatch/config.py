@@ -1,6 +1,7 @@
-"""One TOML file -> frozen `Settings`. An unknown key, a wrong type or a value out of range names file, section and key.
+"""The configuration: one TOML file, decoded to frozen `Settings`.
 
-The structs below are the documentation: `hangwatch config --sample` prints them with their defaults and limits.
+The structs are the documentation: `hangwatch config --sample` prints their keys with description, default and limits.
+An unknown key, a wrong type or a value out of range is an error that names file, line and key.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from msgspec import Meta
 from hangwatch.errors import UserError
 from hangwatch.formats import bounded_read, toml_file
 
-MOST_BYTES = 1 << 20  # of a configuration
+MOST_BYTES = 1 << 20
 
 T = TypeVar("T")
 
 
 class ConfigError(UserError):
-    """A configuration that cannot be used; the message names the file, the section and the key, and what is allowed.
+    """A configuration that cannot be used. The message names the file, the section, the key and what is allowed.
 
-    `problems` are all that were found, each told whole, in `sections`; `rest` is what the file says without them.
+    `problems` has one message for each error, `sections` the names of the sections that have errors. `rest` is the
+    configuration without the keys that are wrong, None if the file cannot be parsed.
     """
 
     def __init__(self, *problems: str, rest: Any = None, sections: frozenset[str] = frozenset()) -> None:
@@ -42,67 +44,71 @@ Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
 class Gpu(Section, frozen=True):
-    """How GPUs are sampled."""
+    """Sampling of the GPUs."""
 
     sample_seconds: Annotated[float, Meta(ge=0.2, le=60.0, description="time between two power samples")] = 1.0
     deadline_seconds: Annotated[
-        float, Meta(ge=1.0, le=600.0, description="a driver that does not answer for this long is given up")
+        float, Meta(ge=1.0, le=600.0, description="a driver that does not answer for this long is abandoned")
     ] = 15.0
 
 
 class Jobs(Section, frozen=True):
-    """How jobs are found."""
+    """Discovery of jobs, and limits on what is monitored."""
 
     discover_seconds: Annotated[float, Meta(ge=0.5, le=600.0, description="time between two scans of /proc")] = 10.0
     scan_budget_seconds: Annotated[
-        float, Meta(ge=0.1, le=60.0, description="a scan reads new processes for so long; the next goes on")
+        float, Meta(ge=0.1, le=60.0, description="time limit of one scan; the next scan continues where it stopped")
     ] = 2.0
     max_processes_per_owner: Annotated[
-        int, Meta(ge=16, le=65536, description="processes of one owner whose environment is read")
+        int, Meta(ge=16, le=65536, description="most processes of one owner of which the environment is read")
     ] = 4096
-    max_jobs: Annotated[int, Meta(ge=1, le=4096, description="jobs watched on this node, the owners in turn")] = 256
+    max_jobs: Annotated[
+        int, Meta(ge=1, le=4096, description="most monitored jobs on this node, shared fairly between owners")
+    ] = 256
     max_jobs_per_owner: Annotated[
-        int, Meta(ge=1, le=4096, description="jobs of one owner; those that hold GPUs first, then the oldest")
+        int, Meta(ge=1, le=4096, description="most jobs of one owner; jobs with GPUs first, then the oldest")
     ] = 64
-    max_ranks_per_owner: Annotated[int, Meta(ge=1, le=65536, description="ranks of one owner over all jobs")] = 1024
+    max_ranks_per_owner: Annotated[
+        int, Meta(ge=1, le=65536, description="most ranks of one owner, over all its jobs")
+    ] = 1024
     max_ranks_per_job: Annotated[
-        int, Meta(ge=1, le=1024, description="ranks of one job on this node; those that hold GPUs first")
+        int, Meta(ge=1, le=1024, description="most ranks of one job on this node; ranks with GPUs first")
     ] = 256
 
 
 class Detector(Section, frozen=True):
-    """When a job is suspected; docs/tuning.md says how to pick the values."""
+    """When a job is suspected. docs/tuning.md explains how to choose the values."""
 
     hold_seconds: Annotated[
-        float, Meta(ge=1.0, le=86400.0, description="quiet for this long: suspected, stacks are taken")
+        float, Meta(ge=1.0, le=86400.0, description="a job that is quiet for this long is suspected: stacks are taken")
     ] = 120.0
     startup_hold_seconds: Annotated[
-        float, Meta(ge=1.0, le=86400.0, description="never busy for this long since the start: suspected")
+        float, Meta(ge=1.0, le=86400.0, description="a job that was never busy for this long is suspected")
     ] = 900.0
     stalled_hold_seconds: Annotated[
-        float, Meta(ge=1.0, le=86400.0, description="quiet with some rank moving for this long: page")
+        float, Meta(ge=1.0, le=86400.0, description="a job that is stalled for this long (some rank progresses) pages")
     ] = 900.0
     startup_stalled_hold_seconds: Annotated[
         float, Meta(ge=1.0, le=172800.0, description="the same for a job that was never busy")
     ] = 7200.0
     idle_ratio_of_limit: Annotated[
-        float, Meta(ge=0.0, le=0.5, description="idle power as a share of the limit, until an idle level was seen")
+        float, Meta(ge=0.0, le=0.5, description="idle power as a ratio of the limit, until an idle level is measured")
     ] = 0.10
     busy_ratio_of_limit: Annotated[
-        float, Meta(ge=0.05, le=0.95, description="a job counts as training once a GPU draws this share of its limit")
+        float, Meta(ge=0.05, le=0.95, description="a job is training once a GPU draws this ratio of its power limit")
     ] = 0.30
     quiet_fraction: Annotated[
-        float, Meta(ge=0.0, le=0.9, description="quiet is under floor + this share of the way from floor to busy")
+        float, Meta(ge=0.0, le=0.9, description="a GPU is quiet at or below floor + this fraction of (busy - floor)")
     ] = 0.35
     quiet_watts_ratio_of_limit: Annotated[
-        float, Meta(ge=0.0, le=0.5, description="quiet at or under this share of the limit, too; 0: no such line")
+        float, Meta(ge=0.0, le=0.5, description="a GPU is also quiet at or below this ratio of its power limit; 0: off")
     ] = 0.0
-    quorum: Annotated[float, Meta(gt=0.0, le=1.0, description="share of the job's GPUs that must be quiet")] = 0.5
+    quorum: Annotated[float, Meta(gt=0.0, le=1.0, description="ratio of the job's GPUs that must be quiet")] = 0.5
     busy_window_seconds: Annotated[
-        float, Meta(ge=10.0, le=7200.0, description="the busy level is a high quantile over this much work")
+        float, Meta(ge=10.0, le=7200.0, description="the busy level is a high quantile of this much recent work")
     ] = 600.0
     recover_seconds: Annotated[
-        float, Meta(ge=0.0, le=3600.0, description="power must be back for this long before a job counts as recovered")
+        float, Meta(ge=0.0, le=3600.0, description="a job has recovered once its power is back for this long")
     ] = 10.0
     cooldown_seconds: Annotated[
         float, Meta(ge=0.0, le=86400.0, description="least time between two captures of one job")
@@ -116,7 +122,7 @@ class Detector(Section, frozen=True):
 
 
 class Capture(Section, frozen=True):
-    """How stacks are taken."""
+    """Captures: stack dumps and counters of all ranks of a job."""
 
     rounds: Annotated[int, Meta(ge=1, le=10, description="dumps of every rank per capture")] = 3
     pause_seconds: Annotated[float, Meta(ge=0.1, le=300.0, description="time between two rounds")] = 5.0
@@ -124,73 +130,79 @@ class Capture(Section, frozen=True):
     round_deadline_seconds: Annotated[float, Meta(ge=1.0, le=600.0, description="one round over all processes")] = 30.0
     parallel: Annotated[int, Meta(ge=1, le=64, description="dumps at the same time")] = 8
     pystack: Annotated[
-        bool, Meta(description="what py-spy cannot read is read by pystack, without a pause, where that is installed")
+        bool, Meta(description="if py-spy cannot read a process, try pystack (if installed); it pauses nothing")
     ] = True
     logs: Annotated[
-        bool, Meta(description="the ends of the files to which ranks write (standard output and error) are evidence")
+        bool, Meta(description="use the last lines of each rank's standard output and error files as evidence")
     ] = True
     environment: Annotated[
-        bool, Meta(description="variables of a list, none of them secret, are compared between ranks")
+        bool, Meta(description="compare a fixed list of environment variables between ranks; none of them is secret")
     ] = True
     details: Annotated[
         bool,
-        Meta(description="open files, connections, children, memory of ranks that are named or to be looked at first"),
+        Meta(
+            description="record open files, connections, children and memory of ranks that are named or to check first"
+        ),
     ] = True
     kernel_log: Annotated[
-        bool, Meta(description="lines of the kernel's log about ranks, their mounts and devices are evidence")
+        bool, Meta(description="use kernel log lines about ranks, their mounts and devices as evidence")
     ] = True
     max_workers_per_rank: Annotated[
-        int, Meta(ge=0, le=1024, description="loader workers dumped per rank; the rest is counted only")
+        int, Meta(ge=0, le=1024, description="most data-loader workers dumped per rank; the others are only counted")
     ] = 16
     counters: Annotated[
-        bool, Meta(description="in a look, read what GPUs and InfiniBand ports count: NVLink, PCIe, GPM, errors")
+        bool, Meta(description="read counters of GPUs and InfiniBand ports in a capture: NVLink, PCIe, GPM, errors")
     ] = True
     motion_cpu_ratio: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="a rank outside a wait that used more CPU than this moves")
+        float, Meta(ge=0.0, le=1.0, description="a rank that is not waiting and uses more CPU than this progresses")
     ] = 0.02
     motion_io_bytes_per_second: Annotated[
-        float, Meta(ge=0.0, description="a rank that read and wrote more than this between rounds moves")
+        float, Meta(ge=0.0, description="a rank that reads and writes more than this between rounds progresses")
     ] = 65536.0
     nccl_ras: Annotated[
         bool,
-        Meta(description="ask NCCL itself how far its ranks are, where no flight recorder tells: NCCL 2.29.2 or later"),
+        Meta(description="without a flight recorder, query NCCL's RAS port for operation counts (NCCL >= 2.29.2)"),
     ] = False
-    nccl_ras_answers: Annotated[int, Meta(ge=2, le=10, description="how often; a count that changes tells nothing")] = 3
-    nccl_ras_pause_seconds: Annotated[float, Meta(ge=0.1, le=300.0, description="from one question to the next")] = 10.0
+    nccl_ras_answers: Annotated[
+        int, Meta(ge=2, le=10, description="number of queries; a count that changes between them is not used")
+    ] = 3
+    nccl_ras_pause_seconds: Annotated[float, Meta(ge=0.1, le=300.0, description="time between two queries")] = 10.0
     nccl_ras_deadline_seconds: Annotated[
-        float, Meta(ge=1.0, le=600.0, description="all answers; a capture waits no longer for them")
+        float, Meta(ge=1.0, le=600.0, description="time limit of all queries of one capture")
     ] = 30.0
     nccl_ras_min_age_seconds: Annotated[
-        float, Meta(ge=0.0, le=86400.0, description="ranks younger than this are not asked: NCCL may crash early on")
+        float, Meta(ge=0.0, le=86400.0, description="ranks younger than this are not queried: NCCL may crash early on")
     ] = 900.0
 
     @property
     def usual_seconds(self) -> float:
-        """How long a capture takes where every process answers."""
+        """Duration of a capture in which every process responds."""
         return self.rounds * self.pause_seconds
 
 
 class Crashes(Section, frozen=True):
-    """What ranks leave that die."""
+    """Crash artifacts of ranks that died."""
 
     read: Annotated[
-        bool, Meta(description="error files, cores and the kernel's log: a crash is an incident and a warning")
+        bool, Meta(description="read error files, cores and the kernel log; a crash is an incident and a warning")
     ] = True
     cores: Annotated[
-        bool, Meta(description="with gdb, where that is installed, the native stack in a core, as the job's owner")
+        bool, Meta(description="read the native stack from a core with gdb (if installed), as the job's owner")
     ] = True
 
 
 class Store(Section, frozen=True):
     """Where incidents are kept, and how many."""
 
-    directory: Annotated[str, Meta(min_length=1, description="state directory; incidents/ is made in it")] = (
+    directory: Annotated[str, Meta(min_length=1, description="state directory; incidents are in its incidents/")] = (
         "/var/lib/hangwatch"
     )
-    max_incidents: Annotated[int, Meta(ge=1, le=100000, description="older incidents are removed")] = 200
-    max_bytes: Annotated[int, Meta(ge=1 << 20, description="total size of all incidents")] = 1 << 30
+    max_incidents: Annotated[
+        int, Meta(ge=1, le=100000, description="most incidents kept; the oldest are removed first")
+    ] = 200
+    max_bytes: Annotated[int, Meta(ge=1 << 20, description="most bytes of all incidents together")] = 1 << 30
     group: Annotated[
-        str, Meta(description="group, by name or number, that may read every incident; a job's owner may read its own")
+        str, Meta(description="group (name or gid) that may read every incident; a job's owner may read its own jobs'")
     ] = ""
     max_age_days: Annotated[float, Meta(gt=0, le=3650, description="age at which an incident is removed")] = 30.0
 
@@ -199,67 +211,72 @@ class Http(Section, frozen=True):
     """Where metrics are served."""
 
     listen: Annotated[str, Meta(min_length=1, description="address to listen on")] = "0.0.0.0"  # noqa: S104 - an exporter is scraped from elsewhere
-    port: Annotated[int, Meta(ge=0, le=65535, description="0 takes any free port")] = 9836
+    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port; 0: any free port")] = 9836
     health_port: Annotated[
-        int, Meta(ge=0, le=65535, description="/healthz alone, never with TLS, for liveness probes; 0 is port + 1")
+        int, Meta(ge=0, le=65535, description="port for liveness probes: only /healthz, never with TLS; 0: port + 1")
     ] = 0
     max_connections: Annotated[
-        int, Meta(ge=16, le=1024, description="at the same time; the next one takes the place of the oldest idle one")
+        int, Meta(ge=16, le=1024, description="most connections; a further one replaces the oldest idle one")
     ] = 256
     tls_certificate: Annotated[str, Meta(description="PEM file; with tls_key, serves HTTPS")] = ""
     tls_key: Annotated[str, Meta(description="PEM file")] = ""
     incidents_token_file: Annotated[
-        str, Meta(description="file with a bearer token, for whose holder incidents (stacks!) are served")
+        str,
+        Meta(description="file with a bearer token; requests with this token may read incidents, with their stacks"),
     ] = ""
     web_config_file: Annotated[
         str,
-        Meta(description="YAML of Prometheus' exporters: TLS, client certificates, users, who then see incidents"),
+        Meta(
+            description="YAML of Prometheus exporters: TLS, client certificates, users; these users may read incidents"
+        ),
     ] = ""
     external_url: Annotated[
         str,
         Meta(
             pattern=r"^(https?://[^\s\"'<>`\\]{1,200})?$",
-            title="beginning with http:// or https://, without blanks and quotes, of 200 characters at most",
+            title="beginning with http:// or https://, without spaces or quotes, at most 200 characters",
             examples=["http://{node}:9836"],
-            description="where browsers reach this port, {node} stands for its node: pages link to incidents there"
-            " where somebody may see them",
+            description="URL under which browsers reach this port, {node} is replaced by the node's name; if users may"
+            " read incidents here, pages link to it",
         ),
     ] = ""
     incidents_on_loopback: Annotated[
         bool,
-        Meta(description="where listen is 127.0.0.1 or ::1: incidents for every user and pod that reaches it"),
+        Meta(description="if listen is 127.0.0.1 or ::1: every user and pod that reaches it may read incidents"),
     ] = False
 
 
 class Socket(Section, frozen=True):
-    """Where a user asks the daemon about his own jobs, see docs/install-systemd.md."""
+    """The user socket: a user asks the daemon about their own jobs, see docs/install-systemd.md."""
 
-    path: Annotated[str, Meta(description='unix socket, in a folder that is there and ours alone; "": none')] = (
-        "/run/hangwatch/socket"
-    )
-    per_minute: Annotated[int, Meta(ge=1, le=600, description="dumps begun in a minute")] = 30
-    per_minute_of_owner: Annotated[int, Meta(ge=1, le=600, description="the same for one user")] = 6
+    path: Annotated[
+        str, Meta(description='unix socket; its folder must exist and only the daemon may write to it; "": no socket')
+    ] = "/run/hangwatch/socket"
+    per_minute: Annotated[int, Meta(ge=1, le=600, description="most dumps per minute")] = 30
+    per_minute_of_owner: Annotated[int, Meta(ge=1, le=600, description="most dumps per minute of one user")] = 6
 
 
 class Hooks(Section, frozen=True):
-    """Programs that are called as a job's state changes, see docs/hooks.md: the path and its arguments."""
+    """Programs that run when a job's state changes, as a list of path and arguments; see docs/hooks.md."""
 
-    on_hung: Annotated[tuple[str, ...], Meta(description="a job of this node has hung; [] calls nothing")] = ()
-    on_stalled: Annotated[tuple[str, ...], Meta(description="it is stalled")] = ()
-    on_recovered: Annotated[tuple[str, ...], Meta(description="it had hung or stalled, and works again")] = ()
-    on_ended: Annotated[tuple[str, ...], Meta(description="it had hung or stalled, and has ended")] = ()
-    on_crashed: Annotated[tuple[str, ...], Meta(description="ranks of a job have died")] = ()
+    on_hung: Annotated[tuple[str, ...], Meta(description="runs when a job on this node hangs; []: nothing runs")] = ()
+    on_stalled: Annotated[tuple[str, ...], Meta(description="runs when a job stalls")] = ()
+    on_recovered: Annotated[tuple[str, ...], Meta(description="runs when a hung or stalled job works again")] = ()
+    on_ended: Annotated[tuple[str, ...], Meta(description="runs when a hung or stalled job has ended")] = ()
+    on_crashed: Annotated[tuple[str, ...], Meta(description="runs when ranks of a job have died")] = ()
     deadline_seconds: Annotated[
-        float, Meta(ge=1.0, le=3600.0, description="a hook that takes longer is ended, with all that it has started")
+        float, Meta(ge=1.0, le=3600.0, description="a hook that takes longer is killed, with all its children")
     ] = 60.0
-    per_minute: Annotated[int, Meta(ge=1, le=600, description="hooks begun in a minute; the others are not called")] = (
-        30
-    )
-    per_minute_of_owner: Annotated[int, Meta(ge=1, le=600, description="the same for the jobs of one owner")] = 6
+    per_minute: Annotated[
+        int, Meta(ge=1, le=600, description="most hooks per minute; further hooks are not called")
+    ] = 30
+    per_minute_of_owner: Annotated[
+        int, Meta(ge=1, le=600, description="most hooks per minute for the jobs of one owner")
+    ] = 6
 
 
 class ActivityRule(Section, frozen=True):
-    """One more row of the activity table: frames whose function and file match are doing `activity`."""
+    """A further row of the activity table: a frame with a matching function and file is doing `activity`."""
 
     activity: str
     function: Annotated[str, Meta(min_length=1, description="shell pattern of the function's plain name")]
@@ -274,13 +291,13 @@ class Activities(Section, frozen=True):
 
 
 class Log(Section, frozen=True):
-    """What goes to stderr."""
+    """The log on standard error."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
 
 class Settings(Section, frozen=True):
-    """The whole configuration. `checks` holds one table per check; each check decodes its own."""
+    """The whole configuration. `checks` has one undecoded table per check: the check's own settings decode it."""
 
     gpu: Gpu = Gpu()
     jobs: Jobs = Jobs()
@@ -297,25 +314,23 @@ class Settings(Section, frozen=True):
 
     @property
     def capture_seconds(self) -> float:
-        """The longest that one capture takes: rounds that end at their deadlines, and the pauses between them.
+        """Longest duration of a capture: every round takes until its deadline.
 
-        NCCL is asked beside them, from the end of the first round on.
+        NCCL's RAS port is queried in parallel, from the end of the first round on.
         """
-        rounds, one = self.capture.rounds, self.capture.round_deadline_seconds
-        beside = self.capture.nccl_ras_deadline_seconds if self.capture.nccl_ras else 0.0
-        return one + max(beside, (rounds - 1) * (one + self.capture.pause_seconds))
+        capture = self.capture
+        further_rounds_seconds = (capture.rounds - 1) * (capture.pause_seconds + capture.round_deadline_seconds)
+        nccl_ras_seconds = capture.nccl_ras_deadline_seconds if capture.nccl_ras else 0.0
+        return capture.round_deadline_seconds + max(nccl_ras_seconds, further_rounds_seconds)
 
     @property
     def dump_after_seconds(self) -> float:
-        """How long after a job went quiet its stacks have been taken: the hold and one capture."""
+        """Time from a job becoming quiet to the end of its first capture."""
         return self.detector.hold_seconds + self.capture.usual_seconds
 
 
 def load(path: Path) -> Settings:
-    """Read the settings of one TOML file.
-
-    Raises ConfigError, whose text names the file, and of each key that is wrong its line, section and what is allowed.
-    """
+    """Read the settings from a TOML file. Raises ConfigError."""
     return parse(read(path), str(path))
 
 
@@ -342,12 +357,12 @@ def parse(text: str, source: str) -> Settings:
         raise ConfigError(str(error)) from None
     for key, value in _texts(table, ""):
         if "\0" in value:
-            raise ConfigError(f"{source}: {key}: {value!r} holds a NUL character, which no path and no name can")
+            raise ConfigError(f"{source}: {key} = {value!r}: must not contain a NUL character")
     return decode(table, Settings, source, (), text)
 
 
 def _texts(table: object, key: str) -> Iterator[tuple[str, str]]:
-    """Every text of a decoded table, with where it stands."""
+    """Yield each string of a decoded table, with its key."""
     if isinstance(table, str):
         yield key, table
     elif isinstance(table, list):
@@ -359,9 +374,9 @@ def _texts(table: object, key: str) -> Iterator[tuple[str, str]]:
 
 
 def decode(table: object, section: type[T], source: str, path: tuple[str, ...], text: str = "") -> T:
-    """Convert a decoded TOML table to `section`, a Section type; `path` is where the table stands in the file.
+    """Convert a decoded TOML table to `section`, a Section type. Raises ConfigError.
 
-    `text` is that of the file, where it is known: it tells lines. Raises ConfigError.
+    `path` has the keys that lead to the table. `text` is the text of the file: with it, errors name the line.
     """
     value, problems = toml_file.decode(table, section, source, path, text)
     if problems or value is None:
@@ -371,13 +386,13 @@ def decode(table: object, section: type[T], source: str, path: tuple[str, ...], 
 
 
 def sample(sections: dict[str, type[Any]] | None = None) -> str:
-    """A commented configuration file with every key at its default; `sections` are the checks' Settings by name."""
+    """Return a commented configuration file with all defaults. `sections` maps check names to their Settings types."""
     lines = ["# hangwatch configuration. Every key is optional; the values shown are the defaults.", ""]
     for name, hint in get_type_hints(Settings).items():
         if isinstance(hint, type) and issubclass(hint, Section) and name != "activities":
             lines += _sample_section(name, hint)
     lines += [
-        "# More rows for the table of activities (what a stack is doing):",
+        "# Further rows of the table of activities (what a stack is doing):",
         "# [[activities.rules]]",
         '# activity = "data_loading"',
         '# function = "read_shard"',
@@ -393,14 +408,9 @@ def _sample_section(name: str, section: type[Any]) -> list[str]:
     lines = [f"# {(section.__doc__ or '').strip().splitlines()[0]}", f"[{name}]"]
     hints = get_type_hints(section, include_extras=True)
     for field in msgspec.structs.fields(section):
-        metas = [m for m in get_args(hints[field.name])[1:] if isinstance(m, Meta)]
-        words = next((m.description for m in metas if m.description), "")
+        metas = [meta for meta in get_args(hints[field.name])[1:] if isinstance(meta, Meta)]
+        description = next((f"{meta.description}; " for meta in metas if meta.description), "")
         value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-        allowed = toml_file.allowed(section, field.name)
-        comment = f"  # {words + '; ' if words else ''}{allowed}"
-        lines.append(f"{field.name} = {_toml(value)}{comment}")
+        encoded = msgspec.json.encode(value).decode()  # a JSON scalar or list is TOML, too
+        lines.append(f"{field.name} = {encoded}  # {description}{toml_file.allowed(section, field.name)}")
     return [*lines, ""]
-
-
-def _toml(value: object) -> str:
-    return msgspec.json.encode(value).decode()

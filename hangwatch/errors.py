@@ -1,11 +1,11 @@
-"""Which exceptions are answers to the user and no bugs of ours: each room derives its own from these."""
+"""Base classes of errors for users. Other exceptions are bugs of hangwatch."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """What the user gave cannot be used, or the machine is not set up: the message says what to type (exit code 2)."""
+    """Bad input, or a machine that is not set up. The message says what to type (exit code 2)."""
 
 
 class TemporaryError(Exception):
-    """What may pass by itself: after exit code 75 systemd starts the daemon again, which it does not after 2."""
+    """A temporary failure (exit code 75). systemd restarts the daemon after 75, but not after 2."""

@@ -1,8 +1,8 @@
-"""Runs one hook without any of the daemon's rights, and ends it with all that it has started.
+"""Runs one hook without the daemon's capabilities, and kills it and its children at the deadline.
 
 Started as `python -I -S hook_process.py SECONDS PROGRAM ARGUMENT...`. It imports nothing of hangwatch. It prints the
-beginning of what the hook prints, and exits as the hook does. Like timeout(1) it exits with 124 if the hook was ended
-at the deadline, with 126 if the hook cannot be run, and with 128 plus the signal if the hook died of one.
+beginning of the hook's output and exits with its status. Like timeout(1) it exits with 124 if the hook was killed at
+the deadline, with 126 if the hook could not be run, and with 128 plus the signal if a signal killed the hook.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def give_up_rights() -> str:
-    """Drop every capability for good; what is left of them, in words, where that failed.
+    """Drop every capability permanently. Returns the names of those that could not be dropped, "" if none remain.
 
-    Without CAP_SETPCAP the bounding set stays as it is: with no_new_privs no program can gain anything of it, see
-    capabilities(7).
+    Without CAP_SETPCAP the bounding set cannot be changed. With no_new_privs no program can gain a capability from it,
+    see capabilities(7).
     """
     for capability in range(64):
         _LIBC.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
@@ -43,12 +43,12 @@ def give_up_rights() -> str:
     _LIBC.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
     _LIBC.capset((ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)())
     rows = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
-    left = [name for name in ("CapInh", "CapPrm", "CapEff", "CapAmb") if int(rows[name], 16)]
-    return ", ".join(left if rows["NoNewPrivs"].strip() == "1" else [*left, "no NoNewPrivs"])
+    remaining = [name for name in ("CapInh", "CapPrm", "CapEff", "CapAmb") if int(rows[name], 16)]
+    return ", ".join(remaining if rows["NoNewPrivs"].strip() == "1" else [*remaining, "no NoNewPrivs"])
 
 
 def run(seconds: float, command: list[str]) -> int:
-    """Run the hook for so long at most, and print the beginning of its output; returns the status to exit with."""
+    """Run the hook for at most `seconds` and print the beginning of its output. Returns the exit code."""
     end = time.monotonic() + seconds
     try:
         hook = subprocess.Popen(
@@ -65,46 +65,46 @@ def run(seconds: float, command: list[str]) -> int:
     assert hook.stdout is not None
     output = hook.stdout.fileno()
     os.set_blocking(output, False)
-    kept, left_out = b"", 0
+    kept, dropped_bytes = b"", 0
     while hook.poll() is None and time.monotonic() < end:
         if select.select([output], [], [], _POLL_SECONDS)[0]:
-            kept, left_out, is_over = _read(output, kept, left_out)
-            if is_over:  # it has closed its output and goes on
+            kept, dropped_bytes, is_closed = _read(output, kept, dropped_bytes)
+            if is_closed:  # the hook closed its output but still runs
                 time.sleep(_POLL_SECONDS)
     is_late = hook.poll() is None
     end_descendants()
     if is_late:
         with contextlib.suppress(subprocess.TimeoutExpired):
             hook.wait(_END_SECONDS)
-    kept, left_out, _ = _read(output, kept, left_out)
-    sys.stdout.buffer.write(kept + (b"\n... and more, which is not kept\n" if left_out else b""))
+    kept, dropped_bytes, _ = _read(output, kept, dropped_bytes)
+    sys.stdout.buffer.write(kept + (b"\n... the rest of the output was dropped\n" if dropped_bytes else b""))
     if is_late:
         return TIMED_OUT
     code = hook.returncode
     return code if code >= 0 else SIGNALLED - code
 
 
-def _read(output: int, kept: bytes, left_out: int) -> tuple[bytes, int, bool]:
-    """What is there by now, a mebibyte at most; kept up to the bound. True where there will be no more."""
+def _read(output: int, kept: bytes, dropped_bytes: int) -> tuple[bytes, int, bool]:
+    """Read the available output, at most 1 MiB, and keep up to the bound. Returns True at the end of the output."""
     for _ in range(16):
         try:
             part = os.read(output, 1 << 16)
         except BlockingIOError:
-            return kept, left_out, False
+            return kept, dropped_bytes, False
         if not part:
-            return kept, left_out, True
+            return kept, dropped_bytes, True
         room = MOST_OUTPUT_BYTES - len(kept)
-        kept, left_out = kept + part[:room], left_out + len(part[room:])
-    return kept, left_out, False
+        kept, dropped_bytes = kept + part[:room], dropped_bytes + len(part[room:])
+    return kept, dropped_bytes, False
 
 
 def end_descendants() -> None:
-    """Kill what the hook has left, at whatever depth: it is our child once its parent has ended (a subreaper's)."""
+    """Kill all descendants of the hook. As a subreaper we are the parent of each process that lost its parent."""
     end = time.monotonic() + _END_SECONDS
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     while time.monotonic() < end and (living := children.read_text().split()):
         for pid in living:
-            os.kill(int(pid), signal.SIGKILL)  # it is ours until we have waited for it: nobody else has this pid
+            os.kill(int(pid), signal.SIGKILL)  # the pid cannot be reused before we wait for our child
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -112,20 +112,20 @@ def end_descendants() -> None:
 
 
 def _stop(_number: int, _frame: object) -> NoReturn:
-    """The daemon has ended."""
+    """Kill the hook: the daemon has ended."""
     end_descendants()
     os._exit(TIMED_OUT)
 
 
 def main() -> NoReturn:
-    """Give up all rights, then run what was asked for."""
+    """Drop all capabilities, then run the hook."""
     signal.signal(signal.SIGTERM, _stop)
     _LIBC.prctl(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     _LIBC.prctl(_SUBREAPER, 1, 0, 0, 0)
-    left = give_up_rights()
-    _LIBC.prctl(_DUMPABLE, 0, 0, 0, 0)  # nothing that the hook starts can write into our output, or trace us
-    if left:
-        sys.stdout.write(f"not run: the daemon's rights could not be given up: {left}\n")
+    remaining = give_up_rights()
+    _LIBC.prctl(_DUMPABLE, 0, 0, 0, 0)  # no process of the hook can write into our output or trace us
+    if remaining:
+        sys.stdout.write(f"not run: the daemon's capabilities could not be dropped: {remaining}\n")
         sys.exit(CANNOT_RUN)
     code = run(float(sys.argv[1]), sys.argv[2:])
     sys.stdout.flush()

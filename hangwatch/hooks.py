@@ -1,7 +1,7 @@
-"""Programs of the site that are called as a job's state changes: which, with what arguments, and how they ended.
+"""Hooks: programs of the site that run when a job's state changes.
 
-A hook runs as the daemon's user without its capabilities (`hook_process`), in threads and processes of its own: no
-capture and no page waits for it. What a job's owner wrote reaches it in safe characters only.
+A hook runs as the daemon's user without its capabilities (`hook_process`), in its own thread and process: no capture
+and no page waits for it. Text that a job's owner wrote is passed in safe characters only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hangwatch.schedule import Pace, Turns
 
 MOST_WAITING_OF_OWNER = 8
 _CHILD = Path(__file__).with_name("hook_process.py")
-_GRACE_SECONDS = 10.0  # from a hook's deadline to the end of its child, which ends what the hook has left
+_GRACE_SECONDS = 10.0  # after a hook's deadline, for hook_process to kill the hook and its children
 _KEYS = ("on_hung", "on_stalled", "on_recovered", "on_ended", "on_crashed")
 _KEY_OF = {
     JobState.HUNG: "on_hung",
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class Call(NamedTuple):
-    """One hook that is to be called: the key that names it, what is told to it, and the incident and its folder."""
+    """A hook to run: its configuration key, command and environment, and the incident with its folder."""
 
     key: str
     command: tuple[str, ...]
@@ -56,12 +56,12 @@ class Call(NamedTuple):
 
     @property
     def event(self) -> str:
-        """`hung` of on_hung: what it is told as the job's state."""
+        """The event in the key: `hung` for on_hung. The hook gets it as the job's state."""
         return self.key.removeprefix("on_")
 
 
 class Ended(NamedTuple):
-    """How a hook ended; `output` is the beginning of what it printed, None where it was not run."""
+    """The result of a hook. `output` is the beginning of its output, None if it did not run."""
 
     call: Call
     message: str
@@ -70,62 +70,61 @@ class Ended(NamedTuple):
 
     @property
     def is_ok(self) -> bool:
-        """Whether it ended with status 0."""
+        """True if the hook exited with status 0."""
         return self.outcome == "ok"
 
 
 def none_yet(settings: Settings) -> dict[tuple[str, str], int]:
-    """How often each hook that is set has run, by event and outcome, before any has: a counter begins at 0."""
+    """Return a zero count for each event with a hook and each outcome: a counter must begin at 0."""
     events = [key.removeprefix("on_") for key in _KEYS if getattr(settings, key)]
     return {(event, outcome): 0 for event in events for outcome in get_args(Outcome)}
 
 
 def refuse_unusable(settings: Settings, source: str) -> None:
-    """Raise ConfigError where a hook is no whole path, has unknown placeholders, or others could write its program."""
+    """Raise ConfigError if a hook has a bad placeholder, or a program that is missing or that others can change."""
     problems: list[str] = []
     for key in _KEYS:
         command: tuple[str, ...] = getattr(settings, key)
         if not command:
             continue
         for number, argument in enumerate(command):
-            named = _PLACEHOLDER.findall(argument)
-            if named and (number == 0 or argument not in {f"{{{name}}}" for name in _NAMES}):
-                known = ", ".join(f"{{{name}}}" for name in _NAMES)
+            allowed = [f"{{{name}}}" for name in _NAMES]
+            if _PLACEHOLDER.search(argument) and (number == 0 or argument not in allowed):
                 problems.append(
-                    f"{source}: [hooks]: {key}[{number}]: {argument!r}: a placeholder is an argument of its own\n"
-                    f"  allowed, after the program: {known}"
+                    f"{source}: [hooks]: {key}[{number}]: {argument!r}: a placeholder must be a whole argument\n"
+                    f"  allowed after the program: {', '.join(allowed)}"
                 )
-        if problem := _problem(command[0]):
+        if problem := _program_problem(command[0]):
             problems.append(f"{source}: [hooks]: {key}[0]: {command[0]!r}: {problem}")
     if problems:
         raise ConfigError(*problems)
 
 
-def _problem(program: str) -> str | None:
-    """Why a program is not to be called: whoever can change it would act with the name of hangwatch."""
+def _program_problem(program: str) -> str | None:
+    """Return why a program must not run: a user who can change it could run anything as the daemon's user."""
     path = Path(program)
     if not path.is_absolute():
-        return "is no whole path\n  no shell and no PATH is asked: name it from / on"
+        return "must be an absolute path\n  neither a shell nor PATH is used"
     try:
         real = path.resolve(strict=True)
         if real != path:
-            return f"leads over a link, which others may change\n  name it as {str(real)!r}"
+            return f"contains a symbolic link, which others may change\n  give the path without links: {str(real)!r}"
         if not path.is_file():
-            return "is no file"
+            return "is not a file"
         for place in (path, *path.parents):
-            found = place.stat()
-            if found.st_uid not in (0, os.geteuid()):
-                return f"{place} belongs to user {found.st_uid}, who could change what is run\n  chown root {place}"
-            is_shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_shared:
-                return f"{place}: others can write there, and change what is run\n  chmod go-w {place}"
+            status = place.stat()
+            if status.st_uid not in (0, os.geteuid()):
+                return f"{place} belongs to user {status.st_uid}, who could change the program\n  chown root {place}"
+            is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
+                return f"{place} is writable by other users, who could change the program\n  chmod go-w {place}"
     except OSError as error:
-        return f"cannot be looked at: {error.strerror}"
-    return None if os.access(path, os.X_OK) else "may not be executed by the daemon's user\n  chmod 755"
+        return f"cannot be read: {error.strerror}"
+    return None if os.access(path, os.X_OK) else f"the daemon's user may not execute it\n  chmod 755 {path}"
 
 
 def call_of(settings: Settings, incident: Incident, moved_to: JobState | None, folder: Path | None) -> Call | None:
-    """The hook that is due as an incident has moved to this state, with its arguments; None where there is none."""
+    """Return the hook to run now that the incident's job has changed to state `moved_to`; None if there is none."""
     key = "on_crashed" if incident.verdict.kind == CRASHED else _KEY_OF.get(moved_to) if moved_to else None
     command: tuple[str, ...] = getattr(settings, key) if key and moved_to else ()
     if not command or key is None:
@@ -137,7 +136,7 @@ def call_of(settings: Settings, incident: Incident, moved_to: JobState | None, f
 
 
 def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, str]:
-    """What stands for each placeholder. Of what a job's owner wrote only characters that no program takes amiss."""
+    """Return the value of each placeholder."""
     job = incident.job
     slurm = re.fullmatch(r"Slurm job (\d+)", job.owner)
     return {
@@ -155,12 +154,12 @@ def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, st
 
 
 def _plain(text: str) -> str:
-    """What a job's owner wrote, in characters that neither a shell nor a program takes for anything else."""
+    """Replace all characters that a shell or a program could interpret: a job's owner wrote this text."""
     return re.sub(r"^[-.]|[^A-Za-z0-9._-]", "_", text[:64])
 
 
 def run(call: Call, deadline_seconds: float) -> Ended:
-    """Run a hook to its end, or to its deadline; what its child cannot end is left to the kernel."""
+    """Run a hook until it ends or is killed at its deadline. Children that cannot be killed are abandoned."""
     began = time.monotonic()
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", str(_CHILD), str(deadline_seconds), *call.command],
@@ -178,14 +177,14 @@ def run(call: Call, deadline_seconds: float) -> Ended:
         with suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=1.0)
         output, code = b"", TIMED_OUT
-    outcome, how = _how(code, deadline_seconds)
-    message = f"{_name(call)} {how} after {words.duration(time.monotonic() - began)}"
+    outcome, description = _outcome(code, deadline_seconds)
+    message = f"{_name(call)} {description} after {words.duration(time.monotonic() - began)}"
     return Ended(call, message, outcome, output)
 
 
-def _how(code: int, deadline_seconds: float) -> tuple[Outcome, str]:
+def _outcome(code: int, deadline_seconds: float) -> tuple[Outcome, str]:
     if code == TIMED_OUT:
-        return "timed_out", f"was ended at its deadline of {deadline_seconds:g} s"
+        return "timed_out", f"was killed at its deadline of {deadline_seconds:g} s"
     if code == CANNOT_RUN:
         return "not_run", "could not be run"
     if code < 0 or code > SIGNALLED:
@@ -198,9 +197,9 @@ def _name(call: Call) -> str:
 
 
 class Hooks:
-    """Calls hooks, the owners of jobs in turn and of each one at a time.
+    """Runs hooks, at most one at a time for each job owner.
 
-    `begin` makes a thread call a function, `ended` is told what came of each.
+    `begin` calls a function in another thread. `ended` is called with the result of each hook.
     """
 
     def __init__(
@@ -215,18 +214,18 @@ class Hooks:
         self._turns: Turns[Call] = Turns(1)
 
     def call(self, incident: Incident, moved_to: JobState | None, folder: Path | None) -> None:
-        """Have the hook called that is due, if any; returns at once."""
+        """Queue the hook for this state, if there is one. Does not wait for it."""
         call = call_of(self._settings, incident, moved_to, folder)
         if call is None:
             return
         owner = incident.job.share
         if folder is None and "{incident}" in getattr(self._settings, call.key):
-            refused = "the incident could not be kept, and it wants its folder"
+            refused = "it needs {incident}, but the incident could not be written"
         else:
-            too_many = self._pace.begin(owner)
-            refused = f"more than [hooks] {too_many} allows" if too_many else ""
+            exceeded = self._pace.begin(owner)
+            refused = f"the limit [hooks] {exceeded} is reached" if exceeded else ""
         if not refused and not self._turns.add(owner, call, MOST_WAITING_OF_OWNER):
-            refused = f"{MOST_WAITING_OF_OWNER} of the same owner wait already"
+            refused = f"{MOST_WAITING_OF_OWNER} hooks for the same owner are waiting"
         if refused:
             self._ended(Ended(call, f"{_name(call)} was not called: {refused}", "not_called"))
         else:
@@ -238,7 +237,7 @@ class Hooks:
             return
         try:
             self._ended(run(turn.wanted, self._settings.deadline_seconds))
-        except OSError as error:  # no process, no memory
+        except OSError as error:  # no free process or memory
             self._ended(Ended(turn.wanted, f"{_name(turn.wanted)} could not be run: {error.strerror}", "not_run"))
         finally:
             if self._turns.end(turn):

@@ -1,7 +1,7 @@
-"""The beats of the daemon: calls on a schedule, in pools of their own. The one door to APScheduler.
+"""Scheduled tasks of the daemon, and fair queues between job owners. The only importer of APScheduler.
 
-Whatever can block runs in a pool where it blocks nothing else: power samples, slow beats, captures, checks. A beat that
-comes late runs late rather than not at all, and never twice at once.
+Tasks that can block run in separate thread pools: power samples, slow tasks, captures, checks. A tick that is late
+runs late instead of being skipped. A task never runs twice at the same time.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ Pool = Literal["sample", "slow", "capture", "remains", "store", "checks", "hooks
 _THREADS: dict[Pool, int] = {
     "sample": 1,
     "slow": 3,
-    "capture": 8,  # they sleep most of the time; how many py-spys run at once is bounded for all of them together
-    "remains": 2,  # a core takes gdb a minute at most
-    "store": 1,  # a disk that does not answer must not hold up a capture
+    "capture": 8,  # mostly sleeping; the number of concurrent py-spy processes has its own limit
+    "remains": 2,  # gdb reads a core for at most a minute
+    "store": 1,  # a disk that does not respond must not block a capture
     "checks": 8,
-    "hooks": 4,  # programs of the site, which may take their time
+    "hooks": 4,  # programs of the site, which may be slow
 }
 
 
 class Turn(NamedTuple, Generic[T]):
-    """What an owner wanted, and its turn has come."""
+    """A queued item and its owner."""
 
     owner: str
     wanted: T
 
 
 class Turns(Generic[T]):
-    """What waits for a thread of captures: the owner who was served longest ago is next, whoever asks more.
+    """A fair queue: the owner who was served longest ago is next, however much another owner queues.
 
-    `most_per_owner` are under way of one owner at a time: the other threads are for those who come next.
+    At most `most_per_owner` items of one owner run at the same time: the other threads stay free for other owners.
     """
 
     def __init__(self, most_per_owner: int) -> None:
         self._lock = threading.Lock()
         self._most_per_owner = most_per_owner
         self._waiting: list[Turn[T]] = []
-        self._under_way = Counter[str]()
-        self._served: dict[str, None] = {}  # by when, the latest last
+        self._running = Counter[str]()
+        self._served: dict[str, None] = {}  # owners, the last served at the end
 
     def add(self, owner: str, wanted: T, most_waiting: int | None = None) -> bool:
-        """Let it wait; of one owner in order. False, and it does not, where so many of this owner wait already."""
+        """Queue an item. Returns False, and does not, if `most_waiting` items of this owner are waiting."""
         with self._lock:
             if most_waiting is not None and sum(turn.owner == owner for turn in self._waiting) >= most_waiting:
                 return False
@@ -67,37 +67,38 @@ class Turns(Generic[T]):
             return True
 
     def take(self) -> Turn[T] | None:
-        """The next, which is under way until `end`; None where nobody waits who may have another one."""
+        """Return the next item, which is running until `end`; None if no waiting owner may run another one."""
         with self._lock:
             order = {owner: place for place, owner in enumerate(self._served, 1)}
-            free = [at for at, turn in enumerate(self._waiting) if self._is_free(turn.owner)]
-            if not free:
+            eligible = [at for at, turn in enumerate(self._waiting) if self._may_run(turn.owner)]
+            if not eligible:
                 return None
-            turn = self._waiting.pop(min(free, key=lambda at: order.get(self._waiting[at].owner, 0)))
-            self._under_way[turn.owner] += 1
-            self._served = dict.fromkeys((*(owner for owner in self._served if owner != turn.owner), turn.owner))
-            still = {other.owner for other in self._waiting}
-            while len(self._served) > _SERVED_KEPT and (old := next(iter(self._served))) not in still:
-                del self._served[old]
+            turn = self._waiting.pop(min(eligible, key=lambda at: order.get(self._waiting[at].owner, 0)))
+            self._running[turn.owner] += 1
+            self._served.pop(turn.owner, None)
+            self._served[turn.owner] = None
+            waiting_owners = {other.owner for other in self._waiting}
+            while len(self._served) > _SERVED_KEPT and (oldest := next(iter(self._served))) not in waiting_owners:
+                del self._served[oldest]
             return turn
 
     def end(self, turn: Turn[T]) -> bool:
-        """It is over; whether another one that had to wait for it may be taken now."""
+        """Mark an item as finished. Returns True if a waiting item may be taken now."""
         with self._lock:
-            self._under_way[turn.owner] -= 1
-            if not self._under_way[turn.owner]:
-                del self._under_way[turn.owner]
-            return any(self._is_free(other.owner) for other in self._waiting)
+            self._running[turn.owner] -= 1
+            if not self._running[turn.owner]:
+                del self._running[turn.owner]
+            return any(self._may_run(other.owner) for other in self._waiting)
 
-    def _is_free(self, owner: str) -> bool:
-        return self._under_way[owner] < self._most_per_owner
+    def _may_run(self, owner: str) -> bool:
+        return self._running[owner] < self._most_per_owner
 
 
 class Pace:
-    """How many may begin within a minute, over all owners and of one, which is what any user can ask for at will.
+    """A rate limit: requests per minute of all owners together, and of each owner.
 
-    Where it `is_shared_out`, an owner who has begun less than an equal part of all is not refused for what others did:
-    then somewhat more than `per_minute` may begin.
+    With `is_shared_out`, an owner below an equal part of the total is never refused because of other owners. Then
+    slightly more than `per_minute` requests may begin.
     """
 
     def __init__(
@@ -109,11 +110,11 @@ class Pace:
         self._begun: deque[tuple[float, str]] = deque()
 
     def begin(self, owner: str) -> Literal["per_minute", "per_minute_of_owner"] | None:
-        """Count one of this owner; where there were too many it does not count, and is told of which."""
+        """Count a request of this owner. If a limit is reached, return its name instead and count nothing."""
         now = self._clock()
         while self._begun and now - self._begun[0][0] >= MINUTE_SECONDS:
             self._begun.popleft()
-        begun = Counter(one for _, one in self._begun)
+        begun = Counter(begun_owner for _, begun_owner in self._begun)
         if begun[owner] >= self._per_minute_of_owner:
             return "per_minute_of_owner"
         part = max(1, self._per_minute // len({*begun, owner})) if self._is_shared_out else 0
@@ -125,17 +126,17 @@ class Pace:
 
 class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has no types
     def remove_job(self, job_id: str, jobstore: str | None = None) -> None:
-        """Remove it where it still is: a scheduler that is stopped meanwhile knows no job any more, and raises."""
+        """Remove a job. A scheduler that was stopped meanwhile has no jobs: that is not an error."""
         with contextlib.suppress(JobLookupError):
             super().remove_job(job_id, jobstore)
 
 
 class Beats:
-    """A schedule that begins with `start`. `missed` is called with the name of a beat whose last turn is not over."""
+    """A schedule of tasks. `missed` is called with the name of a task of which the last tick still runs."""
 
     def __init__(self, missed: Callable[[str], None]) -> None:
         self._missed = missed
-        logging.getLogger("apscheduler").setLevel(logging.ERROR)  # it logs each run, and what we report ourselves
+        logging.getLogger("apscheduler").setLevel(logging.ERROR)  # below, it logs each run
         self._scheduler = _Scheduler(
             executors={pool: ThreadPoolExecutor(threads) for pool, threads in _THREADS.items()},
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
@@ -144,28 +145,28 @@ class Beats:
         self._scheduler.add_listener(self._on_trouble, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_ERROR)
 
     def every(self, seconds: float, pool: Pool, name: str, call: Callable[..., None], *arguments: object) -> None:
-        """Call this every so many seconds, the first time after as many."""
+        """Call a function at this interval, for the first time after one interval."""
         self._scheduler.add_job(call, "interval", args=arguments, seconds=seconds, id=name, executor=pool)
 
     def once(self, pool: Pool, call: Callable[..., None], *arguments: object) -> None:
-        """Call this as soon as a thread of the pool is free."""
+        """Call a function as soon as a thread of the pool is free."""
         self._scheduler.add_job(call, args=arguments, executor=pool)
 
     def within(self, seconds: float, name: str) -> None:
-        """Let the next turn of this beat come within so many seconds; the ones after it follow at its pace."""
-        beat = self._scheduler.get_job(name)
+        """Move the next tick of a task forward, to at most `seconds` from now. Its interval does not change."""
+        task = self._scheduler.get_job(name)
         latest = datetime.now(timezone.utc) + timedelta(seconds=seconds)
-        due = getattr(beat, "next_run_time", None)  # none before `start`
-        if beat is not None and due is not None and due > latest:
+        due = getattr(task, "next_run_time", None)  # None before `start`
+        if task is not None and due is not None and due > latest:
             with contextlib.suppress(JobLookupError):
-                beat.modify(next_run_time=latest)
+                task.modify(next_run_time=latest)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the schedule."""
         self._scheduler.start()
 
     def stop(self) -> None:
-        """Begin no more; what runs is not waited for."""
+        """Stop the schedule without waiting for running tasks."""
         if self._scheduler.running:
             self._scheduler.shutdown(wait=False)
 

@@ -358,7 +358,7 @@ def test_the_labels_of_the_chart_cannot_be_given_again() -> None:
 
 
 def test_a_hook_without_a_whole_path_is_refused_as_the_daemon_would() -> None:
-    told = r"config\.hooks\.on_ended\[0\]=hooks/label-node\.sh is no whole path, and the daemon would not start"
+    told = r"config\.hooks\.on_ended\[0\]=hooks/label-node\.sh must be an absolute path"
     with pytest.raises(helm_python.HelmRenderError, match=told):
         manifests({"config": {"hooks": {"on_hung": ["/hooks/a.sh", "x"], "on_ended": ["hooks/label-node.sh"]}}})
     whole = {"on_hung": ["/hooks/a.sh", "{node}"], "on_ended": [], "deadline_seconds": 5.0}

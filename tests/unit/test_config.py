@@ -1,4 +1,4 @@
-"""Bad configuration is told by file, section, key and what is allowed; good configuration is frozen."""
+"""The configuration: errors name file, line, section, key and what is allowed; settings are frozen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hangwatch.formats import toml_file
         ),
     ],
 )
-def test_errors_teach(text: str, expected: list[str]) -> None:
+def test_config_error_names_section_key_and_allowed_values(text: str, expected: list[str]) -> None:
     with pytest.raises(config.ConfigError) as error:
         config.parse(text, "f.toml")
     for word in expected:
@@ -67,26 +67,26 @@ def refusal(text: str) -> config.ConfigError:
     return error.value
 
 
-def test_everything_that_is_wrong_is_told_at_once_each_with_its_line() -> None:
+def test_all_config_errors_are_reported_with_their_lines() -> None:
     told = [line for line in str(refusal(WRONG)).splitlines() if not line.startswith("  ")]
     assert [line.split(": ")[0] for line in told] == [f"f.toml:{line}" for line in (2, 3, 11, 13, 17)]
     assert any("[detector]: unknown key 'hold_secs'" in line for line in told)
     assert any(line.startswith("f.toml:11: [hooks]: per_minute: ") for line in told)
 
 
-def test_what_is_right_beside_it_is_kept() -> None:
+def test_config_error_keeps_the_valid_settings() -> None:
     error = refusal("[detector]\nhold_seconds = 7\nquorum = 3\n[gpu]\nsample_seconds = 'x'\n")
     assert error.rest.detector == config.Detector(hold_seconds=7.0)
     assert error.sections == {"detector", "gpu"}
 
 
-def test_of_very_many_errors_the_first_ones_are_told() -> None:
+def test_very_many_config_errors_are_cut() -> None:
     error = refusal("[detector]\n" + "".join(f"wrong_{number} = 1\n" for number in range(100)))
     assert len(error.problems) == toml_file.MOST_PROBLEMS + 1
     assert "more is wrong" in error.problems[-1]
 
 
-def test_a_file_of_a_thousand_lines_that_all_name_a_key_is_told_quickly() -> None:
+def test_large_config_with_one_key_on_every_line_is_fast() -> None:
     text = "[activities]\nrules = [\n" + "# quorum\n{ quorum = 1 },\n" * 3000 + "]\n[detector]\nquorum = 3\n"
     assert toml_file.line_of(text, ("detector", "quorum")) is None
     assert "quorum" in str(refusal(text))
@@ -101,11 +101,11 @@ def test_a_file_of_a_thousand_lines_that_all_name_a_key_is_told_quickly() -> Non
         ("[checks]\nxid = 3", "f.toml:2: [checks]: xid: Expected `object`"),
     ],
 )
-def test_what_may_have_been_meant(text: str, hint: str) -> None:
+def test_unknown_key_gets_a_suggestion(text: str, hint: str) -> None:
     assert hint in str(refusal(text))
 
 
-def test_no_refusal_shows_a_regular_expression() -> None:
+def test_config_error_shows_no_regular_expression() -> None:
     told = str(refusal("[http]\nexternal_url = 'node7:9836'"))
     assert "regex" not in told and "^" not in told
     assert "beginning with http:// or https://" in told and '"http://{node}:9836"' in told
@@ -116,7 +116,7 @@ def test_no_refusal_shows_a_regular_expression() -> None:
         st.sampled_from(["", "# a = 1", "a = 1", "b = [", "]", "[a]", "[c]", "a.b = 1", 'b = """', '"""']), max_size=12
     )
 )
-def test_a_line_that_is_told_is_where_the_key_begins(lines: list[str]) -> None:
+def test_line_of_key_is_where_the_key_begins(lines: list[str]) -> None:
     text = "\n".join(lines)
     try:
         table = toml_file.parse(text, "f")
@@ -128,7 +128,7 @@ def test_a_line_that_is_told_is_where_the_key_begins(lines: list[str]) -> None:
         assert key in lines[line - 1] and not lines[line - 1].startswith("#")
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_config_file_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(config.ConfigError, match=r"none\.toml.*cannot be read"):
         config.load(tmp_path / "none.toml")
     latin = tmp_path / "latin.toml"
@@ -137,7 +137,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         config.load(latin)
 
 
-def test_bounds_of_the_sample_are_plain_numbers() -> None:
+def test_sample_limits_are_plain_numbers() -> None:
     text = config.sample()
     assert re.search(r"^max_bytes = .* from 1048576$", text, re.MULTILINE)
     assert re.search(r"^motion_cpu_ratio = .* from 0, to 1$", text, re.MULTILINE)
@@ -166,15 +166,15 @@ def test_key_of_many_parts_is_refused_in_every_form(parts: list[str], dot: str, 
 @pytest.mark.parametrize(
     "text", ['x = "' + "a." * 40 + '"', "# " + "a." * 40, "x = [1" + ", 1.5" * 40 + "]", "x = 1" + "0" * 40]
 )
-def test_dots_outside_of_keys_are_no_parts(text: str) -> None:
+def test_dots_outside_of_keys_are_not_counted(text: str) -> None:
     assert isinstance(toml_file.parse(text, "f.toml"), dict)
 
 
-def test_the_sample_is_the_defaults() -> None:
+def test_sample_config_equals_the_defaults() -> None:
     assert config.parse(config.sample(), "sample") == config.Settings()
 
 
-def test_every_setting_says_what_it_is_for() -> None:
+def test_every_setting_has_a_description() -> None:
     bare = [
         line
         for line in config.sample().splitlines()
@@ -191,7 +191,7 @@ def test_settings_cannot_be_changed() -> None:
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_settings_or_a_config_error(text: str) -> None:
+def test_any_text_gives_settings_or_config_error(text: str) -> None:
     try:
         settings = config.parse(text, "fuzz")
     except config.ConfigError as error:

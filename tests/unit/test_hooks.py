@@ -1,4 +1,4 @@
-"""Hooks: which is called when and with what, without any right of the daemon, and ended with all that it leaves."""
+"""Hooks: which hook runs when and with which arguments, without the daemon's capabilities, and killed at a deadline."""
 
 from __future__ import annotations
 
@@ -55,32 +55,32 @@ def ran(program: str, *arguments: str, deadline_seconds: float = 60.0) -> Ended:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["notify.sh"], "on_hung[0]: 'notify.sh': is no whole path"),
-        (["/usr/bin/env", "--to={job}"], "on_hung[1]: '--to={job}': a placeholder is an argument of its own"),
+        (["notify.sh"], "on_hung[0]: 'notify.sh': must be an absolute path"),
+        (["/usr/bin/env", "--to={job}"], "on_hung[1]: '--to={job}': a placeholder must be a whole argument"),
         (
             ["/usr/bin/env", "{job_id}"],
-            "allowed, after the program: {incident}, {name}, {job}, {job_name}, {job_key}, {state}",
+            "allowed after the program: {incident}, {name}, {job}, {job_name}, {job_key}, {state}",
         ),
         (["{incident}"], "on_hung[0]: '{incident}': a placeholder"),
-        (["/no/such/program"], "cannot be looked at: No such file or directory"),
-        (["/usr/bin"], "is no file"),
+        (["/no/such/program"], "cannot be read: No such file or directory"),
+        (["/usr/bin"], "is not a file"),
     ],
 )
-def test_what_is_no_hook_is_refused_with_its_key(command: list[str], says: str) -> None:
+def test_hook_that_cannot_run_is_refused_with_its_key(command: list[str], says: str) -> None:
     with pytest.raises(ConfigError) as error:
         hooks.refuse_unusable(config.Hooks(on_hung=tuple(command)), "h.toml")
     assert str(error.value).startswith("h.toml: [hooks]: on_hung")
     assert says in str(error.value)
 
 
-def test_braces_that_are_no_placeholder_are_plain_text(script: Script) -> None:
+def test_braces_without_placeholder_are_plain_text(script: Script) -> None:
     text = '{"text": "a job has hung"}'
     program = script('printf %s "$1"')
     hooks.refuse_unusable(config.Hooks(on_hung=(program, text)), "h.toml")
     assert ran(program, text).output == text.encode()
 
 
-def test_a_program_that_others_could_change_is_refused(tmp_path: Path, script: Script) -> None:
+def test_hook_program_writable_by_others_is_refused(tmp_path: Path, script: Script) -> None:
     path = Path(script("true"))
 
     def problem() -> str:
@@ -92,20 +92,20 @@ def test_a_program_that_others_could_change_is_refused(tmp_path: Path, script: S
 
     assert problem() == ""
     path.chmod(0o775)
-    assert f"{path}: others can write there" in problem()
+    assert f"{path} is writable by other users" in problem()
     path.chmod(0o644)
-    assert "may not be executed" in problem()
+    assert f"may not execute it\n  chmod 755 {path}" in problem()
     path.chmod(0o755)
     tmp_path.chmod(0o777)
-    assert f"{tmp_path}: others can write there" in problem()
+    assert f"{tmp_path} is writable by other users" in problem()
     tmp_path.chmod(0o700)
     path.rename(tmp_path / "real.sh")
     path.symlink_to("real.sh")
-    assert "leads over a link" in problem() and f"name it as '{tmp_path}/real.sh'" in problem()
+    assert "contains a symbolic link" in problem() and f"without links: '{tmp_path}/real.sh'" in problem()
 
 
 @needs_root
-def test_a_program_of_another_user_is_refused(script: Script) -> None:
+def test_hook_program_of_another_user_is_refused(script: Script) -> None:
     path = script("true")
     os.chown(path, 12345, 12345)
     with pytest.raises(ConfigError, match="belongs to user 12345"):
@@ -129,7 +129,7 @@ def test_a_program_of_another_user_is_refused(script: Script) -> None:
         (None, CRASHED, None),
     ],
 )
-def test_each_move_has_its_hook(moved_to: JobState | None, kind: str, key: str | None) -> None:
+def test_state_change_selects_its_hook(moved_to: JobState | None, kind: str, key: str | None) -> None:
     all_of_them = config.Hooks(
         **dict.fromkeys(("on_hung", "on_stalled", "on_recovered", "on_ended", "on_crashed"), ("/usr/bin/true",))
     )
@@ -139,7 +139,7 @@ def test_each_move_has_its_hook(moved_to: JobState | None, kind: str, key: str |
     assert call_of(config.Hooks(), found, moved_to, None) is None
 
 
-def test_what_a_jobs_owner_wrote_is_no_option_and_no_shell(script: Script) -> None:
+def test_text_of_a_job_owner_is_neither_option_nor_shell_code(script: Script) -> None:
     names = ("incident", "name", "job", "job_name", "job_key", "state", "owner", "owner_uid", "slurm_job", "node")
     command = ("/usr/bin/true", *(f"{{{name}}}" for name in names))
     hostile = incident(job_id="--rm; $(x)\n`y`", job_name="../-a b", job_key="k1", owner="Slurm job 4711", uid=1004)
@@ -157,7 +157,7 @@ def test_what_a_jobs_owner_wrote_is_no_option_and_no_shell(script: Script) -> No
 # --- how it runs ----------------------------------------------------------------------------------------------------
 
 
-def test_it_has_no_right_no_secret_and_no_open_file_of_the_daemon(
+def test_hook_has_no_capability_secret_or_open_file_of_the_daemon(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "xyzzy")
@@ -178,7 +178,7 @@ def test_it_has_no_right_no_secret_and_no_open_file_of_the_daemon(
 
 
 @needs_root
-def test_under_the_unit_without_the_right_to_give_up_bounds_nothing_is_left_either() -> None:
+def test_hook_without_cap_setpcap_has_no_capabilities() -> None:
     """As deploy/systemd/hangwatch.service starts the daemon: a user of its own, ambient capabilities, no CAP_SETPCAP."""
     rights = "-all,+sys_ptrace,+kill"
     caps = [f"--{kind}={rights}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
@@ -194,7 +194,7 @@ def test_under_the_unit_without_the_right_to_give_up_bounds_nothing_is_left_eith
     assert {int(after[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {0}
 
 
-def test_what_it_forks_and_leaves_is_ended_with_it(script: Script) -> None:
+def test_background_process_of_a_hook_is_killed_when_it_ends(script: Script) -> None:
     ended = ran(script("setsid sh -c 'sleep 1000 & echo $!; wait' & sleep 0.2; echo done"))
     assert ended.is_ok and ended.output is not None
     pid, word = ended.output.split()
@@ -202,18 +202,18 @@ def test_what_it_forks_and_leaves_is_ended_with_it(script: Script) -> None:
     wait_for(lambda: not Path(f"/proc/{int(pid)}").exists(), "the process that was left to be gone")
 
 
-def test_at_its_deadline_it_is_ended_with_all_that_it_started(script: Script) -> None:
+def test_hook_at_its_deadline_is_killed_with_its_children(script: Script) -> None:
     ended = ran(script("trap '' TERM; sleep 1000 & echo $! $$; wait; sleep 1000"), deadline_seconds=1.0)
     assert (
         ended.outcome == "timed_out"
-        and "was ended at its deadline of 1 s" in ended.message
+        and "was killed at its deadline of 1 s" in ended.message
         and ended.output is not None
     )
     for pid in map(int, ended.output.split()):
         wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"{pid} to be gone")
 
 
-def test_a_daemon_that_is_killed_leaves_no_hook_behind(script: Script, tmp_path: Path) -> None:
+def test_killed_daemon_leaves_no_hook_running(script: Script, tmp_path: Path) -> None:
     program = script(f"sleep 1000 & echo $! $$ > {tmp_path}/written; mv {tmp_path}/written {tmp_path}/pids; wait")
     runs = "import sys; from pathlib import Path; from hangwatch import hooks; hooks.run(hooks.Call('on_hung', (sys.argv[1],), {}, None, None), 600)"
     daemon = subprocess.Popen([sys.executable, "-c", runs, program])
@@ -226,11 +226,11 @@ def test_a_daemon_that_is_killed_leaves_no_hook_behind(script: Script, tmp_path:
         wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"{pid} to be gone")
 
 
-def test_of_a_flood_of_output_the_beginning_is_kept(script: Script) -> None:
+def test_long_output_of_a_hook_keeps_only_its_beginning(script: Script) -> None:
     ended = ran(script("head -c 30000000 /dev/zero; echo ended >&2"))
     assert ended.is_ok and ended.output is not None
     assert MOST_OUTPUT_BYTES < len(ended.output) < MOST_OUTPUT_BYTES + 100
-    assert ended.output.endswith(b"... and more, which is not kept\n")
+    assert ended.output.endswith(b"... the rest of the output was dropped\n")
 
 
 @pytest.mark.parametrize(
@@ -241,13 +241,13 @@ def test_of_a_flood_of_output_the_beginning_is_kept(script: Script) -> None:
         ("kill -9 $$", "was killed", "killed"),
     ],
 )
-def test_how_it_ended_is_told(script: Script, lines: str, says: str, outcome: str) -> None:
+def test_hook_result_has_outcome_and_message(script: Script, lines: str, says: str, outcome: str) -> None:
     ended = ran(script(lines))
     assert (ended.outcome, ended.is_ok) == (outcome, outcome == "ok")
     assert f"hook on_hung (hook.sh) {says} after" in ended.message
 
 
-def test_what_cannot_be_run_is_told(tmp_path: Path) -> None:
+def test_hook_with_missing_interpreter_is_not_run(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.write_text("#!/no/such/shell\n")
     broken.chmod(0o755)
@@ -263,7 +263,7 @@ def test_what_cannot_be_run_is_told(tmp_path: Path) -> None:
 # --- how many -------------------------------------------------------------------------------------------------------
 
 
-def test_one_owners_jobs_use_up_nobody_elses_hooks() -> None:
+def test_hook_limit_of_one_owner_does_not_limit_other_owners() -> None:
     now = [100.0]
     pace = Pace(5, 2, lambda: now[0])
     assert [pace.begin("a") is None for _ in range(4)] == [True, True, False, False]
@@ -274,7 +274,7 @@ def test_one_owners_jobs_use_up_nobody_elses_hooks() -> None:
     assert pace.begin("a") is None
 
 
-def test_of_one_owner_one_runs_at_a_time_and_others_do_not_wait_for_it(tmp_path: Path, script: Script) -> None:
+def test_slow_hook_of_one_owner_does_not_delay_other_owners(tmp_path: Path, script: Script) -> None:
     door = tmp_path / "door"
     os.mkfifo(door)
     program = script(f'[ "$HANGWATCH_OWNER" != slow ] || cat {door}')
@@ -299,15 +299,15 @@ def test_of_one_owner_one_runs_at_a_time_and_others_do_not_wait_for_it(tmp_path:
         thread.join()
 
 
-def test_without_a_folder_what_wants_one_is_not_called() -> None:
+def test_hook_that_needs_the_incident_folder_is_not_called_without_it() -> None:
     ended: list[Ended] = []
     called = Hooks(config.Hooks(on_hung=("/usr/bin/true", "{incident}")), lambda call: call(), ended.append)
     called.call(incident(), JobState.HUNG, None)
-    assert "was not called: the incident could not be kept" in ended[0].message and ended[0].output is None
+    assert "was not called: it needs {incident}" in ended[0].message and ended[0].output is None
     assert ended[0].outcome == "not_called"
 
 
-def test_each_hook_that_is_set_is_counted_from_nothing() -> None:
+def test_hook_counters_begin_at_zero() -> None:
     begun = hooks.none_yet(config.Hooks(on_hung=("/bin/true",), on_crashed=("/bin/true",)))
     assert set(begun.values()) == {0}
     assert {event for event, _ in begun} == {"hung", "crashed"}
@@ -317,7 +317,7 @@ def test_each_hook_that_is_set_is_counted_from_nothing() -> None:
 # --- what is kept ---------------------------------------------------------------------------------------------------
 
 
-def test_what_it_printed_is_kept_beside_the_incident_and_not_for_its_owner(tmp_path: Path) -> None:
+def test_hook_output_is_stored_and_not_readable_by_the_job_owner(tmp_path: Path) -> None:
     kept = Store(tmp_path, shared=True)
     kept.make_writable()
     found = replace(incident(uid=12345), incident_id="20260314T031500Z-42")
@@ -331,7 +331,7 @@ def test_what_it_printed_is_kept_beside_the_incident_and_not_for_its_owner(tmp_p
     assert os.listxattr(folder / "report.txt") == os.listxattr(folder) == ["system.posix_acl_access"]
 
 
-def test_a_link_in_the_place_of_its_folder_is_not_followed(tmp_path: Path) -> None:
+def test_symlink_in_place_of_the_hooks_folder_is_not_followed(tmp_path: Path) -> None:
     kept = Store(tmp_path / "state")
     kept.make_writable()
     folder = kept.save(incident(), {})

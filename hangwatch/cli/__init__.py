@@ -1,9 +1,9 @@
-"""The command line: the only room that prints or exits.
+"""The command line: the only package that prints or exits.
 
-Exit codes: 0 done; 1 a negative answer (the demo was wrong, no such job);
-2 bad input or a machine that is not set up, with a sentence that says what to type; 70 an error inside hangwatch;
-75 what may pass by itself (a port that is taken): systemd starts the daemon again, which it does not after 2.
-`hangwatch check` has its own: 0/1/2/3 = OK/WARNING/CRITICAL/UNKNOWN.
+Exit codes: 0 yes or done; 1 no (the demo's answer was wrong, no such job); 2 bad input or a machine that is not set up,
+with a message that says what to type; 70 an error inside hangwatch; 75 a temporary failure, for example the port is in
+use: systemd then restarts the daemon, which it does not after 2. `hangwatch check` has its own exit codes:
+0/1/2/3 = OK/WARNING/CRITICAL/UNKNOWN.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 
 class Commands(click.Group):
-    """Commands by name, each imported when it is asked for: the daemon carries nothing of the others."""
+    """Commands by name. A command is imported when it runs: the daemon does not load the others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
-        """All names, sorted as in the help."""
+        """Return all names, sorted."""
         return sorted(_MODULE_OF)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        """The command of that name; None where there is none."""
+        """Import and return a command; None if there is none of this name."""
         if cmd_name not in _MODULE_OF:
             return None
         module = importlib.import_module(f"hangwatch.cli.{_MODULE_OF[cmd_name]}")
-        found: dict[str | None, click.Command] = {command.name: command for command in module.COMMANDS}
-        return found[cmd_name]
+        commands: dict[str | None, click.Command] = {command.name: command for command in module.COMMANDS}
+        return commands[cmd_name]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is asked for. Raises click.UsageError, with the nearest name, where there is none."""
+        """Return the command to run. Raises click.UsageError, with the most similar name, if there is none."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            import difflib  # which no name that is right needs
+            import difflib  # only for a wrong name
 
-            if near := difflib.get_close_matches(args[0], _MODULE_OF, n=1):
-                raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
+            if similar := difflib.get_close_matches(args[0], _MODULE_OF, n=1):
+                raise click.UsageError(f"{error.message} Did you mean {similar[0]!r}?", ctx) from None
             raise
 
 
@@ -73,27 +73,27 @@ class Commands(click.Group):
 @screen.no_pager_option
 @click.version_option(__version__, prog_name="hangwatch")
 def hangwatch() -> None:
-    """Finds hung training jobs by GPU power, takes the stacks of every rank, and names the odd one.
+    """Finds hung training jobs, takes the stacks of every rank and names the rank that blocks the job.
 
     \b
-    Try it without a GPU:      hangwatch demo
-    Who hangs on this node?    hangwatch dump
-    Dumps you already have:    hangwatch explain trace-*.out
-    Is this node fit?          hangwatch check
-    Watch it for good:         hangwatch run
+    Try it without a GPU:             hangwatch demo
+    Find a hang on this node now:     hangwatch dump
+    Explain dumps you already have:   hangwatch explain trace-*.out
+    Check that this node is fit:      hangwatch check
+    Monitor this node permanently:    hangwatch run
 
-    Exit codes: 0 done, 1 a negative answer, 2 bad input (the message says what to type), 70 an error inside hangwatch,
-    75 what may pass by itself: the port is taken.
+    Exit codes: 0 yes or done, 1 no, 2 bad input (the message says what to type), 70 an error inside hangwatch,
+    75 temporary failure, for example the port is in use.
     """
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit; no exception reaches the user as a traceback, unless HANGWATCH_DEBUG is set."""
-    _open_what_is_closed()
+    """Run one command and exit. An exception is shown as a traceback only if HANGWATCH_DEBUG is set."""
+    _open_closed_streams()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     code = _run(arguments)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nothing is left that a Ctrl-C could interrupt
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nothing else may be interrupted by Ctrl-C
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -103,19 +103,19 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _open_what_is_closed() -> None:
-    """A standard stream that whoever started us has closed (`>&-`) is /dev/null: no file of ours may get its number."""
+def _open_closed_streams() -> None:
+    """Open /dev/null for each closed standard stream (`>&-`): no other file may get its descriptor number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
 
 
 def _run(arguments: list[str] | None) -> int:
-    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character must not end a command
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal cannot show is no error
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -145,7 +145,7 @@ def _run(arguments: list[str] | None) -> int:
         if os.environ.get("HANGWATCH_DEBUG"):
             raise
         _drop(sys.stdout)
-        where = f"{error.filename}" if error.filename else "standard output, or a file that was written"
+        where = error.filename or "standard output, or a file that was written"
         screen.complain(f"{where}: {error.strerror or error}")
         return 2
     except Exception as error:
@@ -154,20 +154,20 @@ def _run(arguments: list[str] | None) -> int:
         logging.getLogger(__name__).debug("internal error", exc_info=True)
         screen.complain(
             f"an error inside hangwatch: {type(error).__name__}: {error}\n"
-            "  this is a bug; please report it with what HANGWATCH_DEBUG=1 prints in front of the same command"
+            "  this is a bug: please report it with the output of the same command under HANGWATCH_DEBUG=1"
         )
         return INTERNAL_ERROR
     return answer if isinstance(answer, int) else 0
 
 
 def _refuse_empty(arguments: list[str]) -> None:
-    """An argument that is "" would be the current folder as a path. Raises UserError; options of others may be none."""
-    for before, word in zip(["", *arguments], arguments, strict=False):
-        if not word and before != "--via-options":
-            raise UserError("an argument is empty: is a variable of the shell not set?")
+    """Raise UserError if an argument is "", which would mean the current folder as a path. --via-options may be ""."""
+    for previous, argument in zip(["", *arguments], arguments, strict=False):
+        if not argument and previous != "--via-options":
+            raise UserError("an argument is empty: is a shell variable not set?")
 
 
 def _drop(stream: TextIO) -> None:
-    """What is still to be printed has nowhere to go: the interpreter's own flush at exit must not fail over it."""
+    """Send the rest of the output to /dev/null, so that the interpreter's flush at exit does not fail."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

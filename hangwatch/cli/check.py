@@ -25,7 +25,7 @@ from hangwatch.probes.network.ports import MOST_PORTS, Port, parse
 from hangwatch.probes.node import host
 from hangwatch.probes.node.machine import Clock, Node
 
-DEADLINE_SECONDS = 9.0  # with the start of Python, the whole command stays within 10 s
+DEADLINE_SECONDS = 9.0  # with the start of Python: 10 s
 FIRST_SWEEP_SECONDS = 3.0
 LEAST_FACTS_SECONDS = 0.2
 
@@ -34,10 +34,10 @@ LEAST_FACTS_SECONDS = 0.2
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
-@click.option("--verbose", "-v", is_flag=True, help="Also show the checks' own tables, such as the NVLink matrix.")
-@click.option("--fail-on", type=click.Choice(["warning", "critical"]), help="Exit 0 for anything less than this.")
+@click.option("--verbose", "-v", is_flag=True, help="Also show the tables of checks, such as the NVLink matrix.")
+@click.option("--fail-on", type=click.Choice(["warning", "critical"]), help="Exit 0 if the status is lower than this.")
 @click.option(
-    "--to", "places", multiple=True, metavar="HOST:PORT", help="With network: does this port answer? May be repeated."
+    "--to", "places", multiple=True, metavar="HOST:PORT", help="With `check network`: test this TCP port. Repeatable."
 )
 @nodes_options
 def check(
@@ -50,41 +50,42 @@ def check(
     places: tuple[str, ...],
     **reaching: Any,
 ) -> int:
-    """Is this node fit to train? Runs all checks (or those named) side by side, within 10 seconds.
+    """Check that this node is fit to train.
 
-    `check network --to HOST:PORT...` tries TCP ports instead, and says what to type about each that does not answer;
-    with --nodes from each of them, and :PORT is that port of each of them.
+    Runs all checks, or the named ones, in parallel, within 10 seconds.
 
-    With --nodes or --jobid on many nodes at the same time: nodes with the same answer stand in one line, and what
-    should be the same on all of them and is not (versions, firmware, limits, clocks) is a finding of its own. See
-    docs/many-nodes.md.
+    `hangwatch check network --to HOST:PORT` tests TCP ports instead. With --nodes each node tests them, and --to :PORT
+    means this port on every node.
 
-    Exits 0, 1, 2, 3 for OK, WARNING, CRITICAL, UNKNOWN, as Nagios and Slurm's HealthCheckProgram expect.
+    --nodes and --jobid run the checks on many nodes at the same time. Nodes with the same result share a line.
+    Differences between the nodes (versions, firmware, limits, clocks) are findings, too. See docs/many-nodes.md.
+
+    Exit code: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, as Nagios and Slurm's HealthCheckProgram expect.
     """
-    names, wanted = _ports(names, places)
+    names, ports = _ports(names, places)
     if (reach := reach_of(reaching)) is not None:
         if config_path:
-            raise click.UsageError("--nodes and --jobid do not go with --config: nodes have their own")
+            raise click.UsageError("--config cannot be used with --nodes or --jobid: each node uses its own file")
         registry.select(names)
         from hangwatch.cli.check_nodes import check_nodes
 
-        return check_nodes(reach, names, wanted, fail_on, as_json_form=as_json, verbose=verbose)
+        return check_nodes(reach, names, ports, fail_on, as_json_form=as_json, verbose=verbose)
     began_unix_seconds = time.time()
     settings, _, check_settings = settings_with_checks(config_path)
     registry.select(names)
-    if wanted:
-        if any(not port.host for port in wanted):
-            raise click.UsageError("--to :PORT goes with --nodes: it is that port of each of them")
-        results, found = [asked_ports.run(wanted, Clock())], Facts()
+    if ports:
+        if any(not port.host for port in ports):
+            raise click.UsageError("--to :PORT needs --nodes: it means this port on every node")
+        results, facts = [asked_ports.run(ports, Clock())], Facts()
     else:
-        results, found = _run(names, settings, check_settings, with_facts=as_json)
+        results, facts = _run(names, settings, check_settings, with_facts=as_json)
     if as_json:
         click.echo(
             result_table.to_json(
                 results,
                 host.node_name(),
                 fail_on,
-                facts=found,
+                facts=facts,
                 began_unix_seconds=began_unix_seconds,
                 printed_unix_seconds=time.time(),
             )
@@ -93,26 +94,31 @@ def check(
         _print(results, verbose)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(result_table.exit_code(results, fail_on))  # a check that blocks in the kernel must not keep the process
+    os._exit(result_table.exit_code(results, fail_on))  # do not wait for a check that is blocked in the kernel
 
 
 def _ports(names: tuple[str, ...], places: tuple[str, ...]) -> tuple[tuple[str, ...], list[Port]]:
-    """The checks that are named, and the ports: those after the first may stand without --to. Raises UsageError."""
+    """Return the names of the checks, and the ports to test. Raises UsageError.
+
+    After the first --to, further HOST:PORT may be given without --to.
+    """
     if not places:
         return names, []
     places = (*places, *(name for name in names if ":" in name))
     names = tuple(name for name in names if ":" not in name)
     if names != (asked_ports.CHECK_NAME,):
-        raise click.UsageError(f"--to goes with {asked_ports.CHECK_NAME}: hangwatch check network --to HOST:PORT")
+        raise click.UsageError(f"--to needs the check {asked_ports.CHECK_NAME}: hangwatch check network --to HOST:PORT")
     if len(places) > MOST_PORTS:
-        raise InputError(f"--to: {len(places)} ports are more than {MOST_PORTS} at a time")
-    wanted = []
+        raise InputError(f"--to: {len(places)} ports; at most {MOST_PORTS} can be tested at a time")
+    ports = []
     for place in places:
         port = parse(place)
         if port is None:
-            raise InputError(f"--to {words.elided(place, 80)}: is no HOST:PORT, such as gpu01:29500 or [fd00::1]:29500")
-        wanted.append(port)
-    return names, wanted
+            raise InputError(
+                f"--to {words.elided(place, 80)}: must be HOST:PORT, for example gpu01:29500 or [fd00::1]:29500"
+            )
+        ports.append(port)
+    return names, ports
 
 
 def _run(
@@ -135,8 +141,8 @@ def _run(
         began, deadline_seconds = time.monotonic(), DEADLINE_SECONDS - FIRST_SWEEP_SECONDS
         wait = node_facts.begin(node) if with_facts else None
         results = runner.run_all(node, check_settings, names, deadline_seconds=deadline_seconds)
-        left = began + deadline_seconds - time.monotonic()
-        return results, wait(max(left, LEAST_FACTS_SECONDS)) if wait else Facts()
+        remaining_seconds = began + deadline_seconds - time.monotonic()
+        return results, wait(max(remaining_seconds, LEAST_FACTS_SECONDS)) if wait else Facts()
     finally:
         gpus.stop()
 

@@ -1,4 +1,4 @@
-"""`hangwatch check --nodes`: are these nodes fit to train, and the same?"""
+"""`hangwatch check --nodes`: the checks on many nodes, and the differences between these nodes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hangwatch.report import as_json
 
 
 class NodesCheck(Value, frozen=True):
-    """`hangwatch check --nodes ... --json`: what checks on many nodes have found, and what differs between the nodes.
+    """`hangwatch check --nodes ... --json`: findings of the checks on many nodes, and differences between the nodes.
 
-    `well` are the nodes on which every check was OK; `unanswered` did not by the deadline, or could not be reached.
-    `findings` hold differences, clocks and nodes without an answer, too.
+    `well` are the nodes on which every check was OK. `unanswered` are nodes that did not respond by the deadline or
+    could not be reached. `findings` includes differences, clocks and nodes that did not respond.
     """
 
     schema_version: int
@@ -42,13 +42,13 @@ class NodesCheck(Value, frozen=True):
 def check_nodes(
     reach: Reach,
     names: Sequence[str],
-    wanted: Sequence[Port],
+    ports: Sequence[Port],
     fail_on: result_table.FailOn | None,
     *,
     as_json_form: bool,
     verbose: bool,
 ) -> int:
-    """Check many nodes at the same time. Returns the exit code of the worst that was found."""
+    """Check many nodes at the same time. Returns the exit code of the worst finding."""
     replies = fitness.Fitness()
     reports: dict[str, fitness.NodeReport] = {}
 
@@ -58,13 +58,13 @@ def check_nodes(
             reports[reply.node] = report
 
     nodes = nodes_of(reach)
-    ask(reach, nodes, shlex.join(("check", "--json", *names, *_to(wanted, nodes))), replies, take)
-    own = fitness.unreached(reports) if wanted else fitness.findings(reports, every_wording=verbose)
+    ask(reach, nodes, shlex.join(("check", "--json", *names, *_port_options(ports, nodes))), replies, take)
+    node_findings = fitness.unreached(reports) if ports else fitness.findings(reports, every_wording=verbose)
     differences = fitness.differences(reports)
-    beside = [*map(fitness.of_difference, differences), *fitness.of_clocks(replies.clocks)]
-    found = fitness.ranked((*own, *beside, *fitness.of_absent(replies)))
-    well = sorted(set(reports) - {node for finding in own for node in finding.nodes})
-    status = fitness.worst(found)
+    cross_findings = [*map(fitness.of_difference, differences), *fitness.of_clocks(replies.clocks)]
+    findings = fitness.ranked((*node_findings, *cross_findings, *fitness.of_absent(replies)))
+    well = sorted(set(reports) - {node for finding in node_findings for node in finding.nodes})
+    status = fitness.worst(findings)
     exit_code = result_table.exit_code_of(CheckStatus[status], fail_on)
     if as_json_form:
         form = NodesCheck(
@@ -75,31 +75,38 @@ def check_nodes(
             well=tuple(well),
             unanswered=tuple(sorted(replies.silent)),
             failed=as_json.failed_nodes(replies.failed),
-            findings=tuple(found),
+            findings=tuple(findings),
             differences=tuple(differences),
             clocks=tuple(replies.clocks),
         )
         click.echo(as_json.render(form), nl=False)
         return exit_code
     rows = [
-        (one.check, one.status, "", f"{_told(one.nodes)}: {one.reason}: {one.message}", one.remedy) for one in found
+        (
+            finding.check,
+            finding.status,
+            "",
+            f"{_folded(finding.nodes)}: {finding.reason}: {finding.message}",
+            finding.remedy,
+        )
+        for finding in findings
     ]
     if well:
         checks = max(len(reports[node].checks) for node in well)
-        rows.append((words.count(checks, "check"), "OK", "", _told(well), ""))
+        rows.append((words.count(checks, "check"), "OK", "", _folded(well), ""))
     print_checks(rows)
     return exit_code
 
 
-def _to(wanted: Sequence[Port], nodes: Sequence[str]) -> list[str]:
-    """The options that say which ports a node tries; one without a host is that of each node. Raises InputError."""
-    hosts = [Port(host=host, port=port.port) for port in wanted for host in ([port.host] if port.host else nodes)]
-    if len(hosts) > MOST_PORTS:
+def _port_options(ports: Sequence[Port], nodes: Sequence[str]) -> list[str]:
+    """Return the --to options for each node. A port without a host means this port on every node. Raises InputError."""
+    targets = [Port(host=host, port=port.port) for port in ports for host in ([port.host] if port.host else nodes)]
+    if len(targets) > MOST_PORTS:
         raise InputError(
-            f"--to: are {len(hosts)} ports, more than {MOST_PORTS} for each node: give --to HOST:PORT, or fewer nodes"
+            f"--to: {len(targets)} ports for each node; at most {MOST_PORTS}: give --to HOST:PORT, or fewer nodes"
         )
-    return [f"--to={port}" for port in dict.fromkeys(hosts)]
+    return [f"--to={port}" for port in dict.fromkeys(targets)]
 
 
-def _told(nodes: Sequence[str]) -> str:
+def _folded(nodes: Sequence[str]) -> str:
     return words.elided(words.fold_nodes(nodes), MOST_NAME_CHARACTERS)

@@ -1,4 +1,4 @@
-"""Which configuration a command goes by."""
+"""The configuration of a command: --config, else the default file, else the defaults."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ config_option = click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help=f"TOML file; without it {DEFAULT_CONFIG} where that exists, else the defaults.",
+    help=f"Configuration file.  [default: {DEFAULT_CONFIG} if it exists, else built-in defaults]",
 )
 
 
 def settings_from(path: Path | None) -> tuple[config.Settings, str]:
-    """The settings and the name to show for where they come from. Raises ConfigError."""
-    path = _used(path)
+    """Return the settings, and where they come from, for messages. Raises ConfigError."""
+    path = _chosen(path)
     return (config.load(path), str(path)) if path is not None else (config.Settings(), "the defaults")
 
 
 def settings_with_checks(
     path: Path | None, proofs: Mapping[str, Proof] | None = None
 ) -> tuple[config.Settings, str, dict[str, CheckSettings]]:
-    """The same, and the settings of every check.
+    """Return the settings, where they come from, and the settings of every check.
 
-    `proofs` are what else refuses settings, by the section that each reads. Raises ConfigError, which tells all that is
-    wrong at once, a section being proven where its keys are right; and what a proof raises.
+    `proofs` are further tests of the settings, by section. A section is tested if its keys are right. Raises
+    ConfigError with all problems, and TemporaryError of a test if there is no other problem.
     """
     from hangwatch.checks.framework import registry
 
-    path = _used(path)
+    path = _chosen(path)
     source, text = (str(path), config.read(path)) if path is not None else ("the defaults", "")
     problems: list[str] = []
     wrong: frozenset[str] = frozenset()
@@ -74,5 +74,5 @@ def settings_with_checks(
     return settings, source, checks
 
 
-def _used(path: Path | None) -> Path | None:
+def _chosen(path: Path | None) -> Path | None:
     return DEFAULT_CONFIG if path is None and DEFAULT_CONFIG.exists() else path

@@ -1,4 +1,4 @@
-"""Commands around the daemon: run, config, demo."""
+"""The commands run, config and demo."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from hangwatch.cli.usage_errors import InputError, MachineError
 if TYPE_CHECKING:
     from hangwatch.checks.framework.contract import Settings as CheckSettings
 
-SIGNAL_SECONDS = 0.2  # a signal is obeyed within this time
-STOP_SECONDS = 8.0  # for an orderly end; of these 5 s are for incidents that are not written yet
+SIGNAL_SECONDS = 0.2  # longest time until a signal is handled
+STOP_SECONDS = 8.0  # to stop in order, 5 s of it to write incidents
 
 log = logging.getLogger("hangwatch")
 
 
 def _proven(path: Path | None) -> tuple[config.Settings, str, dict[str, CheckSettings]]:
-    """The settings, where they come from and those of every check, found to be such that a daemon can run with them.
+    """Return the settings as `settings_with_checks` does, tested so that the daemon can run with them.
 
-    What `run` refuses, `config --check` refuses. Raises ConfigError or PortTakenError.
+    `run` and `config --check` both use this, so they refuse the same files. Raises ConfigError or PortTakenError.
     """
     from hangwatch import hooks
     from hangwatch.stacks import activity
@@ -50,10 +50,10 @@ def _proven(path: Path | None) -> tuple[config.Settings, str, dict[str, CheckSet
 @click.command()
 @config_option
 def run(config_path: Path | None) -> None:
-    """Watch this node until told to stop (SIGTERM or Ctrl-C).
+    """Run the daemon: monitor this node until SIGTERM or Ctrl-C.
 
-    Samples GPU power, finds jobs, takes stacks when a job falls quiet, keeps incidents, and serves metrics on
-    port 9836. Changes nothing in the jobs. Runs without a GPU, too: the checks that need none work on.
+    Samples GPU power, finds training jobs, takes stacks when a job makes no progress, keeps incidents, and serves
+    metrics on port 9836. Needs no change in the jobs. Without a GPU, the checks that need none still run.
     """
     from hangwatch.probes.node import daemon_heap
 
@@ -65,7 +65,7 @@ def run(config_path: Path | None) -> None:
 
     settings, source, check_settings = _proven(config_path)
     _log_to_stderr(settings.log.level)
-    faulthandler.enable()  # the watchdog's SIGABRT leaves the daemon's own stacks in the journal
+    faulthandler.enable()  # systemd's watchdog sends SIGABRT: write the daemon's stacks to the journal
     gpus = NvmlSampler(sample_seconds=settings.gpu.sample_seconds, deadline_seconds=settings.gpu.deadline_seconds)
     notifier = Notifier.from_environ(os.environ)
     daemon = Daemon(settings, gpus, notifier=notifier, check_settings=check_settings)
@@ -76,8 +76,8 @@ def run(config_path: Path | None) -> None:
         log.warning("%s", caution.replace("\n ", ";"))
     try:
         daemon.start()
-        daemon_heap.give_back()  # what reading the modules used
-        # The kernel may deliver a signal to any thread, which does not wake this one; its handler runs when it wakes.
+        daemon_heap.give_back()  # memory that the imports used
+        # The kernel may deliver a signal to another thread, which does not wake this one: the handler runs later.
         while not daemon.wait(SIGNAL_SECONDS):
             pass
     except OSError as error:
@@ -93,13 +93,13 @@ def run(config_path: Path | None) -> None:
 
 
 def _leave_after(seconds: float) -> NoReturn:
-    """Whatever does not come to an end in this time (a slow client, a dead mount) is left behind."""
+    """End the process after this time: threads blocked by a slow client or a dead mount are abandoned."""
     time.sleep(seconds)
     _leave()
 
 
 def _leave() -> NoReturn:
-    """End at once: a thread that is blocked in a dead driver or mount must not keep the process."""
+    """End at once, without waiting for threads that are blocked in a dead driver or mount."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -118,10 +118,10 @@ def _log_to_stderr(level: str) -> None:
 
 
 @click.command("config")
-@click.option("--check", "check_path", type=click.Path(path_type=Path), help="Say whether this file can be used.")
-@click.option("--sample", is_flag=True, help="Print a configuration with every key, its default and its limits.")
+@click.option("--check", "check_path", type=click.Path(path_type=Path), help="Check this file and print its errors.")
+@click.option("--sample", is_flag=True, help="Print a file with every key, its description, default and limits.")
 def configuration(check_path: Path | None, sample: bool) -> None:
-    """Check a configuration file, or print one to start from."""
+    """Check a configuration file, or print a sample."""
     if sample == (check_path is not None):
         raise click.UsageError("give either --check FILE or --sample")
     from hangwatch.checks.framework import registry
@@ -139,16 +139,18 @@ def configuration(check_path: Path | None, sample: bool) -> None:
 
 
 @click.command()
-@click.option("--scenario", default="loader", show_default=True, help="What goes wrong; `list` shows them all.")
+@click.option("--scenario", default="loader", show_default=True, help="The fault to simulate; `list` prints all.")
 @click.option("--ranks", default=8, show_default=True, type=click.IntRange(2, 64), help="Ranks on the simulated node.")
-@click.option("--seed", default=None, type=int, help="Which rank gets stuck; by default another one each time.")
+@click.option("--seed", default=None, type=int, help="Choose the rank that gets stuck.  [default: random]")
 @click.option(
-    "--keep", "directory", type=click.Path(path_type=Path, file_okay=False), help="Where the report is to be left."
+    "--keep", "directory", type=click.Path(path_type=Path, file_okay=False), help="Write the report to this folder."
 )
 def demo(scenario: str, ranks: int, seed: int | None, directory: Path | None) -> int:
-    """See the whole chain work, without a GPU: a job of real processes hangs, and the odd rank is named.
+    """Show a hang and its verdict, without a GPU.
 
-    Exits 0 if the answer was right, 1 if it was wrong.
+    Starts a job of real processes with simulated GPU power. One rank gets stuck, and hangwatch finds it.
+
+    Exits 0 if hangwatch named the right rank, else 1.
     """
     from hangwatch.demo import playback
 
@@ -157,9 +159,9 @@ def demo(scenario: str, ranks: int, seed: int | None, directory: Path | None) ->
             click.echo(f"{name:14} {text}")
         return 0
     if scenario not in playback.descriptions():
-        raise InputError(f"there is no scenario {scenario!r}\n  scenarios: {', '.join(playback.descriptions())}")
+        raise InputError(f"--scenario {scenario!r}: no such scenario\n  one of: {', '.join(playback.descriptions())}")
     seed = int(time.time()) % 100000 if seed is None else seed
-    logging.basicConfig(handlers=[logging.NullHandler()])  # the log goes to a file, beside the incident
+    logging.basicConfig(handlers=[logging.NullHandler()])  # the daemon's log goes to a file
     outcome = playback.play(scenario, ranks=ranks, seed=seed, say=click.echo, directory=directory)
     if outcome.report is not None:
         ours = [sys.executable, "-m", "hangwatch"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]

@@ -1,4 +1,4 @@
-"""`hangwatch dump --nodes --agentless`: one verdict from nodes on which only py-spy is installed."""
+"""`hangwatch dump --nodes --agentless`: one verdict over nodes that have py-spy but not hangwatch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hangwatch.stacks.grouping import group_ranks
 
 
 class AgentlessQuestion(NamedTuple):
-    """What `hangwatch dump --agentless` was told; `reach.remote_command` is how py-spy is called."""
+    """The options of `hangwatch dump --agentless`. `reach.remote_command` is the command that runs py-spy."""
 
     reach: Reach
     wanted: str | None
@@ -36,14 +36,14 @@ class AgentlessQuestion(NamedTuple):
 
 
 def dump_agentless(question: AgentlessQuestion, settings: config.Settings) -> int:
-    """Call py-spy on many nodes, and give one verdict for each job. Exits 1 where no rank was found."""
+    """Run py-spy on many nodes and print one verdict per job. Returns exit code 1 if no rank was found."""
     nodes = nodes_of(question.reach)
     replies = agentless.Replies()
     stacks = None if question.raw is None else NewFolder(question.raw)
 
     def take(reply: Reply) -> None:
-        found = replies.take(reply)
-        for process in found.processes if found is not None else ():
+        answer = replies.take(reply)
+        for process in answer.processes if answer is not None else ():
             replies.processes.append(process)
             if stacks is not None:
                 id_ = _id(process)
@@ -72,7 +72,7 @@ def dump_agentless(question: AgentlessQuestion, settings: config.Settings) -> in
         form = nodes_dump(replies, without_job, answers)
         click.echo(as_json.render(form), nl=False)
     if not answers:
-        click.echo("no rank was found: no Python with RANK in an environment that may be read, no torchrun", err=True)
+        click.echo("no rank found: no torchrun, and no Python with RANK in an environment that we may read", err=True)
     return 0 if answers else 2 if replies.failed and not replies.answered else 1
 
 
@@ -83,8 +83,8 @@ def _grouped(processes: Sequence[Process], settings: config.Settings) -> Groupin
     grouping = group_ranks(collected.ranks, load_activities(settings.activities.rules), settings.capture, world_size)
     unknown = sum(process.rank is None for process in processes)
     notes = [
-        f"{unknown} of {len(processes)} environments may not be read: these ranks have no number, and by their owner "
-        "alone they are taken for one job; ask as their owner, or as root"
+        f"{unknown} of {len(processes)} environments could not be read: these ranks have no number and are grouped by "
+        "owner; run this command as their owner or as root"
     ] * bool(unknown)
     return replace(grouping, notes=(*grouping.notes, *collected.notes, *notes))
 
@@ -94,10 +94,10 @@ def _id(process: Process) -> RankId:
 
 
 def _lines(process: Process) -> Iterator[str]:
-    """What py-spy printed, each line with its prefix: `[node:7]`, or `node: ` where the rank is not known."""
+    """Yield the lines that py-spy printed, with a prefix: `[node:7]`, or `node: ` if the rank is unknown."""
     lead = dump_text.prefix(_id(process))
     for printed in process.rounds:
-        if not printed.startswith("Process "):  # an error, which does not say of whom it is
+        if not printed.startswith("Process "):  # an error message, which does not name its process
             yield f"{lead}Process {process.pid}: python"
         yield from (f"{lead}{words.printable(line)}" for line in printed.rstrip("\n").split("\n"))
 

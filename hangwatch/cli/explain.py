@@ -1,4 +1,4 @@
-"""`hangwatch explain`: a verdict over dumps and logs that people already have."""
+"""`hangwatch explain`: a verdict from dumps and logs that users already have."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from hangwatch.verdict.supplements import complete
 
 LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
-MOST_INCIDENTS = 64  # of a folder that is no incident itself, and all of them together as big as one may be
+MOST_INCIDENTS = 64  # in one folder; together at most MAX_INCIDENT_BYTES
 SNIFFED_BYTES = 8 << 10
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")  # gzip, zstd, xz, bzip2
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_REFUSED_TOLD = 8
+_MOST_NAMED_FILES = 8
 
 _DUMPED = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"node":')  # `hangwatch dump --json`
 _Kind = Literal["recorder", "dumped", "text", "empty", "compressed", "other", "closed"]
-_File = tuple[Path, Path | None]  # and the folder in which it was found, None where it was named
+_File = tuple[Path, Path | None]  # a path, and the folder argument in which it was found, None if it was an argument
 
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...", type=click.Path(path_type=Path))
 @click.option(
-    "--world-size", type=click.IntRange(1, MOST_RANKS), help="How many ranks the job has; tells who is absent."
+    "--world-size", type=click.IntRange(1, MOST_RANKS), help="Number of ranks of the job, to find absent ranks."
 )
 @json_option
 @html_option
@@ -66,15 +66,19 @@ def explain(
     html_path: Path | None,
     config_path: Path | None,
 ) -> None:
-    """Who is the odd one in stack dumps and logs that you already have?
+    """Name the blocking rank from stack dumps and logs that you already have.
 
-    Reads the stacks of any number of processes as py-spy (text or --json), pystack, gdb and Python's faulthandler print
-    them, with or without a prefix on each line: [host:rank], torchrun's [role3]:, srun --label's "3: ", mpirun
-    --tag-output's [1,3]<stdout>:. Reads logs of ranks and torchelastic's error.json, too: who failed first, whose log
-    ends before the others. Reads the dumps that torch makes of its flight recorder, as pickle (by the watchdog at a
-    time-out: comm_lib_trace_rank_3) or as JSON: who has not come to which collective. A folder is all such files in it
-    (torchrun's --log-dir), or the incidents that it holds; links in it are not followed, and what begins with a dot is
-    left out. Reads what `hangwatch dump --json` printed. "-" is standard input, for text and for that.
+    Reads the output of py-spy (text or --json), pystack, gdb and Python's faulthandler, of any number of processes.
+    Lines may have a prefix: [host:rank], torchrun's [role3]:, srun --label's "3: ", mpirun --tag-output's
+    [1,3]<stdout>:. Also reads:
+
+    \b
+    * logs of ranks, and torchelastic's error.json: which rank failed first, which log ends early
+    * torch's flight recorder dumps, pickle (comm_lib_trace_rank_3) or JSON: which rank has not joined a collective
+    * the output of `hangwatch dump --json`, and incidents
+
+    A folder (such as torchrun's --log-dir) means all these files below it, without links and hidden files.
+    "-" is standard input, for text or the output of `hangwatch dump --json`.
     """
     settings, _ = settings_from(config_path)
     with progress_line.shown() as now:
@@ -85,7 +89,7 @@ def explain(
 def _answer(
     paths: Sequence[Path], world_size: int | None, settings: Settings, now: Waiting
 ) -> tuple[Grouping, Verdict, Job | None]:
-    """What all these say together; raises InputError where they say nothing."""
+    """Return the groups, the verdict and the job of all files together. Raises InputError if they contain no rank."""
     now.say("looking for files")
     files, incidents, about_incidents = _sort(paths)
     looked_at = now.each([path for path, _ in files], len(files), "looking at")
@@ -101,13 +105,13 @@ def _answer(
     dumps += [rank for answer in answers for rank in (answer.capture.ranks if answer.capture else ())]
     dumps += recorder_dumps.without_stacks(recorders.by_rank, dumps)
     if not dumps and not collected.logs and not collected.kernel:
-        told = "".join(f"\n  {note}" for note in collected.notes[:5])
+        listed = "".join(f"\n  {note}" for note in collected.notes[:5])
         raise InputError(
-            f"no stack dump and no log of a known rank in {', '.join(map(str, paths))}{told}\n"
-            "  make some: `py-spy dump --pid PID > rank0.txt`"
+            f"no stack dump and no log of a known rank in {', '.join(map(str, paths))}{listed}\n"
+            "  to make a dump: `py-spy dump --pid PID > rank0.txt`"
         )
-    told_sizes = [found.job.world_size or 0 for found in incidents] + [answer.world_size or 0 for answer in answers]
-    size = collected.world_size or max(told_sizes, default=0) or recorders.world_size
+    sizes = [incident.job.world_size or 0 for incident in incidents] + [answer.world_size or 0 for answer in answers]
+    size = collected.world_size or max(sizes, default=0) or recorders.world_size
     grouping = group_ranks(dumps, load_activities(settings.activities.rules), settings.capture, size or None)
     grouping = replace(grouping, notes=(*grouping.notes, *collected.notes))
     grouping = recorder_dumps.with_records(grouping, recorders.timed, recorders.opened_before_unix_seconds)
@@ -125,13 +129,13 @@ def _answer(
 
 
 def _ranks_here(incidents: Sequence[Incident]) -> int | None:
-    """How many ranks were looked at where all that is given comes from one node; None where it is of several."""
+    """Return the number of ranks on the node if all input is one incident; None if there are several nodes."""
     return incidents[0].job.ranks_here or None if len(incidents) == 1 else None
 
 
 def _of_dumps(files: Iterable[_File], incidents: Iterable[Incident]) -> list[as_json.Answer]:
-    """What `hangwatch dump --json` printed. Raises InputError where it is of several jobs, or of another version."""
-    found: list[as_json.Answer] = []
+    """Read outputs of `hangwatch dump --json`. Raises InputError if they are of several jobs or of another version."""
+    dumped: list[as_json.Answer] = []
     for path, folder in files:
         try:
             with sys.stdin.buffer if path == Path("-") else _opened(path, folder) as file:
@@ -143,30 +147,30 @@ def _of_dumps(files: Iterable[_File], incidents: Iterable[Incident]) -> list[as_
             ranks = answer.capture.ranks if answer.capture is not None else ()
             numbers = (number for rank in ranks for number in (rank.id.rank, rank.id.local_rank))
             incident_file.refuse_incredible(path, [answer.world_size, *numbers])
-        found += answers
-    jobs = {answer.job.job_key: f"{answer.job.job_id} ({answer.job.owner})" for answer in found if answer.job}
-    jobs |= {incident.job.key: incident.job.job_id for incident in incidents if found}
+        dumped += answers
+    jobs = {answer.job.job_key: f"{answer.job.job_id} ({answer.job.owner})" for answer in dumped if answer.job}
+    jobs |= {incident.job.key: incident.job.job_id for incident in incidents if dumped}
     if len(jobs) > 1:
         raise InputError(
-            f"these are of several jobs: {', '.join(sorted(jobs.values()))}\n"
-            "  give those of one at a time: `hangwatch dump --json --job KEY`"
+            f"these dumps are of several jobs: {', '.join(sorted(jobs.values()))}\n"
+            "  dump one job at a time: `hangwatch dump --json --job KEY`"
         )
-    return found
+    return dumped
 
 
 def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
-    """The newest incident of each node. Raises InputError where they are of several jobs: their ranks would mix."""
+    """Return the newest incident of each node. Raises InputError for several jobs: their ranks would be mixed up."""
     oldest_first = sorted(incidents, key=lambda incident: incident.opened_unix_seconds)
     newest = {incident.node: incident for incident in oldest_first}
     jobs = {incident.job.key: incident.job for incident in oldest_first}
     if len(jobs) > 1:
-        told = sorted(f"{job.job_id} ({job.owner or 'owner unknown'}, key {job.key})" for job in jobs.values())
-        raise InputError(f"these incidents are of several jobs: {', '.join(told)}\n  give those of one job at a time")
+        names = sorted(f"{job.job_id} ({job.owner or 'owner unknown'}, key {job.key})" for job in jobs.values())
+        raise InputError(f"these incidents are of several jobs: {', '.join(names)}\n  give the incidents of one job")
     return list(newest.values())
 
 
 def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]]:
-    """Files, and incidents with a capture; and notes on those that were found in a folder."""
+    """Return the files, the incidents that have a capture, and notes on what was found in folders."""
     files: list[_File] = []
     incidents, notes = [], []
     for path in paths:
@@ -174,99 +178,103 @@ def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]
             incidents.append(_incident(path))
         elif path.is_dir():
             below, closed = _files_in(path)
-            beside, found, told = _incidents_among(below, path)
-            files += [(file, path) for file in beside]
-            incidents += found
-            notes += [*told, *_closed(closed, "folder")]
+            others, folder_incidents, folder_notes = _incidents_among(below, path)
+            files += [(file, path) for file in others]
+            incidents += folder_incidents
+            notes += [*folder_notes, *_closed(closed, "folder")]
         elif path == Path("-") or path.exists():
             files.append((path, None))
         else:
             raise InputError(f"{path}: no such file or folder")
     if len(files) > MOST_FILES:
-        raise InputError(f"{len(files)} files are more than {MOST_FILES}; name the ones you mean")
+        raise InputError(f"{len(files)} files; at most {MOST_FILES}: give fewer files or a smaller folder")
     return files, _of_one_job(incident for incident in incidents if incident.captures), notes
 
 
 def _incidents_among(files: Sequence[Path], folder: Path) -> tuple[list[Path], list[Incident], list[str]]:
-    """The files below a folder without those of incidents, these incidents, and notes that say so.
+    """Return the files that belong to no incident, the incidents, and notes on them.
 
-    An incident has the rounds of its looks, their counters and the flight recorders; the texts beside it are the same
-    stacks without these. One that cannot be read is left to the texts. Raises InputError where they are too many.
+    The texts in an incident's folder have the same stacks without rounds and counters: they are read only if the
+    incident cannot be read. Raises InputError for too many incidents.
     """
-    named = [file for file in files if file.name == incident_file.INCIDENT_FILE]
-    if len(named) > MOST_INCIDENTS:
-        raise InputError(f"{folder}: holds {len(named)} incidents; name the folder of one: `hangwatch incidents`")
+    incident_paths = [file for file in files if file.name == incident_file.INCIDENT_FILE]
+    if len(incident_paths) > MOST_INCIDENTS:
+        raise InputError(
+            f"{folder}: has {len(incident_paths)} incidents; give the folder of one: `hangwatch incidents` lists them"
+        )
     incidents: list[Incident] = []
     notes: list[str] = []
-    own: set[Path] = set()
-    left_bytes = incident_file.MAX_INCIDENT_BYTES
-    for path in named:
+    consumed: set[Path] = set()
+    remaining_bytes = incident_file.MAX_INCIDENT_BYTES
+    for path in incident_paths:
         try:
             with bounded_read.opened_below(folder, path) as file:
-                content = bounded_read.content_of(file, path, left_bytes)
+                content = bounded_read.content_of(file, path, remaining_bytes)
             incident = incident_file.parse(path, content)
         except (bounded_read.FileError, incident_file.StoreError) as error:
             why = words.printable(str(error).splitlines()[0])
-            notes.append(f"{why}; what lies beside it is read instead")
-            own.add(path)
+            notes.append(f"{why}; the other files of its folder are read instead")
+            consumed.add(path)
             continue
-        left_bytes -= len(content)
+        remaining_bytes -= len(content)
         if incident.captures:
             incidents.append(incident)
-            own.add(path.parent)
+            consumed.add(path.parent)
             where = words.printable(str(path.parent))
-            notes.append(f"{where}: is an incident of hangwatch, read with its rounds and all that was measured")
-    return [file for file in files if own.isdisjoint((file, *file.parents))], incidents, notes
+            notes.append(f"{where}: read as an incident of hangwatch, with all its rounds and counters")
+    return [file for file in files if consumed.isdisjoint((file, *file.parents))], incidents, notes
 
 
 def _files_in(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files below a folder, and the folders below it that cannot be read."""
+    """Return the files below a folder, and the folders below it that cannot be read. Raises InputError."""
     closed: list[Path] = []
-    found = files_below(folder, _is_own_file, closed)
-    if not found:
-        told = "".join(f"\n  {note}" for note in _closed(closed, "folder"))
-        raise InputError(f"{folder}: has no files{told}")
-    return found, closed
+    files = files_below(folder, _is_regular_file, closed)
+    if not files:
+        listed = "".join(f"\n  {note}" for note in _closed(closed, "folder"))
+        raise InputError(f"{folder}: has no files{listed}")
+    return files, closed
 
 
-def _is_own_file(path: Path) -> bool:
+def _is_regular_file(path: Path) -> bool:
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:
         return False
-    except OSError:  # what it is, its folder does not say: it is told with those that cannot be read
+    except OSError:  # reported later with the files that cannot be read
         return True
 
 
 def _left_out(kinds: Mapping[Path, _Kind]) -> Iterator[str]:
-    """Notes on files that nothing is read of, with what to do where that may be a loss."""
-    of_kind = {kind: [path for path, one in kinds.items() if one == kind] for kind in set(kinds.values())}
-    if others := of_kind.get("other"):
-        yield f"without text, left out: {words.count(len(others), 'file')}"
-    if packed := of_kind.get("compressed"):
-        name = words.printable(str(packed[0]))
-        many = f" and {words.count(len(packed) - 1, 'other file')}" if len(packed) > 1 else ""
-        yield f"compressed, left out: {name}{many}; unpack first (gunzip, unzstd, unxz, bunzip2)"
-    yield from _closed(of_kind.get("closed", ()), "file")
-    folders = {path.parent for path in of_kind.get("recorder", ())}
-    if empty := [path for path in of_kind.get("empty", ()) if path.parent in folders]:
-        who = words.listing([words.printable(path.name) for path in empty[:_REFUSED_TOLD]])
-        yield f"empty beside dumps of flight recorders: {who}: a full disk, or a process that ended while it wrote"
+    """Yield notes on files that were not read, with advice if that may matter."""
+    by_kind = {kind: [path for path in kinds if kinds[path] == kind] for kind in set(kinds.values())}
+    if others := by_kind.get("other"):
+        yield f"skipped, not text: {words.count(len(others), 'file')}"
+    if packed := by_kind.get("compressed"):
+        yield f"skipped, compressed: {_and_others(packed, 'file')}; unpack first (gunzip, unzstd, unxz, bunzip2)"
+    yield from _closed(by_kind.get("closed", ()), "file")
+    folders = {path.parent for path in by_kind.get("recorder", ())}
+    if empty := [path for path in by_kind.get("empty", ()) if path.parent in folders]:
+        names = words.listing([words.printable(path.name) for path in empty[:_MOST_NAMED_FILES]])
+        yield f"empty flight recorder dump: {names}: a full disk, or a process that ended while it wrote"
 
 
 def _closed(paths: Sequence[Path], what: str) -> Iterator[str]:
     if paths:
-        many = f" and {words.count(len(paths) - 1, f'other {what}')}" if len(paths) > 1 else ""
-        yield f"cannot be read, left out: {words.printable(str(paths[0]))}{many}; try it with sudo"
+        yield f"skipped, cannot be read: {_and_others(paths, what)}; try with sudo"
+
+
+def _and_others(paths: Sequence[Path], what: str) -> str:
+    others = f" and {words.count(len(paths) - 1, f'other {what}')}" if len(paths) > 1 else ""
+    return f"{words.printable(str(paths[0]))}{others}"
 
 
 def _kind(path: Path, folder: Path | None) -> _Kind:
-    """What a file holds by its first bytes: a dump of a flight recorder, else text, as grep(1) tells it (no NUL).
+    """Return the kind of a file, by its first bytes. In a folder, a file with a NUL byte is not text, as in grep(1).
 
-    Standard input and a pipe are text, whatever they hold, and so is any other file that was named.
+    Standard input, a pipe and any other file that was an argument are text unless recognized.
     """
     if path == Path("-"):
-        return "dumped" if _DUMPED.match(_begun()) else "text"
+        return "dumped" if _DUMPED.match(_first_input_bytes()) else "text"
     if folder is None and not path.is_file():
         return "text"
     try:
@@ -287,8 +295,8 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
     return "text" if folder is None or b"\0" not in head or head.startswith(_UTF_16) else "other"
 
 
-def _begun() -> bytes:
-    """What standard input begins with, which is still read afterwards; nothing of what is no stream of bytes."""
+def _first_input_bytes() -> bytes:
+    """Peek at standard input without consuming it. Returns b"" if it is not a stream of bytes."""
     stream = sys.stdin.buffer
     return stream.peek(SNIFFED_BYTES) if isinstance(stream, io.BufferedReader) else b""
 
@@ -300,71 +308,70 @@ def _named_lines(files: Sequence[_File], now: Waiting) -> Iterator[tuple[str, It
 
 
 def _flight_dumps(files: Sequence[_File], now: Waiting) -> tuple[rank_recorders.Joined, list[str]]:
-    """Dumps of flight recorders by rank, and notes on those in a folder that are refused.
+    """Read flight recorder dumps by rank. Also return notes on bad dumps in folders.
 
-    Raises InputError for one that was named.
+    Raises InputError for a bad dump that is an argument.
     """
-    found, refused = [], []
+    dump_files, refused = [], []
     for (path, folder), _ in zip(files, now.each([path for path, _ in files], len(files), "reading"), strict=True):
         try:
             with _opened(path, folder) as file:
                 written = os.fstat(file.fileno()).st_mtime
                 dump = recorder_dump.parse(file.read(MOST_RECORDER_BYTES + 1), written)
             dump = dump._replace(recorders=tuple(map(shortened, dump.recorders)))
-            found.append(rank_recorders.DumpFile(str(path), written, dump))
+            dump_files.append(rank_recorders.DumpFile(str(path), written, dump))
         except ValueError as error:
             if folder is None:
                 raise InputError(f"{path}: {error}") from None
             refused.append(f"{words.printable(str(path))}: {error}")
-    if len(refused) > _REFUSED_TOLD:
-        refused = [f"{len(refused)} files are no dumps of a flight recorder, for example {refused[0]}"]
-    return rank_recorders.join(found), refused
+    if len(refused) > _MOST_NAMED_FILES:
+        refused = [f"{len(refused)} files are not valid flight recorder dumps, for example {refused[0]}"]
+    return rank_recorders.join(dump_files), refused
 
 
 def _incident(path: Path) -> Incident:
     if path.is_file() and path.name != incident_file.INCIDENT_FILE:
         raise InputError(
-            f"{path}: is a file, and not called {incident_file.INCIDENT_FILE}: give each node's in a folder of its own"
+            f"{path}: a file of an incident must be called {incident_file.INCIDENT_FILE}: use one folder per node"
         )
     return incident_file.load(path.parent if path.name == incident_file.INCIDENT_FILE else path)
 
 
 def _lines(path: Path, folder: Path | None, now: Waiting, doing: str) -> Iterator[str]:
-    """The lines of a file, read as they are asked for; what is no text becomes replacement characters.
+    """Yield the lines of a file, with replacement characters for bytes that are no text.
 
-    UTF-8, or UTF-16 with its mark, as PowerShell's `>` writes it. `folder` is the one in which it was found. A progress
-    bar, which is one line for hours, ends at each return.
+    The encoding is UTF-8, or UTF-16 with a byte order mark, as PowerShell's `>` writes it. A very long line, such as
+    a progress bar, is split at carriage returns.
     """
     now.say(doing)
     is_input = path == Path("-")
     stream, name = (sys.stdin.buffer, "standard input") if is_input else (_opened(path, folder), str(path))
-    left, number = MOST_BYTES, 0
+    remaining_bytes, number = MOST_BYTES, 0
     with stream:
         if _is_endless(stream.fileno()):
-            raise InputError(f"{name}: is a device, and no stack dump")
-        begun = b""
-        read_line = _reader(stream)
+            raise InputError(f"{name}: is a device, not a stack dump")
+        rest = b""
+        read_line = _line_reader(stream)
         while line := read_line(LONGEST_LINE_BYTES + 1):
             number += 1
-            left -= len(line)
+            remaining_bytes -= len(line)
             now.bytes_read += len(line)
-            line, begun = begun + line, b""
+            line, rest = rest + line, b""
             if not line.endswith(b"\n"):
-                line, _, begun = line.rpartition(b"\r") if len(line) > LONGEST_LINE_BYTES else (line, b"", b"")
-            if len(begun or line) > LONGEST_LINE_BYTES:
-                where = f"{name}:{number}"
-                raise InputError(f"{where}: a line is longer than {LONGEST_LINE_BYTES >> 20} MiB: is no stack dump")
-            if left < 0:
+                line, _, rest = line.rpartition(b"\r") if len(line) > LONGEST_LINE_BYTES else (line, b"", b"")
+            if len(rest or line) > LONGEST_LINE_BYTES:
                 raise InputError(
-                    f"{name}:{number}: holds more than {MOST_BYTES >> 30} GiB; name the part that you mean"
+                    f"{name}:{number}: this line is longer than {LONGEST_LINE_BYTES >> 20} MiB: not a stack dump"
                 )
+            if remaining_bytes < 0:
+                raise InputError(f"{name}:{number}: has more than {MOST_BYTES >> 30} GiB; give only the relevant part")
             yield line.decode("utf-8", errors="replace")
-        if begun:
-            yield begun.decode("utf-8", errors="replace")
+        if rest:
+            yield rest.decode("utf-8", errors="replace")
 
 
-def _reader(stream: BinaryIO) -> Callable[[int], bytes]:
-    """What reads the next line as UTF-8, so many bytes or characters of it; the mark of an encoding is left out."""
+def _line_reader(stream: BinaryIO) -> Callable[[int], bytes]:
+    """Return a function that reads the next line as UTF-8, up to a length, without a byte order mark."""
     head = stream.peek(3) if isinstance(stream, io.BufferedReader) else b""
     if head.startswith(_UTF_16):
         wide = io.TextIOWrapper(stream, encoding="utf-16", errors="replace", newline="\n")
@@ -375,20 +382,20 @@ def _reader(stream: BinaryIO) -> Callable[[int], bytes]:
 
 
 def _opened(path: Path, folder: Path | None) -> BinaryIO:
-    """A file, or a pipe that the shell has made for us."""
+    """Open a file, or a pipe that the shell made: `<(command)`. Raises InputError."""
     try:
         if folder is not None:
             return bounded_read.opened_below(folder, path)
         return bounded_read.opened(path, flags=0 if bounded_read.is_handed_over(path) else os.O_NONBLOCK)
     except bounded_read.FileError as error:
-        raise InputError(f"{error}\n  what comes from a pipe or a device is read from standard input: `-`") from None
+        raise InputError(f"{error}\n  for a pipe or a device use standard input: `-`") from None
 
 
 def _is_endless(descriptor: int) -> bool:
-    """Whether this is a device like /dev/zero; a terminal has an end, and so has /dev/null."""
-    found = os.fstat(descriptor)
-    is_device = stat.S_ISCHR(found.st_mode) or stat.S_ISBLK(found.st_mode)
-    return is_device and not os.isatty(descriptor) and not os.path.samestat(found, Path(os.devnull).stat())
+    """True for a device like /dev/zero. Terminals and /dev/null have an end."""
+    status = os.fstat(descriptor)
+    is_device = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
+    return is_device and not os.isatty(descriptor) and not os.path.samestat(status, Path(os.devnull).stat())
 
 
 COMMANDS = (explain,)

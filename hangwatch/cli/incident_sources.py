@@ -1,4 +1,4 @@
-"""The incidents that `hangwatch merge` takes from daemons: their URLs, or those that a Prometheus knows of a job."""
+"""Incidents that `hangwatch merge` fetches from daemons, by their URLs or by the nodes that Prometheus lists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Asked(NamedTuple):
-    """What is to be fetched, of which job, as whom, and how long each may take."""
+    """The incidents to fetch: sources, job, HTTP configurations, and the deadline of each source."""
 
     urls: Sequence[str]
     prometheus: str | None
@@ -33,13 +33,13 @@ class Asked(NamedTuple):
 
 
 def http_config_option(when: str) -> Callable[[_Command], _Command]:
-    """The option by which a command is told who asks."""
-    told = f"{when}: certificates and password, in the form of Prometheus' http_config."
-    return click.option("--http-config", type=click.Path(path_type=Path), help=told)
+    """Return the option for the HTTP configuration of a client."""
+    text = f"{when}: file with certificates and password, in the format of Prometheus' http_config."
+    return click.option("--http-config", type=click.Path(path_type=Path), help=text)
 
 
 def client_of(path: Path | None, option: str = "--http-config") -> WebClient:
-    """Who asks. Raises InputError."""
+    """Read the HTTP configuration; without a path, use no credentials. Raises InputError."""
     from hangwatch.fleet import http_client
     from hangwatch.formats import yaml_file
 
@@ -49,62 +49,62 @@ def client_of(path: Path | None, option: str = "--http-config") -> WebClient:
         raise InputError(f"{option}: {error}") from None
 
 
-def fetch(asked: Asked, replies: Replies) -> str | None:
-    """Fetch from all nodes, show how many have answered, and tell who has not. Returns the job that is meant.
+def fetch(request: Asked, replies: Replies) -> str | None:
+    """Fetch from all nodes, show the progress, and report nodes that did not respond. Returns the name of the job.
 
     Raises InputError.
     """
     from hangwatch.fleet import incident_fetch as fetching
 
-    client = client_of(asked.http_config)
-    wanted = asked.wanted
+    client = client_of(request.http_config)
+    wanted = request.wanted
     try:
-        sites = fetching.named_shortly([fetching.site(url) for url in asked.urls])
+        sites = fetching.named_shortly([fetching.site(url) for url in request.urls])
     except fetching.AddressError as error:
         raise InputError(str(error)) from None
-    gone: list[str] = []
-    if asked.prometheus is not None:
-        wanted, of_job, gone = _of_prometheus(asked)
-        sites += of_job
+    unreachable: list[str] = []
+    if request.prometheus is not None:
+        wanted, job_sites, unreachable = _prometheus_sites(request)
+        sites += job_sites
     progress = Progress()
     try:
         fetching.fetch(
             sites,
             client,
             wanted=wanted,
-            deadline_seconds=asked.deadline_seconds,
+            deadline_seconds=request.deadline_seconds,
             on_reply=replies.take,
             on_failure=replies.fail,
             on_progress=lambda now: progress.show(now, len(set(replies.answered))),
         )
     finally:
         progress.end()
-    replies.silent += gone
-    tell(replies, asked.deadline_seconds)
+    replies.silent += unreachable
+    tell(replies, request.deadline_seconds)
     return wanted
 
 
-def _of_prometheus(asked: Asked) -> tuple[str, list[Site], list[str]]:
-    """Raises InputError."""
+def _prometheus_sites(request: Asked) -> tuple[str, list[Site], list[str]]:
+    """Return the job, the daemons of its nodes, and the nodes without a known daemon. Raises InputError."""
     from hangwatch.fleet import incident_fetch as fetching
     from hangwatch.fleet import prometheus
 
-    if asked.wanted is None:
-        raise click.UsageError("--prometheus needs --job: it finds the nodes of one")
-    client = client_of(asked.prometheus_http_config, "--prometheus-http-config")
-    where = f"--prometheus {words.printable(asked.prometheus or '')}"
+    if request.wanted is None:
+        raise click.UsageError("--prometheus needs --job: it finds the nodes of one job")
+    client = client_of(request.prometheus_http_config, "--prometheus-http-config")
+    where = f"--prometheus {words.printable(request.prometheus or '')}"
     try:
-        base = fetching.site(asked.prometheus or "").base
+        base = fetching.site(request.prometheus or "").base
 
         def get(path: str) -> bytes:
             return fetching.page(
-                base + path, client, most_bytes=prometheus.MOST_BYTES, deadline_seconds=asked.deadline_seconds
+                base + path, client, most_bytes=prometheus.MOST_BYTES, deadline_seconds=request.deadline_seconds
             )
 
-        return prometheus.nodes_of(asked.wanted, get)
+        return prometheus.nodes_of(request.wanted, get)
     except fetching.AddressError as error:
         raise InputError(f"--prometheus: {error}") from None
     except (fetching.FetchError, prometheus.PrometheusError) as error:
         raise InputError(f"{where}: {error}") from None
     except TimeoutError as error:
-        raise InputError(f"{where}: does not answer: {error}") from None
+        raise InputError(f"{where}: did not respond: {error}") from None

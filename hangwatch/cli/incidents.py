@@ -1,4 +1,4 @@
-"""Commands about the incidents that this node keeps: incidents, report."""
+"""The commands incidents and report: the incidents that this node keeps."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ T = TypeVar("T")
 @click.command()
 @click.argument("name", required=False, type=click.Path(path_type=Path), metavar="[NAME|DIR|FILE]")
 @click.option("--job", "wanted", help="The newest incident of this job, by its id, key or name.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the page here.")
+@click.option("--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page here.")
 @click.option("--json", "as_json", is_flag=True, help="Print incident.json, see docs/json.md.")
 @screen.no_pager_option
 @config_option
 def report(
     name: Path | None, wanted: str | None, html_path: Path | None, as_json: bool, config_path: Path | None
 ) -> int:
-    """Render an incident again, from its incident.json alone: by default the newest that you may read.
+    """Print the report of an incident, by default of the newest one.
 
-    NAME is that of an incident, as `hangwatch incidents` lists it, or a part of it that fits only one; DIR is a folder
-    that holds one, FILE its incident.json. Exits 1 where there is no incident.
+    NAME is the name of an incident, as `hangwatch incidents` lists it, or a unique part of it. DIR is the folder of an
+    incident, FILE its incident.json. Exits 1 if there is no incident that you may read.
     """
     if name is not None and wanted is not None:
         raise click.UsageError("give either an incident or --job")
-    place = _Place(config_path)
-    incident = _incident(name, wanted, place)
+    sources = _Sources(config_path)
+    incident = _incident(name, wanted, sources)
     if incident is None:
-        click.echo(place.nothing(), err=True)
+        click.echo(sources.none_found(), err=True)
         return 1
     if html_path is not None:
         write_text(html_path, html.render(incident))
@@ -60,77 +60,74 @@ def report(
     return 0
 
 
-class _Place:
-    """Where this user's incidents are looked for: in the store, and at the daemon, whose rights may reach further."""
+class _Sources:
+    """The places where this user's incidents may be: the store, and the daemon, which may read more."""
 
     def __init__(self, config_path: Path | None) -> None:
         self.settings, self._source = settings_from(config_path)
-        self.kept = store.Store(Path(self.settings.store.directory))
-        self._daemon = ""
+        self.store = store.Store(Path(self.settings.store.directory))
+        self._daemon_answer = ""
 
-    def of_daemon(self, name: Path | None, wanted: str | None) -> Incident | None:
-        """One of the own jobs' incidents over the daemon's socket; None where it gives none. Raises StoreError."""
-        found = self._asked(lambda: self._one_of_daemon(name, wanted))
-        return found if isinstance(found, Incident) else None
+    def from_daemon(self, name: Path | None, wanted: str | None) -> Incident | None:
+        """Get an incident of this user's jobs over the daemon's socket; None without one. Raises StoreError."""
+        return self._ask(lambda: self._daemon_incident(name, wanted))
 
     def summaries(self) -> tuple[Summary, ...]:
-        """What the store lists; else the daemon, since the file system may have no access lists. Raises StoreError."""
-        listed = self.kept.summaries()
+        """List the store; else ask the daemon: the file system may have no access lists. Raises StoreError."""
+        listed = self.store.summaries()
         if listed:
             return listed
         from hangwatch.cli import user_socket_client
 
-        return self._asked(lambda: user_socket_client.incidents(self.settings.socket.path)) or ()
+        return self._ask(lambda: user_socket_client.incidents(self.settings.socket.path)) or ()
 
-    def _one_of_daemon(self, name: Path | None, wanted: str | None) -> Incident | None:
+    def _daemon_incident(self, name: Path | None, wanted: str | None) -> Incident | None:
         from hangwatch.cli import user_socket_client
 
         path = self.settings.socket.path
         if name is not None:
             return user_socket_client.incident(path, str(name))
-        found = incident_file.newest(user_socket_client.incidents(path), wanted, f"the daemon behind {path}")
-        return user_socket_client.incident(path, found.folder) if found is not None else None
+        newest = incident_file.newest(user_socket_client.incidents(path), wanted, f"the daemon behind {path}")
+        return user_socket_client.incident(path, newest.folder) if newest is not None else None
 
-    def _asked(self, ask: Callable[[], T]) -> T | None:
-        """What the daemon answers; root reads the files themselves. Raises TemporaryError."""
+    def _ask(self, ask: Callable[[], T]) -> T | None:
+        """Ask the daemon, except as root, which can read all files. Raises TemporaryError."""
         if os.geteuid() == 0:
             return None
         from hangwatch.cli import user_socket_client
 
-        self._daemon = f"the daemon behind {self.settings.socket.path} lists none of your jobs, either"
+        self._daemon_answer = f"the daemon at {self.settings.socket.path} has no incident of your jobs"
         try:
             return ask()
         except user_socket_client.BusyError:
             raise
         except user_socket_client.SocketError as error:
-            self._daemon = f"the daemon could not be asked: {error}"
+            self._daemon_answer = f"the daemon could not be asked: {error}"
             return None
 
-    def nothing(self) -> str:
-        """That there is no incident: where it was looked for, as whom, and why there may be none."""
+    def none_found(self) -> str:
+        """Return the message that there is no incident: where we searched, as which user, and when one begins."""
         uid = os.geteuid()
         hold = words.duration(self.settings.detector.hold_seconds)
         lines = [
-            f"no incidents{'' if uid == 0 else ' that you may read'} in {self._standing()}",
-            f"[store] directory is that of {self._source}; --config FILE names another one",
+            f"no incidents{'' if uid == 0 else ' that you may read'} in {self._folder_state()}",
+            f"[store] directory is set by {self._source}; --config FILE selects another configuration",
         ]
         if uid != 0:
             lines += [
-                self._daemon,
-                f"you are {_user(uid)}, who sees those of his own jobs; root and the group that [store] names see all",
+                self._daemon_answer,
+                f"you are {_user(uid)}: you may read incidents of your own jobs; root and [store] group may read all",
             ]
-        lines.append(
-            f"one begins where a job has been quiet for {hold} and its ranks stand still, or where ranks crash"
-        )
+        lines.append(f"an incident begins when a job is quiet for {hold} and no rank progresses, or when ranks crash")
         return "\n  ".join(filter(None, lines))
 
-    def _standing(self) -> str:
-        """The folder, and what keeps us from it."""
-        folder = self.kept.incidents
+    def _folder_state(self) -> str:
+        """Return the folder of the incidents, with the reason if it cannot be read."""
+        folder = self.store.incidents
         try:
             os.scandir(folder).close()
         except FileNotFoundError:
-            return f"{folder}, which does not exist: no daemon has kept any there"
+            return f"{folder}, which does not exist: no daemon has written there"
         except OSError as error:
             return f"{folder}: {error.strerror}"
         return str(folder)
@@ -143,26 +140,26 @@ def _user(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _incident(name: Path | None, wanted: str | None, place: _Place) -> Incident | None:
-    """By its folder or file, its name or its job; of an own job from the daemon, where we may not read its folder.
+def _incident(name: Path | None, wanted: str | None, sources: _Sources) -> Incident | None:
+    """Load an incident by its path, name or job, from the daemon if we may not read its folder.
 
-    None where there is no incident at all. Raises StoreError.
+    Returns None if there is no incident. Raises StoreError.
     """
     if name is not None and (path := _file_of(name)) is not None:
         return incident_file.parse(path, incident_file.read_bytes(path))
     try:
-        folder = place.kept.find(str(name)) if name is not None else place.kept.newest(wanted)
+        folder = sources.store.find(str(name)) if name is not None else sources.store.newest(wanted)
         if folder is not None:
             return incident_file.load(folder)
     except StoreError:
-        if (by_daemon := place.of_daemon(name, wanted)) is not None:
-            return by_daemon
+        if (incident := sources.from_daemon(name, wanted)) is not None:
+            return incident
         raise
-    return place.of_daemon(name, wanted)
+    return sources.from_daemon(name, wanted)
 
 
 def _file_of(path: Path) -> Path | None:
-    """The incident.json that a path leads to; None where nothing is there that we may look at: then it is a name."""
+    """Return the incident.json of a path. None if there is none that we may read: then the argument is a name."""
     try:
         return path / incident_file.INCIDENT_FILE if path.is_dir() else path if path.exists() else None
     except OSError:
@@ -171,12 +168,12 @@ def _file_of(path: Path) -> Path | None:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
-@click.option("-l", "--full", is_flag=True, help="Whole verdicts on a terminal, too, where else each is cut to a line.")
+@click.option("-l", "--full", is_flag=True, help="On a terminal, do not cut each verdict to one line.")
 @config_option
 def incidents(as_json: bool, full: bool, config_path: Path | None) -> None:
     """List the incidents that this node keeps, newest first."""
-    place = _Place(config_path)
-    summaries = place.summaries()
+    sources = _Sources(config_path)
+    summaries = sources.summaries()
     if as_json:
         sys.stdout.buffer.write(
             msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=summaries)) + b"\n"
@@ -184,9 +181,9 @@ def incidents(as_json: bool, full: bool, config_path: Path | None) -> None:
         return
     from hangwatch.probes.node import host
 
-    here = host.node_name()
+    node = host.node_name()
     rows = [
-        (summary.folder, summary.job_id, _standing(summary, place.kept, here), _verdict(summary))
+        (summary.folder, summary.job_id, _job_state(summary, sources.store, node), _verdict(summary))
         for summary in summaries
     ]
     if rows and sys.stdout.isatty():
@@ -194,51 +191,47 @@ def incidents(as_json: bool, full: bool, config_path: Path | None) -> None:
             head, *rest = _on_terminal(*row, full=full)
             click.echo("\n".join((click.style(head, bold=True), *rest)), color=screen.is_colored())
     else:
-        print_table(("incident", "job", "state", "verdict"), rows, "" if rows else place.nothing())
+        print_table(("incident", "job", "state", "verdict"), rows, "" if rows else sources.none_found())
 
 
 def _verdict(summary: Summary) -> str:
-    """What kind it is of, then its sentence, which begins with the rank that is named."""
     return summary.problem or f"{summary.verdict}: {summary.message}"
 
 
 def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool) -> list[str]:
-    """Two lines for an incident, cut to the terminal's width unless they are to be `full`."""
+    """Return two lines for an incident, cut to the terminal's width unless `full`."""
     folder, state, job, verdict = (words.printable(" ".join(text.split())) for text in (folder, state, job, verdict))
     head = f"{folder}  {state}  {job}"
-    wide = max(screen.columns(), len(_INDENT) + 20)
+    columns = max(screen.columns(), len(_INDENT) + 20)
     if not full:
-        return [words.elided(head, wide), _INDENT + words.elided(verdict, wide - len(_INDENT))]
-    room = max(screen.width(), 2 * len(_INDENT) + 20)
-    return [head, *textwrap.wrap(verdict, room, initial_indent=_INDENT, subsequent_indent=_INDENT)]
+        return [words.elided(head, columns), _INDENT + words.elided(verdict, columns - len(_INDENT))]
+    width = max(screen.width(), 2 * len(_INDENT) + 20)
+    return [head, *textwrap.wrap(verdict, width, initial_indent=_INDENT, subsequent_indent=_INDENT)]
 
 
-def _standing(summary: Summary, kept: store.Store, here: str) -> str:
-    """How the job stands: `hung`, `ended after 3 min 20 s`; and where nobody has closed it, whether it still lives."""
+def _job_state(summary: Summary, incidents_store: store.Store, node: str) -> str:
+    """Return the state of the job, such as `ended after 3 min 20 s`, with a note if an open job no longer exists."""
     if summary.problem or summary.state is None:
-        return "not written" if summary.verdict else "unreadable"
+        return "not written" if summary.verdict else "cannot be read"
     state = summary.state.value
     if summary.closed_unix_seconds is not None:
         return f"{state} after {words.duration(summary.closed_unix_seconds - summary.opened_unix_seconds)}"
-    if summary.node == here and _is_gone(kept.incidents / summary.folder):
+    if summary.node == node and _is_gone(incidents_store.incidents / summary.folder):
         return f"{state}; its processes are gone"
     return state
 
 
 def _is_gone(folder: Path) -> bool:
-    """Whether no process of the job lives any more: it ended while no daemon watched.
-
-    Where /proc hides the processes of others (`hidepid`), nobody can know.
-    """
+    """True if the job ended while no daemon ran. False if /proc hides the processes of others (`hidepid`)."""
     from hangwatch.probes.process import procfs
 
     try:
         ids = incident_file.load(folder).job.processes
-    except StoreError:  # it was listed over the socket of the daemon, which closes it itself
+    except StoreError:  # listed by the daemon, which closes its incidents itself
         return False
     states = [procfs.read_state(process.pid) for process in ids]
-    lives = any(state is not None and state[0] == process for process, state in zip(ids, states, strict=True))
-    return bool(ids) and not lives and procfs.read_state(1) is not None
+    is_alive = any(state is not None and state[0] == process for process, state in zip(ids, states, strict=True))
+    return bool(ids) and not is_alive and procfs.read_state(1) is not None
 
 
 COMMANDS = (incidents, report)

@@ -1,4 +1,4 @@
-"""Many nodes as one: `hangwatch merge`, and what `hangwatch dump --nodes` asks and says."""
+"""Verdicts over many nodes: `hangwatch merge` and `hangwatch dump --nodes`."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from hangwatch.fleet import remote_run
     from hangwatch.fleet.node_replies import Replies
 
-MOST_JOBS = 256  # of one node, whose stacks are kept
+MOST_JOBS = 256  # per node, in the folder of --raw
 MOST_ROUNDS = 10
 INCOMPLETE = 1
 BAD = 2
 
-_File = tuple[Path, Path | None]  # and the folder in which it was found, None where it was named
+_File = tuple[Path, Path | None]  # a path, and the folder argument in which it was found, None if it was an argument
 
-job_option = click.option("--job", "wanted", help="Only this job of several, by its id, key or name.")
+job_option = click.option("--job", "wanted", help="Merge only this job, by id, key or name.")
 
 
 @click.command()
 @click.argument("sources", nargs=-1, metavar="FILE|DIR|URL...")
-@click.option("--prometheus", help="Also from the nodes on which this Prometheus has seen the --job.")
+@click.option("--prometheus", help="URL of a Prometheus: also merge from all nodes on which it has seen the --job.")
 @job_option
 @topology_option
-@click.option("--as-one-job", is_flag=True, help="Take incidents of several jobs for those of one.")
+@click.option("--as-one-job", is_flag=True, help="Merge incidents of several jobs as if they were one job.")
 @incident_sources.http_config_option("For URLs")
 @click.option("--prometheus-http-config", type=click.Path(path_type=Path), help="The same for --prometheus.")
 @click.option(
@@ -55,7 +55,7 @@ job_option = click.option("--job", "wanted", help="Only this job of several, by 
     type=click.FloatRange(1, 3600),
     default=NODE_DEADLINE_SECONDS,
     show_default=True,
-    help="For each URL, in seconds.",
+    help="Seconds to wait for each URL.",
 )
 @json_option
 @html_option
@@ -69,37 +69,36 @@ def merge(
     html_path: Path | None,
     **fetching: Any,
 ) -> int:
-    """One answer from the incidents of many nodes: the odd rank is usually on another one.
+    """Give one verdict from the incidents of many nodes.
 
-    A FILE is an incident.json, or what `hangwatch dump --json --grouped` printed on a node; a DIR all such files below
-    it, called *.json: brought here by any means (shared file system, kubectl cp, scp). "-" is standard input. A URL is
-    a daemon (https://NODE:9836) or one of its incidents; a node that does not answer is evidence. Of one node only the
-    newest incident of a job counts. What cannot be read is named and left out.
+    FILE is an incident.json, or the output of `hangwatch dump --json --grouped` on a node. DIR means all *.json files
+    below it. "-" is standard input. URL is a daemon (https://NODE:9836) or one of its incidents. A node that does not
+    respond is reported and is no error. Of each node only the newest incident of a job counts.
 
-    Exits 1 where something was left out, 2 where nothing is left.
+    Exits 1 if a file or node had to be skipped, 2 if nothing could be read.
     """
     from hangwatch.fleet.node_replies import Replies
 
-    gc.disable()  # values refer to no later ones, so there is nothing to collect; to look for it doubles the time
+    gc.disable()  # our values have no reference cycles; collecting would double the time
     by_file = _by_file(topology)
-    asked = incident_sources.Asked(
+    request = incident_sources.Asked(
         urls=[source for source in sources if source.lower().startswith(("http://", "https://"))], **fetching
     )
-    wanted = asked.wanted
-    if not sources and asked.prometheus is None:
-        raise click.UsageError("give what is to be merged: FILE, DIR, URL or --prometheus")
+    wanted = request.wanted
+    if not sources and request.prometheus is None:
+        raise click.UsageError("nothing to merge: give FILE, DIR, URL or --prometheus")
     replies = Replies()
-    problems = _gather([Path(source) for source in sources if source not in asked.urls], replies.gathering)
-    if asked.urls or asked.prometheus is not None:
-        wanted = incident_sources.fetch(asked, replies)
+    problems = _gather([Path(source) for source in sources if source not in request.urls], replies.gathering)
+    if request.urls or request.prometheus is not None:
+        wanted = incident_sources.fetch(request, replies)
     jobs = replies.gathering.jobs
     if not jobs:
         raise InputError(_nothing_merged(problems, replies, sources))
     keys = list(jobs) if as_one_job else [_chosen(wanted, jobs)]
     for problem in problems[:MOST_TOLD]:
-        screen.complain(f"left out: {problem}")
+        screen.complain(f"skipped: {problem}")
     if len(problems) > MOST_TOLD:
-        click.echo(f"hangwatch: left out: {words.count(len(problems) - MOST_TOLD, 'more file')}", err=True)
+        click.echo(f"hangwatch: skipped: {words.count(len(problems) - MOST_TOLD, 'more file')}", err=True)
     grouping = replies.gathering.merged(keys)
     ranks_here = replies.gathering.ranks_here(keys[0]) if len(keys) == 1 and not replies.silent else None
     leaves = by_file or replies.gathering.leaves(keys)
@@ -113,21 +112,21 @@ def _by_file(path: Path | None) -> dict[str, Leaf]:
 
 
 def _missed(replies: Replies, grouping: Grouping) -> Sequence[str]:
-    """The silent nodes, where they may have ranks that nobody else has shown."""
+    """Return the silent nodes, if they may have ranks that no other node has."""
     return replies.silent if grouping.absent or grouping.world_size is None else ()
 
 
 def _gather(paths: Sequence[Path], gathering: Gathering) -> list[str]:
-    """Take in what the files hold. Returns why some of them were left out."""
+    """Add the jobs in these files. Returns the errors of files that could not be read."""
     problems = []
     for file in (file for path in paths for file in _files(path)):
         try:
-            found = _read(*file).jobs
+            jobs = _read(*file).jobs
         except incident_file.StoreError as error:
             problems.append(str(error))
             continue
-        for one in found:
-            gathering.add(one)
+        for job in jobs:
+            gathering.add(job)
     return problems
 
 
@@ -135,7 +134,7 @@ def _nothing_merged(problems: Sequence[str], replies: Replies, sources: Sequence
     if problems:
         return "\n".join(problems[:MOST_TOLD])
     if replies.failed or replies.silent:
-        return "no node gave an incident"
+        return "no node returned an incident"
     return f"no job in {', '.join(sources) or 'what Prometheus has seen'}"
 
 
@@ -143,14 +142,14 @@ def _files(path: Path) -> Iterator[_File]:
     if path == Path("-") or not path.is_dir():
         yield path, None
         return
-    found = files_below(path, lambda file: file.suffix == ".json")
-    if not found:
-        raise InputError(f"{path}: holds no incident: no file below it is called *.json")
-    yield from ((file, path) for file in found)
+    files = files_below(path, lambda file: file.suffix == ".json")
+    if not files:
+        raise InputError(f"{path}: has no incident: no file below it is called *.json")
+    yield from ((file, path) for file in files)
 
 
 def _read(path: Path, folder: Path | None) -> sighting.GroupedDump:
-    """Raises StoreError."""
+    """Read a file. Raises StoreError."""
     try:
         if path == Path("-"):
             content = bounded_read.content_of(sys.stdin.buffer, "standard input", incident_file.MAX_INCIDENT_BYTES)
@@ -166,28 +165,28 @@ def _read(path: Path, folder: Path | None) -> sighting.GroupedDump:
 
 
 def _chosen(wanted: str | None, jobs: Mapping[str, Job]) -> str:
-    """The key of the one job that is meant. Raises InputError: ranks of several jobs would mix."""
-    meant = list(jobs.values()) if wanted is None else called(wanted, jobs.values())
-    if len(meant) == 1:
-        return meant[0].key
-    told = ", ".join(
+    """Return the key of the wanted job. Raises InputError for several jobs: their ranks would be mixed up."""
+    matching = list(jobs.values()) if wanted is None else called(wanted, jobs.values())
+    if len(matching) == 1:
+        return matching[0].key
+    names = ", ".join(
         sorted(
             f"{words.printable(job.job_id)} ({job.owner or 'owner unknown'}, key {key})" for key, job in jobs.items()
         )
     )
-    if not meant:
-        raise InputError(f"--job {wanted}: no incident of such a job\n  jobs: {told}")
+    if not matching:
+        raise InputError(f"--job {wanted}: no incident of this job\n  jobs: {names}")
     raise InputError(
-        f"these incidents are of several jobs: {told}\n"
-        "  choose one with --job KEY; or, where they are one all the same, --as-one-job"
+        f"these incidents are of several jobs: {names}\n"
+        "  choose one with --job KEY; if they are one job, use --as-one-job"
     )
 
 
-# --- asking nodes now ------------------------------------------------------------------------------------------------
+# --- `hangwatch dump --nodes` ----------------------------------------------------------------------------------------
 
 
 class Question(NamedTuple):
-    """What `hangwatch dump --nodes` was told."""
+    """The options of `hangwatch dump --nodes`."""
 
     reach: Reach
     wanted: str | None
@@ -199,7 +198,7 @@ class Question(NamedTuple):
 
 
 def dump_nodes(question: Question) -> int:
-    """Dump on many nodes at the same time, and give one verdict for each job. Exits 1 where no job was found."""
+    """Dump on many nodes at the same time and print one verdict per job. Returns exit code 1 if no job was found."""
     from hangwatch.fleet.node_replies import Replies
 
     gc.disable()
@@ -223,14 +222,14 @@ def dump_nodes(question: Question) -> int:
     return _conclude(question, replies, kept, len(nodes), by_file)
 
 
-def _conclude(question: Question, replies: Replies, kept: _Kept, asked: int, by_file: Mapping[str, Leaf]) -> int:
-    """Print the verdict on each job."""
+def _conclude(question: Question, replies: Replies, kept: _Kept, node_count: int, by_file: Mapping[str, Leaf]) -> int:
+    """Print the verdict on each job. Returns the exit code."""
     jobs = replies.gathering.jobs
     keys = [_chosen(question.wanted, jobs)] if question.wanted and jobs else list(jobs)
     answers = []
     for key in keys:
         grouping = replies.gathering.merged([key])
-        ranks_here = replies.gathering.ranks_here(key) if asked == 1 else None
+        ranks_here = replies.gathering.ranks_here(key) if node_count == 1 else None
         leaves = by_file or replies.gathering.leaves([key])
         verdict = cross_node.judge(grouping, ranks_here, _missed(replies, grouping), replies.clocks, leaves)
         answers.append(as_json.answer(grouping, verdict, jobs[key]))
@@ -252,8 +251,8 @@ def _conclude(question: Question, replies: Replies, kept: _Kept, asked: int, by_
 
 def _nothing(replies: Replies) -> str:
     if replies.answered:
-        return f"no training job runs on {words.fold_nodes(replies.without_job)}, as far as this user may see there"
-    return "no node answered"
+        return f"no training job found on {words.fold_nodes(replies.without_job)} that this user may see"
+    return "no node responded"
 
 
 def _head(job: Job, nodes: Collection[str]) -> str:
@@ -262,8 +261,8 @@ def _head(job: Job, nodes: Collection[str]) -> str:
 
 
 def _keep_stacks(stacks: NewFolder, dump: sighting.GroupedDump) -> None:
-    """A folder for each job, in it a file for each rank, which `hangwatch explain` reads."""
-    commands = {one.job.job_key: one.job.command for one in dump.jobs}
+    """Write one folder per job with one file per rank, which `hangwatch explain` can read."""
+    commands = {sighted.job.job_key: sighted.job.command for sighted in dump.jobs}
     for capture in dump.captures[:MOST_JOBS]:
         command = commands.get(capture.job_key, "")
         for rank in capture.ranks:
@@ -273,17 +272,17 @@ def _keep_stacks(stacks: NewFolder, dump: sighting.GroupedDump) -> None:
 
 
 def _folder_of(key: str) -> str:
-    """A name for what belongs to the job of this key, which a node may have made up."""
+    """Return a safe folder name for a job key: a node could send any text."""
     return key[:64] if key.isascii() and key.isalnum() else hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 class _Kept:
-    """The folder that -o names: what each node answered, which `hangwatch merge` reads, and a report of each job."""
+    """The folder of -o: the answer of each node, which `hangwatch merge` can read, and a report per job."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
         if directory is not None:
-            _make_folder(directory / "nodes")
+            _make_private_folder(directory / "nodes")
 
     def keep(self, dump: sighting.GroupedDump) -> None:
         if self._directory is not None:
@@ -298,8 +297,8 @@ class _Kept:
         click.echo(f"report: {self._directory / name}.html", err=True)
 
 
-def _make_folder(folder: Path) -> None:
-    """For us alone: stacks name code and paths of other people's jobs."""
+def _make_private_folder(folder: Path) -> None:
+    """Make a folder that only we can read: stacks show code and paths of other users' jobs. Raises InputError."""
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)

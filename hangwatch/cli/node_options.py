@@ -1,4 +1,4 @@
-"""How commands ask many nodes now: the options that say which and how, the progress, and who did not answer."""
+"""Options that select nodes and the way to reach them, and running a command there with its progress."""
 
 from __future__ import annotations
 
@@ -30,29 +30,30 @@ POD_SELECTOR = "app.kubernetes.io/name=hangwatch"  # deploy/helm/hangwatch
 topology_option = click.option(
     "--topology",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The leaf switches of nodes: a topology.conf of Slurm, or lines NODES: SWITCH. Default: SLURM_TOPOLOGY_ADDR.",
+    help="File with the leaf switch of each node: a Slurm topology.conf, or lines NODES: SWITCH.  [default: "
+    "SLURM_TOPOLOGY_ADDR]",
 )
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _OPTIONS = (
-    click.option("--nodes", "nodeset", help="On these nodes, in ClusterShell's syntax: node[1-40], @group."),
-    click.option("--via", type=click.Choice(get_args(Via)), help="How to reach them.  [default: ssh]"),
-    click.option("--jobid", help="The Slurm job for --via srun; without --nodes: the nodes that squeue lists for it."),
+    click.option("--nodes", "nodeset", help="Run on these nodes, in ClusterShell's syntax: node[1-40], @group."),
+    click.option("--via", type=click.Choice(get_args(Via)), help="Program that reaches the nodes.  [default: ssh]"),
+    click.option("--jobid", help="Run on the nodes of this Slurm job (from squeue, unless --nodes is given)."),
     click.option(
         "--deadline",
         "deadline_seconds",
         type=click.FloatRange(1, 3600),
-        help="For each node, in seconds.  [default: 30]",
+        help="Seconds to wait for each node.  [default: 30]",
     ),
-    click.option("--remote-command", help="How hangwatch is called there, as a shell reads it.  [default: hangwatch]"),
-    click.option("--selector", help="With --via kubectl: on the nodes of the pods with this label, job-name=J."),
-    click.option("-n", "--namespace", help="The namespace of these pods.  [default: that of kubectl]"),
-    click.option("--via-options", help="Options for ssh, pdsh, srun or kubectl, as a shell reads them."),
+    click.option("--remote-command", help="Shell command that runs hangwatch on a node.  [default: hangwatch]"),
+    click.option("--selector", help="With --via kubectl: run on the nodes of pods with this label, e.g. job-name=J."),
+    click.option("-n", "--namespace", help="Namespace of these pods.  [default: kubectl's]"),
+    click.option("--via-options", help="More options for ssh, pdsh, srun or kubectl, quoted as in a shell."),
 )
 
 
 class Reach(NamedTuple):
-    """Which nodes are asked, and how they are reached."""
+    """The nodes to run on, and the way to reach them."""
 
     nodes: str | None
     via: Via
@@ -65,14 +66,14 @@ class Reach(NamedTuple):
 
 
 def nodes_options(command: _Command) -> _Command:
-    """Give a command the options that `reach_of` takes."""
+    """Add to a command the options that `reach_of` takes."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 class _Given(NamedTuple):
-    """The options of `nodes_options` as they were given; None where one was not."""
+    """The options of `nodes_options` as the user gave them, None if not given."""
 
     nodeset: str | None
     via: Via | None
@@ -85,23 +86,23 @@ class _Given(NamedTuple):
 
 
 def reach_of(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | None:
-    """What the options of `nodes_options` mean; None where no other node is meant. `tool` is what runs there.
+    """Interpret the options of `nodes_options`. Returns None if they select no node. Raises click.UsageError.
 
-    Raises UsageError.
+    `tool` is the default of --remote-command.
     """
     nodeset, via, jobid, deadline_seconds, remote_command, via_options, selector, namespace = _Given(**options)
     given = {"--nodes": nodeset, "--jobid": jobid, "--selector": selector, "--remote-command": remote_command}
     for name, value in given.items():
         if value is not None and not value.strip():
-            raise click.UsageError(f"{name} is empty: is a variable of the shell not set?")
+            raise click.UsageError(f"{name} is empty: is a shell variable not set?")
     if nodeset is None and jobid is None and selector is None:
         if any(option is not None for option in (via, deadline_seconds, remote_command, via_options, namespace)):
-            raise click.UsageError("--via, --via-options, --deadline and --remote-command go with --nodes or --jobid")
+            raise click.UsageError("--via, --via-options, --deadline and --remote-command need --nodes or --jobid")
         return None
     if selector is None and namespace is not None:
-        raise click.UsageError("--namespace goes with --selector")
+        raise click.UsageError("--namespace needs --selector")
     if selector is not None and (via != "kubectl" or nodeset is not None or jobid is not None):
-        raise click.UsageError("--selector goes with --via kubectl, and names the nodes in place of --nodes")
+        raise click.UsageError("--selector needs --via kubectl, and replaces --nodes and --jobid")
     return Reach(
         nodes=nodeset,
         via=via or "ssh",
@@ -115,7 +116,7 @@ def reach_of(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | Non
 
 
 def nodes_of(reach: Reach) -> list[str]:
-    """The nodes that are meant. Raises InputError and NodesError."""
+    """Return the names of the nodes. Raises InputError and NodesError."""
     if reach.selector is not None:
         return _nodes_of_pods(reach)
     return nodeset.expand(reach.nodes) if reach.nodes else _nodes_of_slurm_job(reach.jobid)
@@ -128,9 +129,9 @@ def ask(
     roll_call: RollCall[Any],
     on_reply: Callable[[remote_run.Reply], None],
 ) -> None:
-    """Run hangwatch with these arguments, as a shell reads them, on all nodes, and show how many have answered.
+    """Run hangwatch with these shell-quoted arguments on all nodes, and show the progress.
 
-    Then tell who has not, and what nodes printed beside it. Raises InputError.
+    Then report nodes that did not respond, and error messages of nodes. Raises InputError.
     """
     ask_shell(reach, nodes, f"{reach.remote_command} {arguments}", roll_call, on_reply)
 
@@ -142,7 +143,7 @@ def ask_shell(
     roll_call: RollCall[Any],
     on_reply: Callable[[remote_run.Reply], None],
 ) -> None:
-    """As `ask`, with a whole command as a shell reads it."""
+    """Run a shell command on all nodes, as `ask` does. Raises InputError."""
     from hangwatch.fleet import remote_run
 
     transport = _transport(reach, command, nodes)
@@ -164,28 +165,28 @@ def ask_shell(
 
 
 def tell(roll_call: RollCall[Any], deadline_seconds: float) -> None:
-    """Who did not answer, and what nodes said beside it, each once."""
+    """Report nodes that did not respond, and the error messages of nodes, each message once."""
     if roll_call.silent:
         silent = words.fold_nodes(roll_call.silent)
-        click.echo(f"unanswered after {words.duration(deadline_seconds)} or not reached: {silent}", err=True)
-    for told in (roll_call.failed, roll_call.complaints):
-        for said, nodes in told[:MOST_TOLD]:
+        click.echo(f"no response within {words.duration(deadline_seconds)}, or not reached: {silent}", err=True)
+    for messages in (roll_call.failed, roll_call.complaints):
+        for message, nodes in messages[:MOST_TOLD]:
             name = words.elided(words.fold_nodes(nodes), MOST_NAME_CHARACTERS)
-            for line in said.splitlines():
+            for line in message.splitlines():
                 click.echo(f"{name}: {line}", err=True)
-        if len(told) > MOST_TOLD:
-            click.echo(f"and {len(told) - MOST_TOLD} more of other nodes", err=True)
+        if len(messages) > MOST_TOLD:
+            click.echo(f"and {len(messages) - MOST_TOLD} more messages of other nodes", err=True)
 
 
 class Progress:
-    """How many have answered: a line that is written over on a terminal, else one line at the end."""
+    """The number of nodes that have responded: a line that is rewritten on a terminal, else one line at the end."""
 
     def __init__(self) -> None:
         self._is_terminal = screen.can_write_over(sys.stderr)
         self._line = ""
 
     def show(self, now: remote_run.Progress, answered: int) -> None:
-        """Say so, where somebody looks."""
+        """Show the progress, if standard error is a terminal."""
         self._line = (
             f"answered {answered} of {words.count(now.asked, 'node')}, silent {now.asked - now.ended}, "
             f"{now.seconds:.0f} s"
@@ -194,13 +195,13 @@ class Progress:
             click.echo(f"\r\x1b[K{self._line}", nl=False, err=True)
 
     def end(self) -> None:
-        """Say it for the last time."""
+        """Finish the line, or print it if it was not shown."""
         if self._line:
             click.echo("" if self._is_terminal else self._line, err=True)
 
 
 def _transport(reach: Reach, command: str, nodes: Sequence[str]) -> transports.Transport:
-    """Raises InputError."""
+    """Return the transport for these nodes. Raises InputError and click.UsageError."""
     seconds, options = reach.deadline_seconds, _options(reach)
     match reach.via:
         case "ssh":
@@ -211,13 +212,13 @@ def _transport(reach: Reach, command: str, nodes: Sequence[str]) -> transports.T
             return transports.pdsh(command, seconds, words.fold_nodes(nodes), FANOUT, options)
         case "srun":
             if reach.jobid is None:
-                raise click.UsageError("--via srun needs --jobid: the step runs beside those of the job")
+                raise click.UsageError("--via srun needs --jobid: it starts a step of that job")
             return transports.srun(command, seconds, nodes, reach.jobid, options)
         case "kubectl":
             pods = _pods(options)
-            without = [node for node in nodes if node not in pods]
-            if without:
-                raise InputError(f"--via kubectl: no pod of hangwatch runs on {words.fold_nodes(without)}")
+            missing = [node for node in nodes if node not in pods]
+            if missing:
+                raise InputError(f"--via kubectl: no pod of hangwatch runs on {words.fold_nodes(missing)}")
             return transports.kubectl(command, seconds, pods, options)
     return transports.local(command, seconds)
 
@@ -230,16 +231,16 @@ def _options(reach: Reach) -> list[str]:
 
 
 def _nodes_of_pods(reach: Reach) -> list[str]:
-    """The nodes of a job's pods. Raises InputError, and NodesError for a name of a node that is none."""
-    place = [] if reach.namespace is None else [f"--namespace={reach.namespace}"]
-    command = ["kubectl", *_options(reach), "get", "pods", *place, f"--selector={reach.selector}", "--output", "json"]
+    """Return the nodes of the pods with a label. Raises InputError, and NodesError for a bad node name."""
+    namespace = [] if reach.namespace is None else [f"--namespace={reach.namespace}"]
+    command = ["kubectl", *_options(reach), "get", "pods", *namespace, f"--selector={reach.selector}"]
     try:
-        nodes = transports.nodes_of_pods(_printed_by(command))
+        nodes = transports.nodes_of_pods(_printed_by([*command, "--output", "json"]))
     except ValueError as error:
         raise InputError(f"--via kubectl: its list of pods cannot be read: {error}") from None
     if not nodes:
         raise InputError(
-            f"--selector {reach.selector}: no such pod has a node\n"
+            f"--selector {reach.selector}: no pod with this label has a node\n"
             "  `kubectl get pods --all-namespaces --show-labels` shows labels and namespaces (-n)"
         )
     return nodeset.named(nodes)
@@ -251,17 +252,16 @@ def _nodes_of_slurm_job(job: str | None) -> list[str]:
         printed = _printed_by(["squeue", "--noheader", f"--jobs={job}", "--format=%N"])
     except InputError as error:
         raise InputError(
-            f"--jobid {words.elided(job, 80)}: {error}\n"
-            "  `squeue --me` lists job ids; --nodes names the nodes without squeue"
+            f"--jobid {words.elided(job, 80)}: {error}\n  `squeue --me` lists job ids; --nodes works without squeue"
         ) from None
     listed = printed.decode("utf-8", "replace").split()
     if len(listed) != 1:
-        raise InputError(f"--jobid {job}: squeue names no nodes of such a job: give --nodes")
+        raise InputError(f"--jobid {job}: squeue lists no nodes of this job: give --nodes")
     return nodeset.expand(listed[0])
 
 
 def _pods(options: Sequence[str]) -> dict[str, transports.Pod]:
-    """The pods of hangwatch by node. Raises InputError."""
+    """Return the pods of hangwatch by node. Raises InputError."""
     command = ["kubectl", *options, "get", "pods", "--all-namespaces", "--selector", POD_SELECTOR, "--output", "json"]
     try:
         return transports.pods_by_node(_printed_by(command))
@@ -270,16 +270,16 @@ def _pods(options: Sequence[str]) -> dict[str, transports.Pod]:
 
 
 def _printed_by(command: Sequence[str]) -> bytes:
-    """What a command prints, within bounds. Raises InputError."""
+    """Run a command with a time limit and return its output. Raises InputError."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOOKUP_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise InputError(f"{command[0]}: gave no answer in {LOOKUP_SECONDS:g} s") from None
+        raise InputError(f"{command[0]}: did not end within {LOOKUP_SECONDS:g} s") from None
     except OSError as error:
         raise InputError(f"{command[0]}: {error.strerror}") from None
     if done.returncode:
-        said = words.elided(done.stderr.decode("utf-8", "replace").strip(), MOST_NAME_CHARACTERS)
-        raise InputError(f"{command[0]}: ended with exit code {done.returncode}: {said}")
+        message = words.elided(done.stderr.decode("utf-8", "replace").strip(), MOST_NAME_CHARACTERS)
+        raise InputError(f"{command[0]}: ended with exit code {done.returncode}: {message}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""How commands say what they found: as text, JSON or a page."""
+"""Output of verdicts as text, JSON or an HTML page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hangwatch.fleet.node_replies import RollCall
 
 html_option = click.option(
-    "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as one page."
+    "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write an HTML page here."
 )
 json_option = click.option("--json", "as_json_form", is_flag=True, help="Print JSON, as docs/json.md describes it.")
 
@@ -25,7 +25,7 @@ json_option = click.option("--json", "as_json_form", is_flag=True, help="Print J
 def print_answer(
     grouping: Grouping, verdict: Verdict, job: Job | None, as_json_form: bool, html_path: Path | None
 ) -> None:
-    """Print the verdict on groups as text or JSON; as a page, too, where one is asked for."""
+    """Print a verdict as text or JSON, and write the HTML page if there is a path for it."""
     if html_path is not None:
         write_text(html_path, html.render_grouping(grouping, verdict))
     if as_json_form:
@@ -35,12 +35,12 @@ def print_answer(
 
 
 def verdict_text(grouping: Grouping, verdict: Verdict) -> str:
-    """The verdict on groups, laid out for standard output."""
+    """Render a verdict as text for standard output."""
     return text.render_verdict(grouping, verdict, color=screen.is_colored(), width=screen.width())
 
 
 def nodes_dump(replies: RollCall[Any], without_job: Iterable[str], jobs: Iterable[as_json.Answer]) -> as_json.NodesDump:
-    """The answers on the jobs of many nodes, and who gave none."""
+    """Combine the verdicts on jobs of many nodes with the lists of nodes that responded, failed or were silent."""
     return as_json.NodesDump(
         schema_version=as_json.SCHEMA_VERSION,
         answered=tuple(sorted(replies.answered)),

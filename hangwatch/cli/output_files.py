@@ -1,4 +1,4 @@
-"""Files that a command reads or writes where the user says."""
+"""Reading and writing files at paths that the user gave."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MOST_FOLDERS_DEEP = 64
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a file, or a pipe that somebody reads, or say why that cannot be. Raises InputError."""
+    """Write a file, or a pipe that has a reader. Raises InputError."""
     if path == Path("-"):
-        raise InputError(f"-: the page goes to a file of its own: name one, or {Path('/dev/stdout')}")
+        raise InputError(f"-: give a file name for the page, or {Path('/dev/stdout')}")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(path, flags, 0o666)
@@ -26,14 +26,14 @@ def write_text(path: Path, content: str) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(content)
     except OSError as error:
-        why = "it is a pipe that nobody reads" if error.errno == errno.ENXIO else error.strerror
-        raise InputError(f"{path}: cannot be written: {why}") from None
+        reason = "it is a pipe without a reader" if error.errno == errno.ENXIO else error.strerror
+        raise InputError(f"{path}: cannot be written: {reason}") from None
 
 
 class NewFolder:
-    """A folder for us alone that did not exist or was empty; everything in it is new, and no link is followed.
+    """A private folder that did not exist or was empty. All files in it are new, and no link is followed.
 
-    Raises InputError, from any method.
+    Every method raises InputError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,32 +46,32 @@ class NewFolder:
                 with os.scandir(descriptor) as entries:
                     is_empty = next(entries, None) is None
                 if not is_empty:
-                    raise InputError(f"{path}: is not empty: name a new folder")
+                    raise InputError(f"{path}: is not empty: give a new folder")
         except OSError as error:
             raise InputError(f"{path}: cannot be made: {error.strerror}") from None
         except durable.UnsafeFolderError as error:
             raise InputError(str(error)) from None
 
     def write(self, folder: str, name: str, content: str) -> None:
-        """Write a file into a folder of it."""
+        """Write a file to a subfolder, unless it exists: if a node sent a rank twice, the first one counts."""
         try:
-            with durable.folder(self._path) as own:
+            with durable.folder(self._path) as root:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(folder, 0o700, dir_fd=own)
-                with durable.folder(folder, own) as inner, durable.new_file(inner, name) as file:
+                    os.mkdir(folder, 0o700, dir_fd=root)
+                with durable.folder(folder, root) as inner, durable.new_file(inner, name) as file:
                     file.write(content.encode("utf-8", "backslashreplace"))
         except FileExistsError:
-            return  # a node that says a rank twice: the first counts
+            return
         except OSError as error:
             raise InputError(f"{self._path / folder / name}: cannot be written: {error.strerror}") from None
         self.files += 1
 
 
 def files_below(folder: Path, is_wanted: Callable[[Path], bool], closed: list[Path] | None = None) -> list[Path]:
-    """What lies below a folder and is wanted, sorted; hidden folders and names that begin with a dot are left out.
+    """Return the wanted files below a folder, sorted, without hidden files and folders.
 
-    No link in it is followed: others may write there. Folders in it that cannot be read are added to `closed`. Raises
-    InputError, without `closed` for these as well.
+    Links are not followed, because other users may write there. Folders that cannot be read are added to `closed`;
+    without `closed` they raise InputError, as do too many files.
     """
 
     def refuse(error: OSError) -> None:
@@ -80,17 +80,15 @@ def files_below(folder: Path, is_wanted: Callable[[Path], bool], closed: list[Pa
             return
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}")
 
-    found: list[Path] = []
-    deep = len(folder.parts)
+    files: list[Path] = []
+    depth = len(folder.parts)
     for base, folders, names in os.walk(folder, onerror=refuse):
-        here = Path(base)
-        if len(here.parts) - deep > MOST_FOLDERS_DEEP:
-            raise InputError(
-                f"{folder}: folders lie deeper in each other than {MOST_FOLDERS_DEEP}; name those you mean"
-            )
+        parent = Path(base)
+        if len(parent.parts) - depth > MOST_FOLDERS_DEEP:
+            raise InputError(f"{folder}: is nested more than {MOST_FOLDERS_DEEP} folders deep; give a smaller folder")
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        shown = (here / name for name in names if not name.startswith("."))
-        found += filter(is_wanted, shown)
-        if len(found) > MOST_FILES:
-            raise InputError(f"{folder}: holds more than {MOST_FILES} files; name the ones you mean")
-    return sorted(found)
+        visible = (parent / name for name in names if not name.startswith("."))
+        files += filter(is_wanted, visible)
+        if len(files) > MOST_FILES:
+            raise InputError(f"{folder}: has more than {MOST_FILES} files; give a smaller folder")
+    return sorted(files)

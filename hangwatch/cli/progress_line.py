@@ -1,4 +1,4 @@
-"""What a command does that takes long: one line on a terminal, written over and gone at the end."""
+"""A progress line for slow commands: rewritten on a terminal, and erased at the end."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from hangwatch.cli import screen
 
 QUIET_SECONDS = 2.0
 REFRESH_SECONDS = 0.5
-_BYTES_SAID = 64 << 20
+_LEAST_SHOWN_BYTES = 64 << 20
 
 T = TypeVar("T")
 
 
 class Waiting:
-    """What is done now. Set by the thread that does it, and shown by another one, so nothing waits to be shown."""
+    """The present step. The working thread sets it, another thread shows it.
+
+    `bytes_read` counts the bytes of the file in `what`. It is shown for large files.
+    """
 
     def __init__(self) -> None:
         self.what = ""
         self.bytes_read = 0
-        """Of the file that `what` names; said where it is big."""
 
     def say(self, what: str) -> None:
-        """Say what is done from now on, in a few words."""
+        """Set the present step."""
         self.what, self.bytes_read = what, 0
 
     def each(self, things: Iterable[T], total: int, doing: str) -> Iterator[T]:
-        """These, each said as `doing 3 of 200: thing` while it is at hand."""
+        """Yield these, with the step `doing 3 of 200: thing` for each."""
         for number, thing in enumerate(things, 1):
             self.say(f"{doing} {number:,} of {total:,}: {thing}")
             yield thing
 
     def line(self) -> str:
-        """What is shown, in one line of the terminal."""
-        read = f" ({self.bytes_read >> 20:,} MiB)" if self.bytes_read >= _BYTES_SAID else ""
+        """Return the step as one line of the terminal."""
+        read = f" ({self.bytes_read >> 20:,} MiB)" if self.bytes_read >= _LEAST_SHOWN_BYTES else ""
         try:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns
         except (OSError, ValueError):
@@ -51,26 +53,26 @@ class Waiting:
 
 @contextmanager
 def shown(quiet_seconds: float = QUIET_SECONDS) -> Iterator[Waiting]:
-    """Show what is done on standard error, where that is a terminal, once it takes longer than `quiet_seconds`."""
+    """Show the step on standard error, if it is a terminal and the work takes longer than `quiet_seconds`."""
     waiting = Waiting()
     if not screen.can_write_over(sys.stderr):
         yield waiting
         return
-    over = threading.Event()
-    showing = threading.Thread(target=_show, args=(waiting, over, quiet_seconds), name="waiting", daemon=True)
-    showing.start()
+    done = threading.Event()
+    thread = threading.Thread(target=_show, args=(waiting, done, quiet_seconds), name="waiting", daemon=True)
+    thread.start()
     try:
         yield waiting
     finally:
-        over.set()
-        showing.join()
+        done.set()
+        thread.join()
 
 
-def _show(waiting: Waiting, over: threading.Event, quiet_seconds: float) -> None:
-    if over.wait(quiet_seconds):
+def _show(waiting: Waiting, done: threading.Event, quiet_seconds: float) -> None:
+    if done.wait(quiet_seconds):
         return
     while True:
         click.echo(f"\r\x1b[K{waiting.line()}", nl=False, err=True)
-        if over.wait(REFRESH_SECONDS):
+        if done.wait(REFRESH_SECONDS):
             break
     click.echo("\r\x1b[K", nl=False, err=True)

@@ -1,4 +1,4 @@
-"""The command reference, made from the commands themselves: docs/commands.md, and the man page.
+"""The generated command reference: docs/commands.md and the man page.
 
 python -m hangwatch.cli.reference man > hangwatch.1
 """
@@ -22,24 +22,24 @@ COMPLETION = (
     ("zsh", "~/.zshrc", 'eval "$(_HANGWATCH_COMPLETE=zsh_source hangwatch)"'),
     ("fish", "~/.config/fish/completions/hangwatch.fish", "_HANGWATCH_COMPLETE=fish_source hangwatch | source"),
 )
-"""The shell, its file, and the line in it that completes commands and options."""
+"""Shell, its startup file, and the line that turns on completion."""
 
 
 def markdown() -> str:
-    """docs/commands.md: every command as its --help says it."""
-    lines = ["# Commands", "", "Each as `hangwatch COMMAND --help` prints it.", ""]
+    """Return docs/commands.md: the --help of every command."""
+    lines = ["# Commands", "", "The output of `hangwatch COMMAND --help` for every command.", ""]
     for context in _contexts():
         lines += [f"## {context.info_name}", "", "```", context.get_help(), "```", ""]
-    lines += ["## Completion", "", "Commands and options are completed by the shell with this line in its file:", ""]
+    lines += ["## Completion", "", "Add this line to the file of your shell to complete commands and options:", ""]
     lines += ["| shell | file | line |", "|---|---|---|"]
     lines += [f"| {shell} | `{file}` | `{line.replace('|', chr(92) + '|')}` |" for shell, file, line in COMPLETION]
     return "\n".join(lines) + "\n"
 
 
 def man() -> str:
-    """The man page, as roff; see man(7)."""
+    """Return the man page as roff, see man(7)."""
     lines = [f'.TH HANGWATCH 1 "" "hangwatch {__version__}"', ".SH NAME"]
-    lines += ["hangwatch \\- finds hung training jobs and names the odd rank", ".SH SYNOPSIS"]
+    lines += ["hangwatch \\- finds hung training jobs and names the blocking rank", ".SH SYNOPSIS"]
     lines += [".B hangwatch", "COMMAND [OPTIONS]"]
     for number, context in enumerate(_contexts()):
         lines += [".SH DESCRIPTION"] if number == 0 else [".SH COMMANDS"] if number == 1 else []
@@ -53,7 +53,7 @@ def man() -> str:
 
 
 def _contexts() -> Iterator[click.Context]:
-    """Of the group, then of each command."""
+    """Yield the context of the group, then of each command."""
     settings = {"terminal_width": _WIDTH, "max_content_width": _WIDTH, "help_option_names": ["-h", "--help"]}
     parent = click.Context(hangwatch, info_name="hangwatch", **settings)  # type: ignore[arg-type]
     yield parent
@@ -65,16 +65,15 @@ def _contexts() -> Iterator[click.Context]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    r"""A help text; what stands under \b keeps its lines."""
+    r"""Yield a help text as roff. A paragraph that starts with \b keeps its line breaks."""
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         yield ".PP"
-        kept = paragraph.startswith("\b")
         lines = [_roff(line.strip()) for line in paragraph.lstrip("\b\n").splitlines()]
-        yield from (".nf", *lines, ".fi") if kept else lines
+        yield from (".nf", *lines, ".fi") if paragraph.startswith("\b") else lines
 
 
 def _roff(text: str) -> str:
-    """Text that roff prints as it is."""
+    """Escape text for roff."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 

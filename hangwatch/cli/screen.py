@@ -1,4 +1,4 @@
-"""What a person sees of an answer: its colours, its width, and a pager where it is longer than the screen."""
+"""Output for people: colours, line width, and a pager for output longer than the screen."""
 
 from __future__ import annotations
 
@@ -12,61 +12,58 @@ from typing import Any, TextIO, TypeVar
 
 import click
 
-WIDEST = 110  # characters of a sentence that the eye still follows
+WIDEST = 110  # characters in a line that is still easy to read
 
 _NO_PAGER = "hangwatch.no_pager"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_USUAL = os.terminal_size((WIDEST, 24))  # of what is no terminal, whatever COLUMNS says there: readline(3) sets it
+_USUAL = os.terminal_size((WIDEST, 24))  # without a terminal; COLUMNS is not used: readline(3) sets it
 
 
 def is_colored() -> bool:
-    """Whether standard output takes colours: a terminal that is not dumb, and no NO_COLOR (no-color.org)."""
+    """True if standard output shows colours: a terminal that is not dumb, and no NO_COLOR (no-color.org)."""
     return _is_terminal(sys.stdout) and not _is_dumb() and not os.environ.get("NO_COLOR")
 
 
 def can_write_over(stream: TextIO) -> bool:
-    """Whether a line may take the place of the one before: on a terminal that knows how."""
+    """True if a line on this stream can be rewritten: a terminal that is not dumb."""
     return _is_terminal(stream) and not _is_dumb()
 
 
 def columns() -> int:
-    """Characters in a line: COLUMNS, else what the terminal says."""
+    """Return the characters in a line: COLUMNS, else the terminal's width."""
     return _size().columns
 
 
 def width() -> int:
-    """Where sentences wrap: at the edge of the screen, and never beyond `WIDEST`."""
+    """Return the width of wrapped text: that of the screen, at most `WIDEST`."""
     return min(columns(), WIDEST)
 
 
 def complain(message: str) -> None:
-    """Say on standard error what is wrong; it may quote a file of others, so nothing in it acts on the terminal.
-
-    Where nothing can be written there the exit code says it alone.
-    """
-    from hangwatch import words  # costs as much as all that `--version` needs
+    """Print an error on standard error, if possible. Control characters are escaped: it may quote any file."""
+    from hangwatch import words  # slow to import, and not needed by `--version`
 
     with contextlib.suppress(OSError):
         click.echo("\n".join(map(words.printable, f"hangwatch: {message}".split("\n"))), err=True)
 
 
 def no_pager_option(command: _Command) -> _Command:
-    """The option that keeps the pager away from what `show` prints; on the group as on each command."""
-    told = "Print what is longer than the screen, too; so does an empty PAGER, or `PAGER=cat`."
-    return click.option("--no-pager", is_flag=True, expose_value=False, callback=_keep_away, help=told)(command)
+    """Add the option --no-pager to a command or group."""
+    text = "Print long output without a pager, as with PAGER=cat."
+    return click.option("--no-pager", is_flag=True, expose_value=False, callback=_set_no_pager, help=text)(command)
 
 
-def _keep_away(context: click.Context, _: click.Parameter, value: bool) -> None:
+def _set_no_pager(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
         context.meta[_NO_PAGER] = True  # shared by a group and its command
 
 
 def show(answer: str) -> None:
-    """Print; on a terminal with fewer lines by PAGER, else less(1), which leaves it on the screen (as git(1) does)."""
-    wide, high = _size()
-    rows = sum(-(-max(len(click.unstyle(line)), 1) // wide) for line in answer.splitlines())
-    is_watched = _is_terminal(sys.stdout) and _is_terminal(sys.stdin)
-    if rows < high or _is_dumb() or not is_watched or not _is_pager_wanted():
+    """Print text. If it is longer than the terminal, use PAGER or less(1), as git(1) does."""
+    screen_columns, screen_rows = _size()
+    rows = sum(-(-max(len(click.unstyle(line)), 1) // screen_columns) for line in answer.splitlines())
+    is_interactive = _is_terminal(sys.stdout) and _is_terminal(sys.stdin)
+    if rows < screen_rows or _is_dumb() or not is_interactive or not _is_pager_wanted():
         click.echo(answer, nl=False, color=is_colored())
         return
     os.environ.setdefault("LESS", "FRX")
@@ -74,7 +71,7 @@ def show(answer: str) -> None:
 
 
 def _is_pager_wanted() -> bool:
-    """False for --no-pager and for a PAGER that pages nothing, as git(1) and systemctl(1) read it, or is no command."""
+    """False for --no-pager, and if PAGER is empty, `cat` or not a command line. git(1) does the same."""
     context = click.get_current_context(silent=True)
     if context is not None and context.meta.get(_NO_PAGER, False):
         return False
@@ -89,7 +86,7 @@ def _size() -> os.terminal_size:
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """False as well for a stream that was closed by whoever started us, or that has been read to its end."""
+    """True for a terminal, False also for a closed stream."""
     return stream is not None and not stream.closed and stream.isatty()
 
 

@@ -1,4 +1,4 @@
-"""`hangwatch selftest`: can the GPUs of this node compute, and can ranks on them talk?"""
+"""`hangwatch selftest`: test that the GPUs of nodes compute, and that ranks on them can communicate."""
 
 from __future__ import annotations
 
@@ -44,39 +44,45 @@ class Answer(Value, frozen=True):
 
 
 @click.command()
-@click.option("--devices", metavar="LIST", help="These GPUs alone, such as 0-3,6; by default all of this node.")
+@click.option("--devices", metavar="LIST", help="Test only these GPUs, such as 0-3,6.  [default: all GPUs]")
 @click.option(
-    "--ranks", type=click.IntRange(1, 256), help=f"Without GPUs: so many ranks ({RANKS_WITHOUT_GPUS} by default)."
+    "--ranks", type=click.IntRange(1, 256), help=f"Number of ranks without GPUs.  [default: {RANKS_WITHOUT_GPUS}]"
 )
-@click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="auto: nccl with GPUs.")
 @click.option(
-    "--timeout-seconds", type=click.FloatRange(1, 3600), default=30.0, show_default=True, help="For each single step."
+    "--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", help="auto: nccl with GPUs, else gloo."
+)
+@click.option(
+    "--timeout-seconds",
+    type=click.FloatRange(1, 3600),
+    default=30.0,
+    show_default=True,
+    help="Time limit of each step.",
 )
 @click.option(
     "--late-seconds",
     type=click.FloatRange(0.001, 600),
     default=0.2,
     show_default=True,
-    help="A rank that keeps the others waiting so long, again and again, is late.",
+    help="A rank is late if it makes the others wait this long several times.",
 )
-@click.option("--python", metavar="PATH", help="The interpreter of the job: the one that has its torch.")
-@click.option("--bisect", is_flag=True, help="Where it fails: try halves, until the one device is found.")
+@click.option("--python", metavar="PATH", help="Python interpreter of the job, which has its torch.")
+@click.option("--bisect", is_flag=True, help="If the test fails, test halves until one bad device is found.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
-@click.option("--script", is_flag=True, help="Print the path of the script of a rank, for torchrun or srun, and end.")
+@click.option("--script", is_flag=True, help="Print the path of the rank's script, for torchrun or srun, and exit.")
 @click.option("--offer", is_flag=True, hidden=True)
 @click.option("--part", hidden=True)
 @click.option("--node-name", default="", hidden=True)
 @click.option("--port", type=click.IntRange(1, 65535), hidden=True)
 @nodes_options
 def selftest(*, script: bool, **given: Any) -> int:
-    """Can the GPUs of this node compute, and can ranks on them talk? For before a job, or to find the bad one.
+    """Test that GPUs compute and that their ranks can communicate.
 
-    Starts a rank on each GPU (without GPUs: on the CPU, over gloo), lets each compute, then lets pairs, groups and all
-    add up numbers whose sums are known, each step with a time-out of its own. Names who does not come, comes late,
-    computes slowly or wrongly. Exits 1 when something is wrong. It needs idle GPUs, and the torch of the job.
+    Starts a rank on each GPU, or on the CPU over gloo if there are no GPUs. Each rank computes. Then pairs, groups and
+    all ranks run all_reduce with known results. Names ranks that do not join, are late, slow, or compute wrong results.
+    Needs idle GPUs and the torch of the job. Exits 1 if the test fails.
 
-    With --nodes or --jobid over the devices of many nodes, each started by hangwatch there; --bisect halves the nodes,
-    then the devices of one. A launcher may start the ranks, too:
+    --nodes and --jobid test the devices of many nodes together. --bisect then halves the nodes first. A launcher can
+    start the ranks, too:
 
     \b
     torchrun --nnodes 2 --nproc-per-node 8 ... $(hangwatch selftest --script)
@@ -85,7 +91,7 @@ def selftest(*, script: bool, **given: Any) -> int:
         click.echo(launch.SCRIPT)
         return 0
     trial = _Trial(**{name: given.pop(name) for name in _Trial._fields})
-    own = _OnThisNode(**{name: given.pop(name) for name in _OnThisNode._fields})
+    role = _NodeRole(**{name: given.pop(name) for name in _NodeRole._fields})
     question = Question(trial.backend, **{name: given.pop(name) for name in Question._fields[1:]})
     if (reach := reach_of(given)) is not None:
         nodes = Nodes(reach, question)
@@ -98,18 +104,18 @@ def selftest(*, script: bool, **given: Any) -> int:
         timeout_seconds=question.timeout_seconds,
         sees_gpus=bool(gpus),
     )
-    if own.part is not None:
-        return _take_part(own.part, own.node_name, own.port or 0, gpus, plan)
+    if role.part is not None:
+        return _take_part(role.part, role.node_name, role.port or 0, gpus, plan)
     tested = _devices(question.devices, question.ranks, gpus)
-    if own.offer:
-        here = parts.Offer(devices=tested, port=launch.free_port(), printed_unix_seconds=time.time())
-        click.echo(msgspec.json.encode(here))
+    if role.offer:
+        offer = parts.Offer(devices=tested, port=launch.free_port(), printed_unix_seconds=time.time())
+        click.echo(msgspec.json.encode(offer))
         return 0
     return trial.conclude(tested, _Test(lambda half, say: launch.run(half, plan, say), plan.python, trial))
 
 
 def _take_part(part: str, node: str, port: int, gpus: Sequence[GpuSample], plan: launch.Plan) -> int:
-    """Run the ranks of this node in a test over several, and print what they said."""
+    """Run the ranks of this node in a test over several nodes, and print their results."""
     try:
         layout = parts.read(part)
         place = parts.place_of(layout, node, port)
@@ -130,8 +136,8 @@ def _no_interpreter(python: str, error: OSError) -> InputError:
     return InputError(f"--python {python}: {error.strerror or error}")
 
 
-class _OnThisNode(NamedTuple):
-    """How a test over several nodes calls `hangwatch selftest` on each of them."""
+class _NodeRole(NamedTuple):
+    """The hidden options with which a test over several nodes calls `hangwatch selftest` on each of them."""
 
     offer: bool
     part: str | None
@@ -140,7 +146,7 @@ class _OnThisNode(NamedTuple):
 
 
 class _Trial(NamedTuple):
-    """What is asked of a test beside its devices."""
+    """The options of a test, without its devices."""
 
     backend: str
     late_seconds: float
@@ -148,7 +154,7 @@ class _Trial(NamedTuple):
     as_json: bool
 
     def conclude(self, tested: tuple[str, ...], test: _Test) -> int:
-        """Test these devices, then halves of them where that is wanted and it fails; print what was found."""
+        """Test these devices, bisect them if the test fails and --bisect is given, and print the result."""
         findings = test.findings(tested)
         events = test.events
         halved = None
@@ -158,7 +164,7 @@ class _Trial(NamedTuple):
             schema_version=1,
             node=host.node_name(),
             devices=tested,
-            backend=next((one.backend for one in events if one.backend), self.backend),
+            backend=next((event.backend for event in events if event.backend), self.backend),
             passed=not findings,
             findings=findings,
             suspects=halved.suspects if halved else (),
@@ -174,27 +180,27 @@ class _Trial(NamedTuple):
 
 
 class _Test:
-    """Tests devices, and keeps what the ranks of the last test said."""
+    """Tests devices. `events` are the results of the ranks in the last test."""
 
     def __init__(self, run: _Run, python: str, trial: _Trial) -> None:
         self._run, self._python, self._late_seconds, self._quiet = run, python, trial.late_seconds, trial.as_json
         self.events: tuple[outcome.Event, ...] = ()
 
     def findings(self, devices: Sequence[str]) -> tuple[outcome.Finding, ...]:
-        """What is wrong with these devices. Raises InputError where the interpreter cannot run a rank."""
+        """Test these devices and return what is wrong. Raises InputError if the interpreter cannot run a rank."""
         self._say(f"testing {words.count(len(devices), 'device')}: {','.join(devices)}")
         try:
             course = self._run(devices, self._say)
         except OSError as error:
             raise _no_interpreter(self._python, error) from None
         self.events = course.events
-        found = outcome.judge(course.events, course.exits, len(devices), self._late_seconds, course.last_words)
-        if any(one.kind == "no_torch" for one in found):
+        findings = outcome.judge(course.events, course.exits, len(devices), self._late_seconds, course.last_words)
+        if any(finding.kind == "no_torch" for finding in findings):
             raise InputError(
-                f"{self._python} has no torch, which the ranks of the self-test need\n"
-                "  give the interpreter of the job: hangwatch selftest --python /path/of/its/bin/python"
+                f"{self._python} has no torch, which the self-test needs\n"
+                "  give the interpreter of the job: hangwatch selftest --python /path/to/venv/bin/python"
             )
-        return found
+        return findings
 
     def _say(self, line: str) -> None:
         if line and not self._quiet:
@@ -212,50 +218,51 @@ def _gpus() -> tuple[GpuSample, ...]:
 
 
 def _devices(wanted: str | None, ranks: int | None, gpus: Sequence[GpuSample]) -> tuple[str, ...]:
-    """What is tested: GPUs by index, or numbers of ranks without any. Raises InputError, also for GPUs in use."""
+    """Return the devices to test: GPU indexes, or rank numbers without GPUs. Raises InputError, e.g. for busy GPUs."""
     if ranks is not None and wanted is not None:
         raise click.UsageError("give either --devices or --ranks")
     if wanted is None and not gpus:
         return tuple(str(rank) for rank in range(ranks or RANKS_WITHOUT_GPUS))
-    here = {gpu.index: gpu for gpu in gpus}
-    chosen = tuple(here) if wanted is None else words.unfold(wanted)
+    by_index = {gpu.index: gpu for gpu in gpus}
+    chosen = tuple(by_index) if wanted is None else words.unfold(wanted)
     if chosen is None:
-        raise InputError(f"--devices {wanted}: is no list of numbers such as 0-3,6")
-    if missing := [index for index in chosen if index not in here]:
+        raise InputError(f"--devices {wanted}: must be a list of numbers such as 0-3,6")
+    if missing := [index for index in chosen if index not in by_index]:
         raise InputError(
             f"--devices {wanted}: this node has no GPU {words.fold(missing)}\n"
-            f"  it has: {words.fold(here) or 'none (--ranks 4 tests its CPU and its own network)'}"
+            f"  it has: {words.fold(by_index) or 'none (--ranks 4 tests the CPU and the loopback network)'}"
         )
-    if busy := [index for index in chosen if here[index].pids]:
-        free = [index for index in here if not here[index].pids]
+    if busy := [index for index in chosen if by_index[index].pids]:
+        pids = words.fold(pid for index in busy for pid in by_index[index].pids)
+        idle = words.fold(index for index in by_index if not by_index[index].pids)
         raise InputError(
-            f"GPU {words.fold(busy)}: in use by pid {words.fold(pid for index in busy for pid in here[index].pids)}; "
-            "a self-test would take memory and time from that job\n"
-            + (f"  the idle ones: hangwatch selftest --devices {words.fold(free)}" if free else "  none is idle")
+            f"GPU {words.fold(busy)}: in use by pid {pids}; a self-test would slow that job and use its memory\n"
+            + (f"  test the idle GPUs: hangwatch selftest --devices {idle}" if idle else "  no GPU is idle")
         )
     return tuple(str(index) for index in chosen)
 
 
 def _interpreter(wanted: str | None) -> str:
-    """The one that is given, else ours where it has torch, else the python3 that a shell finds."""
+    """Return the given interpreter, else our own if it has torch, else python3 from PATH."""
     if wanted is not None:
         return wanted
     return sys.executable if importlib.util.find_spec("torch") else shutil.which("python3") or sys.executable
 
 
 def _print(answer: Answer) -> None:
-    shown = ", ".join(f"rank {one.rank} {one.bytes_per_second / 1e9:.3g}" for one in answer.bandwidths[:SLOWEST_SHOWN])
-    if shown:
-        click.echo(f"added up with a neighbour, GB/s of memory, the slowest first: {shown}")
+    slowest = answer.bandwidths[:SLOWEST_SHOWN]
+    if slowest:
+        listed = ", ".join(f"rank {result.rank} {result.bytes_per_second / 1e9:.3g}" for result in slowest)
+        click.echo(f"all_reduce bandwidth between neighbours in GB/s, slowest first: {listed}")
     if answer.passed:
-        click.echo(f"passed: {words.count(len(answer.devices))} computed, met and talked over {answer.backend}")
+        click.echo(f"passed: {words.count(len(answer.devices))} computed and communicated over {answer.backend}")
     for finding in answer.findings:
         devices = [answer.devices[rank] for rank in finding.ranks]
         click.echo(f"FAILED: {finding.message} (device {','.join(devices)})")
     if answer.suspects and answer.is_sure:
-        click.echo(f"device {answer.suspects[0]}: fails beside a good one, found in {answer.tries} tests")
+        click.echo(f"device {answer.suspects[0]}: fails together with a good device; found in {answer.tries} tests")
     elif answer.suspects:
-        click.echo(f"no half fails by itself after {answer.tries} tests: only all of them together do, or now and then")
+        click.echo(f"no single device found in {answer.tries} tests: halves pass alone, or the fault is intermittent")
 
 
 COMMANDS = (selftest,)

@@ -1,4 +1,4 @@
-"""`hangwatch selftest --nodes`: the ranks of one test on many nodes, each started by hangwatch there."""
+"""`hangwatch selftest --nodes`: one self-test over the devices of many nodes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from hangwatch.fleet.node_replies import RollCall
     from hangwatch.fleet.remote_run import Reply
 
-_STEPS = 10  # of the time-out of one: a test ends after the first that fails, or all are quick
+_STEPS = 10  # longest duration of a test, in time-outs of one step: it ends at the first step that fails
 
 
 class Question(NamedTuple):
-    """What each node is told beside its place; `python` None: its own."""
+    """The options that every node gets. `python` None means the default of each node."""
 
     backend: str
     timeout_seconds: float
@@ -34,33 +34,34 @@ class Question(NamedTuple):
 
     @property
     def options(self) -> str:
-        """As a shell reads them; which devices is said by the layout of a test."""
-        found = [f"--backend {self.backend}", f"--timeout-seconds {self.timeout_seconds:g}"]
-        found += [f"--python {shlex.quote(self.python)}"] if self.python else []
-        found += [f"--ranks {self.ranks}"] if self.ranks is not None else []
-        return " ".join(found)
+        """The options as a shell command. The devices are in the layout of a test."""
+        options = [f"--backend {self.backend}", f"--timeout-seconds {self.timeout_seconds:g}"]
+        options += [f"--python {shlex.quote(self.python)}"] if self.python else []
+        options += [f"--ranks {self.ranks}"] if self.ranks is not None else []
+        return " ".join(options)
 
 
 class Nodes:
-    """Nodes that have said what they can test, each under the name by which it was asked.
+    """Nodes with the devices that each offers to test.
 
-    Raises InputError where one of them has not: a test without it would say less than it seems to.
+    Raises InputError if a node does not respond: a test without it could mislead.
     """
 
     def __init__(self, reach: Reach, question: Question) -> None:
         if reach.via == "pdsh":
-            raise click.UsageError("a self-test over nodes tells each its own name, which pdsh cannot: --via ssh")
+            raise click.UsageError("--via pdsh cannot run a self-test, which tells each node its name: use --via ssh")
         seconds = launch.START_SECONDS + _STEPS * question.timeout_seconds
         self._reach = reach._replace(deadline_seconds=max(reach.deadline_seconds, seconds))
         self._question = question
         names = nodes_of(reach)
-        own = f" --devices {shlex.quote(question.devices)}" if question.devices else ""
-        own += f" --ranks {question.ranks}" if question.ranks is not None else ""
-        found = _asked(reach, names, f"selftest --offer{own}", parts.Offer)
-        without = [name for name in names if name not in found]
-        if without:
-            raise InputError(f"no self-test on {words.fold_nodes(without)}: mend that, or leave it out of --nodes")
-        self._offers = {name: found[name] for name in names}
+        options = f" --devices {shlex.quote(question.devices)}" if question.devices else ""
+        options += f" --ranks {question.ranks}" if question.ranks is not None else ""
+        offers = _ask(reach, names, f"selftest --offer{options}", parts.Offer)
+        missing = [name for name in names if name not in offers]
+        if missing:
+            nodes = words.fold_nodes(missing)
+            raise InputError(f"the self-test cannot run on {nodes}: repair that, or remove it from --nodes")
+        self._offers = {name: offers[name] for name in names}
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -68,33 +69,31 @@ class Nodes:
         return parts.units(self._offers)
 
     def run(self, chosen: Sequence[str]) -> Course:
-        """One test of these devices: what the ranks of all nodes said."""
+        """Test these devices and return the results of the ranks of all nodes."""
         layout = parts.layout_of(chosen)
         port = self._offers[next(iter(layout))].port
         place = f"--part {parts.written(layout)} --node-name %h --port {port}"
-        answers = _asked(self._reach, list(layout), f"selftest {place} {self._question.options}", parts.Part)
-        return parts.joined(layout, {node: one.course for node, one in answers.items()})
+        answers = _ask(self._reach, list(layout), f"selftest {place} {self._question.options}", parts.Part)
+        return parts.joined(layout, {node: answer.course for node, answer in answers.items()})
 
 
-def _asked(
-    reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.AnswerT]
-) -> Mapping[str, parts.AnswerT]:
-    """What each node answered; who did not is told on standard error."""
+def _ask(reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.AnswerT]) -> Mapping[str, parts.AnswerT]:
+    """Return the answer of each node. Nodes that did not respond are reported on standard error."""
     from hangwatch.fleet.node_replies import AnswerError, RollCall
 
     def read(printed: bytes, _: str) -> parts.AnswerT:
         try:
             return decoding.json(printed, form)
         except (msgspec.DecodeError, ValueError, RecursionError):
-            raise AnswerError("gave no answer of a self-test: is hangwatch of the same version there?") from None
+            raise AnswerError("did not answer as a self-test: does it run the same version of hangwatch?") from None
 
-    calls: RollCall[parts.AnswerT] = RollCall(read, {0}, lambda one: (one.printed_unix_seconds,) * 2)
-    found: dict[str, parts.AnswerT] = {}
+    calls: RollCall[parts.AnswerT] = RollCall(read, {0}, lambda answer: (answer.printed_unix_seconds,) * 2)
+    answers: dict[str, parts.AnswerT] = {}
 
     def take(reply: Reply) -> None:
         answer = calls.take(reply)
         if answer is not None:
-            found[reply.node] = answer
+            answers[reply.node] = answer
 
     ask(reach, nodes, arguments, calls, take)
-    return found
+    return answers

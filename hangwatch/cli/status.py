@@ -1,4 +1,4 @@
-"""`hangwatch status`: what the daemon on this node sees."""
+"""`hangwatch status`: GPUs, jobs and checks, as the daemon on this node sees them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hangwatch.state.status import JobStatus, Status
 
 @click.command()
 @config_option
-@click.option("--url", help="Where the daemon serves; by default the port of the configuration on this host.")
-@http_config_option("Where the daemon asks who you are")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: the answer of /status as it is, see docs/json.md.")
-@click.option("--watch", "is_watched", is_flag=True, help="As `hangwatch top`: every second, until q or Ctrl-C.")
+@click.option("--url", help="URL of the daemon.  [default: this host, at the port in the configuration]")
+@http_config_option("If the daemon requires credentials")
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON of /status, see docs/json.md.")
+@click.option("--watch", "is_watched", is_flag=True, help="Update every second, as `hangwatch top`, until q or Ctrl-C.")
 def status(
     config_path: Path | None, url: str | None, http_config: Path | None, as_json: bool, is_watched: bool
 ) -> int | None:
-    """What the daemon on this node sees: GPUs, jobs and their states, checks."""
+    """Show GPUs, jobs and checks, as the daemon on this node sees them."""
     settings, source = settings_from(config_path)
     if is_watched:
         if as_json:
@@ -44,14 +44,14 @@ def status(
 
 
 def print_status(seen: Status) -> None:
-    """The status as tables."""
+    """Print the status as tables."""
     unix_now = time.time()
     click.echo(f"{seen.node}  GPU sampler: {seen.sampler}  incidents: {seen.store}")
-    shared = Counter(job.job_id for job in seen.jobs)
+    same_id = Counter(job.job_id for job in seen.jobs)
 
     def name(job: JobStatus | JobName) -> str:
-        """With its key, where two have the name."""
-        return f"{job.job_id} {job.job_key}" if shared[job.job_id] > 1 else job.job_id
+        """The id of a job, with its key if several jobs have the id."""
+        return f"{job.job_id} {job.job_key}" if same_id[job.job_id] > 1 else job.job_id
 
     gpus = [
         (
@@ -84,26 +84,26 @@ def print_status(seen: Status) -> None:
     print_table(("GPU", "name", "power", "limit", "utilisation", "job", "fault"), gpus, "no GPUs")
     print_table(("job", "owner", "launcher", "user", "state", "for", "ranks", "what"), jobs, "no jobs")
     if jobs and seen.sampler != "ok":
-        click.echo("Without readings of the GPUs no hang is noticed here: `hangwatch dump --rounds 3` looks by hand.")
-    print_table(("check", "status", "looked", "what"), checks, "no checks yet")
+        click.echo("Without GPU readings the daemon detects no hang: use `hangwatch dump --rounds 3` to check by hand.")
+    print_table(("check", "status", "ran", "what"), checks, "no checks yet")
     for left_out in seen.left_out:
-        click.echo(f"left out {left_out}: see [jobs] in `hangwatch config --sample`")
+        click.echo(f"not monitored {left_out}: exceeds a limit in [jobs], see `hangwatch config --sample`")
 
 
 def _what(job: JobStatus, unix_now: float) -> str:
-    """The verdict, or what the detector says; and when the job ends itself, where that is known."""
-    told, ends = job.verdict or job.message, ends_itself(job, unix_now)
-    return f"{told.removesuffix('.')}; {ends}" if ends else told
+    """Return the verdict or the detector's message, with the time of the collective timeout if it is known."""
+    message, timeout = job.verdict or job.message, ends_itself(job, unix_now)
+    return f"{message.removesuffix('.')}; {timeout}" if timeout else message
 
 
 def ends_itself(job: JobStatus, unix_now: float) -> str:
-    """When a job that hangs ends itself: `ends itself in 7 min 40 s, at 03:22:40 UTC`; empty where nobody knows."""
+    """Describe a hung job's collective timeout: `times out in 7 min 40 s, at 03:22:40 UTC`; "" if it is unknown."""
     at = job.ends_itself_unix_seconds
     if at is None:
         return ""
     if at <= unix_now:
-        return f"its collective time-out passed at {words.utc(at, '%H:%M:%S UTC')}"
-    return f"ends itself in {words.duration(at - unix_now)}, at {words.utc(at, '%H:%M:%S UTC')}"
+        return f"its collective timeout passed at {words.utc(at, '%H:%M:%S UTC')}"
+    return f"times out in {words.duration(at - unix_now)}, at {words.utc(at, '%H:%M:%S UTC')}"
 
 
 def _absent(job: JobStatus) -> int:

@@ -1,4 +1,4 @@
-"""What the daemon on this node says of itself: /status asked over its port, else over its socket."""
+"""The client for /status of the daemon on this node: over its HTTP port, else over its user socket."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ STATUS_MOST_BYTES = 64 << 20
 
 
 def answer_of(settings: config.Settings, source: str, url: str | None, http_config: Path | None) -> Any:
-    """The answer of /status; over the daemon's socket, with the own jobs, where the port refuses us.
+    """Return the decoded answer of /status. If the port refuses us, ask over the user socket for this user's jobs.
 
-    Raises InputError, and MachineError where the socket refuses for now. `source` is where the settings come
-    from. Who says where to ask, or who he is, is taken at his word.
+    With `url` or `http_config` only the port is asked. `source` names the settings in errors. Raises InputError, and
+    MachineError if the socket refuses for now.
     """
     base = url or _local_url(settings.http)
     try:
@@ -43,30 +43,30 @@ def answer_of(settings: config.Settings, source: str, url: str | None, http_conf
             why = str(refused)
             kind = MachineError if isinstance(refused, user_socket_client.BusyError) else InputError
         except (ValueError, RecursionError):
-            why, kind = f"{settings.socket.path}: what answers is no hangwatch", InputError
+            why, kind = f"{settings.socket.path}: the program that answers is not hangwatch", InputError
         raise kind(
             f"{error}\n"
-            f"  nor over its socket: {why}\n"
-            f"  where to ask stands in {source} ([http], [socket]); --config FILE or --url names another place"
+            f"  nor over the user socket: {why}\n"
+            f"  the addresses are from {source} ([http], [socket]); --config FILE or --url selects others"
         ) from None
 
 
 def status_of(answer: Any) -> Status:
-    """The same as a value. Raises InputError."""
+    """Convert the answer of `answer_of` to a Status. Raises InputError."""
     try:
         return decoding.convert(answer, Status)
     except msgspec.ValidationError as error:
-        raise InputError(f"the daemon answers, but not as a hangwatch of this version does: {error}") from None
+        raise InputError(f"the daemon is of another version of hangwatch; its answer cannot be read: {error}") from None
 
 
-def _local_url(wanted: config.Http) -> str:
-    host = "127.0.0.1" if wanted.listen in ("0.0.0.0", "::", "") else wanted.listen  # noqa: S104 - compared, not bound
-    scheme = "https" if wanted.tls_certificate or _has_tls(wanted.web_config_file) else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{wanted.port}"
+def _local_url(http: config.Http) -> str:
+    host = "127.0.0.1" if http.listen in ("0.0.0.0", "::", "") else http.listen  # noqa: S104 - compared, not bound
+    scheme = "https" if http.tls_certificate or _has_tls(http.web_config_file) else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{http.port}"
 
 
 def _has_tls(web_config_file: str) -> bool:
-    """Whether it speaks of TLS; its certificates are not ours to read."""
+    """True if the file configures TLS. We may not be allowed to read its certificates."""
     return bool(web_config_file) and ("tls_server_config",) in yaml_file.read(Path(web_config_file)).lines
 
 
@@ -76,40 +76,40 @@ def _fetch(url: str, client: WebClient) -> Any:
     try:
         content = _content(url, client)
     except urllib.error.HTTPError as error:
-        asks = "\n  it asks who you are: --http-config FILE" if error.code in (401, 403) else ""
-        raise InputError(f"what answers at {url} refuses: HTTP {error.code}{asks}") from None
+        advice = "\n  it requires credentials: --http-config FILE" if error.code in (401, 403) else ""
+        raise InputError(f"{url} refused the request: HTTP {error.code}{advice}") from None
     except (OSError, HTTPException, OverflowError) as error:
         raise InputError(
-            f"no hangwatch answers at {url}: {getattr(error, 'reason', error)}\n"
-            "  is it running? `systemctl status hangwatch`, or start one: `hangwatch run`"
+            f"the daemon does not respond at {url}: {getattr(error, 'reason', error)}\n"
+            "  is it running? `systemctl status hangwatch`, or start it: `hangwatch run`"
         ) from None
-    except ValueError as error:  # no address
+    except ValueError as error:  # a bad URL
         raise InputError(f"--url {url}: {error}") from None
     try:
         return decoding.plain(content)
     except (ValueError, RecursionError):
-        raise InputError(f"what answers at {url} is no hangwatch\n  give its address with --url") from None
+        raise InputError(f"the program that answers at {url} is not hangwatch\n  give its address: --url") from None
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: we say who we are to this host alone."""
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: credentials are only for this host."""
 
     def redirect_request(self, *_: Any) -> None:
-        """None makes it an error as any other."""
+        """Return None, which makes the redirect an error."""
 
 
 def _content(url: str, client: WebClient) -> bytes:
-    """What stands at a URL, up to a bound in bytes and in time, however slowly it comes. Raises OSError."""
+    """Get a URL, with a limit on bytes and on the total time. Raises OSError."""
     end = time.monotonic() + STATUS_DEADLINE_SECONDS
     content = b""
     headers = {"Authorization": client.authorization} if client.authorization is not None else {}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - scheme checked by `_fetch`
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=client.tls), _Stay)
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=client.tls), _NoRedirects)
     with opener.open(request, timeout=STATUS_DEADLINE_SECONDS) as answer:
         while part := answer.read1(1 << 16):
             content += part
             if len(content) > STATUS_MOST_BYTES:
                 raise OSError(f"its answer is longer than {STATUS_MOST_BYTES >> 20} MiB")
             if time.monotonic() > end:
-                raise OSError(f"its answer takes longer than {STATUS_DEADLINE_SECONDS:g} s")
+                raise OSError(f"its answer took longer than {STATUS_DEADLINE_SECONDS:g} s")
     return content

@@ -1,4 +1,4 @@
-"""Tables for people: every cell is shown as it is, since names and messages come from other people's jobs."""
+"""Tables for people. Cells are printed without markup: jobs of any user contribute names and messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL":
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> None:
-    """Print rows under a header: folded to a terminal's width, one tab-separated line each for a pipe."""
+    """Print rows under a header, or `nothing` without rows: wrapped on a terminal, else one tab-separated line each."""
     rows = [[words.printable(" ".join(cell.split())) for cell in row] for row in rows]
     if not rows:
         click.echo(nothing)
@@ -34,22 +34,22 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: s
         for row in rows:
             table.add_row(*map(Text, row))
         colors: Literal["auto"] | None = "auto" if screen.is_colored() else None
-        # With a height as well: rich takes a dumb terminal for one of 80 columns, unless it is told both.
+        # Width and height: with only one of them, rich uses 80 columns for a dumb terminal.
         Console(width=screen.columns(), height=1, color_system=colors).print(table)
 
 
 def looked(ran_unix_seconds: float | None, unix_now: float) -> str:
-    """How old the result of a check is: some look once in five minutes, and jobs come meanwhile."""
+    """Describe the age of a check's result, "" if it has not run: some checks run only every five minutes."""
     return "" if ran_unix_seconds is None else words.ago(unix_now - ran_unix_seconds)
 
 
 def print_checks(rows: Sequence[Sequence[str]]) -> None:
-    """One paragraph a check, the most severe first: status, name, what was seen, and under it what to type."""
+    """Print one paragraph per row of (name, status, reason, message, remedy)."""
     width, is_colored = max(60, screen.columns()), screen.is_colored()
     margin = 11 + max((len(name) for name, *_ in rows), default=0)
-    for name, status, reason, seen, remedy in rows:
+    for name, status, reason, message, remedy in rows:
         colored = click.style(f"{status:10}", fg=_COLORS.get(status), bold=status == "CRITICAL")
-        text = seen if status == "OK" or not reason else f"{reason}: {seen}"
+        text = message if status == "OK" or not reason else f"{reason}: {message}"
         lines = _wrapped(text, width - margin) or [""]
         lines += [f"   {line}" for line in _wrapped(f"-> {remedy}", width - margin - 3)] if remedy else []
         click.echo(f"{colored}{name:{margin - 10}}{lines[0]}", color=is_colored)
@@ -58,4 +58,4 @@ def print_checks(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_on_hyphens=False)  # `timedatectl set-ntp true` is to be copied
+    return textwrap.wrap(text, width, break_on_hyphens=False)  # so that `timedatectl set-ntp true` can be copied

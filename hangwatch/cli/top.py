@@ -1,4 +1,4 @@
-"""`hangwatch top`: the jobs of this node as they change, on a terminal that is left as it was found."""
+"""`hangwatch top`: a live view of the jobs on this node. At the end the terminal is restored."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ FIRST_SECONDS = 0.05  # until there is something to show
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAKING = (*_ENDING, signal.SIGWINCH, signal.SIGTSTP)
 _SIGNALLED = 128
-_GAP = 2  # columns of the screen between two of a table
-_LEAST_ROOM = 40  # columns of the screen in which the beginning of a message tells something
-_UNBOUNDED = 1 << 16  # columns
+_GAP = 2  # characters between two columns of a table
+_LEAST_MESSAGE_WIDTH = 40  # characters; in fewer, the beginning of a message is useless
+_UNBOUNDED = 1 << 16  # characters
 _PASSED = "passed"
 _LOUD = {
     JobState.HUNG: "bold red",
@@ -56,7 +56,7 @@ _CHECK_STYLES = {"CRITICAL": "bold red", "WARNING": "yellow", "UNKNOWN": "magent
 
 
 class Seen(NamedTuple):
-    """What the daemon said last and when, by CLOCK_MONOTONIC; and why it says nothing now."""
+    """The daemon's last answer and its time on CLOCK_MONOTONIC. `problem` says why there is no newer one."""
 
     status: Status | None = None
     at: float = 0.0
@@ -65,41 +65,44 @@ class Seen(NamedTuple):
 
 @click.command()
 @config_option
-@click.option("--url", help="Where the daemon serves; by default the port of the configuration on this host.")
-@http_config_option("Where the daemon asks who you are")
+@click.option("--url", help="URL of the daemon.  [default: this host, at the port in the configuration]")
+@http_config_option("If the daemon requires credentials")
 def top(config_path: Path | None, url: str | None, http_config: Path | None) -> int:
-    """The jobs of this node as they change: state, watts against the line, who moves, checks. q or Ctrl-C ends it."""
+    """Show jobs, GPUs and checks live; q or Ctrl-C quits.
+
+    For each job it shows the state, the power and the limit below which the job is quiet, and the verdict.
+    """
     settings, source = settings_from(config_path)
     return watch(lambda: status_of(answer_of(settings, source, url, http_config)))
 
 
 def watch(ask: Callable[[], Status]) -> int:
-    """Show what `ask` gives every second; the status to exit with. `ask` may raise InputError, and is asked again."""
-    kind = os.environ.get("TERM", "")
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or kind in ("", "dumb", "unknown"):
+    """Show the status that `ask` returns, every second, also after it raised InputError. Returns the exit code."""
+    terminal = os.environ.get("TERM", "")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or terminal in ("", "dumb", "unknown"):
         raise InputError(
-            f"there is no terminal to draw on (TERM={kind or 'not set'!s})\n"
+            f"a terminal is needed (TERM={terminal or 'not set'!s})\n"
             "  `hangwatch status` prints the same once; `hangwatch status --json` is for programs"
         )
     answers = _Answers(ask)
     threading.Thread(target=answers.keep_asking, name="status", daemon=True).start()
     console = Console()
-    with _own_keys(), _woken_by_signals() as wake:
+    with _unbuffered_keys(), _woken_by_signals() as wake:
         live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         with live:
             while True:
                 live.update(frame(answers.seen, time.monotonic(), time.time()), refresh=True)
-                number = _next(wake, REFRESH_SECONDS if answers.seen != Seen() else FIRST_SECONDS)
+                number = _next_signal(wake, REFRESH_SECONDS if answers.seen != Seen() else FIRST_SECONDS)
                 if number == signal.SIGTSTP:
                     live.stop()
-                    _stop_until_continued()
+                    _suspend()
                     live.start()
                 elif number is not None and number != signal.SIGWINCH:
                     return 0 if number == signal.SIGINT else _SIGNALLED + number
 
 
 class _Answers:
-    """The latest answer, asked for in a thread of its own: keys are obeyed while the daemon is silent."""
+    """The latest answer, fetched in another thread: keys work while the daemon is silent."""
 
     def __init__(self, ask: Callable[[], Status]) -> None:
         self._ask = ask
@@ -118,8 +121,8 @@ class _Answers:
 
 
 @contextmanager
-def _own_keys() -> Iterator[None]:
-    """Each key is read as it is pressed, and not shown; afterwards the terminal is as it was."""
+def _unbuffered_keys() -> Iterator[None]:
+    """Read keys at once and without echo; restore the terminal afterwards."""
     keys = sys.stdin.fileno()
     before = termios.tcgetattr(keys)
     try:
@@ -131,23 +134,23 @@ def _own_keys() -> Iterator[None]:
 
 @contextmanager
 def _woken_by_signals() -> Iterator[int]:
-    """A descriptor on which each signal is a byte: none interrupts what is being drawn, or what puts things back."""
+    """Yield a descriptor that gets one byte per signal: no signal interrupts drawing or restoring the terminal."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     before = {number: signal.signal(number, lambda *_: None) for number in _WAKING}
     try:
         yield reader
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(woken)
+        signal.set_wakeup_fd(previous)
         os.close(reader)
         os.close(writer)
 
 
-def _next(wake: int, wait_seconds: float) -> int | None:
-    """The signal that comes within this time; q and the end of the keyboard are Ctrl-C's."""
+def _next_signal(wake: int, wait_seconds: float) -> int | None:
+    """Wait for a signal, at most this long. The key q and the end of input count as Ctrl-C."""
     keys = sys.stdin.fileno()
     ready, _, _ = select.select([keys, wake], [], [], wait_seconds)
     if wake in ready:
@@ -158,12 +161,12 @@ def _next(wake: int, wait_seconds: float) -> int | None:
     return None
 
 
-def _stop_until_continued() -> None:
-    """Ctrl-Z: the shell has its terminal as it was, until it continues us."""
+def _suspend() -> None:
+    """Stop this process, as Ctrl-Z does, with a normal terminal until the shell continues us."""
     keys = sys.stdin.fileno()
-    ours = termios.tcgetattr(keys)
-    ours[3] |= termios.ICANON | termios.ECHO
-    termios.tcsetattr(keys, termios.TCSADRAIN, ours)
+    attributes = termios.tcgetattr(keys)
+    attributes[3] |= termios.ICANON | termios.ECHO
+    termios.tcsetattr(keys, termios.TCSADRAIN, attributes)
     os.kill(os.getpid(), signal.SIGSTOP)
     tty.setcbreak(keys)
 
@@ -172,11 +175,11 @@ def _stop_until_continued() -> None:
 
 
 def frame(seen: Seen, now: float, unix_now: float) -> RenderableType:
-    """What is shown of it; the jobs that need somebody come first. `now` is CLOCK_MONOTONIC."""
-    head = Text("hangwatch top   q ends", style="dim")
+    """Draw the answer, jobs that need an operator first. `now` is CLOCK_MONOTONIC."""
+    head = Text("hangwatch top   q quits", style="dim")
     if seen.problem is not None:
-        told = f"asked again every second: {words.printable(seen.problem)}"
-        head = Text(told, style="bold red", no_wrap=True, overflow="ellipsis")
+        problem = f"retrying every second: {words.printable(seen.problem)}"
+        head = Text(problem, style="bold red", no_wrap=True, overflow="ellipsis")
     if seen.status is None:
         return Group(head, Text("" if seen.problem else "asking the daemon"))
     status = seen.status
@@ -192,41 +195,42 @@ def _jobs(status: Status, unix_now: float) -> RenderableType:
 
 
 class _Jobs(NamedTuple):
-    """A table of jobs. Where a line has little room for a message, each stands in a line of its own."""
+    """A table of jobs. In a narrow terminal each message has a separate line."""
 
     jobs: Sequence[JobStatus]
     unix_now: float
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         messages = [_one_line(_message(job)) for job in self.jobs]
-        ends = [_left(job, self.unix_now) for job in self.jobs]
-        ends_of_width = ends if any(ends) else None
+        timeouts = [_timeout(job, self.unix_now) for job in self.jobs]
+        column = timeouts if any(timeouts) else None
         unbounded = options.update(max_width=_UNBOUNDED)
-        room = options.max_width - console.measure(self._table(ends_of_width, None), options=unbounded).maximum - _GAP
-        if room >= min(_LEAST_ROOM, max(map(cell_len, messages))):
-            yield self._table(ends_of_width, messages)
+        width = options.max_width - console.measure(self._table(column, None), options=unbounded).maximum - _GAP
+        if width >= min(_LEAST_MESSAGE_WIDTH, max(map(cell_len, messages))):
+            yield self._table(column, messages)
             return
         rows = console.render_lines(self._table(None, None), options, pad=False)
         yield from (*rows[0], Segment.line())
-        for row, end, message in zip(rows[1:], ends, messages, strict=True):
+        for row, timeout, message in zip(rows[1:], timeouts, messages, strict=True):
             yield from (*row, Segment.line())
-            yield _cut(f"  {_prefix(end)}{message}")
+            yield _cut(f"  {_prefix(timeout)}{message}")
 
-    def _table(self, ends: Sequence[str] | None, messages: Sequence[str] | None) -> Table:
-        """The table with these columns, too; without messages the names of jobs and owners give way."""
-        header = ("job", "owner", "state", "for", *(() if ends is None else ("ends in",)), "ranks", "watts / line")
+    def _table(self, timeouts: Sequence[str] | None, messages: Sequence[str] | None) -> Table:
+        """Return the table with these optional columns. Without messages, names of jobs and owners are cut first."""
+        timeout_column = () if timeouts is None else ("times out in",)
+        header = ("job", "owner", "state", "for", *timeout_column, "ranks", "power / quiet")
         rows = [
             (
                 f"{job.job_name} ({job.job_id})" if job.job_name not in ("", job.job_id) else job.job_id,
                 job.owner,
                 Text(job.state.value + (" (page)" if job.page else ""), style=_LOUD.get(job.state, "green")),
                 words.duration(round(job.seconds_in_state)),
-                *(() if ends is None else (ends[place],)),
+                *(() if timeouts is None else (timeouts[number],)),
                 str(job.ranks),
                 _watts(job),
-                *(() if messages is None else (messages[place],)),
+                *(() if messages is None else (messages[number],)),
             )
-            for place, job in enumerate(self.jobs)
+            for number, job in enumerate(self.jobs)
         ]
         if messages is None:
             return _table(header, rows, ("job", "owner"))
@@ -234,23 +238,23 @@ class _Jobs(NamedTuple):
 
 
 def _message(job: JobStatus) -> str:
-    """Of a stalled job: which rank moves."""
+    """Return the verdict, or the detector's message. For a stalled job the latter says which rank progresses."""
     return job.message if job.state is JobState.STALLED else job.verdict or job.message
 
 
-def _prefix(left: str) -> str:
-    """When the job ends itself, before its message."""
-    return "" if not left else "its time-out has passed: " if left == _PASSED else f"ends in {left}: "
+def _prefix(timeout: str) -> str:
+    """The time of the collective timeout, to print before the message."""
+    return "" if not timeout else "its timeout has passed: " if timeout == _PASSED else f"times out in {timeout}: "
 
 
-def _left(job: JobStatus, unix_now: float) -> str:
-    """Until its own collective time-out ends a job that hangs."""
+def _timeout(job: JobStatus, unix_now: float) -> str:
+    """The time until the collective timeout of a hung job; "" if it is unknown."""
     at = job.ends_itself_unix_seconds
     return "" if at is None else words.duration(round(at - unix_now)) if at > unix_now else _PASSED
 
 
 def _watts(job: JobStatus) -> Text:
-    """What the job draws against the line at or under which it is quiet."""
+    """The power of the job, and the level at or below which it is quiet."""
     if job.power_watts is None:
         return Text("")
     if job.line_watts is None:
@@ -276,7 +280,7 @@ def _gpus(status: Status) -> RenderableType:
 
 
 def _checks(status: Status, unix_now: float) -> RenderableType:
-    """Those that are not well, and how many are."""
+    """The checks that are not OK, and the number of those that are."""
     rows = [
         (
             check.check,
@@ -288,11 +292,11 @@ def _checks(status: Status, unix_now: float) -> RenderableType:
         if check.status != "OK"
     ]
     well = Text(f"{words.count(len(status.checks) - len(rows), 'check')} OK", style="dim")
-    return Group(_table(("check", "status", "looked", "what"), rows, ("what",)), well) if rows else well
+    return Group(_table(("check", "status", "ran", "what"), rows, ("what",)), well) if rows else well
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], shrinking: Sequence[str]) -> Table:
-    """One line for each row, cut where the terminal ends: the widest of the `shrinking` columns gives way first."""
+    """A table with one line per row. In a narrow terminal the widest of the `shrinking` columns is cut first."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
         table.add_column(_cut(name), no_wrap=name not in shrinking, overflow="ellipsis")
@@ -302,12 +306,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], shrinkin
 
 
 def _cut(text: str) -> Text:
-    """A text in one line also in a column that may shrink: rich shrinks none that is `no_wrap` itself."""
+    """Text that is cut instead of wrapped. rich does not shrink a column that is `no_wrap` itself."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _one_line(text: str) -> str:
-    """A text of a job's owner, spelt out in one line."""
+    """Return text of a job's owner as one printable line."""
     return words.printable(" ".join(text.split()))
 
 

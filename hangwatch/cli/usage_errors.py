@@ -1,4 +1,4 @@
-"""The exceptions of the command line itself."""
+"""Exceptions of the command line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from hangwatch.errors import TemporaryError, UserError
 
 
 class InputError(UserError):
-    """What the user gave cannot be used; the message says what to type instead."""
+    """Bad input. The message says what to type instead."""
 
 
 class MachineError(TemporaryError):
-    """What the machine refuses now and may grant later."""
+    """A temporary failure of the machine."""

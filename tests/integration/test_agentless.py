@@ -194,7 +194,7 @@ def test_ranks_whose_environment_may_not_be_read_are_told_by_their_launcher(fold
     found = jobs(done)
     (job,) = [job for job in found if rank in {member["pid"] for member in members(job)}]
     assert {member["rank"] for member in members(job)} == {None}
-    assert any("environments may not be read" in note for note in job["notes"])
+    assert any("environments could not be read" in note for note in job["notes"])
 
 
 def test_a_node_without_py_spy_and_what_does_not_go_together() -> None:

@@ -107,7 +107,7 @@ def test_the_help_names_every_command() -> None:
         (("merge", "/nonexistent"), ["/nonexistent"]),
         (("merge", "/etc/hostname"), ["/etc/hostname: is truncated or not an incident"]),
         (("report", "/nonexistent"), ["is no incident", "hangwatch incidents"]),
-        (("status", "--url", "http://127.0.0.1:1"), ["no hangwatch answers", "hangwatch run"]),
+        (("status", "--url", "http://127.0.0.1:1"), ["the daemon does not respond", "hangwatch run"]),
         (("status", "--url", "file:///etc/passwd"), ["http://"]),
         (("check", "nonsense"), ["nonsense", "fd_limit"]),
         (("check", "clock_skw"), ["did you mean 'clock_skew'"]),
@@ -243,7 +243,7 @@ def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> N
     assert (empty.returncode, empty.stdout) == (1, "")
     for told in (empty.stderr, hangwatch("incidents", "--config", str(config)).stdout):
         assert f"in {tmp_path}/empty/incidents, which does not exist" in told
-        assert f"that of {config}" in told and "quiet for 2 min 00 s" in told
+        assert f"set by {config}" in told and "quiet for 2 min 00 s" in told
     (folder / "incident.json").write_text("{")
     broken = hangwatch("report", str(folder))
     assert (broken.returncode, str(folder) in broken.stderr) == (2, True)
@@ -268,8 +268,11 @@ def test_who_may_read_no_incident_is_told_where_was_looked_and_as_whom() -> None
         assert f"uid {NOBODY}" in told
         status = asked("status")
         assert status.returncode == 2
-        assert "127.0.0.1:1/" in status.stderr and f"nor over its socket: {place}/socket: No such file" in status.stderr
-        assert f"stands in {config}" in status.stderr
+        assert (
+            "127.0.0.1:1/" in status.stderr
+            and f"nor over the user socket: {place}/socket: No such file" in status.stderr
+        )
+        assert f"the addresses are from {config}" in status.stderr
 
 
 def test_incidents_say_how_long_ago_a_job_ended(tmp_path: Path) -> None:
@@ -368,7 +371,7 @@ def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told(tmp_path:
         quiet = hangwatch("dump", "--job", next(iter(keys)), "-o", str(tmp_path / "out"))
         header, row = (line.split("\t") for line in quiet.stdout.splitlines())
         assert header == ["job", "owner", "verdict", "named", "message"]
-        assert (row[0], row[3]) == (run_id, "nobody")
+        assert (row[0], row[3]) == (run_id, "none")
         (folder,) = (tmp_path / "out/incidents").iterdir()
         assert quiet.stderr == f"report: {folder}\n"
         left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
@@ -384,7 +387,7 @@ def test_of_many_jobs_the_table_begins_with_those_of_whom_somebody_is_named(caps
     header, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert header == ["job", "owner", "verdict", "named"]
     assert [row[2] for row in rows] == [accused.verdict.kind, nobody.verdict.kind, nobody.verdict.kind]
-    assert [row[3] for row in rows] == [who(accused.verdict.named), "nobody", "nobody, first rank 3"]
+    assert [row[3] for row in rows] == [who(accused.verdict.named), "none", "none; check first: rank 3"]
 
 
 def test_a_job_is_chosen_by_key_id_or_what_its_user_calls_it() -> None:
@@ -424,7 +427,7 @@ def test_status_says_that_no_hang_is_noticed_where_no_gpu_is_read(
     entry = JobEntry(job=samples.job(range(2), 2), watch=job_watch.begin(samples.job(range(2), 2), 5.0, 0.0))
     sampler = SamplerStatus(alive=is_read)
     print_status(view(Snapshot(sampler=sampler, jobs={entry.job.key: entry}), "n1", 7.0))
-    assert ("no hang is noticed here: `hangwatch dump" in capsys.readouterr().out) is not is_read
+    assert ("detects no hang: use `hangwatch dump" in capsys.readouterr().out) is not is_read
 
 
 def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFixture[str]) -> None:
@@ -441,11 +444,11 @@ def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFi
         line for line in capsys.readouterr().out.splitlines() if incident.verdict.message.removesuffix(".") in line
     )
     at = datetime.fromtimestamp(fell_quiet + 600, timezone.utc)
-    assert re.search(rf"; ends itself in 7 min (40|39|3\d) s, at {at:%H:%M:%S} UTC", row)
+    assert re.search(rf"; times out in 7 min (40|39|3\d) s, at {at:%H:%M:%S} UTC", row)
     late = [TimelineEntry(unix_seconds=fell_quiet - 900, state=JobState.QUIET, message="quiet")]
     overdue = replace(entry, incident=samples.replaced(incident, timeline=tuple(late)))
     print_status(view(Snapshot(jobs={entry.job.key: overdue}), "n1", 7.0))
-    assert "its collective time-out passed at" in capsys.readouterr().out
+    assert "its collective timeout passed at" in capsys.readouterr().out
     over = replace(entry, incident=samples.replaced(incident, closed_unix_seconds=fell_quiet + 200))
     assert view(Snapshot(jobs={entry.job.key: over}), "n1", 7.0).jobs[0].ends_itself_unix_seconds is None
 
@@ -522,7 +525,7 @@ def test_the_job_of_a_stranger_is_left_out_and_said(tmp_path: Path) -> None:
             os.killpg(theirs.pid, signal.SIGKILL)
     assert f"Job       {own}" in done.stdout
     assert "PermissionDenied" not in done.stdout
-    assert re.search(r"^left out: \d+ jobs? of others, .*\buid 0\b", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^not dumped: \d+ jobs?: .*\buid 0\b", done.stderr, re.MULTILINE), done.stderr
 
 
 @pytest.mark.parametrize(

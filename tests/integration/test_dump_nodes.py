@@ -154,7 +154,7 @@ def test_a_node_that_hangs_is_unanswered_and_evidence(nodes: Path) -> None:
     assert "rank 19 on n2" in job["verdict"]["message"]
     assert "8-15" in votes["unanswered"]
     assert job["verdict"]["named"] == [], "whom the others wait for may be the node that did not answer"
-    assert "unanswered after 10 s or not reached: n1" in done.stderr
+    assert "no response within 10 s, or not reached: n1" in done.stderr
 
 
 def test_garbage_a_gigabyte_and_a_missing_command_cost_their_node_alone(nodes: Path) -> None:
@@ -201,7 +201,7 @@ def test_nodes_without_a_job(nodes: Path) -> None:
     remote(nodes, "node=n1; print; exit 1")
     done = ask(nodes)
     assert done.returncode == 1
-    assert "no training job runs on n[0-3]" in done.stderr
+    assert "no training job found on n[0-3]" in done.stderr
 
 
 def test_several_jobs_have_a_verdict_each(nodes: Path) -> None:
@@ -249,7 +249,7 @@ def test_options_that_do_not_go_together() -> None:
 def test_a_variable_that_is_not_set_is_no_current_folder(arguments: tuple[str, ...]) -> None:
     done = hangwatch(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "an argument is empty: is a variable of the shell not set?" in done.stderr
+    assert "an argument is empty: is a shell variable not set?" in done.stderr
 
 
 def running(folder: Path) -> list[psutil.Process]:

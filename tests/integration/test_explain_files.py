@@ -102,8 +102,8 @@ def test_what_its_reader_may_not_read_is_left_out_and_told(opened: Path) -> None
     assert (done.returncode, done.stderr) == (0, "")
     said = " ".join(done.stdout.split())
     assert "rank 0 ends at 'INFO backward 812'" in said
-    assert f"cannot be read, left out: {opened}/rank1; try it with sudo" in said
-    assert f"cannot be read, left out: {opened}/rank2/rank2.log and 1 other file; try it with sudo" in said
+    assert f"skipped, cannot be read: {opened}/rank1; try with sudo" in said
+    assert f"skipped, cannot be read: {opened}/rank2/rank2.log and 1 other file; try with sudo" in said
     assert "rank 3" not in said, "nothing is said of whose log nobody has read"
 
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_read_is_told_with_its_line(tmp_path: Path) -> None:
     long.write_bytes(LOG.encode() * 3 + b"x" * (17 << 20))
     done = explain(long)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{long}:4: a line is longer than 16 MiB" in done.stderr
+    assert f"{long}:4: this line is longer than 16 MiB" in done.stderr
 
 
 def test_a_progress_bar_longer_than_any_line_is_read(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_project_folder_is_read_for_its_dumps_and_the_rest_is_counted(tmp_path
     (hidden / "activate").write_text("# not asked for\n")
     done = explain(tmp_path)
     assert "26 files hold no stack dump that hangwatch knows" in " ".join(done.stdout.split())
-    assert "without text, left out: 1 file" in done.stdout
+    assert "skipped, not text: 1 file" in done.stdout
     assert "activate" not in done.stdout
 
 
@@ -152,7 +152,7 @@ def test_what_is_compressed_is_said_with_what_to_do(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "a.txt.gz"):
         done = explain(path)
         assert done.returncode == 2
-        assert "compressed, left out" in done.stderr and "gunzip" in done.stderr
+        assert "skipped, compressed" in done.stderr and "gunzip" in done.stderr
     (tmp_path / "b.txt.gz").write_bytes(packed)
     (tmp_path / "dump.txt").write_text((DATA / "explain" / "pgrep.txt").read_text())
     done = explain(tmp_path)
@@ -167,7 +167,7 @@ def test_an_empty_dump_of_a_recorder_is_told_and_an_empty_log_is_not(tmp_path: P
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "stdout.log").write_bytes(b"")
     told = " ".join(explain(tmp_path).stdout.split())
-    assert "empty beside dumps of flight recorders: fr_rank_2.json: a full disk" in told
+    assert "empty flight recorder dump: fr_rank_2.json: a full disk" in told
     assert "stdout.log: a full disk" not in told
 
 
@@ -228,7 +228,7 @@ def test_dumps_beside_stacks_and_logs_are_joined_by_rank(tmp_path: Path) -> None
     assert "Rank 2 has not come to all_reduce 6 of the default group" in told
     assert "NotCome, medium confidence Named rank 2 (pid 102)" in told
     assert "prepare_batch" in told.partition("Verdict")[0]
-    assert "without text, left out: 1 file" in told
+    assert "skipped, not text: 1 file" in told
 
 
 def test_stacks_without_a_rank_are_not_joined_with_dumps(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_what_dump_left_in_a_folder_is_read_as_the_incident_that_it_is(tmp_path:
     of_folder, of_incident = explain(tmp_path / "out"), explain(folder)
     assert (of_folder.returncode, of_folder.stderr) == (0, "")
     told = " ".join(of_folder.stdout.split())
-    assert "is an incident of hangwatch, read with its rounds and all that was measured" in told
+    assert "read as an incident of hangwatch, with all its rounds and counters" in told
     assert of_folder.stdout.splitlines()[0] == of_incident.stdout.splitlines()[0]
     assert "report.txt" not in told and "dumps" not in told, "the same stacks are not read twice"
 
@@ -273,7 +273,7 @@ def test_an_incident_that_cannot_be_read_leaves_its_stacks(tmp_path: Path) -> No
         done = explain(tmp_path / "out")
         assert (done.returncode, done.stderr) == (0, ""), content[:40]
         told = "".join(done.stdout.split())
-        assert "whatliesbesideitisreadinstead" in told
+        assert "theotherfilesofitsfolderarereadinstead" in told
         assert done.stdout.startswith("Rank 7 on gpu-a12")
     (folder / "incident.json").unlink()
     (folder / "incident.json").symlink_to("/etc/passwd")
@@ -296,4 +296,4 @@ def test_a_whole_store_is_refused_with_what_to_type(tmp_path: Path) -> None:
         (tmp_path / str(number) / "incident.json").write_text("{}")
     done = explain(tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "holds 65 incidents; name the folder of one: `hangwatch incidents`" in done.stderr
+    assert "has 65 incidents; give the folder of one: `hangwatch incidents`" in done.stderr

@@ -214,7 +214,7 @@ def deep(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_folder_1500_deep(deep: Path) -> None:
-    refused("explain", str(deep), says="deeper in each other than 64")
+    refused("explain", str(deep), says="is nested more than 64 folders deep")
     end = f"{deep}{'/folder' * 1500}"
     for command in ("explain", "merge", "report"):
         refused(command, end, says="")
@@ -236,7 +236,7 @@ def test_a_pipe_to_which_nobody_writes(tmp_path: Path) -> None:
 def test_a_page_for_a_pipe_that_nobody_reads(kept: dict[str, str], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "page")
     for command in ("report", "explain", "merge"):
-        refused(command, "--html", str(tmp_path / "page"), kept["INCIDENT"], says="a pipe that nobody reads")
+        refused(command, "--html", str(tmp_path / "page"), kept["INCIDENT"], says="a pipe without a reader")
         refused(command, "--html", "-", kept["INCIDENT"], says="name one", cwd=tmp_path)
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m hangwatch report --html >(cat >&2) {kept['INCIDENT']}; wait $!"],

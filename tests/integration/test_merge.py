@@ -98,7 +98,7 @@ def test_one_bad_file_of_many_is_said_and_the_rest_counts(tmp_path: Path) -> Non
         "huge.json",
     ):
         assert said in done.stderr
-    assert done.stderr.count("left out") == 5
+    assert done.stderr.count("skipped: ") == 5
     assert "<html" in page.read_text()
 
 
@@ -106,7 +106,7 @@ def test_where_nothing_is_left_it_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{")
     refused("merge", str(tmp_path), says="a.json")
     (tmp_path / "a.json").unlink()
-    refused("merge", str(tmp_path), says="holds no incident")
+    refused("merge", str(tmp_path), says="has no incident")
     os.mkfifo(tmp_path / "b")
     refused("merge", str(tmp_path / "b"), says="is not a regular file")
 
@@ -117,7 +117,7 @@ def test_of_several_jobs_one_is_chosen_or_all_are_meant(tmp_path: Path) -> None:
     keep(tmp_path, [nodes[0], theirs, nodes[2], nodes[3]])
     refused("merge", str(tmp_path), says="(uid 1002, key 0123456789abcdef)")
     refused("merge", str(tmp_path), says="--as-one-job")
-    refused("merge", "--job", "nonsense", str(tmp_path), says="no incident of such a job")
+    refused("merge", "--job", "nonsense", str(tmp_path), says="no incident of this job")
     chosen = json.loads(hangwatch("merge", "--json", "--job", nodes[0].job.job_key, str(tmp_path)).stdout)
     assert chosen["absent"] == [[8, 15]]
     mixed = json.loads(hangwatch("merge", "--json", "--as-one-job", str(tmp_path)).stdout)
@@ -131,7 +131,7 @@ def test_a_job_is_chosen_by_the_name_that_the_page_prints(tmp_path: Path) -> Non
     assert nodes[0].job.job_name == "llama-70b"
     chosen = json.loads(hangwatch("merge", "--json", "--job", "olmo-7b", str(tmp_path)).stdout)
     assert (chosen["job"]["job_key"], chosen["absent"]) == ("k9", [[0, 7]])
-    refused("merge", "--job", "7b", str(tmp_path), says="no incident of such a job")
+    refused("merge", "--job", "7b", str(tmp_path), says="no incident of this job")
 
 
 def test_the_newest_incident_of_a_node_counts_and_it_is_said(tmp_path: Path) -> None:

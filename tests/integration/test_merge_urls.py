@@ -127,7 +127,7 @@ def test_daemons_over_tls_give_one_verdict_and_who_may_not_gets_none(tmp_path: P
         assert (named["rank"], named["node"]) == (19, f"127.0.0.1:{port(servers[2])}")
         assert SECRET not in done.stderr + done.stdout
         for case, says in (
-            (who(pki, password="wrong"), "asks who you are: --http-config"),
+            (who(pki, password="wrong"), "requires credentials: --http-config"),
             (who(pki, authority="other"), "its certificate is not trusted"),
             (who(pki, shown="stranger"), "closed the connection"),
             (who(pki, shown=""), "closed the connection"),
@@ -135,7 +135,7 @@ def test_daemons_over_tls_give_one_verdict_and_who_may_not_gets_none(tmp_path: P
             told = hangwatch("merge", "--http-config", case, urls[0])
             assert told.returncode == 2, (case, told.stderr)
             assert says in told.stderr or "TLS fails" in told.stderr, (case, told.stderr)
-            assert "no node gave an incident" in told.stderr
+            assert "no node returned an incident" in told.stderr
 
 
 def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_status_says_who_asks_and_follows_nobody(tmp_path: Path, pki: Path) -> N
         answering(said(b"null")) as (elsewhere, came),
         answering(said(b"", "302 Found", f"Location: http://127.0.0.1:{elsewhere}/status\r\n")) as (number, _),
     ):
-        refused("status", "--url", f"http://127.0.0.1:{number}", says="refuses: HTTP 302")
+        refused("status", "--url", f"http://127.0.0.1:{number}", says="refused the request: HTTP 302")
     assert came == []
 
 

@@ -166,7 +166,7 @@ def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> No
         alone = node._replace(socket=node.socket.with_name("none")).hangwatch(
             OWNER, "dump", "--job", "open", prefix=prefix
         )
-        assert "this user may not read all stacks; its socket does it for your own jobs, but" in alone.stderr
+        assert "this user may not read all stacks; the daemon can dump your own jobs, but:" in alone.stderr
         assert "No such file or directory" in alone.stderr and "`sudo hangwatch dump`" in alone.stderr
     finally:
         rank.kill()
@@ -189,7 +189,7 @@ def test_command_that_the_daemon_refuses_for_now_says_so_and_exits_with_75(node:
     finally:
         busy.stop()
         path.unlink()
-    assert done.returncode == 75 and f"the daemon says: {said}" in done.stderr
+    assert done.returncode == 75 and f"the daemon answered: {said}" in done.stderr
     assert "no such job" not in done.stderr and "Traceback" not in done.stderr
 
 

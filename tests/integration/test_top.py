@@ -179,7 +179,7 @@ def _state(pid: int) -> str:
 
 def test_a_daemon_that_is_not_there_is_asked_again() -> None:
     with reserved_port() as port, reserved_port() as health_port, terminal(port) as shown:
-        shown.wait_for("asked again every second")
+        shown.wait_for("retrying every second")
         with served(port, health_port):
             shown.wait_for("gpu-07")
         shown.wait_for("as of")
@@ -190,14 +190,14 @@ def test_a_daemon_that_is_not_there_is_asked_again() -> None:
 def test_where_there_is_nothing_to_draw_on_it_says_what_to_type() -> None:
     with terminal(1, kind="dumb") as shown:
         assert shown.end() == 2
-        assert b"there is no terminal to draw on" in shown.output and b"`hangwatch status`" in shown.output
+        assert b"a terminal is needed" in shown.output and b"`hangwatch status`" in shown.output
         assert b"\x1b" not in shown.output
 
 
 @pytest.mark.parametrize("kind", ["xterm", ""])
 def test_without_a_terminal_it_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", kind)
-    with pytest.raises(InputError, match="there is no terminal to draw on"):
+    with pytest.raises(InputError, match="a terminal is needed"):
         watch(lambda: SEEN)
 
 
@@ -270,15 +270,15 @@ def test_when_a_job_ends_itself_and_how_old_checks_are_is_told() -> None:
     late = job("late", JobState.HUNG, ends_itself_unix_seconds=1.7e9 - 1)
     check = CheckLine("environment", "WARNING", "Differs", "NCCL_DEBUG differs", 1.7e9 - 240)
     text = drawn(Seen(msgspec.structs.replace(SEEN, jobs=(ending, late), checks=(check,)), 100.0), 100.0, 130)
-    assert re.search(r"for +ends in +ranks", text)
+    assert re.search(r"for +times out in +ranks", text)
     assert re.search(r"stuck .* 7 min 40 s +8 ", text) and re.search(r"late .* passed +8 ", text)
     assert re.search(r"environment +WARNING +4 min ago +NCCL_DEBUG differs", text)
-    assert "ends in" not in drawn(Seen(SEEN, 100.0), 100.0)
+    assert "times out in" not in drawn(Seen(SEEN, 100.0), 100.0)
 
 
 def test_old_news_say_how_old_they_are() -> None:
     text = drawn(Seen(SEEN, 100.0, "no hangwatch answers"), 130.0)
-    assert "asked again every second: no hangwatch answers" in text and "as of 30 s ago" in text
+    assert "retrying every second: no hangwatch answers" in text and "as of 30 s ago" in text
     assert "asking the daemon" in drawn(Seen(), time.monotonic())
 
 

@@ -330,36 +330,36 @@ def wrong_group() -> Case:
 
 
 NOT_COME = """\
-Who:
+Named:
   rank 3 on node-b: is in step (train.py:7); unknown, unknown, in step (train.py)
 By sequence numbers: NotCome
-  in all_reduce 6 of the default group: 3
-  rank 3 on node-b has come to 5 in gloo:default_pg"""
+  in all_reduce #6 of the default group: 3
+  rank 3 on node-b has reached #5 in gloo:default_pg"""
 CIRCLE = """\
-Who:
-  nobody is accused; look first at rank 1 on node-a
+Named:
+  no rank; check first: rank 1 on node-a
 By sequence numbers: Circle
-  in all_reduce 11 of tp (gloo:1): 1
-  in all_reduce 10 of the default group: 3
-  rank 0 on node-a has come to 10 in gloo:1
-  rank 1 on node-a has come to 9 in gloo:default_pg"""
+  in all_reduce #11 of tp (gloo:1): 1
+  in all_reduce #10 of the default group: 3
+  rank 0 on node-a has reached #10 in gloo:1
+  rank 1 on node-a has reached #9 in gloo:default_pg"""
 ASYNCHRONOUS = """\
-Who:
-  nobody is accused; look first at rank 3 on node-b
+Named:
+  no rank; check first: rank 3 on node-b
 By sequence numbers: FirstLook
-  in all_reduce 6 of the default group: 3
-  rank 3 on node-b has come to 5 in gloo:default_pg"""
+  in all_reduce #6 of the default group: 3
+  rank 3 on node-b has reached #5 in gloo:default_pg"""
 EVERYBODY = """\
-Who:
-  nobody stands out over all nodes
+Named:
+  no rank; over all nodes none stands out
 By sequence numbers: EverybodyCame
-  in all_reduce 6 of the default group: 4"""
+  in all_reduce #6 of the default group: 4"""
 OTHER = """\
-Who:
-  nobody stands out over all nodes
+Named:
+  no rank; over all nodes none stands out
 By sequence numbers: Mismatch
-  in all_gather 6 of the default group: 1
-  in all_reduce 6 of the default group: 3"""
+  in all_gather #6 of the default group: 1
+  in all_reduce #6 of the default group: 3"""
 
 
 def other_operation() -> Case:
@@ -373,32 +373,32 @@ def other_operation() -> Case:
     [
         (
             four(done(5)),
-            "rank 3 on node-b has not come to all_reduce 6 of the default group; it is in step (train.py:7); "
+            "rank 3 on node-b has not joined all_reduce #6 of the default group; it is in step (train.py:7); "
             "3 of 4 ranks wait",
             NOT_COME,
         ),
         (
             wrong_group(),
-            "no rank can be named: those that have not come wait for each other, rank 0 on node-a, rank 1 on node-a; "
-            "look first at rank 1 on node-a",
+            "no rank can be named: these ranks wait for each other: rank 0 on node-a, rank 1 on node-a; "
+            "check first: rank 1 on node-a",
             CIRCLE,
         ),
         (
             four({WORLD: (5, 6), "2": (3, 3)}),
-            "no rank can be named; look first at rank 3 on node-b, which has not come to "
-            "all_reduce 6 of the default group",
+            "no rank can be named; check first: rank 3 on node-b, which has not joined "
+            "all_reduce #6 of the default group",
             ASYNCHRONOUS,
         ),
         (
             four(waits(6), "waits"),
-            "everybody has come to all_reduce 6 of the default group: no rank's CPU is behind, "
-            "look at XIDs, NVLink and the fabric",
+            "no rank can be named: all ranks have joined all_reduce #6 of the default group; check XIDs, NVLink "
+            "and the fabric",
             EVERYBODY,
         ),
         (
             other_operation(),
-            "no rank can be named: the ranks of one group do not do the same, all_gather 6 of the default group, "
-            "all_reduce 6 of the default group",
+            "no rank can be named: the ranks of one group called different operations: all_gather #6 of the default group, "
+            "all_reduce #6 of the default group",
             OTHER,
         ),
     ],
@@ -413,7 +413,7 @@ def test_the_page_says_who_has_not_come(case: Case, summary: str, who: str, tmp_
             {"series": f'hangwatch_job_state{{{labels},state="hung"}}', "values": "1x2"},
             {"series": f"hangwatch_job_page{{{labels}}}", "values": "1x2"},
         ]
-    description = f"{who}\nWhat the ranks are in:\n  4 \N{MULTIPLICATION SIGN} unknown in step (train.py)\nHow sure: 4 of 4 ranks reported."
+    description = f"{who}\nWhere the ranks are:\n  4 \N{MULTIPLICATION SIGN} unknown in step (train.py)\nReported: 4 of 4 ranks."
     alert = {
         "exp_labels": {"severity": "critical", "job_id": "k1", "job_key": "k1"},
         "exp_annotations": {

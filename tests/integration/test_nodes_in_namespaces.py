@@ -234,7 +234,7 @@ def test_where_all_stacks_are_equal_the_numbers_say_at_whom_to_look(fleet: Fleet
     (alert,) = page["alerts"]
     summary = alert["annotations"]["summary"]
     assert re.match(HUNG.format(uid=BOB) + "no rank can be named: ", summary), summary
-    assert summary.endswith("look first at rank 1 on n1"), summary
+    assert summary.endswith("check first: rank 1 on n1"), summary
     wait_for(lambda: job.seconds_since_step > STANDS_SECONDS, "a dump to take it for one that may stand")
     _, dumped = fleet.dump_of_one(BOB)
     assert (dumped["verdict"]["kind"], who(dumped["verdict"]["first_look"])) == ("Circle", [(1, "n1")])
@@ -278,8 +278,8 @@ def test_a_node_that_dies_with_its_daemon_is_one_page_that_names_it_and_its_rank
     (alert,) = died["alerts"]
     said = alert["annotations"]
     assert re.match(HUNG.format(uid=ADA), said["summary"]), said["summary"]
-    assert "hangwatch on n2 does not answer, with 1 of its 4 ranks" in said["summary"]
-    assert "n2 does not answer; ranks of the job on it: 1 (numbers 2)" in said["description"]
+    assert "hangwatch on n2 does not respond, with 1 of its 4 ranks" in said["summary"]
+    assert "n2 does not respond; ranks of the job on it: 1 (numbers 2)" in said["description"]
     assert len(fleet.pages(BOB)) == 1, "the other one was told of before"
 
 

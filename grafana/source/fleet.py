@@ -1,4 +1,4 @@
-"""All nodes and jobs at a glance: who is hung, what needs a look, which checks are worst."""
+"""All nodes and jobs: hung jobs, the verdict of each node, the worst checks."""
 
 from grafana_foundation_sdk.builders import dashboard as builders
 
@@ -37,7 +37,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
     built = page(
         "hangwatch-fleet",
         "hangwatch / Fleet",
-        "Every node and job at a glance: who is hung, what each node says, the worst checks.",
+        "All nodes and jobs: hung jobs, the verdict of each node, the worst checks.",
         [
             variable("node", "Node", "label_values(hangwatch_build_info, instance)", many=True),
             job_variable(ON, many=True),
@@ -51,8 +51,8 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
               (hangwatch_job_state{{{OF},state="hung"}} == 1)
               or (hangwatch:job_page:held{{{OF}}} and on (job_id, job_key) hangwatch:job_hung:since)
             )) or vector(0)""",
-            "Jobs that some node calls hung, or whose page is out: also where each node only waits for the others, or "
-            "the node that said so does not answer any more.",
+            "Jobs that a node reports as hung, or with a page out. Includes jobs in which each node waits for the "
+            "others, and jobs reported by a node that no longer responds.",
             steps=BAD_IF_ANY,
         ),
         big_number(
@@ -61,26 +61,26 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
               (hangwatch_job_state{{{OF},state=~"stalled|waits_elsewhere"}} == 1)
               unless on (job_id, job_key) hangwatch:job_hung:since
             )) or vector(0)""",
-            "Quiet, while some rank still moves (checkpoint, evaluation, compilation, slow loader) or other nodes "
-            "are waited for.",
+            "Low power while a rank still moves (checkpoint, evaluation, compilation, slow loader), or while the node "
+            "waits for other nodes.",
             steps=WARN_IF_ANY,
         ),
         big_number(
             "Jobs",
             f"count(count by (job_key) (hangwatch_job_info{{{OF}}})) or vector(0)",
-            "Training jobs that the nodes see.",
+            "Training jobs on all nodes.",
         ),
-        big_number("Nodes", f"count(hangwatch_build_info{{{ON}}}) or vector(0)", "Nodes on which hangwatch answers."),
+        big_number("Nodes", f"count(hangwatch_build_info{{{ON}}}) or vector(0)", "Nodes on which hangwatch responds."),
         big_number(
-            "Nodes not watched",
+            "Nodes not monitored",
             f'count(up{{{ON},job=~"(.+/)?hangwatch"}} == 0) or vector(0)',
-            "Nodes on which hangwatch should answer and does not.",
+            "Nodes on which hangwatch does not respond to Prometheus.",
             steps=BAD_IF_ANY,
         ),
         big_number(
             "Critical checks",
             f"count(hangwatch_check_status{{{ON}}} == 3) or vector(0)",
-            "Checks that call their node unfit to train.",
+            "Checks that report their node as not fit to train.",
             steps=BAD_IF_ANY,
         ),
         big_number("GPUs", f"count(hangwatch_gpu_power_watts{{{ON}}}) or vector(0)", "GPUs that report their power."),
@@ -88,7 +88,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
     ):
         built.with_panel(panel)
 
-    built.with_row(builders.Row("Who is hung"))
+    built.with_row(builders.Row("Hung jobs and their ranks"))
     built.with_panel(
         rows(
             "Odd ranks",
@@ -102,7 +102,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
                 "motion": "Motion",
                 "frame": "Innermost frame",
             },
-            "Ranks that wait for nobody while at least half of their job's ranks do, over all nodes.",
+            "Ranks that do not wait while at least half of the ranks of their job do, over all nodes.",
             width=12,
             empty="no rank stands out",
             colours={"Motion": MOTIONS},
@@ -121,9 +121,9 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
                 "verdict": "Verdict",
                 "confidence": "Confidence",
                 "named": "Named",
-                "summary": "What the node says",
+                "summary": "Verdict sentence",
             },
-            "The verdict of each node, on its own ranks only; of one that does not answer any more, the last.",
+            "The verdict of each node about its own ranks. For a node that no longer responds, the last one.",
             width=12,
             empty=NO_INCIDENT,
             links={"Job": TO_JOB, "Node": TO_NODE},
@@ -136,7 +136,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
             f"max by (job_id, job_key) (hangwatch:job_state:code{{{OF}}}) {OWNER}",
             NAME,
             STATES,
-            "The worst state that any node sees the job in.",
+            "The worst state of the job over its nodes.",
             width=12,
             height=8,
             empty=NO_JOB,
@@ -144,7 +144,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
     )
     built.with_panel(
         lines(
-            "Quiet share of each job's GPUs",
+            "GPUs with low power, by job",
             "percentunit",
             [
                 (
@@ -155,7 +155,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
                     NAME,
                 )
             ],
-            "Share of the GPUs at or under their quiet line. A node suspects its part of a job from quorum (0.5) on.",
+            "Share of the GPUs at or below their threshold. A node suspects a job from [detector] quorum (0.5) on.",
             maximum=1,
             empty=NO_GPU_OF_JOB,
         )
@@ -182,7 +182,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
                 "Value #E": "Sampler up",
                 "version": "hangwatch",
             },
-            "One line for each node that answers.",
+            "One row per node that responds.",
             width=12,
             height=9,
             colours={"Worst check": STATUSES, "Sampler up": YES_NO},
@@ -192,13 +192,13 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
     )
     built.with_panel(
         rows(
-            "Checks that need a look",
+            "Checks that are not OK",
             f'hangwatch_check_info{{{ON},status!="OK"}}',
-            {"instance": "Node", "check": "Check", "status": "Status", "reason": "Reason", "message": "What it says"},
-            "Everything that is not OK. UNKNOWN is neither well nor sick: the check could not find out.",
+            {"instance": "Node", "check": "Check", "status": "Status", "reason": "Reason", "message": "Message"},
+            "UNKNOWN: the check could not determine the state.",
             width=12,
             height=9,
-            empty="no check is known that is not OK",
+            empty="no check reports anything but OK",
             colours={"Status": STATUS_WORDS},
             links={"Node": TO_NODE},
             widths={"Status": 100},
@@ -210,17 +210,17 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
             f"max by (instance) (hangwatch_check_status{{{ON}}})",
             "{{instance}}",
             STATUSES,
-            "Over all checks of a node.",
+            "The worst status over all checks of a node.",
             width=12,
             height=8,
         )
     )
     built.with_panel(
         lines(
-            "Clock of each node, against the median of all",
+            "Clock offset of each node from the median",
             "s",
             [(f"hangwatch:clock_offset:seconds{{{ON}}}", "{{instance}}")],
-            "Above 0 it is ahead. Corrected by what a scrape took. A second or more for five minutes is a warning.",
+            "Positive: ahead. Corrected for the scrape duration. A second or more for five minutes is a warning.",
             minimum=None,
         )
     )
@@ -229,7 +229,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
             "Power of each node",
             "watt",
             [(f"sum by (instance) (hangwatch_gpu_power_watts{{{ON}}})", "{{instance}}")],
-            "Sum over the GPUs of a node.",
+            "Sum over the GPUs of each node.",
             empty=NO_GPU,
         )
     )

@@ -1,4 +1,4 @@
-"""One job on all its nodes: its states, what every rank does, who is odd, and the power of each rank."""
+"""One job on all its nodes: states, activity of every rank, named ranks, and power of each rank."""
 
 from grafana_foundation_sdk.builders import dashboard as builders
 
@@ -32,7 +32,7 @@ def dashboard() -> builders.Dashboard:
     built = page(
         "hangwatch-job",
         "hangwatch / Job",
-        "All ranks of one job, on all its nodes: states, what each rank does, who is odd, power.",
+        "All ranks of one job on all its nodes: states, activity of each rank, named ranks, power.",
         [job_variable()],
         OF,
     )
@@ -47,34 +47,36 @@ def _at_a_glance(built: builders.Dashboard) -> None:
         big_number(
             "State",
             f"max(hangwatch:job_state:code{{{OF}}})",
-            "The worst state that any node sees it in.",
+            "The worst state over its nodes.",
             steps=((None, "green"), (5, "yellow"), (7, "orange"), (8, "red")),
             values=STATES,
         ),
-        big_number("Quiet for", f"max(hangwatch_job_quiet_seconds{{{OF}}})", "The longest of its nodes.", unit="s"),
-        big_number("Nodes", f"count(count by (instance) (hangwatch_job_info{{{OF}}}))", "Nodes that see the job."),
-        big_number("Ranks", f"sum(hangwatch_job_ranks{{{OF}}})", "Ranks that run, on the nodes that answer."),
+        big_number(
+            "Low power for", f"max(hangwatch_job_quiet_seconds{{{OF}}})", "The longest time over its nodes.", unit="s"
+        ),
+        big_number("Nodes", f"count(count by (instance) (hangwatch_job_info{{{OF}}}))", "Nodes that report the job."),
+        big_number("Ranks", f"sum(hangwatch_job_ranks{{{OF}}})", "Running ranks, on the nodes that respond."),
         big_number(
             "Ranks absent",
             f"sum(hangwatch_job_absent_ranks{{{OF}}})",
-            "Ranks that should run on one of its nodes and do not.",
+            "Ranks that should run on one of its nodes and do not run.",
             steps=BAD_IF_ANY,
         ),
         big_number(
-            "Ranks that wait",
+            "Waiting ranks",
             f"hangwatch:waiting_ranks:count{{{OF}}} or vector(0)",
-            "In a collective, or behind one, in an open incident.",
+            "Ranks in a collective or behind one, in an open incident.",
         ),
         big_number(
             "Odd ranks",
             f"count(hangwatch:odd_rank:held{{{OF}}}) or vector(0)",
-            "Ranks that wait for nobody while at least half of the job does.",
+            "Ranks that do not wait while at least half of the ranks of the job do.",
             steps=WARN_IF_ANY,
         ),
         big_number(
             "Owner",
             f"max by (owner) (hangwatch_job_info{{{OF}}})",
-            "Whose job it is, as the kernel says: its Slurm job, else its user id.",
+            "The owner as the kernel reports it: the Slurm job, else the user id.",
             name_of="owner",
         ),
     ):
@@ -82,15 +84,15 @@ def _at_a_glance(built: builders.Dashboard) -> None:
 
 
 def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their order on the page
-    built.with_row(builders.Row("Who, where, in what"))
+    built.with_row(builders.Row("Ranks and what they wait for"))
     where = {"rank": "Rank", "instance": "Node", "activity": "Activity", "motion": "Motion", "frame": "Innermost frame"}
     for panel in (
         rows(
             "Odd ranks",
             f"hangwatch:odd_rank:held{{{OF}}}",
             where,
-            "Over all nodes, by a recording rule: by sequence numbers where these tell, else by what the ranks do. "
-            "Empty: nobody can be named.",
+            "Over all nodes, by a recording rule: by sequence numbers if these give a conclusion, else by activity. "
+            "Empty: no rank can be named.",
             width=12,
             empty="no rank stands out",
             colours={"Motion": MOTIONS},
@@ -98,7 +100,7 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
             widths={"Rank": 70, "Motion": 90},
         ),
         rows(
-            "What each node says",
+            "Verdict of each node",
             f"hangwatch:incident:held{{{OF}}}",
             {
                 "instance": "Node",
@@ -108,35 +110,35 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
                 "summary": "Why",
                 "incident": "Incident",
             },
-            "A node sees its own ranks only. `hangwatch report INCIDENT` on the node shows the evidence.",
+            "Each node judges its own ranks only. `hangwatch report INCIDENT` on the node shows the evidence.",
             width=12,
             empty=NO_INCIDENT,
             links={"Node": TO_NODE},
         ),
         rows(
-            "Who has not come",
+            "Ranks that have not joined",
             f"hangwatch:missing_rank:number{{{OF}}}",
             {
                 "rank": "Rank",
                 "instance": "Node",
                 "group": "Group",
-                "Value": "Has come to",
+                "Value": "Has reached",
                 "stance": "By its stack",
-                "has_open": "Has something open",
+                "has_open": "Has an open operation",
             },
-            "By sequence numbers, over all nodes. Accused is who is elsewhere with nothing open; who waits is not.",
+            "By sequence numbers, over all nodes. Named is a rank outside a wait without an open operation.",
             width=12,
-            empty="nobody is known to be behind",
+            empty="no rank is known to be behind",
             links={"Node": TO_NODE},
-            widths={"Rank": 70, "Has come to": 110},
+            widths={"Rank": 70, "Has reached": 110},
         ),
         rows(
-            "What they wait in",
+            "Collectives with waiting ranks",
             f'sum by (operation, number, description) (hangwatch_job_collective_ranks{{{OF},waits="yes"}})',
             {"Value": "Ranks", "operation": "Operation", "number": "Number", "description": "Group"},
-            "Collectives that were open in the first and in the last round of the look, by PyTorch's flight recorder.",
+            "Collectives that were open in the first and last round of the capture, by PyTorch's flight recorder.",
             width=12,
-            empty="no rank is seen waiting in a collective",
+            empty="no rank waits in a collective",
             widths={"Ranks": 70, "Number": 100},
         ),
         timeline(
@@ -144,7 +146,7 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
             f"hangwatch:job_state:code{{{OF}}}",
             "{{instance}}",
             STATES,
-            "As each node sees the job.",
+            "The state that each node reports.",
             empty=NO_JOB,
         ),
         rows(
@@ -168,7 +170,7 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
             "All ranks",
             f"hangwatch:rank_activity:held{{{OF}}}",
             {**where, "stack": "Stack"},
-            "What every rank was doing when its stack was taken.",
+            "The activity of every rank when its stack was taken.",
             width=14,
             height=9,
             empty=NO_INCIDENT,
@@ -177,12 +179,12 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
             widths={"Rank": 70, "Motion": 90},
         ),
         rows(
-            "Trouble on its nodes",
+            "Checks on its nodes",
             f'hangwatch_check_info{{status!="OK"}} and on (job, instance) hangwatch_job_info{{{OF}}}',
-            {"instance": "Node", "check": "Check", "status": "Status", "reason": "Reason", "message": "What it says"},
+            {"instance": "Node", "check": "Check", "status": "Status", "reason": "Reason", "message": "Message"},
             "Checks of its nodes that are not OK.",
             height=6,
-            empty="no check is known that is not OK",
+            empty="no check reports anything but OK",
             colours={"Status": STATUS_WORDS},
             links={"Node": TO_NODE},
             widths={"Status": 100},
@@ -198,7 +200,7 @@ def _power(built: builders.Dashboard) -> None:
             "Power of each rank",
             "watt",
             [(f"{RANKS} hangwatch_gpu_power_watts", RANK)],
-            "The odd rank often draws less, or more, than the others. Of a GPU that several ranks hold each has all.",
+            "The odd rank often draws less, or more, than the others. Ranks that share a GPU each show its full power.",
             height=9,
             empty=NO_GPU_OF_JOB,
         ),
@@ -206,7 +208,7 @@ def _power(built: builders.Dashboard) -> None:
             "Utilisation of each rank",
             "percentunit",
             [(f"{RANKS} hangwatch_gpu_utilization_ratio", RANK)],
-            "Ranks that wait in NCCL read 100 %, the one that they wait for often 0 %.",
+            "Ranks that wait in NCCL show 100 %, the rank that they wait for often 0 %.",
             height=9,
             maximum=1,
             empty=NO_GPU_OF_JOB,
@@ -217,14 +219,14 @@ def _power(built: builders.Dashboard) -> None:
             [
                 (f"sum({GPUS} hangwatch_gpu_power_watts)", "power"),
                 (f"sum({GPUS} hangwatch_gpu_busy_power_watts)", "busy level"),
-                (f"sum({GPUS} hangwatch_gpu_quiet_line_watts)", "quiet line"),
+                (f"sum({GPUS} hangwatch_gpu_quiet_line_watts)", "low-power threshold"),
             ],
             "Sum over its GPUs.",
             empty=NO_GPU_OF_JOB,
-            dashed={"busy level": "green", "quiet line": "orange"},
+            dashed={"busy level": "green", "low-power threshold": "orange"},
         ),
         lines(
-            "Quiet share of its GPUs",
+            "GPUs with low power",
             "percentunit",
             [
                 (
@@ -232,7 +234,7 @@ def _power(built: builders.Dashboard) -> None:
                     "{{instance}}",
                 )
             ],
-            "A node suspects its part of the job from [detector] quorum (0.5) on.",
+            "Share of the GPUs at or below the threshold. A node suspects the job from [detector] quorum (0.5) on.",
             maximum=1,
             empty=NO_GPU_OF_JOB,
         ),

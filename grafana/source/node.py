@@ -24,7 +24,7 @@ from grafana.source.panels import (
 )
 
 ON = 'instance="$node"'
-# What every exporter has, and others on the node may have under the same instance.
+# Metrics that every exporter has; others on the node may have the same instance.
 OWN = f'{ON},job=~"(.+/)?hangwatch"'
 OF = f'{ON},job_key=~"$job_key"'
 GPU = f'{ON},gpu=~"$gpu"'
@@ -35,7 +35,7 @@ def dashboard() -> builders.Dashboard:
     built = page(
         "hangwatch-node",
         "hangwatch / Node",
-        "One node: power by GPU against limit, busy level and quiet line, job states, ranks in an incident, checks.",
+        "One node: power of each GPU with limit, busy level and low-power threshold; jobs, incidents, checks.",
         [
             variable("node", "Node", "label_values(hangwatch_build_info, instance)"),
             job_variable(ON, many=True),
@@ -53,12 +53,12 @@ def dashboard() -> builders.Dashboard:
                 (f"hangwatch_gpu_power_watts{{{GPU}}}", "power of GPU {{gpu}}"),
                 (f"max(hangwatch_gpu_power_limit_watts{{{GPU}}})", "limit"),
                 (f"max(hangwatch_gpu_busy_power_watts{{{GPU}}})", "busy level"),
-                (f"max(hangwatch_gpu_quiet_line_watts{{{GPU}}})", "quiet line"),
+                (f"max(hangwatch_gpu_quiet_line_watts{{{GPU}}})", "low-power threshold"),
             ],
-            "At or under the quiet line a GPU is quiet. The busy level is what it drew in its last 10 minutes of work.",
+            "Quiet: at or below the low-power threshold. Busy level: the power in the last 10 minutes of work.",
             width=6,
             height=7,
-            dashed={"limit": "red", "busy level": "green", "quiet line": "orange"},
+            dashed={"limit": "red", "busy level": "green", "low-power threshold": "orange"},
             repeat="gpu",
             empty=NO_GPU,
         )
@@ -83,7 +83,7 @@ def _at_a_glance(built: builders.Dashboard) -> None:
         big_number(
             "Worst check",
             f"max(hangwatch_check_status{{{ON}}})",
-            "The worst answer of the checks.",
+            "The worst status of the checks.",
             width=4,
             steps=((None, "green"), (1, "#8e8e99"), (2, "orange"), (3, "red")),
             values=STATUSES,
@@ -91,15 +91,19 @@ def _at_a_glance(built: builders.Dashboard) -> None:
         big_number("GPUs", f"count(hangwatch_gpu_power_watts{{{ON}}})", "GPUs that report their power.", width=4),
         big_number("Power", f"sum(hangwatch_gpu_power_watts{{{ON}}})", "Power of all GPUs.", unit="watt", width=4),
         big_number(
-            "Sampler answers",
+            "Sampler responds",
             f"hangwatch_gpu_sampler_up{{{ON}}}",
-            "Whether the process that reads the GPUs answers. Without it nothing is noticed.",
+            "The process that reads the GPUs responds. Without it no hang is detected.",
             width=4,
             steps=((None, "red"), (1, "green")),
             values=YES_NO,
         ),
         big_number(
-            "hangwatch", f"hangwatch_build_info{{{ON}}}", "The version that runs here.", width=4, name_of="version"
+            "hangwatch",
+            f"hangwatch_build_info{{{ON}}}",
+            "The version of hangwatch on this node.",
+            width=4,
+            name_of="version",
         ),
     ):
         built.with_panel(panel)
@@ -113,15 +117,15 @@ def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order
             f"hangwatch:job_state:code{{{OF}}} {OWNER}",
             NAME,
             STATES,
-            "As this node sees them.",
+            "The states that this node reports.",
             width=12,
             empty=NO_JOB,
         ),
         lines(
-            "Quiet for",
+            "Low power for",
             "s",
             [(f"hangwatch_job_quiet_seconds{{{OF}}} {OWNER}", NAME)],
-            "At [detector] hold_seconds (120 by default) the stacks are taken.",
+            "At [detector] hold_seconds (120 by default) stacks are captured.",
             height=7,
             empty=NO_JOB,
         ),
@@ -138,7 +142,7 @@ def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order
                 "frame": "Innermost frame",
                 "stack": "Stack",
             },
-            "What each rank was doing when its stack was taken. The same stack is the same group.",
+            "The activity of each rank when its stack was taken. Ranks with the same stack form a group.",
             width=14,
             height=9,
             empty=NO_INCIDENT,
@@ -168,7 +172,7 @@ def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order
             "Ranks by activity",
             "none",
             [(f"count by (activity, motion) (hangwatch_rank_activity{{{OF}}})", "{{activity}}, {{motion}}")],
-            "Over the time of the incident, from capture to capture.",
+            "During the incident, from capture to capture.",
             stacked=True,
             empty="no incident was open in this time",
         ),
@@ -183,10 +187,10 @@ def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order
                 "gpu": "GPU",
                 "uuid": "UUID",
             },
-            "Which rank holds which GPU.",
+            "The GPUs of each rank.",
             width=12,
             height=8,
-            empty="no job is known here that holds a GPU",
+            empty="no job on this node has a GPU",
             links={"Job": TO_JOB},
         ),
     ):
@@ -200,7 +204,7 @@ def _gpus(built: builders.Dashboard) -> None:
             "Utilisation",
             "percentunit",
             "hangwatch_gpu_utilization_ratio",
-            "Share of time with a kernel on the GPU. Ranks that wait in NCCL read 100 %: it is no sign of progress.",
+            "Share of time with a kernel on the GPU. Ranks that wait in NCCL show 100 %: not a sign of progress.",
             1,
         ),
         (
@@ -210,8 +214,8 @@ def _gpus(built: builders.Dashboard) -> None:
             "Share of the GPU's memory in use.",
             1,
         ),
-        ("SM clock", "hertz", "hangwatch_gpu_sm_clock_hertz", "Stays at its maximum in a hang that spins.", None),
-        ("Temperature", "celsius", "hangwatch_gpu_temperature_celsius", "Of the GPU die.", None),
+        ("SM clock", "hertz", "hangwatch_gpu_sm_clock_hertz", "At its maximum in a hang that spins.", None),
+        ("Temperature", "celsius", "hangwatch_gpu_temperature_celsius", "Temperature of the GPU die.", None),
     ):
         built.with_panel(
             lines(
@@ -231,10 +235,10 @@ def _checks(built: builders.Dashboard) -> None:
     built.with_row(builders.Row("Checks"))
     built.with_panel(
         rows(
-            "What the checks say",
+            "Checks",
             f"hangwatch_check_info{{{ON}}}",
-            {"check": "Check", "status": "Status", "reason": "Reason", "message": "What it says"},
-            "Every check gives a reason, also when all is well.",
+            {"check": "Check", "status": "Status", "reason": "Reason", "message": "Message"},
+            "Every check gives a reason, also when it is OK.",
             width=14,
             height=12,
             colours={"Status": STATUS_WORDS},
@@ -247,7 +251,7 @@ def _checks(built: builders.Dashboard) -> None:
             f"hangwatch_check_status{{{ON}}}",
             "{{check}}",
             STATUSES,
-            "UNKNOWN is neither well nor sick.",
+            "UNKNOWN: the check could not determine the state.",
             width=10,
             height=12,
         )
@@ -255,7 +259,7 @@ def _checks(built: builders.Dashboard) -> None:
 
 
 def _own_health(built: builders.Dashboard) -> None:  # long: the panels in their order on the page
-    row = builders.Row("hangwatch itself")  # folded, since it holds panels
+    row = builders.Row("hangwatch itself")  # collapsed, because it contains panels
     for panel in (
         lines(
             "CPU of the daemon",
@@ -277,7 +281,7 @@ def _own_health(built: builders.Dashboard) -> None:  # long: the panels in their
             "Age of the newest GPU sample",
             "s",
             [(f"hangwatch_gpu_sample_age_seconds{{{ON}}}", "age")],
-            "Grows when the driver does not answer.",
+            "Grows while the driver does not respond.",
             empty=NO_GPU,
             width=6,
             height=7,
@@ -290,7 +294,7 @@ def _own_health(built: builders.Dashboard) -> None:  # long: the panels in their
                     f"""histogram_quantile(
                       0.95, sum by (le) (increase(hangwatch_dump_seconds_bucket{{{ON}}}[$__range]))
                     )""",
-                    "95 % are quicker",
+                    "95 % are faster than",
                 ),
                 (
                     f"""sum(increase(hangwatch_dump_seconds_sum{{{ON}}}[$__range]))
@@ -298,7 +302,7 @@ def _own_health(built: builders.Dashboard) -> None:  # long: the panels in their
                     "mean",
                 ),
             ],
-            "Of one stack dump of one process, over the time that is shown.",
+            "Duration of one stack dump of one process, over the selected time.",
             width=6,
             height=7,
         ),
@@ -309,10 +313,10 @@ def _own_health(built: builders.Dashboard) -> None:  # long: the panels in their
                 (f"sum by (result) (hangwatch_captures_total{{{ON}}})", "{{result}}"),
                 (
                     f"sum(hangwatch_dump_failures_total{{{ON}}}) or 0 * hangwatch_gpu_sampler_up{{{ON}}}",
-                    "dumps that gave no stack",
+                    "dumps without a stack",
                 ),
             ],
-            "Captures by what they found, and dumps without a stack, since the daemon was started.",
+            "Captures by result, and dumps without a stack, since the daemon started.",
             width=6,
             height=7,
         ),
@@ -325,7 +329,7 @@ def _own_health(built: builders.Dashboard) -> None:  # long: the panels in their
                 (f"sum(hangwatch_gpu_faults{{{ON}}}) or 0 * hangwatch_gpu_sampler_up{{{ON}}}", "readings missing now"),
                 (f"hangwatch_export_errors_total{{{ON}}}", "scrapes with an error"),
             ],
-            "The process that reads the GPUs, and what it could not read.",
+            "Restarts of the process that reads the GPUs, and readings that are missing.",
             width=6,
             height=7,
         ),
@@ -333,7 +337,7 @@ def _own_health(built: builders.Dashboard) -> None:  # long: the panels in their
             "Duration of the checks",
             "s",
             [(f"hangwatch_check_duration_seconds{{{ON}}}", "{{check}}")],
-            "How long the last run took.",
+            "Duration of the last run.",
             width=6,
             height=7,
         ),
@@ -341,7 +345,7 @@ def _own_health(built: builders.Dashboard) -> None:  # long: the panels in their
             "Scrape",
             "s",
             [(f"scrape_duration_seconds{{{OWN}}}", "duration")],
-            "How long Prometheus waits for /metrics; nothing is measured for it.",
+            "Time in which /metrics is served. A scrape never touches the machine.",
             width=6,
             height=7,
         ),
@@ -356,11 +360,11 @@ def _own_health(built: builders.Dashboard) -> None:  # long: the panels in their
             {
                 "check": "Check",
                 "Value #A": "Ran",
-                "Value #B": "What did not answer it",
+                "Value #B": "Subjects that did not respond",
                 "Value #C": "Last run, ago",
                 "Value #D": "Took",
             },
-            "Whether each check itself came to an end, and how many of its subjects did not answer.",
+            "Result of each run: did it finish, and how many of its subjects did not respond?",
             height=10,
             colours={"Ran": YES_NO},
             units={"Last run, ago": "s", "Took": "s"},

@@ -1,4 +1,4 @@
-"""What the three dashboards share: how a panel of each kind looks, states and their colours, variables, annotations."""
+"""Panels, states with their colours, variables and annotations that the three dashboards share."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ TO_JOB = "/d/hangwatch-job?var-job_key=${__data.fields.Key}&${__url_time_range}"
 """A link from a table that has the column "Key"."""
 
 OWNER = "* on (job_id, job_key) group_left (owner) max by (job_id, job_key, owner) (hangwatch_job_info)"
-"""After a number about a job: whose it is. The name of a job is also that of other people's jobs."""
+"""Adds the owner to a number about a job: jobs of several users may have the same name."""
 
 NAME = "{{job_id}}, {{owner}}"
 
 NO_JOB = "no job in this time"
-NO_GPU = "no GPU was read in this time: there is none, or its driver does not answer"
-NO_GPU_OF_JOB = "no GPU of the job was read in this time"
-NO_INCIDENT = "no incident is known to be open"
+NO_GPU = "no GPU reading in this time: the node has no GPU, or the driver does not respond"
+NO_GPU_OF_JOB = "no GPU reading of the job in this time"
+NO_INCIDENT = "no open incident"
 
 
 def gpus_of_jobs(matchers: str) -> str:
-    """The GPUs of jobs, each once for a job: ranks may share one, and who forgot to choose holds the first."""
+    """Return a query for the GPUs of jobs, each once per job: ranks may share a GPU."""
     return f"max by (job, instance, uuid, job_id, job_key) (hangwatch_job_gpu_info{{{matchers}}})"
 
 
@@ -266,8 +266,8 @@ def variable(name: str, label: str, values: str, *, many: bool = False) -> build
 
 
 def job_variable(where: str = "", *, many: bool = False) -> builders.QueryVariable:
-    """A variable that lists jobs as pages call them, and whose value is the key; `where` are label matchers."""
-    # One title of each job: its nodes may differ in it while one of them has no rank yet.
+    """A variable that lists jobs by their title; its value is the key. `where` are label matchers."""
+    # One title per job: the titles of its nodes may differ while a node has no rank yet.
     values = f"query_result(topk by (job_key) (1, max by (job_key, title) (hangwatch_job_info{{{where}}})))"
     return (
         variable("job_key", "Job", values, many=many)
@@ -327,7 +327,7 @@ class _Event(Builder[dashboard.AnnotationQuery], dashboard.AnnotationQuery):
         return {
             **super().to_json(),
             "titleFormat": "Incident of {{job_id}}",
-            "textFormat": "hangwatch took the stacks of every rank",
+            "textFormat": "hangwatch captured the stacks of every rank",
             "useValueForTime": True,
             "step": "15s",
         }
@@ -355,7 +355,7 @@ def _thresholds(steps: Sequence[tuple[float | None, str]]) -> builders.Threshold
 
 
 class _Override(Builder[dashboard.DashboardFieldConfigSourceOverrides]):
-    """What is different about the field of this name."""
+    """Properties of the field with this name that differ from the defaults."""
 
     def __init__(self, name: str, properties: Mapping[str, Any]) -> None:
         self._built = dashboard.DashboardFieldConfigSourceOverrides(

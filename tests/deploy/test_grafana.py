@@ -219,8 +219,8 @@ SERIES = {
     ("name", "panel", "value"),
     [
         ("job", "Power of the job", 400),
-        ("job", "Quiet share of its GPUs", 0.5),
-        ("fleet", "Quiet share of each job's GPUs", 0.5),
+        ("job", "GPUs with low power", 0.5),
+        ("fleet", "GPUs with low power, by job", 0.5),
         ("fleet", "Hung jobs", 1),
         ("fleet", "Stalled jobs", 0),
         ("job", "job_key", 1),  # the list of jobs, while both nodes answer: one line, whatever they call it
@@ -245,7 +245,7 @@ def test_a_gpu_of_two_ranks_counts_once_and_so_does_a_job(name: str, panel: str,
 
 def test_a_clock_that_is_behind_is_in_sight() -> None:
     (clock,) = [
-        one for one in promql.panels(promql.dashboard("fleet")) if one["title"].startswith("Clock of each node")
+        one for one in promql.panels(promql.dashboard("fleet")) if one["title"].startswith("Clock offset of each node")
     ]
     assert "min" not in clock["fieldConfig"]["defaults"]
 

@@ -27,7 +27,7 @@ victim=
 work=${1:-$(mktemp -d /var/tmp/hangwatch-image.XXXXXX)}
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
-chmod go+x "$work" # mktemp keeps everybody out, and who builds is not root
+chmod go+x "$work" # mktemp allows only root, and the builder is not root
 keep=$#
 finish() {
   [ -z "$victim" ] || kill "$victim" 2>/dev/null || true
@@ -50,7 +50,7 @@ for part in hangwatch pyproject.toml README.md LICENSE; do cp -R "$checkout/$par
 python3 -m pip --disable-pip-version-check --quiet --quiet wheel --wheel-dir "$work/wheels" "$work/source" 'setuptools>=77'
 printf '[global]\nno-index = true\nfind-links = /wheels\n' >"$work/pip.conf"
 
-echo "==> a user who may build: names and ranges of ids in a mount namespace of its own, this machine has none of it"
+echo "==> a user that may build: names and id ranges in a mount namespace of its own"
 builder=54321
 mkdir -p "$work/names" "$work/home"
 for file in passwd group subuid subgid; do

@@ -45,11 +45,11 @@ venv=$root/opt/hangwatch
 "$python" -m venv --without-pip "$venv"
 $pip --python "$venv/bin/python" install --no-compile "$wheel"
 
-# What names the folder of the build. Activation is for people who work in an environment; nobody does in this one.
+# Files that contain the build folder. Activation scripts are not needed: nobody works in this environment.
 rm -f "$venv"/bin/[Aa]ctivate* "$venv"/lib/python3*/site-packages/hangwatch-*.dist-info/direct_url.json
 sed -i '/^command = /d' "$venv/pyvenv.cfg"
 grep -rlI "^#!$venv/" "$venv/bin" | xargs sed -i "1s|^#!$venv/|#!/opt/hangwatch/|"
-# Compiled here, checked never: nothing is written under /opt by who types hangwatch, and dpkg removes all of it.
+# Compiled here, never checked: running hangwatch writes nothing under /opt, and dpkg removes all of it.
 "$python" -m compileall -q -s "$root" -p / --invalidation-mode unchecked-hash "$venv/lib"
 if found=$(grep -rlI "$work" "$root"); then fail "these name the folder of the build: $found"; fi
 run="$venv/bin/python -IB $venv/bin/hangwatch"

@@ -83,7 +83,7 @@ def schema() -> str:
 
 
 def _narrow(root: dict[str, Any], parts: dict[str, Any]) -> None:
-    """What the templates need besides: a port and a folder that a pod can have, and that nobody set them to null."""
+    """Additional conditions of the templates: a port and a folder that a pod can have, neither of them null."""
     root["required"] = ["http", "store"]
     parts["Http"]["required"] = ["port"]
     parts["Http"]["properties"]["port"]["minimum"] = 1

@@ -2,17 +2,17 @@
 # Requeues the Slurm job that has hung, once, though each of its nodes calls this:
 #     on_hung = ["/etc/hangwatch/hooks/requeue-slurm.sh", "/shared/hangwatch/requeued"]
 # Needs the user hangwatch as an operator of Slurm, jobs submitted with --requeue, and a folder on a file system that all
-# nodes share and in which nobody but hangwatch may write.
+# nodes share and in which only hangwatch may write.
 set -eu
 claims=$1
-# By the control group. What the job's environment says may be the number of somebody else's job.
+# From the control group. The environment of a job may contain the number of another user's job.
 job=${HANGWATCH_SLURM_JOB:-}
 if [ -z "$job" ]; then
-  echo "not a job of Slurm by the kernel's word: nothing to requeue"
+  echo "not a Slurm job by its control group: nothing to requeue"
   exit 0
 fi
 if [ ! -w "$claims" ]; then
-  echo "$claims: is no folder that this user may write"
+  echo "$claims: is not a folder that this user may write"
   exit 1
 fi
 # Only these two columns: the name and the comment of a job are its owner's text.
@@ -29,7 +29,7 @@ if ! mkdir "$claims/$job.${2:-0}"; then
   exit 0
 fi
 if ! scontrol requeue "$job"; then
-  # Not submitted with --requeue, or this user is no operator: nobody has requeued it.
+  # Not submitted with --requeue, or this user is not an operator: it was not requeued.
   rmdir "$claims/$job.${2:-0}"
   exit 1
 fi

@@ -1,8 +1,8 @@
 #!/bin/sh
-# HealthCheckProgram= of slurm.conf: drains this node on a critical finding and takes back its own drain once it is well.
-# Slurm leaves all action to this script, and kills it after 60 s. A drain that somebody else ordered is not touched.
+# HealthCheckProgram= of slurm.conf: drains this node on a critical finding and resumes it from its own drain when it is healthy.
+# Slurm leaves all action to this script, and kills it after 60 s. A drain by another reason is not touched.
 # Only a finding counts: a broken configuration or a missing program neither drains nor resumes.
-# The checks that speak of the node: oom, xid, ranks and network also speak of its jobs, and a node need not be drained
+# Only checks of the node itself: oom, xid, ranks and network also depend on its jobs, and a node need not be drained
 # because a job ran out of memory.
 HANGWATCH_CHECK="${HANGWATCH_CHECK:-/opt/hangwatch/bin/hangwatch check --fail-on critical \
     gpu_health nvlink_status fabric pcie infiniband storage shared_memory fd_limit}"
@@ -21,7 +21,7 @@ esac
 if [ -n "$sick" ] && [ "$ours" = no ]; then
     $SCONTROL update NodeName="$node" State=DRAIN Reason="hangwatch: $sick"
 elif [ -z "$sick" ] && [ -n "$report" ] && [ "$status" -le 1 ] && [ "$ours" = yes ]; then
-    # A check that cannot tell (a wedged driver answers nobody) is no sign of health for the node that it drained.
+    # UNKNOWN (for example a driver that does not respond) does not resume a node that this check drained.
     drained_by=${now#*Reason=hangwatch:}
     unknown=$(printf '%s\n' "$report" | awk -v by="$drained_by" 'BEGIN { split(by, word) }
         $1 == "UNKNOWN" { sub(/:$/, "", $2); if ($2 == word[1]) { print $2; exit } }')

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Prolog= of slurm.conf: a node with a critical finding takes no job. Slurm drains the node when this exits non-zero,
 # and puts a batch job back into the queue, held unless SchedulerParameters has nohold_on_prolog_fail. Only a finding
-# counts: a broken configuration or a missing program drains nobody.
-# The checks that speak of the node: xid, ranks and network also speak of its jobs, and a node need not be drained because
+# counts: a broken configuration or a missing program drains no node.
+# Only checks of the node itself: xid, ranks and network also depend on its jobs, and a node need not be drained because
 # a job ran out of memory.
 HANGWATCH_CHECK="${HANGWATCH_CHECK:-/opt/hangwatch/bin/hangwatch check --fail-on critical \
     gpu_health nvlink_status fabric pcie infiniband storage shared_memory fd_limit}"

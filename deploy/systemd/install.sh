@@ -102,7 +102,7 @@ install_files() {
   # By way of sh: setpriv itself still has root's rights while it looks for the program.
   if ! setpriv --reuid=hangwatch --regid=hangwatch --clear-groups sh -c "$PREFIX/bin/hangwatch --version" >/dev/null 2>&1; then
     step "note: only root and the service can run hangwatch: $python lies in a folder that others may not enter." \
-      "To let everybody type it: --python /usr/bin/python3"
+      "To let every user run it: --python /usr/bin/python3"
   fi
 }
 

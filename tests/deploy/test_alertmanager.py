@@ -46,7 +46,7 @@ def test_every_alert_reaches_who_it_should(alert: str) -> None:
     labels = [f"alertname={alert}", f"severity={severity}"]
     labels += ["job_id=J1"] if alert.startswith("HangwatchTraining") else ["instance=node-a"]
     done = run("amtool", "config", "routes", "test", f"--config.file={EXAMPLE}", *labels)
-    expected = {"critical": "on-call", "warning": "chat", "none": "nobody"}[severity]
+    expected = {"critical": "on-call", "warning": "chat", "none": "discard"}[severity]
     assert (done.returncode, done.stdout.split()) == (0, [expected]), done.stdout + done.stderr
 
 
@@ -69,7 +69,7 @@ def on_loopback(receiver: WebhookReceiver, quicker: bool = True) -> dict[str, An
     config = {**copy.deepcopy(CONFIG), "templates": [str(TEMPLATES)]}
     config["receivers"] = [
         {"name": one["name"], "webhook_configs": [{"url": f"{receiver.url}/{one['name']}", "send_resolved": True}]}
-        if one["name"] != "nobody"
+        if one["name"] != "discard"
         else one
         for one in config["receivers"]
     ]

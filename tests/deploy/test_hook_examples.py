@@ -100,7 +100,7 @@ def test_where_squeue_fails_the_job_is_not_said_to_be_gone(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "state", "says"),
-    [("Slurm job 4711", "COMPLETING 0", "job 4711 is COMPLETING"), ("uid 1004", "RUNNING 0", "not a job of Slurm")],
+    [("Slurm job 4711", "COMPLETING 0", "job 4711 is COMPLETING"), ("uid 1004", "RUNNING 0", "not a Slurm job")],
 )
 def test_nothing_else_is_requeued(site: Site, owner: str, state: str, says: str) -> None:
     site.program("scontrol")

@@ -46,7 +46,7 @@ localhost/{{ $profile.localhostProfile }}
 {{- int (default (add1 .Values.config.http.port) .Values.config.http.health_port) }}
 {{- end }}
 
-{{- /* A name without a registry would be asked of Docker Hub, where it belongs to somebody else. */}}
+{{- /* A name without a registry would be pulled from Docker Hub, where another owner may have it. */}}
 {{- define "hangwatch.image" -}}
 {{- $image := .Values.image -}}
 {{- if not $image.repository -}}

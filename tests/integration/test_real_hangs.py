@@ -1,12 +1,16 @@
-"""Real torchrun jobs that hang, dumped as text by py-spy, as a person would, and read by the rules."""
+"""Real jobs that hang, dumped as text by py-spy, as a person would, and read by the rules.
+
+One is started by torchrun; the others fork their ranks, which costs one import of torch in place of five.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -19,6 +23,7 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
 from tests.conftest import wait_for
+from tests.servers import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -32,56 +37,64 @@ TABLE = activity.load()
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     """The folder of a job that runs the hang which the test asks for."""
     hang, ranks = request.param if isinstance(request.param, tuple) else (request.param, RANKS)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node",
-        str(ranks),
-        PROGRAM,
-        hang,
-        tmp_path,
-    ]
-    with (tmp_path / "log").open("wb") as log:
-        job = subprocess.Popen(
-            command, stdout=log, stderr=log, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-    try:
-        wait_for(
-            lambda: job.poll() is not None or len(list(tmp_path.glob("at-?"))) == ranks, "all ranks to arrive", 120
-        )
-        assert job.poll() is None, (tmp_path / "log").read_text()
-        (tmp_path / "launcher").write_text(str(job.pid))
+    with started(tmp_path, ranks, [sys.executable, PROGRAM, hang, tmp_path, str(ranks)]):
         yield tmp_path
+
+
+@pytest.fixture
+def torchrun_folder(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a job that torchrun has started."""
+    options = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(RANKS)]
+    with started(tmp_path, RANKS, [sys.executable, *options, PROGRAM, "one_batch_more", tmp_path]):
+        yield tmp_path
+
+
+@contextlib.contextmanager
+def started(folder: Path, ranks: int, command: Sequence[str | Path]) -> Iterator[None]:
+    """Run a job until its ranks have arrived; at the end its processes are ended by their pids."""
+    environ = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with (folder / "log").open("wb") as log:
+        job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env={**os.environ, **environ})
+    try:
+        wait_for(lambda: job.poll() is not None or len(list(folder.glob("at-?"))) == ranks, "all ranks to arrive", 120)
+        assert job.poll() is None, (folder / "log").read_text()
+        yield
     finally:
-        started = [job.pid, *(child.pid for child in psutil.Process(job.pid).children(recursive=True))]
-        for pid in started:
-            try:
+        pids = [job.pid, *(child.pid for child in psutil.Process(job.pid).children(recursive=True))]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         job.wait()
 
 
 def explained(folder: Path, how: str = "--nonblocking") -> Verdict:
     """Dump each rank under a `[host:rank]` prefix, and judge what was read."""
-    lines, world_size = [], 0
-    for child in psutil.Process(int((folder / "launcher").read_text())).children():
-        rank = child.environ().get("RANK")
-        if rank is None:
-            continue
-        world_size = int(child.environ()["WORLD_SIZE"])
-        done = subprocess.run([PYSPY, "dump", how, "--pid", str(child.pid)], capture_output=True, text=True, timeout=60)
-        lines += [f"[here:{rank}]{line}" for line in (done.stdout + done.stderr).splitlines()]
-    found = traces.collect([("dump.txt", lines)], world_size=world_size)
+    lines, ranks = [], sorted(folder.glob("at-?"))
+    for path in ranks:
+        done = subprocess.run(
+            [PYSPY, "dump", how, "--pid", path.read_text()], capture_output=True, text=True, timeout=60
+        )
+        prefix = f"[here:{path.name.removeprefix('at-')}]"
+        lines += [prefix + line for line in (done.stdout + done.stderr).splitlines()]
+    found = traces.collect([("dump.txt", lines)], world_size=len(ranks))
     return judge.judge(group_ranks(found.ranks, TABLE, config.Capture(), found.world_size))
+
+
+def wait_for_verdict(folder: Path, kind: str, named: list[int]) -> Verdict:
+    def settled() -> Verdict | None:
+        verdict = explained(folder)
+        return verdict if (verdict.kind, [rank.rank for rank in verdict.named]) == (kind, named) else None
+
+    return wait_for(settled, f"the verdict {kind} on {named}", 60)
+
+
+def test_the_verdict_on_a_real_hang_under_torchrun(torchrun_folder: Path) -> None:
+    assert "backward pass" in wait_for_verdict(torchrun_folder, "OutsideCollective", [1]).message
 
 
 @pytest.mark.parametrize(
     ("folder", "kind", "named", "words"),
     [
-        ("one_batch_more", "OutsideCollective", [1], "backward pass"),
         ("checkpoint_on_rank_0", "OutsideCollective", [0], "checkpoint"),
         ("two_collectives", "Mismatch", [], "all_gather_object"),
         ("python_loop", "OutsideCollective", [2], "python_loop"),
@@ -90,11 +103,7 @@ def explained(folder: Path, how: str = "--nonblocking") -> Verdict:
     indirect=["folder"],
 )
 def test_the_verdict_on_a_real_hang(folder: Path, kind: str, named: list[int], words: str) -> None:
-    def settled() -> Verdict | None:
-        verdict = explained(folder)
-        return verdict if (verdict.kind, [rank.rank for rank in verdict.named]) == (kind, named) else None
-
-    assert words in wait_for(settled, f"the verdict {kind} on {named}", 60).message
+    assert words in wait_for_verdict(folder, kind, named).message
 
 
 def line_of(code: str) -> int:

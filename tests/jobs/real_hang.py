@@ -1,6 +1,6 @@
-"""A job that hangs in one of several ways, started by torchrun: `real_hang.py HANG FOLDER`.
+"""A job that hangs in one of several ways: `real_hang.py HANG FOLDER [RANKS]`, by torchrun or with ranks that it forks itself.
 
-Each rank writes FOLDER/at-<rank> right before the call in which it stays.
+Each rank writes its pid to FOLDER/at-<rank> right before the call in which it stays. Forked ranks share one import of torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOREVER = 3600
 
 def here() -> None:
     path = FOLDER / f"at-{dist.get_rank()}.new"
-    path.write_text("here")
+    path.write_text(str(os.getpid()))
     path.rename(FOLDER / f"at-{dist.get_rank()}")
 
 
@@ -144,6 +144,18 @@ def two_ranks() -> None:
     dist.all_reduce(torch.ones(2))
 
 
-if __name__ == "__main__":
+def forked(ranks: int) -> bool:
+    """Fork the ranks: True in each of them; False, once all have ended, in the process that has forked them."""
+    for rank in range(ranks):
+        if not os.fork():
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+            return True
+    for _ in range(ranks):
+        os.wait()
+    return False
+
+
+if __name__ == "__main__" and (len(sys.argv) < 4 or forked(int(sys.argv[3]))):
+    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     globals()[sys.argv[1]]()

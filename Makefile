@@ -9,6 +9,7 @@ MUTATIONS_ARGS ?=
 CASES ?=
 # The suite waits more than it works: twice as many workers as a small machine has cores.
 WORKERS ?= 4
+PYTEST := $(BIN)/python -m pytest --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python'
 
 # What is built lands in dist/, but for the image, which the builder keeps.
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' hangwatch/__init__.py)
@@ -22,9 +23,9 @@ BUILDER ?= $(firstword $(foreach name,podman buildah docker,$(shell command -v $
 
 # The series of `make long`; each takes at most an hour on two cores.
 PART ?=
-PARTS := verdicts soak fuzz
+PARTS := frameworks verdicts soak fuzz
 
-.PHONY: first-hour demo man quick test long long-verdicts long-soak long-fuzz mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
+.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-soak long-fuzz mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -32,21 +33,25 @@ demo: $(VENV)/.installed
 # For every change: lint, types, contracts and unit tests; no torch, no root, under three minutes on two cores.
 quick: check
 	$(BIN)/python -m compileall -q hangwatch
-	$(BIN)/python -m pytest -q --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python' -m 'not torch' \
-	  $(PYTEST_ARGS) tests/unit
+	$(PYTEST) -q -m 'not torch' $(PYTEST_ARGS) tests/unit
 
+# Everything once, one run of each kind, in a quarter of an hour on two cores. Tests marked `series` run in `make long`.
 # Compiled once: where PYTHONDONTWRITEBYTECODE is set, each of a thousand starts of hangwatch would do it again.
 test: $(VENV)/.test
 	$(BIN)/python -m compileall -q hangwatch
-	$(BIN)/python -m pytest --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not series' $(PYTEST_ARGS)
 
-# What takes long: series of verdicts, soak, fuzzing. Run the parts that a change touches.
+# What takes long: series with real frameworks, series of verdicts, soak, fuzzing. Run the parts that a change touches.
 long: $(VENV)/.test
 	$(if $(filter $(PART),$(PARTS)),,$(error make long PART=NAME, where NAME is one of: $(PARTS)))
 	$(MAKE) --no-print-directory long-$(PART)
 
+long-frameworks:
+	$(PYTEST) -m 'series and torch' $(PYTEST_ARGS)
+
 # `python -m tests.verdicts` prints a line for each verdict: compare two commits with diff.
 long-verdicts:
+	$(PYTEST) -m 'series and not torch' $(PYTEST_ARGS)
 	$(BIN)/python -m tests.robustness $(CASES)
 	mkdir -p build
 	$(BIN)/python -m tests.verdicts $(CASES) > build/verdicts.txt
@@ -74,7 +79,8 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-golden: $(VENV)/.test
+# No golden needs torch. A golden that does is marked `torch`, and is skipped where torch is not installed.
+golden: $(VENV)/.dev
 	HANGWATCH_RENEW_GOLDEN=1 $(BIN)/python -m pytest -q -m golden $(PYTEST_ARGS)
 	git diff --stat -- tests docs
 

@@ -28,6 +28,19 @@ GOES_ON = ("slow_rank", "healthy")
 HANGS = sorted(KEY.keys() - set(GOES_ON))
 
 
+def traits(name: str) -> tuple[object, ...]:
+    """Return the kind of an answer, and which parts its row has."""
+    row = KEY[name]
+    return row["kind"], *(part in row for part in ("named", "first_look", "circle", "stacks", "environ", "read"))
+
+
+FIRST_OF_A_KIND = {traits(name): name for name in reversed(HANGS)}.values()
+
+
+def hang(name: str) -> object:
+    return pytest.param(name, id=name, marks=[] if name in FIRST_OF_A_KIND else [pytest.mark.series])
+
+
 def expected(name: str) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     row = KEY[name]
     return row["kind"], tuple(row.get("named", ())), tuple(row.get("first_look", ())), tuple(row.get("circle", ()))
@@ -46,7 +59,7 @@ def accuses_nobody_else(name: str, taken: Diagnosis, answer: Answer) -> None:
     assert {rank.rank for rank in taken.verdict.named} <= may_be, taken.verdict.message
 
 
-@pytest.mark.parametrize("name", HANGS)
+@pytest.mark.parametrize("name", [hang(name) for name in HANGS])
 def test_the_answer_to_a_real_hang(name: str, tmp_path: Path) -> None:
     with started(name, tmp_path) as job:
 
@@ -70,14 +83,15 @@ def have_gone_on(first: Snapshot, last: Snapshot) -> bool:
     return any(after[key] - before[key] >= GONE_ON for key in before.keys() & after.keys())
 
 
+@pytest.mark.parametrize("wanted", [50, pytest.param(200, marks=pytest.mark.series)])
 @pytest.mark.parametrize("name", GOES_ON)
-def test_a_job_that_goes_on_accuses_nobody(name: str, tmp_path: Path) -> None:
-    """200 times, wherever its ranks may stand by their stacks. Now and then a recorder changes while it is read."""
+def test_a_job_that_goes_on_accuses_nobody(name: str, wanted: int, tmp_path: Path) -> None:
+    """So many times, wherever its ranks may be by their stacks. Now and then a recorder changes while it is read."""
     looks = whole = 0
     with started(name, tmp_path) as job:
         pace = threading.Event()
         snapshots: deque[Snapshot] = deque()
-        while looks < 200:
+        while looks < wanted:
             snapshots.append(job.recorders())
             last = snapshots[-1]
             while len(snapshots) > ROUNDS_APART + 1 and have_gone_on(snapshots[1], last):
@@ -93,8 +107,8 @@ def test_a_job_that_goes_on_accuses_nobody(name: str, tmp_path: Path) -> None:
                 graph = wait_graph.build(members, lambda _: "elsewhere", len(members))
                 assert sequence_rules.decide(graph) == Answer("unknown")
             pace.wait(0.05)
-    print(f"{whole} of 200 looks were of all ranks")
-    assert whole >= 100
+    print(f"{whole} of {wanted} looks were of all ranks")
+    assert whole >= wanted / 2
 
 
 def test_where_everybody_stands_alike_the_numbers_show_a_circle(tmp_path: Path) -> None:

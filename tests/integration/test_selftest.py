@@ -47,17 +47,17 @@ def on_device(device: int) -> str:
     return f'"--device={device}" in sys.orig_argv'
 
 
-def test_four_ranks_that_are_well_pass() -> None:
-    done = subprocess.run([*COMMAND, "--ranks", "4", "--json"], capture_output=True, text=True, timeout=300)
+def test_ranks_that_are_well_pass() -> None:
+    done = subprocess.run([*COMMAND, "--ranks", "3", "--json"], capture_output=True, text=True, timeout=300)
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["passed"], answer["backend"], answer["findings"]) == (0, True, "gloo", [])
-    assert {one["rank"] for one in answer["bandwidths"]} == {0, 1, 2, 3}
+    assert {one["rank"] for one in answer["bandwidths"]} == {0, 1, 2}
     jsonschema.Draft202012Validator(json.loads(schemas.path("selftest").read_text())).validate(answer)
 
 
 def test_the_rank_that_hangs_before_a_collective_is_named(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*COMMAND, "--ranks", "4", "--timeout-seconds", "10", "--json"],
+        [*COMMAND, "--ranks", "3", "--timeout-seconds", "10", "--json"],
         env=planted(tmp_path, on_device(2), "torch", "full", "time.sleep(1e6)"),
         capture_output=True,
         text=True,
@@ -68,6 +68,7 @@ def test_the_rank_that_hangs_before_a_collective_is_named(tmp_path: Path) -> Non
     assert [(one["kind"], one["ranks"]) for one in answer["findings"]] == [("hung", [2])], answer
 
 
+@pytest.mark.series  # in `make test`: over nodes
 def test_who_hangs_inside_a_collective_is_found_by_halves(tmp_path: Path) -> None:
     """Both of a pair are in it, and neither comes out: which of them it is only other pairs show."""
     done = subprocess.run(
@@ -86,7 +87,7 @@ def test_who_hangs_inside_a_collective_is_found_by_halves(tmp_path: Path) -> Non
 
 def test_the_rank_that_keeps_the_others_waiting_is_named(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*COMMAND, "--ranks", "4"],
+        [*COMMAND, "--ranks", "3"],
         env=planted(tmp_path, on_device(1), "torch", "full", "time.sleep(0.6)"),
         capture_output=True,
         text=True,
@@ -105,14 +106,14 @@ def test_a_stopped_rank_is_named_and_nothing_is_left_behind() -> None:
     def stop_the_last(line: str) -> None:
         if "pid " in line:
             pids.append(int(line.split("pid ")[1].split(",", maxsplit=1)[0]))
-            if line.startswith("[rank 3]"):
+            if line.startswith("[rank 2]"):
                 os.kill(pids[-1], signal.SIGSTOP)
 
     plan = launch.Plan(python=sys.executable, timeout_seconds=8.0)
-    course = launch.run([str(rank) for rank in range(4)], plan, stop_the_last)
-    (finding,) = judge(course.events, course.exits, 4, 0.2)
-    assert (finding.kind, finding.ranks) == ("hung", (3,)), finding
-    assert len(pids) == 4
+    course = launch.run([str(rank) for rank in range(3)], plan, stop_the_last)
+    (finding,) = judge(course.events, course.exits, 3, 0.2)
+    assert (finding.kind, finding.ranks) == ("hung", (2,)), finding
+    assert len(pids) == 3
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 

@@ -279,6 +279,7 @@ def test_a_job_that_destroyed_its_process_group_is_over_and_before_that_it_is_no
         assert (verdict.kind, verdict.named) == ("Over", ())
 
 
+@pytest.mark.series
 def test_python_m_torch_distributed_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--rdzv-id=a b:c"]
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", str(PROGRAM), str(tmp_path)]
@@ -289,6 +290,7 @@ def test_python_m_torch_distributed_run(tmp_path: Path) -> None:
         assert names(verdict) == [1]
 
 
+@pytest.mark.series
 def test_accelerate_launch(tmp_path: Path) -> None:
     options = ["--multi_gpu", f"--num_processes={RANKS}", "--num_machines=1", "--mixed_precision=no"]
     options += ["--dynamo_backend=no", "--main_process_port=0"]

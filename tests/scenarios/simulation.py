@@ -201,15 +201,16 @@ def play(
     settings: Settings = SETTINGS,
     seed: int = 0,
     activities: activity.Table | None = None,
+    begin: float = 0.0,
 ) -> dict[str, Played]:
-    """Run the detector over `seconds` of virtual time; the outcome of each job by its id.
+    """Run the detector from the second `begin` of the script to the second `seconds`; the outcome of each job by its id.
 
     `activities` take the place of the table of the settings.
     """
     daemon = _Daemon(node, settings, seed)
     if activities is not None:
         daemon.activities = activities
-    for t in range(int(seconds)):
+    for t in range(int(begin), int(seconds)):
         daemon.second(float(t))
     return daemon.played
 

@@ -10,8 +10,29 @@ from tests.scenarios.names import assert_names_do_not_matter
 from tests.scenarios.processes import PROCESS_SCENARIOS, ProcessScenario
 from tests.scenarios.stage import problems, settings
 
+# Of each of these `make test` plays another one that has the same states for the same reason.
+SERIES = frozenset(
+    {
+        "victims in a function of any name",
+        "remote evaluation",
+        "asks every two seconds",
+        "evaluation on one rank",
+        "starved but moving loader",
+        "first-step compile",
+        "a server of one's own without requests",
+    }
+)
 
-@pytest.mark.parametrize("scenario", PROCESS_SCENARIOS, ids=lambda scenario: scenario.name)
+
+def row(scenario: ProcessScenario) -> object:
+    return pytest.param(scenario, id=scenario.name, marks=[pytest.mark.series] if scenario.name in SERIES else [])
+
+
+def test_the_scenarios_of_the_series_exist() -> None:
+    assert {scenario.name for scenario in PROCESS_SCENARIOS} >= SERIES
+
+
+@pytest.mark.parametrize("scenario", [row(scenario) for scenario in PROCESS_SCENARIOS])
 def test_process_scenario(scenario: ProcessScenario, tmp_path: Path) -> None:
     seen = scenario.run(tmp_path / "state")
     assert [problems(*pair) for pair in zip(scenario.expected, seen, strict=True)] == [[] for _ in seen]

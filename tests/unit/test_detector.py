@@ -14,11 +14,17 @@ from hangwatch.config import Detector
 from hangwatch.detector import TakeCapture, Transition, job_watch, power_level, watch_parts
 from hangwatch.detector.capture_due import CAPTURE_LOST_SECONDS, LAST_LOOK_SECONDS, LOOK_SECONDS, RELOOK_MAX_SECONDS
 from hangwatch.detector.job_watch import JobWatch, MotionCount
+from hangwatch.detector.known_pauses import END_MARGIN_SECONDS
+from hangwatch.detector.on_power import RECOVERED_SHOWN_SECONDS
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.model import OPEN_STATES, GpuSample, Job, JobState, ProcessId, Rank, RankId, Stay
 
 S = JobState
 DEFAULTS = Detector()
+HOLD, STARTUP, STALLED = (
+    int(seconds) for seconds in (DEFAULTS.hold_seconds, DEFAULTS.startup_hold_seconds, DEFAULTS.stalled_hold_seconds)
+)
+HELD = HOLD + 10  # of low power: a job is suspected
 
 
 def job(ranks: int = 8, pid: int = 100, world_size: int | None = None) -> Job:
@@ -48,6 +54,11 @@ def assert_times_mean_something(watch: JobWatch) -> None:
     assert all(gpu.stuck_watts is None or is_suspected for gpu in watch.power.gpus.values())
     phases = {S.STARTING: watch_parts.Starting, S.RECOVERED: watch_parts.Recovered, S.UNKNOWN: watch_parts.Unknown}
     assert type(watch.phase) is phases.get(watch.state, type(None))
+
+
+def is_the_hold(seconds: float) -> bool:
+    """True if a suspicion came so many seconds after power fell: the median of five samples falls later."""
+    return HOLD - 2 <= seconds <= HOLD + 6
 
 
 class Series:
@@ -130,9 +141,9 @@ class Series:
 def test_measured_hangs_are_suspected_after_the_hold(limit: float, working: float, hung: list[float]) -> None:
     series = Series(limit=limit).feed(working, 300)
     fell = series.now
-    series.feed(hung, 130)
+    series.feed(hung, HELD)
     assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
-    assert series.captures and 118 <= series.captures[0] - fell <= 126
+    assert series.captures and is_the_hold(series.captures[0] - fell)
     assert not series.pages, "low power alone must never page"
     series.captured(frozen=8, moving=0)
     assert series.watch.state is S.HUNG
@@ -140,7 +151,7 @@ def test_measured_hangs_are_suspected_after_the_hold(limit: float, working: floa
 
 
 def test_a_hang_in_the_first_seconds_of_a_watch_is_measured_against_the_work_that_began_it() -> None:
-    series = Series().feed(118, 1).feed(600, 1).feed(118, 130)
+    series = Series().feed(118, 1).feed(600, 1).feed(118, HELD)
     assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
 
 
@@ -166,11 +177,11 @@ def test_power_capping_and_a_slow_gpu_are_no_hang() -> None:
 
 
 def test_a_rank_that_moves_makes_it_stalled_and_pages_late() -> None:
-    series = Series().feed(600, 300).feed(110, 125).captured(frozen=7, moving=1)
+    series = Series().feed(600, 300).feed(110, HELD).captured(frozen=7, moving=1)
     assert series.watch.state is S.STALLED
     assert not series.pages
     looked = len(series.captures)
-    for _ in range(40):
+    for _ in range(STALLED // 20 - 1):
         series.feed(110, 20)
         if series.watch.looks.capturing:
             series.captured(frozen=7, moving=1)
@@ -178,12 +189,12 @@ def test_a_rank_that_moves_makes_it_stalled_and_pages_late() -> None:
     pauses = [b - a for a, b in zip(series.captures[1:], series.captures[2:], strict=False)]
     assert len(series.captures) > looked
     assert pauses == sorted(pauses), "the pauses between looks grow"
-    series.feed(110, 110)
+    series.feed(110, 21)
     assert series.pages
 
 
 def test_two_frozen_captures_in_a_row_turn_stalled_into_hung() -> None:
-    series = Series().feed(600, 300).feed(110, 125).captured(7, 1).feed(110, 40)
+    series = Series().feed(600, 300).feed(110, HELD).captured(7, 1).feed(110, 40)
     series.captured(8, 0)
     assert series.watch.state is S.STALLED
     series.feed(110, 100).captured(8, 0)
@@ -191,11 +202,11 @@ def test_two_frozen_captures_in_a_row_turn_stalled_into_hung() -> None:
 
 
 def test_moving_ranks_teach_and_the_job_is_left_alone() -> None:
-    series = Series().feed(600, 300).feed(110, 125).captured(frozen=2, moving=6)
+    series = Series().feed(600, 300).feed(110, HELD).captured(frozen=2, moving=6)
     assert series.watch.state is S.TRAINING
     series.feed(110, 600)
     assert len(series.captures) == 1, "suspected once"
-    series.feed(600, 100).feed(110, 125)
+    series.feed(600, 100).feed(110, HELD)
     assert len(series.captures) == 2, "after real work the old line counts again"
 
 
@@ -213,9 +224,9 @@ def test_by_the_plain_rule_a_share_of_the_limit_is_quiet_whatever_the_card_idled
     fell = series.now
     if series.watch.looks.glancing_since is not None:
         series.glanced(frozen=0, moving=8)
-    series.feed(watts, 130)
+    series.feed(watts, HELD)
     assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
-    assert 118 <= series.captures[0] - fell <= 126
+    assert is_the_hold(series.captures[0] - fell)
     series.captured(frozen=8, moving=0)
     assert series.watch.state is S.HUNG
     series.feed(85, 20)
@@ -234,24 +245,24 @@ def test_by_the_plain_rule_a_level_over_it_that_was_taught_makes_nothing_under_i
     """85 W of 700 was seen at work; 84 W is what the rule calls quiet, and was not."""
     series = Series(rules=PLAIN)
     series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
-    series.feed(600, 300).feed(85, 130).glanced(frozen=0, moving=8)
-    series.feed(84, 130)
+    series.feed(600, 300).feed(85, HELD).glanced(frozen=0, moving=8)
+    series.feed(84, HELD)
     assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
     series.captured(frozen=0, moving=8)
-    series.feed(84, 130)
+    series.feed(84, HELD)
     assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED, S.TRAINING], "now it is known to be work"
 
 
 def test_the_plain_line_stands_beside_the_learnt_one() -> None:
     both = Detector(quiet_watts_ratio_of_limit=0.12)
-    assert Series(rules=both).feed(600, 300).feed(110, 125).states == [S.TRAINING, S.QUIET, S.SUSPECTED]
+    assert Series(rules=both).feed(600, 300).feed(110, HELD).states == [S.TRAINING, S.QUIET, S.SUSPECTED]
     light = GpuPower(limit_watts=700.0, idle_watts=68.0, busy_watts=100.0)
     assert power_level.quiet_line_watts(light, both) == pytest.approx(84), "the learnt one lies at 79.2 W"
 
 
 def test_by_the_plain_rule_a_job_that_was_never_over_it_waits_for_the_startup_hold() -> None:
     """It falls from nothing: it downloads, or loads its model, and a moment of more power is no work."""
-    series = Series(rules=PLAIN).feed(72, 300).feed(140, 30).feed(72, 550)
+    series = Series(rules=PLAIN).feed(72, 300).feed(140, 30).feed(72, STARTUP - 350)
     assert series.states == []
     series.feed(72, 30)
     assert series.states == [S.SUSPECTED]
@@ -260,22 +271,22 @@ def test_by_the_plain_rule_a_job_that_was_never_over_it_waits_for_the_startup_ho
 
 
 def test_by_the_plain_rule_ranks_that_move_teach_as_well() -> None:
-    series = Series(rules=PLAIN).feed(600, 300).feed(80, 125).captured(frozen=0, moving=8)
+    series = Series(rules=PLAIN).feed(600, 300).feed(80, HELD).captured(frozen=0, moving=8)
     looked = len(series.captures)
     series.feed(80, 110)
     assert (series.watch.state, len(series.captures)) == (S.TRAINING, looked)
-    series.feed(600, 60).feed(80, 125)
+    series.feed(600, 60).feed(80, HELD)
     assert series.watch.state is S.SUSPECTED
 
 
 def test_a_taught_job_that_then_hangs_lower_is_caught() -> None:
-    series = Series().feed(600, 300).feed(220, 125).captured(0, 8).feed(220, 60).feed(95, 125)
+    series = Series().feed(600, 300).feed(220, HELD).captured(0, 8).feed(220, 60).feed(95, HELD)
     assert len(series.captures) == 2
     assert series.watch.state is S.SUSPECTED
 
 
 def test_a_taught_job_is_glanced_at_again_after_the_hold_and_then_with_growing_pauses() -> None:
-    series = Series(ranks=1).feed(600, 300).feed(110, 125).captured(0, 8)
+    series = Series(ranks=1).feed(600, 300).feed(110, HELD).captured(0, 8)
     taught_at = series.now
     for _ in range(2000):
         series.feed(110, 10)
@@ -308,8 +319,8 @@ def test_a_light_job_that_falls_to_a_flat_level_over_the_line_is_glanced_at_afte
         if series.watch.looks.glancing_since is not None:
             series.glanced(0, 8)
     fell, before = series.now, len(series.glances)
-    series.feed(hung, 130)
-    assert [118 <= at - fell <= 126 for at in series.glances[before:]] == [True]
+    series.feed(hung, HELD)
+    assert [is_the_hold(at - fell) for at in series.glances[before:]] == [True]
     assert series.watch.state is S.TRAINING, "flat power alone is no suspicion"
     captures = len(series.captures)
     series.glanced(frozen=8, moving=0)
@@ -387,17 +398,17 @@ def test_a_glance_that_shows_nothing_is_taken_again_ever_less() -> None:
 def test_a_glance_that_finds_half_of_the_ranks_standing_still_begins_a_suspicion(
     frozen: int, unknown: int, suspected: bool
 ) -> None:
-    series = Series().feed(600, 300).feed(350, 130)
+    series = Series().feed(600, 300).feed(350, HELD)
     series.glanced(frozen, 0, unknown=unknown)
     assert series.states == ([S.TRAINING, S.SUSPECTED] if suspected else [S.TRAINING])
 
 
 def test_a_taught_level_at_which_most_ranks_cannot_be_judged_any_more_is_no_work_any_more() -> None:
     """Spinners whose GPUs show 0 %: they may compute or wait. What was work once must not hide them for ever."""
-    series = Series().feed(600, 300).feed(84, 125).captured(0, 8)
+    series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
     while series.watch.looks.glancing_since is None:
         series.feed(84, 10)
-    series.glanced(1, 0, unknown=7, stacked=8).feed(84, 130)
+    series.glanced(1, 0, unknown=7, stacked=8).feed(84, HELD)
     assert series.watch.state is S.SUSPECTED
     series.captured(1, 0, unknown=7).feed(84, int(DEFAULTS.stalled_hold_seconds))
     assert (series.watch.state, series.pages) == (S.STALLED, True)
@@ -405,7 +416,7 @@ def test_a_taught_level_at_which_most_ranks_cannot_be_judged_any_more_is_no_work
 
 @pytest.mark.parametrize(("moving", "unknown", "stacked"), [(5, 3, 8), (0, 8, 3)])
 def test_a_taught_level_stays_where_most_ranks_move_or_gave_no_stack(moving: int, unknown: int, stacked: int) -> None:
-    series = Series().feed(600, 300).feed(84, 125).captured(0, 8)
+    series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
     while series.watch.looks.glancing_since is None:
         series.feed(84, 10)
     series.glanced(0, moving, unknown=unknown, stacked=stacked).feed(84, 200)
@@ -413,14 +424,14 @@ def test_a_taught_level_stays_where_most_ranks_move_or_gave_no_stack(moving: int
 
 
 def test_a_glance_that_ends_after_power_came_back_says_nothing() -> None:
-    series = Series().feed(600, 300).feed(350, 130)
+    series = Series().feed(600, 300).feed(350, HELD)
     assert series.watch.looks.glancing_since is not None
     series.feed(600, 10).glanced(8, 0)
     assert series.states == [S.TRAINING]
 
 
 def test_the_pause_to_the_next_glance_begins_where_the_last_one_ended() -> None:
-    series = Series().feed(600, 300).feed(84, 125).captured(0, 8)
+    series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
     while series.watch.looks.glancing_since is None:
         series.feed(84, 10)
     ended = series.feed(84, 200).glanced(0, 0, unknown=8).now
@@ -431,7 +442,7 @@ def test_the_pause_to_the_next_glance_begins_where_the_last_one_ended() -> None:
 
 
 def test_a_glance_that_never_comes_back_is_given_up() -> None:
-    series = Series().feed(600, 300).feed(350, 130).feed(350, int(CAPTURE_LOST_SECONDS) + 400)
+    series = Series().feed(600, 300).feed(350, HELD).feed(350, int(CAPTURE_LOST_SECONDS) + 400)
     assert len(series.glances) == 2
 
 
@@ -445,7 +456,7 @@ def test_a_gap_in_the_samples_is_not_flat_time() -> None:
 
 
 def test_a_job_that_was_never_busy_waits_for_the_startup_hold() -> None:
-    series = Series().feed(100, 890)
+    series = Series().feed(100, STARTUP - 10)
     assert series.watch.state is S.STARTING
     series.feed(100, 20)
     assert series.watch.state is S.SUSPECTED
@@ -455,55 +466,57 @@ def test_a_job_that_was_never_busy_waits_for_the_startup_hold() -> None:
 
 
 def test_a_startup_that_stalls_pages_after_its_own_hold() -> None:
-    series = Series().feed(100, 910).captured(frozen=7, moving=1).feed(100, 3600)
+    hold = int(DEFAULTS.startup_stalled_hold_seconds)
+    series = Series().feed(100, STARTUP + 10).captured(frozen=7, moving=1).feed(100, hold // 2)
     assert series.watch.state is S.STALLED
     assert not series.pages
-    series.feed(100, 3700)
+    series.feed(100, hold // 2 + 100)
     assert series.pages
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "absent", "came", "seconds", "state"),
+    ("name", "known", "absent", "came", "later_seconds", "state"),
     [
-        ("never there", 3, 5, 0, 910, S.STALLED),
-        ("there once, and gone", 4, 5, 0, 910, S.HUNG),
-        ("all there", 8, 0, 0, 910, S.HUNG),
-        ("never there, in a job that is old", 3, 5, 0, 7300, S.HUNG),
-        ("they came while the others were looked at", 8, 5, 5, 910, S.STALLED),
-        ("one came, and another was there once", 5, 5, 1, 910, S.HUNG),
+        ("never there", 3, 5, 0, 0, S.STALLED),
+        ("there once, and gone", 4, 5, 0, 0, S.HUNG),
+        ("all there", 8, 0, 0, 0, S.HUNG),
+        ("never there, in a job that is old", 3, 5, 0, DEFAULTS.startup_stalled_hold_seconds, S.HUNG),
+        ("they came while the others were looked at", 8, 5, 5, 0, S.STALLED),
+        ("one came, and another was there once", 5, 5, 1, 0, S.HUNG),
     ],
 )
 def test_a_rank_that_was_never_there_is_late_as_long_as_the_job_starts(
-    name: str, known: int, absent: int, came: int, seconds: int, state: JobState
+    name: str, known: int, absent: int, came: int, later_seconds: float, state: JobState
 ) -> None:
     series = Series()
     series.watch = job_watch.begin(job(known), series.now)
-    series.feed(80, 910)
-    series.now += seconds - 910
+    series.feed(80, STARTUP + 10)
+    series.now += later_seconds
     seen = MotionCount(frozen=8, moving=0, absent=absent, came=came)
     series._take(*detector.captured(series.watch, seen, series.now, series.rules))
     assert series.watch.state is state, name
 
 
 def test_a_rank_that_is_gone_from_a_job_that_was_at_work_is_not_late() -> None:
-    series = Series().feed(600, 300).feed(80, 130)
+    series = Series().feed(600, 300).feed(80, HELD)
     seen = MotionCount(frozen=9, moving=0, absent=1)
     series._take(*detector.captured(series.watch, seen, series.now, series.rules))
     assert series.watch.state is S.HUNG
 
 
 def test_recovered_is_shown_for_a_while_and_resolves() -> None:
-    series = Series().feed(600, 300).feed(110, 125).captured(8, 0).feed(600, 8)
+    recover = int(DEFAULTS.recover_seconds)
+    series = Series().feed(600, 300).feed(110, HELD).captured(8, 0).feed(600, recover - 2)
     assert series.watch.state is S.HUNG, "one breath of power is no recovery"
     series.feed(600, 12)
     assert series.watch.state is S.RECOVERED
     assert not series.pages
-    series.feed(600, 70)
+    series.feed(600, int(RECOVERED_SHOWN_SECONDS) + 10)
     assert series.watch.state is S.TRAINING
 
 
 def test_power_that_returns_during_the_capture_ends_the_suspicion() -> None:
-    series = Series().feed(600, 300).feed(110, 125).feed(600, 10)
+    series = Series().feed(600, 300).feed(110, HELD).feed(600, 10)
     assert series.watch.state is S.TRAINING
     series.captured(8, 0)
     assert series.watch.state is S.TRAINING, "a capture that comes late says nothing about now"
@@ -512,7 +525,7 @@ def test_power_that_returns_during_the_capture_ends_the_suspicion() -> None:
 def test_a_lost_gpu_has_no_vote_and_is_no_quiet_gpu() -> None:
     series = Series().feed(600, 300).feed([None] * 4 + [600.0] * 4, 300)
     assert series.watch.state is S.TRAINING
-    series.feed([None] * 7 + [110.0], 125)
+    series.feed([None] * 7 + [110.0], HELD)
     assert series.watch.state is S.SUSPECTED
 
 
@@ -543,7 +556,7 @@ def test_without_readings_for_the_hold_a_job_is_unknown_and_then_goes_on_where_i
     assert (series.watch.state, series.captures, series.pages) == (S.UNKNOWN, [], False)
     series.feed(before, 30)
     assert series.watch.state is known
-    series.feed(600, 300).feed(110, 125)
+    series.feed(600, 300).feed(110, HELD)
     assert series.watch.state is S.SUSPECTED, "in the ordinary way"
 
 
@@ -559,7 +572,7 @@ def test_a_job_whose_gpus_were_never_read_does_not_start_for_ever(seen: list[flo
 def test_who_recovered_and_is_read_no_more_has_learnt_nothing_and_trains_once_it_is() -> None:
     series = Series()
     series.places = frozenset({"eval.py:3 io"})
-    series.feed(600, 300).feed(110, 125).captured(8, 0).feed(600, 20)
+    series.feed(600, 300).feed(110, HELD).captured(8, 0).feed(600, 20)
     assert series.watch.state is S.RECOVERED
     series.unsampled(300)
     assert series.watch.state is S.UNKNOWN
@@ -568,14 +581,14 @@ def test_who_recovered_and_is_read_no_more_has_learnt_nothing_and_trains_once_it
 
 
 def test_a_hang_that_was_seen_stays_one_without_readings() -> None:
-    series = Series().feed(600, 300).feed(110, 125).captured(8, 0).unsampled(3600)
+    series = Series().feed(600, 300).feed(110, HELD).captured(8, 0).unsampled(3600)
     assert (series.watch.state, series.pages) == (S.HUNG, True)
 
 
 def test_a_silence_that_the_driver_joins_is_timed_anew() -> None:
-    series = Series().feed(600, 300).feed(110, 100).unsampled(600)
+    series = Series().feed(600, 300).feed(110, HOLD - 20).unsampled(5 * HOLD)
     assert series.watch.state is S.UNKNOWN
-    series.feed(110, 110)
+    series.feed(110, HOLD - 10)
     assert series.watch.state is S.QUIET
     series.feed(110, 20)
     assert series.watch.state is S.SUSPECTED
@@ -584,14 +597,14 @@ def test_a_silence_that_the_driver_joins_is_timed_anew() -> None:
 def test_a_gap_in_the_samples_is_not_quiet_time() -> None:
     series = Series().feed(600, 300).feed(110, 20)
     series.now += 3600
-    series.feed(110, 60)
+    series.feed(110, HOLD - 60)
     assert series.watch.state is S.QUIET
     series.feed(110, 50)
     assert series.watch.state is S.SUSPECTED
 
 
 def test_a_capture_that_never_comes_back_is_given_up_and_asked_for_again() -> None:
-    series = Series().feed(600, 300).feed(110, 125)
+    series = Series().feed(600, 300).feed(110, HELD)
     (asked,) = series.captures
     series.feed(110, int(asked + CAPTURE_LOST_SECONDS - series.now) - 1)
     assert (series.watch.state, len(series.captures)) == (S.SUSPECTED, 1)
@@ -604,7 +617,7 @@ def test_a_capture_that_never_comes_back_is_given_up_and_asked_for_again() -> No
 
 @pytest.mark.parametrize(("moving", "state"), [(4, S.STALLED), (5, S.TRAINING)])
 def test_more_than_half_of_the_ranks_must_move_to_teach_that_this_power_is_work(moving: int, state: JobState) -> None:
-    series = Series().feed(600, 300).feed(110, 125).captured(8 - moving, moving)
+    series = Series().feed(600, 300).feed(110, HELD).captured(8 - moving, moving)
     assert series.watch.state is state
 
 
@@ -618,7 +631,7 @@ def test_a_gpu_at_its_quiet_line_is_quiet_and_one_above_it_is_not() -> None:
 
 
 def test_dumps_that_all_fail_are_no_proof_of_a_hang() -> None:
-    series = Series().feed(600, 300).feed(110, 125).captured(frozen=0, moving=0, unknown=8)
+    series = Series().feed(600, 300).feed(110, HELD).captured(frozen=0, moving=0, unknown=8)
     assert series.watch.state is S.STALLED
     assert not series.pages
 
@@ -726,7 +739,7 @@ def suspended(world_size: int | None) -> Series:
     """A job of 8 ranks here that was stopped as a whole, and of so many in the world."""
     series = Series()
     series.watch = job_watch.joined(series.watch, job(world_size=world_size))
-    return series.feed(600, 100).feed(110, 125).captured(8, 0, resting=S.SUSPENDED)
+    return series.feed(600, 100).feed(110, HELD).captured(8, 0, resting=S.SUSPENDED)
 
 
 @pytest.mark.parametrize("world_size", [None, 8])
@@ -734,8 +747,9 @@ def test_a_job_that_was_stopped_as_a_whole_is_no_hang_and_goes_on_when_it_is_con
     series = suspended(world_size)
     assert series.states[-1] is S.SUSPENDED
     assert series.watch.message == "all 8 ranks are stopped or frozen"
+    longest_pause = int(DEFAULTS.recapture_max_seconds)
     for _ in range(9):
-        series.feed(110, 905).captured(8, 0, resting=S.SUSPENDED)
+        series.feed(110, longest_pause + 5).captured(8, 0, resting=S.SUSPENDED)
         assert not series.pages
     assert len(series.captures) == 10
     series.feed(600, 75)
@@ -745,18 +759,19 @@ def test_a_job_that_was_stopped_as_a_whole_is_no_hang_and_goes_on_when_it_is_con
 def test_where_other_nodes_may_wait_for_it_a_stopped_node_pages_after_the_stalled_hold() -> None:
     series = suspended(16)
     assert not series.pages
-    series.feed(110, 890)
+    series.feed(110, STALLED - 10)
     assert not series.pages
     series.feed(110, 15)
     assert series.pages
 
 
 def test_a_job_that_hangs_after_it_was_continued_is_hung_and_one_that_is_stopped_in_a_hang_keeps_its_time() -> None:
-    series = suspended(16).feed(110, 31).captured(8, 0)
+    first_pause = int(DEFAULTS.recapture_seconds) + 1
+    series = suspended(16).feed(110, first_pause).captured(8, 0)
     assert (series.states[-1], series.pages) == (S.HUNG, True)
     series.feed(110, 1000).captured(8, 0, resting=S.SUSPENDED)
     assert (series.states[-1], series.pages) == (S.SUSPENDED, True)
-    series.feed(110, 31).captured(7, 1)
+    series.feed(110, first_pause).captured(7, 1)
     assert (series.states[-1], series.pages) == (S.STALLED, True)
 
 
@@ -785,7 +800,7 @@ def hangs(moving: int = 0, rules: Detector = DEFAULTS, **known: object) -> Serie
     series = Series(rules=rules).feed(600, 300)
     series.watch = with_time_out(series.watch, **known)
     series.hung_at = series.now
-    return looked_at(series, 130, moving)
+    return looked_at(series, HELD, moving)
 
 
 @pytest.mark.parametrize("moving", [0, 1])
@@ -820,7 +835,7 @@ def test_who_waits_for_ever_or_not_any_more_has_no_last_look(known: dict[str, ob
 def test_what_the_ranks_recorded_stands_above_their_environment() -> None:
     assert looked_at(hangs(recorded_seconds=1800.0), 1600).told == []
     (at,) = looked_at(hangs(recorded_seconds=1800.0), 2000).told
-    assert at == pytest.approx(1300 + 1800 - 43, abs=3)
+    assert at == pytest.approx(1300 + 1800 - LOOK_SECONDS - LAST_LOOK_SECONDS, abs=4)
 
 
 def test_what_the_ranks_recorded_holds_for_one_hang() -> None:
@@ -843,15 +858,15 @@ def test_a_job_that_is_stopped_or_was_never_at_work_or_has_power_again_has_no_la
     stopped = suspended(16)
     stopped.feed(110, 900)
     assert stopped.told == []
-    never = Series().feed(90, 905).captured(8, 0)
-    never.watch = with_time_out(never.watch, environment_seconds=1000.0)
+    never = Series().feed(90, STARTUP + 5).captured(8, 0)
+    never.watch = with_time_out(never.watch, environment_seconds=STARTUP + 100.0)
     assert (never.watch.state, looked_at(never, 200).told) == (S.HUNG, [])
     back = looked_at(hangs(rules=Detector(recover_seconds=3600)), 400).feed(600, 300)
     assert (back.watch.state, back.told) == (S.HUNG, [])
 
 
 def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
-    series = Series().feed(600, 300).feed(110, 125)
+    series = Series().feed(600, 300).feed(110, HELD)
     series.captured(8, 0)
     series.watch = job_watch.with_open(series.watch, capture_wanted_at=None)
     sample = {f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=110, power_limit_watts=700) for i in range(8)}
@@ -862,8 +877,12 @@ def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
         watch = job_watch.with_power(series.watch, sampled_at=at - 1)
         return bool(detector.step(watch, sample, at, DEFAULTS, **known)[1])
 
-    assert [asks(left) for left in (46, 45, 16, 15, 1, -1)] == [False, True, True, False, False, False]
-    assert [asks(left, look_seconds=100.0) for left in (131, 130, 101, 100)] == [False, True, True, False]
+    def edges(look_seconds: float) -> tuple[float, ...]:
+        first = look_seconds + LAST_LOOK_SECONDS
+        return first + 1, first, look_seconds + 1, look_seconds, 1, -1
+
+    assert [asks(left) for left in edges(LOOK_SECONDS)] == [False, True, True, False, False, False]
+    assert [asks(left, look_seconds=100.0) for left in edges(100.0)] == [False, True, True, False, False, False]
 
 
 # --- pauses that ended by themselves ---------------------------------------------------------------------------------
@@ -871,16 +890,16 @@ def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
 
 def paused(pause_seconds: int = 240, place: str = "a") -> Series:
     """A job that has worked, was found frozen in a pause at a place, and works again."""
-    series = Series().feed(600, 300).feed(110, 130)
+    series = Series().feed(600, 300).feed(110, HELD)
     series.places = frozenset({place})
-    series.captured(frozen=8, moving=0).feed(110, pause_seconds - 130)
+    series.captured(frozen=8, moving=0).feed(110, pause_seconds - HELD)
     return series
 
 
 def seconds_to_page(series: Series, place: str = "a") -> float:
     """From the fall of power, with a look that finds all frozen as soon as one is asked for."""
     fell = series.now
-    series.feed(110, 130)
+    series.feed(110, HELD)
     series.places = frozenset({place})
     series.captured(frozen=8, moving=0)
     while not series.pages:
@@ -900,7 +919,7 @@ def test_a_pause_that_ended_by_itself_makes_its_place_page_after_twice_its_lengt
 
 def test_another_place_pages_at_once_and_goes_on_paging() -> None:
     series = paused(200).feed(600, 300)
-    assert seconds_to_page(series, "b") == 130
+    assert seconds_to_page(series, "b") == HELD
     series.feed(110, 30)
     series.places = frozenset({"a"})
     series.captured(frozen=8, moving=0)
@@ -908,7 +927,7 @@ def test_another_place_pages_at_once_and_goes_on_paging() -> None:
 
 
 def test_a_learnt_place_pages_no_later_than_two_minutes_before_the_job_ends_itself() -> None:
-    assert seconds_to_page(paused(400).feed(600, 300)) == pytest.approx(480, abs=5)
+    assert seconds_to_page(paused(400).feed(600, 300)) == pytest.approx(600 - END_MARGIN_SECONDS, abs=5)
     patient = paused(400).feed(600, 300)
     patient.watch = with_time_out(patient.watch, environment_seconds=None)
     assert seconds_to_page(patient) == pytest.approx(800, abs=5)
@@ -964,14 +983,14 @@ def test_after_a_day_a_pause_is_forgotten() -> None:
     series.watch = replace(
         series.watch, pauses=tuple(replace(one, seen_at=one.seen_at - 86400) for one in series.watch.pauses)
     )
-    assert seconds_to_page(series) == 130
+    assert seconds_to_page(series) == HELD
 
 
 def test_a_job_is_over_only_after_it_was_at_work() -> None:
-    at_work = Series().feed(600, 100).feed(110, 125).captured(8, 0, resting=S.OVER)
+    at_work = Series().feed(600, 100).feed(110, HELD).captured(8, 0, resting=S.OVER)
     assert (at_work.states[-1], at_work.pages) == (S.OVER, False)
     assert not at_work.feed(110, 7200).pages
-    at_its_start = Series().feed(110, 905).captured(8, 0, resting=S.OVER)
+    at_its_start = Series().feed(110, STARTUP + 5).captured(8, 0, resting=S.OVER)
     assert at_its_start.states[-1] is S.HUNG
 
 
@@ -991,38 +1010,38 @@ def look(series: Series, seen: MotionCount) -> None:
 
 
 def test_ranks_that_only_go_to_and_fro_are_suspected_by_a_later_look_and_page_after_the_stalled_hold() -> None:
-    series = Series().feed(600, 900).feed(120, 130)
+    series = Series().feed(600, 900).feed(120, HELD)
     look(series, at_two_lines(7, moving=True))
     assert series.watch.state is S.TRAINING
-    series.feed(120, 250)
+    series.feed(120, 2 * HOLD + 10)
     look(series, at_two_lines(7, moving=True))
     assert series.watch.state is S.SUSPECTED
     look(series, at_two_lines(7, moving=True))
     assert series.watch.state is S.STALLED
     assert series.watch.message == "7 of 8 ranks could not be judged"
-    series.feed(120, 899)
+    series.feed(120, STALLED - 1)
     assert not series.pages
     assert series.feed(120, 2).pages
 
 
 def test_work_in_between_ends_what_looks_remember() -> None:
-    series = Series().feed(600, 900).feed(120, 130)
+    series = Series().feed(600, 900).feed(120, HELD)
     look(series, at_two_lines(7, moving=True))
     assert series.watch.looks.standstills
     assert not series.feed(600, 30).watch.looks.standstills
 
 
 def test_an_unjudged_place_over_the_line_is_suspected_by_its_second_look() -> None:
-    series = Series().feed(250, 900).feed(140, 130)
+    series = Series().feed(250, 900).feed(140, HELD)
     look(series, at_two_lines(8, moving=False))
     assert series.watch.state is S.TRAINING
-    series.feed(140, 610)
+    series.feed(140, 2 * int(watch_parts.GLANCE_SECONDS) + 10)
     look(series, at_two_lines(8, moving=False))
     assert series.watch.state is S.SUSPECTED
 
 
 def test_ranks_of_a_light_job_that_move_in_turn_are_at_work_together() -> None:
-    series = Series().feed(130, 901)
+    series = Series().feed(130, STARTUP + 1)
     ids = [RankId(rank=number) for number in range(8)]
     for number in range(5):
         seen = MotionCount(frozen=0, moving=1, unknown=7, stacked=8, movers=frozenset({ids[number]}))
@@ -1033,7 +1052,7 @@ def test_ranks_of_a_light_job_that_move_in_turn_are_at_work_together() -> None:
 
 
 def test_ranks_of_a_job_that_worked_hard_are_not_added_up() -> None:
-    series = Series().feed(600, 900).feed(120, 130)
+    series = Series().feed(600, 900).feed(120, HELD)
     for number in range(8):
         look(series, MotionCount(frozen=0, moving=1, unknown=7, stacked=8, movers=frozenset({RankId(rank=number)})))
         series.feed(120, 500)

@@ -46,10 +46,11 @@ def fault(process: ProcessId) -> Fault:
     return answer
 
 
-def test_every_row_is_that_of_the_process_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("turns", [8, pytest.param(TURNS, marks=pytest.mark.series)])
+def test_every_row_is_that_of_the_process_itself(tmp_path: Path, turns: int) -> None:
     """Of buffers of 500 operations, which wrap soon: those of 2,000 make the same snapshots at three times the cost."""
     with running(tmp_path, Job(RANKS, environ={"TORCH_FR_BUFFER_SIZE": "500"})) as ranks:
-        seen = compared(tmp_path, ranks, TURNS)
+        seen = compared(tmp_path, ranks, turns)
     print(seen)
     assert seen.found_by == {"symbol"}
 

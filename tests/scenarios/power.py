@@ -181,7 +181,7 @@ class Expected:
     states: str
     page: bool = False
     named: tuple[int, ...] = ()
-    within_seconds: float = 150.0
+    within_seconds: float = SETTINGS.detector.hold_seconds + 30.0
     pages_before: int = 0
 
 
@@ -1118,7 +1118,7 @@ PAUSE_SCENARIOS = (
                 "starting → (training → quiet → suspected → hung → recovered) x72" + _PAUSES_AGAIN["hung"],
                 True,
                 (1,),
-                135,
+                SETTINGS.detector.hold_seconds + 15,
                 pages_before=1,
             ),
         ),

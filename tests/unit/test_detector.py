@@ -372,7 +372,7 @@ def test_a_healthy_flat_phase_is_glanced_at_once_and_then_ever_less() -> None:
 def test_phases_that_come_and_go_are_glanced_at_a_bounded_number_of_times() -> None:
     series = Series(ranks=1).feed(600, 600)
     for _ in range(20):
-        for _ in range(14):
+        for _ in range(HELD // 10 + 1):
             series.feed(350, 10)
             if series.watch.looks.glancing_since is not None:
                 series.glanced(0, 8)
@@ -447,9 +447,9 @@ def test_a_glance_that_never_comes_back_is_given_up() -> None:
 
 
 def test_a_gap_in_the_samples_is_not_flat_time() -> None:
-    series = Series().feed(600, 300).feed(350, 60)
+    series = Series().feed(600, 300).feed(350, HOLD // 2)
     series.now += 3600
-    series.feed(350, 100)
+    series.feed(350, HOLD - 20)
     assert series.glances == []
     series.feed(350, 30)
     assert len(series.glances) == 1
@@ -833,9 +833,10 @@ def test_who_waits_for_ever_or_not_any_more_has_no_last_look(known: dict[str, ob
 
 
 def test_what_the_ranks_recorded_stands_above_their_environment() -> None:
-    assert looked_at(hangs(recorded_seconds=1800.0), 1600).told == []
-    (at,) = looked_at(hangs(recorded_seconds=1800.0), 2000).told
-    assert at == pytest.approx(1300 + 1800 - LOOK_SECONDS - LAST_LOOK_SECONDS, abs=4)
+    series = looked_at(hangs(recorded_seconds=1800.0), 1800 - 2 * HELD)
+    assert series.told == []
+    (at,) = looked_at(series, 2 * HELD).told
+    assert at - series.hung_at == pytest.approx(1800 - LOOK_SECONDS - LAST_LOOK_SECONDS, abs=4)
 
 
 def test_what_the_ranks_recorded_holds_for_one_hang() -> None:
@@ -861,7 +862,7 @@ def test_a_job_that_is_stopped_or_was_never_at_work_or_has_power_again_has_no_la
     never = Series().feed(90, STARTUP + 5).captured(8, 0)
     never.watch = with_time_out(never.watch, environment_seconds=STARTUP + 100.0)
     assert (never.watch.state, looked_at(never, 200).told) == (S.HUNG, [])
-    back = looked_at(hangs(rules=Detector(recover_seconds=3600)), 400).feed(600, 300)
+    back = looked_at(hangs(rules=Detector(recover_seconds=3600)), 500 - HELD).feed(600, 300)
     assert (back.watch.state, back.told) == (S.HUNG, [])
 
 

@@ -1,7 +1,8 @@
 """Pure: the progress of each rank of this node in each process group, as series for the rules over all nodes.
 
 The rules decide which rank has not joined, by the definitions of `wait_graph`. What PromQL cannot express is in
-docs/decisions.md. The job's owner writes the names of groups: each is replaced by a short text, unique in the job.
+docs/adr/026-fleet-rule.md. The job's owner writes the names of groups: each is replaced by a short text, unique in the
+job.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Motion(str, Enum):
 
 
 class Signature(str, Enum):
-    """What a rank does by measurement, whatever its functions are called; see docs/evidence.md."""
+    """What a rank does by measurement, whatever its functions are called; see docs/verdicts.md."""
 
     GONE = "gone"
     STOPPED = "stopped"

@@ -1,7 +1,7 @@
 """Pure: what does a rank do, by measurement? Names of functions decide nothing here.
 
 The signature of a rank is made of what changed between the rounds of a capture: lines, bytes, the time and the switches
-of its main thread, the power and the links of its GPU. The thresholds, and where they come from: docs/evidence.md.
+of its main thread, the power and the links of its GPU. The thresholds, and where they come from: docs/verdicts.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SPINNING_RATIO = 0.5  # of the time its main thread runs, or waits for a core
 GPU_AT_WORK_RATIO = 0.75  # between the floor and the busy level of its own GPU
 _GPU_IN_KERNEL_RATIO = 0.5
 MOST_PLACES_OF_A_STAY = 3  # a loop that asks has its condition, its pause, and maybe a count
-LINK_AT_WORK_BYTES_PER_SECOND = 2e9  # a kernel that hangs polls with less: docs/evidence.md
+LINK_AT_WORK_BYTES_PER_SECOND = 2e9  # a kernel that hangs polls with less: docs/verdicts.md
 _ROUNDS_OF_SLEEP = 3
 _ASLEEP = frozenset("S") | BLOCKED_STATES | STOPPED_STATES
 

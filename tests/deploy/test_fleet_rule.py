@@ -1,7 +1,7 @@
 """The fleet rule and the daemon's own judgement of sequence numbers: the same jobs, what each node exports, one answer.
 
 Each job is seen by two nodes. What the nodes export goes through promtool; what `wait_graph` says of all ranks together is
-what it has to come to. Where a rule cannot tell as much (docs/decisions.md) it says nothing: never another name.
+what it has to come to. Where a rule cannot tell as much (docs/adr/026-fleet-rule.md) it says nothing: never another name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """The first hour with hangwatch, in the machine that make.sh boots: types each command, and writes down what it said.
 
-Standard library only: this runs before anything is installed. Writes /out/first-hour.md and ends the machine with status
-0, or 1 where a step was not as told.
+Standard library only: this runs before anything is installed. Writes the transcript, /out/first-hour.md, and the results,
+/out/first-hour.table, and ends the machine with status 0, or 1 where a step was not as told.
 """
 
 from __future__ import annotations
@@ -40,12 +40,17 @@ class Transcript:
 
     def __init__(self) -> None:
         self.text = ""
+        self.results = "| after | step | result |\n| --- | --- | --- |\n"
         self.started = time.monotonic()
 
     def say(self, *paragraphs: str) -> None:
         for paragraph in paragraphs:
             self.text += paragraph + "\n\n"
             print(paragraph, flush=True)
+
+    def result(self, step: str, result: str) -> None:
+        """One row of the table in docs/measurements.md."""
+        self.results += f"| {clock(self)} | {step} | {result} |\n"
 
     def type(self, command: str, user: str = "root", statuses: tuple[int, ...] = (0,)) -> str:
         """Runs the command in a login shell of the user; what it printed, as it is in the transcript but whole."""
@@ -217,7 +222,10 @@ def install(told: Transcript) -> None:
     )
     told.type(f"cd hangwatch && deploy/systemd/install.sh --wheels {GIVEN}/wheels")
     told.type("systemctl is-active hangwatch; hangwatch --version")
-    told.say("What else is to happen as a job hangs: a [hook](hooks.md), here one that posts to a channel of its own.")
+    told.result("`deploy/systemd/install.sh`", "the unit is active")
+    told.say(
+        "What else is to happen as a job hangs: a [hook](docs/hooks.md), here one that posts to a channel of its own."
+    )
     told.type("install -D -m 0755 -t /etc/hangwatch/hooks hangwatch/deploy/hooks/post-to-slack.py")
     told.type(
         f"install -m 0400 -o hangwatch <(echo http://127.0.0.1:{PAGES_PORT}/channel-of-the-hook) /etc/hangwatch/slack-url"
@@ -273,7 +281,7 @@ def watch(told: Transcript) -> None:
 def train(told: Transcript) -> list[int]:
     told.say(
         "## A job of somebody else",
-        "User `trainer` starts a job; its program is [train.py](../tests/first_hour/train.py). Nothing in it knows of hangwatch.",
+        "User `trainer` starts a job; its program is tests/first_hour/train.py. Nothing in it knows of hangwatch.",
     )
     subprocess.run(["useradd", "--create-home", "--uid", "1004", "--shell", "/bin/bash", "trainer"], check=True)
     home = Path("/home/trainer")
@@ -307,6 +315,7 @@ def train(told: Transcript) -> list[int]:
     within(60, is_in_state("training"), "the daemon sees it train")
     time.sleep(60)
     told.type("hangwatch status")
+    told.result("a user starts a job of four ranks", "`training`")
     return pids
 
 
@@ -324,9 +333,9 @@ def hang(told: Transcript, pids: list[int]) -> None:
     told.type("tail -1 train.log; pgrep --count python", user="trainer")
     began = time.monotonic()
     within(200, lambda: pages() and Services.to("pagerduty"), "the page")
-    told.say(
-        f"## {clock(told)} The page", f"It came {time.monotonic() - began:.0f} seconds after power fell. In Slack:"
-    )
+    seconds = time.monotonic() - began
+    told.say(f"## {clock(told)} The page", f"It came {seconds:.0f} seconds after power fell. In Slack:")
+    told.result("the data of rank 3 stops; power falls", f"page in Slack and PagerDuty {seconds:.0f} s later")
     (attachment,) = pages()[0]["attachments"]
     _, description, links = attachment["text"].split("```")
     told.quote(attachment["title"], [("The title leads to", attachment["title_link"]), ("Text", description)])
@@ -348,7 +357,7 @@ def read(told: Transcript) -> None:
     page = json.dumps(pages()[0])
     command = re.search(r"(sudo )?hangwatch report[\w .:/=-]*", page)
     assert command, "the page has no command"
-    told.type(command[0].removeprefix("sudo ").strip())
+    printed = told.type(command[0].removeprefix("sudo ").strip())
     told.say("The hook ran, and posted:")
     told.type("hangwatch report | grep hook")
     (posted,) = Services.to("channel-of-the-hook")
@@ -358,6 +367,9 @@ def read(told: Transcript) -> None:
     told.say("And nobody else:")
     subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", "stranger"], check=True)
     told.type("hangwatch incidents", user="stranger", statuses=(0, 1, 2))
+    told.result(
+        "root and the job's owner read the report, a stranger cannot", " ".join(printed.split("=====")[0].split())
+    )
 
 
 def mend(told: Transcript) -> None:
@@ -376,6 +388,7 @@ def mend(told: Transcript) -> None:
     (attachment,) = pages()[-1]["attachments"]
     told.quote(attachment["title"], [])
     told.type("hangwatch incidents; hangwatch status")
+    told.result("the data is back", "`recovered`, the page is resolved")
 
 
 STEPS = (machine, install, watch)
@@ -391,6 +404,7 @@ def main() -> int:
         read(told)
         mend(told)
         (OUT / "first-hour.md").write_text(told.text.rstrip() + "\n")
+        (OUT / "first-hour.table").write_text(told.results)
         return 0
     except BaseException:
         traceback.print_exc()

@@ -1,11 +1,12 @@
 #!/bin/sh
-# Boots a Debian machine, plays the first hour with hangwatch in it, and writes down what was typed and said: docs/first-hour.md.
+# Boots a Debian machine and plays the first hour with hangwatch in it. The transcript is FOLDER/first-hour.md, the results are
+# a table of docs/measurements.md.
 #
 #   apt-get install debootstrap systemd-container gcc python3-venv
 #   tests/first_hour/make.sh [FOLDER]
 #
 # FOLDER (default: a temporary one) keeps the Debian tree and the wheels of torch for the next run. What happens inside is
-# inside.py. Nothing outside FOLDER but docs/first-hour.md is changed, and the machine has no network.
+# inside.py. Nothing outside FOLDER but docs/measurements.md is changed, and the machine has no network.
 set -eu
 . "$(dirname "$0")/../../deploy/debian-machine.sh"
 
@@ -21,5 +22,6 @@ mkdir "$work/given/torch" "$work/given/checkout/tests"
 cp -R "$checkout/tests/first_hour" "$work/given/checkout/tests"
 ln "$work"/torch/*.whl "$work/given/torch/"
 run_machine debian-prometheus 1200 tests/first_hour/inside.py --hostname=gpu-07
-mv "$work/out/first-hour.md" "$checkout/docs/first-hour.md"
-echo "==> docs/first-hour.md"
+mv "$work/out/first-hour.md" "$work/first-hour.md"
+echo "==> $work/first-hour.md"
+(cd "$checkout" && python3 -m tests.measurements_page first-hour "make first-hour" < "$work/out/first-hour.table")

@@ -1,4 +1,4 @@
-"""The job of docs/first-hour.md: a small model on some ranks, with data from one file for each rank.
+"""The job of `make first-hour`: a small model on some ranks, with data from one file for each rank.
 
 usage: torchrun --nproc-per-node RANKS train.py FOLDER    rank N reads FOLDER/shard-N, again and again
 """

@@ -1,7 +1,7 @@
 """A day of everything, in virtual time with the default settings: `python -m tests.scenarios.day [--write]`.
 
 Every healthy look-alike is played for 24 hours, and every hang until it pages. Ends with 1 where a healthy job paged (one
-whose pauses have to be learnt: more than once), or a hang did not within its bound. `--write` renews docs/day.md.
+whose pauses have to be learnt: more than once), or a hang did not within its bound. `--write` renews the table of docs/measurements.md.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import os
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from pathlib import Path
 
+from tests import measurements_page
 from tests.scenarios.power import (
     DAY,
     HANG_SCENARIOS,
@@ -19,32 +19,15 @@ from tests.scenarios.power import (
     PAUSE_SCENARIOS,
     PowerScenario,
 )
-from tests.scenarios.simulation import SETTINGS, fold, play
+from tests.scenarios.simulation import SETTINGS, play
 
-PAGE = Path(__file__).parents[2] / "docs" / "day.md"
 SOON_SECONDS = SETTINGS.detector.hold_seconds + 15.0
 SCENARIOS = {scenario.name: scenario for scenario in (*HANG_SCENARIOS, *HEALTHY_SCENARIOS, *PAUSE_SCENARIOS)}
-HEAD = """\
-# A day of everything
-
-Written by `python -m tests.scenarios.day --write`, in virtual time with the default settings: every healthy look-alike of
-[scenarios.md](scenarios.md) for 24 hours, and every hang until it pages. Seconds run from the last progress of the job.
-Glances are looks before a suspicion and pause nothing. Rows that [scenarios.md](scenarios.md) shows as not yet right are left out.
-"""
-LATE = f"""
-A hang in which nobody moves is to page within {SOON_SECONDS:g} s: the hold of {SETTINGS.detector.hold_seconds:g} s and a capture.
-Later are, by their nature: who is stalled (a rank moves, spins with its GPU at 0 %, or waits for something outside of the
-job, which may answer yet: {SETTINGS.detector.stalled_hold_seconds:g} s); a node that waits for others, of which none is
-left to say so (two minutes before its collective ends); who never was at work (the hold of a start,
-{SETTINGS.detector.startup_hold_seconds:g} s); who goes to and fro between two lines, or hangs at the power of light work (several
-looks, then the stalled hold); who has paused at this place before (twice the longest pause); and whom
-only a glance can tell.
-"""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the jobs of one scenario: pages, looks (glances apart), states, and when it first paged.
+    """What became of the jobs of one scenario: pages, looks (glances apart), and when it first paged.
 
     `seconds` run from the trouble to the first page after it, of the last of its jobs that hangs; None where one of them
     never paged.
@@ -54,7 +37,6 @@ class Outcome:
     pages: int
     looks: int
     glances: int
-    states: str
     seconds: float | None
 
     @property
@@ -90,13 +72,12 @@ def outcome(name: str, seconds: float | None = None) -> Outcome:
         pages=sum(len(job.pages) for job in played),
         looks=sum(len(job.looks) for job in played) - sum(job.glances for job in played),
         glances=sum(job.glances for job in played),
-        states="; ".join(fold(job.states) for job in played),
         seconds=None if None in after else max(filter(None, after), default=None),
     )
 
 
 def page(outcomes: list[Outcome]) -> str:
-    """The result, as it stands in docs."""
+    """The result, as docs/measurements.md shows it."""
     healthy = [one for one in outcomes if one.scenario.truth == "healthy"]
     hangs = [one for one in outcomes if one.scenario.truth == "hang"]
     learnt = [one for one in healthy if one.scenario in PAUSE_SCENARIOS]
@@ -106,22 +87,26 @@ def page(outcomes: list[Outcome]) -> str:
         {name for name, scenario in SCENARIOS.items() if not scenario.weakness} - {one.name for one in outcomes}
     )
     once = sum(one.pages for one in learnt)
+    healthy_rows = ((one.name, str(one.pages), str(one.looks), str(one.glances)) for one in healthy)
+    hang_rows = (
+        (
+            one.name,
+            "never" if one.seconds is None else f"{one.seconds:.0f}",
+            f"{max(expected.within_seconds for expected in one.scenario.expected):.0f}",
+        )
+        for one in hangs
+        if one.is_late or one.is_wrong
+    )
     return "".join(
         (
-            HEAD,
-            f"\n* {len(healthy) - len(learnt)} healthy look-alikes: {sum(one.pages for one in healthy) - once} pages.\n",
-            f"* {len(learnt)} whose pauses must be learnt: {once} pages, at most one each is right.\n",
-            f"* {len(hangs)} hangs: {len(hangs) - len(late)} paged within {SOON_SECONDS:g} s, {len(late)} later, see below.\n",
+            f"* {len(healthy) - len(learnt)} healthy scenarios: {sum(one.pages for one in healthy) - once} pages.\n",
+            f"* {len(learnt)} scenarios with pauses to learn: {once} pages; one each is allowed.\n",
+            f"* {len(hangs)} hangs: {len(hangs) - len(late)} paged within {SOON_SECONDS:g} s, {len(late)} later.\n",
             f"* {len(wrong)} wrong{': ' if wrong else ''}{', '.join(one.name for one in wrong)}.\n",
-            f"* {len(left)} not played{': ' if left else ''}{', '.join(left)}.\n",
-            "\n## Healthy, 24 hours each\n\n| scenario | states | pages | looks | glances |\n|---|---|---:|---:|---:|\n",
-            *(f"| {one.name} | {one.states} | {one.pages} | {one.looks} | {one.glances} |\n" for one in healthy),
-            f"\n## Hangs\n{LATE}\n| scenario | states | seconds to the page | at most |\n|---|---|---:|---:|\n",
-            *(
-                f"| {one.name} | {one.states} | {'never' if one.seconds is None else f'{one.seconds:.0f}'}"
-                f" | {max(expected.within_seconds for expected in one.scenario.expected):.0f} |\n"
-                for one in sorted(hangs, key=lambda one: one.is_late)
-            ),
+            f"* {len(left)} not played{': ' if left else ''}{', '.join(left)}.\n\n",
+            measurements_page.table(("healthy job, 24 hours", "pages", "captures", "light captures"), healthy_rows),
+            "\n",
+            measurements_page.table(("hang that pages later", "seconds to the page", "allowed"), hang_rows),
         )
     )
 
@@ -139,7 +124,7 @@ def main() -> int:
             print(f"{'WRONG' if one.is_wrong else 'ok':5} {one.name}: {said}", file=sys.stderr, flush=True)
     text = page([done[name] for name in names])
     if "--write" in sys.argv[1:]:
-        PAGE.write_text(text)
+        measurements_page.write("day", "python -m tests.scenarios.day --write", text)
     else:
         print(text)
     return int(any(one.is_wrong for one in done.values()))

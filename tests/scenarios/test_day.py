@@ -21,7 +21,7 @@ def test_looks_glances_and_pages_are_counted_apart() -> None:
 
 
 def outcome(name: str, pages: int, seconds: float | None = None) -> Outcome:
-    return Outcome(name=name, pages=pages, looks=0, glances=0, states="", seconds=seconds)
+    return Outcome(name=name, pages=pages, looks=0, glances=0, seconds=seconds)
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_the_page_counts_who_is_late() -> None:
     assert "* 2 hangs: 1 paged within 135 s, 1 later" in day.page([soon, late])
     others = sum(not scenario.weakness for scenario in day.SCENARIOS.values()) - 2
     assert f"* {others} not played: " in day.page([soon, late])
-    assert "| lock |  | never |" in day.page([replace(soon, seconds=None)])
+    assert "| lock | never |" in day.page([replace(soon, seconds=None)])

@@ -1,0 +1,41 @@
+"""docs/measurements.md: its generated tables, each between two marks.
+
+`python -m tests.measurements_page first-hour "make first-hour" < TABLE` replaces one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "measurements.md"
+
+
+def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [columns, tuple("---" for _ in columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def part(name: str) -> str:
+    """The generated text of that name."""
+    return re.findall(rf"<!-- {name}: begin -->\n(.*?)<!-- {name}: end -->", PAGE.read_text(), re.DOTALL)[0]
+
+
+def write(name: str, command: str, text: str) -> None:
+    """Replace the generated text of that name, with the command and today's date above it."""
+    head = f"<!-- {name}: begin -->\n`{command}`, {datetime.date.today().isoformat()}.\n\n"
+    page, places = re.subn(
+        rf"<!-- {name}: begin -->.*?(?=<!-- {name}: end -->)", lambda _: head + text, PAGE.read_text(), flags=re.DOTALL
+    )
+    if places != 1:
+        raise SystemExit(f"{PAGE}: the marks of {name} are missing")
+    PAGE.write_text(page)
+    print(f"{PAGE}: {name} renewed", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    write(sys.argv[1], sys.argv[2], sys.stdin.read())

@@ -1,0 +1,143 @@
+"""Docstrings, comments, messages, names and docs keep the writing rules: see tests/prose.py.
+
+A package that does not keep them yet is in `NOT_YET` with its number of findings: lower the number, or remove the line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests import prose
+
+ROOT = prose.ROOT
+NOT_YET = {
+    ".": 569,
+    "benchmarks": 40,
+    "deploy/helm": 95,
+    "deploy/hooks": 1,
+    "deploy/prometheus": 89,
+    "docs": 2205,
+    "docs/runbooks": 216,
+    "hangwatch": 44,
+    "hangwatch/capture": 85,
+    "hangwatch/checks": 146,
+    "hangwatch/cli": 128,
+    "hangwatch/collectives": 91,
+    "hangwatch/crash": 46,
+    "hangwatch/daemon": 43,
+    "hangwatch/demo": 36,
+    "hangwatch/detector": 106,
+    "hangwatch/explain": 138,
+    "hangwatch/fleet": 101,
+    "hangwatch/formats": 49,
+    "hangwatch/jobs": 100,
+    "hangwatch/metrics": 38,
+    "hangwatch/model": 115,
+    "hangwatch/probes": 329,
+    "hangwatch/report": 56,
+    "hangwatch/selftest": 45,
+    "hangwatch/stacks": 98,
+    "hangwatch/state": 45,
+    "hangwatch/store": 32,
+    "hangwatch/tables": 103,
+    "hangwatch/verdict": 177,
+    "hangwatch/web": 76,
+    "tests": 110,
+    "tests/deploy": 114,
+    "tests/first_hour": 18,
+    "tests/integration": 242,
+    "tests/jobs": 14,
+    "tests/recorder_jobs": 15,
+    "tests/scenarios": 67,
+    "tests/soak": 12,
+    "tests/unit": 430,
+}
+
+
+def package(file: str) -> str:
+    """The folder of at most two levels that holds the file; `.` for the root of the repository."""
+    return "/".join(Path(file).parent.parts[:2]) or "."
+
+
+@cache
+def findings_by_package() -> Counter[str]:
+    paths = prose.files(*(ROOT / folder for folder in prose.FOLDERS))
+    named = ((path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths)
+    return Counter(package(file) for file, source in named for _ in prose.check(file, source))
+
+
+def test_package_has_no_more_findings_than_before() -> None:
+    counts = findings_by_package()
+    worse = {name: (count, NOT_YET.get(name, 0)) for name, count in counts.items() if count > NOT_YET.get(name, 0)}
+    assert worse == {}, "see them with: python -m tests.prose FOLDER"
+
+
+def test_clean_package_is_no_longer_listed() -> None:
+    assert [name for name in NOT_YET if not findings_by_package()[name]] == []
+
+
+BAD = (
+    ("a.py", '"""Whether the socket is open."""\n', "1: opening"),
+    ("a.py", '"""A module."""\n\ndef load():\n    """Who waits for the rank."""\n', "4: opening"),
+    ("a.py", "x = 1\n# a rank whose stack is empty\n", "2: people"),
+    ("a.py", 'print(f"{rank} waits: nobody has its lock")\n', "1: people"),
+    ("a.py", '"""A sample.\n\nThe rank is accused\nby its peers."""\n', "3: phrase"),
+    ("a.py", "class Queue:\n    def of(self, told: int) -> None:\n        pass\n", "2: name"),
+    ("hangwatch/jobs/launch_utils.py", "x = 1\n", "1: name"),
+    ("test_a.py", f"def test_{'a' * 76}():\n    pass\n", "1: name"),
+    ("a.toml", 'why = "rank 3 has not come"  # in a table\n', "1: phrase"),
+    ("a.yaml", "rules:\n  # the job that somebody stopped\n  - alert: X\n", "2: people"),
+    ("a.md", "# A page\n\n" + "word " * 20 + "\n" + "word " * 16 + "end.\n", "3: sentence"),
+    ("a.md", f"A line\n{'word ' * 15}. {'word ' * 12}.\n", "2: line"),
+)
+
+
+@pytest.mark.parametrize(("file", "source", "expected"), BAD)
+def test_planted_sentence_is_found(file: str, source: str, expected: str) -> None:
+    found = [f"{finding.line}: {finding.rule}" for finding in prose.check(file, source)]
+    assert expected in found
+
+
+GOOD = (
+    ("a.py", '"""True if the socket is open."""\n'),
+    ("a.py", "# the engineer whose phone rings at night\n"),
+    ("a.py", '"""Return the ranks that wait for `who`, and `nobody` otherwise."""\n'),
+    ("a.py", 'USERS = ("root", "nobody")\n'),
+    ("a.py", "def load_table(path: str, *, seconds: float) -> None:\n    one = 1\n"),
+    ("a.py", "#!/bin/sh whoami\nprint('there is none in the table')\n"),
+    ("a.py", "# rank 3 has joined, rank 4 has not\n\n\n# a heartbeat of the rank\n"),
+    ("hangwatch/jobs/launch_processes.py", "x = 1\n"),
+    ("a.toml", 'why = "rank 3 has not joined the collective"\n'),
+    ("a.md", f"A page.\n\n```\n{'word ' * 60}\nwho waits\n```\n\n| {'word ' * 40} |\n|---|\n"),
+    (
+        "a.md",
+        "One sentence with `some code that has many many words` ends here. " + "word " * 9 + "\nword " * 20 + ".\n",
+    ),
+)
+
+
+@pytest.mark.parametrize(("file", "source"), GOOD)
+def test_plain_sentence_is_not_found(file: str, source: str) -> None:
+    assert prose.check(file, source) == []
+
+
+def test_folder_is_searched_and_data_is_not(tmp_path: Path) -> None:
+    for name in ("docs/a.md", "tests/data/b.md", "tests/c.py", "tests/d.json"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    assert [path.name for path in prose.files(tmp_path)] == ["a.md", "c.py"]
+
+
+def test_main_prints_findings_and_ends_with_1(tmp_path: Path, capsys, monkeypatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("The rank is accused.\n")
+    monkeypatch.setattr("sys.argv", ["prose", str(page)])
+    assert prose.main() == 1
+    assert capsys.readouterr().out == f'{page}:1: phrase: "rank is accused .": write: suspect, culprit, check first\n'
+    page.write_text("The rank is a suspect.\n")
+    assert prose.main() == 0

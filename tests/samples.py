@@ -19,11 +19,13 @@ from hangwatch.model import (
     Evidence,
     Fault,
     Frame,
+    GpuReadings,
     Group,
     Grouping,
     Incident,
     Job,
     JobState,
+    KernelFacts,
     Member,
     Motion,
     PowerSeries,
@@ -35,6 +37,7 @@ from hangwatch.model import (
     Stack,
     Thread,
     TimelineEntry,
+    Usage,
     Verdict,
     WorkerDump,
 )
@@ -88,29 +91,38 @@ def rank_id(rank: int, node: str = NODE, ranks_per_node: int = 8) -> RankId:
     return RankId(node=node, rank=rank, local_rank=rank % ranks_per_node, pid=41200 + rank % ranks_per_node)
 
 
-def member(rank: int, node: str = NODE, **numbers: object) -> Member:
-    given = {"motion": Motion.FROZEN, "rounds": 3, "state": "S", **numbers}
-    return Member(id=rank_id(rank, node), **given)  # type: ignore[arg-type]
+def member(
+    rank: int,
+    node: str = NODE,
+    kernel: KernelFacts = KernelFacts(state="S"),  # noqa: B008 - frozen
+    usage: Usage = Usage(),  # noqa: B008
+    gpu: GpuReadings = GpuReadings(),  # noqa: B008
+) -> Member:
+    return Member(id=rank_id(rank, node), motion=Motion.FROZEN, rounds=3, kernel=kernel, usage=usage, gpu=gpu)
 
 
 def waiting(ranks: Iterable[int], node: str = NODE) -> Group:
-    numbers = {"state": "R", "cpu_ratio": 0.99, "io_bytes_per_second": 0.0, "utilization_ratio": 1.0}
+    kernel, usage = KernelFacts(state="R"), Usage(cpu_ratio=0.99, io_bytes_per_second=0.0)
     return Group(
         key="a1f03c77",
         activity="collective_wait",
         operation="all_reduce",
         waits_for="ranks",
-        members=tuple(member(rank, node, power_watts=118.0 + rank % 5, **numbers) for rank in ranks),
+        members=tuple(
+            member(rank, node, kernel, usage, GpuReadings(power_watts=118.0 + rank % 5, utilization_ratio=1.0))
+            for rank in ranks
+        ),
         frames=ALL_REDUCE,
     )
 
 
 def loading(ranks: Iterable[int]) -> Group:
-    numbers = {"cpu_ratio": 0.0, "io_bytes_per_second": 0.0, "utilization_ratio": 0.0}
+    kernel, usage = KernelFacts(state="S", wchan="do_sys_poll"), Usage(cpu_ratio=0.0, io_bytes_per_second=0.0)
+    gpu = GpuReadings(power_watts=98.0, utilization_ratio=0.0)
     return Group(
         key="77e2b0d9",
         activity="data_loading",
-        members=tuple(member(rank, power_watts=98.0, wchan="do_sys_poll", **numbers) for rank in ranks),
+        members=tuple(member(rank, NODE, kernel, usage, gpu) for rank in ranks),
         frames=LOADER,
         workers=(Stack(name="pt_data_worker", frames=READ_SHARD, activity="storage_io"),),
     )
@@ -339,13 +351,14 @@ def blocked_in_kernel() -> Incident:
         members=(
             member(
                 3,
-                state="D",
-                wchan="nfs_wait_bit_killable",
-                cpu_ratio=0.0,
-                power_watts=68.0,
-                utilization_ratio=0.0,
-                nvlink_bytes_per_second=0.0,
-                pcie_bytes_per_second=2.4e6,
+                kernel=KernelFacts(state="D", wchan="nfs_wait_bit_killable"),
+                usage=Usage(cpu_ratio=0.0),
+                gpu=GpuReadings(
+                    power_watts=68.0,
+                    utilization_ratio=0.0,
+                    nvlink_bytes_per_second=0.0,
+                    pcie_bytes_per_second=2.4e6,
+                ),
             ),
         ),
         fault=D_STATE,
@@ -413,7 +426,13 @@ def mismatch() -> Incident:
         operation="broadcast",
         waits_for="ranks",
         members=tuple(
-            member(rank, state="R", cpu_ratio=1.0, power_watts=121.0, utilization_ratio=1.0) for rank in range(4, 8)
+            member(
+                rank,
+                kernel=KernelFacts(state="R"),
+                usage=Usage(cpu_ratio=1.0),
+                gpu=GpuReadings(power_watts=121.0, utilization_ratio=1.0),
+            )
+            for rank in range(4, 8)
         ),
         frames=broadcast,
     )
@@ -527,7 +546,13 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
                 operation="all_reduce",
                 waits_for="ranks",
                 members=tuple(
-                    member(rank, names[rank // 8], state="R", power_watts=118.0 + rank % 9) for rank in ranks[start:end]
+                    member(
+                        rank,
+                        names[rank // 8],
+                        kernel=KernelFacts(state="R"),
+                        gpu=GpuReadings(power_watts=118.0 + rank % 9),
+                    )
+                    for rank in ranks[start:end]
                 ),
                 frames=frames,
             )

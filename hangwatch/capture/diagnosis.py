@@ -177,7 +177,7 @@ def _details(
 
 def _pointed_at(look: Diagnosis) -> list[int]:
     """The pids of those at whom it points, or would once other looks told that the lines of nobody show work."""
-    stays = [member.id for member in look.grouping.members if member.stay is not None]
+    stays = [member.id for member in look.grouping.members if member.stack.stay is not None]
     verdicts = (look.verdict, look.without_motion_of(stays).verdict)
     ranks = (rank for verdict in verdicts for rank in (*verdict.named, *verdict.first_look))
     return list(dict.fromkeys(rank.pid for rank in ranks if rank.pid is not None))[:_MOST_CALLS]

@@ -181,11 +181,14 @@ def is_ahead(member: Member) -> bool:
 
 def is_even(member: Member) -> bool:
     """True if all ranks of each of its communicators have launched the same."""
-    return member.nccl_ras is not None and 0 < member.nccl_ras.communicators == member.nccl_ras.even
+    return (
+        member.recorder.nccl_ras is not None
+        and 0 < member.recorder.nccl_ras.communicators == member.recorder.nccl_ras.even
+    )
 
 
 def _launched_by(member: Member) -> tuple[Launched, ...]:
-    return member.nccl_ras.launched if member.nccl_ras is not None else ()
+    return member.recorder.nccl_ras.launched if member.recorder.nccl_ras is not None else ()
 
 
 def _as_recorded(member: Member, *, is_open: bool) -> Member:
@@ -193,7 +196,7 @@ def _as_recorded(member: Member, *, is_open: bool) -> Member:
 
     A communicator of which a rank did not answer is left out: it is not known which rank is last.
     """
-    seconds = member.nccl_ras.seconds if member.nccl_ras else 0.0
+    seconds = member.recorder.nccl_ras.seconds if member.recorder.nccl_ras else 0.0
     groups = tuple(
         GroupRecords(
             library="nccl",
@@ -205,7 +208,12 @@ def _as_recorded(member: Member, *, is_open: bool) -> Member:
         for launched in _launched_by(member)
         if launched.count is not None and launched.is_whole
     )
-    return replace(member, recorded=(Recorded(library="nccl", groups=groups),) if member.nccl_ras else ())
+    return replace(
+        member,
+        recorder=replace(
+            member.recorder, libraries=(Recorded(library="nccl", groups=groups),) if member.recorder.nccl_ras else ()
+        ),
+    )
 
 
 def _open_operation(launched: Launched, seconds: float) -> Enqueued:
@@ -225,7 +233,7 @@ def _open_operation(launched: Launched, seconds: float) -> Enqueued:
 
 def evidence(members: Iterable[Member]) -> tuple[Evidence, ...]:
     """Return the counts of each communicator whose ranks differ, else one line if all ranks are even."""
-    asked = [(member, member.nccl_ras) for member in members if member.nccl_ras is not None]
+    asked = [(member, member.recorder.nccl_ras) for member in members if member.recorder.nccl_ras is not None]
     uneven: dict[tuple[str, str], list[tuple[RankId, Launched]]] = defaultdict(list)
     for member, ras in asked:
         for launched in ras.launched:

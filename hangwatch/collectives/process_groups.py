@@ -55,7 +55,7 @@ def find_groups(by_rank: Mapping[int, Member], world_size: int | None) -> list[P
     """Return the process groups in which a rank waits, by library and name."""
     every: dict[tuple[Library, str], dict[int, GroupRecords]] = defaultdict(dict)
     for rank, member in by_rank.items():
-        for recorder in member.recorded:
+        for recorder in member.recorder.libraries:
             for records in recorder.groups:
                 every[records.library, records.name][rank] = records
     groups = []
@@ -115,7 +115,7 @@ def _reaches_back(member: Member | None, library: Library, earliest: Mapping[str
 
     `earliest` is by node: clocks of other nodes may differ.
     """
-    recorder = next((one for one in member.recorded if one.library == library), None) if member else None
+    recorder = next((one for one in member.recorder.libraries if one.library == library), None) if member else None
     if member is None or recorder is None:
         return False
     if not recorder.is_wrapped:

@@ -111,7 +111,7 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
 
 def is_busy(member: Member) -> bool:
     """True if it has an operation of any kind open, which other ranks may have to join, and the kernel lets it run."""
-    is_stopped = member.state in STOPPED_STATES or member.frozen_cgroup is not None
+    is_stopped = member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None
     return _has_open(member) and not is_stopped
 
 
@@ -122,8 +122,8 @@ def _has_open(member: Member) -> bool:
     """
     return any(
         records.has_lost_open
-        or any(one.stays_open and (one.by_main or not member.is_held_outside) for one in records.operations)
-        for recorder in member.recorded
+        or any(one.stays_open and (one.by_main or not member.kernel.is_held_outside) for one in records.operations)
+        for recorder in member.recorder.libraries
         for records in recorder.groups
     )
 
@@ -142,7 +142,7 @@ def _joined(group: ProcessGroup) -> set[int]:
 
 def _is_partial(by_rank: Mapping[int, Member], groups: Iterable[ProcessGroup], world_size: int | None) -> bool:
     """True if a rank of the job, or a member of these groups, was not read."""
-    read = {rank for rank, member in by_rank.items() if member.recorded}
+    read = {rank for rank, member in by_rank.items() if member.recorder.libraries}
     return len(read) < max(len(by_rank), world_size or 0) or any(not read.issuperset(group.members) for group in groups)
 
 

@@ -20,6 +20,7 @@ from hangwatch.model import (
     Incident,
     Job,
     JobState,
+    KernelFacts,
     Member,
     RankDump,
     RankId,
@@ -172,7 +173,7 @@ def _evidence(cause: Cause, named: Sequence[RankId]) -> Evidence:
 
 
 def _more(dead: Sequence[Left], named: Sequence[RankId]) -> Iterable[Evidence]:
-    yield from evidence.kernel_log((Member(id=left.id, kernel_lines=left.lines) for left in dead), named)
+    yield from evidence.kernel_log((Member(id=left.id, kernel=KernelFacts(lines=left.lines)) for left in dead), named)
     for left in dead:
         if left.stack:
             stack = " < ".join(left.stack)

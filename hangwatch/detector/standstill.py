@@ -24,7 +24,7 @@ class Standstill(Value, frozen=True):
 
 def of(grouping: Grouping) -> dict[RankId, Stay]:
     """The stays of a look."""
-    return {member.id: member.stay for member in grouping.members if member.stay is not None}
+    return {member.id: member.stack.stay for member in grouping.members if member.stack.stay is not None}
 
 
 def followed(before: Mapping[RankId, Standstill], found: Mapping[RankId, Stay], now: float) -> dict[RankId, Standstill]:

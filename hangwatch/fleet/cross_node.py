@@ -166,7 +166,7 @@ def _groups(grouping: Grouping) -> Iterator[_Part]:
     """Process groups of the flight recorders, but for those of the whole job; who has a record of one is in it."""
     ranks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for place, member in enumerate(grouping.members):
-        for recorder in member.recorded:
+        for recorder in member.recorder.libraries:
             for one in recorder.groups:
                 key = (f"{one.library}", one.name, one.description)
                 if key in ranks or len(ranks) < _MOST_GROUPS:

@@ -90,8 +90,8 @@ class Gathering:
         one = self._values.setdefault
         for group in grouping.groups:
             for member in group.members:
-                force_setattr(member, "user_frames", one(member.user_frames, member.user_frames))
-                for recorder in member.recorded:
+                force_setattr(member, "user_frames", one(member.stack.user_frames, member.stack.user_frames))
+                for recorder in member.recorder.libraries:
                     for records in recorder.groups:
                         for done in records.operations:
                             force_setattr(done, "operation", one(done.operation, done.operation))

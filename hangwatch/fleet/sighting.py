@@ -58,13 +58,14 @@ class _Captures(msgspec.Struct):
 
 
 class _WithJobs(msgspec.Struct):
-    """What `hangwatch dump --json` prints without --grouped."""
+    """Output of `hangwatch dump --json` without --grouped, or with it in an earlier form."""
 
     jobs: tuple[msgspec.Raw, ...]
     schema_version: int = 0
 
 
 _DECODER = decoding.decoder(_Found)
+_ANSWER_VERSION = 1  # of `hangwatch dump --json` without --grouped
 
 
 def of(incident: Incident) -> Sighting:
@@ -158,16 +159,24 @@ def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
     try:
         incident = incident_file.parse(path, content)
     except incident_file.StoreError:
-        if not _is_dump(content):
+        version = _dump_version(content)
+        if version is None:
             raise
+        if _ANSWER_VERSION < version < INCIDENT_VERSION:
+            raise incident_file.StoreError(
+                f"{path}: was printed by an earlier hangwatch (schema {version}; this one merges {INCIDENT_VERSION})\n"
+                "  install the same version on all nodes"
+            ) from None
         raise incident_file.StoreError(
             f"{path}: is a dump without what merging needs\n  `hangwatch dump --json --grouped` prints that"
         ) from None
     return grouped(incident.node, [incident], incident.opened_unix_seconds)
 
 
-def _is_dump(content: bytes) -> bool:
+def _dump_version(content: bytes) -> int | None:
+    """Return the schema version of what `hangwatch dump --json` printed; None if it is no dump or a newer one."""
     try:
-        return decoding.json(content, _WithJobs).schema_version <= INCIDENT_VERSION
+        version = decoding.json(content, _WithJobs).schema_version
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return False
+        return None
+    return version if version <= INCIDENT_VERSION else None

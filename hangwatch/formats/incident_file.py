@@ -27,6 +27,24 @@ MARKER_FILE = "marker.json"
 MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of it
 NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # NONBLOCK: opening a FIFO must not stop us
 _CAPTURES = b',"captures":['
+_MEMBER_PARTS = {
+    "stack": "waited_before owns_gil user_frames task stay",
+    "kernel": "state wchan receives is_held_outside silent_mount waits_for_mount kernel_call worker_call kernel_lines",
+    "usage": "cpu_ratio io_bytes_per_second main_cpu_ratio switches_per_second",
+    "waits": "frozen_cgroup awaited server file_lock shares_lock asks_rank stuck_on waits_in_torch store awaits_store "
+    "peers enclosed_at",
+    "gpu": "power_watts utilization_ratio busy_power_ratio nvlink_bytes_per_second pcie_bytes_per_second gpu_use ports",
+    "recorder": "recorded recorder_faults nccl_ras nccl_ras_fault",
+}
+"""The part of `Member` in which version 3 has each field of version 2."""
+_NEW_NAMES = {
+    "kernel_call": "call",
+    "kernel_lines": "lines",
+    "gpu_use": "use",
+    "recorded": "libraries",
+    "recorder_faults": "faults",
+}
+"""Fields of `Member` of version 2 that have another name in version 3."""
 _ENDING = re.compile(rb'"schema_version":([0-9]{1,4})\}\s*\Z')
 _ENDING_BYTES = 256
 _PIECE_BYTES = 64 << 10
@@ -170,8 +188,8 @@ def parse(path: Path, content: bytes) -> Incident:
             f"{path}: was written by a newer hangwatch {version.hangwatch_version} "
             f"(schema {version.schema_version}; this one reads up to {INCIDENT_VERSION})\n  read it with that version"
         )
-    if version.schema_version < 2:
-        content = _with_ranges(decode(path, content, dict[str, Any]))
+    if version.schema_version < INCIDENT_VERSION:
+        content = _upgraded(decode(path, content, dict[str, Any]), version.schema_version)
     try:
         incident = decode(path, content, Incident)
     except StoreError as error:
@@ -215,13 +233,35 @@ def numbers_of(job: Job, grouping: Grouping) -> Iterator[int | None]:
             yield member.id.local_rank
 
 
-def _with_ranges(incident: dict[str, Any]) -> bytes:
-    """Convert an incident of version 1, which wrote absent local ranks as numbers."""
+def _upgraded(incident: dict[str, Any], version: int) -> bytes:
+    """Return an incident of an earlier version as this one writes it."""
+    if version < 2:
+        _set_ranges(incident)
+    for group in _objects(incident.get("grouping"), "groups"):
+        for member in _objects(group, "members"):
+            _set_parts(member)
+    return msgspec.json.encode(incident)
+
+
+def _objects(parent: object, key: str) -> list[dict[str, Any]]:
+    """Return the objects in a list that an object has under a key; the decoder refuses all else."""
+    items = parent.get(key) if isinstance(parent, dict) else None
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def _set_parts(member: dict[str, Any]) -> None:
+    """Put the fields of a member of version 2, which had all of them side by side, into the parts of version 3."""
+    for part, names in _MEMBER_PARTS.items():
+        if fields := {_NEW_NAMES.get(name, name): member.pop(name) for name in names.split() if name in member}:
+            member[part] = fields
+
+
+def _set_ranges(incident: dict[str, Any]) -> None:
+    """Turn the absent local ranks of version 1, which were numbers, into ranges."""
     job = incident.get("job")
     absent = job.get("absent_local_ranks") if isinstance(job, dict) else None
     if isinstance(job, dict) and isinstance(absent, list) and all(isinstance(number, int) for number in absent):
         incident["job"] = {**job, "absent_local_ranks": spans(range(number, number + 1) for number in absent)}
-    return msgspec.json.encode(incident)
 
 
 def read_head(file: BinaryIO) -> bytes | None:

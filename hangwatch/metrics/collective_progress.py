@@ -82,7 +82,9 @@ def found(grouping: Grouping, most: int) -> Found:
     reached: list[Reached] = []
     unseen: list[Unseen] = []
     left_out = 0
-    for member in sorted((one for one in grouping.members if one.recorded), key=lambda one: one.id.sort_key()):
+    for member in sorted(
+        (one for one in grouping.members if one.recorder.libraries), key=lambda one: one.id.sort_key()
+    ):
         if member.id.rank is None:
             continue
         place = Place(member.id.rank, stance(member), is_busy(member))
@@ -138,7 +140,7 @@ def waited_since(ranks: Iterable[Reached]) -> dict[str, float]:
 
 
 def _seats(member: Member) -> Iterator[GroupRecords]:
-    return (records for recorder in member.recorded for records in recorder.groups)
+    return (records for recorder in member.recorder.libraries for records in recorder.groups)
 
 
 def _precedence(seat: GroupRecords) -> tuple[bool, bool, int]:
@@ -172,7 +174,7 @@ def _description(seat: GroupRecords) -> str:
 
 
 def _unseen(place: Place, member: Member) -> Iterable[Unseen]:
-    for recorder in member.recorded:
+    for recorder in member.recorder.libraries:
         since = recorder.oldest_unix_seconds if recorder.is_wrapped else 0.0
         if since is not None:
             yield Unseen(place, _group(recorder.library, DEFAULT_GROUP[1]), since)

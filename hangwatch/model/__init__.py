@@ -17,6 +17,7 @@ from hangwatch.model.gpus import (
     GpuTraffic,
     PortCounters,
     PortTraffic,
+    GpuReadings,
     TrafficSweep,
     SamplerStatus,
 )
@@ -52,6 +53,7 @@ from hangwatch.model.waits import (
     is_loopback,
     Store,
     Awaited,
+    Waits,
 )
 from hangwatch.model.dumps import (
     ThreadCounters,
@@ -70,7 +72,21 @@ from hangwatch.model.dumps import (
     Environment,
     Capture,
 )
-from hangwatch.model.groups import Enqueued, GroupRecords, Recorded, Stay, Member, Group, Grouping, gaps, spans
+from hangwatch.model.groups import (
+    Enqueued,
+    GroupRecords,
+    Recorded,
+    Stay,
+    StackFacts,
+    KernelFacts,
+    Usage,
+    RecorderFacts,
+    Member,
+    Group,
+    Grouping,
+    gaps,
+    spans,
+)
 from hangwatch.model.verdicts import Confidence, Evidence, FirstLook, Supplement, Verdict
 from hangwatch.model.incidents import CRASHED, INCIDENT_VERSION, MOST_RANKS, PowerSeries, TimelineEntry, Incident
 from hangwatch.model.checks import CheckStatus, CheckVerdict, Point, CheckResult

@@ -89,6 +89,23 @@ class PortTraffic(Value, frozen=True):
     worse: tuple[str, ...] = ()
 
 
+class GpuReadings(Value, frozen=True):
+    """Load of the GPUs of one rank during a capture. A field is None if the device does not have it.
+
+    `busy_power_ratio` is where its power lies between the floor (0) and the busy level (1) of its own GPU, None without
+    a history. NVLink and PCIe bytes are the sum of both directions, of the busiest of its GPUs, over the rounds. `use`
+    is that of the GPU whose SMs had most to do. `ports` are the InfiniBand and RoCE ports of its node.
+    """
+
+    power_watts: float | None = None
+    utilization_ratio: float | None = None
+    busy_power_ratio: float | None = None
+    nvlink_bytes_per_second: float | None = None
+    pcie_bytes_per_second: float | None = None
+    use: GpuUse | None = None
+    ports: PortTraffic | None = None
+
+
 class TrafficSweep(Value, frozen=True):
     """What the links of all GPUs have carried, read once."""
 

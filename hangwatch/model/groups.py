@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
 
 from hangwatch.model.dumps import KernelLine, NcclRas, RankId
 from hangwatch.model.flight_records import Library
-from hangwatch.model.gpus import GpuUse, PortTraffic
+from hangwatch.model.gpus import GpuReadings
 from hangwatch.model.jobs import Died, Waiting
 from hangwatch.model.stacks import Frame, Stack
 from hangwatch.model.states import Motion, Signature
 from hangwatch.model.value import Fault, Value
-from hangwatch.model.waits import AsksRank, Awaited, FileLock, KernelCall, Store, WorkerCall
+from hangwatch.model.waits import KernelCall, Waits, WorkerCall
 
 
 class Enqueued(Value, frozen=True):
@@ -77,76 +76,94 @@ class Stay(Value, frozen=True):
     places: tuple[str, ...]
 
 
-class Member(Value, frozen=True):
-    """One rank in a group, with the numbers that serve as second votes.
+class StackFacts(Value, frozen=True):
+    """Place of a rank in its program, over the rounds of a capture.
 
-    `state` is the letter that /proc/PID/stat showed in every round; where the rounds differ, the last one outside `D`.
-    `waited_before`: in an earlier round it stood in a wait for other ranks, so it does come to meet them.
-    `silent_mount`, `waits_for_mount`, `waiting`, `kernel_call`, `worker_call`, `kernel_lines`, `died`, `nccl_ras` with
-    its fault, and the numbers of its GPU as in `RankDump`. `signature`
-    is what was measured, `awaited` for whom it waits outside of its job; `main_cpu_ratio` of a core and
-    `switches_per_second` (voluntary) are those of its main thread. `frozen_cgroup` as in `ProcessDump`, where it was so
-    in every round; `peers` as there, the most of any round, workers included, and None where one was not seen;
-    `server`, `file_lock`, `shares_lock`, `asks_rank` and `stuck_on` as there, where they were the same in every round,
-    `asks_rank` of a worker, too, where it waits for its workers; `store` as in the last round, but "retries" only where
-    no round showed a connection. `user_frames` are the innermost ones of the user's own program in the stack that
-    tells, without locals: where it stands, to the line. `recorded` is what its flight recorders showed in the first and
-    in the last round in which they were read;
-    `receives` whether its main thread was in a call that receives, in the last one. `enclosed_at` as in `ProcessDump`,
-    of the last round; `recorder_faults` too, of those that were not read in two rounds.
-    `is_held_outside`: in every round it stood in one call that no other thread of its process ends.
-    `waits_in_torch` and `awaits_store` as in `ProcessDump`, in every round; of a thread only where it waits for one.
-    `stay` is set where only other looks can tell whether it works. `task` is where a task of a ThreadPoolExecutor of it
-    stood in the user's own program in every round, in no wait for another thread.
+    All fields keep their defaults if no round has a stack. `waited_before`: in an earlier round the rank was in a wait
+    for other ranks, so it does come to meet them. `owns_gil` is that of its main thread. `user_frames` are the
+    innermost frames of the user's own program in the stack that tells, with lines and without locals. `task` is the
+    frame of the user's own program in which a task of a ThreadPoolExecutor was in every round, in no wait for another
+    thread. `stay` is set if only other captures can tell whether the rank works.
+    """
+
+    waited_before: bool = False
+    owns_gil: bool | None = None
+    user_frames: tuple[Frame, ...] = ()
+    task: Frame | None = None
+    stay: Stay | None = None
+
+
+class KernelFacts(Value, frozen=True):
+    """State of a rank's process by the kernel, and the system call in which its main thread is.
+
+    `state` is the letter that /proc/PID/stat showed in every round; if the rounds differ, the last one that is not `D`.
+    `wchan` is that of the round whose stack is shown. `receives`: in the last round the main thread was in a call that
+    receives. `is_held_outside`: in every round it was in one call that no other thread of its process ends.
+    `silent_mount`, `waits_for_mount`, `call`, `worker_call` and `lines` are as in `RankDump` (`kernel_call`,
+    `kernel_lines`).
+    """
+
+    state: str | None = None
+    wchan: str | None = None
+    receives: bool = False
+    is_held_outside: bool = False
+    silent_mount: str | None = None
+    waits_for_mount: bool = False
+    call: KernelCall | None = None
+    worker_call: WorkerCall | None = None
+    lines: tuple[KernelLine, ...] = ()
+
+
+class Usage(Value, frozen=True):
+    """CPU time and I/O of a rank between the rounds of a capture; None after a single round.
+
+    `cpu_ratio` (of one core) and `io_bytes_per_second` include its workers. `main_cpu_ratio` and `switches_per_second`
+    (voluntary context switches) are those of its main thread.
+    """
+
+    cpu_ratio: float | None = None
+    io_bytes_per_second: float | None = None
+    main_cpu_ratio: float | None = None
+    switches_per_second: float | None = None
+
+
+class RecorderFacts(Value, frozen=True):
+    """Collectives of a rank, by the flight recorders in its process and by NCCL's RAS.
+
+    `libraries` has one entry for each library whose recorder could be read; it holds the first and the last round in
+    which that was so. `faults` say why a recorder was not read in two rounds. `nccl_ras` is None if NCCL was not asked
+    or gave no answer; `nccl_ras_fault` says why, where that is known.
+    """
+
+    libraries: tuple[Recorded, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    nccl_ras: NcclRas | None = None
+    nccl_ras_fault: Fault | None = None
+
+
+class Member(Value, frozen=True):
+    """One rank in a group, with all that a capture of `rounds` rounds showed of it.
+
+    A part whose source gave nothing has only defaults. `signature` is the behaviour that was measured; `motion` follows
+    from it, or from the progress of its flight recorders. `waits` holds the facts of all rounds: `peers` counts its
+    workers too and is the most of any round, `store` is that of the last round, but "retries" only if no round showed a
+    connection; `enclosed_at` is that of the last round, and every other field is set only if it was the same in all.
+    There `asks_rank` may be that of a worker for which the rank waits, and `awaits_store` is "thread" only if the rank
+    waits for a thread. `waiting` and `died` are as in `RankDump`.
     """
 
     id: RankId
     motion: Motion = Motion.UNKNOWN
     signature: Signature = Signature.UNKNOWN
     rounds: int = 1
-    waited_before: bool = False
-    owns_gil: bool | None = None
-    state: str | None = None
-    wchan: str | None = None
-    cpu_ratio: float | None = None
-    io_bytes_per_second: float | None = None
-    main_cpu_ratio: float | None = None
-    switches_per_second: float | None = None
-    awaited: Awaited | None = None
-    power_watts: float | None = None
-    utilization_ratio: float | None = None
-    busy_power_ratio: float | None = None
-    nvlink_bytes_per_second: float | None = None
-    pcie_bytes_per_second: float | None = None
-    gpu_use: GpuUse | None = None
-    ports: PortTraffic | None = None
-    silent_mount: str | None = None
-    waits_for_mount: bool = False
-    frozen_cgroup: str | None = None
+    stack: StackFacts = StackFacts()
+    kernel: KernelFacts = KernelFacts()
+    usage: Usage = Usage()
+    waits: Waits = Waits()
+    gpu: GpuReadings = GpuReadings()
+    recorder: RecorderFacts = RecorderFacts()
     waiting: Waiting | None = None
-    peers: int | None = None
-    server: int | None = None
-    file_lock: FileLock | None = None
-    shares_lock: bool = False
-    asks_rank: AsksRank | None = None
-    stuck_on: str | None = None
-    store: Store | None = None
-    awaits_store: Literal["main", "thread"] | None = None
-    enclosed_at: str | None = None
-    user_frames: tuple[Frame, ...] = ()
-    recorded: tuple[Recorded, ...] = ()
-    recorder_faults: tuple[Fault, ...] = ()
-    receives: bool = False
-    is_held_outside: bool = False
-    waits_in_torch: bool = False
-    stay: Stay | None = None
-    kernel_call: KernelCall | None = None
-    worker_call: WorkerCall | None = None
-    kernel_lines: tuple[KernelLine, ...] = ()
     died: Died | None = None
-    nccl_ras: NcclRas | None = None
-    nccl_ras_fault: Fault | None = None
-    task: Frame | None = None
 
 
 class Group(Value, frozen=True):
@@ -193,7 +210,7 @@ class Group(Value, frozen=True):
     @property
     def holds_gil(self) -> bool:
         """Whether at least half of its ranks hold the GIL."""
-        owners = sum(member.owns_gil is True for member in self.members)
+        owners = sum(member.stack.owns_gil is True for member in self.members)
         return owners > 0 and owners * 2 >= self.size
 
     @property

@@ -12,7 +12,7 @@ from hangwatch.model.verdicts import Verdict
 CRASHED = "Crashed"
 """The kind of verdict on ranks that died; any user can have such incidents in numbers."""
 
-INCIDENT_VERSION = 2  # 2: Job.absent_local_ranks are ranges
+INCIDENT_VERSION = 3  # 2: Job.absent_local_ranks are ranges; 3: Member has parts
 
 MOST_RANKS = 1 << 24
 """A job of more ranks than this is not believed, whoever says so."""

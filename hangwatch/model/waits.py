@@ -129,3 +129,31 @@ class Awaited(Value, frozen=True):
 
     who: str
     is_lost: bool = False
+
+
+class Waits(Value, frozen=True):
+    """Everything that a process waits for outside of itself, and its connections to other ranks, by the kernel.
+
+    `frozen_cgroup` is the control group whose freezer holds it, `awaited` a peer outside of the job. `server` is the
+    pid of the process that waits for clients and from which this one receives; it may be the process itself.
+    `file_lock` is the lock of a file for which it waits; `shares_lock`: it waits for a lock in memory that another rank
+    of its job maps too. `asks_rank` names the part of it that receives from another rank of its job. `stuck_on` is the
+    file or pipe that it reads or writes and that no other process of its job has open. `waits_in_torch`: its main
+    thread sleeps in code of torch, NCCL or CUDA; None if that was not seen. `store` is the store of its job;
+    `awaits_store` names the thread that receives an answer of it. `peers` counts the connections to other ranks, None
+    if they were not seen. `enclosed_at` is the place of its wait for other ranks, if no other node of the job reaches
+    that place. Details: `ProcessDump`.
+    """
+
+    frozen_cgroup: str | None = None
+    awaited: Awaited | None = None
+    server: int | None = None
+    file_lock: FileLock | None = None
+    shares_lock: bool = False
+    asks_rank: AsksRank | None = None
+    stuck_on: str | None = None
+    waits_in_torch: bool | None = None
+    store: Store | None = None
+    awaits_store: Literal["main", "thread"] | None = None
+    peers: int | None = None
+    enclosed_at: str | None = None

@@ -70,11 +70,11 @@ def _unread(members: Iterable[Member]) -> Iterator[str]:
     recorders: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
     counts: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
     for member in members:
-        for fault in member.recorder_faults:
+        for fault in member.recorder.faults:
             if fault.reason not in _NO_RECORDER_EXPECTED:
                 library = _LIBRARIES[rank_records.library_of(fault)]
                 recorders.setdefault((fault.reason, library), (fault, []))[1].append(member.id)
-        if (refusal := member.nccl_ras_fault) is not None:
+        if (refusal := member.recorder.nccl_ras_fault) is not None:
             counts.setdefault((refusal.reason, ""), (refusal, []))[1].append(member.id)
     for kind, faults in (("sequence numbers", recorders), ("counts of NCCL's own", counts)):
         for (reason, library), (fault, ids) in sorted(faults.items())[:_REASONS_LISTED]:
@@ -128,7 +128,7 @@ def own_places(groups: Iterable[Group]) -> frozenset[tuple[str, str]]:
     """Function and file of the frames of the user's own program, in what is shown of these groups."""
     found: set[tuple[str, str]] = set()
     for group in groups:
-        own = [group.members[0].user_frames] if group.members else []
+        own = [group.members[0].stack.user_frames] if group.members else []
         for stack in (*group.threads, *group.workers):
             own.append(user_frames(Thread(name=stack.name, thread_id="", frames=stack.frames)))
         found.update(frame.place for frames in own for frame in frames)
@@ -152,23 +152,28 @@ def motion(group: Group) -> str:
 
 def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
     """The second votes of some ranks, as name and range: state, CPU and I/O of the process, its GPU."""
-    states = Counter(_STATES.get(member.state, member.state) for member in members if member.state)
-    uses = [member.gpu_use for member in members if member.gpu_use is not None]
-    wchans = Counter(printable(member.wchan) for member in members if member.wchan and member.wchan != "0")
+    states = Counter(_STATES.get(member.kernel.state, member.kernel.state) for member in members if member.kernel.state)
+    uses = [member.gpu.use for member in members if member.gpu.use is not None]
+    wchans = Counter(
+        printable(member.kernel.wchan) for member in members if member.kernel.wchan and member.kernel.wchan != "0"
+    )
     rows = (
         ("state", _tally(states, len(members))),
         ("wchan", _tally(wchans, len(members))),
         ("GIL", _held(members)),
-        ("CPU", _range([_percent(member.cpu_ratio) for member in members], "%")),
-        ("I/O", _range([_kilobytes(member.io_bytes_per_second) for member in members], "kB/s")),
-        ("GPU power", _range([member.power_watts for member in members], "W")),
-        ("GPU utilisation", _range([_percent(member.utilization_ratio) for member in members], "%")),
-        ("NVLink", _range([_megabytes(member.nvlink_bytes_per_second) for member in members], "MB/s")),
-        ("PCIe", _range([_megabytes(member.pcie_bytes_per_second) for member in members], "MB/s")),
+        ("CPU", _range([_percent(member.usage.cpu_ratio) for member in members], "%")),
+        ("I/O", _range([_kilobytes(member.usage.io_bytes_per_second) for member in members], "kB/s")),
+        ("GPU power", _range([member.gpu.power_watts for member in members], "W")),
+        ("GPU utilisation", _range([_percent(member.gpu.utilization_ratio) for member in members], "%")),
+        ("NVLink", _range([_megabytes(member.gpu.nvlink_bytes_per_second) for member in members], "MB/s")),
+        ("PCIe", _range([_megabytes(member.gpu.pcie_bytes_per_second) for member in members], "MB/s")),
         ("SM with a kernel", _range([_percent(use.sm_ratio) for use in uses], "%")),
         ("tensor cores", _range([_percent(use.tensor_ratio) for use in uses], "%")),
         ("GPU memory's bandwidth", _range([_percent(use.dram_ratio) for use in uses], "%")),
-        ("ports of the node", _range([_megabytes(one.ports.bytes_per_second) for one in members if one.ports], "MB/s")),
+        (
+            "ports of the node",
+            _range([_megabytes(one.gpu.ports.bytes_per_second) for one in members if one.gpu.ports], "MB/s"),
+        ),
     )
     return tuple((name, text) for name, text in rows if text)
 
@@ -224,7 +229,7 @@ def _tally(counts: Counter[str], members: int) -> str:
 
 
 def _held(members: Sequence[Member]) -> str:
-    holders = sum(member.owns_gil is True for member in members)
+    holders = sum(member.stack.owns_gil is True for member in members)
     if not holders:
         return ""
     return "held" if holders == len(members) else f"held by {holders} of {len(members)}"

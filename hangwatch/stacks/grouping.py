@@ -17,16 +17,22 @@ from hangwatch.model import (
     Capture,
     Fault,
     Frame,
+    GpuReadings,
     Group,
     Grouping,
+    KernelFacts,
     Member,
     Motion,
     ProcessDump,
     RankDump,
     RankId,
+    RecorderFacts,
     Signature,
     Stack,
+    StackFacts,
     Thread,
+    Usage,
+    Waits,
     WorkerDump,
 )
 from hangwatch.stacks import activity, kernel_facts, progress
@@ -70,7 +76,7 @@ def group_ranks(
     in_torch = {
         standing.key
         for standings, measured in zip(stood, every, strict=True)
-        if measured.facts.waits_in_torch and (standing := _last(standings)) is not None
+        if measured.waits.waits_in_torch and (standing := _last(standings)) is not None
     }
     processes = {(rank.id.node, rank.id.pid) for rank in ranks if rank.id.pid is not None}
     shown: dict[str, tuple[RankDump, _Answer]] = {}
@@ -78,8 +84,8 @@ def group_ranks(
     for rank, standings, measured in zip(ranks, stood, every, strict=True):
         answer = _answer(rank, standings, measured, in_torch)
         member = _member(rank, answer, standings, measured, memory)
-        if (asks_rank := _asks_rank(rank, answer.standing, measured.facts, processes)) is not None:
-            member = structs.replace(member, asks_rank=asks_rank)
+        if (asks_rank := _asks_rank(rank, answer.standing, measured.waits, processes)) is not None:
+            member = structs.replace(member, waits=structs.replace(member.waits, asks_rank=asks_rank))
         members.setdefault(answer.key, []).append(member)
         shown.setdefault(answer.key, (rank, answer))
     groups = (_group(key, tuple(found), *shown[key], table) for key, found in members.items())
@@ -205,20 +211,20 @@ def _by_measurement(standing: Standing, measured: progress.Measured, rank: RankD
     not be looked at, or was met awake in one round, that is not known: at one of the places `in_torch` it stands as the
     others do.
     """
-    facts = measured.facts
-    if facts.file_lock is not None and standing.waits_for not in ("ranks", "gpu"):
+    waits = measured.waits
+    if waits.file_lock is not None and standing.waits_for not in ("ranks", "gpu"):
         return standing._replace(key=f"{standing.key}-lock", waits_for="lock")
-    if facts.shares_lock and standing.waits_for not in ("ranks", "gpu"):
+    if waits.shares_lock and standing.waits_for not in ("ranks", "gpu"):
         return standing._replace(key=f"{standing.key}-shared-lock", waits_for="lock")
-    if rank.id.pid is not None and facts.server == rank.id.pid and standing.waits_for in ("unknown", "thread"):
+    if rank.id.pid is not None and waits.server == rank.id.pid and standing.waits_for in ("unknown", "thread"):
         serves = standing.doing._replace(activity=activity.SERVING, waits=True)
         return standing._replace(key=f"{standing.key}-serves", doing=serves, waits_for="ranks")
     if measured.signature is Signature.BEHIND_GPU and standing.waits_for not in ("ranks", "gpu"):
         return standing._replace(key=f"{standing.key}-gpu", waits_for="gpu")
-    if facts.awaits_store == "main" and standing.waits_for == "unknown":
+    if waits.awaits_store == "main" and standing.waits_for == "unknown":
         asks = standing.doing._replace(operation="the store", waits=True)
         return standing._replace(key=f"{standing.key}-store", doing=asks, waits_for="ranks")
-    may_be_in_torch = standing.key in in_torch and facts.waits_in_torch is not False
+    may_be_in_torch = standing.key in in_torch and waits.waits_in_torch is not False
     if may_be_in_torch and standing.waits_for == "unknown":
         return standing._replace(key=f"{standing.key}-torch", waits_for="gpu")
     return standing
@@ -231,7 +237,7 @@ def _member(
     measured: progress.Measured,
     memory: _Memory,
 ) -> Member:
-    facts = measured.facts
+    waits = measured.waits
     told = answer.standing.telling if answer.standing else None
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     found = rank_records.recorded([dump.recorders for dump in rank.rounds], main.pthread_id if main else None)
@@ -239,67 +245,73 @@ def _member(
         id=rank.id,
         motion=_motion(rank.rounds, standings, measured, memory),
         signature=measured.signature,
-        user_frames=memory.user_frames(answer.dump.threads[told]) if answer.dump and told is not None else (),
+        stack=StackFacts(
+            user_frames=memory.user_frames(answer.dump.threads[told]) if answer.dump and told is not None else (),
+            waited_before=any(_comes(standing) for standing in standings[:-1] if standing),
+            owns_gil=main.owns_gil if main else None,
+            stay=measured.stay,
+            task=_task(rank.rounds, memory.table),
+        ),
         rounds=len(rank.rounds),
-        waited_before=any(_comes(standing) for standing in standings[:-1] if standing),
-        owns_gil=main.owns_gil if main else None,
-        state=_state(rank.rounds),
-        wchan=answer.dump.wchan if answer.dump else None,
-        cpu_ratio=measured.cpu_ratio,
-        io_bytes_per_second=measured.io_bytes_per_second,
-        main_cpu_ratio=measured.main.cpu_ratio,
-        switches_per_second=measured.main.switches,
-        awaited=measured.awaited,
-        power_watts=rank.power_watts,
-        utilization_ratio=rank.utilization_ratio,
-        busy_power_ratio=rank.busy_power_ratio,
-        nvlink_bytes_per_second=rank.nvlink_bytes_per_second,
-        pcie_bytes_per_second=rank.pcie_bytes_per_second,
-        gpu_use=rank.gpu_use,
-        ports=rank.ports,
-        silent_mount=rank.silent_mount,
-        waits_for_mount=rank.waits_for_mount,
-        frozen_cgroup=facts.frozen_cgroup,
+        kernel=KernelFacts(
+            state=_state(rank.rounds),
+            wchan=answer.dump.wchan if answer.dump else None,
+            silent_mount=rank.silent_mount,
+            waits_for_mount=rank.waits_for_mount,
+            receives=_receives(rank.rounds),
+            is_held_outside=kernel_facts.is_held_outside(rank, waits),
+            call=rank.kernel_call,
+            worker_call=rank.worker_call,
+            lines=rank.kernel_lines,
+        ),
+        usage=Usage(
+            cpu_ratio=measured.cpu_ratio,
+            io_bytes_per_second=measured.io_bytes_per_second,
+            main_cpu_ratio=measured.main.cpu_ratio,
+            switches_per_second=measured.main.switches,
+        ),
+        waits=structs.replace(
+            waits,
+            awaits_store=_awaits_store(waits, answer.standing),
+            store=kernel_facts.store(rank),
+            peers=kernel_facts.peers(rank),
+            enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
+        ),
+        gpu=GpuReadings(
+            power_watts=rank.power_watts,
+            utilization_ratio=rank.utilization_ratio,
+            busy_power_ratio=rank.busy_power_ratio,
+            nvlink_bytes_per_second=rank.nvlink_bytes_per_second,
+            pcie_bytes_per_second=rank.pcie_bytes_per_second,
+            use=rank.gpu_use,
+            ports=rank.ports,
+        ),
         waiting=rank.waiting,
-        peers=kernel_facts.peers(rank),
-        server=facts.server,
-        file_lock=facts.file_lock,
-        shares_lock=facts.shares_lock,
-        stuck_on=facts.stuck_on,
-        store=kernel_facts.store(rank),
-        enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
-        recorded=found,
-        recorder_faults=rank_records.faults([dump.recorder_faults for dump in rank.rounds], found),
-        receives=_receives(rank.rounds),
-        is_held_outside=kernel_facts.is_held_outside(rank, facts),
-        waits_in_torch=facts.waits_in_torch is True,
-        awaits_store=_awaits_store(facts, answer.standing),
-        stay=measured.stay,
-        kernel_call=rank.kernel_call,
-        worker_call=rank.worker_call,
-        kernel_lines=rank.kernel_lines,
+        recorder=RecorderFacts(
+            libraries=found,
+            faults=rank_records.faults([dump.recorder_faults for dump in rank.rounds], found),
+            nccl_ras=rank.nccl_ras,
+            nccl_ras_fault=rank.nccl_ras_fault,
+        ),
         died=rank.died,
-        nccl_ras=rank.nccl_ras,
-        nccl_ras_fault=rank.nccl_ras_fault,
-        task=_task(rank.rounds, memory.table),
     )
 
 
 def _asks_rank(
-    rank: RankDump, standing: Standing | None, facts: kernel_facts.Facts, processes: Set[tuple[str | None, int]]
+    rank: RankDump, standing: Standing | None, waits: Waits, processes: Set[tuple[str | None, int]]
 ) -> AsksRank | None:
     """Who of it waits for another rank; of its workers only where it waits for them. `processes` are those of ranks."""
-    own = facts.asks_rank
+    own = waits.asks_rank
     if own is not None or standing is None or activity.known(standing.doing.activity).work_is_in != "workers":
         return own
-    of_workers = [kernel_facts.read_facts(worker.rounds) for worker in rank.workers]
+    of_workers = [kernel_facts.read_waits(worker.rounds) for worker in rank.workers]
     holders = {(rank.id.node, one.file_lock.holder_pid) for one in of_workers if one.file_lock is not None}
     is_locked = not processes.isdisjoint(holders - {(rank.id.node, rank.id.pid)})
     return "child" if is_locked or any(one.asks_rank is not None for one in of_workers) else None
 
 
-def _awaits_store(facts: kernel_facts.Facts, standing: Standing | None) -> Literal["main", "thread"] | None:
-    found = facts.awaits_store
+def _awaits_store(waits: Waits, standing: Standing | None) -> Literal["main", "thread"] | None:
+    found = waits.awaits_store
     is_asked = found == "main" or (standing is not None and standing.waits_for == "thread")
     return found if is_asked else None
 

@@ -45,30 +45,30 @@ def is_serving(grouping: Grouping) -> bool:
     stand behind their GPUs for one that itself waits for clients.
     """
     members = grouping.members
-    waits = any(_awaits_clients(member) and member.server == member.id.pid for member in members)
+    waits = any(_awaits_clients(member) and member.waits.server == member.id.pid for member in members)
     behind = waits and all(_awaits_clients(one) or one.signature is Signature.BEHIND_GPU for one in members)
     return behind or (bool(members) and all(map(_awaits_clients, members)))
 
 
 def is_refused(group: Group, member: Member) -> bool:
     """Whether a rank wants to meet the others at MASTER_ADDR, and each attempt to connect there fails at once."""
-    if member.store is None or member.store.socket != "retries":
+    if member.waits.store is None or member.waits.store.socket != "retries":
         return False
     return any(activity.is_marked("at_master", frame.function, frame.file) for frame in group.frames)
 
 
 def _awaits_clients(member: Member) -> bool:
-    is_itself = member.server == member.id.pid
-    waits = member.server is not None and (is_itself or member.peers == 0)
+    is_itself = member.waits.server == member.id.pid
+    waits = member.waits.server is not None and (is_itself or member.waits.peers == 0)
     return waits and _is_idle(member) and member.signature in _WAITS_FOR_CLIENTS
 
 
 def _is_idle(member: Member) -> bool:
-    return member.utilization_ratio is None or member.utilization_ratio < _IDLE_UTILIZATION_RATIO
+    return member.gpu.utilization_ratio is None or member.gpu.utilization_ratio < _IDLE_UTILIZATION_RATIO
 
 
 def _is_alone(member: Member) -> bool:
     """Nothing leads from it to another rank, and it does what needs none. In `D` it may be what others wait for."""
-    has_lock = member.shares_lock or member.file_lock is not None  # that may be another rank's
-    waits = has_lock or member.state in BLOCKED_STATES or member.signature not in _WAITS_FOR_NO_RANK
-    return member.peers == 0 and _is_idle(member) and not waits and member.waiting is None
+    has_lock = member.waits.shares_lock or member.waits.file_lock is not None  # that may be another rank's
+    waits = has_lock or member.kernel.state in BLOCKED_STATES or member.signature not in _WAITS_FOR_NO_RANK
+    return member.waits.peers == 0 and _is_idle(member) and not waits and member.waiting is None

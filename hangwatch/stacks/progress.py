@@ -16,7 +16,6 @@ from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
     STOPPED_STATES,
-    Awaited,
     Member,
     Motion,
     ProcessDump,
@@ -24,6 +23,7 @@ from hangwatch.model import (
     Signature,
     Stay,
     Thread,
+    Waits,
 )
 from hangwatch.stacks import activity, kernel_facts, rates
 from hangwatch.stacks import frames as stack_frames
@@ -46,9 +46,8 @@ class Measured(NamedTuple):
     cpu_ratio: float | None = None
     io_bytes_per_second: float | None = None
     main: MainRates = MainRates()
-    awaited: Awaited | None = None
     stay: Stay | None = None
-    facts: kernel_facts.Facts = kernel_facts.Facts()
+    waits: Waits = Waits()
 
 
 def measure(
@@ -65,26 +64,28 @@ def measure(
     rounds without CPU and I/O, or waits for that file system; and with `mount_holds_job` (another rank of the job waits
     for it) when it spins without I/O, as one that waits for ranks does. One round tells only that it is gone.
     """
-    facts = kernel_facts.read_facts(rank.rounds)
+    waits = kernel_facts.read_waits(rank.rounds)
     if len(rank.rounds) < 2 and all(len(worker.rounds) < 2 for worker in rank.workers):
         signature = Signature.GONE if _is_gone(rank) else Signature.UNKNOWN
-        return Measured(signature, awaited=facts.awaited, facts=facts)
+        return Measured(signature, waits=waits)
     own = rates.of_process(rank.rounds)
     others = [*(rates.of_process(worker.rounds) for worker in rank.workers), rates.of_children(rank.rounds)]
     every = [own, *others]
     total = Rates(rates.total([one.cpu_ratio for one in every]), rates.total([one.io_bytes for one in every]))
     main = rates.of_main_thread(rank.rounds)
     stood = [_Stood.of(dump, stand) for dump, stand in zip(rank.rounds, standings, strict=True) if stand is not None]
-    seen = _Seen(rank, stood, own, others, total, main, facts, settings)
+    seen = _Seen(rank, stood, own, others, total, main, waits, settings)
     signature = _signature(seen, mount_holds_job=mount_holds_job)
-    return Measured(signature, total.cpu_ratio, total.io_bytes, main, facts.awaited, _stay(seen, signature), facts)
+    return Measured(signature, total.cpu_ratio, total.io_bytes, main, _stay(seen, signature), waits)
 
 
 def asks_again(member: Member) -> bool:
     """Whether it polls; or only its lines changed, as those of a loop do, while it mostly slept, again and again."""
     if member.signature is not Signature.COMPUTES:
         return member.signature is Signature.POLLS
-    return over(member.switches_per_second, POLLS_PER_SECOND) and not over(member.main_cpu_ratio, SPINNING_RATIO)
+    return over(member.usage.switches_per_second, POLLS_PER_SECOND) and not over(
+        member.usage.main_cpu_ratio, SPINNING_RATIO
+    )
 
 
 class _Stood(NamedTuple):
@@ -126,7 +127,7 @@ class _Seen(NamedTuple):
     others: Sequence[Rates]
     total: Rates
     main: MainRates
-    facts: kernel_facts.Facts
+    waits: Waits
     settings: config.Capture
 
     @property
@@ -176,7 +177,7 @@ def _signature(seen: _Seen, *, mount_holds_job: bool) -> Signature:
         return Signature.GONE
     if len(rounds) < 2:
         return Signature.UNKNOWN
-    if seen.is_in(STOPPED_STATES) or seen.facts.frozen_cgroup is not None:
+    if seen.is_in(STOPPED_STATES) or seen.waits.frozen_cgroup is not None:
         return Signature.STOPPED
     if seen.is_in(BLOCKED_STATES) and _writes_back(rounds, seen.settings):
         return Signature.TRANSFERS
@@ -222,7 +223,7 @@ def _is_in_lock(seen: _Seen) -> bool:
 def _waits_for_another_process(seen: _Seen) -> bool:
     """Whether it sleeps in what no GPU ends: a call about a file, a child or somebody outside; or at loader workers."""
     at_loader = bool(seen.rank.workers) and all(stood.at_loader for stood in seen.stood)
-    return kernel_facts.is_held_outside(seen.rank, seen.facts) or (
+    return kernel_facts.is_held_outside(seen.rank, seen.waits) or (
         at_loader and _at_one_line(seen) is Signature.BLOCKED
     )
 
@@ -261,7 +262,7 @@ def _at_one_line(seen: _Seen) -> Signature:
         return Signature.POLLS
     if seen.uses_cpu:
         return Signature.UNKNOWN
-    if seen.facts.awaited is not None and not seen.facts.awaited.is_lost:
+    if seen.waits.awaited is not None and not seen.waits.awaited.is_lost:
         return Signature.AWAITS_OUTSIDE
     return Signature.BLOCKED
 

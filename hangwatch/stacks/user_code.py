@@ -53,14 +53,14 @@ def python_frames(group: Group) -> list[Frame]:
 
 def own_frame(group: Group) -> Frame | None:
     """The innermost frame of the user's program that has a name, at the line of the rank that stands for the group."""
-    frames = group.members[0].user_frames
+    frames = group.members[0].stack.user_frames
     named = (frame for frame in frames if stack_frames.called(frame.place))
     return next(named, next(iter(frames), None))
 
 
 def is_in_user_code(group: Group) -> bool:
     """Whether its innermost Python frame is the user's: no library's function stands inside it."""
-    own, python = group.members[0].user_frames, python_frames(group)
+    own, python = group.members[0].stack.user_frames, python_frames(group)
     return bool(own and python) and own[0].place == python[0].place
 
 
@@ -106,14 +106,14 @@ def split_by_line(group: Group) -> tuple[Group, ...]:
 
     So it is where lines are missing, and where there are more than eight: those are of ranks that run.
     """
-    lines = dict.fromkeys(member.user_frames for member in group.members)
+    lines = dict.fromkeys(member.stack.user_frames for member in group.members)
     are_known = all(frame.line is not None for own in lines for frame in own)
     if not 1 < len(lines) <= _MOST_LINES or not are_known:
         return (group,)
     parts = (
         structs.replace(
             group,
-            members=tuple(member for member in group.members if member.user_frames == own),
+            members=tuple(member for member in group.members if member.stack.user_frames == own),
             frames=_at_lines(group.frames, own),
         )
         for own in lines

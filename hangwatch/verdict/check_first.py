@@ -134,7 +134,7 @@ def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
     """Ranks about which the kernel logged a line with one of these names, whatever their stacks show."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
-        return parts_of(scene.stacked, lambda member: any(line.name in names for line in member.kernel_lines))
+        return parts_of(scene.stacked, lambda member: any(line.name in names for line in member.kernel.lines))
 
     return suspects
 
@@ -160,7 +160,7 @@ def _has_a_collective(group: Group) -> bool:
 def _holders(scene: Scene) -> Sequence[Group]:
     """Ranks that hold the lock of a file for which another rank waits."""
     members = scene.grouping.members
-    held = {lock_holder(member) for member in members if member.file_lock is not None}
+    held = {lock_holder(member) for member in members if member.waits.file_lock is not None}
     stacked = (group for group in scene.stacked if group.waits_for != "gpu")
     return parts_of(stacked, lambda member: process_of(member) in held)
 
@@ -193,8 +193,8 @@ def _low_power(scene: Scene) -> Sequence[Group]:
     """Ranks whose GPUs all draw less than every GPU that works."""
     working = [member for group in scene.stacked for member in group.members if _gpu_works(member.signature)]
     still = [group for group in scene.stacked if not any(_gpu_works(member.signature) for member in group.members)]
-    drawn = [member.power_watts for group in still for member in group.members]
-    least = min((member.power_watts or 0.0 for member in working), default=0.0)
+    drawn = [member.gpu.power_watts for group in still for member in group.members]
+    least = min((member.gpu.power_watts or 0.0 for member in working), default=0.0)
     return still if drawn and all(watts is not None and watts < least for watts in drawn) else []
 
 

@@ -108,7 +108,7 @@ def context(grouping: Grouping) -> Iterator[Evidence]:
         for stack in group.threads[:_CONTEXT_THREADS]:
             where = f"is in {stack.activity.replace('_', ' ')}: {_frames(stack)}"
             yield _evidence("thread", group.members, f"thread {stack.name} of {_who(group.members[:1])} {where}")
-    lone = find_lone(grouping.members, lambda one: one.utilization_ratio, UTILIZATION_GAP)
+    lone = find_lone(grouping.members, lambda one: one.gpu.utilization_ratio, UTILIZATION_GAP)
     if lone is not None:
         member, own, rest = lone
         differs = f"the GPU of {_who([member])} is at {own:.0%}, the others at {median(rest):.0%}"
@@ -137,7 +137,7 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterato
     for member in members[:_MOST_CALLS]:
         ranks = by_node.get(member.id.node, {})
         if call := clauses.in_call(member, ranks):
-            wchan = f"wchan {member.wchan}" if member.wchan else None
+            wchan = f"wchan {member.kernel.wchan}" if member.kernel.wchan else None
             parts = (f"{_who([member])} stands in {call}", wchan, clauses.worker_in_call(member, ranks))
             yield _evidence("system_call", [member], "; ".join(filter(None, parts)))
 
@@ -156,7 +156,7 @@ def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator
     """Lines of the kernel's log about these ranks, those of a process first, each once for all its ranks."""
     found: dict[tuple[str | None, KernelLine], list[Member]] = {}
     for member in members:
-        for line in member.kernel_lines:
+        for line in member.kernel.lines:
             found.setdefault((member.id.node, line), []).append(member)
     rows = kernel_lines.load()
     told = [(rows[line.name], line, ranks) for (_, line), ranks in found.items() if line.name in rows]
@@ -174,16 +174,16 @@ def launchers(members: Sequence[Member]) -> Evidence:
 
 def enclosed(grouping: Grouping) -> Iterator[Evidence]:
     """Ranks that wait for others where no other node can reach them."""
-    members = [member for member in grouping.members if member.enclosed_at is not None]
+    members = [member for member in grouping.members if member.waits.enclosed_at is not None]
     if members:
-        where = words.listing(sorted({str(member.enclosed_at) for member in members})[:2])
+        where = words.listing(sorted({str(member.waits.enclosed_at) for member in members})[:2])
         reached = f"can be met at {where} only, which no other node reaches; the job has ranks on others"
         yield _evidence("wrong_interface", members, f"{_who(members)} {reached}")
 
 
 def machine(members: Sequence[Member]) -> Iterator[Evidence]:
     """Evidence from counters of the nodes: GPUs whose kernels only wait, ports with new errors."""
-    uses = [member.gpu_use for member in members if member.gpu_use is not None]
+    uses = [member.gpu.use for member in members if member.gpu.use is not None]
     if uses and len(uses) == len(members) and all(map(_only_waits, uses)):
         message = (
             f"kernels run on the GPUs of {words.count(len(uses))} and only wait: they are on "
@@ -192,7 +192,11 @@ def machine(members: Sequence[Member]) -> Iterator[Evidence]:
             f"{check_first_reasons.ratios([use.dram_ratio for use in uses])} of the memory's bandwidth"
         )
         yield _evidence("gpu_use", (), message)
-    by_node = {member.id.node: member.ports for member in members if member.ports is not None and member.ports.worse}
+    by_node = {
+        member.id.node: member.gpu.ports
+        for member in members
+        if member.gpu.ports is not None and member.gpu.ports.worse
+    }
     for node, ports in list(by_node.items())[:_MOST_NODES]:
         message = f"errors of InfiniBand or RoCE ports on {node or 'this node'} during the look"
         there = (member for member in members if member.id.node == node)
@@ -245,36 +249,36 @@ _STATES = {"D": "blocked in the kernel", "T": "stopped", "t": "stopped by a trac
 def _alone(members: Sequence[Member]) -> Iterator[Evidence]:
     """The measurements of each suspect."""
     for member in members[:8]:
-        if member.signature in _SIGNATURES and member.main_cpu_ratio is not None:
+        if member.signature in _SIGNATURES and member.usage.main_cpu_ratio is not None:
             does = f"{_who([member])} {_SIGNATURES[member.signature]}"
             yield _evidence("signature", [member], f"{does}: {', '.join(_numbers(member))}")
     for member in members[:8]:
-        if member.state in _STATES:
-            state = f"{_who([member])} is in state {member.state} ({_STATES[member.state]})"
-            where = f", in {member.wchan}" if member.wchan else ""
+        if member.kernel.state in _STATES:
+            state = f"{_who([member])} is in state {member.kernel.state} ({_STATES[member.kernel.state]})"
+            where = f", in {member.kernel.wchan}" if member.kernel.wchan else ""
             message = f"{state} in {words.count(member.rounds, 'round')}{where}"
             yield _evidence("state", [member], message, supports=True)
 
 
 def _numbers(member: Member) -> list[str]:
     """The measurements of one rank, the most telling first."""
-    parts = [f"main thread at {member.main_cpu_ratio or 0.0:.0%} of a core"]
-    if member.switches_per_second is not None:
-        parts.append(f"{member.switches_per_second:.1f} pauses of its own per second")
-    if member.owns_gil is not None:
-        parts.append("holds the GIL" if member.owns_gil else "no GIL")
-    if member.awaited is not None:
-        parts.append(f"for {member.awaited.who}" + (", which is gone" if member.awaited.is_lost else ""))
-    if member.stuck_on is not None:
-        parts.append(f"in a call on {member.stuck_on}")
-    if member.utilization_ratio is not None:
-        parts.append(f"GPU at {member.utilization_ratio:.0%}")
-    if member.power_watts is not None and member.busy_power_ratio is not None:
-        parts.append(f"{member.power_watts:.0f} W, {member.busy_power_ratio:.0%} of the way from idle to busy")
-    for link, carried in (("NVLink", member.nvlink_bytes_per_second), ("PCIe", member.pcie_bytes_per_second)):
+    parts = [f"main thread at {member.usage.main_cpu_ratio or 0.0:.0%} of a core"]
+    if member.usage.switches_per_second is not None:
+        parts.append(f"{member.usage.switches_per_second:.1f} pauses of its own per second")
+    if member.stack.owns_gil is not None:
+        parts.append("holds the GIL" if member.stack.owns_gil else "no GIL")
+    if member.waits.awaited is not None:
+        parts.append(f"for {member.waits.awaited.who}" + (", which is gone" if member.waits.awaited.is_lost else ""))
+    if member.waits.stuck_on is not None:
+        parts.append(f"in a call on {member.waits.stuck_on}")
+    if member.gpu.utilization_ratio is not None:
+        parts.append(f"GPU at {member.gpu.utilization_ratio:.0%}")
+    if member.gpu.power_watts is not None and member.gpu.busy_power_ratio is not None:
+        parts.append(f"{member.gpu.power_watts:.0f} W, {member.gpu.busy_power_ratio:.0%} of the way from idle to busy")
+    for link, carried in (("NVLink", member.gpu.nvlink_bytes_per_second), ("PCIe", member.gpu.pcie_bytes_per_second)):
         if carried is not None:
             parts.append(f"{link} {carried / 1e6:.1f} MB/s")
-    if (use := member.gpu_use) is not None:
+    if (use := member.gpu.use) is not None:
         parts.append(
             f"SM {use.sm_ratio:.1%}, tensor cores {use.tensor_ratio:.1%}, memory's bandwidth {use.dram_ratio:.1%}"
         )
@@ -292,7 +296,7 @@ def _compared(members: Sequence[Member], rest: Sequence[Member]) -> Iterator[Evi
         message = f"GPU utilisation {median(used.own):.0%}, the others {median(used.others):.0%}"
         yield _evidence("gpu_utilization", members, message, supports=used.is_apart(UTILIZATION_GAP))
     if busy.is_measured:
-        io = values(members, lambda one: one.io_bytes_per_second)
+        io = values(members, lambda one: one.usage.io_bytes_per_second)
         carried = f"; reads and writes {median(io):.0f} bytes per second" if io else ""
         message = f"uses {median(busy.own):.2f} of a core, the others {median(busy.others):.2f}{carried}"
         yield _evidence("cpu", members, message, supports=busy.is_apart(CPU_GAP))

@@ -225,7 +225,7 @@ def _mount_silent(scene: Scene) -> Finding | None:
 
     A rank that waits for it in the kernel is named if most others do not: they probably wait for that rank.
     """
-    shut, held = len(scene.shut), sum(member.waits_for_mount for member in scene.shut)
+    shut, held = len(scene.shut), sum(member.kernel.waits_for_mount for member in scene.shut)
     if not shut or shut * 2 < len(scene.grouping.members):
         return None
     is_named = 0 < held * 2 <= shut
@@ -260,7 +260,7 @@ def _open(scene: Scene, *, is_quiet: bool) -> Finding:
     lead = next(_passing(CHECK_FIRST, fine), None)
     if lead is None or not _covers(lead):
         return _with_odd_gpu(standing) or _with_stuck_task(standing) or standing
-    may_be_victims = any(member.asks_rank is not None or may_be_behind_gpu(member) for member in lead.members)
+    may_be_victims = any(member.waits.asks_rank is not None or may_be_behind_gpu(member) for member in lead.members)
     may_name = is_quiet and lead.rule is not None and lead.rule.may_name and not may_be_victims
     if may_name and machine_says_the_same(lead.members, lead.others):
         return _name(lead)
@@ -289,7 +289,7 @@ def _with_stuck_task(standing: Finding) -> Finding | None:
 
 
 def _has_task(member: Member) -> bool:
-    return member.task is not None
+    return member.stack.task is not None
 
 
 def _standing(scene: Scene, fine: Scene) -> Finding:

@@ -51,17 +51,17 @@ def compare(members: Iterable[Member], others: Iterable[Member], read: Read) -> 
 
 def power(members: Iterable[Member], others: Iterable[Member]) -> Compared:
     """The power of their GPUs in watts."""
-    return compare(members, others, lambda one: one.power_watts)
+    return compare(members, others, lambda one: one.gpu.power_watts)
 
 
 def utilization(members: Iterable[Member], others: Iterable[Member]) -> Compared:
     """The utilization of their GPUs as a ratio."""
-    return compare(members, others, lambda one: one.utilization_ratio)
+    return compare(members, others, lambda one: one.gpu.utilization_ratio)
 
 
 def cpu(members: Iterable[Member], others: Iterable[Member]) -> Compared:
     """The CPU use of their processes as a ratio of a core."""
-    return compare(members, others, lambda one: one.cpu_ratio)
+    return compare(members, others, lambda one: one.usage.cpu_ratio)
 
 
 def is_supported(members: Sequence[Member], others: Sequence[Group]) -> bool:
@@ -82,7 +82,7 @@ def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) ->
     call on a file or pipe that no other rank has open.
     """
     rest = [member for group in others for member in group.members]
-    if all(member.awaited is not None or member.stuck_on is not None for member in members):
+    if all(member.waits.awaited is not None or member.waits.stuck_on is not None for member in members):
         return True
     is_idle = utilization(members, rest).is_lower(UTILIZATION_GAP)
     return (power(members, rest).draws_less and is_idle) or cpu(members, rest).is_lower(CPU_GAP)
@@ -104,15 +104,15 @@ def find_odd_gpu(members: Sequence[Member]) -> OddGpu | None:
     have one. There must be three ranks or more, all with that number.
     """
     found: dict[object, OddGpu] = {}
-    if (lowest := _lowest(members, lambda one: one.power_watts)) is not None:
+    if (lowest := _lowest(members, lambda one: one.gpu.power_watts)) is not None:
         member, own, others = lowest
         if own < _POWER_RATIO * min(others):
             found[member.id] = OddGpu(member, "power", own, others)
-    if (lowest := _lowest(members, lambda one: one.utilization_ratio)) is not None:
+    if (lowest := _lowest(members, lambda one: one.gpu.utilization_ratio)) is not None:
         member, own, others = lowest
         if own <= min(others) - UTILIZATION_GAP:
             found[member.id] = OddGpu(member, "utilization", own, others)
-    if (lowest := _lowest(members, lambda one: one.gpu_use.sm_ratio if one.gpu_use else None)) is not None:
+    if (lowest := _lowest(members, lambda one: one.gpu.use.sm_ratio if one.gpu.use else None)) is not None:
         member, own, others = lowest
         if own < _SM_OF_NO_KERNEL and min(others) >= SM_OF_A_KERNEL:
             found[member.id] = OddGpu(member, "kernel", own, others)

@@ -37,8 +37,14 @@ def with_records(grouping: Grouping, records: Records, opened_before_unix_second
     """Return the grouping with these records of its ranks, except ranks whose recorders were read in several rounds."""
 
     def recorded(member: Member) -> Member:
-        found = () if member.recorded or member.id.rank is None else records.get(member.id.rank, ())
-        return replace(member, recorded=recorded_once(found, opened_before_unix_seconds)) if found else member
+        found = () if member.recorder.libraries or member.id.rank is None else records.get(member.id.rank, ())
+        return (
+            replace(
+                member, recorder=replace(member.recorder, libraries=recorded_once(found, opened_before_unix_seconds))
+            )
+            if found
+            else member
+        )
 
     groups = (replace(group, members=tuple(map(recorded, group.members))) for group in grouping.groups)
     return replace(grouping, groups=tuple(groups))

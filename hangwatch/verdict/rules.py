@@ -43,7 +43,7 @@ def _stacked_where(
                 lambda member: (
                     scene.may_be_late(member)
                     and not may_be_behind_gpu(member)
-                    and member.asks_rank is None
+                    and member.waits.asks_rank is None
                     and also(group, member)
                     and not _is_in_torch(group, member)
                 ),
@@ -66,7 +66,7 @@ def _without_held_up(found: Callable[[Scene], Sequence[Group]]) -> Callable[[Sce
         def told(group: Group) -> Group | None:
             if not any(user_code.is_before(group, other) for other in waiting):
                 return group
-            return part_of(group, lambda member: member.main_cpu_ratio is not None)
+            return part_of(group, lambda member: member.usage.main_cpu_ratio is not None)
 
         return [part for group in found(scene) if (part := told(group))]
 
@@ -75,7 +75,7 @@ def _without_held_up(found: Callable[[Scene], Sequence[Group]]) -> Callable[[Sce
 
 def _is_in_torch(group: Group, member: Member) -> bool:
     """True if it sleeps in torch's own code, called from a function that no rule knows: `work.wait()` has no frame."""
-    return member.waits_in_torch and activity.known(group.activity).waits_for == "unknown"
+    return member.waits.waits_in_torch is True and activity.known(group.activity).waits_for == "unknown"
 
 
 def _is_held(group: Group, member: Member) -> bool:
@@ -83,8 +83,8 @@ def _is_held(group: Group, member: Member) -> bool:
 
     Where its calls may read a tensor it may be blocked behind its GPU: then it must be known what it waits for.
     """
-    idle = member.utilization_ratio is not None and member.utilization_ratio < GPU_IN_KERNEL_RATIO
-    is_known = member.awaited is not None or member.stuck_on is not None
+    idle = member.gpu.utilization_ratio is not None and member.gpu.utilization_ratio < GPU_IN_KERNEL_RATIO
+    is_known = member.waits.awaited is not None or member.waits.stuck_on is not None
     may_be = is_known or not activity.known(group.activity).may_read_gpu
     return idle and may_be and member.signature in {Signature.BLOCKED, Signature.AWAITS_OUTSIDE}
 
@@ -119,12 +119,12 @@ def died_first(scene: Scene) -> Sequence[Group]:
 
 def has_crashed(member: Member) -> bool:
     """True if the kernel's log says that its process, or a worker of it, ended by a fault or was killed for memory."""
-    return any(line.name in DEADLY for line in member.kernel_lines)
+    return any(line.name in DEADLY for line in member.kernel.lines)
 
 
 def _stopped(scene: Scene) -> Sequence[Group]:
     """Ranks in state T or t, and those that a freezer holds, whatever state that is shown as."""
-    return _where(scene, lambda member: member.state in STOPPED_STATES or member.frozen_cgroup is not None)
+    return _where(scene, lambda member: member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None)
 
 
 def _blocked(scene: Scene) -> Sequence[Group]:
@@ -135,7 +135,11 @@ def _blocked(scene: Scene) -> Sequence[Group]:
     """
 
     def is_blocked(member: Member) -> bool:
-        return member.state in BLOCKED_STATES and member.frozen_cgroup is None and not may_be_behind_gpu(member)
+        return (
+            member.kernel.state in BLOCKED_STATES
+            and member.waits.frozen_cgroup is None
+            and not may_be_behind_gpu(member)
+        )
 
     blocked = _where(scene, is_blocked)
     blocked = [group for group in blocked if not (group.waits and max(member.rounds for member in group.members) < 2)]
@@ -153,7 +157,7 @@ def _deaf_master(scene: Scene) -> Sequence[Group]:
         return []
 
     def is_deaf(member: Member) -> bool:
-        return member.id.rank == 0 and member.store is not None and not member.store.has_connection
+        return member.id.rank == 0 and member.waits.store is not None and not member.waits.store.has_connection
 
     elsewhere = [group for group in scene.stacked if not activity.known(group.activity).meets_at_store]
     return parts_of(elsewhere, is_deaf)

@@ -96,7 +96,7 @@ class Scene:
     def have_parted(self) -> bool:
         """True if all ranks are in the same functions, at lines that differ by more than the role of a rank."""
         groups = self.stacked
-        lines = {group.members[0].user_frames for group in groups}
+        lines = {group.members[0].stack.user_frames for group in groups}
         if len(groups) < 2 or len(lines) < len(groups) or () in lines or is_between_two(groups[0]):
             return False
         return self.are_alike and (not is_rooted(groups[0]) or len({own[1:] for own in lines}) > 1)
@@ -110,7 +110,9 @@ class Scene:
     def locked_out(self) -> tuple[Member, ...]:
         """Ranks that wait for the lock of a file whose holder is known."""
         members = (member for group in self.stacked for member in group.members)
-        return tuple(member for member in members if member.file_lock is not None and member.file_lock.holder_pid)
+        return tuple(
+            member for member in members if member.waits.file_lock is not None and member.waits.file_lock.holder_pid
+        )
 
     @cached_property
     def has_movers(self) -> bool:
@@ -142,11 +144,11 @@ class Scene:
 
     def may_be_late(self, member: Member) -> bool:
         """True if the measurements of a rank allow that the others wait for it, see `rules`."""
-        if member.waited_before or member.signature is Signature.BEHIND_GPU:
+        if member.stack.waited_before or member.signature is Signature.BEHIND_GPU:
             return False
-        if member.shares_lock or lock_holder(member) in self.processes or member.awaits_store is not None:
+        if member.waits.shares_lock or lock_holder(member) in self.processes or member.waits.awaits_store is not None:
             return False
-        spins = member.signature is Signature.SPINS and member.owns_gil is not True
+        spins = member.signature is Signature.SPINS and member.stack.owns_gil is not True
         return not (self.is_blocked_outside and spins)
 
     def neighbours(self, group: Group) -> int:
@@ -165,8 +167,8 @@ def survey(grouping: Grouping, ranks_here: int | None) -> Scene:
     by_node = Counter(member.id.node for group in stacked for member in group.members)
     failed = tuple(g for g in grouping.groups if g.fault and g not in gone and _tells(g, by_node))
     others = (g for g in grouping.groups if g.fault and g not in gone and g not in failed)
-    shut = parts_of(others, lambda member: member.silent_mount is not None)
-    held = tuple(parts_of(shut, lambda member: member.waits_for_mount))
+    shut = parts_of(others, lambda member: member.kernel.silent_mount is not None)
+    held = tuple(parts_of(shut, lambda member: member.kernel.waits_for_mount))
     is_part = ranks_here is not None and ranks_here < grouping.ranks_known
     members = [member for group in stacked for member in group.members]
     moving = sum(member.motion is Motion.MOVING for member in members)
@@ -185,9 +187,11 @@ def survey(grouping: Grouping, ranks_here: int | None) -> Scene:
         is_part=is_part,
         processes=frozenset(map(process_of, grouping.members)),
         stacks_by_node=by_node,
-        enclosed=tuple(member for member in members if member.enclosed_at is not None),
+        enclosed=tuple(member for member in members if member.waits.enclosed_at is not None),
         refused=refused,
-        store_servers=tuple(member for member in members if member.store and member.store.socket == "serving"),
+        store_servers=tuple(
+            member for member in members if member.waits.store and member.waits.store.socket == "serving"
+        ),
         moving=moving,
         health=health,
         is_blocked_outside=any(map(_is_blocked_outside, stacked)),
@@ -227,22 +231,22 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
     for a lock or a thread while another thread of it waits for ranks, and one that asks repeatedly in its own code. A
     rank that sleeps in torch's code waits, though no frame of Python shows it.
     """
-    if member.state in STOPPED_STATES or member.frozen_cgroup is not None:
+    if member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None:
         return "elsewhere"
     if group.fault is not None or group.gone:
         return "unclear"
     if lock_holder(member) in processes:
         return "waits"
-    if member.waits_in_torch and kind in {"nothing", "unknown"}:
+    if member.waits.waits_in_torch and kind in {"nothing", "unknown"}:
         return "waits"
     if is_in_code and asks_again(member) and all(one.by_main for one in open_operations(member)):
         return "unclear"
     match kind:
         case "ranks" | "gpu":
             return "waits"
-        case _ if member.asks_rank is not None:
+        case _ if member.waits.asks_rank is not None:
             return "unclear"
-        case "lock" if member.shares_lock:
+        case "lock" if member.waits.shares_lock:
             return "unclear"
         case "lock" | "thread" if any(activity.known(one.activity).waits_for == "ranks" for one in group.threads):
             return "unclear"
@@ -250,7 +254,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
             return "elsewhere"
         case "lock":
             return "held"
-        case "unknown" if is_in_code and not member.receives:
+        case "unknown" if is_in_code and not member.kernel.receives:
             return "elsewhere"
     return "elsewhere" if member.signature is Signature.AWAITS_OUTSIDE else "unclear"
 
@@ -260,7 +264,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
 
 def open_operations(member: Member) -> Iterator[Enqueued]:
     """The operations that the flight recorders of a rank show as open in the first and in the last round."""
-    for recorder in member.recorded:
+    for recorder in member.recorder.libraries:
         for records in recorder.groups:
             yield from (one for one in records.operations if one.stays_open)
 
@@ -282,12 +286,12 @@ def process_of(member: Member) -> Process:
 
 def lock_holder(member: Member) -> Process | None:
     """The process that holds the lock of a file for which a rank waits; None where it waits for none."""
-    return None if member.file_lock is None else (member.id.node, member.file_lock.holder_pid)
+    return None if member.waits.file_lock is None else (member.id.node, member.waits.file_lock.holder_pid)
 
 
 def may_be_behind_gpu(member: Member) -> bool:
     """True if its GPU runs a kernel and it was seen in one round: only a second one tells whether it waits for that."""
-    return member.rounds < 2 and (member.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
+    return member.rounds < 2 and (member.gpu.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
 
 
 def asks_unknown_thread(group: Group) -> bool:

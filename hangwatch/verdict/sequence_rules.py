@@ -95,7 +95,7 @@ def answer_of(members: Sequence[Member], stance: Callable[[Member], Stance], wor
     recorded = decide(wait_graph.build(members, stance, world_size))
     if recorded.graph.pending:
         return recorded
-    if all(member.nccl_ras is None for member in members):
+    if all(member.recorder.nccl_ras is None for member in members):
         return Answer("unknown", by_counts=True)
 
     def decide_by_counts(may_wait: Callable[[Member], bool]) -> Answer:

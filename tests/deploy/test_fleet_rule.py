@@ -21,7 +21,7 @@ from hangwatch.collectives import wait_graph
 from hangwatch.collectives.wait_graph import Stance
 from hangwatch.config import Detector
 from hangwatch.detector import job_watch
-from hangwatch.model import Frame, Group, Grouping, GroupRecords, JobState, Member
+from hangwatch.model import Frame, Group, Grouping, GroupRecords, JobState, Member, RecorderFacts
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict import sequence_rules
 from hangwatch.verdict.scene import stance_of
@@ -91,9 +91,9 @@ def later(one: Member) -> Member:
             oldest_unix_seconds=found.oldest_unix_seconds and found.oldest_unix_seconds + SINCE_1970,
             groups=tuple(map(moved, found.groups)),
         )
-        for found in one.recorded
+        for found in one.recorder.libraries
     )
-    return structs.replace(one, recorded=tuple(recorded))
+    return structs.replace(one, recorder=structs.replace(one.recorder, libraries=tuple(recorded)))
 
 
 def exported(case: Case) -> Iterator[dict[str, Any]]:
@@ -201,7 +201,7 @@ def drawn(seed: int) -> Case:
         if chance.random() < 0.08:
             one = chance.choice(
                 [
-                    structs.replace(one, recorded=()),
+                    structs.replace(one, recorder=structs.replace(one.recorder, libraries=())),
                     member(rank, recorder(record(6, id=0), record(6, id=1, group_id=5, state="open"))),
                     member(rank, recorder(record(6, operation="gloo:all_gather", state="open"))),
                     member(rank, recorder(record(900, "9", created_unix_ns=-100 * 10**9), is_wrapped=True)),
@@ -279,7 +279,7 @@ def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: P
     kept = record(900, "9", created_unix_ns=900 * 10**9)
     last = member(3, recorder(kept, is_wrapped=True))
     stands: tuple[Stance, ...] = ("elsewhere", "waits", "waits", "waits")
-    unread = tuple(structs.replace(standing(rank, waits(6)), recorded=()) for rank in range(3))
+    unread = tuple(structs.replace(standing(rank, waits(6)), recorder=RecorderFacts(libraries=())) for rank in range(3))
     cases = [
         Case(
             "k1", (*(standing(rank, waits(6)) for rank in range(3)), last), ("waits", "waits", "waits", "elsewhere"), 4
@@ -293,7 +293,7 @@ def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: P
 def test_a_stack_accuses_nobody_who_has_come(tmp_path: Path) -> None:
     """Rank 3 has come and stands elsewhere; of rank 2 nothing is known, so that not everybody is known to have come."""
     members = [standing(rank, waits(6)) for rank in range(4)]
-    members[2] = structs.replace(members[2], recorded=())
+    members[2] = structs.replace(members[2], recorder=structs.replace(members[2].recorder, libraries=()))
     stands: tuple[Stance, ...] = ("waits", "waits", "waits", "elsewhere")
     come = Case("k1", tuple(members), stands, 4)
     alone = Case("k2", (*(standing(rank, done(5)) for rank in range(3)), standing(3, waits(6))), stands, 4)
@@ -413,7 +413,9 @@ def test_the_page_says_who_has_not_come(case: Case, summary: str, who: str, tmp_
             {"series": f'hangwatch_job_state{{{labels},state="hung"}}', "values": "1x2"},
             {"series": f"hangwatch_job_page{{{labels}}}", "values": "1x2"},
         ]
-    description = f"{who}\nWhere the ranks are:\n  4 \N{MULTIPLICATION SIGN} unknown in step (train.py)\nReported: 4 of 4 ranks."
+    description = (
+        f"{who}\nWhere the ranks are:\n  4 \N{MULTIPLICATION SIGN} unknown in step (train.py)\nReported: 4 of 4 ranks."
+    )
     alert = {
         "exp_labels": {"severity": "critical", "job_id": "k1", "job_key": "k1"},
         "exp_annotations": {

@@ -90,13 +90,13 @@ def test_whose_child_waits_for_the_lock_of_another_rank_waits_for_that_lock(how:
         group, member = seen("locks", pid, other.pid)
         _, alone = seen("locks", pid)
     path = str(tmp_path / "the.lock")
-    assert member.file_lock is not None
-    comm = member.file_lock.holder_comm
-    assert member.file_lock == FileLock(path, holder_pid=other.pid, holder_comm=comm, by_child=True)
-    assert group.waits_for == "lock" and member.awaited is None
+    assert member.waits.file_lock is not None
+    comm = member.waits.file_lock.holder_comm
+    assert member.waits.file_lock == FileLock(path, holder_pid=other.pid, holder_comm=comm, by_child=True)
+    assert group.waits_for == "lock" and member.waits.awaited is None
     by_child = "waits for a process that it started, which waits for"
     assert clauses.does(group) == f"{by_child} the lock of {path}, which pid {other.pid} ({comm}) holds"
-    assert alone.file_lock is None and alone.awaited is not None, "the holder is nobody of its job"
+    assert alone.waits.file_lock is None and alone.waits.awaited is not None, "the holder is nobody of its job"
 
 
 @pytest.mark.parametrize(("how", "who"), [(ITSELF, "main"), (IN_A_THREAD, "thread"), (WAITS, "child")])
@@ -109,15 +109,15 @@ def test_who_receives_from_another_rank_asks_it(how: str, who: str, code: str, a
     with other_rank(tmp_path, accepts=accepts) as other, targets.python(how.format(code=code), tmp_path) as pid:
         _, member = seen("receives", pid, other.pid)
         _, alone = seen("receives", pid)
-    assert (member.asks_rank, member.is_held_outside, member.awaited) == (who, False, None)
-    assert alone.asks_rank is None, "it asks nobody of its job"
+    assert (member.waits.asks_rank, member.kernel.is_held_outside, member.waits.awaited) == (who, False, None)
+    assert alone.waits.asks_rank is None, "it asks nobody of its job"
 
 
 @pytest.mark.parametrize("code", [FIFO, CONNECTION], ids=["fifo", "connection"])
 def test_whose_child_receives_from_a_stranger_is_held_outside(code: str, tmp_path: Path) -> None:
     with other_rank(tmp_path), targets.python(WAITS.format(code=code), tmp_path) as pid:
         _, member = seen("receives", pid)
-    assert member.asks_rank is None and member.is_held_outside and member.awaited is not None
+    assert member.waits.asks_rank is None and member.kernel.is_held_outside and member.waits.awaited is not None
 
 
 def test_a_pipe_that_all_ranks_only_read_leads_to_none_of_them(tmp_path: Path) -> None:
@@ -128,4 +128,4 @@ def test_a_pipe_that_all_ranks_only_read_leads_to_none_of_them(tmp_path: Path) -
         code = f"import os\nos.dup2(os.open('/proc/{other.pid}/fd/0', os.O_RDONLY), 0)\n" + WAITS.format(code=reads)
         with targets.python(code, tmp_path) as pid:
             _, member = seen("receives", pid, other.pid)
-    assert member.asks_rank is None
+    assert member.waits.asks_rank is None

@@ -196,7 +196,7 @@ def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) 
         wait_for(lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat", "the odd one")
         look = looked_at([first, second, third, odd])
     assert [rank.pid for rank in look.verdict.named] == [odd]
-    calls = {member.id.pid: member.kernel_call for member in look.grouping.members}
+    calls = {member.id.pid: member.kernel.call for member in look.grouping.members}
     assert [pid for pid, call in calls.items() if call is not None] == [odd]
     said = f"stands in openat of {folders[3]}/fifo, in each of 2 rounds"
     assert said in look.verdict.message

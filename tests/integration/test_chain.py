@@ -54,7 +54,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         assert [who.rank for who in incident.verdict.named] == [2]
         assert len(incident.captures[0].ranks) == 4
         assert all(series.quiet_line_watts for series in incident.power)
-        links = [(one.nvlink_bytes_per_second, one.pcie_bytes_per_second) for one in incident.grouping.members]
+        links = [(one.gpu.nvlink_bytes_per_second, one.gpu.pcie_bytes_per_second) for one in incident.grouping.members]
         assert all(nvlink == 0.0 and pcie == pytest.approx(5e6, rel=0.2) for nvlink, pcie in links), links
 
         steps = job.steps(0)

@@ -68,9 +68,9 @@ def test_who_waits_for_a_lock_is_told_the_file_and_its_holder(how: str, tmp_path
     with held(path, how) as holder, targets.python(WAITS.format(how=how), tmp_path) as pid:
         group = seen(pid)
     (member,) = group.members
-    assert member.file_lock is not None and member.file_lock.holder_comm
-    comm = member.file_lock.holder_comm
-    assert member.file_lock == FileLock(str(path), holder_pid=holder.pid, holder_comm=comm)
+    assert member.waits.file_lock is not None and member.waits.file_lock.holder_comm
+    comm = member.waits.file_lock.holder_comm
+    assert member.waits.file_lock == FileLock(str(path), holder_pid=holder.pid, holder_comm=comm)
     assert clauses.does(group) == f"waits for the lock of {path}, which pid {holder.pid} ({comm}) holds"
     assert group.waits_for == "lock", "by measurement: the table is empty"
 
@@ -79,7 +79,7 @@ def test_a_holder_that_ended_and_left_the_lock_to_its_child_is_not_made_up(tmp_p
     with held(tmp_path / "the.lock", FLOCK, is_left=True), targets.python(WAITS.format(how=FLOCK), tmp_path) as pid:
         group = seen(pid)
     (member,) = group.members
-    assert member.file_lock == FileLock(str(tmp_path / "the.lock"))  # listed or not, as pid namespaces are
+    assert member.waits.file_lock == FileLock(str(tmp_path / "the.lock"))  # listed or not, as pid namespaces are
     assert "it has ended and left it to a process that it started" in clauses.does(group)
 
 
@@ -88,7 +88,7 @@ def test_who_waits_for_something_else_waits_for_no_lock_of_a_file(tmp_path: Path
         (group,) = group_ranks(
             capture(job_of_pids([pid]), CaptureRequest(settings=SETTINGS, node="here")), Table(()), SETTINGS
         ).groups
-    assert [member.file_lock for member in group.members] == [None]
+    assert [member.waits.file_lock for member in group.members] == [None]
 
 
 def test_a_name_that_escapes_is_spelt_out(tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ def test_a_rank_in_a_frozen_control_group_is_suspended_and_the_group_is_named(tm
     with targets.python(targets.SLEEPING, tmp_path) as pid, frozen(pid, root) as cgroup:
         seen = look(pid)
         (member,) = seen.grouping.members
-        assert (member.signature, member.frozen_cgroup) == (Signature.STOPPED, cgroup)
-        assert member.state == ("D" if root == V1 else "S")  # to the kernel it sleeps
+        assert (member.signature, member.waits.frozen_cgroup) == (Signature.STOPPED, cgroup)
+        assert member.kernel.state == ("D" if root == V1 else "S")  # to the kernel it sleeps
         assert seen.verdict.kind == "Suspended"
         assert seen.verdict.message.endswith(f"is frozen: control group {cgroup} is frozen.")
         assert seen.grouping.groups[0].frames  # read without a pause: nobody waits for a process that cannot stop

@@ -129,7 +129,7 @@ def test_ranks_that_wait_at_an_address_of_this_node_alone(address: str, world_si
         def places() -> list[str | None] | None:
             found = looked_at(pids)
             members = found[0].members if found else ()
-            return [member.enclosed_at for member in members] or None
+            return [member.waits.enclosed_at for member in members] or None
 
         wait_for(lambda: all(map(_listens, pids)), "both to listen")
         found = wait_for(places, "both to be seen")
@@ -146,7 +146,7 @@ def test_a_store_at_loopback_of_a_job_with_ranks_elsewhere(program: str, expecte
             wait_for(lambda: all(map(_is_connected, pids)), "it to connect")
         found = wait_for(lambda: looked_at(pids), "the rank to be seen")
     (member,) = found[0].members
-    assert (member.enclosed_at and member.enclosed_at[:22]) == expected
+    assert (member.waits.enclosed_at and member.waits.enclosed_at[:22]) == expected
 
 
 def _sockets(pid: int) -> list[sockets.Connection]:

@@ -43,7 +43,11 @@ def recorded(member: Member, number: int) -> Member:
     )
     operations = (opened,) if number == 7 else ()
     group = GroupRecords(library="nccl", name="0", description="default_pg", number=number, operations=operations)
-    return replace(member, recorded=(Recorded(library="nccl", groups=(group,)),), receives=False)
+    return replace(
+        member,
+        recorder=replace(member.recorder, libraries=(Recorded(library="nccl", groups=(group,)),)),
+        kernel=replace(member.kernel, receives=False),
+    )
 
 
 def own_code(group: Group, rank: int) -> tuple[Group, ...]:

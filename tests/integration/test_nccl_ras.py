@@ -252,5 +252,5 @@ def test_nccl_by_default_is_not_asked(tmp_path: Path) -> None:
         look = diagnose_job(
             job_of_pids([pid]), CaptureRequest(settings=settings, node="here", ask_nccl=True), activity.load()
         )
-    assert look.grouping.members[0].nccl_ras is None
+    assert look.grouping.members[0].recorder.nccl_ras is None
     assert asked(tmp_path) == []

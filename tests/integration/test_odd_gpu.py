@@ -65,7 +65,7 @@ def test_the_rank_whose_gpu_has_no_kernel_is_looked_at_first(fake_driver: FakeDr
 
         def counted() -> Diagnosis | None:
             found = look()  # the driver has a second for an answer
-            return found if all(member.gpu_use for member in found.grouping.members) else None
+            return found if all(member.gpu.use for member in found.grouping.members) else None
 
         alike = wait_for(counted, "what the GPUs do")
         fake_driver.add("gpu 2 gpm 2 0")

@@ -10,7 +10,7 @@ import pytest
 
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.rank_records import recorded
-from hangwatch.model import Member, RankId
+from hangwatch.model import Member, RankId, RecorderFacts
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes.node.machine import Node
 from hangwatch.verdict import sequence_rules
@@ -100,10 +100,13 @@ def test_a_job_that_goes_on_accuses_nobody(name: str, wanted: int, tmp_path: Pat
                 first = snapshots[0]
                 looks += 1
                 members = [
-                    Member(id=RankId(node="here", rank=rank), recorded=recorded([first[rank], last[rank]]))
+                    Member(
+                        id=RankId(node="here", rank=rank),
+                        recorder=RecorderFacts(libraries=recorded([first[rank], last[rank]])),
+                    )
                     for rank in job.read
                 ]
-                whole += all(member.recorded for member in members)
+                whole += all(member.recorder.libraries for member in members)
                 graph = wait_graph.build(members, lambda _: "elsewhere", len(members))
                 assert sequence_rules.decide(graph) == Answer("unknown")
             pace.wait(0.05)

@@ -82,17 +82,17 @@ def test_who_waits_for_a_semaphore_that_another_rank_maps_waits_for_a_lock(name:
     with held(name) as holder, targets.python(WAITS.format(name=name), tmp_path) as pid:
         group = seen(holder, pid)
         alone = seen(pid)
-    assert [member.shares_lock for member in group.members] == [True]
+    assert [member.waits.shares_lock for member in group.members] == [True]
     assert group.waits_for == "lock", "by measurement: the table is empty"
     assert clauses.does(group) == "waits for a lock in memory shared with another rank"
-    assert [member.shares_lock for member in alone.members] == [False], "nobody else of its job has it"
+    assert [member.waits.shares_lock for member in alone.members] == [False], "nobody else of its job has it"
 
 
 @pytest.mark.parametrize("code", [OF_A_THREAD, OF_ITS_CHILD], ids=["of a thread", "of a child that is no rank"])
 def test_a_lock_of_its_own_is_not_shared(code: str, name: str, tmp_path: Path) -> None:
     with held(name) as other, targets.python(code, tmp_path) as pid:
         group = seen(other, pid)
-    assert not any(member.shares_lock for member in group.members)
+    assert not any(member.waits.shares_lock for member in group.members)
 
 
 def test_of_a_process_that_is_gone_nothing_is_said() -> None:

@@ -179,9 +179,9 @@ def test_a_rank_behind_its_gpu_whose_links_are_read(
             (member,) = group_ranks(taken, Table(()), SETTINGS).members
     finally:
         sampler.stop()
-    print(member.nvlink_bytes_per_second, member.pcie_bytes_per_second)
+    print(member.gpu.nvlink_bytes_per_second, member.gpu.pcie_bytes_per_second)
     assert member.signature is expected
-    assert (member.pcie_bytes_per_second is None) is not bool(counters)
+    assert (member.gpu.pcie_bytes_per_second is None) is not bool(counters)
 
 
 FIFO = "import os\nfd = os.open(folder + '/fifo', os.O_RDWR)\n"
@@ -230,7 +230,7 @@ def test_who_is_stuck_on_a_file_or_pipe_of_nobody_in_its_job(code: str, where: s
     with targets.python(code, tmp_path) as pid:
         wait_for(lambda: main_thread.read_call(pid, procfs.PROC), "it to stand in a call")
         member = measured(job_of(pid))
-    assert member.stuck_on == (where and where.format(folder=tmp_path))
+    assert member.waits.stuck_on == (where and where.format(folder=tmp_path))
     assert where is None or member.signature is Signature.BLOCKED, "it pages as before"
 
 
@@ -252,7 +252,7 @@ def test_who_waits_for_somebody_outside_of_the_job(code: str, kind: str, tmp_pat
         targets.wait_for_call(pid, kind)
         member = measured(job_of(pid))
         assert member.signature is Signature.AWAITS_OUTSIDE
-        assert f"127.0.0.1 port {port}" in member.awaited.who
+        assert f"127.0.0.1 port {port}" in member.waits.awaited.who
         at_store = measured(job_of(pid, MASTER_PORT=str(port)))
         assert at_store.signature is Signature.BLOCKED, "who waits for the job's store waits for the job"
 
@@ -267,7 +267,7 @@ def test_what_a_rank_has_to_do_with_the_store_of_its_job(tmp_path: Path) -> None
         with targets.python(RECEIVES.replace("{port}", port), tmp_path / "other") as other:
             seen["connected"] = measured(job_of(other, MASTER_ADDR="127.0.0.1", MASTER_PORT=port))
             seen["serving"] = measured(job_of(pid, MASTER_ADDR="127.0.0.1", MASTER_PORT=port))
-    assert {use: member.store for use, member in seen.items()} == {
+    assert {use: member.waits.store for use, member in seen.items()} == {
         use: Store(endpoint=f"127.0.0.1:{port}", socket=use) for use in seen
     }
 
@@ -293,7 +293,7 @@ def test_a_child_that_is_known_as_a_worker_is_outside_where_it_is_waited_for_by_
         worker = Worker(id=procfs.read_state(child)[0], comm="python")
         member = measured(replace(job, ranks=(replace(job.ranks[0], workers=(worker,)),)))
     assert member.signature is Signature.AWAITS_OUTSIDE
-    assert member.awaited.who.startswith(f"its child {child} (python")
+    assert member.waits.awaited.who.startswith(f"its child {child} (python")
 
 
 def test_a_peer_that_is_a_process_of_the_job_is_not_outside(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_bytes_that_a_rank_receives_into_memory_are_motion(tmp_path: Path) -> No
     with server(bytes(40_000)) as port, targets.python(DOWNLOADS.format(port=port), tmp_path) as pid:
         member = measured(job_of(pid))
     assert member.signature is Signature.TRANSFERS
-    assert 100_000 < member.io_bytes_per_second < 1_000_000
+    assert 100_000 < member.usage.io_bytes_per_second < 1_000_000
 
 
 def test_who_stands_in_a_debugger_waits_for_the_person_at_his_terminal() -> None:
@@ -345,7 +345,9 @@ def test_who_stands_in_a_debugger_waits_for_the_person_at_his_terminal() -> None
         os.close(ours)
     (member,) = group.members
     assert member.signature is Signature.AWAITS_OUTSIDE
-    assert member.awaited is not None and member.awaited.who.startswith("a person at the terminal /dev/pts/")
+    assert member.waits.awaited is not None and member.waits.awaited.who.startswith(
+        "a person at the terminal /dev/pts/"
+    )
     assert clauses.does(group) == "stands in a debugger, where a person is awaited"
 
 

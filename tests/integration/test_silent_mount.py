@@ -112,7 +112,7 @@ def test_while_the_mount_answers_there_are_stacks(tmp_path: Path) -> None:
     with ranks(tmp_path, ASLEEP, ASLEEP) as (job, _):
         seen = look(job, config.Capture())
     assert [group.fault for group in seen.grouping.groups] == [None]
-    assert not any(member.silent_mount for member in seen.grouping.members)
+    assert not any(member.kernel.silent_mount for member in seen.grouping.members)
 
 
 def test_a_process_on_which_a_py_spy_hangs_is_not_dumped_again(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_descriptor_tells_the_mount_where_no_place_in_the_kernel_does(
     with ranks(tmp_path, SPINNING, READING_OPEN) as (job, fall_silent):
         fall_silent()
         seen = look(job)
-    assert [member.waits_for_mount for member in seen.grouping.members] == [False, True]
+    assert [member.kernel.waits_for_mount for member in seen.grouping.members] == [False, True]
 
 
 def test_ranks_that_all_sleep_over_a_silent_mount_page_and_none_is_accused(tmp_path: Path) -> None:

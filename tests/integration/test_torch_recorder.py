@@ -86,7 +86,7 @@ def test_a_capture_keeps_why_a_recorder_could_not_be_read(tmp_path: Path) -> Non
         taken = diagnosis.diagnose_job(
             job_of_pids([pid]), CaptureRequest(settings=settings, node="here", rounds=1), activity.load()
         )
-    assert [one.reason for one in taken.grouping.members[0].recorder_faults] == ["NoTorch"]
+    assert [one.reason for one in taken.grouping.members[0].recorder.faults] == ["NoTorch"]
     assert not [note for note in as_json.answer(taken.grouping, taken.verdict).notes if "sequence numbers" in note]
 
 

@@ -169,7 +169,7 @@ def test_a_rank_that_sleeps_in_user_code_is_named(job: RealJob) -> None:
     assert odd.frames[0].function == "poll_license_server"
     (others,) = (group for group in grouping.groups if group is not odd)
     assert (others.operation, others.waits, len(others.members)) == ("all_reduce", True, RANKS - 1)
-    assert 0 not in [member.peers for member in grouping.members]
+    assert 0 not in [member.waits.peers for member in grouping.members]
     os.kill(job.pid(2), signal.SIGUSR1)
     job.wait_until_it_trains()
 
@@ -240,7 +240,7 @@ def test_a_rank_that_spins_with_the_gil_is_named(job: RealJob) -> None:
     assert odd.frames[0].function == "search_best_split"
     # All of what it was given, which is a whole core only where nobody else wants it.
     ran, waited = after[0] - before[0], after[1] - before[1]
-    assert (odd.members[0].cpu_ratio or 0) > 0.3 * ran / (ran + waited)
+    assert (odd.members[0].usage.cpu_ratio or 0) > 0.3 * ran / (ran + waited)
     os.kill(job.pid(3), signal.SIGUSR1)
     job.wait_until_it_trains()
 
@@ -270,12 +270,12 @@ def test_a_job_that_destroyed_its_process_group_is_over_and_before_that_it_is_no
     torchrun = beside_python("torchrun")
     with launched(tmp_path, torchrun, f"--nproc-per-node={RANKS}", str(program), str(tmp_path)) as one:
         _, before, verdict = one.judge()
-        assert 0 not in [member.peers for member in before.members]
+        assert 0 not in [member.waits.peers for member in before.members]
         assert verdict.kind != "Over"
         (tmp_path / "end").write_text("")
         wait_for(lambda: len(list(tmp_path.glob("over-*"))) == RANKS, "the ranks to destroy their group")
         _, after, verdict = one.judge()
-        assert [member.peers for member in after.members] == [0] * RANKS
+        assert [member.waits.peers for member in after.members] == [0] * RANKS
         assert (verdict.kind, verdict.named) == ("Over", ())
 
 

@@ -17,7 +17,7 @@ from hangwatch.fleet.merge import Gathering
 from hangwatch.fleet.nodeset import NodesError
 from hangwatch.fleet.sighting import Sighting
 from hangwatch.fleet.topology import Leaf, TopologyError
-from hangwatch.model import Group, Grouping, GroupRecords, Member, RankId, Recorded
+from hangwatch.model import Group, Grouping, GroupRecords, Member, RankId, Recorded, RecorderFacts
 from tests import samples
 
 NODES, LOCAL = 16, 8
@@ -33,7 +33,7 @@ def member(rank: int, groups: Mapping[str, frozenset[int]], nodes: int = NODES) 
     return Member(
         id=RankId(node=f"n{rank // LOCAL}", rank=rank, local_rank=rank % LOCAL, pid=100 + rank),
         rounds=3,
-        recorded=(Recorded(library="torch", groups=own),) if own else (),
+        recorder=RecorderFacts(libraries=(Recorded(library="torch", groups=own),) if own else ()),
     )
 
 

@@ -11,15 +11,20 @@ from hangwatch.model import (
     Confidence,
     FileLock,
     Frame,
+    GpuReadings,
     GpuUse,
     Group,
     Grouping,
     KernelCall,
+    KernelFacts,
     Member,
     Motion,
     PortTraffic,
+    RecorderFacts,
     Signature,
+    Usage,
     Verdict,
+    Waits,
 )
 from hangwatch.verdict import judge
 from tests.unit.test_waitfor import WORLD, done, standing, waits
@@ -40,7 +45,7 @@ def waiting(*members: Member) -> Group:
 
 
 def outside(*members: Member, activity: str = "checkpoint", waits_for: str = "nothing") -> Group:
-    own = tuple(structs.replace(member, user_frames=(OWN,)) for member in members)
+    own = tuple(structs.replace(member, stack=structs.replace(member.stack, user_frames=(OWN,))) for member in members)
     return Group(key="o", activity=activity, waits_for=waits_for, frames=(OWN,), members=own)
 
 
@@ -64,7 +69,7 @@ def test_who_sleeps_in_torch_behind_a_line_of_its_own_waits_too() -> None:
     own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
     unknown = {"activity": "unknown", "waits_for": "unknown"}
     assert [one.rank for one in judged(waiting(*THREE), outside(own, **unknown)).named] == [3]
-    in_torch = structs.replace(own, waits_in_torch=True)
+    in_torch = structs.replace(own, waits=structs.replace(own.waits, waits_in_torch=True))
     verdict = judged(waiting(*THREE), outside(in_torch, **unknown))
     assert verdict.named == ()
     assert "sequence" in {vote.kind for vote in verdict.evidence}, "what the numbers show stands beside it"
@@ -85,10 +90,13 @@ def test_who_has_the_numbers_is_not_sent_for_them() -> None:
 
 
 def test_by_stacks_alone_who_sleeps_in_torch_is_not_accused_either() -> None:
-    members = [structs.replace(standing(rank, done(5)), signature=Signature.BLOCKED, recorded=()) for rank in range(4)]
+    members = [
+        structs.replace(standing(rank, done(5)), signature=Signature.BLOCKED, recorder=RecorderFacts(libraries=()))
+        for rank in range(4)
+    ]
     unknown = {"activity": "unknown", "waits_for": "unknown"}
     assert [one.rank for one in judged(waiting(*members[:3]), outside(members[3], **unknown)).named] == [3]
-    in_torch = structs.replace(members[3], waits_in_torch=True)
+    in_torch = structs.replace(members[3], waits=structs.replace(members[3].waits, waits_in_torch=True))
     assert judged(waiting(*members[:3]), outside(in_torch, **unknown)).named == ()
 
 
@@ -98,7 +106,7 @@ def test_who_waits_for_a_lock_that_another_rank_may_hold_is_not_named(waits_for:
     assert [one.rank for one in judged(waiting(*THREE), outside(held, activity="lock", waits_for=waits_for)).named] == [
         3
     ]
-    shared = structs.replace(held, shares_lock=True)
+    shared = structs.replace(held, waits=structs.replace(held.waits, shares_lock=True))
     verdict = judged(waiting(*THREE), outside(shared, activity="lock", waits_for="lock"))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
 
@@ -117,8 +125,8 @@ def test_who_asks_again_and_again_is_looked_at_first_and_not_named() -> None:
 def test_lines_of_a_loop_that_sleeps_are_no_work(
     switches_per_second: float, main_cpu_ratio: float, named: list[int]
 ) -> None:
-    seen = {"switches_per_second": switches_per_second, "main_cpu_ratio": main_cpu_ratio}
-    goes_on = structs.replace(standing(3, done(5)), signature=Signature.COMPUTES, motion=Motion.MOVING, **seen)
+    usage = Usage(switches_per_second=switches_per_second, main_cpu_ratio=main_cpu_ratio)
+    goes_on = structs.replace(standing(3, done(5)), signature=Signature.COMPUTES, motion=Motion.MOVING, usage=usage)
     verdict = judged(waiting(*THREE), outside(goes_on, activity="unknown", waits_for="unknown"))
     assert [one.rank for one in verdict.named] == named
     assert [one.rank for one in (*verdict.named, *verdict.first_look)] == [3]
@@ -139,13 +147,13 @@ def test_a_stack_against_the_numbers_accuses_nobody_and_both_are_shown() -> None
     verdict = judged(waiting(*(standing(rank, pair) for rank in range(3))), outside(standing(3, pair)))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("Contradiction", (), [3])
     assert "by stacks rank 3" in verdict.message and "have" not in verdict.message.split("come to")[0]
-    without = [structs.replace(member, recorded=()) for member in THREE]
+    without = [structs.replace(member, recorder=structs.replace(member.recorder, libraries=())) for member in THREE]
     alone = judged(waiting(*without), outside(standing(3, pair)))
     assert (alone.kind, [one.rank for one in alone.named]) == ("OutsideCollective", [3])
 
 
 def test_the_kernel_stands_above_what_names_nobody() -> None:
-    stopped = structs.replace(standing(3, waits(6)), state="T", signature=Signature.STOPPED)
+    stopped = structs.replace(standing(3, waits(6)), kernel=KernelFacts(state="T"), signature=Signature.STOPPED)
     verdict = judged(waiting(*THREE, stopped))
     assert (verdict.kind, [one.rank for one in verdict.named]) == ("RankStopped", [3])
     assert judged(waiting(*THREE, standing(3, waits(6)))).kind == "EverybodyCame"
@@ -153,11 +161,11 @@ def test_the_kernel_stands_above_what_names_nobody() -> None:
 
 def test_who_waits_for_a_lock_that_a_rank_holds_waits_for_that_rank() -> None:
     lock = FileLock(path="/shared/lock", holder_pid=700)
-    held = structs.replace(standing(3, done(5)), file_lock=lock)
+    held = structs.replace(standing(3, done(5)), waits=Waits(file_lock=lock))
     holder = structs.replace(THREE[0], id=structs.replace(THREE[0].id, pid=700))
     verdict = judged(waiting(holder, *THREE[1:]), outside(held, activity="lock", waits_for="lock"), world_size=4)
     assert verdict.kind != "NotCome"
-    stranger = structs.replace(held, file_lock=structs.replace(lock, holder_pid=701))
+    stranger = structs.replace(held, waits=structs.replace(held.waits, file_lock=structs.replace(lock, holder_pid=701)))
     assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotCome"
 
 
@@ -170,7 +178,12 @@ def test_ranks_that_are_still_in_what_all_have_come_to_are_not_held_up_by_who_is
     assert verdict.message.startswith("All its ranks have come to all_reduce 6 of the default group, and ranks 1,3 are")
     assert "root" not in verdict.message
     without = [
-        structs.replace(group, members=tuple(structs.replace(m, recorded=()) for m in group.members))
+        structs.replace(
+            group,
+            members=tuple(
+                structs.replace(m, recorder=structs.replace(m.recorder, libraries=())) for m in group.members
+            ),
+        )
         for group in (behind, ahead)
     ]
     assert [one.rank for one in judged(*without).first_look] == [2]
@@ -198,7 +211,7 @@ def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, who: st
     """Whatever the functions are called in which it does: the other one may be the one that does not answer."""
     own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
     assert [one.rank for one in judged(waiting(*THREE), outside(own, activity=activity)).named] == [3]
-    asks = structs.replace(own, asks_rank=who)
+    asks = structs.replace(own, waits=structs.replace(own.waits, asks_rank=who))
     verdict = judged(waiting(*THREE), outside(asks, activity=activity))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
     assert words in verdict.message
@@ -208,7 +221,9 @@ def test_at_a_socket_whose_other_end_is_a_rank_it_is_not_said_that_nobody_knows(
     def said(other_pid: int | None) -> str:
         behind = Behind(kind="unix", what="a Unix socket", other_pid=other_pid)
         call = KernelCall(name="recvfrom", says="recvfrom", rounds=2, descriptors=1, behind=(behind,))
-        own = structs.replace(standing(3, done(5)), receives=True, kernel_call=call, signature=Signature.BLOCKED)
+        own = structs.replace(
+            standing(3, done(5)), kernel=KernelFacts(receives=True, call=call), signature=Signature.BLOCKED
+        )
         holder = structs.replace(THREE[0], id=structs.replace(THREE[0].id, pid=700))
         unknown = outside(own, activity="unknown", waits_for="unknown")
         verdict = judged(waiting(holder, *THREE[1:]), unknown)
@@ -222,15 +237,21 @@ def test_at_a_socket_whose_other_end_is_a_rank_it_is_not_said_that_nobody_knows(
 
 @ASKS
 def test_by_stacks_too_who_asks_another_rank_is_not_named(activity: str, who: str, words: str) -> None:
-    others = [structs.replace(member, recorded=()) for member in THREE]
-    own = structs.replace(standing(3, done(5)), recorded=(), signature=Signature.BLOCKED)
+    others = [structs.replace(member, recorder=structs.replace(member.recorder, libraries=())) for member in THREE]
+    own = structs.replace(standing(3, done(5)), recorder=RecorderFacts(libraries=()), signature=Signature.BLOCKED)
     assert [one.rank for one in judged(waiting(*others), outside(own, activity=activity)).named] == [3]
-    assert judged(waiting(*others), outside(structs.replace(own, asks_rank=who), activity=activity)).named == ()
+    assert (
+        judged(
+            waiting(*others),
+            outside(structs.replace(own, waits=structs.replace(own.waits, asks_rank=who)), activity=activity),
+        ).named
+        == ()
+    )
 
 
 def test_who_asks_another_rank_in_a_wait_for_ranks_waits_as_the_others_do() -> None:
     """As MPI receives in the main thread."""
-    asks = structs.replace(standing(3, done(5)), asks_rank="main")
+    asks = structs.replace(standing(3, done(5)), waits=Waits(asks_rank="main"))
     assert judged(waiting(*THREE), outside(asks, activity="point_to_point", waits_for="ranks")).first_look == ()
 
 
@@ -248,7 +269,7 @@ def test_nodes_are_judged_together_as_one() -> None:
 def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:
     """Everybody has come; of each rank the power in watts and the utilisation of its GPU."""
     members = (
-        structs.replace(standing(rank, waits(6)), power_watts=watts, utilization_ratio=ratio)
+        structs.replace(standing(rank, waits(6)), gpu=GpuReadings(power_watts=watts, utilization_ratio=ratio))
         for rank, (watts, ratio) in enumerate(numbers)
     )
     verdict = judged(waiting(*members), world_size=len(numbers))
@@ -261,8 +282,13 @@ SPINS, IDLE, LOWER = (118.0, 1.0), (117.0, 0.0), (90.0, 1.0)
 
 def test_without_numbers_too_the_one_whose_gpu_stands_out_is_looked_at_first_where_all_wait_alike() -> None:
     """Only where all ranks of the job are in view: else the odd one may be on another node."""
-    members = [structs.replace(standing(rank, waits(6)), recorded=(), utilization_ratio=1.0) for rank in range(4)]
-    members[2] = structs.replace(members[2], utilization_ratio=0.0)
+    members = [
+        structs.replace(
+            standing(rank, waits(6)), recorder=RecorderFacts(libraries=()), gpu=GpuReadings(utilization_ratio=1.0)
+        )
+        for rank in range(4)
+    ]
+    members[2] = structs.replace(members[2], gpu=structs.replace(members[2].gpu, utilization_ratio=0.0))
     alike = structs.replace(waiting(*members), activity="gpu_sync", waits_for="gpu")
     verdict = judged(alike, world_size=4)
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("AllWaiting", (), [2])
@@ -277,7 +303,9 @@ def with_kernels(*sm_ratios: float | None, tensor_ratio: float = 0.0, dram_ratio
     members = [
         structs.replace(
             standing(rank, waits(6)),
-            gpu_use=None if ratio is None else GpuUse(sm_ratio=ratio, tensor_ratio=tensor_ratio, dram_ratio=dram_ratio),
+            gpu=GpuReadings(
+                use=None if ratio is None else GpuUse(sm_ratio=ratio, tensor_ratio=tensor_ratio, dram_ratio=dram_ratio)
+            ),
         )
         for rank, ratio in enumerate(sm_ratios)
     ]
@@ -310,10 +338,15 @@ def test_kernels_that_run_and_neither_compute_nor_move_data_only_wait() -> None:
 def test_ports_that_got_worse_are_said_of_their_node() -> None:
     worse = PortTraffic(bytes_per_second=0.0, worse=("mlx5_3/1 link_downed +1",))
     calm = PortTraffic(bytes_per_second=0.0)
-    members = [structs.replace(standing(rank, waits(6)), ports=calm if rank else worse) for rank in range(4)]
+    members = [
+        structs.replace(standing(rank, waits(6)), gpu=GpuReadings(ports=calm if rank else worse)) for rank in range(4)
+    ]
     (said,) = (one for one in judged(waiting(*members)).evidence if one.kind == "ports")
     assert "during the look: mlx5_3/1 link_downed +1" in said.message
-    assert judged(waiting(*(structs.replace(one, ports=calm) for one in members))).evidence != ()
+    assert (
+        judged(waiting(*(structs.replace(one, gpu=structs.replace(one.gpu, ports=calm)) for one in members))).evidence
+        != ()
+    )
 
 
 @pytest.mark.parametrize(

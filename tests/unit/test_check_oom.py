@@ -198,8 +198,7 @@ def test_without_a_log_the_counter_tells_that_somebody_was_killed(
     second = check.run(node)
     assert told(second) == ("WARNING", "OutOfMemory")
     assert second.verdict.message == (
-        "2 OOM kills in the last 1 min; "
-        "the kernel log cannot be read, so processes are unknown (there is no /dev/kmsg)"
+        "2 OOM kills in the last 1 min; the kernel log cannot be read, so processes are unknown (there is no /dev/kmsg)"
     )
     assert values(second, "oom_kills_counted_total") == {(): 5}
 

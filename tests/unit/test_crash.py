@@ -179,7 +179,9 @@ def test_that_a_container_took_its_files_with_it_is_said_once_for_all_its_ranks(
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     (told,) = (vote for vote in verdict.evidence if vote.kind == "not_read")
-    assert told.message.startswith("ranks 1-3 on n1: its container no longer exists") and told.message.endswith("keep them")
+    assert told.message.startswith("ranks 1-3 on n1: its container no longer exists") and told.message.endswith(
+        "keep them"
+    )
 
 
 def test_an_end_in_order_is_no_crash() -> None:

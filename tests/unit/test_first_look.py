@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -11,6 +13,7 @@ from hangwatch.model import (
     Confidence,
     FileLock,
     Frame,
+    GpuReadings,
     Group,
     Grouping,
     KernelCall,
@@ -19,7 +22,10 @@ from hangwatch.model import (
     RankId,
     Signature,
     Stack,
+    StackFacts,
+    Usage,
     Verdict,
+    Waits,
     WorkerCall,
 )
 from hangwatch.verdict.judge import judge
@@ -30,12 +36,20 @@ OWN = (Frame(function="reserve", file="buffers.py", line=31), Frame(function="tr
 RECV = (Frame(function="recv", file="torch/distributed/distributed_c10d.py", line=1), *BACKWARD[1:])
 
 
-def group(ranks: range, frames: tuple[Frame, ...], activity: str, waits_for: str, **numbers: object) -> Group:
+def group(
+    ranks: range,
+    frames: tuple[Frame, ...],
+    activity: str,
+    waits_for: str,
+    waited_before: bool = False,
+    **parts: Any,
+) -> Group:
+    own_frames = tuple(frame for frame in frames if "torch" not in frame.file)
     members = tuple(
         Member(
             id=RankId(node="n1", rank=rank, pid=100 + rank),
-            user_frames=tuple(frame for frame in frames if "torch" not in frame.file),
-            **{"motion": Motion.FROZEN, "rounds": 3, **numbers},  # type: ignore[arg-type]
+            stack=StackFacts(user_frames=own_frames, waited_before=waited_before),
+            **{"motion": Motion.FROZEN, "rounds": 3, **parts},
         )
         for rank in ranks
     )
@@ -44,12 +58,12 @@ def group(ranks: range, frames: tuple[Frame, ...], activity: str, waits_for: str
     )
 
 
-def behind(ranks: range, **numbers: object) -> Group:
-    return group(ranks, BACKWARD, "backward", "gpu", **numbers)
+def behind(ranks: range, **parts: Any) -> Group:
+    return group(ranks, BACKWARD, "backward", "gpu", **parts)
 
 
-def own(ranks: range, **numbers: object) -> Group:
-    return group(ranks, OWN, "unknown", "unknown", **numbers)
+def own(ranks: range, **parts: Any) -> Group:
+    return group(ranks, OWN, "unknown", "unknown", **parts)
 
 
 def says(*groups: Group) -> tuple[list[int | None], list[int | None], Confidence]:
@@ -65,17 +79,17 @@ FIRST, LOW = ([0], [], Confidence.NONE), ([], [0], Confidence.LOW)
     [
         ({}, {}, FIRST),
         # Idle, and drawing less: both, or it is no name.
-        ({"power_watts": 70.0, "utilization_ratio": 0.0}, {"power_watts": 118.0, "utilization_ratio": 1.0}, LOW),
-        ({"power_watts": 70.0}, {"power_watts": 118.0}, FIRST),
-        ({"power_watts": 110.0, "utilization_ratio": 0.0}, {"power_watts": 118.0, "utilization_ratio": 1.0}, FIRST),
-        ({"power_watts": 129.0, "utilization_ratio": 0.0}, {"power_watts": 118.0, "utilization_ratio": 1.0}, FIRST),
-        ({"power_watts": 70.0, "utilization_ratio": 1.0}, {"power_watts": 118.0, "utilization_ratio": 0.0}, FIRST),
-        ({"cpu_ratio": 0.0}, {"cpu_ratio": 1.0}, LOW),
-        ({"cpu_ratio": 1.0}, {"cpu_ratio": 0.0}, FIRST),
-        ({"cpu_ratio": 0.6}, {"cpu_ratio": 1.0}, FIRST),
-        ({"awaited": Awaited(who="10.0.0.9:443")}, {}, LOW),
-        ({"stuck_on": "/data/number"}, {}, LOW),
-        ({"stuck_on": "/data/number", "signature": Signature.BEHIND_GPU}, {}, ([], [], Confidence.NONE)),
+        ({"gpu": GpuReadings(power_watts=70.0, utilization_ratio=0.0)}, {"gpu": GpuReadings(power_watts=118.0, utilization_ratio=1.0)}, LOW),
+        ({"gpu": GpuReadings(power_watts=70.0)}, {"gpu": GpuReadings(power_watts=118.0)}, FIRST),
+        ({"gpu": GpuReadings(power_watts=110.0, utilization_ratio=0.0)}, {"gpu": GpuReadings(power_watts=118.0, utilization_ratio=1.0)}, FIRST),
+        ({"gpu": GpuReadings(power_watts=129.0, utilization_ratio=0.0)}, {"gpu": GpuReadings(power_watts=118.0, utilization_ratio=1.0)}, FIRST),
+        ({"gpu": GpuReadings(power_watts=70.0, utilization_ratio=1.0)}, {"gpu": GpuReadings(power_watts=118.0, utilization_ratio=0.0)}, FIRST),
+        ({"usage": Usage(cpu_ratio=0.0)}, {"usage": Usage(cpu_ratio=1.0)}, LOW),
+        ({"usage": Usage(cpu_ratio=1.0)}, {"usage": Usage(cpu_ratio=0.0)}, FIRST),
+        ({"usage": Usage(cpu_ratio=0.6)}, {"usage": Usage(cpu_ratio=1.0)}, FIRST),
+        ({"waits": Waits(awaited=Awaited(who="10.0.0.9:443"))}, {}, LOW),
+        ({"waits": Waits(stuck_on="/data/number")}, {}, LOW),
+        ({"waits": Waits(stuck_on="/data/number"), "signature": Signature.BEHIND_GPU}, {}, ([], [], Confidence.NONE)),
         # Whoever moves, waits behind the GPU itself, or came out of a wait, is late no more than the others.
         ({"motion": Motion.MOVING}, {}, ([], [], Confidence.NONE)),
         ({"signature": Signature.BEHIND_GPU}, {}, ([], [], Confidence.NONE)),
@@ -83,7 +97,7 @@ FIRST, LOW = ([0], [], Confidence.NONE), ([], [0], Confidence.LOW)
     ],
 )  # fmt: skip
 def test_own_code_against_the_gpu(
-    suspect: dict[str, object], others: dict[str, object], expected: tuple[list[int], list[int], Confidence]
+    suspect: dict[str, Any], others: dict[str, Any], expected: tuple[list[int], list[int], Confidence]
 ) -> None:
     assert says(own(range(1), **suspect), behind(range(1, 8), **others)) == expected
 
@@ -94,11 +108,13 @@ def test_a_quarter_stands_apart_and_no_more(few: int, many: int, pointed: int) -
 
 
 def test_half_of_a_pipeline_draws_less_than_the_half_that_works() -> None:
-    stuck = group(range(4), RECV, "point_to_point", "ranks", power_watts=95.0, signature=Signature.BLOCKED)
+    stuck = group(
+        range(4), RECV, "point_to_point", "ranks", gpu=GpuReadings(power_watts=95.0), signature=Signature.BLOCKED
+    )
     working = {"motion": Motion.MOVING, "signature": Signature.GPU_WORKS}
-    assert says(stuck, behind(range(4, 8), power_watts=410.0, **working))[0] == [0, 1, 2, 3]
-    assert says(stuck, behind(range(4, 8), power_watts=90.0, **working))[0] == []
-    assert says(stuck, behind(range(4, 8), power_watts=120.0))[0] == []
+    assert says(stuck, behind(range(4, 8), gpu=GpuReadings(power_watts=410.0), **working))[0] == [0, 1, 2, 3]
+    assert says(stuck, behind(range(4, 8), gpu=GpuReadings(power_watts=90.0), **working))[0] == []
+    assert says(stuck, behind(range(4, 8), gpu=GpuReadings(power_watts=120.0)))[0] == []
 
 
 def test_a_first_look_says_why_and_what_would_settle_it() -> None:
@@ -138,7 +154,9 @@ def test_native_frames_are_asked_for_where_the_kernel_has_not_told_the_call(
 
 def test_of_two_ranks_the_one_whose_call_is_not_told_is_to_be_dumped_with_native_frames() -> None:
     odd = own(range(2))
-    odd = replace(odd, members=(replace(odd.members[0], kernel_call=READ), odd.members[1]))
+    odd = replace(
+        odd, members=(replace(odd.members[0], kernel=replace(odd.members[0].kernel, call=READ)), odd.members[1])
+    )
     assert "--native --pid 101" in judge(Grouping(groups=(behind(range(2, 8)), odd))).first_look[0].settle
 
 
@@ -160,26 +178,26 @@ STORE = (Frame(function="read_vocabulary", file="vocabulary.py", line=12), Frame
 BARRIER = (Frame(function="barrier", file="torch/distributed/distributed_c10d.py", line=4), *BACKWARD[1:])
 
 
-def joined(thread: str, **numbers: object) -> Group:
+def joined(thread: str, **parts: Any) -> Group:
     """One rank whose main thread waits for a thread, which does this."""
-    alone = group(range(1), OWN, "thread_wait", "thread", **numbers)
+    alone = group(range(1), OWN, "thread_wait", "thread", **parts)
     return replace(alone, threads=(Stack(name="writer", frames=OWN, activity=thread),))
 
 
 @pytest.mark.parametrize(
-    ("thread", "numbers", "expected"),
+    ("thread", "parts", "expected"),
     [
         ("lock", {}, ([], [0], Confidence.MEDIUM)),
         ("unknown", {}, ([0], [], Confidence.NONE)),
-        ("unknown", {"awaited": Awaited(who="10.0.0.9 port 443")}, ([], [0], Confidence.LOW)),
-        ("unknown", {"awaits_store": "thread"}, ([], [], Confidence.NONE)),
+        ("unknown", {"waits": Waits(awaited=Awaited(who="10.0.0.9 port 443"))}, ([], [0], Confidence.LOW)),
+        ("unknown", {"waits": Waits(awaits_store="thread")}, ([], [], Confidence.NONE)),
     ],
 )
 def test_who_waits_for_a_thread_is_accused_by_what_the_thread_does(
-    thread: str, numbers: dict[str, object], expected: object
+    thread: str, parts: dict[str, Any], expected: object
 ) -> None:
     others = group(range(1, 4), BARRIER, "collective_wait", "ranks")
-    assert says(joined(thread, **numbers), others) == expected
+    assert says(joined(thread, **parts), others) == expected
 
 
 def test_a_rank_without_the_thread_that_all_others_have_in_a_collective_is_looked_at_first() -> None:
@@ -194,13 +212,17 @@ def test_a_rank_without_the_thread_that_all_others_have_in_a_collective_is_looke
 @pytest.mark.parametrize(("holder", "first"), [(100, [0]), (None, [0]), (999, [])])
 def test_who_stands_in_own_code_while_others_wait_for_a_lock(holder: int | None, first: list[int]) -> None:
     """Unless the kernel says that somebody else holds it."""
-    locked = group(range(1, 4), STORE, "lock", "lock", file_lock=FileLock(path="/data/l", holder_pid=holder))
+    locked = group(
+        range(1, 4), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/l", holder_pid=holder))
+    )
     assert says(own(range(1)), locked) == (first, [], Confidence.NONE)
 
 
 def test_a_lock_of_another_node_whose_holder_has_the_same_pid_is_not_meant() -> None:
-    here = group(range(1, 3), STORE, "lock", "lock", file_lock=FileLock(path="/data/here", holder_pid=100))
-    there = group(range(3, 4), STORE, "lock", "lock", file_lock=FileLock(path="/data/there", holder_pid=100))
+    here = group(range(1, 3), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/here", holder_pid=100)))
+    there = group(
+        range(3, 4), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/there", holder_pid=100))
+    )
     moved = tuple(replace(member, id=replace(member.id, node="n2")) for member in there.members)
     message = judge(Grouping(groups=(own(range(1)), replace(there, members=moved), here))).message
     assert "it holds the lock of /data/here, for which ranks 1-2 on n1 wait" in message

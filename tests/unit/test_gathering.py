@@ -19,7 +19,7 @@ from hangwatch.fleet import cross_node, sighting
 from hangwatch.fleet.merge import Gathering
 from hangwatch.fleet.sighting import Sighting
 from hangwatch.formats import incident_file
-from hangwatch.model import Enqueued, Grouping, GroupRecords, Member, RankDump, Recorded
+from hangwatch.model import Enqueued, Grouping, GroupRecords, Member, RankDump, Recorded, RecorderFacts
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
@@ -93,7 +93,7 @@ def recorded(rank: int, number: int) -> Member:
         sizes=((4, 4),),
     )
     group = GroupRecords(library="nccl", name="0", description="default_pg", number=number, operations=(done,))
-    return replace(samples.member(rank), recorded=(Recorded(library="nccl", groups=(group,)),))
+    return replace(samples.member(rank), recorder=RecorderFacts(libraries=(Recorded(library="nccl", groups=(group,)),)))
 
 
 def test_equal_values_are_held_once_and_stay_equal() -> None:
@@ -101,7 +101,7 @@ def test_equal_values_are_held_once_and_stay_equal() -> None:
     whole = Grouping(groups=(group,), world_size=2)
     merged = gathered([seen("a", whole)]).merged(["k"])
     assert merged == whole
-    first, second = (member.recorded[0].groups[0].operations[0] for member in merged.members)
+    first, second = (member.recorder.libraries[0].groups[0].operations[0] for member in merged.members)
     assert first.sizes is second.sizes
     assert first.operation is second.operation
 

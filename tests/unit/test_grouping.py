@@ -384,4 +384,4 @@ def test_who_waits_for_a_worker_that_waits_for_another_rank_asks_that_rank(
     loads = WorkerDump(pid=80, comm="pt_data_worker", rounds=rounds(("read (own.py)",), **worker))
     rank = RankDump(id=RankId(node="a", rank=1, pid=71), rounds=rounds(lines), workers=(loads,))
     found = group_ranks([other, rank, elsewhere], TABLE, SETTINGS)
-    assert {member.id.rank: member.asks_rank for member in found.members} == {0: None, 1: expected, 2: None}
+    assert {member.id.rank: member.waits.asks_rank for member in found.members} == {0: None, 1: expected, 2: None}

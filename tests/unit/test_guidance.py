@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hangwatch.model import Awaited, Fault, FileLock, Group, Grouping, Member, PortUse, RankId, Store
+from hangwatch.model import Awaited, Fault, FileLock, Group, Grouping, Member, PortUse, RankId, Store, Waits
 from hangwatch.stacks import activity
 from hangwatch.verdict.judge import judge
 from hangwatch.verdict.wording.guidance import where_to_look
@@ -25,19 +25,21 @@ def look(*groups: Group, world_size: int | None = None) -> str:
 
 
 def at_store(*uses: PortUse) -> Group:
-    members = (Member(id=RankId(rank=i), store=Store("10.0.0.1:29500", use)) for i, use in enumerate(uses))
+    members = (Member(id=RankId(rank=i), waits=Waits(store=Store("10.0.0.1:29500", use))) for i, use in enumerate(uses))
     return group("rendezvous", *members)
 
 
-def member(**measured: object) -> Member:
-    return Member(id=RankId(rank=0), **measured)  # type: ignore[arg-type]
+def member(waits: Waits = Waits()) -> Member:  # noqa: B008 - frozen
+    return Member(id=RankId(rank=0), waits=waits)
 
 
 MEASURED = {
-    "a lock that somebody holds": group("lock", member(file_lock=FileLock("/data/a.lock", 4711, "python"))),
-    "a lock whose holder is not listed": group("lock", member(file_lock=FileLock("/data/a.lock"))),
-    "somebody outside of the job": group("network", member(awaited=Awaited("10.0.0.7 port 8000"))),
-    "somebody who is gone": group("network", member(awaited=Awaited("10.0.0.7 port 8000", is_lost=True))),
+    "a lock that somebody holds": group(
+        "lock", member(waits=Waits(file_lock=FileLock("/data/a.lock", 4711, "python")))
+    ),
+    "a lock whose holder is not listed": group("lock", member(waits=Waits(file_lock=FileLock("/data/a.lock")))),
+    "somebody outside of the job": group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000")))),
+    "somebody who is gone": group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000", is_lost=True)))),
     "a store that rank 0 serves": at_store("serving", "connected", "connected"),
     "a store on another node": at_store("connected", "connected"),
     "a store that does not answer": at_store("silent", "silent", "connected"),

@@ -40,7 +40,11 @@ def test_who_may_wait_for_a_lock_of_another_rank_is_named_where_the_kernel_was_a
         grouping,
         groups=tuple(
             structs.replace(
-                group, members=tuple(structs.replace(member, main_cpu_ratio=0.0) for member in group.members)
+                group,
+                members=tuple(
+                    structs.replace(member, usage=structs.replace(member.usage, main_cpu_ratio=0.0))
+                    for member in group.members
+                ),
             )
             for group in grouping.groups
         ),

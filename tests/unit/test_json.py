@@ -131,9 +131,21 @@ DERIVED = {"waits"}
 """Fields that an earlier version wrote and that follow from others by now."""
 
 
+RENAMED = {"kernel_lines": "lines", "recorded": "libraries", "kernel_call": "call", "gpu_use": "use"}
+PARTS = ("stack", "kernel", "usage", "waits", "gpu", "recorder")
+
+
+def side_by_side(member: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a member as they were before it had parts."""
+    fields = {key: value for part in PARTS for key, value in member[part].items()}
+    return {**member, **fields, "recorder_faults": fields["faults"], **{a: fields[b] for a, b in RENAMED.items()}}
+
+
 def lost(before: Any, after: Any, path: str = "") -> list[str]:
     """Where `after` does not say what `before` said; new fields are no loss."""
     if isinstance(before, dict) and isinstance(after, dict):
+        if "motion" in before and "recorder" in after:
+            after = side_by_side(after)
         kept = {key: value for key, value in before.items() if key not in DERIVED}
         return [one for key, value in kept.items() for one in lost(value, after.get(key, "missing"), f"{path}.{key}")]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
@@ -160,6 +172,7 @@ def test_an_incident_of_an_earlier_version_is_of_this_one_once_read(earlier: Pat
 def test_absent_local_ranks_of_version_1_were_numbers(earlier: Path) -> None:
     content = json.loads((earlier / incident_file.INCIDENT_FILE).read_text())
     content["job"]["absent_local_ranks"] = [1, 2, 5]
+    content["schema_version"] = 1
     (earlier / incident_file.INCIDENT_FILE).write_text(json.dumps(content))
     assert incident_file.load(earlier).job.absent_local_ranks == ((1, 2), (5, 5))
 

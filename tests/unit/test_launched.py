@@ -10,7 +10,18 @@ from msgspec import structs
 from hangwatch.collectives import nccl_counts
 from hangwatch.fleet.merge import merge
 from hangwatch.formats.nccl_ras_status import RasStatus, parse
-from hangwatch.model import Confidence, Frame, Group, Grouping, Member, Motion, ProcessId, RankId, Verdict
+from hangwatch.model import (
+    Confidence,
+    Frame,
+    Group,
+    Grouping,
+    Member,
+    Motion,
+    ProcessId,
+    RankId,
+    RecorderFacts,
+    Verdict,
+)
 from hangwatch.verdict import judge
 from tests import nccl_ras
 from tests.nccl_ras import as_json, communicator, missing, rank
@@ -37,7 +48,7 @@ def members(*statuses: RasStatus, world_size: int | None = 4) -> list[Member]:
             id=RankId(node="gpu01", rank=number, local_rank=number, pid=process.pid),
             motion=Motion.FROZEN,
             rounds=3,
-            nccl_ras=said.get(process),
+            recorder=RecorderFacts(nccl_ras=said.get(process)),
         )
         for number, process in enumerate(HERE)
     ]
@@ -51,7 +62,7 @@ def waiting(*of: Member, key: str = "w") -> Group:
 
 
 def outside(*of: Member) -> Group:
-    own = tuple(structs.replace(member, user_frames=(OWN,)) for member in of)
+    own = tuple(structs.replace(member, stack=structs.replace(member.stack, user_frames=(OWN,))) for member in of)
     return Group(key="o", activity="unknown", waits_for="unknown", frames=(OWN,), members=own)
 
 
@@ -74,7 +85,13 @@ def test_who_is_behind_and_by_its_stack_waits_for_nobody_is_named() -> None:
         "NCCL 2.28.9 says of itself, the same 3 times in 20 s: of communicator 0x27a079b828ff1a75 with 4 ranks, "
         "rank 3 has launched 6 AllReduce; ranks 0-2 have launched 7 AllReduce"
     ]
-    assert judged(waiting(first, *rest), outside(structs.replace(last, nccl_ras=None))).kind != "NotCome"
+    assert (
+        judged(
+            waiting(first, *rest),
+            outside(structs.replace(last, recorder=structs.replace(last.recorder, nccl_ras=None))),
+        ).kind
+        != "NotCome"
+    )
 
 
 def test_who_is_behind_in_one_stack_with_the_others_is_a_first_look() -> None:
@@ -156,7 +173,9 @@ def test_text_lists_who_differs_and_the_others_are_the_rest() -> None:
     text = parse(nccl_ras.TEXT.format(pid=103, host="10.0.0.1").encode())
     first, *rest, last = members(text, text)
     assert [one.rank for one in judged(waiting(first, *rest), outside(last)).named] == [3]
-    assert all(member.nccl_ras is None for member in members(text, text, world_size=8)[:3]), "it may be of others"
+    assert all(member.recorder.nccl_ras is None for member in members(text, text, world_size=8)[:3]), (
+        "it may be of others"
+    )
 
 
 def test_two_that_are_called_alike_are_nobody() -> None:

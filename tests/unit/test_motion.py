@@ -359,7 +359,7 @@ def test_a_rank_that_a_freezer_holds_is_stopped_whatever_its_state() -> None:
 
     for state in ("S", "D"):
         assert measure(held(state, "/job", "/job", "/job")).signature is Signature.STOPPED
-    assert kernel_facts.read_facts(held("S", "/job", "/job", "/job").rounds).frozen_cgroup == "/job"
+    assert kernel_facts.read_waits(held("S", "/job", "/job", "/job").rounds).frozen_cgroup == "/job"
     assert measure(held("S", "/job", None, "/job")).signature is Signature.BLOCKED
 
 
@@ -379,7 +379,7 @@ ROUNDS = st.lists(
 
 @given(ROUNDS)
 def test_a_fact_of_a_rank_is_what_all_of_its_rounds_show(rounds: list[ProcessDump]) -> None:
-    facts = kernel_facts.read_facts(rounds)
+    facts = kernel_facts.read_waits(rounds)
     for name in ("server", "waits_in_torch"):
         shown = {getattr(dump, name) for dump in rounds}
         assert getattr(facts, name) == (shown.pop() if len(shown) == 1 else None)

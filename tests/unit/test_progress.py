@@ -783,7 +783,9 @@ def test_the_time_out_that_an_open_operation_recorded_is_the_jobs() -> None:
         for one in (replace(waiting, stays_open=False, timeout_seconds=1.0), waiting)
     ]
     groups = tuple(
-        replace(group, members=(replace(group.members[0], recorded=told),))
+        replace(
+            group, members=(replace(group.members[0], recorder=replace(group.members[0].recorder, libraries=told)),)
+        )
         for group, told in zip(AT_A_SERVER.groups, recorded, strict=True)
     )
     life = life_with_a_pause()

@@ -15,6 +15,7 @@ from hangwatch.model import (
     Grouping,
     Job,
     JobState,
+    KernelFacts,
     Member,
     Motion,
     ProcessId,
@@ -230,7 +231,8 @@ def test_captures_are_counted_by_what_they_showed(seen: Grouping, result: str) -
 
 def test_a_capture_in_which_all_are_stopped_counts_as_a_rest() -> None:
     stopped = tuple(
-        Member(id=RankId(node="n1", rank=rank), state="T", signature=Signature.STOPPED) for rank in range(2)
+        Member(id=RankId(node="n1", rank=rank), kernel=KernelFacts(state="T"), signature=Signature.STOPPED)
+        for rank in range(2)
     )
     rests = Grouping(groups=(Group(key="k", activity="lock", members=stopped),))
     assert steps.motion_count(rests).resting is JobState.SUSPENDED

@@ -12,7 +12,7 @@ from hangwatch.detector import job_watch
 from hangwatch.metrics import collective_progress
 from hangwatch.metrics.collective_metrics import COLLECTIVES_OF_AN_OWNER
 from hangwatch.metrics.collective_progress import Collective, Found
-from hangwatch.model import Frame, Group, Grouping, JobState, Member
+from hangwatch.model import Frame, Group, Grouping, JobState, Member, RecorderFacts
 from hangwatch.state.board import JobEntry, Snapshot
 from tests import samples
 from tests.unit.test_waitfor import WORLD, done, member, record, recorder, standing, waits
@@ -73,7 +73,13 @@ def test_who_has_no_record_in_the_default_group_says_since_when_it_would() -> No
     wrapped = member(1, recorder(kept, is_wrapped=True))
     empty = member(2, recorder(is_wrapped=True))
     both = member(3, recorder(record(3), library="nccl"), recorder())
-    told = found(member(0, recorder()), wrapped, empty, both, structs.replace(standing(4, {}), recorded=()))
+    told = found(
+        member(0, recorder()),
+        wrapped,
+        empty,
+        both,
+        structs.replace(standing(4, {}), recorder=RecorderFacts(libraries=())),
+    )
     assert [(one.place.rank, one.group, one.since_unix_seconds) for one in told.unseen] == [
         (0, "gloo:default_pg", 0.0),
         (1, "gloo:default_pg", 900.0),

@@ -59,7 +59,7 @@ def told(grouping: Grouping) -> list[str]:
 
 def test_last_fault_of_all_ranks_is_reported_once_with_its_remedy() -> None:
     grouping = grouped((OFF,), (replace(OFF, subject="pid 8 nccl"),), (OFF,), (NO_TORCH,))
-    assert grouping.members[0].recorder_faults == (OFF,)
+    assert grouping.members[0].recorder.faults == (OFF,)
     assert told(grouping) == [f"{TOLD} (RecorderOff); set TORCH_FR_BUFFER_SIZE=2000 in the job"]
 
 
@@ -76,8 +76,10 @@ def test_failed_round_keeps_the_numbers_of_other_rounds(unread: int) -> None:
     ]
     rounds[unread] = ProcessDump(taken_monotonic_seconds=float(unread), recorder_faults=(SILENT,))
     (member,) = grouped_rounds(*rounds).members
-    assert [operation.number for operation in member.recorded[0].groups[0].operations if operation.stays_open] == [7]
-    assert member.recorder_faults == ()
+    assert [
+        operation.number for operation in member.recorder.libraries[0].groups[0].operations if operation.stays_open
+    ] == [7]
+    assert member.recorder.faults == ()
 
 
 @pytest.mark.parametrize("unread", range(2))
@@ -85,7 +87,7 @@ def test_recorder_read_once_reports_only_its_fault(unread: int) -> None:
     rounds = [ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7, state="open")),))] * 2
     rounds[unread] = ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))
     grouping = grouped_rounds(*rounds)
-    assert (grouping.members[0].recorded, grouping.members[0].recorder_faults) == ((), (SILENT,))
+    assert (grouping.members[0].recorder.libraries, grouping.members[0].recorder.faults) == ((), (SILENT,))
     assert told(grouping) == ["no sequence numbers of rank 0 on a (pid 7) in gloo: it gives no answer (NoAnswer)"]
 
 
@@ -93,14 +95,14 @@ def test_two_of_one_library_in_one_round_are_not_two_rounds() -> None:
     """One round of a healthy job does not show if an open record stays open."""
     twice = ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7, state="open")),) * 2)
     (member,) = grouped_rounds(twice, ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))).members
-    assert (member.recorded, member.recorder_faults) == ((), (SILENT,))
+    assert (member.recorder.libraries, member.recorder.faults) == ((), (SILENT,))
 
 
 def test_unread_one_of_two_recorders_has_its_fault() -> None:
     both = ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7)),), recorder_faults=(OFF,))
     (member,) = grouped_rounds(both, both).members
-    assert [one.library for one in member.recorded] == ["gloo"]
-    assert member.recorder_faults == (OFF,)
+    assert [one.library for one in member.recorder.libraries] == ["gloo"]
+    assert member.recorder.faults == (OFF,)
 
 
 def test_faults_of_two_libraries_are_separate_and_bounded() -> None:
@@ -121,4 +123,4 @@ def test_incident_keeps_recorder_faults_and_old_ones_load() -> None:
     before = json.loads(raw)
     del before["grouping"]["groups"][0]["members"][0]["recorder_faults"]
     old = msgspec.json.decode(json.dumps(before).encode(), type=Incident)
-    assert [member.recorder_faults for member in old.grouping.members] == [()]
+    assert [member.recorder.faults for member in old.grouping.members] == [()]

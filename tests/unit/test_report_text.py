@@ -17,6 +17,7 @@ from hangwatch.model import (
     Grouping,
     Incident,
     JobState,
+    KernelFacts,
     ProcessDump,
     RankDump,
     RankId,
@@ -259,7 +260,11 @@ def _hostile(function: str, file: str, command: str, message: str, node: str) ->
     thread = Thread(name=function, thread_id=file, frames=(frame,))
     dump = RankDump(id=who, rounds=(ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),))
     group = samples.Group(
-        key="k", activity=function, operation=file, members=(samples.Member(id=who, wchan=function),), frames=(frame,)
+        key="k",
+        activity=function,
+        operation=file,
+        members=(samples.Member(id=who, kernel=KernelFacts(wchan=function)),),
+        frames=(frame,),
     )
     verdict = Verdict(kind=function, message=message, named=(who,))
     incident = samples.incident(groups=(group,), verdict=verdict, dumps=(dump,), notes=(message,))

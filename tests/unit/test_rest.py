@@ -5,13 +5,32 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from hangwatch.model import Fault, FileLock, Frame, Group, Grouping, JobState, Member, RankId, Signature, Store
+from hangwatch.model import (
+    Fault,
+    FileLock,
+    Frame,
+    Group,
+    Grouping,
+    JobState,
+    KernelFacts,
+    Member,
+    RankId,
+    Signature,
+    Store,
+    Waits,
+)
 from hangwatch.stacks.idle_reasons import is_refused, is_serving, resting_state
 from hangwatch.verdict.judge import judge
 
-LINGERS = Member(id=RankId(node="n1"), signature=Signature.BLOCKED, motion=Signature.BLOCKED.motion, state="S", peers=0)
-STOPPED = replace(LINGERS, signature=Signature.STOPPED, state="T")
-GONE = replace(LINGERS, signature=Signature.GONE, peers=None)
+LINGERS = Member(
+    id=RankId(node="n1"),
+    signature=Signature.BLOCKED,
+    motion=Signature.BLOCKED.motion,
+    kernel=KernelFacts(state="S"),
+    waits=Waits(peers=0),
+)
+STOPPED = replace(LINGERS, signature=Signature.STOPPED, kernel=replace(LINGERS.kernel, state="T"))
+GONE = replace(LINGERS, signature=Signature.GONE, waits=replace(LINGERS.waits, peers=None))
 
 
 def seated(*members: Member, world_size: int | None = 2) -> Grouping:
@@ -34,14 +53,22 @@ def resting(*members: Member, world_size: int | None = 2) -> JobState | None:
         ("all linger", (LINGERS, LINGERS), JobState.OVER),
         ("rank 0 alone is left", (LINGERS, GONE), JobState.OVER),
         ("nobody is left", (GONE, GONE), None),
-        ("one is connected to another", (LINGERS, replace(LINGERS, peers=1)), None),
-        ("of one nobody knows", (LINGERS, replace(LINGERS, peers=None)), None),
+        ("one is connected to another", (LINGERS, replace(LINGERS, waits=replace(LINGERS.waits, peers=1))), None),
+        ("of one nobody knows", (LINGERS, replace(LINGERS, waits=replace(LINGERS.waits, peers=None))), None),
         ("one spins", (LINGERS, replace(LINGERS, signature=Signature.SPINS)), None),
         ("one stands behind its GPU", (LINGERS, replace(LINGERS, signature=Signature.BEHIND_GPU)), None),
-        ("one is blocked in the kernel", (LINGERS, replace(LINGERS, state="D")), None),
-        ("one GPU is in use", (LINGERS, replace(LINGERS, utilization_ratio=0.05)), None),
-        ("one waits for the lock of a file", (LINGERS, replace(LINGERS, file_lock=FileLock(path="/data/l"))), None),
-        ("one waits for a lock that another has, too", (LINGERS, replace(LINGERS, shares_lock=True)), None),
+        ("one is blocked in the kernel", (LINGERS, replace(LINGERS, kernel=replace(LINGERS.kernel, state="D"))), None),
+        ("one GPU is in use", (LINGERS, replace(LINGERS, gpu=replace(LINGERS.gpu, utilization_ratio=0.05))), None),
+        (
+            "one waits for the lock of a file",
+            (LINGERS, replace(LINGERS, waits=replace(LINGERS.waits, file_lock=FileLock(path="/data/l")))),
+            None,
+        ),
+        (
+            "one waits for a lock that another has, too",
+            (LINGERS, replace(LINGERS, waits=replace(LINGERS.waits, shares_lock=True))),
+            None,
+        ),
         ("one uploads", (LINGERS, replace(LINGERS, signature=Signature.TRANSFERS)), JobState.OVER),
         ("two of three compute", (LINGERS, *[replace(LINGERS, signature=Signature.COMPUTES)] * 2), None),
     ],
@@ -93,10 +120,15 @@ def test_of_a_rank_without_a_stack_nobody_knows_what_it_waits_for() -> None:
 
 
 PARENT, RANK_0, RANK_1 = 99, 100, 101
-AT_PARENT = replace(LINGERS, server=PARENT)
-ACCEPTS = replace(LINGERS, server=RANK_0, peers=3)
-AT_RANK_0 = replace(LINGERS, server=RANK_0)
-BEHIND_GPU = replace(LINGERS, signature=Signature.BEHIND_GPU, utilization_ratio=1.0, peers=2)
+AT_PARENT = replace(LINGERS, waits=replace(LINGERS.waits, server=PARENT))
+ACCEPTS = replace(LINGERS, waits=replace(LINGERS.waits, server=RANK_0, peers=3))
+AT_RANK_0 = replace(LINGERS, waits=replace(LINGERS.waits, server=RANK_0))
+BEHIND_GPU = replace(
+    LINGERS,
+    signature=Signature.BEHIND_GPU,
+    gpu=replace(LINGERS.gpu, utilization_ratio=1.0),
+    waits=replace(LINGERS.waits, peers=2),
+)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +137,12 @@ BEHIND_GPU = replace(LINGERS, signature=Signature.BEHIND_GPU, utilization_ratio=
         ("all at a parent that accepts", (AT_PARENT, AT_PARENT), True),
         ("one at a lock", (AT_PARENT, LINGERS), False),
         ("one gone", (AT_PARENT, GONE), False),
-        ("one connected to another", (AT_PARENT, replace(AT_PARENT, peers=1)), False),
-        ("of one nobody knows", (AT_PARENT, replace(AT_PARENT, peers=None)), False),
-        ("one GPU in use", (AT_PARENT, replace(AT_PARENT, utilization_ratio=0.05)), False),
+        ("one connected to another", (AT_PARENT, replace(AT_PARENT, waits=replace(AT_PARENT.waits, peers=1))), False),
+        ("of one nobody knows", (AT_PARENT, replace(AT_PARENT, waits=replace(AT_PARENT.waits, peers=None))), False),
+        ("one GPU in use", (AT_PARENT, replace(AT_PARENT, gpu=replace(AT_PARENT.gpu, utilization_ratio=0.05))), False),
         ("one spins", (AT_PARENT, replace(AT_PARENT, signature=Signature.SPINS)), False),
         ("all stopped meanwhile", (replace(AT_PARENT, signature=Signature.STOPPED),) * 2, False),
-        ("each accepts", (ACCEPTS, replace(ACCEPTS, server=RANK_1)), True),
+        ("each accepts", (ACCEPTS, replace(ACCEPTS, waits=replace(ACCEPTS.waits, server=RANK_1))), True),
         ("rank 0 polls for clients", (replace(ACCEPTS, signature=Signature.POLLS), AT_RANK_0), True),
         ("rank 0 accepts, the others are behind their GPUs", (ACCEPTS, BEHIND_GPU, BEHIND_GPU), True),
         ("one of these waits for something else", (ACCEPTS, BEHIND_GPU, LINGERS), False),
@@ -139,7 +171,7 @@ def test_a_job_at_rest_accuses_nobody() -> None:
 def test_ranks_that_are_refused_at_the_store_are_not_over() -> None:
     """They have no connection either, but they ask for one."""
     store = Store(endpoint="10.0.0.1:29500", socket="retries")
-    meet = seated(*[replace(LINGERS, store=store)] * 2)
+    meet = seated(*[replace(LINGERS, waits=replace(LINGERS.waits, store=store))] * 2)
     assert resting_state(meet) is JobState.OVER, "they sleep anywhere"
     for function, refused in (("_env_rendezvous_handler", True), ("_tcp_rendezvous_handler", False)):
         frame = Frame(function=function, file="/opt/torch/distributed/rendezvous.py", line=280)

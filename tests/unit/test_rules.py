@@ -17,15 +17,20 @@ from hangwatch.model import (
     Confidence,
     Fault,
     Frame,
+    GpuReadings,
     Group,
     Grouping,
+    KernelFacts,
     Member,
     Motion,
     PortUse,
     RankId,
     Signature,
+    StackFacts,
     Store,
+    Usage,
     Verdict,
+    Waits,
 )
 from hangwatch.stacks import activity
 from hangwatch.verdict import evidence
@@ -75,13 +80,13 @@ def verdict(*parts: Ranks, world_size: int | None = None, ranks_here: int | None
                 id=RankId(node=part.node, rank=rank, local_rank=rank, pid=1000 + rank),
                 motion=part.motion,
                 rounds=part.rounds,
-                owns_gil=part.owns_gil,
-                state=part.what if is_state else "S",
-                silent_mount=part.mount,
-                waits_for_mount=part.waits_for_mount,
+                stack=StackFacts(owns_gil=part.owns_gil),
+                kernel=KernelFacts(
+                    state=part.what if is_state else "S", silent_mount=part.mount, waits_for_mount=part.waits_for_mount
+                ),
                 signature=part.signature,
-                utilization_ratio=part.utilization_ratio,
-                awaited=part.awaited,
+                gpu=GpuReadings(utilization_ratio=part.utilization_ratio),
+                waits=Waits(awaited=part.awaited),
             )
             for rank in range(first, first + part.count)
         )
@@ -198,7 +203,7 @@ def meeting(
                 motion=Motion.FROZEN,
                 signature=signature if rank == 0 else Signature.UNKNOWN,
                 rounds=3,
-                store=None if use is None else Store(endpoint, use),
+                waits=Waits(store=None if use is None else Store(endpoint, use)),
             )
             for rank, (stands_in, use) in enumerate(stands)
             if stands_in == name
@@ -263,7 +268,8 @@ def test_ranks_that_are_all_refused_at_the_store(
 )
 def test_ranks_that_no_other_node_can_reach(places: list[str | None], activity_name: str, kind: str) -> None:
     members = tuple(
-        Member(id=RankId(node="n1", rank=rank), rounds=3, enclosed_at=place) for rank, place in enumerate(places)
+        Member(id=RankId(node="n1", rank=rank), rounds=3, waits=Waits(enclosed_at=place))
+        for rank, place in enumerate(places)
     )
     known = activity.known(activity_name)
     group = Group(key="k", activity=activity_name, waits_for=known.waits_for, members=members)
@@ -280,7 +286,9 @@ def test_ranks_that_no_other_node_can_reach(places: list[str | None], activity_n
 def test_ranks_that_have_met_before_have_a_way_to_each_other(number: int, kind: str) -> None:
     """Four of eight ranks wait in an operation of all, listening on loopback: as where a job is played on one node."""
     mine = recorder(record(number, created_unix_ns=10**9, state="open"))
-    found = [replace(member(rank, mine), enclosed_at="127.0.0.1 port 40961", rounds=3) for rank in range(4)]
+    found = [
+        replace(member(rank, mine), waits=Waits(enclosed_at="127.0.0.1 port 40961"), rounds=3) for rank in range(4)
+    ]
     group = Group(key="k", activity="collective_wait", waits_for="ranks", members=tuple(found))
     verdict = judge(Grouping(groups=(group,), world_size=8), 4)
     assert (verdict.kind, verdict.named) == (kind, ())
@@ -353,8 +361,10 @@ def test_who_is_behind_its_gpu_is_looked_at_where_nobody_knows_how_many_there_ar
 
 @pytest.mark.parametrize(("rounds", "waits_for", "named"), [(1, "ranks", 0), (2, "ranks", 1), (1, "nothing", 1)])
 def test_a_disk_wait_seen_once_in_a_collective_is_no_guilt(rounds: int, waits_for: str, named: int) -> None:
-    blocked = Member(id=RankId(node="n1", rank=0), state="D", rounds=rounds)
-    others = tuple(Member(id=RankId(node="n1", rank=rank), state="S", rounds=rounds) for rank in range(1, 8))
+    blocked = Member(id=RankId(node="n1", rank=0), kernel=KernelFacts(state="D"), rounds=rounds)
+    others = tuple(
+        Member(id=RankId(node="n1", rank=rank), kernel=KernelFacts(state="S"), rounds=rounds) for rank in range(1, 8)
+    )
     groups = (
         Group(key="a", activity=ACTIVITIES["ranks"], waits_for="ranks", members=others),
         Group(key="b", activity=ACTIVITIES[waits_for], waits_for=waits_for, members=(blocked,)),
@@ -425,13 +435,14 @@ def test_what_was_measured_of_an_accused_rank_is_told_with_its_links() -> None:
     accused = Member(
         id=RankId(rank=3),
         signature=Signature.BEHIND_GPU,
-        main_cpu_ratio=0.99,
-        switches_per_second=0.0,
-        utilization_ratio=1.0,
-        power_watts=118.0,
-        busy_power_ratio=0.09,
-        nvlink_bytes_per_second=0.0,
-        pcie_bytes_per_second=2.34e6,
+        usage=Usage(main_cpu_ratio=0.99, switches_per_second=0.0),
+        gpu=GpuReadings(
+            utilization_ratio=1.0,
+            power_watts=118.0,
+            busy_power_ratio=0.09,
+            nvlink_bytes_per_second=0.0,
+            pcie_bytes_per_second=2.34e6,
+        ),
     )
     group = Group(key="a", activity="unknown", members=(accused,))
     told = [one.message for one in evidence.on_named([group], []) if one.kind == "signature"]

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from hangwatch import __version__, store
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError
-from hangwatch.model import CRASHED, Frame, Incident, JobState
+from hangwatch.model import CRASHED, INCIDENT_VERSION, Frame, Incident, JobState
 from hangwatch.store import Store
 from hangwatch.store import incident_folders as folders
 from hangwatch.store.store_lock import LOCK_FILE
@@ -730,7 +730,7 @@ def test_a_full_disk_costs_the_new_incident_and_nothing_else(small_disk: Path) -
 def test_the_file_is_plain_json_that_others_can_read(tmp_path: Path) -> None:
     folder = open_writable(tmp_path).save(samples.loader_hang(), FILES)
     found = json.loads((folder / "incident.json").read_text())
-    assert found["schema_version"] == 2
+    assert found["schema_version"] == INCIDENT_VERSION
     assert found["verdict"]["named"] == [{"node": "gpu-a12", "rank": 7, "local_rank": 7, "pid": 41207}]
 
 

@@ -14,7 +14,7 @@ from msgspec import structs
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.rank_records import MOST_GROUPS, motion, progress, recorded, shortened, stands
 from hangwatch.collectives.wait_graph import Stance
-from hangwatch.model import Member, Motion, RankId
+from hangwatch.model import KernelFacts, Member, Motion, RankId, RecorderFacts
 from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords
 from hangwatch.verdict import sequence_rules
 from hangwatch.verdict.sequence_rules import Answer
@@ -62,7 +62,10 @@ def recorder(*records: FlightRecord, **given: object) -> RankRecords:
 
 
 def member(rank: int, *first: RankRecords, last: Sequence[RankRecords] | None = None, node: str = "a") -> Member:
-    return Member(id=RankId(node=node, rank=rank), recorded=recorded([first, first if last is None else last]))
+    return Member(
+        id=RankId(node=node, rank=rank),
+        recorder=RecorderFacts(libraries=recorded([first, first if last is None else last])),
+    )
 
 
 def standing(rank: int, numbers: Numbers) -> Member:
@@ -469,7 +472,7 @@ def test_who_keeps_its_oldest_open_operation_is_frozen(rounds: list[tuple[Flight
 
 
 def test_a_stopped_rank_does_not_come_whatever_it_has_open() -> None:
-    held = structs.replace(standing(3, {WORLD: (5, 5)}), state="T")
+    held = structs.replace(standing(3, {WORLD: (5, 5)}), kernel=KernelFacts(state="T"))
     assert judge([*three_and({})[:3], held], r3="elsewhere").named == (3,)
 
 

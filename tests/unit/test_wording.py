@@ -14,6 +14,7 @@ from hangwatch.model import (
     Grouping,
     GroupRecords,
     KernelCall,
+    KernelFacts,
     Member,
     Motion,
     RankId,
@@ -66,7 +67,10 @@ def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, to
     two = [group("collective_wait", range(2)), group("gpu_wait", range(2, 4))]
     open_in = Enqueued(number=1, operation="barrier", order=1, created_unix_seconds=0.0, stays_open=has_numbers)
     records = GroupRecords(library="gloo", name="0", description="", number=1, operations=(open_in,))
-    first = replace(two[0].members[0], recorded=(Recorded(library="gloo", groups=(records,)),))
+    first = replace(
+        two[0].members[0],
+        recorder=replace(two[0].members[0].recorder, libraries=(Recorded(library="gloo", groups=(records,)),)),
+    )
     scene = survey(Grouping(groups=(replace(two[0], members=(first, two[0].members[1])), two[1])), None)
     assert job_headlines.mismatch(Finding("Mismatch", scene, job_headlines.mismatch, others=scene.stacked)).endswith(
         told
@@ -126,7 +130,7 @@ PEER = Behind(kind="connection", what="10.0.0.7 port 29500")
 )  # fmt: skip
 def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, said: str) -> None:
     """A file system gives no answer only where nothing flows."""
-    member = Member(id=RankId(node="n1", rank=3, pid=13), signature=signature, state="D", kernel_call=call)
+    member = Member(id=RankId(node="n1", rank=3, pid=13), signature=signature, kernel=KernelFacts(state="D", call=call))
     assert clauses.in_call(member, {13: member.id, 14: RankId(node="n1", rank=4, pid=14)}) == said
 
 
@@ -143,14 +147,21 @@ def test_a_fifo_on_a_file_system_of_another_machine_does_not_make_that_silent(
     state: str, wchan: str | None, *, is_silent: bool
 ) -> None:
     call = KernelCall(name="read", says="read from", rounds=2, descriptors=1, behind=(SHARD,))
-    member = Member(id=RankId(rank=3), signature=Signature.BLOCKED, state=state, wchan=wchan, kernel_call=call)
+    member = Member(
+        id=RankId(rank=3), signature=Signature.BLOCKED, kernel=KernelFacts(state=state, wchan=wchan, call=call)
+    )
     assert ("gives no answer" in (clauses.in_call(member, {}) or "")) is is_silent
 
 
 def test_the_call_of_the_one_rank_that_is_named_stands_in_the_sentence() -> None:
     call = KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(SHARD,))
     waiting, odd = group("collective_wait", range(3)), group("data_loading", range(3, 4))
-    odd = replace(odd, members=(replace(odd.members[0], kernel_call=call, wchan="request_wait_answer"),))
+    odd = replace(
+        odd,
+        members=(
+            replace(odd.members[0], kernel=replace(odd.members[0].kernel, call=call, wchan="request_wait_answer")),
+        ),
+    )
     verdict = judge(Grouping(groups=(waiting, odd), world_size=4))
     assert verdict.message.endswith(
         "In the kernel, rank 3 on n1 stands in read from /mnt/data/shard-3, on /mnt/data (fuse.s3fs), "

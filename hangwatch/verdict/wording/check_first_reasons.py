@@ -46,7 +46,9 @@ def holds_lock(finding: Finding) -> str:
     """Ranks that hold a lock for which others wait, and what they do."""
     ranks, others = finding.suspects, finding.others
     held = {(member.id.node, member.id.pid) for group in ranks for member in group.members}
-    locks = [(member.id, member.file_lock) for group in others for member in group.members if member.file_lock]
+    locks = [
+        (member.id, member.waits.file_lock) for group in others for member in group.members if member.waits.file_lock
+    ]
     found = [(rank, lock.path) for rank, lock in locks if (rank.node, lock.holder_pid) in held]
     waiting, path = [rank for rank, _ in found], found[0][1]
     it, hold = ("it", "holds") if count_ranks(ranks) == 1 else ("they", "hold")
@@ -76,7 +78,7 @@ def other_line(finding: Finding) -> str:
 
 def differing_lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
     """Return each group with the innermost line of the user's code that differs between them."""
-    stacks = [group.members[0].user_frames for group in groups]
+    stacks = [group.members[0].stack.user_frames for group in groups]
     differs = next((depth for depth, same in enumerate(zip(*stacks, strict=False)) if len(set(same)) > 1), 0)
     return [(group, clauses.place(stack[differs])) for group, stack in zip(groups, stacks, strict=True)]
 
@@ -119,7 +121,7 @@ def _doing(ranks: Sequence[Group]) -> str:
 def low_power(finding: Finding) -> str:
     """Ranks whose GPUs draw less than those of the others, which work."""
     ranks, others = finding.suspects, finding.others
-    own, rest = ([m.power_watts or 0.0 for g in groups for m in g.members] for groups in (ranks, others))
+    own, rest = ([m.gpu.power_watts or 0.0 for g in groups for m in g.members] for groups in (ranks, others))
     works = f"those of {name_ranks(others)} work ({min(rest):.0f} W and more)"
     return f"{'; '.join(map(describe_suspect, ranks))}, with {max(own):.0f} W or less on the GPU, while {works}"
 
@@ -143,4 +145,4 @@ def ratios(values: Sequence[float]) -> str:
 def stuck_task(member: Member) -> str:
     """A rank with the same main thread as all others, and a stuck task of an executor."""
     rounds = words.count(member.rounds, "round")
-    return f"a task of its ThreadPoolExecutor stands in {member.task}, code of the program itself, in each of {rounds}"
+    return f"a task of its ThreadPoolExecutor stands in {member.stack.task}, code of the program itself, in each of {rounds}"

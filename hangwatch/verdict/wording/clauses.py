@@ -59,7 +59,7 @@ def ended_by(member: Member) -> str | None:
     The name of the library is only a file name.
     """
     rows = kernel_lines.load()
-    line = next((one for one in member.kernel_lines if one.name in rows and rows[one.name].deadly), None)
+    line = next((one for one in member.kernel.lines if one.name in rows and rows[one.name].deadly), None)
     if line is None:
         return None
     return line.name.replace("_", " ") + (f" in {line.where}" if line.where else "")
@@ -67,7 +67,7 @@ def ended_by(member: Member) -> str | None:
 
 def _waits_for_file_lock(group: Group) -> str | None:
     """The file lock that all ranks of a group wait for, by measurement; None if they differ."""
-    locks = {member.file_lock for member in group.members}
+    locks = {member.waits.file_lock for member in group.members}
     lock = locks.pop() if len(locks) == 1 else None
     if lock is None:
         return None
@@ -77,14 +77,14 @@ def _waits_for_file_lock(group: Group) -> str | None:
 
 def _shares_lock(group: Group) -> str | None:
     """A wait for a lock in shared memory, by measurement."""
-    shares = group.waits_for == "lock" and all(member.shares_lock for member in group.members)
+    shares = group.waits_for == "lock" and all(member.waits.shares_lock for member in group.members)
     return "waits for a lock in memory shared with another rank" if shares else None
 
 
 def _awaits_store(group: Group) -> str | None:
     """A wait for a key of the store in unknown functions, by measurement."""
     asks = group.waits and activity.known(group.activity).waits_for == "unknown"
-    waits = asks and all(member.awaits_store == "main" for member in group.members)
+    waits = asks and all(member.waits.awaits_store == "main" for member in group.members)
     return f"waits for a key of the store in {_innermost_function(group)}" if waits else None
 
 
@@ -99,16 +99,20 @@ def in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
 
     `ranks` are those of its node, by pid. None if the kernel was not asked, or the rank is in no call.
     """
-    return None if member.kernel_call is None else _in_call(member.kernel_call, member, ranks)
+    return None if member.kernel.call is None else _in_call(member.kernel.call, member, ranks)
 
 
 def worker_in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
     """Return the system call of the worker for which a rank waits; None if the kernel was not asked."""
-    worker = member.worker_call
+    worker = member.kernel.worker_call
     if worker is None:
         return None
     # What the rank's own state says of a file system, it does not say of its worker's.
-    of_worker = structs.replace(member, id=structs.replace(member.id, pid=worker.pid), state=None, wchan=None)
+    of_worker = structs.replace(
+        member,
+        id=structs.replace(member.id, pid=worker.pid),
+        kernel=structs.replace(member.kernel, state=None, wchan=None),
+    )
     return f"its worker {worker.pid} stands in {_in_call(worker.call, of_worker, ranks)}"
 
 
@@ -130,12 +134,14 @@ def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> s
 
 def tells_call(member: Member) -> bool:
     """True if more than the name of its call is known: every lock between threads is a futex."""
-    return _tells(member.kernel_call)
+    return _tells(member.kernel.call)
 
 
 def tells_what_holds(member: Member) -> bool:
     """True if that is known of its call, or of the call of the worker for which it waits."""
-    return _tells(member.kernel_call) or (member.worker_call is not None and _tells(member.worker_call.call))
+    return _tells(member.kernel.call) or (
+        member.kernel.worker_call is not None and _tells(member.kernel.worker_call.call)
+    )
 
 
 def _tells(call: KernelCall | None) -> bool:
@@ -150,7 +156,7 @@ def _behind(one: Behind, member: Member, ranks: Mapping[int, RankId]) -> str:
     """
     match one.kind:
         case "file" if one.mount:
-            waits_for_it = member.state in BLOCKED_STATES or member.wchan in FUSE_WAITS
+            waits_for_it = member.kernel.state in BLOCKED_STATES or member.kernel.wchan in FUSE_WAITS
             is_silent = one.is_remote and waits_for_it and member.signature is Signature.BLOCKED
             return f"{one.what}, on {one.mount}{', which gives no answer' if is_silent else ''}"
         case "pipe":
@@ -201,12 +207,12 @@ def has_gpu(group: Group) -> bool:
     """True if its ranks are known to wait for a GPU, or have one: backward also occurs in jobs without GPUs."""
     known = activity.known(group.activity)
     waits = "its GPU" in known.says or (known.waits_for != "gpu" and not _is_in_torch(group))
-    return waits or any(member.utilization_ratio is not None for member in group.members)
+    return waits or any(member.gpu.utilization_ratio is not None for member in group.members)
 
 
 def _is_in_torch(group: Group) -> bool:
     """True if all that is known of its waits is that it sleeps in code of PyTorch, NCCL or CUDA."""
-    return all(member.waits_in_torch for member in group.members)
+    return all(member.waits.waits_in_torch for member in group.members)
 
 
 def at(group: Group) -> str:

@@ -35,12 +35,12 @@ def where_to_look(grouping: Grouping) -> str:
 
 
 def _look_at(group: Group) -> str | None:
-    locks = {member.file_lock for member in group.members}
+    locks = {member.waits.file_lock for member in group.members}
     if len(locks) == 1 and (lock := locks.pop()):
         if lock.holder_pid is None:
             return f"Look at who has {lock.path} open (`fuser -v`): its holder has ended, or is on another node."
         return f"Look at pid {lock.holder_pid} ({lock.holder_comm}), which holds {lock.path}."
-    awaited = {member.awaited for member in group.members}
+    awaited = {member.waits.awaited for member in group.members}
     if len(awaited) == 1 and (outside := awaited.pop()):
         return f"Look at {outside.who}" + (", which is gone." if outside.is_lost else ": does it answer?")
     known = activity.known(group.activity)
@@ -49,7 +49,7 @@ def _look_at(group: Group) -> str | None:
 
 def _store(members: Sequence[Member]) -> str | None:
     """Describe the store at which ranks meet, by their sockets."""
-    seen = [(member, member.store) for member in members if member.store is not None]
+    seen = [(member, member.waits.store) for member in members if member.waits.store is not None]
     if not seen:
         return None
 

@@ -24,8 +24,8 @@ def suspended(finding: Finding) -> str:
     """The headline for a job of which every rank is stopped or frozen, and possible reasons."""
     members = finding.scene.grouping.members
     who = f"{all_of(len(members))} are" if len(members) > 1 else f"{words.who([members[0].id])} is"
-    frozen = sorted({member.frozen_cgroup for member in members if member.frozen_cgroup})
-    is_stopped = any(member.frozen_cgroup is None for member in members)
+    frozen = sorted({member.waits.frozen_cgroup for member in members if member.waits.frozen_cgroup})
+    is_stopped = any(member.waits.frozen_cgroup is None for member in members)
     reasons = ["scontrol suspend, a gang scheduler, `kill -STOP`, or a debugger"] if is_stopped else []
     if frozen:
         groups = "control group {} is" if len(frozen) == 1 else "control groups {} are"
@@ -88,8 +88,8 @@ def _shown_by_sockets(waiting: Waiting) -> str:
 
 def mount_silent(finding: Finding) -> str:
     """The headline for ranks whose program is on a file system that does not respond, and ranks that wait for it."""
-    shut, held = finding.scene.shut, [member for member in finding.scene.shut if member.waits_for_mount]
-    mounts = sorted({member.silent_mount for member in shut if member.silent_mount is not None})
+    shut, held = finding.scene.shut, [member for member in finding.scene.shut if member.kernel.waits_for_mount]
+    mounts = sorted({member.kernel.silent_mount for member in shut if member.kernel.silent_mount is not None})
     verb = "gives" if len(mounts) == 1 else "give"
     wait = "waits" if len(held) == 1 else "wait"
     waiting = f"; {words.who([member.id for member in held])} {wait} for it in the kernel" if held else ""
@@ -103,7 +103,7 @@ def mount_silent(finding: Finding) -> str:
 def enclosed(finding: Finding) -> str:
     """The headline for ranks that wait for others where no other node can reach them."""
     ranks, of = finding.scene.enclosed, finding.scene.stacks
-    places = sorted({str(member.enclosed_at) for member in ranks})
+    places = sorted({str(member.waits.enclosed_at) for member in ranks})
     more = f" and {len(places) - 2} more places" if len(places) > 2 else ""
     subject = all_of(of) if len(ranks) == of > 1 else words.who([member.id for member in ranks])
     verb = "waits" if len(ranks) == 1 else "wait"
@@ -122,7 +122,7 @@ def refused(finding: Finding) -> str:
         where = f"{who} serves that port, so the address leads elsewhere: correct MASTER_ADDR."
     elif any(member.id.rank == 0 for member in ranks):
         where = "Rank 0 is among them: the launcher that was to serve it does not, or at another port."
-    elif any(member.store is not None and member.store.is_on_loopback for member in ranks):
+    elif any(member.waits.store is not None and member.waits.store.is_on_loopback for member in ranks):
         where = "That address is each node's own, and rank 0 is on another one: set MASTER_ADDR to that of its node."
     else:
         where = "Rank 0, which is to serve it, is not in view: look at its node first."

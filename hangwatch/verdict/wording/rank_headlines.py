@@ -43,7 +43,7 @@ def why_gone(members: Sequence[Member]) -> str:
 
 def blocked(finding: Finding) -> str:
     """The headline for ranks in a system call that does not return."""
-    mounts = {member.silent_mount for member in finding.members if member.waits_for_mount}
+    mounts = {member.kernel.silent_mount for member in finding.members if member.kernel.waits_for_mount}
     mount = next(iter(mounts)) if len(mounts) == 1 else None
     how = f"waiting in the kernel for {mount}, which gives no answer" if mount else "blocked in the kernel (state D)"
     return _held(finding, how)
@@ -51,7 +51,7 @@ def blocked(finding: Finding) -> str:
 
 def stopped(finding: Finding) -> str:
     """The headline for stopped and frozen ranks."""
-    frozen = {member.frozen_cgroup for member in finding.members}
+    frozen = {member.waits.frozen_cgroup for member in finding.members}
     if None not in frozen:
         return _held(finding, f"frozen (control group {words.listing(sorted(map(str, frozen)))})")
     return _held(finding, "stopped (state T: a debugger, a tracer or SIGSTOP holds it)")
@@ -59,7 +59,7 @@ def stopped(finding: Finding) -> str:
 
 def _held(finding: Finding, how: str) -> str:
     ids = rank_ids(finding.suspects)
-    where = next((f", in {member.wchan}" for member in finding.members if member.wchan), "")
+    where = next((f", in {member.kernel.wchan}" for member in finding.members if member.kernel.wchan), "")
     stacks = [describe(group) for group in finding.suspects if group.frames]
     doing = f"; by its stack it {stacks[0]}" if len(ids) == 1 and stacks else ""
     verb = "is" if len(ids) == 1 else "are"
@@ -121,4 +121,6 @@ def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
 
 def store_endpoint(members: Iterable[Member]) -> str:
     """Return the address at which the ranks of the job meet, as far as these ranks show it."""
-    return next((f"MASTER_ADDR:MASTER_PORT ({one.store.endpoint})" for one in members if one.store), "the store")
+    return next(
+        (f"MASTER_ADDR:MASTER_PORT ({one.waits.store.endpoint})" for one in members if one.waits.store), "the store"
+    )

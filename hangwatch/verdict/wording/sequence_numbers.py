@@ -127,7 +127,7 @@ def _doing(group: Group) -> str:
         return f"{who} could not be dumped"
     if not group.frames:
         return f"{who} gave no stack"
-    if all(member.state in STOPPED_STATES for member in group.members):
+    if all(member.kernel.state in STOPPED_STATES for member in group.members):
         verb = "is" if group.size == 1 else "are"
         return f"{who} {verb} stopped (state T)"
     return f"{who} {clauses.does(group, several=group.size > 1)}{clauses.at(group)}"
@@ -144,7 +144,7 @@ def _why_not_named(finding: Finding) -> str:
         return "In another communicator others are behind it, for whom it may wait."
     if by_counts and any(waits_for(group) in {"ranks", "gpu"} for group in finding.suspects):
         return "Its stack shows a wait, too: for whom, NCCL's counts do not tell."
-    if len(members) == 1 and (asks := members[0].asks_rank or _asks_by_call(members[0], finding.scene)):
+    if len(members) == 1 and (asks := members[0].waits.asks_rank or _asks_by_call(members[0], finding.scene)):
         return f"{_ASKS_RANK[asks]} waits for what another rank of the job may give, by the kernel's word."
     still_open = [operation for member in members for operation in open_operations(member)]
     if any(operation.by_main for operation in still_open):
@@ -157,7 +157,7 @@ def _why_not_named(finding: Finding) -> str:
 def _asks_by_call(member: Member, scene: Scene) -> Literal["main"] | None:
     """Return "main" if its call receives from another rank; for a Unix socket only the call shows that."""
     others = scene.processes - {process_of(member)}
-    behind = member.kernel_call.behind if member.receives and member.kernel_call is not None else ()
+    behind = member.kernel.call.behind if member.kernel.receives and member.kernel.call is not None else ()
     return "main" if any((member.id.node, peer.other_pid) in others for peer in behind if peer.other_pid) else None
 
 

@@ -145,4 +145,4 @@ def ratios(values: Sequence[float]) -> str:
 def stuck_task(member: Member) -> str:
     """A rank with the same main thread as all others, and a stuck task of an executor."""
     rounds = words.count(member.rounds, "round")
-    return f"a task of its ThreadPoolExecutor stands in {member.stack.task}, code of the program itself, in each of {rounds}"
+    return f"a task of its ThreadPoolExecutor is in {member.stack.task}, in the user's code, in each of {rounds}"

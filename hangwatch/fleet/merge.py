@@ -90,7 +90,7 @@ class Gathering:
         one = self._values.setdefault
         for group in grouping.groups:
             for member in group.members:
-                force_setattr(member, "user_frames", one(member.stack.user_frames, member.stack.user_frames))
+                force_setattr(member.stack, "user_frames", one(member.stack.user_frames, member.stack.user_frames))
                 for recorder in member.recorder.libraries:
                     for records in recorder.groups:
                         for done in records.operations:

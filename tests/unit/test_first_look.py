@@ -17,6 +17,7 @@ from hangwatch.model import (
     Group,
     Grouping,
     KernelCall,
+    KernelFacts,
     Member,
     Motion,
     RankId,
@@ -136,10 +137,10 @@ READ = KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind
     ("seen", "is_asked_for"),
     [
         ({}, True),
-        ({"kernel_call": FUTEX}, True),  # of which lock, native frames tell
-        ({"kernel_call": FUTEX, "worker_call": WorkerCall(pid=9, call=FUTEX)}, True),
-        ({"kernel_call": READ}, False),
-        ({"kernel_call": FUTEX, "worker_call": WorkerCall(pid=9, call=READ)}, False),
+        ({"kernel": KernelFacts(call=FUTEX)}, True),  # of which lock, native frames tell
+        ({"kernel": KernelFacts(call=FUTEX, worker_call=WorkerCall(pid=9, call=FUTEX))}, True),
+        ({"kernel": KernelFacts(call=READ)}, False),
+        ({"kernel": KernelFacts(call=FUTEX, worker_call=WorkerCall(pid=9, call=READ))}, False),
     ],
 )
 def test_native_frames_are_asked_for_where_the_kernel_has_not_told_the_call(

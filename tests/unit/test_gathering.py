@@ -231,3 +231,10 @@ def test_a_dump_without_groups_says_what_to_type() -> None:
     content = json.dumps({"schema_version": 1, "node": "a", "jobs": [{"job": None}]}).encode()
     with pytest.raises(incident_file.StoreError, match="--grouped"):
         sighting.parse(Path("x.json"), io.BytesIO(content).getvalue())
+
+
+def test_grouped_dump_of_schema_2_is_refused_and_names_the_remedy() -> None:
+    dump = sighting.grouped("a", [samples.loader_hang()], 1.0)
+    content = encode(replace(dump, schema_version=2))
+    with pytest.raises(incident_file.StoreError, match=r"schema 2; this one merges 3\)\n  install the same version"):
+        sighting.parse(Path("x.json"), content)

@@ -121,6 +121,6 @@ def test_incident_keeps_recorder_faults_and_old_ones_load() -> None:
     raw = msgspec.json.encode(incident)
     assert msgspec.json.decode(raw, type=Incident) == incident
     before = json.loads(raw)
-    del before["grouping"]["groups"][0]["members"][0]["recorder_faults"]
+    del before["grouping"]["groups"][0]["members"][0]["recorder"]["faults"]
     old = msgspec.json.decode(json.dumps(before).encode(), type=Incident)
     assert [member.recorder.faults for member in old.grouping.members] == [()]

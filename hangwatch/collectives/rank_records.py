@@ -65,12 +65,12 @@ def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None
     return tuple(one for one in found if one is not None)
 
 
-def faults(rounds: Sequence[Sequence[Fault]], found: Iterable[Recorded]) -> tuple[Fault, ...]:
-    """Return why recorders were not read in the last round, except recorders in `found`, read in two other rounds."""
-    last = next((told for told in reversed(rounds) if told), None)
+def faults(rounds: Sequence[Sequence[Fault]], usable: Iterable[Recorded]) -> tuple[Fault, ...]:
+    """Return why recorders were not read in the last round, except recorders in `usable`, read in two other rounds."""
+    last = next(filter(None, reversed(rounds)), None)
     if last is None:
         return ()
-    read = {one.library for one in found}
+    read = {one.library for one in usable}
     return tuple(fault for fault in last if not read or library_of(fault) not in {None, *read})
 
 

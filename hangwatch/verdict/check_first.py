@@ -206,7 +206,7 @@ def _gpu_works(signature: Signature) -> bool:
 
 
 def _check_first(
-    who: str,
+    description: str,
     suspects: Callable[[Scene], Sequence[Group]],
     waiting: tuple[str, ...],
     says: Text,
@@ -218,7 +218,7 @@ def _check_first(
 ) -> Rule:
     return Rule(
         kind="OutsideCollective",
-        who=who,
+        description=description,
         suspects=suspects,
         waiting=waiting,
         half_of="answered",

@@ -22,7 +22,7 @@ def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
     """
     if not environs:
         return None
-    found: list[Difference] = []
+    differences: list[Difference] = []
     common: list[tuple[str, str]] = []
     for name in sorted({name for variables in environs.values() for name in variables}):
         row = environment_names.row_of(name)
@@ -34,9 +34,9 @@ def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
         if len(by_value) == 1:
             common += [(name, words.elided(value, _VALUE_CHARACTERS)) for value in by_value if value is not None]
         elif not row.differs and len(by_value) <= max(2, len(environs) // 2):
-            found.append(_difference(name, row.why, by_value))
-    found.sort(key=lambda one: (sum(setting.count for setting in one.settings[:-1]), one.name))
-    return Environment(differences=tuple(found[:_MOST_DIFFERENCES]), common=tuple(common))
+            differences.append(_difference(name, row.why, by_value))
+    differences.sort(key=lambda one: (sum(setting.count for setting in one.settings[:-1]), one.name))
+    return Environment(differences=tuple(differences[:_MOST_DIFFERENCES]), common=tuple(common))
 
 
 def _difference(name: str, why: str, by_value: Mapping[str | None, list[RankId]]) -> Difference:

@@ -154,12 +154,12 @@ def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evide
 
 def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evidence]:
     """Lines of the kernel's log about these ranks, those of a process first, each once for all its ranks."""
-    found: dict[tuple[str | None, KernelLine], list[Member]] = {}
+    by_line: dict[tuple[str | None, KernelLine], list[Member]] = {}
     for member in members:
         for line in member.kernel.lines:
-            found.setdefault((member.id.node, line), []).append(member)
+            by_line.setdefault((member.id.node, line), []).append(member)
     rows = kernel_lines.load()
-    told = [(rows[line.name], line, ranks) for (_, line), ranks in found.items() if line.name in rows]
+    told = [(rows[line.name], line, ranks) for (_, line), ranks in by_line.items() if line.name in rows]
     told.sort(key=lambda entry: (entry[0].names not in _OF_PROCESSES, -entry[1].unix_seconds))
     for row, line, ranks in told[:_MOST_KERNEL_LINES]:
         source = f"the kernel's log, {words.utc(line.unix_seconds)}, of {_who(ranks)}"
@@ -289,16 +289,16 @@ def _compared(members: Sequence[Member], rest: Sequence[Member]) -> Iterator[Evi
     """The numbers of the suspects beside those of the others."""
     drawn, used, busy = power(members, rest), utilization(members, rest), cpu(members, rest)
     if drawn.is_measured:
-        own, others = f"{median(drawn.own):.0f} W", f"{median(drawn.others):.0f} W"
+        own, others = f"{median(drawn.suspects):.0f} W", f"{median(drawn.others):.0f} W"
         message = f"GPU power {own}, the others {others} ({min(drawn.others):.0f} to {max(drawn.others):.0f})"
         yield _evidence("gpu_power", members, message, supports=drawn.draws_less)
     if used.is_measured:
-        message = f"GPU utilisation {median(used.own):.0%}, the others {median(used.others):.0%}"
+        message = f"GPU utilisation {median(used.suspects):.0%}, the others {median(used.others):.0%}"
         yield _evidence("gpu_utilization", members, message, supports=used.is_apart(UTILIZATION_GAP))
     if busy.is_measured:
         io = values(members, lambda one: one.usage.io_bytes_per_second)
         carried = f"; reads and writes {median(io):.0f} bytes per second" if io else ""
-        message = f"uses {median(busy.own):.2f} of a core, the others {median(busy.others):.2f}{carried}"
+        message = f"uses {median(busy.suspects):.2f} of a core, the others {median(busy.others):.2f}{carried}"
         yield _evidence("cpu", members, message, supports=busy.is_apart(CPU_GAP))
     rounds = max((member.rounds for member in members), default=1)
     if rounds > 1:

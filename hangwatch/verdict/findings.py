@@ -16,10 +16,10 @@ Text: TypeAlias = "Callable[[Finding], str]"
 class Rule(NamedTuple):
     """A rule names its `suspects` if enough other ranks wait for them.
 
-    `who` describes the suspects in docs/verdicts.md. The ranks that wait for one of the kinds in `waiting` must be at
-    least half of the ranks in `half_of`, and outnumber the suspects. `half_of`: "dumped" are the other ranks with a
-    stack, "others" the other ranks that answered, "answered" all that answered. `outnumber`: "as many" may be equal,
-    "more" allows one against one, "three times" does not.
+    `description` of the suspects is printed in docs/verdicts.md. The ranks that wait for one of the kinds in `waiting`
+    must be at least half of the ranks in `half_of`, and outnumber the suspects. `half_of`: "dumped" are the other ranks
+    with a stack, "others" the other ranks that answered, "answered" all that answered. `outnumber`: "as many" may be
+    equal, "more" allows one against one, "three times" does not.
 
     `by_stack`: the suspects are found by their stacks, so a rank in the same place does not wait for them. The first
     such rule with suspects ends the search, except one that `gives_way`. `weigh` may change the `confidence`.
@@ -29,7 +29,7 @@ class Rule(NamedTuple):
     """
 
     kind: str
-    who: str
+    description: str
     suspects: Callable[[Scene], Sequence[Group]]
     says: Text
     waiting: tuple[str, ...] = ("ranks", "gpu")

@@ -20,28 +20,28 @@ Read = Callable[[Member], float | None]
 
 
 class Compared(NamedTuple):
-    """One number of some ranks, and of all others that have it."""
+    """One number of the suspects, and of all others that have it."""
 
-    own: list[float]
+    suspects: list[float]
     others: list[float]
 
     @property
     def is_measured(self) -> bool:
         """True if both sides have it."""
-        return bool(self.own and self.others)
+        return bool(self.suspects and self.others)
 
     @property
     def draws_less(self) -> bool:
         """True if all draw less than nine tenths of what any other draws."""
-        return self.is_measured and max(self.own) < _POWER_RATIO * min(self.others)
+        return self.is_measured and max(self.suspects) < _POWER_RATIO * min(self.others)
 
     def is_lower(self, gap: float) -> bool:
         """True if all are lower than every other, by this gap."""
-        return self.is_measured and max(self.own) <= min(self.others) - gap
+        return self.is_measured and max(self.suspects) <= min(self.others) - gap
 
     def is_apart(self, gap: float) -> bool:
         """True if the middle ones are this far apart."""
-        return self.is_measured and abs(median(self.own) - median(self.others)) >= gap
+        return self.is_measured and abs(median(self.suspects) - median(self.others)) >= gap
 
 
 def compare(members: Iterable[Member], others: Iterable[Member], read: Read) -> Compared:
@@ -93,7 +93,7 @@ class OddGpu(NamedTuple):
 
     member: Member
     number: Literal["power", "utilization", "kernel"]
-    own: float
+    value: float
     others: list[float]
 
 
@@ -103,42 +103,42 @@ def find_odd_gpu(members: Sequence[Member]) -> OddGpu | None:
     It draws less than nine tenths of any other, or is idle while all others are busy, or has no kernel while all others
     have one. There must be three ranks or more, all with that number.
     """
-    found: dict[object, OddGpu] = {}
+    odd: dict[object, OddGpu] = {}
     if (lowest := _lowest(members, lambda one: one.gpu.power_watts)) is not None:
-        member, own, others = lowest
-        if own < _POWER_RATIO * min(others):
-            found[member.id] = OddGpu(member, "power", own, others)
+        member, value, others = lowest
+        if value < _POWER_RATIO * min(others):
+            odd[member.id] = OddGpu(member, "power", value, others)
     if (lowest := _lowest(members, lambda one: one.gpu.utilization_ratio)) is not None:
-        member, own, others = lowest
-        if own <= min(others) - UTILIZATION_GAP:
-            found[member.id] = OddGpu(member, "utilization", own, others)
+        member, value, others = lowest
+        if value <= min(others) - UTILIZATION_GAP:
+            odd[member.id] = OddGpu(member, "utilization", value, others)
     if (lowest := _lowest(members, lambda one: one.gpu.use.sm_ratio if one.gpu.use else None)) is not None:
-        member, own, others = lowest
-        if own < _SM_OF_NO_KERNEL and min(others) >= SM_OF_A_KERNEL:
-            found[member.id] = OddGpu(member, "kernel", own, others)
-    return next(iter(found.values())) if len(found) == 1 else None
+        member, value, others = lowest
+        if value < _SM_OF_NO_KERNEL and min(others) >= SM_OF_A_KERNEL:
+            odd[member.id] = OddGpu(member, "kernel", value, others)
+    return next(iter(odd.values())) if len(odd) == 1 else None
 
 
 def _lowest(members: Sequence[Member], read: Read) -> tuple[Member, float, list[float]] | None:
-    """The member with the lowest value, that value, and those of all others; None of two, or where one is missing."""
-    found = values(members, read)
-    if len(found) < max(_FEWEST_TO_STAND_OUT, len(members)):
+    """Return the member with the lowest value, it and all others; None for two members, or if a value is missing."""
+    measured = values(members, read)
+    if len(measured) < max(_FEWEST_TO_STAND_OUT, len(members)):
         return None
-    own = min(found)
-    place = found.index(own)
-    return members[place], own, found[:place] + found[place + 1 :]
+    lowest = min(measured)
+    place = measured.index(lowest)
+    return members[place], lowest, measured[:place] + measured[place + 1 :]
 
 
 def find_lone(members: Sequence[Member], read: Read, gap: float) -> tuple[Member, float, list[float]] | None:
     """Return the single member whose value is far from all others, its value and theirs; None if there is none."""
-    known = [(member, value) for member in members if (value := read(member)) is not None]
-    if len(known) < _FEWEST_TO_STAND_OUT:
+    measured = [(member, value) for member in members if (value := read(member)) is not None]
+    if len(measured) < _FEWEST_TO_STAND_OUT:
         return None
-    middle = median(value for _, value in known)
-    far = [place for place, (_, value) in enumerate(known) if abs(value - middle) >= gap]
+    middle = median(value for _, value in measured)
+    far = [place for place, (_, value) in enumerate(measured) if abs(value - middle) >= gap]
     if len(far) != 1:
         return None
-    return *known[far[0]], [value for place, (_, value) in enumerate(known) if place != far[0]]
+    return *measured[far[0]], [value for place, (_, value) in enumerate(measured) if place != far[0]]
 
 
 def values(members: Iterable[Member], read: Read) -> list[float]:

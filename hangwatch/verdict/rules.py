@@ -54,7 +54,7 @@ def _stacked_where(
     return suspects
 
 
-def _without_held_up(found: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
+def _without_held_up(may_be_suspects: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
     """The same, without ranks that may wait for a lock in which another rank is, see `is_before`.
 
     Stacks alone do not show that. If the kernel was asked about a rank, it was asked about locks, too.
@@ -63,12 +63,12 @@ def _without_held_up(found: Callable[[Scene], Sequence[Group]]) -> Callable[[Sce
     def suspects(scene: Scene) -> Sequence[Group]:
         waiting = [group for group in scene.stacked if group.waits]
 
-        def told(group: Group) -> Group | None:
+        def kept(group: Group) -> Group | None:
             if not any(user_code.is_before(group, other) for other in waiting):
                 return group
             return part_of(group, lambda member: member.usage.main_cpu_ratio is not None)
 
-        return [part for group in found(scene) if (part := told(group))]
+        return [part for group in may_be_suspects(scene) if (part := kept(group))]
 
     return suspects
 
@@ -159,8 +159,8 @@ def _deaf_master(scene: Scene) -> Sequence[Group]:
     def is_deaf(member: Member) -> bool:
         return member.id.rank == 0 and member.waits.store is not None and not member.waits.store.has_connection
 
-    elsewhere = [group for group in scene.stacked if not activity.known(group.activity).meets_at_store]
-    return parts_of(elsewhere, is_deaf)
+    not_at_store = [group for group in scene.stacked if not activity.known(group.activity).meets_at_store]
+    return parts_of(not_at_store, is_deaf)
 
 
 def _weigh_deaf_master(finding: Finding) -> Confidence:
@@ -197,7 +197,7 @@ def _weigh_outside(finding: Finding, sure: Confidence) -> Confidence:
 
 
 def _outside(
-    who: str,
+    description: str,
     wanted: Callable[[Group], bool],
     waiting: tuple[str, ...],
     confidence: Confidence,
@@ -212,13 +212,13 @@ def _outside(
     With `knows_size` it applies only if the world size is known: the rank that the others wait for may not be in view.
     Without `may_be_held_up` it skips ranks that may wait until another one leaves a block of the program's code.
     """
-    found = _stacked_where(wanted, also)
+    may_be_suspects = _stacked_where(wanted, also)
     if not may_be_held_up:
-        found = _without_held_up(found)
+        may_be_suspects = _without_held_up(may_be_suspects)
     return Rule(
         kind="OutsideCollective",
-        who=who,
-        suspects=lambda scene: [] if knows_size and scene.grouping.world_size is None else found(scene),
+        description=description,
+        suspects=lambda scene: [] if knows_size and scene.grouping.world_size is None else may_be_suspects(scene),
         waiting=waiting,
         half_of="answered",
         outnumber="three times" if confidence is Confidence.LOW else "more",
@@ -230,8 +230,8 @@ def _outside(
     )
 
 
-def _gone(who: str, suspects: Callable[[Scene], Sequence[Group]], says: Text) -> Rule:
-    return Rule("RankGone", who, suspects, says, half_of="dumped", weigh=_weigh_gone)
+def _gone(description: str, suspects: Callable[[Scene], Sequence[Group]], says: Text) -> Rule:
+    return Rule("RankGone", description, suspects, says, half_of="dumped", weigh=_weigh_gone)
 
 
 RULES: tuple[Rule, ...] = (
@@ -247,20 +247,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         kind="RankBlocked",
-        who="are in state `D` in every round, or in a call on the silent file system on which py-spy hangs",
+        description="are in state `D` in every round, or in a call on the silent file system on which py-spy hangs",
         suspects=_blocked,
         weigh=_weigh_blocked,
         says=rank_headlines.blocked,
     ),
     Rule(
         kind="RankStopped",
-        who="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer), or held by a freezer",
+        description="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer), or held by a freezer",
         suspects=_stopped,
         says=rank_headlines.stopped,
     ),
     Rule(
         kind="RankUndumpable",
-        who="cannot be dumped, by a fault that says something of them",
+        description="cannot be dumped, by a fault that says something of them",
         suspects=_undumpable,
         half_of="dumped",
         confidence=Confidence.MEDIUM,
@@ -269,7 +269,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         kind="MasterRefused",
-        who="are rank 0, not at the store and without a socket of it, while others are refused there",
+        description="are rank 0, not at the store and without a socket of it, while others are refused there",
         suspects=_deaf_master,
         waiting=("ranks",),
         weigh=_weigh_deaf_master,

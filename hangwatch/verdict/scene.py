@@ -212,8 +212,8 @@ def _is_blocked_outside(group: Group) -> bool:
 
 def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
     """Return a function for the stance of each member of a grouping, by stack and kernel."""
-    known = [(group, waits_for(group), is_in_user_code(group)) for group in grouping.groups if group.members]
-    groups = {member.id.rank: (group, kind, in_code) for group, kind, in_code in known for member in group.members}
+    described = [(group, waits_for(group), is_in_user_code(group)) for group in grouping.groups if group.members]
+    groups = {member.id.rank: (group, kind, in_code) for group, kind, in_code in described for member in group.members}
     processes = frozenset(map(process_of, grouping.members))
 
     def stance(member: Member) -> Stance:

@@ -42,7 +42,7 @@ def accusing_rules() -> Iterable[str]:
     for rule in rules.RULES:
         kinds = " or ".join(KINDS[kind] for kind in rule.waiting)
         yield (
-            f"| `{rule.kind}` | {rule.who} | {kinds} | {HALF_OF[rule.half_of]}, and {OUTNUMBER[rule.outnumber]} "
+            f"| `{rule.kind}` | {rule.description} | {kinds} | {HALF_OF[rule.half_of]}, and {OUTNUMBER[rule.outnumber]} "
             f"| {rule.confidence.value} |"
         )
 
@@ -52,7 +52,7 @@ def first_looks() -> Iterable[str]:
     yield "|---|---|---|---|"
     for rule in check_first.CHECK_FIRST:
         others = "stand anywhere" if rule.waiting == check_first.ANYTHING else OTHERS[rule.waiting]
-        yield f"| {rule.who} | {others} | {OUTNUMBER[rule.outnumber]} | {'yes' if rule.may_name else 'no'} |"
+        yield f"| {rule.description} | {others} | {OUTNUMBER[rule.outnumber]} | {'yes' if rule.may_name else 'no'} |"
 
 
 def activities() -> Iterable[str]:

@@ -130,9 +130,9 @@ def odd_gpu(odd: OddGpu) -> str:
     """The numbers of a rank whose GPU stands out, beginning with "its GPU"."""
     if odd.number == "power":
         drawn = f"those of the others {min(odd.others):.0f} to {max(odd.others):.0f} W"
-        return f"its GPU draws {odd.own:.0f} W, {drawn}"
+        return f"its GPU draws {odd.value:.0f} W, {drawn}"
     if odd.number == "utilization":
-        return f"its GPU is at {odd.own:.0%}, those of the others at {median(odd.others):.0%}"
+        return f"its GPU is at {odd.value:.0%}, those of the others at {median(odd.others):.0%}"
     return f"its GPU runs no kernel, those of the others on {ratios(odd.others)} of their SMs"
 
 

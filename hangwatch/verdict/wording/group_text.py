@@ -20,6 +20,11 @@ def rank_ids(groups: Iterable[Group]) -> list[RankId]:
     return [member.id for group in groups for member in group.members]
 
 
+def sentence(text: str) -> str:
+    """Return the text with a capital first letter."""
+    return text[:1].upper() + text[1:]
+
+
 def name_ranks(groups: Iterable[Group]) -> str:
     """Return the ranks of these groups in words: "ranks 0-6 on a and b"."""
     return words.who(rank_ids(groups))

@@ -9,7 +9,7 @@ from msgspec import structs
 from hangwatch.model import Evidence, FirstLook, Member, RankId, Verdict
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.wording import check_first_reasons, clauses, guidance, job_headlines, rank_headlines
-from hangwatch.verdict.wording.group_text import name_ranks
+from hangwatch.verdict.wording.group_text import name_ranks, sentence
 
 
 def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
@@ -42,15 +42,15 @@ def _message(finding: Finding, text: str, settle: str) -> str:
         return f"{text}{look} Nobody is accused.{here}"
     if finding.rule is None and finding.suspects and not finding.is_named:
         why = _why(finding, finding.members[0], text)
-        return f"{_sentence(text)} {_sentence(check_first_reasons.look_first(finding.suspects, why, settle))}"
+        return f"{sentence(text)} {sentence(check_first_reasons.look_first(finding.suspects, why, settle))}"
     if finding.rule is None:
-        return text if finding.kind == "NoRanks" else _sentence(text)
+        return text if finding.kind == "NoRanks" else sentence(text)
     if finding.is_named:
         text = rank_headlines.named(finding.suspects, text) if settle else text
         more = rank_headlines.apart_too(finding.apart) + rank_headlines.whole_nodes(finding.members, grouping)
-        return _sentence(text) + more + here
+        return sentence(text) + more + here
     where_to_look = guidance.where_to_look(grouping) if grouping.unanswered else ""
-    return _sentence(check_first_reasons.look_first(finding.suspects, text, settle)) + here + where_to_look
+    return sentence(check_first_reasons.look_first(finding.suspects, text, settle)) + here + where_to_look
 
 
 def _why(finding: Finding, member: Member, text: str) -> str:
@@ -67,7 +67,3 @@ def _in_kernel(finding: Finding, evidence: Sequence[Evidence]) -> str:
     calls = [one.message for one in evidence if one.kind == "system_call"]
     is_one = len(calls) == len(finding.members) == 1 and clauses.tells_call(finding.members[0])
     return f" In the kernel, {calls[0]}." if is_one else ""
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]

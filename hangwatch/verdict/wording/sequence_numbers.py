@@ -14,6 +14,7 @@ from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, open_operations, process_of, waits_for
 from hangwatch.verdict.sequence_rules import Answer
 from hangwatch.verdict.wording import check_first_reasons, clauses
+from hangwatch.verdict.wording.group_text import sentence
 
 _SHOWN = 4
 _DESCRIPTION_SHOWN = 40
@@ -112,13 +113,9 @@ def not_come(finding: Finding) -> str:
         key=lambda one: (len(ranks.intersection(one.missing)), len(one.waiting)),
     )
     have, wait = "has" if len(ranks) == 1 else "have", "waits" if len(pending.waiting) == 1 else "wait"
-    late = _sentence(f"{_ranks(sorted(ranks))} {have} not come to {_operation(pending)}")
-    doing = _sentence("; ".join(_doing(group) for group in finding.suspects[:_SHOWN]))
+    late = sentence(f"{_ranks(sorted(ranks))} {have} not come to {_operation(pending)}")
+    doing = sentence("; ".join(_doing(group) for group in finding.suspects[:_SHOWN]))
     return f"{late}, where {_ranks(pending.waiting)} {wait} {_since(pending)}. {doing}."
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _doing(group: Group) -> str:
@@ -170,14 +167,14 @@ def circle(finding: Finding) -> str:
         company = [other for other in pending.waiting if other != rank]
         too = f", as {_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
         waits.append(f"{_ranks([rank])} for {_ranks(awaited)} in {_operation(pending)}{too}")
-    return _sentence(f"{_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
+    return sentence(f"{_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
 
 
 def mismatch(finding: Finding) -> str:
     """The headline for ranks of one group that do not do the same."""
     graph = finding.answer.graph
     sides = "; ".join(f"{_ranks(ranks)}: {words.printable(text)}" for text, ranks in graph.mismatch[:_SHOWN])
-    return f"The ranks of one group do not do the same ({_operations(graph.pending[:1])}). {_sentence(sides)}."
+    return f"The ranks of one group do not do the same ({_operations(graph.pending[:1])}). {sentence(sides)}."
 
 
 def still_open(finding: Finding) -> str:
@@ -202,7 +199,7 @@ def not_reached(finding: Finding) -> str:
     """The headline for ranks that do not answer NCCL."""
     lost = finding.answer.check_first
     do = "does" if len(lost) == 1 else "do"
-    silent = _sentence(f"{_ranks(lost)} {do} not answer NCCL itself")
+    silent = sentence(f"{_ranks(lost)} {do} not answer NCCL itself")
     return f"{silent}, whose threads reach the others of their communicators."
 
 

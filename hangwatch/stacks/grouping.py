@@ -277,15 +277,7 @@ def _member(
             peers=kernel_facts.peers(rank),
             enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
         ),
-        gpu=GpuReadings(
-            power_watts=rank.power_watts,
-            utilization_ratio=rank.utilization_ratio,
-            busy_power_ratio=rank.busy_power_ratio,
-            nvlink_bytes_per_second=rank.nvlink_bytes_per_second,
-            pcie_bytes_per_second=rank.pcie_bytes_per_second,
-            use=rank.gpu_use,
-            ports=rank.ports,
-        ),
+        gpu=_gpu_readings(rank),
         waiting=rank.waiting,
         recorder=RecorderFacts(
             libraries=found,
@@ -294,6 +286,18 @@ def _member(
             nccl_ras_fault=rank.nccl_ras_fault,
         ),
         died=rank.died,
+    )
+
+
+def _gpu_readings(rank: RankDump) -> GpuReadings:
+    return GpuReadings(
+        power_watts=rank.power_watts,
+        utilization_ratio=rank.utilization_ratio,
+        busy_power_ratio=rank.busy_power_ratio,
+        nvlink_bytes_per_second=rank.nvlink_bytes_per_second,
+        pcie_bytes_per_second=rank.pcie_bytes_per_second,
+        use=rank.gpu_use,
+        ports=rank.ports,
     )
 
 

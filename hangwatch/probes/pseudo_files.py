@@ -20,6 +20,12 @@ def read(path: Path | str, subject: str, limit_bytes: int = LIMIT_BYTES) -> str 
     return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
 
 
+def read_or_empty(path: Path | str, limit_bytes: int = LIMIT_BYTES) -> str:
+    """Return at most `limit_bytes` of a file as text; empty if it cannot be read."""
+    text = read(path, "", limit_bytes)
+    return text if isinstance(text, str) else ""
+
+
 def read_bytes(path: Path | str, subject: str, limit_bytes: int = LIMIT_BYTES) -> bytes | Fault | None:
     """Read as `read` does, without decoding."""
     try:

@@ -141,16 +141,13 @@ def adapters(sys_root: Path) -> tuple[Adapter, ...]:
     return tuple(
         Adapter(
             device=device,
-            firmware=_line(root / device / "fw_ver"),
-            kind=" ".join(filter(None, (_line(root / device / "hca_type"), _line(root / device / "board_id")))),
+            firmware=pseudo_files.read_or_empty(root / device / "fw_ver").strip(),
+            kind=" ".join(
+                " ".join(pseudo_files.read_or_empty(root / device / name) for name in ("hca_type", "board_id")).split()
+            ),
         )
         for device in (sorted(devices) if isinstance(devices, tuple) else ())
     )
-
-
-def _line(path: Path) -> str:
-    text = pseudo_files.read(path, path.name)
-    return text.strip() if isinstance(text, str) else ""
 
 
 def _port_numbers(folder: Path) -> list[str]:

@@ -49,8 +49,7 @@ def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] |
     if not isinstance(dev, str):
         return dev
     known_routes = routes(net_root)
-    v6 = pseudo_files.read(net_root / "if_inet6", "IPv6 addresses")
-    by_interface = _parse_inet6(v6 if isinstance(v6, str) else "")
+    by_interface = _parse_inet6(pseudo_files.read_or_empty(net_root / "if_inet6"))
     local = _local_addresses(net_root)
     routed = [route.network for route in known_routes if route.network.prefixlen]
     # A /32 address (GCE, Calico, Cilium) is in no route of its interface. Assign it to each interface with routes but
@@ -83,8 +82,8 @@ def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] |
 
 def _operational_state(sys_root: Path | None, name: str) -> tuple[str, bool | None]:
     """Return `operstate` of an interface; many virtual ones say "unknown" while they work."""
-    text = pseudo_files.read(sys_root / "class" / "net" / name / "operstate", name) if sys_root else None
-    state = text.strip() if isinstance(text, str) else "unknown"
+    text = pseudo_files.read_or_empty(sys_root / "class" / "net" / name / "operstate") if sys_root else ""
+    state = text.strip() or "unknown"
     return state, {"up": True, "down": False, "lowerlayerdown": False, "notpresent": False}.get(state)
 
 
@@ -101,8 +100,7 @@ def parse_dev(text: str) -> dict[str, list[int]]:
 
 def routes(net_root: Path) -> tuple[Route, ...]:
     """Return the IPv4 routes that are up, from /proc/PID/net/route."""
-    text = pseudo_files.read(net_root / "route", "routes")
-    return parse_routes(text) if isinstance(text, str) else ()
+    return parse_routes(pseudo_files.read_or_empty(net_root / "route"))
 
 
 def parse_routes(text: str) -> tuple[Route, ...]:
@@ -137,8 +135,7 @@ def default_interface(known_routes: tuple[Route, ...]) -> str | None:
 
 def default_interface_v6(net_root: Path) -> str | None:
     """Return the interface of the IPv6 default route, from /proc/PID/net/ipv6_route; None without one."""
-    text = pseudo_files.read(net_root / "ipv6_route", "IPv6 routes", TABLE_LIMIT_BYTES)
-    return parse_default_v6(text) if isinstance(text, str) else None
+    return parse_default_v6(pseudo_files.read_or_empty(net_root / "ipv6_route", TABLE_LIMIT_BYTES))
 
 
 def parse_default_v6(text: str) -> str | None:
@@ -193,8 +190,7 @@ def _v4(word: str) -> ipaddress.IPv4Address:
 
 def addresses(net_root: Path) -> frozenset[str]:
     """Return the addresses of the network namespace with /proc/PID/net at `net_root`, without link-local IPv6 ones."""
-    v6 = pseudo_files.read(net_root / "if_inet6", "IPv6 addresses")
-    by_interface = _parse_inet6(v6 if isinstance(v6, str) else "")
+    by_interface = _parse_inet6(pseudo_files.read_or_empty(net_root / "if_inet6"))
     return frozenset(
         [*map(str, _local_addresses(net_root)), *(address for listed in by_interface.values() for address in listed)]
     )
@@ -202,10 +198,9 @@ def addresses(net_root: Path) -> frozenset[str]:
 
 def _local_addresses(net_root: Path) -> tuple[ipaddress.IPv4Address, ...]:
     """Return this namespace's IPv4 addresses: the leaves marked `host LOCAL` of /proc/net/fib_trie."""
-    text = pseudo_files.read(net_root / "fib_trie", "addresses")
     found: dict[ipaddress.IPv4Address, None] = {}
     leaf = ""
-    for line in text.splitlines() if isinstance(text, str) else ():
+    for line in pseudo_files.read_or_empty(net_root / "fib_trie").splitlines():
         _, dashes, address = line.partition("|-- ")
         if dashes:
             leaf = address.strip()

@@ -228,13 +228,9 @@ def ask(
 
 
 def _is_listening(endpoint: Door, proc_root: Path) -> bool:
-    now = procfs.read_state(endpoint.process.pid, proc_root)
     at_port = sockets.listed(proc_root / str(endpoint.process.pid) / "net", endpoint.port)
-    return (
-        now is not None
-        and now[0] == endpoint.process
-        and any(connection.inode == endpoint.inode for connection in at_port)
-    )
+    is_held = any(connection.inode == endpoint.inode for connection in at_port)
+    return is_held and procfs.is_alive(endpoint.process, proc_root)
 
 
 def _run_child(

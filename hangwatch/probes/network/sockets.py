@@ -150,8 +150,7 @@ def listed(net_root: Path, port: int | None = None) -> Iterator[Connection]:
     """
     ending = "" if port is None else f":{port:04X}"
     for table in ("tcp", "tcp6"):
-        text = pseudo_files.read(net_root / table, table, _LISTED_BYTES)
-        for row in text.splitlines()[1:] if isinstance(text, str) else ():
+        for row in pseudo_files.read_or_empty(net_root / table, _LISTED_BYTES).splitlines()[1:]:
             fields = row.split(maxsplit=10)
             if len(fields) > 9 and (fields[1].endswith(ending) or fields[2].endswith(ending)):
                 inode, waiting = int(fields[9]), int(fields[4].partition(":")[0], 16)

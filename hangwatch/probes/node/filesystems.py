@@ -93,16 +93,11 @@ def called(proc_root: Path, pid: int) -> Mount | None:
 
     Read from /proc/PID/syscall, see proc_pid_syscall(5). Calls that name a file by path are not covered.
     """
-    call = pseudo_files.read(proc_root / str(pid) / "syscall", f"pid {pid}")
-    fields = call.split() if isinstance(call, str) else []
-    if len(fields) < 2 or not fields[0].isdecimal() or not _is_on_descriptor(int(fields[0])):
+    fields = system_calls.read_fields(pid, proc_root)
+    name = system_calls.names().get(int(fields[0])) if fields else None
+    if name is None or system_calls.rows()[name].on != "descriptor":
         return None
     return mount_of(proc_root, pid, int(fields[1], 16))
-
-
-def _is_on_descriptor(number: int) -> bool:
-    name = system_calls.names().get(number)
-    return name is not None and system_calls.rows()[name].on == "descriptor"
 
 
 def mount_of(proc_root: Path, pid: int, descriptor: int) -> Mount | None:
@@ -110,8 +105,7 @@ def mount_of(proc_root: Path, pid: int, descriptor: int) -> Mount | None:
 
     Read from `mnt_id` in /proc/PID/fdinfo, see proc_pid_fdinfo(5): the file itself is not touched.
     """
-    text = pseudo_files.read(proc_root / str(pid) / "fdinfo" / str(descriptor), f"pid {pid}")
-    rows = text.splitlines() if isinstance(text, str) else []
+    rows = pseudo_files.read_or_empty(proc_root / str(pid) / "fdinfo" / str(descriptor)).splitlines()
     ids = [row.split()[-1] for row in rows if row.startswith("mnt_id:")]
     seen = mounts(proc_root, pid)
     return next((mount for mount in seen if mount.id in ids), None) if isinstance(seen, tuple) else None
@@ -122,14 +116,12 @@ def written_bytes(mount: Mount, pid: int, proc_root: Path, sys_root: Path) -> in
 
     See Documentation/admin-guide/iostats.rst for /sys/dev/block/MAJOR:MINOR/stat, and nfsiostat(8) for mountstats.
     """
-    text = pseudo_files.read(sys_root / "dev" / "block" / mount.device / "stat", mount.device)
-    fields = text.split() if isinstance(text, str) else []
+    fields = pseudo_files.read_or_empty(sys_root / "dev" / "block" / mount.device / "stat").split()
     if len(fields) > 6 and fields[6].isdecimal():
         return int(fields[6]) * _SECTOR_BYTES
     if not mount.type.startswith("nfs"):
         return None
-    stats = pseudo_files.read(proc_root / str(pid) / "mountstats", mount.type)
-    blocks = stats.split("\ndevice ") if isinstance(stats, str) else []
+    blocks = pseudo_files.read_or_empty(proc_root / str(pid) / "mountstats").split("\ndevice ")
     mounted = f" mounted on {mount.path} with "
     block = next((block for block in blocks if mounted in _unescape(block.partition("\n")[0])), "")
     counters = block.partition("\tbytes:")[2].partition("\n")[0].split()
@@ -138,8 +130,8 @@ def written_bytes(mount: Mount, pid: int, proc_root: Path, sys_root: Path) -> in
 
 def dirty_bytes(proc_root: Path) -> int | None:
     """Return the bytes that wait to be written or are being written: Dirty and Writeback of /proc/meminfo."""
-    text = pseudo_files.read(proc_root / "meminfo", "memory")
-    rows = dict(line.split(":", 1) for line in text.splitlines() if ":" in line) if isinstance(text, str) else {}
+    lines = pseudo_files.read_or_empty(proc_root / "meminfo").splitlines()
+    rows = dict(line.split(":", 1) for line in lines if ":" in line)
     found = [rows[name].split()[0] for name in ("Dirty", "Writeback") if rows.get(name, "").split()]
     return sum(int(word) << 10 for word in found) if len(found) == 2 else None
 

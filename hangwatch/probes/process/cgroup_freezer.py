@@ -14,8 +14,11 @@ from hangwatch.probes import pseudo_files
 _ASLEEP = frozenset("SD")
 # (state, wchan) of a frozen process, from kernel/signal.c and kernel/freezer.c.
 _HELD = frozenset({("S", "get_signal"), ("S", "do_freezer_trap"), ("D", "__refrigerator")})
-_LIMIT_BYTES = 4096
+
 _DEEPEST = 64
+# The file and line of every group in a frozen tree, and the file that says "1" in the group that was frozen.
+_V2 = ("cgroup.events", "frozen 1", "cgroup.freeze")
+_V1 = ("freezer.state", "FROZEN", "freezer.self_freezing")
 _SHOWN = 200
 
 
@@ -28,13 +31,15 @@ def frozen_cgroup(pid: int, state: str | None, wchan: str | None, proc_root: Pat
     if state not in _ASLEEP:
         return None
     own_path = ""
-    for line in _read(proc_root / str(pid) / "cgroup").splitlines():
+    unified = sys_root / "fs/cgroup/unified"
+    mount = unified if unified.is_dir() else unified.parent
+    for line in pseudo_files.read_or_empty(proc_root / str(pid) / "cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            frozen_path, own_path = _frozen_v2(sys_root / "fs/cgroup", path), own_path or path
+            frozen_path, own_path = _find_frozen(mount, path, *_V2), own_path or path
         elif "freezer" in controllers.split(","):
-            frozen_path, own_path = _frozen_v1(sys_root / "fs/cgroup/freezer", path), path
+            frozen_path, own_path = _find_frozen(sys_root / "fs/cgroup/freezer", path, *_V1), path
         else:
             continue
         if frozen_path is not None:
@@ -42,21 +47,12 @@ def frozen_cgroup(pid: int, state: str | None, wchan: str | None, proc_root: Pat
     return words.elided(own_path, _SHOWN) if own_path and (state, wchan) in _HELD else None
 
 
-def _frozen_v2(root: Path, path: str) -> str | None:
-    """Return the frozen group: this one or one above it. `frozen 1` in its events means that all of it is frozen."""
-    mount = root / "unified" if (root / "unified").is_dir() else root
+def _find_frozen(mount: Path, path: str, state_file: str, state: str, own_file: str) -> str | None:
+    """Return the group that is frozen itself: this one or one above it; groups below have `state` in `state_file`."""
     folders = _upwards(path)
-    if not folders or "frozen 1" not in _read(mount / folders[0] / "cgroup.events").splitlines():
+    if not folders or state not in pseudo_files.read_or_empty(mount / folders[0] / state_file).splitlines():
         return None
-    frozen = (folder for folder in folders if _read(mount / folder / "cgroup.freeze").strip() == "1")
-    return f"/{next(frozen, folders[0])}"
-
-
-def _frozen_v1(mount: Path, path: str) -> str | None:
-    folders = _upwards(path)
-    if not folders or _read(mount / folders[0] / "freezer.state").strip() != "FROZEN":
-        return None
-    frozen = (folder for folder in folders if _read(mount / folder / "freezer.self_freezing").strip() == "1")
+    frozen = (folder for folder in folders if pseudo_files.read_or_empty(mount / folder / own_file).strip() == "1")
     return f"/{next(frozen, folders[0])}"
 
 
@@ -66,8 +62,3 @@ def _upwards(path: str) -> list[str]:
     if ".." in inner.parts or len(inner.parts) > _DEEPEST:
         return []
     return [str(folder) for folder in (inner, *inner.parents) if str(folder) != "."]
-
-
-def _read(path: Path) -> str:
-    text = pseudo_files.read(path, "control group", _LIMIT_BYTES)
-    return text if isinstance(text, str) else ""

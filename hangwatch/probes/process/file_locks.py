@@ -50,9 +50,8 @@ def _may_hold(holder: int, pid: int, path: str, proc_root: Path) -> bool:
 
 def _holder(pid: int, proc_root: Path) -> int | None:
     """Return the holder of the lock that this process waits for; its line precedes those of waiting processes."""
-    text = pseudo_files.read(proc_root / "locks", "locks", _MOST_BYTES)
     holder: Sequence[str] = ()
-    for line in text.splitlines() if isinstance(text, str) else ():
+    for line in pseudo_files.read_or_empty(proc_root / "locks", _MOST_BYTES).splitlines():
         fields = line.split()
         if len(fields) > 1 and fields[1] != "->":
             holder = fields

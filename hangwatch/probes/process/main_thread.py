@@ -28,15 +28,13 @@ _POLLFD = struct.Struct("=ihh")
 def read_counters(pid: int, proc_root: Path) -> ThreadCounters | None:
     """Return what the main thread has used so far; None if it is gone or may not be read."""
     folder = f"{proc_root}/{pid}/task/{pid}"
-    stat, status, sched = (
-        pseudo_files.read(f"{folder}/{name}", f"pid {pid}") for name in ("stat", "status", "schedstat")
-    )
-    fields = stat.rpartition(")")[2].split() if isinstance(stat, str) else []
-    if len(fields) < 13 or not isinstance(status, str):
+    stat, status, sched = (pseudo_files.read_or_empty(f"{folder}/{name}") for name in ("stat", "status", "schedstat"))
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) < 13 or not status:
         return None
     ticks = os.sysconf("SC_CLK_TCK")
     user_seconds, system_seconds = int(fields[11]) / ticks, int(fields[12]) / ticks
-    on_core = sched.split() if isinstance(sched, str) else []
+    on_core = sched.split()
     switches = dict(line.split(":", 1) for line in status.splitlines() if "ctxt_switches:" in line)
     return ThreadCounters(
         read_monotonic_seconds=time.monotonic(),
@@ -54,9 +52,8 @@ def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCal
     None if it runs in user space, or if that is not permitted.
     """
     folder = proc_root / str(pid)
-    text = pseudo_files.read(f"{folder}/task/{thread or pid}/syscall", f"pid {pid}")
-    fields = text.split() if isinstance(text, str) else []
-    if len(fields) < 7 or not fields[0].isdecimal():
+    fields = system_calls.read_fields(pid, proc_root, thread)
+    if not fields:
         return None
     number, arguments = int(fields[0]), [int(field, 16) for field in fields[1:7]]
     name = system_calls.names().get(number, "")
@@ -95,18 +92,13 @@ def read_path(pid: int, proc_root: Path) -> str | None:
 
     It is read from the process's memory, where its owner can write anything.
     """
-    folder = proc_root / str(pid)
-    text = pseudo_files.read(folder / "task" / str(pid) / "syscall", f"pid {pid}")
-    fields = text.split() if isinstance(text, str) else []
-    if len(fields) < 7 or not fields[0].isdecimal():
+    fields = system_calls.read_fields(pid, proc_root)
+    name = system_calls.names().get(int(fields[0]), "") if fields else ""
+    index = {"path": 1, "path_at": 2}.get(system_calls.rows().get(name, _UNKNOWN).on)
+    if index is None:
         return None
-    place = {"path": 1, "path_at": 2}.get(system_calls.rows().get(_name(fields[0]), _UNKNOWN).on)
-    raw = b"" if place is None else process_memory.SHARED.read(folder / "mem", int(fields[place], 16), _MOST_PATH_BYTES)
+    raw = process_memory.SHARED.read(proc_root / str(pid) / "mem", int(fields[index], 16), _MOST_PATH_BYTES)
     return os.fsdecode(raw.partition(b"\0")[0]) or None
-
-
-def _name(number: str) -> str:
-    return system_calls.names().get(int(number), "")
 
 
 def _polled(folder: Path, address: int, count: int) -> tuple[int, ...]:
@@ -122,8 +114,7 @@ def _selected(folder: Path, count: int, address: int) -> tuple[int, ...]:
 
 def _watched(folder: Path, descriptor: int) -> tuple[int, ...]:
     """Return the descriptors that an epoll instance watches, see proc_pid_fdinfo(5)."""
-    text = pseudo_files.read(folder / "fdinfo" / str(descriptor), "epoll")
-    rows = text.splitlines() if isinstance(text, str) else []
+    rows = pseudo_files.read_or_empty(folder / "fdinfo" / str(descriptor)).splitlines()
     found = [row.split()[1] for row in rows if row.startswith("tfd:")]
     return tuple(int(word) for word in found[:MOST_DESCRIPTORS] if word.isdecimal())
 

@@ -68,7 +68,7 @@ def read(
             return None
         command = [sys.executable, "-I", str(CHILD), str(target.pid)]
         printed = _RUNNER.run(command, target, share=share, deadline_seconds=remaining, stop=stop)
-        return None if isinstance(printed, Fault) or not _is_same(target) else _parse(printed.out)
+        return None if isinstance(printed, Fault) or not procfs.is_alive(target) else _parse(printed.out)
 
     read_targets = targets[:MOST_PROCESSES]
     with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="details") as pool:
@@ -97,8 +97,3 @@ def _parse(raw: bytes) -> ProcessDetails | None:
 
 def _listed(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(words.elided(text, _CHARACTERS) for text in texts[:_LISTED])
-
-
-def _is_same(target: ProcessId) -> bool:
-    now = procfs.read_state(target.pid)
-    return now is not None and now[0] == target

@@ -96,6 +96,12 @@ def read_state(pid: int, proc_root: Path = PROC) -> tuple[ProcessId, str] | None
     return None if stat is None else (ProcessId(pid=pid, start_ticks=stat.start_ticks), stat.state)
 
 
+def is_alive(process: ProcessId, proc_root: Path = PROC) -> bool:
+    """True if this very process exists, not another one with its pid."""
+    state = read_state(process.pid, proc_root)
+    return state is not None and state[0] == process
+
+
 def read_parent(pid: int, proc_root: Path = PROC) -> int | None:
     """Return the pid of the parent; None if the process is gone."""
     stat = read_stat(f"{proc_root}/{pid}")

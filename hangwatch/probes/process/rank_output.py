@@ -81,7 +81,7 @@ def read(
                 continue
             for target, end_of_file in _ends(printed.out, files):
                 ends[target] = (*ends.get(target, ()), end_of_file)
-    return {target: files for target, files in ends.items() if _is_same(target, proc_root)}, tuple(faults)
+    return {target: files for target, files in ends.items() if procfs.is_alive(target, proc_root)}, tuple(faults)
 
 
 def _files(target: ProcessId, proc_root: Path) -> dict[int, tuple[str, str]]:
@@ -117,8 +117,3 @@ def _ends(raw: bytes, files: Mapping[ProcessId, Mapping[int, str]]) -> Iterator[
                 text=end,
             ),
         )
-
-
-def _is_same(target: ProcessId, proc_root: Path) -> bool:
-    now = procfs.read_state(target.pid, proc_root)
-    return now is not None and now[0] == target

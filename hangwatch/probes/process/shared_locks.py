@@ -10,7 +10,6 @@ import re
 from collections import deque
 from pathlib import Path
 
-from hangwatch.probes import pseudo_files
 from hangwatch.probes.process import process_memory, system_calls
 
 MOST_REGIONS = 8192
@@ -24,9 +23,8 @@ Regions = dict[bytes, tuple[tuple[int, int], ...]]
 
 def awaited_address(pid: int, proc_root: Path) -> int | None:
     """Return the address of the shared futex that the main thread waits for; None if private or none."""
-    text = pseudo_files.read(proc_root / str(pid) / "task" / str(pid) / "syscall", f"pid {pid}")
-    fields = text.split() if isinstance(text, str) else []
-    if len(fields) < 7 or not fields[0].isdecimal() or system_calls.names().get(int(fields[0])) != "futex":
+    fields = system_calls.read_fields(pid, proc_root)
+    if not fields or system_calls.names().get(int(fields[0])) != "futex":
         return None
     return None if int(fields[2], 16) & _PRIVATE_FLAG else int(fields[1], 16)
 

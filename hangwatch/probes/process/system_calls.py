@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import platform
 from functools import cache
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from hangwatch import tables
+from hangwatch.probes import pseudo_files
 
 Kind: TypeAlias = Literal["receives", "awaits_child", "writes", "locks", "sleeps", "other"]
 About: TypeAlias = Literal["descriptor", "polled", "selected", "watched", "child", "path", "path_at", ""]
@@ -31,6 +33,15 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 def rows() -> dict[str, Row]:
     """Return the table, by the name of the call."""
     return tables.load("hangwatch.tables", "system_calls.toml", dict[str, Row])
+
+
+def read_fields(pid: int, proc_root: Path, thread: int | None = None) -> list[str]:
+    """Return the fields of a thread's (default: the main thread's) proc_pid_syscall(5): number, arguments in hex, ...
+
+    Empty if it is not in a system call, or that may not be read.
+    """
+    fields = pseudo_files.read_or_empty(f"{proc_root}/{pid}/task/{thread or pid}/syscall").split()
+    return fields if len(fields) > 6 and fields[0].isdecimal() else []
 
 
 @cache

@@ -88,7 +88,7 @@ class Recorders:
                 contents.append(self._read_library(library, mappings, process, share, newest))
             except UnreadableError as error:
                 contents.append(_fault(f"{subject} {library.library}", error))
-        if self._is_gone(process):
+        if not procfs.is_alive(process, self._proc_root):
             return (_fault(subject, UnreadableError("ProcessGone", "the process has ended")),)
         with_recorder = [
             answer for answer in contents if not (isinstance(answer, Fault) and answer.reason == "NoRecorder")
@@ -96,7 +96,7 @@ class Recorders:
         return tuple(with_recorder or contents)
 
     def _mappings(self, process: ProcessId) -> Mappings:
-        if self._is_gone(process):
+        if not procfs.is_alive(process, self._proc_root):
             raise UnreadableError("ProcessGone", "the process has ended")
         (maps,) = self._reader(process, "maps")([(0, MOST_MAPS_BYTES)])
         found = libraries.mapped(maps)
@@ -136,10 +136,6 @@ class Recorders:
             if len(cache) >= MOST_KNOWN:
                 cache.clear()
             cache[key] = value
-
-    def _is_gone(self, process: ProcessId) -> bool:
-        state = procfs.read_state(process.pid, self._proc_root)
-        return state is None or state[0] != process
 
     def _reader(self, process: ProcessId, name: str) -> Read:
         path, end = self._proc_root / str(process.pid) / name, time.monotonic() + MOST_SECONDS

@@ -101,15 +101,12 @@ class Traffic:
 
 def _port_counters(sys_root: Path) -> Iterator[PortCounters]:
     root = sys_root / "class" / "infiniband"
-    devices = pseudo_files.names(root, "infiniband")
-    for device in devices if isinstance(devices, tuple) else ():
-        for number in _port_numbers(root / device / "ports"):
-            folder = root / device / "ports" / number
-            files = (pseudo_files.read(folder / "counters" / name, name) for name in TRAFFIC_COUNTERS)
-            counts = [count for count in map(pseudo_files.number, files) if count is not None]
-            if len(counts) == len(TRAFFIC_COUNTERS):
-                errors = tuple(_counters(folder))
-                yield PortCounters(name=f"{device}/{number}", carried_bytes=4 * sum(counts), errors=errors)
+    for device, number, folder in _port_folders(root, pseudo_files.names(root, "infiniband")):
+        files = (pseudo_files.read(folder / "counters" / name, name) for name in TRAFFIC_COUNTERS)
+        counts = [count for count in map(pseudo_files.number, files) if count is not None]
+        if len(counts) == len(TRAFFIC_COUNTERS):
+            errors = tuple(_counters(folder))
+            yield PortCounters(name=f"{device}/{number}", carried_bytes=4 * sum(counts), errors=errors)
 
 
 TRAFFIC = Traffic()
@@ -119,15 +116,11 @@ def read(sys_root: Path) -> Ports | Fault | None:
     """Return all ports; None if the node has no such adapter."""
     root = sys_root / "class" / "infiniband"
     devices = pseudo_files.names(root, "infiniband")
-    if not isinstance(devices, tuple):
+    if isinstance(devices, Fault):
         return devices
     if not devices:
         return None
-    read_ports = [
-        _read_port(root / device / "ports" / number, device, int(number))
-        for device in devices
-        for number in _port_numbers(root / device / "ports")
-    ]
+    read_ports = [_read_port(folder, device, number) for device, number, folder in _port_folders(root, devices)]
     return Ports(
         ports=tuple(port for port in read_ports if isinstance(port, Port)),
         faults=tuple(port for port in read_ports if isinstance(port, Fault)),
@@ -150,10 +143,12 @@ def adapters(sys_root: Path) -> tuple[Adapter, ...]:
     )
 
 
-def _port_numbers(folder: Path) -> list[str]:
-    numbers = pseudo_files.names(folder, "infiniband")
-    found = [name for name in numbers if name.isdecimal()] if isinstance(numbers, tuple) else []
-    return sorted(found, key=int)
+def _port_folders(root: Path, devices: tuple[str, ...] | Fault | None) -> Iterator[tuple[str, int, Path]]:
+    """Yield device, number and folder of each port."""
+    for device in devices if isinstance(devices, tuple) else ():
+        names = pseudo_files.names(root / device / "ports", "infiniband")
+        numbers = [int(name) for name in names if name.isdecimal()] if isinstance(names, tuple) else []
+        yield from ((device, number, root / device / "ports" / str(number)) for number in sorted(numbers))
 
 
 def _read_port(folder: Path, device: str, number: int) -> Port | Fault | None:

@@ -55,7 +55,8 @@ def try_all(
         except queue.Empty:
             break
         faults[port] = fault
-    return {port: faults[port] if port in faults else _unresolved(port, deadline_seconds) for port in ports}
+    detail = f"its name was not resolved within {deadline_seconds:g} s"
+    return {port: faults[port] if port in faults else _fault(port, "ResolverSilent", detail) for port in ports}
 
 
 def _try(port: Port, resolve: Callable[[str], tuple[str, ...] | Fault]) -> Fault | None:
@@ -71,10 +72,6 @@ def _try(port: Port, resolve: Callable[[str], tuple[str, ...] | Fault]) -> Fault
     last = faults[-1]
     tried_addresses = "" if addresses[0] == port.host else f" ({', '.join(addresses[:ADDRESSES_TRIED])})"
     return _fault(port, faults[0].reason, f"{last.detail}{tried_addresses}")
-
-
-def _unresolved(port: Port, seconds: float) -> Fault:
-    return _fault(port, "ResolverSilent", f"its name was not resolved within {seconds:g} s")
 
 
 def _fault(port: Port, reason: str, detail: str) -> Fault:

@@ -179,7 +179,8 @@ class Onlookers:
                 own_mount = own_mounts.get(mount.device)
                 paths.setdefault(mount.device, own_mount.path if own_mount else self._name_of(proc_root, pid, mount))
         spaces = self.space(list(paths.values()), deadline_seconds)
-        silent_devices = {device for device, path in paths.items() if _is_silent(spaces[path])}
+        faults = {path: space.reason for path, space in spaces.items() if isinstance(space, Fault)}
+        silent_devices = {device for device, path in paths.items() if faults.get(path) == "NoAnswer"}
         silent_mounts = {
             pid: next((mount for mount in mounted if mount.device in silent_devices), None)
             for pid, mounted in mounts_of.items()
@@ -226,10 +227,6 @@ SHARED = Onlookers()
 
 def _by_device(mounts_seen: tuple[Mount, ...] | Fault | None) -> dict[str, Mount]:
     return {mount.device: mount for mount in reversed(mounts_seen)} if isinstance(mounts_seen, tuple) else {}
-
-
-def _is_silent(answer: Space | Fault) -> bool:
-    return isinstance(answer, Fault) and answer.reason == "NoAnswer"
 
 
 def _lines(child: Child, end: float) -> Iterator[bytes]:

@@ -112,7 +112,7 @@ def _entry(address: int, base: int, read: Read) -> int:
     at, size, count = struct.unpack_from("<Q", head, 32)[0], *struct.unpack_from("<HH", head, 54)
     if size != 56 or not 0 < count <= _MOST_SEGMENTS:
         raise _UnknownFrameError
-    segments = [struct.unpack("<IIQQQQQQ", row) for row in _cut(_bytes(read, base + at, size * count), size)]
+    segments = list(struct.iter_unpack("<IIQQQQQQ", _bytes(read, base + at, size * count)))
     first = next(segment[3] for segment in segments if segment[0] == _LOAD)
     header = next(segment[3] for segment in segments if segment[0] == _EH_FRAME) + base - (first & -4096)
     start = _bytes(read, header, 12)
@@ -126,10 +126,6 @@ def _entry(address: int, base: int, read: Read) -> int:
         is_before = header + struct.unpack("<i", _bytes(read, header + 12 + 8 * middle, 4))[0] <= address
         low, high = (middle, high) if is_before else (low, middle)
     return int(header + struct.unpack("<i", _bytes(read, header + 16 + 8 * low, 4))[0])
-
-
-def _cut(raw: bytes, size: int) -> Iterator[bytes]:
-    return (raw[at : at + size] for at in range(0, len(raw), size))
 
 
 def _rules(address: int, entry: int, read: Read) -> _Rules:

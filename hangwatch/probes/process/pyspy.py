@@ -43,6 +43,8 @@ _VERSION_READER = child.Runner("py-spy")
 DUMPER = child.Runner("py-spy", answer="stacks", bounds_memory=False)
 _NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
 
+_PASSING = ("StackChanged", "DumpFailed")  # faults for which an attempt with a paused target can succeed
+
 STUCK_REASONS = child.STUCK_REASONS
 
 
@@ -105,7 +107,13 @@ def dump(
     answer = _attempt(call, ("--native",) if paused else ("--nonblocking",), deadline_seconds)
     # A target that was not paused is not continued: another process may have stopped it on purpose.
     after = _let_run_on(before[0], was_stopped or not may_pause, proc_root)
-    if may_pause and isinstance(answer, Fault) and not paused and _is_passing(answer) and _may_pause(pid, proc_root):
+    if (
+        may_pause
+        and isinstance(answer, Fault)
+        and not paused
+        and answer.reason in _PASSING
+        and _may_pause(pid, proc_root)
+    ):
         paused = True
         answer = _attempt(call, (), min(deadline_seconds, BLOCKING_DEADLINE_SECONDS))
         after = _let_run_on(before[0], was_stopped, proc_root)
@@ -202,11 +210,6 @@ def _may_pause(pid: int, proc_root: Path) -> bool:
     """Return False if a thread is blocked in the kernel: then a pause would never end."""
     states = procfs.read_thread_states(pid, proc_root)
     return bool(states) and _NEVER_PAUSE.isdisjoint(states)
-
-
-def _is_passing(fault: Fault) -> bool:
-    """True if another attempt with a paused target can succeed."""
-    return fault.reason in ("StackChanged", "DumpFailed")
 
 
 def _let_run_on(target: ProcessId, was_stopped: bool, proc_root: Path) -> tuple[ProcessId, str] | None:

@@ -57,7 +57,7 @@ def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] |
     unrouted = [
         address for address in local if not address.is_loopback and not any(address in subnet for subnet in routed)
     ]
-    found = []
+    described = []
     for name, counters in parse_dev(dev).items():
         subnets = [route.network for route in known_routes if route.interface == name and route.network.prefixlen]
         own_addresses = [address for address in local if any(address in subnet for subnet in subnets)]
@@ -67,7 +67,7 @@ def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] |
             own_addresses = unrouted
         v4 = [str(address) for address in own_addresses]
         state, up = _operational_state(sys_root, name)
-        found.append(
+        described.append(
             Interface(
                 name=name,
                 up=up,
@@ -77,7 +77,7 @@ def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] |
                 transmit_errors=counters[10],
             )
         )
-    return tuple(found)
+    return tuple(described)
 
 
 def _operational_state(sys_root: Path | None, name: str) -> tuple[str, bool | None]:

@@ -140,17 +140,20 @@ class Spaces:
 def listening(rank: ProcessId, port: int, held: Collection[int], spaces: Spaces) -> Door | Fault | None:
     """Return where a socket of these inodes listens on the port, unless another process listens at the same address."""
     listeners = spaces.listeners(rank.pid, port)
-    for own in (listener for listener in listeners if listener.inode in held):
-        if any(other.local[0] == own.local[0] and other.inode not in held for other in listeners):
-            detail = f"another process, not a rank, also listens at {sockets.words_of(own.local)}: either may answer"
+    for listener in (each for each in listeners if each.inode in held):
+        if any(other.local[0] == listener.local[0] and other.inode not in held for other in listeners):
+            detail = (
+                f"another process, not a rank, also listens at {sockets.words_of(listener.local)}: either may answer"
+            )
             return _fault("AnothersListener", detail)
-        address = ipaddress.ip_address(own.local[0])
+        address = ipaddress.ip_address(listener.local[0])
         if address.is_unspecified:
-            return Door(rank, "127.0.0.1" if address.version == 4 else "::1", port, own.inode)
+            return Door(rank, "127.0.0.1" if address.version == 4 else "::1", port, listener.inode)
         if address.is_loopback or str(address) in spaces.addresses(rank.pid):
-            return Door(rank, str(address), port, own.inode)
+            return Door(rank, str(address), port, listener.inode)
         return _fault(
-            "NotOwnAddress", f"it listens at {sockets.words_of(own.local)}, which is not one of its addresses"
+            "NotOwnAddress",
+            f"it listens at {sockets.words_of(listener.local)}, which is not one of its addresses",
         )
     if listeners:
         return _fault("AnothersListener", f"the process that listens on port {port} is not a rank")

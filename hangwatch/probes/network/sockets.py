@@ -111,16 +111,16 @@ def read(pid: int, proc_root: Path) -> Connections | None:
         return _listed(pid, proc_root)
     with channel:
         end = time.monotonic() + DEADLINE_SECONDS
-        found: dict[int, Connection] = {}
+        by_inode: dict[int, Connection] = {}
         try:
             for family in (socket.AF_INET, socket.AF_INET6):
                 for connection in _ask(channel, family, end):
-                    found[connection.inode] = connection
-                    if len(found) > MOST_CONNECTIONS:
+                    by_inode[connection.inode] = connection
+                    if len(by_inode) > MOST_CONNECTIONS:
                         return None
         except (OSError, struct.error):
             return None
-    return found
+    return by_inode
 
 
 def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
@@ -128,19 +128,19 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
 
     None if the process is gone, if that is not permitted, or if a bound of `read` is exceeded.
     """
-    found: dict[int, UnixSocket] = {}
+    by_inode: dict[int, UnixSocket] = {}
     request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _UNIX_SHOW_PEER, 0, 0)
     try:
         with _channel(pid, proc_root) as channel:
             for answer, at, size in _messages(channel, socket.AF_UNIX, request, time.monotonic() + DEADLINE_SECONDS):
                 (inode,) = struct.unpack_from("=I", answer, at + 4)
                 peer = _attribute(answer, at + _UNIX_MESSAGE_BYTES, size, _UNIX_PEER)
-                found[inode] = UnixSocket(answer[at + 2] == _LISTEN, int.from_bytes(peer[:4], sys.byteorder) or None)
-                if len(found) > MOST_CONNECTIONS:
+                by_inode[inode] = UnixSocket(answer[at + 2] == _LISTEN, int.from_bytes(peer[:4], sys.byteorder) or None)
+                if len(by_inode) > MOST_CONNECTIONS:
                     return None
     except (OSError, struct.error, IndexError):
         return None
-    return found
+    return by_inode
 
 
 def listed(net_root: Path, port: int | None = None) -> Iterator[Connection]:

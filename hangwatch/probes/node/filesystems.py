@@ -71,21 +71,21 @@ def mounts(proc_root: Path, pid: int | str = "self") -> tuple[Mount, ...] | Faul
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:
     """Parse mountinfo, see proc_pid_mountinfo(5): type and source follow a lone hyphen."""
-    found = []
+    parsed = []
     for line in text.splitlines():
-        left, hyphen, right = line.partition(" - ")
-        fields, after = left.split(), right.split()
-        if hyphen and len(fields) >= 5 and len(after) >= 2:
-            found.append(
+        mount_part, hyphen, source_part = line.partition(" - ")
+        fields, source_fields = mount_part.split(), source_part.split()
+        if hyphen and len(fields) >= 5 and len(source_fields) >= 2:
+            parsed.append(
                 Mount(
                     path=_unescape(fields[4]),
-                    type=after[0],
-                    source=_unescape(after[1]),
+                    type=source_fields[0],
+                    source=_unescape(source_fields[1]),
                     device=fields[2],
                     id=fields[0],
                 )
             )
-    return tuple(found)
+    return tuple(parsed)
 
 
 def called(proc_root: Path, pid: int) -> Mount | None:

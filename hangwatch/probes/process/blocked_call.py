@@ -57,10 +57,10 @@ def read(
     )
 
 
-def _is_same(call: SystemCall, seen: SystemCall) -> bool:
-    """True if `call` is `seen`, of which only the first descriptors were kept."""
-    kept = len(seen.descriptors)
-    return (call.number, call.child, call.descriptors[:kept]) == (seen.number, seen.child, seen.descriptors)
+def _is_same(call: SystemCall, previous: SystemCall) -> bool:
+    """True if `call` is `previous`, of which only the first descriptors were kept."""
+    kept = len(previous.descriptors)
+    return (call.number, call.child, call.descriptors[:kept]) == (previous.number, previous.child, previous.descriptors)
 
 
 def _child(pid: int, inner_pid: int | None, proc_root: Path) -> int | None:

@@ -102,7 +102,7 @@ class ProcessScan:
             limited, stats, began + budget_seconds - time.monotonic()
         )
         self._late_owners = frozenset(late_owners)
-        return tuple(known.process for known in self._entries.values())
+        return tuple(entry.process for entry in self._entries.values())
 
     def _read(self, targets: Sequence[Target], stats: Mapping[int, Stat], seconds: float | None) -> set[str]:
         """Read these processes; return the owners of those that did not respond."""
@@ -120,8 +120,8 @@ class ProcessScan:
             self._unread[target.owner] += 1
             if answer is not None:
                 late_owners.add(target.owner)
-                known = _with_owner(self._root, self._entries[pid])
-                self._entries[pid] = known._replace(process=replace(known.process, faults=(answer,)))
+                entry = _with_owner(self._root, self._entries[pid])
+                self._entries[pid] = entry._replace(process=replace(entry.process, faults=(answer,)))
         return late_owners
 
     def _update(self, stat: Stat) -> _Entry:

@@ -150,12 +150,12 @@ def _select(marks: Sequence[_Mark], library: Library, newest: int | None) -> Ite
     is_nccl = library == "nccl"
     selected = {index for index, mark in enumerate(marks) if not (mark.is_completed if is_nccl else mark.is_retired)}
     batches = {marks[index].batch for index in selected} if is_nccl else set()
-    seen = Counter[int]()
+    counts = Counter[int]()
     for index in range(len(marks) - 1, -1, -1):
         mark = marks[index]
-        if seen[mark.group] < newest or (batches and mark.batch in batches):
+        if counts[mark.group] < newest or (batches and mark.batch in batches):
             selected.add(index)
-        seen[mark.group] += 1
+        counts[mark.group] += 1
     return sorted(selected | set(range(min(1, len(marks)))))
 
 

@@ -146,17 +146,17 @@ def tree(image: Image, address: int, raw: bytes, value_bytes: int, most: int) ->
     if count > most:
         raise UnreadableError("TooLarge", f"{count:,} groups")
     nodes: list[Node] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     level = [(root, header)]
     for _ in range(MOST_DEPTH):
-        fits(len(seen) + len(level) <= count, "a map has more nodes than its count")
+        fits(len(visited) + len(level) <= count, "a map has more nodes than its count")
         next_level: list[tuple[int, int]] = []
         for (node, parent), piece in zip(
             level, image.take([(node, _NODE.size + value_bytes) for node, _ in level]), strict=True
         ):
             color, parent_pointer, left, right = _NODE.unpack_from(piece)
-            fits(color < 2 and parent_pointer == parent and node not in seen and not node % 8, "a map is not a tree")
-            seen.add(node)
+            fits(color < 2 and parent_pointer == parent and node not in visited and not node % 8, "a map is not a tree")
+            visited.add(node)
             nodes.append(Node(node, piece[_NODE.size :]))
             next_level += [(child, node) for child in (left, right) if child]
         level = next_level

@@ -1,4 +1,4 @@
-"""The tables that are shipped with hangwatch: TOML files beside the modules that read them."""
+"""Data tables shipped with hangwatch: TOML files next to the modules that read them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ T = TypeVar("T")
 
 
 class LineRow(Value, frozen=True, forbid_unknown_fields=True):
-    """A row about lines of a log: words that each of them `holds`, looked for first, and a pattern."""
+    """A row that matches log lines: a string that each line `holds` (a fast test), and a pattern."""
 
     holds: str
     pattern: str
 
 
 class LineRows:
-    """Rows about lines by name; the first that fits counts. `whole` patterns fit from the beginning of a line."""
+    """Rows by name; the first match counts. With `whole`, patterns match from the beginning of a line."""
 
     def __init__(self, rows: Mapping[str, LineRow], *, whole: bool) -> None:
         self._rows = tuple((name, row.holds, re.compile(row.pattern)) for name, row in rows.items())
         self._fits = re.Pattern.match if whole else re.Pattern.search
 
     def first(self, line: str) -> tuple[str, re.Match[str]] | None:
-        """The name of the row that a line is of, and how it fits; None without one."""
+        """Return the name of the first row that matches a line, and the match; None if no row matches."""
         for name, holds, pattern in self._rows:
-            if holds in line and (found := self._fits(pattern, line)):
-                return name, found
+            if holds in line and (match := self._fits(pattern, line)):
+                return name, match
         return None
 
 
 def load(package: str, name: str, kind: type[T]) -> T:
-    """The table `name` that lies in `package`, as values of `kind`. Raises MsgspecError where a row is not of it."""
+    """Return the table `name` of `package` as a value of `kind`. Raises MsgspecError for a row of another form."""
     raw = pkgutil.get_data(package, name)  # importlib.resources brings zipfile and tempfile into each start
     assert raw is not None, f"{package} is not loaded from files"
     return decoding.toml(raw.decode(), kind)

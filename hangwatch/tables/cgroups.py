@@ -1,14 +1,14 @@
-"""Whose a control group is, by its path. Whoever works in one chooses no part of the path that is read here.
+"""Finds the owner of a control group by its path. The owner cannot forge the part of the path that is read.
 
-Paths are read from their root on: whoever may make control groups below his own can give them any name, but not in the
-place where slurmd or the kubelet make theirs.
+Paths are matched from their root. A user may create control groups with any name below his own, but not where slurmd
+or the kubelet create theirs.
 """
 
 from __future__ import annotations
 
 import re
 
-_ABOVE = r"(?:/\.\.)*"  # a daemon in a control group namespace of its own sees the others' paths from there
+_ABOVE = r"(?:/\.\.)*"  # a daemon in its own control group namespace sees other paths relative to it
 
 # slurm.conf's ProctrackType=proctrack/cgroup. v2: /system.slice/slurmstepd.scope/job_4711/step_0/user/task_0, with the
 # name of the node in front where several slurmd run on one; v1: /slurm/uid_1004/job_4711/step_0/task_0.
@@ -27,19 +27,19 @@ _POD = re.compile(
 
 
 def slurm_job(path: str) -> str | None:
-    """The id of the Slurm job that a control group is of, as "4711"."""
-    found = _SLURM.match(path)
-    return found["name"] if found else None
+    """Return the id of the Slurm job that owns a control group, such as "4711"."""
+    match = _SLURM.match(path)
+    return match["name"] if match else None
 
 
 def pod(path: str) -> str | None:
-    """The uid of the Kubernetes pod that a control group is of."""
-    found = _POD.match(path)
-    return found["name"].replace("_", "-") if found else None
+    """Return the uid of the Kubernetes pod that owns a control group."""
+    match = _POD.match(path)
+    return match["name"].replace("_", "-") if match else None
 
 
 def holder(path: str) -> str:
-    """Whose it is, in words: "Slurm job 4711", "pod 6f1c..."; empty where the path does not say."""
+    """Describe the owner: "Slurm job 4711" or "pod 6f1c..."; empty if the path does not name one."""
     if (job := slurm_job(path)) is not None:
         return f"Slurm job {job}"
     if (uid := pod(path)) is not None:

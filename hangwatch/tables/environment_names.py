@@ -1,4 +1,4 @@
-"""The table of variables that an incident may keep (environment_names.toml). Its comments say what its columns are."""
+"""The environment variables that an incident may keep (environment_names.toml, which describes its columns)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hangwatch.model import Value
 
 
 class Row(Value, frozen=True, forbid_unknown_fields=True):
-    """Some names, why their values are kept, and whether they differ between ranks in health."""
+    """Names of variables, why their values are kept, and `differs` if healthy ranks have different values."""
 
     names: tuple[str, ...]
     why: str
@@ -32,14 +32,14 @@ _WILD = frozenset("*?[")
 
 @lru_cache(maxsize=4096)
 def row_of(name: str) -> Row | None:
-    """The row that allows a variable, None where none does, or its name looks like a secret's in any case."""
+    """Return the row that allows a variable; None if no row does, or if its name looks like that of a secret."""
     if any(fnmatchcase(name.upper(), pattern) for pattern in TABLE.never):
         return None
-    return next((row for row in TABLE.rows if any(_fits(name, one) for one in row.names)), None)
+    return next((row for row in TABLE.rows if any(_fits(name, pattern) for pattern in row.names)), None)
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Most are names as they are: a pattern is compiled before it is first asked."""
+    # Most entries are plain names: comparing them avoids compiling a pattern.
     return name == pattern if _WILD.isdisjoint(pattern) else fnmatchcase(name, pattern)
 
 

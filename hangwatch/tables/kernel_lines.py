@@ -1,7 +1,6 @@
-"""The table of what the kernel's log says (kernel_lines.toml): a line -> what it names, what it means, and what to do.
+"""Known lines of the kernel log (kernel_lines.toml): their subject, meaning and remedy.
 
-It stands on the ground since whoever reads such lines needs it: `probes.kmsg`, the verdict, and `explain`. The comments
-of the table say what its columns are.
+`probes.node.kmsg`, `verdict` and `explain` use it. The table describes its columns.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Names = Literal["process", "task", "nfs", "lustre", "ceph", "device"]
 
 
 class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
-    """A row: which lines it is of, what they name, what they mean, what to do, and where they come from."""
+    """A row: the lines that it matches, their subject, meaning and remedy, and their source in the kernel."""
 
     names: Names
     meaning: str
@@ -27,7 +26,7 @@ class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
 
 
 class Said(NamedTuple):
-    """A line that a row is of: the name of the row, what the line names, and the library in which it happened."""
+    """A line that matches a row: the name of the row, the subject of the line, and the library that it names."""
 
     name: str
     subject: str
@@ -36,7 +35,7 @@ class Said(NamedTuple):
 
 @cache
 def load() -> dict[str, Row]:
-    """The rows by name, in the order in which they count. Raises MsgspecError where one is not of the form."""
+    """Return the rows by name; the first match counts. Raises MsgspecError for a row of another form."""
     return tables.load("hangwatch.tables", "kernel_lines.toml", dict[str, Row])
 
 
@@ -46,12 +45,12 @@ def _rows() -> tables.LineRows:
 
 
 def find(line: str) -> Said | None:
-    """What a line of the kernel's log, without its time, says by the first row that it fits, else None."""
-    fitting = _rows().first(line[:LONGEST_LINE])
-    if fitting is None:
+    """Match a line of the kernel log, without its time; None if no row matches."""
+    matched = _rows().first(line[:LONGEST_LINE])
+    if matched is None:
         return None
-    groups = fitting[1].groupdict()
-    return Said(fitting[0], groups.get("subject") or "", groups.get("where") or "")
+    groups = matched[1].groupdict()
+    return Said(matched[0], groups.get("subject") or "", groups.get("where") or "")
 
 
 @cache
@@ -61,11 +60,11 @@ def _over() -> tuple[tuple[str, str, str], ...]:
 
 
 def ended(line: str) -> list[tuple[str, str]]:
-    """Which troubles are over by this line, as the names of their rows and their subjects."""
-    found = []
+    """Return the problems that this line reports as cleared: the names of their rows, and their subjects."""
+    cleared = []
     for name, before, after in _over():
         if line.startswith(before):
-            subject, is_it, _ = line[len(before) : LONGEST_LINE].partition(after)
-            if is_it:
-                found.append((name, subject))
-    return found
+            subject, separator, _ = line[len(before) : LONGEST_LINE].partition(after)
+            if separator:
+                cleared.append((name, subject))
+    return cleared

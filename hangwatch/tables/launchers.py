@@ -1,7 +1,6 @@
-"""The table of launchers (launchers.toml): what starts ranks, and the variables that tell which rank a process is.
+"""Launchers of ranks, and the variables that identify a rank (launchers.toml).
 
-It stands on the ground since two rooms read it: `probes.procs`, to know what may be read of a process, and `hang`, to
-know what it means. The comments of the table say what its columns are.
+`probes.process` uses it to read only these variables, `jobs` to interpret them. The table describes its columns.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from hangwatch.model import Value
 
 
 class RankVariables(Value, frozen=True, forbid_unknown_fields=True):
-    """The variables by which a rank knows its place."""
+    """The variables that give a process its rank."""
 
     rank: str
     size: tuple[str, ...]
@@ -30,7 +29,7 @@ class RankVariables(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Told(Value, frozen=True, forbid_unknown_fields=True):
-    """Where a launcher reads what it waits for: options of its command line (with --), or variables."""
+    """The command-line options (with --) or variables with which a launcher finds the other launchers of its job."""
 
     run_id: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -40,7 +39,7 @@ class Told(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Launcher(Value, frozen=True, forbid_unknown_fields=True):
-    """One way to start ranks: how its own process is known, and what it tells its ranks (None: as another one)."""
+    """One way to start ranks: how to recognize its process, and the variables of its ranks (None: as another row)."""
 
     name: str
     programs: tuple[str, ...] = ()
@@ -53,7 +52,7 @@ class Launcher(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Scheduler(Value, frozen=True, forbid_unknown_fields=True):
-    """What gives jobs their numbers: the variables of the job, of its step, and of the GPUs that it was given."""
+    """A scheduler: the variables of the job id, of the step, and of the allocated GPUs."""
 
     job_id: str
     step: str
@@ -68,7 +67,7 @@ class Rendezvous(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class NameVariable(Value, frozen=True, forbid_unknown_fields=True):
-    """Where the name of a job may stand: all of a variable's value, or the group of the first pattern that fits."""
+    """A variable with the name of a job: its whole value, or the group of the first pattern that matches."""
 
     variable: str
     patterns: tuple[str, ...] = ()
@@ -94,17 +93,16 @@ TABLE = tables.load("hangwatch.tables", "launchers.toml", Table)
 
 
 def _variables(table: Table) -> frozenset[str]:
-    found = {*table.users, *table.also_read, table.rendezvous.address, table.rendezvous.port}
-    found |= {row.variable for row in table.names}
+    names = {*table.users, *table.also_read, table.rendezvous.address, table.rendezvous.port}
+    names |= {row.variable for row in table.names}
     for scheduler in table.schedulers:
-        found |= {scheduler.job_id, scheduler.step, *scheduler.gpus}
+        names |= {scheduler.job_id, scheduler.step, *scheduler.gpus}
     for ranks in (launcher.ranks for launcher in table.launchers if launcher.ranks is not None):
-        found |= {ranks.rank, ranks.node_id, ranks.attempt, ranks.job_id}
-        found |= {*ranks.size, *ranks.local_rank, *ranks.local_size, *ranks.tasks_per_node}
-    for told in (launcher.told for launcher in table.launchers if launcher.told is not None):
-        names = (*told.run_id, *told.nodes, *told.endpoint, *told.address, *told.port)
-        found |= {name for name in names if not name.startswith("--")}
-    return frozenset(found - {""})
+        names |= {ranks.rank, ranks.node_id, ranks.attempt, ranks.job_id}
+        names |= {*ranks.size, *ranks.local_rank, *ranks.local_size, *ranks.tasks_per_node}
+    for options in (launcher.told for launcher in table.launchers if launcher.told is not None):
+        names |= {*options.run_id, *options.nodes, *options.endpoint, *options.address, *options.port}
+    return frozenset(name for name in names if name and not name.startswith("--"))
 
 
 def _candidates(table: Table) -> tuple[str, ...]:
@@ -113,13 +111,13 @@ def _candidates(table: Table) -> tuple[str, ...]:
 
 
 VARIABLES = _variables(TABLE)
-"""The variables of another process's environment that tell what it is; no other is ever kept, beside `SHOWN`."""
+"""The environment variables of other processes that hangwatch reads. Besides `SHOWN`, no other variable is kept."""
 
 SHOWN = frozenset(TABLE.shown)
-"""Those that only a reader of an incident wants: what NCCL and PyTorch were told."""
+"""Variables that are only shown in incidents: settings of NCCL and PyTorch."""
 
 RANKS = frozenset(row.ranks.rank for row in TABLE.launchers if row.ranks is not None and not row.ranks.led_by_first)
-"""Those that alone hold the number of a rank."""
+"""Variables that hold the number of a rank on their own."""
 
 CANDIDATES = _candidates(TABLE)
-"""How the names begin of programs that may belong to a job: Python and launchers. A comm may cut them short."""
+"""Beginnings of the names of programs that may belong to a job: Python and launchers. A comm may be truncated."""

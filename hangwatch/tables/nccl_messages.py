@@ -1,7 +1,6 @@
-"""The table of what NCCL says (nccl_messages.toml): a line of a log -> what it means, and what to do.
+"""Known log lines of NCCL (nccl_messages.toml): their meaning and remedy.
 
-It stands on the ground since whoever reads what a rank wrote needs it: `explain` and the self-test. The comments of the
-table say what its columns are.
+`explain` and the self-test use it. The table describes its columns.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ About = Literal["self", "peer", "job", "setup"]
 
 
 class Message(tables.LineRow, frozen=True, forbid_unknown_fields=True):
-    """A row: which lines it is of, what they are about, what they mean, what to do, and where they come from."""
+    """A row: the lines that it matches, their subject, meaning and remedy, and their source in NCCL."""
 
     about: About
     meaning: str
@@ -25,7 +24,7 @@ class Message(tables.LineRow, frozen=True, forbid_unknown_fields=True):
 
 
 class Said(NamedTuple):
-    """A line that a row is of: the name of the row, and what the group of its pattern holds, empty without one."""
+    """A line that matches a row: the name of the row, and the value of the group in its pattern, or an empty string."""
 
     name: str
     value: str
@@ -33,7 +32,7 @@ class Said(NamedTuple):
 
 @cache
 def load() -> dict[str, Message]:
-    """The rows by name, in the order in which they count. Raises MsgspecError where one is not of the form."""
+    """Return the rows by name; the first match counts. Raises MsgspecError for a row of another form."""
     return tables.load("hangwatch.tables", "nccl_messages.toml", dict[str, Message])
 
 
@@ -43,8 +42,8 @@ def _rows() -> tables.LineRows:
 
 
 def find(line: str) -> Said | None:
-    """What a line says by the first row that it fits, else None. Its first `LONGEST_LINE` characters count."""
-    fitting = _rows().first(line[:LONGEST_LINE])
-    if fitting is None:
+    """Match the first `LONGEST_LINE` characters of a line; None if no row matches."""
+    matched = _rows().first(line[:LONGEST_LINE])
+    if matched is None:
         return None
-    return Said(fitting[0], next((value for value in fitting[1].groups() if value), ""))
+    return Said(matched[0], next((value for value in matched[1].groups() if value), ""))

@@ -1,8 +1,7 @@
-"""The table of secrets in texts of jobs (secret_forms.toml): a text -> the same without what a row takes for a secret.
+"""Masks secrets in texts of jobs, by their form (secret_forms.toml, which describes its columns).
 
-It stands on the ground since whoever keeps or shows such a text needs it. The comments of the table say what its
-columns are. It knows forms, not secrets: a password in a plain sentence stays. So where people read that may not read
-the job's files (metrics, pages, the daemon's log), the text of an exception does not stand at all.
+A password in a plain sentence has no known form and is not masked. Therefore metrics, pages and the daemon's log, which
+other users may read, never contain the text of an exception.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ MASK = "***"
 
 
 class Row(Value, frozen=True, forbid_unknown_fields=True):
-    """A form: lower-case words, of which a text must hold one, and a pattern whose group `secret` is replaced."""
+    """A form: lower-case words, one of which a text must contain, and a pattern. Its group `secret` is replaced."""
 
     holds: tuple[str, ...]
     pattern: str
 
 
 class Table(Value, frozen=True, forbid_unknown_fields=True):
-    """Parts of patterns by the name that stands for them in braces, and the rows."""
+    """Parts of patterns, which patterns use by name in braces, and the rows."""
 
     fragments: dict[str, str]
     rows: dict[str, Row]
@@ -35,16 +34,16 @@ class Table(Value, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def load() -> dict[str, Row]:
-    """The rows by name, in the order in which they are applied. Raises MsgspecError where one is not of the form."""
+    """Return the rows by name, in the order of application. Raises MsgspecError for a row of another form."""
     table = tables.load("hangwatch.tables", "secret_forms.toml", Table)
     fragments: dict[str, str] = {}
     for name, pattern in table.fragments.items():
-        fragments[name] = _whole(pattern, fragments)
-    return {name: structs.replace(row, pattern=_whole(row.pattern, fragments)) for name, row in table.rows.items()}
+        fragments[name] = _expand(pattern, fragments)
+    return {name: structs.replace(row, pattern=_expand(row.pattern, fragments)) for name, row in table.rows.items()}
 
 
-def _whole(pattern: str, fragments: Mapping[str, str]) -> str:
-    """The pattern with the fragments that it names."""
+def _expand(pattern: str, fragments: Mapping[str, str]) -> str:
+    """Replace the names of fragments in a pattern."""
     for name, fragment in fragments.items():
         pattern = pattern.replace(f"{{{name}}}", fragment)
     return pattern
@@ -57,9 +56,9 @@ def _rows() -> tuple[tuple[tuple[str, ...], re.Pattern[str]], ...]:
 
 
 def mask(text: str) -> str:
-    """The text with `***` for each secret of a known form, in time that grows with its length and not faster.
+    """Replace each secret of a known form by `***`, in linear time.
 
-    Mask a text before it is cut: the beginning of a token can be too short to be known as one.
+    Mask a text before truncating it: the beginning of a token may be too short to match.
     """
     lowered = text.lower()
     for holds, pattern in _rows():
@@ -68,8 +67,8 @@ def mask(text: str) -> str:
     return text
 
 
-def _masked(found: re.Match[str]) -> str:
-    first, last = found.span("secret")
+def _masked(match: re.Match[str]) -> str:
+    first, last = match.span("secret")
     if first < 0:
-        return found[0]
-    return f"{found.string[found.start() : first]}{MASK}{found.string[last : found.end()]}"
+        return match[0]
+    return f"{match.string[match.start() : first]}{MASK}{match.string[last : match.end()]}"

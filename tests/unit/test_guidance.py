@@ -73,9 +73,9 @@ def test_links_and_sequence_numbers_only_where_all_wait_for_ranks_or_gpus() -> N
 
 def test_what_the_largest_groups_wait_for_is_said_first_and_once() -> None:
     many = look(*(group(name, first=2 * i) for i, name in enumerate(("storage", "checkpoint", "lock", "storage"))))
-    assert many.startswith(" Look at the file system: ") and "checkpoint" in many and "lock" not in many
+    assert many.startswith(" Check the file system: ") and "checkpoint" in many and "lock" not in many
 
 
 def test_it_stands_in_the_verdict() -> None:
     verdict = judge(Grouping(groups=(group("checkpoint", count=4),), world_size=4))
-    assert not verdict.named and "Look at the file system of the checkpoint" in verdict.message
+    assert not verdict.named and "Check the file system of the checkpoint" in verdict.message

@@ -132,7 +132,7 @@ def test_what_it_means_and_what_to_do_is_evidence_that_accuses_nobody(name: str)
 def test_the_same_words_of_many_ranks_are_told_once() -> None:
     lines = [f"[rank{rank}]: {LINES['ib_pair_unreachable'][1]}" for rank in range(1, 64)]
     (said,) = told(judged("[rank0]: step 812", *lines), "nccl_message")
-    assert said.startswith("ranks 1-63: an InfiniBand or RoCE peer gave no answer")
+    assert said.startswith("ranks 1-63: an InfiniBand or RoCE peer did not respond")
 
 
 def test_the_interface_of_the_few_is_told_and_one_that_all_have_is_not() -> None:

@@ -1,4 +1,4 @@
-"""Pure: which of the dumped processes are ranks, by stack and command line: who launches, helps, is no part."""
+"""Pure: classifies dumped processes by stack and command line: ranks, launchers, helpers, and other programs."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ _TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autogr
 
 
 def without_tools(candidates: list[FoundProcess]) -> tuple[list[FoundProcess], list[FoundProcess]]:
-    """The ranks, and what else runs Python there (`pgrep -f python`): wandb, tensorboard, a system's daemon.
+    """Split candidates into ranks and other Python programs: wandb, tensorboard, system daemons.
 
-    A rank runs the program of those that are in a collective or, where none is, of most; another one is a rank if it
-    takes part itself. Where none of those in a collective (where none is, few) was forked by multiprocessing, who was
-    works for a rank: a writer of checkpoints, a server of metrics. An error without a process says of nobody, among
-    stacks, that it is a rank: who may read those may read all of the job.
+    A rank runs the same program as the processes in a collective; if no process is in one, as most processes. A
+    process in a collective is always a rank. If no process in a collective was forked by multiprocessing (or few of
+    all, if none is in one), a forked process works for a rank: it writes checkpoints or serves metrics. An error
+    without a process is no rank if there are stacks: with permission for those, all of the job can be read.
     """
-    programs = {_program(process) for process in candidates if takes_part(process)} - {""}
+    inside = [process for process in candidates if takes_part(process)]
+    programs = {_program(process) for process in inside} - {""}
     if not programs:
         common = Counter(program for process in candidates if (program := _program(process))).most_common(2)
         if not common or common[0][1] < 2 or (len(common) > 1 and common[1][1] == common[0][1]):
             return candidates, []
         programs = {common[0][0]}
-    inside = [process for process in candidates if takes_part(process)]
     forked = sum(map(_was_forked, inside or candidates))
     ranks_are_forked = forked > 0 if inside else forked * 2 >= len(candidates)
     ranks: list[FoundProcess] = []
@@ -74,29 +74,30 @@ def _is_foreign(process: FoundProcess) -> bool:
 
 
 def _program(process: FoundProcess) -> str:
-    """The script or module that a command line runs, without interpreter and options; empty where it is not known."""
-    words_of_it = process.command.split()[:_WORDS_LOOKED_AT]
-    for number, word in enumerate(words_of_it[1:], 1):
+    """Return the script or module that a command line runs, without interpreter and options; empty if unknown."""
+    arguments = process.command.split()[:_WORDS_LOOKED_AT]
+    for number, word in enumerate(arguments[1:], 1):
         if word in {"-m", "-c"}:
-            return _DIGITS.sub("#", " ".join(words_of_it[number : number + (2 if word == "-m" else _WORDS_LOOKED_AT)]))
-        if not word.startswith("-") and words_of_it[number - 1] not in {"-W", "-X"}:
+            return _DIGITS.sub("#", " ".join(arguments[number : number + (2 if word == "-m" else _WORDS_LOOKED_AT)]))
+        if not word.startswith("-") and arguments[number - 1] not in {"-W", "-X"}:
             return word.rpartition("/")[2]
     return ""
 
 
-def told_tools(tools: Sequence[FoundProcess]) -> str:
-    """`no ranks of this job, and not counted: pid 7 (wandb-service), pid 9 (http.server)`."""
-    known = [
+def describe_tools(tools: Sequence[FoundProcess]) -> str:
+    """Describe processes that are no ranks: `not ranks of this job: pid 7 (wandb-service), pid 9 (http.server)`."""
+    with_pid = [
         f"pid {tool.pid} ({words.elided(_program(tool), _TOOL_CHARACTERS)})" for tool in tools if tool.pid is not None
     ]
-    unknown = sum(tool.pid is None for tool in tools)
-    told = known[:_TOOLS_SHOWN] + ([f"{len(known) - _TOOLS_SHOWN:,} more"] if len(known) > _TOOLS_SHOWN else [])
-    told += [f"{words.count(unknown, 'error')} without a process"] if unknown else []
-    return f"no ranks of this job, and not counted: {', '.join(told)}"
+    without_pid = len(tools) - len(with_pid)
+    parts = with_pid[:_TOOLS_SHOWN]
+    parts += [f"{len(with_pid) - _TOOLS_SHOWN:,} more"] if len(with_pid) > _TOOLS_SHOWN else []
+    parts += [f"{words.count(without_pid, 'error')} without a process"] if without_pid else []
+    return f"not ranks of this job: {', '.join(parts)}"
 
 
 def ids_by_command(prefix: RankId, candidates: Sequence[FoundProcess]) -> dict[int | None, RankId]:
-    """Who each process is by its command line; by its pid alone where the numbers there are the same for several."""
+    """Return the rank of each process from its command line; the pid alone if several have the same numbers."""
     ids = {process.pid: _id_by_command(prefix, process) for process in candidates}
     numbers = [
         (rank.node, rank.rank, rank.local_rank) for rank in ids.values() if rank.rank or rank.local_rank is not None
@@ -120,7 +121,7 @@ def _id_by_command(prefix: RankId, process: FoundProcess) -> RankId:
 
 
 def is_launcher(process: FoundProcess) -> bool:
-    """A process that starts ranks and waits for them: torchrun, deepspeed, accelerate, or a script with spawn."""
+    """True for a process that starts ranks and waits for them: torchrun, deepspeed, accelerate, or mp.spawn."""
     frames = _main(process)
     spawned = any(
         frame.function.endswith("join") and frame.file.endswith("multiprocessing/spawn.py") for frame in frames
@@ -129,7 +130,7 @@ def is_launcher(process: FoundProcess) -> bool:
 
 
 def is_helper(process: FoundProcess, pids: set[int | None]) -> bool:
-    """A process that works for a rank: its parent is in the same stream, or it runs a worker's loop."""
+    """True for a process that works for a rank: its parent is in the same stream, or it runs a worker's loop."""
     if process.parent_pid is not None and process.parent_pid in pids:
         return True
     if _HELPER_COMMAND.search(process.command):
@@ -138,7 +139,7 @@ def is_helper(process: FoundProcess, pids: set[int | None]) -> bool:
 
 
 def takes_part(process: FoundProcess) -> bool:
-    """A child that is in a collective or a backward pass is a rank: Lightning starts the other ranks from rank 0."""
+    """True if a process is in a collective or a backward pass. Lightning starts the other ranks from rank 0."""
     return any(_TAKES_PART.search(frame.file) for frame in _main(process))
 
 

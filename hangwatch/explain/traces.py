@@ -343,7 +343,7 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
     if own:
         candidates, tools = roles.without_tools(candidates)
         if tools:
-            notes.append(f"{source.name}: {roles.told_tools(tools)}")
+            notes.append(f"{source.name}: {roles.describe_tools(tools)}")
     ids = roles.ids_by_command(source.id, candidates) if own else {}
     ranks: dict[int | str | None, _Rank] = {}
     for process, key in zip(candidates, _keys(candidates), strict=True):

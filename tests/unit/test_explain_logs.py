@@ -534,7 +534,7 @@ def test_a_line_of_the_kernel_about_a_rank_whose_stack_is_there_tells_it() -> No
     )
     assert (verdict.kind, verdict.named, verdict.message) == ("AllWaiting", (), "all wait")
     (vote,) = verdict.evidence
-    assert vote.ranks == (RankId(rank=3, pid=4711),) and "of rank 3" in vote.message and vote.supports is None
+    assert vote.ranks == (RankId(rank=3, pid=4711),) and "about rank 3" in vote.message and vote.supports is None
 
 
 @pytest.mark.parametrize(
@@ -555,7 +555,7 @@ def test_such_a_line_in_another_log_is_the_word_of_who_writes_it(name: str, line
     )
     (vote,) = verdict.evidence
     assert vote.kind == "log" and vote.ranks == () and "of rank 5" not in vote.message
-    assert vote.message.startswith(f"the log of {writer}, which is not the kernel's")
+    assert vote.message.startswith(f"log of {writer} (not a kernel log)")
 
 
 def test_a_trouble_that_is_over_is_none_and_many_are_bounded() -> None:

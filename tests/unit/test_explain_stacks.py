@@ -252,7 +252,7 @@ def test_what_runs_python_and_is_no_rank_is_listed_and_not_counted() -> None:
     assert [rank.pid for rank in verdict.named] == [18580]
     assert found.notes == (
         "pgrep.txt: 1 launcher processes left out",
-        "pgrep.txt: no ranks of this job, and not counted: pid 18490 (gpu_exporter.py), pid 18491 (-m http.server)",
+        "pgrep.txt: not ranks of this job: pid 18490 (gpu_exporter.py), pid 18491 (-m http.server)",
     )
 
 
@@ -282,7 +282,7 @@ def test_a_tool_beside_the_ranks_lowers_no_confidence(tool: list[str]) -> None:
     alone = explained(collect(*ranks))[0]
     beside = collect(*tool, *ranks)
     assert explained(beside)[0] == alone
-    assert "not counted" in beside.notes[0]
+    assert "not ranks of this job" in beside.notes[0]
 
 
 def test_a_rank_of_another_program_that_takes_part_is_a_rank() -> None:

@@ -374,7 +374,7 @@ def test_who_was_forked_works_for_ranks_that_were_not() -> None:
     helper = process(52, "accept (socket.py:294)", "serve_metrics (metrics.py:20)", *forked)
     found = collect(*process(50, *WAITS), *process(51, *LOADS), *helper)
     assert [rank.pid for rank in ids(found)] == [50, 51]
-    assert "no ranks of this job, and not counted: pid 52 (train.py)" in found.notes[0]
+    assert "not ranks of this job: pid 52 (train.py)" in found.notes[0]
 
 
 def test_ranks_started_by_rank_0_are_ranks() -> None:

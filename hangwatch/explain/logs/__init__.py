@@ -1,1 +1,1 @@
-"""What logs of ranks, launchers and the kernel say."""
+"""Readers of the logs of ranks, launchers and the kernel."""

@@ -1,7 +1,7 @@
-"""Pure: the kernel's log as dmesg, journalctl -k and syslog print it -> evidence.
+"""Pure: turns the kernel log, as dmesg, journalctl -k and syslog print it, into evidence.
 
-A log is the kernel's where all of its lines have that shape. Elsewhere such lines are the words of who writes there.
-Both are evidence, and accuse nobody.
+A file is a kernel log if all its lines have that shape. In other files, such lines are written by the job. Both are
+evidence and do not make a rank a suspect.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _SHAPE = re.compile(
 
 
 class Heard(NamedTuple):
-    """A line of the kernel, `when` as it is written there, empty without a time.
+    """A line of the kernel log. `when` is its time as it is written, or an empty string.
 
-    `writer` is in whose log it stands, where that is not the kernel's own.
+    `writer` names the log that contains it, if that is not a kernel log.
     """
 
     said: kernel_lines.Said
@@ -45,12 +45,12 @@ class Heard(NamedTuple):
 
 
 def has_shape(line: str) -> bool:
-    """Whether dmesg or journalctl -k prints such a line, by what stands before its text."""
+    """True if a line begins as in the output of dmesg or journalctl -k."""
     return _SHAPE.match(line) is not None
 
 
 def find(line: str) -> Heard | None:
-    """What a line of a log says by kernel_lines.toml, behind the time and host that stand before it; else None."""
+    """Match a log line, after its time and host, with kernel_lines.toml; None if no row matches."""
     before = _PREFIX.match(line)
     start = before.end() if before else 0
     said = kernel_lines.find(line[start : start + kernel_lines.LONGEST_LINE])
@@ -61,7 +61,7 @@ def find(line: str) -> Heard | None:
 
 
 def ended(line: str) -> list[tuple[str, str]]:
-    """Which troubles are over by a line, see `kernel_lines.ended`."""
+    """Return the problems that a line reports as cleared, see `kernel_lines.ended`."""
     before = _PREFIX.match(line)
     return kernel_lines.ended(line[before.end() :] if before else line)
 
@@ -69,25 +69,22 @@ def ended(line: str) -> list[tuple[str, str]]:
 def supplement(heard: Sequence[Heard], ranks: Iterable[RankId]) -> Supplement:
     """Return what the kernel logged; a pid of one of `ranks` is shown as that rank."""
     evidence = tuple(_evidence(heard, {str(rank.pid): rank for rank in ranks if rank.pid is not None}))
-    source = "Logs tell" if any(one.writer for one in heard) else "The kernel's log tells"
-    headline = f"{source} of {words.count(len(heard), 'trouble')}: {evidence[0].message}"
+    source = "Logs report" if any(line.writer for line in heard) else "The kernel log reports"
+    headline = f"{source} {words.count(len(heard), 'problem')}: {evidence[0].message}"
     return Supplement(evidence=evidence, headline=headline)
 
 
 def _evidence(heard: Sequence[Heard], by_pid: dict[str, RankId]) -> Iterator[Evidence]:
     rows = kernel_lines.load()
-    for one in heard[:_SHOWN]:
-        row = rows[one.said.name]
-        is_own = not one.writer
-        rank = by_pid.get(one.said.subject) if is_own and row.names in ("process", "task") else None
-        when = f" at {one.when}" if one.when else ""
-        whose = f" of {words.who([rank])}" if rank is not None else ""
-        log = "the kernel's log" if is_own else f"the log of {one.writer}, which is not the kernel's"
-        message = f"{log}{when}{whose}: {one.text}: {row.meaning}; {row.remedy}"
-        yield Evidence(
-            kind="kernel_log" if is_own else "log", message=message, ranks=(rank,) if rank is not None else ()
-        )
+    for line in heard[:_SHOWN]:
+        row = rows[line.said.name]
+        is_kernels = not line.writer
+        rank = by_pid.get(line.said.subject) if is_kernels and row.names in ("process", "task") else None
+        when = f" at {line.when}" if line.when else ""
+        about = f" about {words.who([rank])}" if rank is not None else ""
+        log = "kernel log" if is_kernels else f"log of {line.writer} (not a kernel log)"
+        message = f"{log}{when}{about}: {line.text}: {row.meaning}; {row.remedy}"
+        kind = "kernel_log" if is_kernels else "log"
+        yield Evidence(kind=kind, message=message, ranks=(rank,) if rank is not None else ())
     if len(heard) > _SHOWN:
-        yield Evidence(
-            kind="kernel_log", message=f"{words.count(len(heard) - _SHOWN, 'more line')} as of the kernel's log"
-        )
+        yield Evidence(kind="kernel_log", message=f"{words.count(len(heard) - _SHOWN, 'more kernel line')}")

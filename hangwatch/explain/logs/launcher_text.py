@@ -1,6 +1,6 @@
-"""Pure: how the ranks of a job ended, by what torchrun prints at its end. Measured with torch 2.13.
+"""Pure: reads the exit codes of ranks in the summary that torchrun prints at its end. Measured with torch 2.13.
 
-Whoever can write into that log can write such lines there: the owner's word on his own job.
+The owner of the job can forge such lines, but only about that job.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _ROOT_CAUSE = "Root Cause (first observed failure):"
 
 
 class Exited(NamedTuple):
-    """How a rank ended: its exit code, negative for a signal; `is_first`: its launcher calls it the first failure."""
+    """The exit code of a rank, negative for a signal. `is_first`: the launcher reports it as the first failure."""
 
     code: int
     is_first: bool
 
 
 def exits(text: str) -> dict[int, Exited]:
-    """By the pid that the launcher gives; of two starts in one log the later one counts.
+    """Return the exits by the pid in the log. A later restart in the same log overrides an earlier one.
 
-    Of a line its first `LONGEST_LINE` characters count.
+    Only the first `LONGEST_LINE` characters of each line are read.
     """
     text = "\n".join(line[:LONGEST_LINE] for line in text.split("\n"))
-    found = {int(pid): Exited(int(code), is_first=False) for code, pid in _SUMMARY.findall(text)}
+    all_exits = {int(pid): Exited(int(code), is_first=False) for code, pid in _SUMMARY.findall(text)}
     first = [(code, pid) for part in text.split(_ROOT_CAUSE)[1:] for code, pid in _SUMMARY.findall(part)[:1]]
-    return found | {int(pid): Exited(int(code), is_first=True) for code, pid in (*_FIRST.findall(text), *first)}
+    return all_exits | {int(pid): Exited(int(code), is_first=True) for code, pid in (*_FIRST.findall(text), *first)}

@@ -1,4 +1,4 @@
-"""Pure: the ends of the files to which the ranks of a live job write -> one log for each rank."""
+"""Pure: turns the ends of the output files of a live job into one log for each rank."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ from hangwatch.explain.logs.rank_log import Log, clean, last_written
 from hangwatch.model import LastLines, OutputEnd, RankId
 from hangwatch.tables import secret_forms
 
-LONGEST_LINE = 1024  # characters that are looked at: a rank may write 64 KiB at which patterns are slow
+LONGEST_LINE = 1024  # characters that are matched: a rank may write 64 KiB in one line, where patterns are slow
 _SHOWN_LINES = 10
 _SHOWN_CHARACTERS = 200
-_LINES_MASKED = 128  # a private key of 8,192 bits has 100 lines, and the last ones do not look like a key
+_LINES_MASKED = 128  # a private key of 8,192 bits has 100 lines; its last lines alone do not look like a key
 _OF_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
 _OF_PID = re.compile(r"^\S{1,64}:(\d{1,10}):\d{1,10} \[\d{1,3}\] ")  # NCCL's: host, pid, thread, device
 
 
 def logs_of(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]) -> tuple[RankLog, ...]:
-    """What each rank says; of a file that several share only the lines that tell by rank or process id whose they are.
+    """Return the log of each rank. Of a file that ranks share, only lines with a rank or process id are used.
 
-    `inner_pids` are their processes as they number themselves.
+    `inner_pids` are the process ids in the pid namespaces of the ranks.
     """
-    sharing = Counter(end.file for found in ends.values() for end in found)
-    read: dict[str, dict[RankId, Log]] = {}
+    users = Counter(end.file for rank_ends in ends.values() for end in rank_ends)
+    shared_files: set[str] = set()
     parts = []
-    for rank, found in ends.items():
-        for end in found:
-            if sharing[end.file] == 1:
+    for rank, rank_ends in ends.items():
+        for end in rank_ends:
+            if users[end.file] == 1:
                 parts.append((end.path, rank, _read(_lines(end))))
-            elif end.file not in read:
-                read[end.file] = _shared(_lines(end), ends, inner_pids)
-                parts += [(end.path, of, log) for of, log in read[end.file].items()]
+            elif end.file not in shared_files:
+                shared_files.add(end.file)
+                logs = _read_shared(_lines(end), ends, inner_pids)
+                parts += [(end.path, writer, log) for writer, log in logs.items()]
     return merged_logs.join(parts)
 
 
 def last_lines(ends: Iterable[OutputEnd]) -> tuple[LastLines, ...]:
-    """The last few lines of each file, for who reads the incident."""
-    found = []
+    """Return the last lines of each file, without secrets of known forms, for readers of the incident."""
+    shown = []
     for end in ends:
-        whole = [text for line in _lines(end) if (text := clean(line).strip())][-_LINES_MASKED:]
-        lines = secret_forms.mask("\n".join(whole)).split("\n")[-_SHOWN_LINES:] if whole else []
-        if lines:
+        texts = [text for line in _lines(end) if (text := clean(line).strip())][-_LINES_MASKED:]
+        if texts:
+            lines = secret_forms.mask("\n".join(texts)).split("\n")[-_SHOWN_LINES:]
             path = end.path + (" (deleted)" if end.is_deleted else "")
-            found.append(LastLines(path=path, lines=tuple(words.elided(line, _SHOWN_CHARACTERS) for line in lines)))
-    return tuple(found)
+            shown.append(LastLines(path=path, lines=tuple(words.elided(line, _SHOWN_CHARACTERS) for line in lines)))
+    return tuple(shown)
 
 
 def _lines(end: OutputEnd) -> Iterator[str]:
-    """All whole lines, as a terminal would show them: the first one is cut where the file is longer than its end."""
+    """Yield all complete lines as a terminal shows them. The first line of a longer file is incomplete."""
     lines = end.text.decode("utf-8", "replace").split("\n")
     for line in lines[1:] if end.size_bytes > len(end.text) else lines:
-        text = line.replace("\0", "")  # a hole of a file that was cut while somebody writes on
+        text = line.replace("\0", "")  # a hole: the file was truncated while a process wrote to it
         yield (last_written(text) if "\r" in text else text)[:LONGEST_LINE]
 
 
@@ -67,18 +68,21 @@ def _read(lines: Iterable[str]) -> Log:
     return log
 
 
-def _shared(lines: Iterable[str], ends: Mapping[RankId, object], inner_pids: Mapping[RankId, int]) -> dict[RankId, Log]:
+def _read_shared(
+    lines: Iterable[str], ends: Mapping[RankId, object], inner_pids: Mapping[RankId, int]
+) -> dict[RankId, Log]:
+    """Return the log of each rank in a shared file, by the rank or process id at the beginning of a line."""
     by_rank = {rank.rank: rank for rank in ends if rank.rank is not None}
     by_pid = {pid: rank for rank, pid in inner_pids.items()}
     logs: dict[RankId, Log] = {}
     for number, line in enumerate(lines, 1):
-        if found := _OF_RANK.match(line):
-            whose, text = by_rank.get(int(found.group(1))), line[found.end() :]
+        if match := _OF_RANK.match(line):
+            writer, text = by_rank.get(int(match.group(1))), line[match.end() :]
         else:
-            found = _OF_PID.match(line)
-            whose, text = by_pid.get(int(found.group(1))) if found else None, line
-        if whose is not None:
-            logs.setdefault(whose, Log()).feed(text, number)
+            match = _OF_PID.match(line)
+            writer, text = by_pid.get(int(match.group(1))) if match else None, line
+        if writer is not None:
+            logs.setdefault(writer, Log()).feed(text, number)
     for log in logs.values():
         log.end()
     return logs

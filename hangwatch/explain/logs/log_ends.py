@@ -1,4 +1,4 @@
-"""Pure: where the logs of ranks end -> who ends alike, who before the others, and whose log may not be written out."""
+"""Pure: groups ranks by the ends of their logs; finds ranks that are behind, and logs that may be incomplete."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hangwatch.model import RankId
 
 SHOWN = 3
 LINE_CHARACTERS = 80
-TIMES_AS_MANY = 3  # the others, where some stand apart
-_MOST_STEPS = 3  # at which ranks end, where no majority tells which is the usual one
+TIMES_AS_MANY = 3  # ranks in the majority for each rank that is behind
+_MOST_STEPS = 3  # different steps at which ranks may end, if there is no majority
 _MOST_DIGITS = 18
 _APART_SECONDS = 60.0
 _NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 class End(NamedTuple):
-    """Ranks whose logs end alike, shown by the lowest; `step` is the number in which they differ from the others.
+    """Ranks with the same end of their logs. `step` is the number in which they differ from the other ranks.
 
-    `text` has the range of whole numbers that differ among them.
+    `text` is the line of the lowest rank, with a range for each integer that differs within the group.
     """
 
     ids: tuple[RankId, ...]
@@ -35,18 +35,18 @@ class End(NamedTuple):
 
 
 def fold(logs: Sequence[RankLog]) -> list[End]:
-    """The last lines, folded: by their words, and by the first number that most of them share and some do not."""
+    """Group the last lines by their text without numbers, and by the first number that a majority shares."""
     by_template: dict[tuple[str, int], list[RankLog]] = defaultdict(list)
     for log in logs:
         if log.last is not None:
-            by_template[without_numbers(log.last.text), len(_written(log))].append(log)  # a line may have a "#" itself
+            by_template[without_numbers(log.last.text), len(_written(log))].append(log)  # a line may contain a "#"
     ends: list[End] = []
     for (template, _), alike in by_template.items():
         column = _step_column([_numbers(log) for log in alike], _few_steps(alike))
         by_step: dict[float, list[RankLog]] = defaultdict(list)
         for log in alike:
             by_step[0.0 if column is None else _numbers(log)[column]].append(log)
-        ends += (_end(found, template, step) for step, found in by_step.items())
+        ends += (_end(same_step, template, step) for step, same_step in by_step.items())
     return sorted(ends, key=lambda end: (-len(end.ids), end.ids[0].sort_key()))
 
 
@@ -58,27 +58,25 @@ def _end(logs: Sequence[RankLog], template: str, step: float) -> End:
 
 
 def _with_ranges(logs: Sequence[RankLog]) -> str:
-    """The last line of the first, with "299..300" for a whole number that differs among them and is not their own."""
+    """Return the last line of the first log, with ranges such as "299..300" for integers that differ."""
     text = logs[0].last.text if logs[0].last else ""
-    columns = list(zip(*(_written(log) for log in logs), strict=True))
-    told = [_range(column, logs) for column in columns]
-    numbers = iter(told)
-    return _NUMBER.sub(lambda found: next(numbers) or found.group(), text)
+    ranges = (_range(column, logs) for column in zip(*(_written(log) for log in logs), strict=True))
+    return _NUMBER.sub(lambda match: next(ranges) or match.group(), text)
 
 
 def _range(column: Sequence[str], logs: Sequence[RankLog]) -> str:
-    if not _tells_steps(column, logs):
+    if not _is_step_column(column, logs):
         return ""
     numbers = [int(number) for number in column]
     return f"{min(numbers)}..{max(numbers)}"
 
 
-def _tells_steps(column: Sequence[str], logs: Sequence[RankLog]) -> bool:
-    """Whether these are whole numbers that differ, and no names of the ranks themselves."""
+def _is_step_column(column: Sequence[str], logs: Sequence[RankLog]) -> bool:
+    """True if these are different integers, and not the numbers (rank, local rank, pid) of the ranks themselves."""
     if len(set(column)) < 2 or not all(number.isdecimal() and len(number) <= _MOST_DIGITS for number in column):
         return False
-    own = [{log.id.rank, log.id.local_rank, log.id.pid} for log in logs]
-    return not all(int(number) in names for number, names in zip(column, own, strict=True))
+    ids = [{log.id.rank, log.id.local_rank, log.id.pid} for log in logs]
+    return not all(int(number) in rank_ids for number, rank_ids in zip(column, ids, strict=True))
 
 
 def _written(log: RankLog) -> list[str]:
@@ -90,18 +88,18 @@ def _numbers(log: RankLog) -> tuple[float, ...]:
 
 
 def _few_steps(logs: Sequence[RankLog]) -> list[int]:
-    """The places of whole numbers that tell how far a rank came: few different ones."""
+    """Return the positions of integers that may be steps: those with few different values."""
     columns = enumerate(zip(*(_written(log) for log in logs), strict=True))
-    return [place for place, column in columns if len(set(column)) <= _MOST_STEPS and _tells_steps(column, logs)]
+    return [index for index, column in columns if len(set(column)) <= _MOST_STEPS and _is_step_column(column, logs)]
 
 
 def _step_column(rows: Sequence[tuple[float, ...]], few: Sequence[int]) -> int | None:
-    """The number that tells how far a rank came: more than half of them show the same, and some show another one.
+    """Return the position of the number that shows a rank's progress: more than half share it, and some differ.
 
-    A whole number of which there are `few` before any other one: a loss agrees by chance.
+    The positions in `few` are tried first, because a number such as a loss may agree by chance.
     """
-    places: tuple[int, ...] = (*few, *range(len(rows[0])))
-    for index in places:
+    positions: tuple[int, ...] = (*few, *range(len(rows[0])))
+    for index in positions:
         counts = Counter(row[index] for row in rows)
         if len(counts) > 1 and counts.most_common(1)[0][1] * 2 > len(rows):
             return index
@@ -109,39 +107,39 @@ def _step_column(rows: Sequence[tuple[float, ...]], few: Sequence[int]) -> int |
 
 
 def behind(ends: Sequence[End]) -> End | None:
-    """The few ranks whose log ends at an earlier step than that of at least three times as many."""
+    """Return the ranks with a log that ends at an earlier step than the logs of at least three times as many ranks."""
     if not ends:
         return None
     most = ends[0]
-    behind = [end for end in ends[1:] if end.template == most.template and end.step < most.step]
-    few = min(behind, key=lambda end: end.step, default=None)
+    earlier = [end for end in ends[1:] if end.template == most.template and end.step < most.step]
+    few = min(earlier, key=lambda end: end.step, default=None)
     return few if few and len(most.ids) >= TIMES_AS_MANY * sum(len(end.ids) for end in ends[1:]) else None
 
 
 def unwritten(logs: Sequence[RankLog]) -> dict[RankId, str]:
-    """Whose log may end in a buffer that was not written out, and what says so.
+    """Return the ranks with a log that may be incomplete because of a buffer, and the reason for each.
 
-    Its last line is the beginning of what most others wrote; or it ends minutes before theirs: ranks of one job wait
-    for each other, so that none can be so far ahead.
+    Its last line is the beginning of the last line of most others, or it ends minutes before theirs. Ranks of one job
+    wait for each other, so none can be so far ahead.
     """
     last = [(log.id, log.last) for log in logs if log.last is not None]
     counts = Counter(without_numbers(line.text) for _, line in last)
     wholes = [whole for whole, _ in counts.most_common(SHOWN)]
     clock = common_clock([line.moment for _, line in last])
     middle = sorted(line.moment.seconds for _, line in last if line.moment and line.moment.clock == clock)
-    found = {}
+    reasons = {}
     for rank, line in last:
         begun, moment = without_numbers(line.text), line.moment
         apart = middle[len(middle) // 2] - moment.seconds if moment and moment.clock == clock else 0.0
         if any(whole != begun and whole.startswith(begun) and counts[begun] < counts[whole] for whole in wholes):
-            found[rank] = "its last line is cut"
+            reasons[rank] = "its last line is cut"
         elif apart > _APART_SECONDS:
-            found[rank] = f"it ends {words.duration(apart)} before the others"
-    return found
+            reasons[rank] = f"it ends {words.duration(apart)} before the others"
+    return reasons
 
 
 def caveat(ranks: Sequence[RankId], unwritten: Mapping[RankId, str]) -> str:
-    """`; the log of rank 7 may end in a buffer that was not written out (its last line is cut)`, or nothing."""
+    """Return a clause such as `; the log of rank 7 may be incomplete, ...`, or an empty string."""
     unsure = [rank for rank in ranks if rank in unwritten]
     if not unsure:
         return ""
@@ -149,17 +147,17 @@ def caveat(ranks: Sequence[RankId], unwritten: Mapping[RankId, str]) -> str:
 
 
 def told(ends: Sequence[End]) -> str:
-    """`63 ranks end at 'backward 812', rank 7 at 'backward 811'`."""
-    told = []
+    """Describe the ends, such as `63 ranks end at 'backward 812', rank 7 at 'backward 811'`."""
+    clauses = []
     for number, end in enumerate(ends[:SHOWN]):
-        who = words.count(len(end.ids)) if len(end.ids) > SHOWN else words.who(end.ids)
+        ranks = words.count(len(end.ids)) if len(end.ids) > SHOWN else words.who(end.ids)
         verb = " end" if len(end.ids) > 1 else " ends"
         moment = f" ({words.elided(end.moment.text, LINE_CHARACTERS)})" if end.moment else ""
-        told.append(f"{who}{verb if number == 0 else ''} at '{words.elided(end.text, LINE_CHARACTERS)}'{moment}")
+        clauses.append(f"{ranks}{verb if number == 0 else ''} at '{words.elided(end.text, LINE_CHARACTERS)}'{moment}")
     more = sum(len(end.ids) for end in ends[SHOWN:])
-    return ", ".join(told) + (f", {words.count(more)} elsewhere" if more else "")
+    return ", ".join(clauses) + (f", {words.count(more)} at other lines" if more else "")
 
 
 def without_numbers(text: str) -> str:
-    """What lines of one kind have in common."""
+    """Replace each number by "#", so that lines of one kind are equal."""
     return _NUMBER.sub("#", text)

@@ -1,4 +1,4 @@
-"""Pure: the logs of many files and prefixes -> one for each rank."""
+"""Pure: merges the logs of many files and prefixes into one log for each rank."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from hangwatch.model import RankId
 
 
 class RankLog(NamedTuple):
-    """What is known of one rank by its logs; `source` is the name of the one that told most.
+    """The merged logs of one rank; `source` is the name of the longest one.
 
-    `failures` are in the order in which they were read, those that its launcher tells last;
-    `messages` are what NCCL says.
+    `failures` are in the order of reading; those reported by the launcher are last. `messages` are lines of NCCL.
     """
 
     id: RankId
@@ -28,28 +27,30 @@ class RankLog(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """One log of a rank, or what its error.json holds."""
+    """One log of a rank, or its error.json."""
 
     source: str
     id: RankId
     log: Log
 
 
-def join(parts: Iterable[tuple[str, RankId, Log]], told: Iterable[tuple[str, Failure]] = ()) -> tuple[RankLog, ...]:
-    """One log for each rank, by global rank, else by local rank and node; logs of no known rank are left out.
+def join(
+    parts: Iterable[tuple[str, RankId, Log]], launcher_failures: Iterable[tuple[str, Failure]] = ()
+) -> tuple[RankLog, ...]:
+    """Return one log for each rank, by global rank, or by local rank and node. Logs without a rank are dropped.
 
-    A global rank that torch wrote before a line holds for all logs of that local rank. `told` are failures that
-    launchers tell of ranks: they count where the rank itself says nothing, and else give the time where it says none.
+    A global rank that torch wrote before a line applies to all logs of that local rank. A failure in
+    `launcher_failures` counts if the log of the rank has none; otherwise it only adds a missing time.
     """
-    known = [_Part(*part) for part in parts]
-    global_ranks = _global_ranks(known)
+    all_parts = [_Part(*part) for part in parts]
+    global_ranks = _global_ranks(all_parts)
     by_rank: dict[tuple[object, ...], list[_Part]] = defaultdict(list)
-    for part in known:
+    for part in all_parts:
         rank = _numbered(part.id, global_ranks)
         if rank.rank is not None or rank.local_rank is not None:
             by_rank[_key(rank)].append(part._replace(id=rank))
-    logs = {key: _joined(found) for key, found in by_rank.items()}
-    for source, failure in told:
+    logs = {key: _joined(rank_parts) for key, rank_parts in by_rank.items()}
+    for source, failure in launcher_failures:
         if failure.rank is None:
             continue
         log = logs.setdefault(_key(failure.rank), RankLog(failure.rank, source, None, ()))
@@ -62,12 +63,12 @@ def join(parts: Iterable[tuple[str, RankId, Log]], told: Iterable[tuple[str, Fai
 
 
 def _global_ranks(parts: Iterable[_Part]) -> dict[tuple[str | None, int | None], int]:
-    """The global ranks that lines tell, by node and local rank; none where two lines contradict each other."""
-    told: dict[tuple[str | None, int | None], set[int]] = defaultdict(set)
+    """Return the global ranks in lines, by node and local rank, without contradictory ones."""
+    by_place: dict[tuple[str | None, int | None], set[int]] = defaultdict(set)
     for part in parts:
         if part.log.told_rank is not None:
-            told[part.id.node, part.id.local_rank].add(part.log.told_rank)
-    return {place: min(ranks) for place, ranks in told.items() if len(ranks) == 1}
+            by_place[part.id.node, part.id.local_rank].add(part.log.told_rank)
+    return {place: min(ranks) for place, ranks in by_place.items() if len(ranks) == 1}
 
 
 def _numbered(rank: RankId, global_ranks: dict[tuple[str | None, int | None], int]) -> RankId:
@@ -83,7 +84,7 @@ def _key(rank: RankId) -> tuple[object, ...]:
 def _joined(parts: list[_Part]) -> RankLog:
     most = max(parts, key=lambda part: part.log.lines)
     lines = [part.log.last for part in (most, *parts) if part.log.last is not None]
-    own = (failure for part in parts for failure in part.log.failures if failure.rank is None)
-    failures = tuple(one._replace(of_others=blames_another(one, most.id.rank)) for one in own)
-    messages = {name: said for part in reversed(parts) for name, said in part.log.messages.items()}
+    own_failures = (failure for part in parts for failure in part.log.failures if failure.rank is None)
+    failures = tuple(failure._replace(of_others=blames_another(failure, most.id.rank)) for failure in own_failures)
+    messages = {name: message for part in reversed(parts) for name, message in part.log.messages.items()}
     return RankLog(most.id, most.source, latest(lines), failures, messages)

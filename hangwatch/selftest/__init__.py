@@ -1,1 +1,1 @@
-"""The self-test: ranks without a training program, which show whether these GPUs, nodes and networks can talk."""
+"""The self-test: ranks without a training program that test GPUs, nodes and the networks between them."""

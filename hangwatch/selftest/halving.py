@@ -1,4 +1,4 @@
-"""Pure: finds the one device without which a test passes, by halves."""
+"""Pure: finds the device that makes a test fail, by bisection."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from hangwatch.model import Value
 
 Passes = Callable[[Sequence[str]], bool]
-"""Whether a test of these devices alone passes."""
+"""Runs a test with these devices only; returns true if it passes."""
 
 
 class Halved(Value, frozen=True):
-    """What was found: the devices that are suspect, one if `is_sure`, and how often was tried."""
+    """The suspect devices (one if `is_sure`), and the number of tests."""
 
     suspects: tuple[str, ...]
     is_sure: bool
@@ -19,18 +19,18 @@ class Halved(Value, frozen=True):
 
 
 def halve(devices: Sequence[str], passes: Passes) -> Halved:
-    """Which of these devices, of which a test failed, makes it fail: with one fault in 1 + log2(devices) tries.
+    """Find the device that makes a test of all these devices fail, in 1 + log2(devices) tests for one fault.
 
-    Each half is tried; where it passes, the fault is sought in the other one. A device that is left alone is tried
-    beside one that is known to be good. Not sure where no half fails by itself: then only both together do.
+    If the first half passes, the search continues in the other half. A single device is tested together with a device
+    that has passed. The result is not sure if no half fails alone: then only both together fail.
     """
     suspects, failed_alone, tries = tuple(devices), False, 0
     good: list[str] = []
     while len(suspects) > 1:
         half, rest = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
-        company = good[:1] if len(half) == 1 else []
+        partner = good[:1] if len(half) == 1 else []
         tries += 1
-        if passes((*company, *half)):
+        if passes((*partner, *half)):
             good += half
             suspects, failed_alone = rest, False
         else:

@@ -1,4 +1,4 @@
-"""Starts the ranks of a self-test on this node, listens to them, and ends all that it started."""
+"""Starts the ranks of a self-test on this node, reads their output, and ends them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hangwatch.tables import nccl_messages
 
 SCRIPT = Path(__file__).with_name("rank.py")
 START_SECONDS = 120.0
-"""How long ranks may say nothing until all have said who they are: torch is large, file systems are slow."""
+"""The longest silence of ranks until each has introduced itself: torch is large, file systems are slow."""
 
 _GRACE_SECONDS = 3.0
 _LINE_CHARACTERS = 64 << 10
@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 
 class Plan(Value, frozen=True):
-    """How the ranks are started. `sees_gpus`: each is shown the GPU of its device alone, by CUDA_VISIBLE_DEVICES."""
+    """Options of the ranks. With `sees_gpus`, each rank sees only the GPU of its device, by CUDA_VISIBLE_DEVICES."""
 
     python: str
     backend: str = "auto"
@@ -43,9 +43,9 @@ class Plan(Value, frozen=True):
 
 
 class Place(Value, frozen=True):
-    """Of the ranks of a test over nodes those of this one: the first of them, of how many, and where all meet.
+    """The ranks of this node in a test over nodes: the first rank, the world size, and the address of the master.
 
-    By default all ranks are here, and meet at a port that is free.
+    By default all ranks are on this node, and the port is a free one.
     """
 
     first_rank: int = 0
@@ -58,9 +58,9 @@ _HERE = Place()
 
 
 class Course(Value, frozen=True):
-    """What the ranks said, in the order in which it came, and how each ended: None where it was ended by us.
+    """The events of the ranks, in the order of arrival, and their exit codes: None for a rank that hangwatch ended.
 
-    `last_words` are the last line of each that was no event: of an interpreter or a library that complains.
+    `last_words` is the last line of each rank that is not an event, such as an error of the interpreter or a library.
     """
 
     events: tuple[Event, ...]
@@ -69,9 +69,9 @@ class Course(Value, frozen=True):
 
 
 def run(devices: Sequence[str], plan: Plan, say: Say, place: Place = _HERE) -> Course:
-    """Run one rank for each device until all have ended, one has failed, or nobody says anything; `say` hears them.
+    """Run one rank for each device until all end, one fails, or all are silent. `say` receives their output.
 
-    Raises OSError where the interpreter cannot be started.
+    Raises OSError if the interpreter cannot be started.
     """
     lines: queue.Queue[tuple[int, str]] = queue.Queue(maxsize=1024)
     with _started(devices, plan, place) as ranks:
@@ -96,7 +96,7 @@ def _listen(
     timeout_seconds: float,
     say: Say,
 ) -> tuple[list[Event], dict[int, str]]:
-    """What the ranks say, until nothing more is to be expected of them; and the last line of each that was no event."""
+    """Return the events of the ranks until they end or time out, and the last line of each that is not an event."""
     events: list[Event] = []
     last_words: dict[int, str] = {}
     introduced: set[int] = set()
@@ -111,18 +111,18 @@ def _listen(
                 break
         else:
             event = _event(rank, line)
-            say(_words(rank, line) if event is None else _told(event))
+            say(_prefixed(rank, line) if event is None else _describe(event))
             if event is None:
                 last_words[rank] = line if line.strip() else last_words.get(rank, "")
-                for told in _meaning(rank, line, explained):
-                    say(told)
+                for meaning in _meaning(rank, line, explained):
+                    say(meaning)
             else:
                 events.append(event)
                 introduced |= {event.rank} if event.event == "here" else set()
                 failed = failed or event.event in ("timeout", "error")
             if not failed:
-                patience = timeout_seconds if len(introduced) == len(ranks) else START_SECONDS
-                ends = time.monotonic() + patience + _GRACE_SECONDS
+                silence_seconds = timeout_seconds if len(introduced) == len(ranks) else START_SECONDS
+                ends = time.monotonic() + silence_seconds + _GRACE_SECONDS
         if failed or any(process.poll() not in (None, 0) for process in ranks.values()):
             ends = min(ends, time.monotonic() + _GRACE_SECONDS)
             failed = True
@@ -130,18 +130,20 @@ def _listen(
 
 
 def _meaning(rank: int, line: str, explained: set[tuple[int, str]]) -> Iterator[str]:
-    """What a line of NCCL means and what to do, once for each rank and kind; nothing of what it merely chose."""
-    said = nccl_messages.find(line)
-    row = None if said is None else nccl_messages.load()[said.name]
-    if said is not None and row is not None and row.about != "setup" and (rank, said.name) not in explained:
-        explained.add((rank, said.name))
-        yield f"rank {rank}: that is: {row.meaning}; {row.remedy}"
+    """Yield the meaning and remedy of a line of NCCL, once for each rank and kind. Setup lines are no problem."""
+    message = nccl_messages.find(line)
+    if message is None or (rank, message.name) in explained:
+        return
+    row = nccl_messages.load()[message.name]
+    if row.about != "setup":
+        explained.add((rank, message.name))
+        yield f"rank {rank}: this means: {row.meaning}; {row.remedy}"
 
 
 @contextlib.contextmanager
 def _started(devices: Sequence[str], plan: Plan, place: Place) -> Iterator[dict[int, subprocess.Popen[str]]]:
     ranks: dict[int, subprocess.Popen[str]] = {}
-    meet = {
+    rendezvous = {
         "WORLD_SIZE": str(place.world_size or len(devices)),
         "MASTER_ADDR": place.master,
         "MASTER_PORT": str(place.port or free_port()),
@@ -149,18 +151,18 @@ def _started(devices: Sequence[str], plan: Plan, place: Place) -> Iterator[dict[
     try:
         for local_rank, device in enumerate(devices):
             rank = place.first_rank + local_rank
-            seat = {"RANK": str(rank), "LOCAL_RANK": "0" if plan.sees_gpus else str(local_rank)}
-            ranks[rank] = _start(device, plan, {**meet, **seat})
+            slot = {"RANK": str(rank), "LOCAL_RANK": "0" if plan.sees_gpus else str(local_rank)}
+            ranks[rank] = _start(device, plan, {**rendezvous, **slot})
         yield ranks
     finally:
         for process in ranks.values():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # a session of its own: see _start
+                os.killpg(process.pid, signal.SIGKILL)  # it leads its own session, see _start
             process.wait()
 
 
-def _start(device: str, plan: Plan, seat: Mapping[str, str]) -> subprocess.Popen[str]:
-    place = {**seat, **({"CUDA_VISIBLE_DEVICES": device} if plan.sees_gpus else {})}
+def _start(device: str, plan: Plan, variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    gpu = {"CUDA_VISIBLE_DEVICES": device} if plan.sees_gpus else {}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     return subprocess.Popen(
         [
@@ -171,7 +173,7 @@ def _start(device: str, plan: Plan, seat: Mapping[str, str]) -> subprocess.Popen
             f"--timeout-seconds={plan.timeout_seconds:g}",
             f"--device={device}",
         ],
-        env={**environment, "OMP_NUM_THREADS": "1", **place},
+        env={**environment, "OMP_NUM_THREADS": "1", **variables, **gpu},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -182,7 +184,7 @@ def _start(device: str, plan: Plan, seat: Mapping[str, str]) -> subprocess.Popen
 
 
 def free_port() -> int:
-    """A TCP port at which nobody listened just now."""
+    """Return a TCP port on which no process listens at this moment."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
@@ -194,7 +196,7 @@ def _read(rank: int, stream: IO[str], lines: queue.Queue[tuple[int, str]]) -> No
 
 
 def _drain(readers: Sequence[threading.Thread], lines: queue.Queue[tuple[int, str]]) -> None:
-    """Let the readers of ranks that have been ended come to an end."""
+    """Empty the queue until the readers of ended ranks finish."""
     ends = time.monotonic() + _GRACE_SECONDS
     while any(reader.is_alive() for reader in readers) and time.monotonic() < ends:
         with contextlib.suppress(queue.Empty):
@@ -202,7 +204,7 @@ def _drain(readers: Sequence[threading.Thread], lines: queue.Queue[tuple[int, st
 
 
 def _event(rank: int, line: str) -> Event | None:
-    """The event of a line; None for what a library printed, and for what speaks of another rank."""
+    """Return the event in a line; None for the output of a library, and for an event about another rank."""
     try:
         event = decoding.json(line, Event)
     except (msgspec.DecodeError, ValueError):
@@ -210,26 +212,26 @@ def _event(rank: int, line: str) -> Event | None:
     return event if event.rank == rank else None
 
 
-def _words(rank: int, line: str) -> str:
+def _prefixed(rank: int, line: str) -> str:
     return f"[rank {rank}] {words.printable(line)}"
 
 
-def _told(event: Event) -> str:
-    """An event as a line for people; "" for those that are too many to be read."""
+def _describe(event: Event) -> str:
+    """Return an event as a line for people; empty for events that are too frequent."""
     match event.event:
         case "here":
             device = f"device {event.device} ({event.name})" if event.device else event.name
             at = f"{event.address or 'no address'} on {event.interface or 'an unknown interface'}"
-            said = f"pid {event.pid}, {device}, {event.backend}, {at}"
+            text = f"pid {event.pid}, {device}, {event.backend}, {at}"
         case "timeout":
-            said = f"does not come out of {event.what}"
-            said += f"; not come: {words.fold(event.missing)}" if event.missing else ""
+            text = f"{event.what} timed out"
+            text += f"; not joined by ranks {words.fold(event.missing)}" if event.missing else ""
         case "error":
-            said = event.what
+            text = event.what
         case "wrong":
-            said = f"{event.what} gave {event.found:g}, not {event.wanted:g}"
+            text = f"{event.what} returned {event.found:g}; expected {event.wanted:g}"
         case "done":
-            said = "done"
+            text = "done"
         case _:
             return ""
-    return _words(event.rank, f"{event.host}: {said}" if event.host else said)
+    return _prefixed(event.rank, f"{event.host}: {text}" if event.host else text)

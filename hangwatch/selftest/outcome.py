@@ -1,4 +1,4 @@
-"""Pure: what the ranks of a self-test said -> what is wrong, and with which of them."""
+"""Pure: turns the events of a self-test into findings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SLOW_SECONDS = 0.5
 
 
 class Event(Value, frozen=True):
-    """One line of a rank, see `hangwatch.selftest.rank`; what a line does not say keeps its default."""
+    """One event of a rank, see `hangwatch.selftest.rank`. Fields that it does not set keep their defaults."""
 
     event: Literal["here", "begin", "end", "wrong", "bytes", "timeout", "error", "done"]
     rank: int
@@ -41,7 +41,7 @@ class Event(Value, frozen=True):
 
 
 class Finding(Value, frozen=True):
-    """Something that is wrong: with these ranks, or with nobody who could be named, in one sentence."""
+    """A problem of these ranks (none if no rank can be named), in one sentence."""
 
     kind: Kind
     ranks: tuple[int, ...]
@@ -49,24 +49,24 @@ class Finding(Value, frozen=True):
 
 
 class Bandwidth(Value, frozen=True):
-    """What a rank reached with its neighbours, in bytes per second of the memory that was added up: a hint."""
+    """The rate of a rank's large all_reduce with its neighbours, in bytes of the tensor per second: a hint."""
 
     rank: int
     bytes_per_second: float
 
 
-class _Doing(NamedTuple):
-    """A step as all ranks of it know it."""
+class _Step(NamedTuple):
+    """A step of the test; equal for all its ranks."""
 
     what: str
     group: tuple[int, ...]
 
 
 class _Course(NamedTuple):
-    """How far one rank came: what it has begun, in order, which of it has not ended, and its own complaint."""
+    """The progress of one rank: the steps that it began, the one that it has not ended, and its error."""
 
-    begun: tuple[_Doing, ...]
-    inside: _Doing | None
+    begun: tuple[_Step, ...]
+    inside: _Step | None
     error: str
     is_done: bool
 
@@ -78,55 +78,55 @@ def judge(
     late_seconds: float,
     last_words: Mapping[int, str] | None = None,
 ) -> tuple[Finding, ...]:
-    """What is wrong, the cause before what follows from it; empty where the test has passed.
+    """Return the findings, causes before consequences; empty if the test passed.
 
-    `exits`: how each rank ended, None where it had to be ended by us, by a negative number: of that signal;
-    `last_words`: what each said that was no event.
+    `exits`: the exit code of each rank, negative for a signal, None if hangwatch ended it.
+    `last_words`: the last line of each rank that is not an event.
     """
     if NO_TORCH in exits.values():
         without = [rank for rank, code in exits.items() if code == NO_TORCH]
         return (Finding(kind="no_torch", ranks=tuple(without), message="this Python has no torch"),)
-    courses = {rank: _course([one for one in events if one.rank == rank]) for rank in range(world_size)}
-    found = [*_wrong(events), *_died(courses, exits), *_ended_early(courses, exits, last_words or {})]
-    if not found:
-        silent = tuple(sorted(set(courses) - {one.rank for one in events}))
-        found += [_not_started(silent, exits)] if silent else [*_stuck(courses), *_errors(courses)][:1]
-    if not found and not all(course.is_done for course in courses.values()):
-        unfinished = tuple(rank for rank, course in courses.items() if not course.is_done)
-        found.append(Finding(kind="error", ranks=unfinished, message=f"{_who(unfinished)} ended before the test did"))
-    return (*found, *_slow(events), *_late(events, late_seconds)) if not found else tuple(found)
+    courses = {rank: _course([event for event in events if event.rank == rank]) for rank in range(world_size)}
+    findings = [*_wrong(events), *_died(courses, exits), *_ended_early(courses, exits, last_words or {})]
+    if not findings:
+        silent = tuple(sorted(set(courses) - {event.rank for event in events}))
+        findings += [_not_started(silent, exits)] if silent else [*_stuck(courses), *_errors(courses)][:1]
+    unfinished = tuple(rank for rank, course in courses.items() if not course.is_done)
+    if not findings and unfinished:
+        message = f"{_names(unfinished)} ended before the end of the test"
+        findings.append(Finding(kind="error", ranks=unfinished, message=message))
+    return tuple(findings) or (*_slow(events), *_late(events, late_seconds))
 
 
 def bandwidths(events: Sequence[Event]) -> tuple[Bandwidth, ...]:
-    """What each rank reached in the better half of its repeats with its neighbours, the slowest first."""
-    pairs = [one for one in events if len(one.group) == 2]
-    sizes = {(one.rank, one.group): one.bytes for one in pairs if one.event == "bytes"}
-    seconds: dict[tuple[int, tuple[int, ...]], list[float]] = defaultdict(list)
-    for one in pairs:
-        if one.event == "end" and one.what.startswith("large all_reduce") and (one.rank, one.group) in sizes:
-            seconds[one.rank, one.group].append(one.seconds)
+    """Return the rate of each rank in the better half of its repeats with its neighbours, the slowest first."""
+    pairs = [event for event in events if len(event.group) == 2]
+    sizes = {(event.rank, event.group): event.bytes for event in pairs if event.event == "bytes"}
+    durations: dict[tuple[int, tuple[int, ...]], list[float]] = defaultdict(list)
+    for event in pairs:
+        is_large = event.event == "end" and event.what.startswith("large all_reduce")
+        if is_large and (event.rank, event.group) in sizes:
+            durations[event.rank, event.group].append(event.seconds)
     by_rank: dict[int, float] = {}
-    for (rank, group), taken in seconds.items():
-        reached = sizes[rank, group] / max(statistics.median_low(sorted(taken)[: len(taken) // 2 + 1]), 1e-9)
-        by_rank[rank] = max(reached, by_rank.get(rank, 0.0))
-    return tuple(
-        Bandwidth(rank=rank, bytes_per_second=reached)
-        for rank, reached in sorted(by_rank.items(), key=lambda one: one[1])
-    )
+    for (rank, group), seconds in durations.items():
+        rate = sizes[rank, group] / max(statistics.median_low(sorted(seconds)[: len(seconds) // 2 + 1]), 1e-9)
+        by_rank[rank] = max(rate, by_rank.get(rank, 0.0))
+    slowest_first = sorted(by_rank.items(), key=lambda item: item[1])
+    return tuple(Bandwidth(rank=rank, bytes_per_second=rate) for rank, rate in slowest_first)
 
 
 def _course(events: Sequence[Event]) -> _Course:
-    begun = tuple(_Doing(one.what, one.group) for one in events if one.event == "begin")
-    ended = sum(one.event == "end" for one in events)
+    begun = tuple(_Step(event.what, event.group) for event in events if event.event == "begin")
+    ended = sum(event.event == "end" for event in events)
     return _Course(
         begun=begun,
         inside=begun[-1] if len(begun) > ended else None,
-        error=next((one.what for one in events if one.event == "error"), ""),
-        is_done=any(one.event == "done" for one in events),
+        error=next((event.what for event in events if event.event == "error"), ""),
+        is_done=any(event.event == "done" for event in events),
     )
 
 
-def _who(ranks: Sequence[int]) -> str:
+def _names(ranks: Sequence[int]) -> str:
     return words.who([RankId(rank=rank) for rank in ranks])
 
 
@@ -135,20 +135,22 @@ def _sentence(kind: Kind, ranks: Sequence[int], message: str) -> Finding:
 
 
 def _wrong(events: Iterable[Event]) -> list[Finding]:
-    """Sums that are not what they must be: the ranks of the smallest group that had one."""
-    wrong = sorted((one for one in events if one.event == "wrong"), key=lambda one: len(one.group))
+    """Find wrong sums, and the ranks of the smallest groups that had one."""
+    wrong = sorted((event for event in events if event.event == "wrong"), key=lambda event: len(event.group))
     if not wrong:
         return []
     first = wrong[0]
-    all_wrong = sorted({rank for one in wrong if len(one.group) == len(first.group) for rank in one.group})
-    what = f"{first.what} of {_who(first.group)} gave {first.found:g}, which must be {first.wanted:g}"
-    return [_sentence("wrong", all_wrong, f"{what}: memory, a link or the network between them changes data")]
+    ranks = sorted({rank for event in wrong if len(event.group) == len(first.group) for rank in event.group})
+    sums = f"{first.what} of {_names(first.group)} returned {first.found:g}; expected {first.wanted:g}"
+    return [_sentence("wrong", ranks, f"{sums}: memory, a link or the network between them corrupts data")]
 
 
 def _died(courses: Mapping[int, _Course], exits: Mapping[int, int | None]) -> list[Finding]:
     dead = [rank for rank, code in exits.items() if code is not None and code < 0]
     return [
-        _sentence("died", [rank], f"{_who([rank])} was ended by {_signal(-(exits[rank] or 0))}{_where(courses[rank])}")
+        _sentence(
+            "died", [rank], f"{_names([rank])} was killed by {_signal(-(exits[rank] or 0))}{_where(courses[rank])}"
+        )
         for rank in dead
     ]
 
@@ -156,13 +158,13 @@ def _died(courses: Mapping[int, _Course], exits: Mapping[int, int | None]) -> li
 def _ended_early(
     courses: Mapping[int, _Course], exits: Mapping[int, int | None], last_words: Mapping[int, str]
 ) -> list[Finding]:
-    """Who ended before it began, which no other rank can have caused."""
+    """Find ranks that ended before their first step. No other rank can have caused that."""
     return [
         _sentence(
             "error",
             [rank],
-            f"{_who([rank])} ended with status {code} before it did anything: "
-            f"{words.elided(last_words.get(rank) or 'it said nothing', _MESSAGE_CHARACTERS)}",
+            f"{_names([rank])} ended with status {code} before its first step: "
+            f"{words.elided(last_words.get(rank) or 'no output', _MESSAGE_CHARACTERS)}",
         )
         for rank, code in sorted(exits.items())
         if code is not None and code > 0 and rank in courses and not courses[rank].begun
@@ -179,89 +181,85 @@ def _signal(number: int) -> str:
 def _where(course: _Course) -> str:
     if course.inside is not None:
         return f" in {_step(course.inside)}"
-    return f" after {_step(course.begun[-1])}" if course.begun else " before it did anything"
+    return f" after {_step(course.begun[-1])}" if course.begun else " before its first step"
 
 
-def _step(doing: _Doing) -> str:
-    return f"{doing.what} of {words.count(len(doing.group))}" if doing.group else doing.what
+def _step(step: _Step) -> str:
+    return f"{step.what} of {words.count(len(step.group))}" if step.group else step.what
 
 
 def _not_started(silent: Sequence[int], exits: Mapping[int, int | None]) -> Finding:
-    """Who said nothing, and how each ended, where it did; of one of another node only that node could tell."""
+    """Return a finding for ranks without output, with their exit codes. Those of other nodes are not known."""
     codes = [exits.get(rank) for rank in silent]
     known = sorted({code for code in codes if code is not None})
     ended = (
         f"ended with status {words.listing(list(map(str, known)))}" if known and None not in codes else "was started"
     )
-    return _sentence("not_started", silent, f"the process of {_who(silent)} {ended}, and said nothing")
+    return _sentence("not_started", silent, f"the process of {_names(silent)} {ended}, but printed nothing")
 
 
 def _stuck(courses: Mapping[int, _Course]) -> list[Finding]:
-    """Who has not come to a step in which others wait, and waits in none himself; who is stuck alone."""
+    """Find ranks that have not joined a step in which others wait, and wait in none; else ranks stuck alone."""
     inside = {rank: course.inside for rank, course in courses.items() if course.inside is not None}
     missing = {
         rank
-        for doing in set(inside.values())
-        for rank in doing.group
-        if rank in courses and doing not in courses[rank].begun and not courses[rank].is_done
+        for step in set(inside.values())
+        for rank in step.group
+        if rank in courses and step not in courses[rank].begun and not courses[rank].is_done
     }
     culprits = sorted(rank for rank in missing if rank not in inside or not inside[rank].group) or sorted(
-        rank for rank, doing in inside.items() if not doing.group
+        rank for rank, step in inside.items() if not step.group
     )
     if culprits:
-        steps = {_step(doing) for doing in inside.values() if set(culprits) & {*doing.group} and doing.group}
-        to = f" to {words.listing(sorted(steps))}" if steps else ""
+        steps = {_step(step) for step in inside.values() if set(culprits) & {*step.group} and step.group}
         have = "has" if len(culprits) == 1 else "have"
-        places = words.listing([f"{_who([rank])} stands{_where(courses[rank])}" for rank in culprits[:4]])
-        return [_sentence("hung", culprits, f"{_who(culprits)} {have} not come{to}: {places}")]
+        problem = f"{have} not joined {words.listing(sorted(steps))}" if steps else f"{have} not finished"
+        places = words.listing([f"{_names([rank])} is{_where(courses[rank])}" for rank in culprits[:4]])
+        return [_sentence("hung", culprits, f"{_names(culprits)} {problem}: {places}")]
     if not inside:
         return []
     if missing:
-        return [_sentence("hung", sorted(missing), f"{_who(sorted(missing))} and others wait for each other")]
-    smallest = min(inside.values(), key=lambda doing: len(doing.group) or len(courses))
-    ranks = sorted(rank for rank, doing in inside.items() if doing == smallest)
-    met = "meet" if smallest.what == "rendezvous" else "talk"
+        return [_sentence("hung", sorted(missing), f"{_names(sorted(missing))} and others wait for each other")]
+    smallest = min(inside.values(), key=lambda step: len(step.group) or len(courses))
+    ranks = sorted(rank for rank, step in inside.items() if step == smallest)
+    action = "meet" if smallest.what == "rendezvous" else "talk"
+    message = f"{_names(ranks)} joined {_step(smallest)}, which does not finish: they cannot {action}"
     return [
-        _sentence(
-            "cannot_talk",
-            ranks,
-            f"{_who(ranks)} came to {_step(smallest)}, and nobody came out: they cannot {met} (the network or links "
-            "between them, the interface, a firewall)",
-        )
+        _sentence("cannot_talk", ranks, f"{message} (check the network, links, interface and firewall between them)")
     ]
 
 
 def _errors(courses: Mapping[int, _Course]) -> list[Finding]:
-    failed = {rank: course.error for rank, course in courses.items() if course.error}
-    if not failed:
-        return []
     by_error: dict[str, list[int]] = defaultdict(list)
-    for rank, error in failed.items():
-        by_error[error].append(rank)
-    error, ranks = min(by_error.items(), key=lambda one: (len(one[1]), one[1]))
-    said = words.elided(error, _MESSAGE_CHARACTERS)
-    return [_sentence("error", ranks, f"{_who(ranks)} ended with an error: {said}")]
+    for rank, course in courses.items():
+        if course.error:
+            by_error[course.error].append(rank)
+    if not by_error:
+        return []
+    error, ranks = min(by_error.items(), key=lambda item: (len(item[1]), item[1]))
+    text = words.elided(error, _MESSAGE_CHARACTERS)
+    return [_sentence("error", ranks, f"{_names(ranks)} ended with an error: {text}")]
 
 
 def _slow(events: Iterable[Event]) -> list[Finding]:
-    """Whose device computes several times longer than those of half of the others."""
-    seconds = {one.rank: one.seconds for one in events if one.event == "end" and one.what == "compute"}
-    found = []
-    for rank, taken in sorted(seconds.items()):
-        others = [other for one, other in seconds.items() if one != rank]
-        if others and taken > _SLOW_TIMES * (usual := statistics.median(others)) and taken > usual + _SLOW_SECONDS:
-            said = f"{_who([rank])} computes {taken / max(usual, 1e-9):.1f} times as long as half of the others"
-            found.append(_sentence("slow", [rank], said))
-    return found
+    """Find ranks with a device that computes several times longer than the median of the others."""
+    durations = {event.rank: event.seconds for event in events if event.event == "end" and event.what == "compute"}
+    findings = []
+    for rank, seconds in sorted(durations.items()):
+        others = [other_seconds for other, other_seconds in durations.items() if other != rank]
+        if others and seconds > _SLOW_TIMES * (usual := statistics.median(others)) and seconds > usual + _SLOW_SECONDS:
+            message = f"{_names([rank])} computes {seconds / max(usual, 1e-9):.1f} times as long as the other ranks"
+            findings.append(_sentence("slow", [rank], message))
+    return findings
 
 
 def _late(events: Iterable[Event], late_seconds: float) -> list[Finding]:
-    """Who came late to the repeated collectives of most groups that it was in."""
+    """Find ranks that join the repeated collectives late, in most of their groups."""
     waits: dict[tuple[str, tuple[int, ...]], dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    for one in events:
-        what, _, repeat = one.what.rpartition(" ")
-        if one.event == "end" and repeat.isdigit():
-            waits[what, one.group][repeat][one.rank] = one.seconds
+    for event in events:
+        what, _, repeat = event.what.rpartition(" ")
+        if event.event == "end" and repeat.isdigit():
+            waits[what, event.group][repeat][event.rank] = event.seconds
     in_groups, came_late = defaultdict[int, int](int), defaultdict[int, list[float]](list)
     for (_, group), repeats in waits.items():
         for rank in group:
@@ -272,8 +270,8 @@ def _late(events: Iterable[Event], late_seconds: float) -> list[Finding]:
         _sentence(
             "late",
             [rank],
-            f"{_who([rank])} came to {len(by)} of {in_groups[rank]} collectives "
-            f"{words.duration(round(statistics.median(by), 3))} later than the others, who waited for it",
+            f"{_names([rank])} joined {len(by)} of {in_groups[rank]} collectives "
+            f"{words.duration(round(statistics.median(by), 3))} later than the other ranks",
         )
         for rank, by in sorted(came_late.items())
         if 2 * len(by) > in_groups[rank]

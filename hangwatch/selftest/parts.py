@@ -1,4 +1,4 @@
-"""Pure: a test over nodes: which ranks are of which node, and what all of them said as one course."""
+"""Pure: a self-test over nodes: assigns ranks to nodes, and joins the results of the nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Layout = Mapping[str, tuple[str, ...]]
 
 
 class Offer(Value, frozen=True):
-    """What a node could test: its devices, and a port that is free there. By the node's clock."""
+    """The devices that a node can test, and a free port of it. Times are by the clock of the node."""
 
     devices: tuple[str, ...]
     port: int
@@ -26,7 +26,7 @@ class Offer(Value, frozen=True):
 
 
 class Part(Value, frozen=True):
-    """What the ranks of one node said. By the node's clock."""
+    """The result of the ranks of one node. Times are by the clock of the node."""
 
     course: Course
     printed_unix_seconds: float
@@ -36,57 +36,56 @@ AnswerT = TypeVar("AnswerT", Offer, Part)
 
 
 def units(offers: Mapping[str, Offer]) -> tuple[str, ...]:
-    """Every device of every node, as `node:device`: so halves of them are nodes before they are devices of one."""
+    """Return every device of every node as `node:device`. Bisection of them splits nodes first, then devices."""
     return tuple(f"{node}:{device}" for node, offer in offers.items() for device in offer.devices)
 
 
 def layout_of(chosen: Sequence[str]) -> Layout:
-    """The layout of some of `units`."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return the layout of some of `units`."""
+    layout: dict[str, tuple[str, ...]] = {}
     for unit in chosen:
         node, _, device = unit.rpartition(":")
-        found[node] = (*found.get(node, ()), device)
-    return found
+        layout[node] = (*layout.get(node, ()), device)
+    return layout
 
 
 def written(layout: Layout) -> str:
-    """A layout as one word that no shell reads otherwise: `gpu001:0-3,6/gpu002:0-7`."""
+    """Return a layout as one word without shell metacharacters: `gpu001:0-3,6/gpu002:0-7`."""
     return "/".join(f"{node}:{words.fold(map(int, devices))}" for node, devices in layout.items())
 
 
 def read(text: str) -> Layout:
-    """What `written` wrote. Raises ValueError."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Parse the output of `written`. Raises ValueError."""
+    layout: dict[str, tuple[str, ...]] = {}
     for entry in text.split("/"):
         match = _ENTRY.fullmatch(entry)
         devices = words.unfold(match[2]) if match else None
         if match is None or not devices:
-            raise ValueError(f"{words.elided(entry, 80)!r} is no node with its devices")
-        found[match[1]] = tuple(map(str, devices))
-    return found
+            raise ValueError(f"{words.elided(entry, 80)!r} is not NODE:DEVICES")
+        layout[match[1]] = tuple(map(str, devices))
+    return layout
 
 
 def place_of(layout: Layout, node: str, port: int) -> Place:
-    """Where the ranks of a node are; all meet at the first node. Raises ValueError for a node that is not in it."""
+    """Return the ranks of a node; the master is the first node. Raises ValueError if the layout lacks the node."""
     nodes = list(layout)
     if node not in layout:
         raise ValueError(f"{words.elided(node, 80)!r} is not among the nodes")
-    before = sum(len(layout[one]) for one in nodes[: nodes.index(node)])
-    world_size = sum(map(len, layout.values()))
-    return Place(first_rank=before, world_size=world_size, master=nodes[0], port=port)
+    first_rank = sum(len(layout[earlier]) for earlier in nodes[: nodes.index(node)])
+    return Place(first_rank=first_rank, world_size=sum(map(len, layout.values())), master=nodes[0], port=port)
 
 
 def joined(layout: Layout, courses: Mapping[str, Course]) -> Course:
-    """The courses of all nodes as one; a node speaks of its own ranks alone."""
+    """Join the courses of all nodes. Of each node, only entries about its own ranks are used."""
     events: list[Event] = []
     exits: dict[int, int | None] = {}
     last_words: dict[int, str] = {}
     first = 0
     for node, devices in layout.items():
-        own = range(first, first + len(devices))
+        ranks = range(first, first + len(devices))
         first += len(devices)
         if (course := courses.get(node)) is not None:
-            events += [event for event in course.events if event.rank in own]
-            exits |= {rank: code for rank, code in course.exits.items() if rank in own}
-            last_words |= {rank: said for rank, said in course.last_words.items() if rank in own}
+            events += [event for event in course.events if event.rank in ranks]
+            exits |= {rank: code for rank, code in course.exits.items() if rank in ranks}
+            last_words |= {rank: line for rank, line in course.last_words.items() if rank in ranks}
     return Course(events=tuple(events), exits=exits, last_words=last_words)

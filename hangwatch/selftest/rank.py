@@ -1,8 +1,8 @@
-"""What one rank of the self-test does. Started by `hangwatch selftest`, or by torchrun, as a script of its own.
+"""One rank of the self-test: a script that `hangwatch selftest` or torchrun starts.
 
-It runs under the interpreter of the job, which has torch and need not have hangwatch: nothing but the standard library
-and torch is imported here. Each rank says what it begins and what it has ended, on its standard output and in the
-store, so that who is stuck can be told from outside, and by the others.
+It runs under the interpreter of the job, which has torch but may not have hangwatch, so it imports only the standard
+library and torch. Each rank reports the begin and end of each step on its standard output and in the store, so that a
+stuck rank can be found from outside and by the other ranks.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ LARGE_NUMBERS = 1 << 20
 GPU_NUMBERS = 1 << 26
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _PR_SET_PDEATHSIG = 1
-_ENDS_LATER = 2  # times the time-out: torch's own, so that who is missing is said before ranks end each other
+_TORCH_TIMEOUTS = 2  # torch's timeout, in timeouts of the test: missing ranks are reported before torch ends the ranks
 
 
 def groups_of(world_size: int) -> tuple[tuple[int, ...], ...]:
-    """Who talks with whom: neighbours in pairs, then in pairs shifted by one, then ever larger groups, then all."""
+    """Return the groups to test: neighbours in pairs, pairs shifted by one, then larger groups, then all ranks."""
     ranks = range(world_size)
-    found = [tuple(ranks[first : first + 2]) for first in range(0, world_size - 1, 2)]
-    found += [tuple(ranks[first : first + 2]) for first in range(1, world_size - 1, 2)]
+    groups = [tuple(ranks[first : first + 2]) for first in range(0, world_size - 1, 2)]
+    groups += [tuple(ranks[first : first + 2]) for first in range(1, world_size - 1, 2)]
     size = 4
     while size < world_size:
-        found += [tuple(ranks[first : first + size]) for first in range(0, world_size - size + 1, size)]
+        groups += [tuple(ranks[first : first + size]) for first in range(0, world_size - size + 1, size)]
         size *= 2
-    return tuple(dict.fromkeys([*found, tuple(ranks)]))
+    return tuple(dict.fromkeys([*groups, tuple(ranks)]))
 
 
 def late(waits: Sequence[Mapping[int, float]], seconds: float) -> dict[int, float]:
-    """Who came late to a collective that was repeated, and by how much; `waits`: how long each rank was in it.
+    """Return the ranks that joined a repeated collective late, and by how many seconds.
 
-    Who comes last waits least. It is late where it is last in all repeats but one, by `seconds` more than half of the
-    others in each.
+    `waits` has the time that each rank spent in each repeat; the last rank to join waits the shortest time. A rank is
+    late if it is last in all repeats except at most one, by `seconds` more than the median of the others.
     """
-    last: dict[int, list[float]] = {}
-    for one in waits:
-        if len(one) < 2:
+    delays: dict[int, list[float]] = {}
+    for repeat in waits:
+        if len(repeat) < 2:
             continue
-        rank = min(one, key=lambda other: one[other])
-        others = statistics.median(wait for other, wait in one.items() if other != rank)
-        if others - one[rank] > seconds:
-            last.setdefault(rank, []).append(others - one[rank])
-    return {rank: statistics.median(by) for rank, by in last.items() if len(by) >= max(2, len(waits) - 1)}
+        rank = min(repeat, key=lambda other: repeat[other])
+        delay = statistics.median(wait for other, wait in repeat.items() if other != rank) - repeat[rank]
+        if delay > seconds:
+            delays.setdefault(rank, []).append(delay)
+    return {rank: statistics.median(by) for rank, by in delays.items() if len(by) >= max(2, len(waits) - 1)}
 
 
 class Rank:
-    """One rank: says what it does, and notices when something does not come to an end."""
+    """One rank: reports its steps, and ends itself if a step takes too long."""
 
     def __init__(self, options: argparse.Namespace, torch: Any) -> None:
         self.options, self.torch, self.dist = options, torch, importlib.import_module("torch.distributed")
@@ -73,7 +73,7 @@ class Rank:
         self.step = 0
 
     def say(self, event: str, **facts: object) -> None:
-        """One line: for the process that started it, else for people."""
+        """Print an event: as JSON with --events, else for people."""
         if self.options.events:
             line = json.dumps({"event": event, "rank": self.rank, **facts})
         else:
@@ -83,28 +83,29 @@ class Rank:
 
     @contextmanager
     def doing(self, what: str, group: Sequence[int] = ()) -> Iterator[None]:
-        """Say that it begins and that it has ended; end the rank where it takes longer than the time-out."""
+        """Report the begin and the end of a step. End the rank if the step takes longer than the timeout."""
         self.step += 1
         mark = f"selftest/{what}/{self.step if not group else ','.join(map(str, group))}"
         self.say("begin", what=what, group=list(group))
-        if marked := self.store is not None:
+        if has_store := self.store is not None:
             self.store.set(f"{mark}/{self.rank}", "begun")
-        clock = threading.Timer(self.options.timeout_seconds, self._stuck, (what, tuple(group), mark if marked else ""))
-        clock.daemon = True
-        clock.start()
+        arguments = (what, tuple(group), mark if has_store else "")
+        timer = threading.Timer(self.options.timeout_seconds, self._stuck, arguments)
+        timer.daemon = True
+        timer.start()
         began = time.monotonic()
         try:
             yield
         finally:
-            clock.cancel()
+            timer.cancel()
         self.say("end", what=what, group=list(group), seconds=round(time.monotonic() - began, 6))
 
     def _stuck(self, what: str, group: tuple[int, ...], mark: str) -> None:
         if mark:
-            asked = threading.Thread(target=lambda: self._say_missing(what, group, mark), daemon=True)
-            asked.start()
-            asked.join(5.0)  # the store may be in the rank that is stuck
-            if not asked.is_alive():
+            report = threading.Thread(target=lambda: self._say_missing(what, group, mark), daemon=True)
+            report.start()
+            report.join(5.0)  # the store may be in the rank that is stuck
+            if not report.is_alive():
                 os._exit(FAILED)
         self.say("timeout", what=what, group=list(group), missing=None)
         os._exit(FAILED)
@@ -114,7 +115,7 @@ class Rank:
         self.say("timeout", what=what, group=list(group), missing=missing)
 
     def run(self) -> None:
-        """Everything in turn: who am I, can I compute, can we meet, can we talk."""
+        """Run all steps: introduce this rank, compute, meet the others, and test all groups."""
         address, interface = _towards(os.environ["MASTER_ADDR"])
         backend, device = self._backend()
         self.say(
@@ -127,7 +128,7 @@ class Rank:
             interface=interface,
             address=address,
         )
-        self._compute(device)  # the first one loads libraries
+        self._compute(device)  # the first call loads libraries
         with self.doing("compute"):
             self._compute(device)
         with self.doing("rendezvous", range(self.world_size)):
@@ -136,7 +137,7 @@ class Rank:
         handles = {}
         for group in groups:
             with self.doing("new_group", range(self.world_size)):
-                handles[group] = self.dist.new_group(list(group), timeout=self._patience())
+                handles[group] = self.dist.new_group(list(group), timeout=self._torch_timeout())
         for group in groups:
             if self.rank in group:
                 self._talk(group, handles[group], device)
@@ -146,8 +147,9 @@ class Rank:
         self.dist.destroy_process_group()
 
     def _backend(self) -> tuple[str, Any]:
-        wanted, has_gpu = self.options.backend, self.torch.cuda.is_available()
-        backend = wanted if wanted != "auto" else "nccl" if has_gpu else "gloo"
+        backend = self.options.backend
+        if backend == "auto":
+            backend = "nccl" if self.torch.cuda.is_available() else "gloo"
         if backend == "gloo":
             return backend, self.torch.device("cpu")
         count = self.torch.cuda.device_count()
@@ -163,7 +165,7 @@ class Rank:
         matrix = self.torch.ones((size, size), device=device)
         for _ in range(10):
             if float((matrix @ matrix)[0, 0]) != size:
-                raise ValueError(f"a product of {size} ones is not {size}: this device computes wrongly")
+                raise ValueError(f"the dot product of {size} ones is not {size}: this device computes wrong results")
 
     def _meet(self, backend: str) -> None:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -173,20 +175,20 @@ class Rank:
             port,
             None if of_agent else self.world_size,
             is_master=self.rank == 0 and not of_agent,
-            timeout=self._patience(),
+            timeout=self._torch_timeout(),
             multi_tenant=True,
         )
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.store = self.dist.PrefixStore(f"hangwatch-selftest-{attempt}", store)
         self.dist.init_process_group(
-            backend, store=self.store, rank=self.rank, world_size=self.world_size, timeout=self._patience()
+            backend, store=self.store, rank=self.rank, world_size=self.world_size, timeout=self._torch_timeout()
         )
 
-    def _patience(self) -> timedelta:
-        return timedelta(seconds=_ENDS_LATER * self.options.timeout_seconds)
+    def _torch_timeout(self) -> timedelta:
+        return timedelta(seconds=_TORCH_TIMEOUTS * self.options.timeout_seconds)
 
     def _talk(self, group: tuple[int, ...], handle: Any, device: Any) -> None:
-        """Add up the numbers of all ranks of a group, some of them and many; the sums are known beforehand."""
+        """Sum the numbers of all ranks of a group with all_reduce, one number and many, and compare the result."""
         for what, count in (("all_reduce", 1), ("large all_reduce", _numbers(device))):
             for repeat in range(REPEATS):
                 numbers = self.torch.full((count,), float(self.rank + 1), device=device)
@@ -203,7 +205,7 @@ def _numbers(device: Any) -> int:
 
 
 def _towards(host: str) -> tuple[str, str]:
-    """The own address on the way to a host, and the interface that has it; "" for what is not known."""
+    """Return the local address on the route to a host, and its interface; "" if unknown."""
     try:
         family, *_, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -218,19 +220,19 @@ def _address_of(interface: str) -> str:
     fcntl = importlib.import_module("fcntl")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            asked = struct.pack("256s", interface.encode()[:15])
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, asked)[20:24])
+            request = struct.pack("256s", interface.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
         except OSError:
             return ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run as one rank; the launcher's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which."""
+    """Run as the rank that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of the launcher define."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     parser.add_argument("--timeout-seconds", type=float, default=30.0)
-    parser.add_argument("--device", default=os.environ.get("LOCAL_RANK", ""), help="what this rank is to be called by")
-    parser.add_argument("--events", action="store_true", help="one JSON object a line")
+    parser.add_argument("--device", default=os.environ.get("LOCAL_RANK", ""), help="the device name in reports")
+    parser.add_argument("--events", action="store_true", help="print one JSON object per line")
     options = parser.parse_args(arguments)
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
@@ -245,10 +247,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rank = Rank(options, torch)
     try:
         rank.run()
-    except Exception as error:  # whatever torch raises is an answer
+    except Exception as error:  # any exception of torch is a result
         rank.say("error", what=f"{type(error).__name__}: {error}"[:2000])
         sys.stdout.flush()
-        os._exit(FAILED)  # not through torch's own clean-up, which may wait for the others
+        os._exit(FAILED)  # skip the clean-up of torch, which may wait for the other ranks
     return 0
 
 

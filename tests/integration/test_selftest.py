@@ -95,7 +95,7 @@ def test_the_rank_that_keeps_the_others_waiting_is_named(tmp_path: Path) -> None
     )
     assert done.returncode == 1
     (failed,) = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
-    assert failed.startswith("FAILED: Rank 1 came to "), failed
+    assert failed.startswith("FAILED: Rank 1 joined "), failed
     assert failed.endswith("(device 1)")
 
 
@@ -178,7 +178,7 @@ def test_a_node_that_offers_nothing_is_told_before_anything_is_started(tmp_path:
 def test_an_interpreter_that_is_none_is_told_with_its_exit_status() -> None:
     done = subprocess.run([*COMMAND[:-1], "/bin/true", "--ranks", "2"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
-    assert "ranks 0-1 ended with status 0, and said nothing" in done.stdout, done.stdout
+    assert "ranks 0-1 ended with status 0, but printed nothing" in done.stdout, done.stdout
 
 
 def test_without_torch_it_is_said_what_to_type() -> None:

@@ -55,7 +55,7 @@ def test_who_has_not_come_to_what_the_others_wait_in_is_named_with_what_it_did_l
     waits = [steps(rank, ("compute", (), 0.1), inside=("all_reduce 1", ALL)) for rank in (0, 1, 3)]
     found = judged([*waits, steps(2, ("compute", (), 0.1))], dict.fromkeys(ALL))
     assert only(found) == ("hung", (2,))
-    assert found[0].message == "Rank 2 has not come to all_reduce 1 of 4 ranks: rank 2 stands after compute"
+    assert found[0].message == "Rank 2 has not joined all_reduce 1 of 4 ranks: rank 2 is after compute"
 
 
 def test_who_waits_for_another_one_is_not_the_one_who_hangs() -> None:
@@ -102,7 +102,7 @@ def test_a_rank_that_said_nothing_has_not_started() -> None:
 def test_who_ended_before_it_began_is_the_cause_with_its_last_words() -> None:
     found = judge(steps(0), {0: None, 1: 1, 2: None, 3: None}, 4, 0.2, {1: "no CUDA"})
     assert only(found) == ("error", (1,))
-    assert found[0].message == "Rank 1 ended with status 1 before it did anything: no CUDA"
+    assert found[0].message == "Rank 1 ended with status 1 before its first step: no CUDA"
 
 
 def test_a_rank_that_said_who_it_is_and_no_more_has_not_come() -> None:
@@ -191,9 +191,9 @@ def test_what_is_no_list_of_numbers_is_refused() -> None:
 def test_who_ended_without_a_word_is_told_with_its_status() -> None:
     (finding,) = judged([done(0), done(1)], {0: 0, 1: 0, 2: 0, 3: 0})
     assert (finding.kind, finding.ranks) == ("not_started", (2, 3))
-    assert finding.message == "The process of ranks 2-3 ended with status 0, and said nothing"
+    assert finding.message == "The process of ranks 2-3 ended with status 0, but printed nothing"
     (finding,) = judged([done(0), done(1)], {0: 0, 1: 0, 2: 0})
-    assert finding.message == "The process of ranks 2-3 was started, and said nothing", "of one nobody knows"
+    assert finding.message == "The process of ranks 2-3 was started, but printed nothing", "of one nobody knows"
 
 
 # --- over nodes ------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_every_rank_has_one_place(layout: parts.Layout) -> None:
 
 @pytest.mark.parametrize("text", ["", "n1", "n1:", "n1:0/", "n1:0//n2:0", "-n1:0", "n1:0;rm", "n 1:0", "n1:x", "n1:-"])
 def test_what_is_no_layout(text: str) -> None:
-    with pytest.raises(ValueError, match="no node with its devices"):
+    with pytest.raises(ValueError, match="is not NODE:DEVICES"):
         parts.read(text)
 
 
@@ -268,7 +268,7 @@ def test_what_nccl_complains_of_is_said_in_words_once_and_what_it_chose_is_not(t
     python.chmod(0o755)
     said: list[str] = []
     launch.run(["cpu"], launch.Plan(python=str(python), timeout_seconds=60.0), said.append)
-    assert [line for line in said if "that is:" in line] == [
-        "rank 0: that is: /dev/shm is full or too small; `hangwatch check shared_memory`; docker --shm-size, an emptyDir of "
+    assert [line for line in said if "this means:" in line] == [
+        "rank 0: this means: /dev/shm is full or too small; `hangwatch check shared_memory`; docker --shm-size, an emptyDir of "
         "medium Memory at /dev/shm"
     ]

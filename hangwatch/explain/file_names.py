@@ -1,4 +1,4 @@
-"""Pure: what the names of files tell of ranks: `rank3.txt`, `trace-node7.out`, `attempt_0/3/stderr.log`."""
+"""Pure: finds ranks in file names: `rank3.txt`, `trace-node7.out`, `attempt_0/3/stderr.log`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NUMBERED_STACK = re.compile(
 
 
 class Named(NamedTuple):
-    """What a name tells: `is_log` where it is one that launchers give to logs; `is_old` one of an attempt before."""
+    """The rank in a file name. `is_log`: launchers give this name to logs. `is_old`: it is of an earlier attempt."""
 
     id: RankId
     is_log: bool = False
@@ -37,86 +37,86 @@ class Named(NamedTuple):
 
 
 def read_names(names: Iterable[str]) -> dict[str, Named]:
-    """What each name tells, in the light of the others.
+    """Return the rank in each name.
 
     torchrun's --log-dir is RUN/attempt_N/LOCAL_RANK/...: only the last attempt of a run counts, and several runs are
     several nodes (elastic/multiprocessing/api.py: DefaultLogsSpecs).
     """
-    plain = {name: name.replace("\\", "/") for name in names}
-    elastic = {name: found for name, path in plain.items() if (found := _ELASTIC.match(path))}
-    last: dict[str, int] = {}
-    for found in elastic.values():
-        run = found.group(1) or ""
-        last[run] = max(last.get(run, 0), int(found.group(2)))
-    told = {}
-    for name, path in plain.items():
+    paths = {name: name.replace("\\", "/") for name in names}
+    elastic = {name: match for name, path in paths.items() if (match := _ELASTIC.match(path))}
+    last_attempts: dict[str, int] = {}
+    for match in elastic.values():
+        run = match.group(1) or ""
+        last_attempts[run] = max(last_attempts.get(run, 0), int(match.group(2)))
+    named = {}
+    for name, path in paths.items():
         layout = elastic.get(name)
         if layout is None:
-            told[name] = Named(_of_name(path))
+            named[name] = Named(_read_name(path))
             continue
         run, attempt, local_rank = layout.group(1) or "", int(layout.group(2)), int(layout.group(3))
-        node = run.rpartition("/")[2] if len(last) > 1 else None
-        told[name] = Named(RankId(node=node or None, local_rank=local_rank), True, attempt < last[run])
-    return told
+        node = run.rpartition("/")[2] if len(last_attempts) > 1 else None
+        named[name] = Named(RankId(node=node or None, local_rank=local_rank), True, attempt < last_attempts[run])
+    return named
 
 
 def number_logs(ids: Mapping[str, RankId]) -> dict[str, RankId]:
-    """The ranks of logs of which nothing else tells one, where their names differ in one number: `job-7-3.out`.
+    """Number logs without a rank if their names differ in exactly one number: `job-7-3.out`.
 
-    The numbers must begin at 0 or 1 and leave out few: what runs to 4711 is a pid.
+    The numbers must begin at 0 or 1 and have few gaps: numbers up to 4711 are pids.
     """
     shapes: dict[str, list[tuple[str, list[int]]]] = defaultdict(list)
     for name in ids:
         numbers = [int(number) for number in _NUMBER.findall(name)]
         shapes[_NUMBER.sub("#", name)].append((name, numbers))
     numbered = dict(ids)
-    for found in shapes.values():
-        columns = [column for column in zip(*(numbers for _, numbers in found), strict=True) if len(set(column)) > 1]
-        if len(columns) != 1 or len(set(columns[0])) < len(found):
+    for alike in shapes.values():
+        columns = [column for column in zip(*(numbers for _, numbers in alike), strict=True) if len(set(column)) > 1]
+        if len(columns) != 1 or len(set(columns[0])) < len(alike):
             continue
-        if min(columns[0]) <= 1 and max(columns[0]) < 2 * len(found):
+        if min(columns[0]) <= 1 and max(columns[0]) < 2 * len(alike):
             numbered.update(
-                (name, replace(ids[name], rank=number)) for (name, _), number in zip(found, columns[0], strict=True)
+                (name, replace(ids[name], rank=number)) for (name, _), number in zip(alike, columns[0], strict=True)
             )
     return numbered
 
 
 def stack_ranks(names: Collection[str]) -> dict[str, int]:
-    """The ranks of files of stacks that are called alike but for a number: `stack.0.txt`, `stack.1.txt`, or `0.txt`.
+    """Return the ranks of stack files with names that differ only in a number: `stack.0.txt`, `stack.1.txt`; `0.txt`.
 
-    Empty where they do not stand in one folder, or the numbers do not begin at 0 or leave out many: what runs to 4711
-    is a pid, and what begins at 1 counts something else. `node3.txt` may hold any rank.
+    Empty if they are in several directories, or if the numbers do not begin at 0 or have many gaps: numbers up to 4711
+    are pids, and numbers from 1 count something else. `node3.txt` may contain any rank.
     """
-    found = {name: _NUMBERED_STACK.search(name.replace("\\", "/")) for name in names}
-    numbers = {name: int(match.group(1)) for name, match in found.items() if match is not None}
-    shapes = {name[: match.start(1)] + "#" + name[match.end(1) :] for name, match in found.items() if match is not None}
+    matches = {name: match for name in names if (match := _NUMBERED_STACK.search(name.replace("\\", "/")))}
+    numbers = {name: int(match.group(1)) for name, match in matches.items()}
+    shapes = {name[: match.start(1)] + "#" + name[match.end(1) :] for name, match in matches.items()}
     values = set(numbers.values())
     is_sure = 1 < len(values) == len(numbers) == len(names) and len(shapes) == 1
     return numbers if is_sure and min(values) == 0 and max(values) < 2 * len(values) else {}
 
 
 def dump_ranks(names: Iterable[str]) -> dict[str, tuple[int, bool]]:
-    """The number of each dump of a flight recorder, and whether it is sure to be a rank; left out where it has none.
+    """Return the number of each flight recorder dump, and true if it is sure to be a rank. Names without are omitted.
 
-    torch's writer ends the name with the rank, whatever stands before; `rank` before a number makes it sure, and so do
-    several names that differ in that number alone, which begins at 0 or 1 and leaves out few.
+    torch ends the name with the rank. It is sure if `rank` precedes the number, or if several names differ only in that
+    number, which begins at 0 or 1 and has few gaps.
     """
-    found: dict[str, tuple[int, bool]] = {}
+    ranks: dict[str, tuple[int, bool]] = {}
     shapes: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for name in names:
         base = name.replace("\\", "/").rpartition("/")[2]
-        if (rank := _of_name(base).rank) is not None:
-            found[name] = rank, True
+        if (rank := _read_name(base).rank) is not None:
+            ranks[name] = rank, True
         elif ends := _ENDS_IN_NUMBER.match(base):
             shapes[ends.group(1)].append((name, int(ends.group(2))))
     for alike in shapes.values():
         numbers = {number for _, number in alike}
         sure = 1 < len(alike) == len(numbers) and min(numbers) <= 1 and max(numbers) < 2 * len(alike)
-        found.update((name, (number, sure)) for name, number in alike)
-    return found
+        ranks.update((name, (number, sure)) for name, number in alike)
+    return ranks
 
 
-def _of_name(path: str) -> RankId:
+def _read_name(path: str) -> RankId:
     base = path.rsplit("/", 1)[-1]
     rank, host = _FILE_RANK.search(base), _FILE_NODE.match(base)
     if rank is None and re.fullmatch(r"std(?:out|err)(?:\.log)?", base):

@@ -1,6 +1,6 @@
-"""Pure: stack dumps and logs that people already have, from any means -> ranks.
+"""Pure: reads stack dumps and logs of any tool into ranks.
 
-A source is a name and its lines. A line may carry a prefix that tells the rank; lines of several ranks may be mixed.
+A source is a name and its lines. A line may have a prefix with the rank; lines of several ranks may be mixed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hangwatch.model import ProcessDump, RankDump, RankId, WorkerDump
 
 _SNIFFED_LINES = 400
 _SNIFFED_CHARACTERS = 400
-_MOST_STREAMS = 1 << 17  # of one source: a prefix is what anybody may have written
-_MOST_SILENT_TOLD = 16  # files that hold nothing, by name
+_MOST_STREAMS = 1 << 17  # of one source: any program may write prefixes
+_MOST_EMPTY_NAMED = 16  # files without a dump or log that are listed by name
 
 
 class Collected(NamedTuple):
-    """What was read: ranks for `grouping.group`, notes for people, the world size that was given, and logs of ranks.
+    """The result: ranks for `grouping.group_ranks`, notes for people, the given world size, and logs of ranks.
 
-    `kernel` are lines as of the kernel's log, wherever they stood.
+    `kernel` are lines of the kernel log, from any file.
     """
 
     ranks: tuple[RankDump, ...]
@@ -40,7 +40,7 @@ class Collected(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """One stream of lines and what its prefix or file name says of it; `sure`: that its number is a rank's."""
+    """One stream of lines, and the rank in its prefix or file name; `sure` if that number is a rank."""
 
     name: str
     id: RankId
@@ -49,14 +49,14 @@ class _Source(NamedTuple):
 
 
 def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None = None) -> Collected:
-    """Read named sources, one after the other, each line once.
+    """Read named sources one after the other, each line once.
 
-    Lines that are no part of a dump or of a rank's log are counted and told in the notes. A process that appears twice
-    gives two rounds.
+    Lines that are not part of a dump or of a rank's log are counted in the notes. A process that appears twice has two
+    rounds.
     """
     interned = Interned()
     notes: list[str] = []
-    found: dict[tuple[object, ...], _Rank] = {}
+    by_place: dict[tuple[object, ...], _Rank] = {}
     hearsay = _Hearsay(notes)
     listed = list(sources)
     named = file_names.read_names(name for name, _ in listed)
@@ -68,63 +68,62 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
         try:
             streams = _read(name, named[name], lines, interned, hearsay)
         except HugeStackError as error:
-            notes.append(f"{name}: left out: {error}")
+            notes.append(f"{name}: not read: {error}")
             continue
         for source in streams:
             for rank in _ranks(source, notes) if source.reader.processes else ():
-                _add(found, rank, notes)
+                _add(by_place, rank, notes)
         hearsay.add(name, streams)
-    by_launcher = _numbered_by_launcher([rank.dump() for rank in found.values()], hearsay.processes, notes)
-    ranks = _numbered_by_files(by_launcher, [rank.source for rank in found.values()], notes)
-    told = hearsay.logs()
-    kernel = tuple(hearsay.kernel.values())
-    return Collected(tuple(ranks), tuple(notes), world_size, told, kernel)
+    by_launcher = _numbered_by_launcher([rank.dump() for rank in by_place.values()], hearsay.processes, notes)
+    ranks = _numbered_by_files(by_launcher, [rank.source for rank in by_place.values()], notes)
+    logs = hearsay.logs()
+    return Collected(tuple(ranks), tuple(notes), world_size, logs, tuple(hearsay.kernel.values()))
 
 
-def _numbered_by_launcher(dumps: Sequence[RankDump], told: Collection[RankId], notes: list[str]) -> Sequence[RankDump]:
-    """The ranks of pids that nothing tells but torchrun, which lists those that failed at its end.
+def _numbered_by_launcher(
+    dumps: Sequence[RankDump], failed: Collection[RankId], notes: list[str]
+) -> Sequence[RankDump]:
+    """Number dumps without a rank by their pids in torchrun's summary of failed ranks.
 
-    A pid that it lists twice, or of another node, tells nothing; nor does a rank that another process is already, or
-    the list of several nodes of a process without one.
+    A pid does not count if it is listed twice or on another node, if its rank is that of another dump, or if the
+    summary has several nodes and the dump has none.
     """
-    listed: dict[int | None, list[RankId]] = {}
-    for one in told:
-        listed.setdefault(one.pid, []).append(one)
-    hosts = {one.node for one in told}
-    fitting = {None, *hosts} if len(hosts) == 1 else hosts - {None}
+    by_pid: dict[int | None, list[RankId]] = {}
+    for rank in failed:
+        by_pid.setdefault(rank.pid, []).append(rank)
+    hosts = {rank.node for rank in failed}
+    nodes = {None, *hosts} if len(hosts) == 1 else hosts - {None}
     taken = {dump.id.rank for dump in dumps}
-    named: list[RankDump] = []
+    numbered: list[RankDump] = []
+    count = 0
     for dump in dumps:
-        whose = listed.get(dump.id.pid, []) if dump.id.rank is None and dump.id.local_rank is None else []
-        sure = len(whose) == 1 and whose[0].rank not in taken
-        if sure and dump.id.node in fitting and dump.id.node in (None, whose[0].node):
-            rank = structs.replace(dump.id, rank=whose[0].rank, local_rank=whose[0].local_rank)
-            named.append(structs.replace(dump, id=rank))
-        else:
-            named.append(dump)
-    count = sum(dump is not before for dump, before in zip(named, dumps, strict=True))
+        listed = by_pid.get(dump.id.pid, []) if dump.id.rank is None and dump.id.local_rank is None else []
+        sure = len(listed) == 1 and listed[0].rank not in taken
+        if sure and dump.id.node in nodes and dump.id.node in (None, listed[0].node):
+            count += 1
+            rank = structs.replace(dump.id, rank=listed[0].rank, local_rank=listed[0].local_rank)
+            dump = structs.replace(dump, id=rank)  # noqa: PLW2901 - the numbered one takes its place
+        numbered.append(dump)
     if count:
-        notes.append(
-            f"{words.count(count, 'rank')} by the pids in what torchrun printed at its end: nothing else tells"
-        )
-    return named
+        notes.append(f"{words.count(count, 'rank')} known only by the pids in torchrun's summary")
+    return numbered
 
 
 def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes: list[str]) -> Sequence[RankDump]:
-    """The ranks by the names of their files, where nothing else tells any: one process in each, no two the same.
+    """Number dumps by the names of their files, if no dump has a rank and each file has one, different process.
 
-    Files with one pid may be rounds of one process; without a pid nothing tells rounds from ranks.
+    Files with the same pid may be rounds of one process; without a pid, rounds and ranks cannot be told apart.
     """
     ids = [dump.id for dump in dumps]
-    is_told = any(one.rank is not None or one.local_rank is not None or one.node is not None for one in ids)
-    pids = {one.pid for one in ids if one.pid is not None}
-    if is_told or len(set(sources)) < len(dumps) or len(pids) < len(dumps):
+    has_rank = any(rank.rank is not None or rank.local_rank is not None or rank.node is not None for rank in ids)
+    pids = {rank.pid for rank in ids if rank.pid is not None}
+    if has_rank or len(set(sources)) < len(dumps) or len(pids) < len(dumps):
         return dumps
     numbers = file_names.stack_ranks(sources)
     if not numbers:
         return dumps
     first, last = min(numbers.values()), max(numbers.values())
-    notes.append(f"ranks {first} to {last} by the numbers in the names of the files: nothing else tells them")
+    notes.append(f"ranks {first} to {last} known only by the numbers in the file names")
     return [
         structs.replace(dump, id=structs.replace(dump.id, rank=numbers[source]))
         for dump, source in zip(dumps, sources, strict=True)
@@ -132,7 +131,7 @@ def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes:
 
 
 class _Hearsay:
-    """What logs say, while the sources are read; `old` counts those of attempts that torchrun has since repeated."""
+    """Collects logs while the sources are read. `old` counts the files of earlier attempts of torchrun."""
 
     def __init__(self, notes: list[str]) -> None:
         self.old = 0
@@ -147,12 +146,12 @@ class _Hearsay:
         self.processes: set[RankId] = set()
 
     def say(self, note: str) -> None:
-        """Tell people of what was found, once."""
+        """Add a note once."""
         if note not in self._notes:
             self._notes.append(note)
 
     def error_file(self, name: str, rank: RankId, text: str) -> None:
-        """Read torchelastic's error.json of a rank; what it holds counts before what its log says of the same."""
+        """Read torchelastic's error.json of a rank. It takes precedence over the rank's log."""
         log = rank_log.Log()
         try:
             log.failures.append(rank_log.parse_error_file(text))
@@ -163,10 +162,10 @@ class _Hearsay:
             self._parts.insert(0, (name, rank, log))
         else:
             self._unknown[name] = rank, log
-            self._strange[name] = [f"{name}: holds an error, and nothing says of which rank: name it error-rankN.json"]
+            self._strange[name] = [f"{name}: holds an error of an unknown rank: name the file error-rankN.json"]
 
     def add(self, name: str, streams: Sequence[_Source]) -> None:
-        """Keep the logs of a source; what is no log of a rank is told in a note, once it is known that it is none."""
+        """Keep the logs of a source. Other lines are reported in a note, once all sources are read."""
         strange, example, of_ranks_here = 0, "", False
         tells = not streams or any(source.reader.processes for source in streams)  # an error.json has no streams
         for source in streams:
@@ -194,17 +193,17 @@ class _Hearsay:
                 if is_log and len(streams) == 1 and not reader.processes:
                     self._unknown[name] = rank, reader.log
         kind = "of no known rank" if of_ranks_here else "no part of a stack dump"
-        told = [f"{name}: {strange} lines are {kind}, for example {example!r}"] if strange else []
+        notes = [f"{name}: {strange} lines are {kind}, for example {example!r}"] if strange else []
         if not tells and not of_ranks_here:
-            told.append(f"{name}: holds no stack dump that hangwatch knows, and no log of a known rank")
-            self._silent[name] = told
+            notes.append(f"{name}: holds no known stack dump and no log of a known rank")
+            self._silent[name] = notes
         elif name in self._unknown:
-            self._strange.setdefault(name, told)
+            self._strange.setdefault(name, notes)
         else:
-            self._notes += told
+            self._notes += notes
 
     def logs(self) -> tuple[RankLog, ...]:
-        """One log for each rank; logs without a rank get one where their names differ in one number."""
+        """Return one log for each rank. Logs without a rank are numbered if their names differ in one number."""
         numbered = file_names.number_logs({name: rank for name, (rank, _) in self._unknown.items()})
         for name, (_, log) in self._unknown.items():
             if numbered[name].rank is None:
@@ -212,20 +211,20 @@ class _Hearsay:
             else:
                 self._parts.append((name, numbered[name], log))
                 self._silent.pop(name, None)
-        if len(self._silent) > _MOST_SILENT_TOLD:
-            told = f"{len(self._silent)} files hold no stack dump that hangwatch knows, and no log of a known rank"
-            self._notes.append(f"{told}, for example {next(iter(self._silent))}")
+        if len(self._silent) > _MOST_EMPTY_NAMED:
+            note = f"{len(self._silent)} files hold no known stack dump and no log of a known rank"
+            self._notes.append(f"{note}, for example {next(iter(self._silent))}")
         else:
             self._notes += chain.from_iterable(self._silent.values())
         if self._is_kernel_cut:
             self._notes.append(f"more than {MOST_KEPT} different lines of the kernel: the first {MOST_KEPT} count")
         if self.old:
-            self._notes.append(f"{words.count(self.old, 'file')} of attempts before the last one left out")
+            self._notes.append(f"{words.count(self.old, 'file')} of earlier attempts not read")
         return merged_logs.join(self._parts, self._told)
 
 
 class _Rank:
-    """One rank while it is put together: its rounds and its workers."""
+    """A rank under construction: its rounds and its workers."""
 
     def __init__(self, source: str, rank: RankId, process: FoundProcess) -> None:
         self.source = source
@@ -245,25 +244,25 @@ class _Rank:
 
 
 def _rounds(processes: Sequence[FoundProcess]) -> tuple[ProcessDump, ...]:
-    """Rounds in the order of the text, which tells no times: they are one second apart by definition."""
+    """Return the rounds in the order of the text. The text has no times, so they are one second apart by definition."""
     return tuple(
         ProcessDump(taken_monotonic_seconds=float(number), threads=process.threads, fault=process.fault)
         for number, process in enumerate(processes)
     )
 
 
-def _add(found: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str]) -> None:
-    """Keep a rank: the same process again is another round, another process of the same rank takes its place.
+def _add(by_place: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str]) -> None:
+    """Keep a rank. The same process again is another round; of two processes of one rank, one is kept.
 
-    Local ranks and pids of two files say nothing of each other unless a node is named: the file stands for the node.
+    Local ranks and pids of two files cannot be compared without a node, so the file name is used as the node.
     """
-    earlier = found.get(_place(rank.id))
+    earlier = by_place.get(_place(rank.id))
     if earlier is not None and rank.id.node is None and rank.id.rank is None and earlier.source != rank.source:
         rank.id = structs.replace(rank.id, node=rank.source.replace("\\", "/").rsplit("/", 1)[-1])
-        earlier = found.get(_place(rank.id))
+        earlier = by_place.get(_place(rank.id))
     if earlier is None or earlier.id.pid != rank.id.pid:
         kept = rank if earlier is None else max(earlier, rank, key=_precedence)
-        found[_place(rank.id)] = kept
+        by_place[_place(rank.id)] = kept
         if earlier is not None:
             name = f"rank {rank.id.rank}" if rank.id.rank is not None else f"local rank {rank.id.local_rank}"
             lower, higher = sorted((earlier.id.pid or 0, rank.id.pid or 0))
@@ -275,7 +274,7 @@ def _add(found: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str]) 
 
 
 def _precedence(rank: _Rank) -> tuple[bool, int]:
-    """Of two processes of one rank the one with a stack counts, then the higher pid: whatever their order."""
+    """Sort key of two processes of one rank: a process with a stack is kept, then the one with the higher pid."""
     return any(thread.frames for process in rank.rounds for thread in process.threads), rank.id.pid or 0
 
 
@@ -302,7 +301,7 @@ def _read(
         head = list(islice(iterator, len(head)))
     labelled = line_prefixes.are_labelled([part for line in head for part in line_prefixes.unwrapped(line)])
     sources: dict[tuple[RankId, bool], _Source] = {}
-    by_prefix: dict[str, _Source] = {}  # `[node:rank]` as it stands in the text: most lines repeat one
+    by_prefix: dict[str, _Source] = {}  # `[node:rank]` as in the text: most lines repeat a prefix
     whole = enumerate(chain(head, (line.rstrip("\r\n") for line in iterator)), 1)
     for number, line in ((number, part) for number, kept in whole for part in line_prefixes.unwrapped(kept)):
         prefix = line[: line.find("]") + 1] if line.startswith("[") else ""
@@ -328,10 +327,10 @@ def _read(
 
 
 def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
-    """The ranks among the processes of one stream; launchers are left out, helpers belong to the rank they work for."""
+    """Yield the ranks of one stream. Launchers are skipped; helpers are workers of their rank."""
     processes = [process for process in source.reader.processes if not roles.is_launcher(process)]
     if len(processes) < len(source.reader.processes):
-        notes.append(f"{source.name}: {len(source.reader.processes) - len(processes)} launcher processes left out")
+        notes.append(f"{source.name}: {len(source.reader.processes) - len(processes)} launcher processes skipped")
     pids = {process.pid for process in processes}
     numbered = source.id.rank is not None or source.id.local_rank is not None
     helpers: list[FoundProcess] = []
@@ -339,17 +338,17 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
     for process in processes:
         is_helper = roles.is_helper(process, pids) and (numbered or not roles.takes_part(process))
         (helpers if is_helper else candidates).append(process)
-    own = _are_all_ranks(source, candidates)
-    if own:
+    are_ranks = _are_all_ranks(source, candidates)
+    if are_ranks:
         candidates, tools = roles.without_tools(candidates)
         if tools:
             notes.append(f"{source.name}: {roles.describe_tools(tools)}")
-    ids = roles.ids_by_command(source.id, candidates) if own else {}
+    ids = roles.ids_by_command(source.id, candidates) if are_ranks else {}
     ranks: dict[int | str | None, _Rank] = {}
     for process, key in zip(candidates, _keys(candidates), strict=True):
         if key in ranks:
             ranks[key].rounds.append(process)
-        elif own or not ranks:
+        elif are_ranks or not ranks:
             identity = ids.get(process.pid) or structs.replace(source.id, pid=process.pid)
             ranks[key] = _Rank(source.name, identity, process)
         else:
@@ -364,9 +363,9 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
 
 
 def _keys(processes: Sequence[FoundProcess]) -> Iterator[int | str | None]:
-    """What makes two dumps the same process: the pid, else the number of the main thread, as faulthandler prints it.
+    """Yield keys that are equal for dumps of the same process: the pid, else the main thread's number (faulthandler).
 
-    faulthandler's dump of one thread has neither: it is of the process that was dumped before.
+    A faulthandler dump of one thread has neither; it belongs to the process before it.
     """
     last: int | str | None = None
     for process in processes:
@@ -379,7 +378,7 @@ def _keys(processes: Sequence[FoundProcess]) -> Iterator[int | str | None]:
 
 
 def _tell_apart(source: _Source, ranks: Sequence[_Rank]) -> None:
-    """Several processes of one stream that nothing tells apart are numbered in the order in which they came."""
+    """Number the processes of one stream that have no rank and no pid, in their order."""
     unknown = [rank for rank in ranks if rank.id == structs.replace(source.id, pid=None)]
     if len(unknown) > 1:
         for number, rank in enumerate(unknown, 1):
@@ -388,7 +387,7 @@ def _tell_apart(source: _Source, ranks: Sequence[_Rank]) -> None:
 
 
 def _are_all_ranks(source: _Source, candidates: Sequence[FoundProcess]) -> bool:
-    """Whether each process is a rank of its own: nothing numbers them, or a label of `srun` covers a whole node."""
+    """True if each process is a rank: the stream has no number, or its number is an srun label for a whole node."""
     if source.id.rank is None and source.id.local_rank is None:
         return True
     pids = {process.pid for process in candidates if process.pid is not None}

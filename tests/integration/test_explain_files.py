@@ -113,7 +113,7 @@ def test_what_cannot_be_read_is_told_with_its_line(tmp_path: Path) -> None:
     path.write_text('{"message": {"message": "torn')
     done = explain(path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{path}:1: is no error.json of torchelastic" in done.stderr
+    assert f"{path}:1: is not an error.json of torchelastic" in done.stderr
     long = tmp_path / "rank0.log"
     long.write_bytes(LOG.encode() * 3 + b"x" * (17 << 20))
     done = explain(long)

@@ -362,7 +362,7 @@ def test_error_files_that_somebody_named_are_of_ranks_where_their_names_differ_i
     assert "rank 2, 3 ranks alike" in complete(None, log_evidence.supplement(found.logs)).message
     alone = traces.collect(files[2:])
     assert alone.logs == ()
-    assert alone.notes == ("error-2.json: holds an error, and nothing says of which rank: name it error-rankN.json",)
+    assert alone.notes == ("error-2.json: holds an error of an unknown rank: name the file error-rankN.json",)
 
 
 def test_the_last_attempt_counts_and_each_run_is_a_node() -> None:
@@ -376,7 +376,7 @@ def test_the_last_attempt_counts_and_each_run_is_a_node() -> None:
         ("none_a", "attempt 10"),
         ("none_b", "attempt 10"),
     ]
-    assert found.notes == ("4 files of attempts before the last one left out",)
+    assert found.notes == ("4 files of earlier attempts not read",)
 
 
 def test_words_of_a_log_are_no_complaint_of_py_spy() -> None:
@@ -391,13 +391,13 @@ def test_words_of_a_log_are_no_complaint_of_py_spy() -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ('{"message": 3}', "error.json:1: is no error.json"),
-        ('{"message": {"message": ', "error.json:1: is no error.json"),
+        ('{"message": 3}', "error.json:1: is not an error.json"),
+        ('{"message": {"message": ', "error.json:1: is not an error.json"),
         ('{"message": "' + "x" * (rank_log.LARGEST_ERROR_FILE + 9) + '"}', "error.json:1: is larger than 1 MiB"),
         ('{"message": {"message": "x", "extraInfo": {"timestamp": "' + "9" * 400 + '"}}}', ""),
         ('{"message": {"message": "x", "extraInfo": {"timestamp": "nan"}}}', ""),
         ('{"message": {"message": "x\\u0000\\u001b[2J\\ny", "extraInfo": {}}}', ""),
-        ('{"message": ' + "[" * 100000, "error.json:1: is no error.json"),
+        ('{"message": ' + "[" * 100000, "error.json:1: is not an error.json"),
     ],
 )
 def test_an_error_file_that_cannot_be_meant(content: str, says: str) -> None:

@@ -251,7 +251,7 @@ def test_what_runs_python_and_is_no_rank_is_listed_and_not_counted() -> None:
     assert [rank.id.pid for rank in found.ranks] == [18579, 18580, 18581, 18582]
     assert [rank.pid for rank in verdict.named] == [18580]
     assert found.notes == (
-        "pgrep.txt: 1 launcher processes left out",
+        "pgrep.txt: 1 launcher processes skipped",
         "pgrep.txt: not ranks of this job: pid 18490 (gpu_exporter.py), pid 18491 (-m http.server)",
     )
 

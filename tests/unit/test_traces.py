@@ -135,7 +135,7 @@ def in_files(*names: str, pids: tuple[int, ...] = (41, 99, 17, 58)) -> traces.Co
 def test_files_of_stacks_that_are_numbered_from_0_on_are_ranks_and_it_is_said(shape: str) -> None:
     found = in_files(*(shape.format(number) for number in (2, 0, 1, 3)))
     assert [(one.rank, one.pid) for one in ids(found)] == [(2, 41), (0, 99), (1, 17), (3, 58)]
-    assert found.notes == ("ranks 0 to 3 by the numbers in the names of the files: nothing else tells them",)
+    assert found.notes == ("ranks 0 to 3 known only by the numbers in the file names",)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def beside(*logs: list[str], name: str = "stacks.txt", pids: tuple[int, ...] = (
 def test_what_torchrun_lists_at_its_end_tells_the_ranks_of_pids_and_it_is_said() -> None:
     found = beside(failed((1, 41), (0, 99), (2, 7)))
     assert ids(found) == [RankId(rank=1, local_rank=1, pid=41), RankId(rank=0, local_rank=0, pid=99)]
-    assert "2 ranks by the pids in what torchrun printed at its end: nothing else tells" in found.notes
+    assert "2 ranks known only by the pids in torchrun's summary" in found.notes
     named = beside(failed((1, 41), (0, 99), host="n1"), name="trace-n1.out")
     assert ids(named)[0] == RankId(node="n1", rank=1, local_rank=1, pid=41)
 
@@ -508,7 +508,7 @@ def test_lines_that_are_no_dump_are_counted_and_told() -> None:
 def test_a_source_without_any_dump_is_told() -> None:
     assert (
         collect("", "what is this", name="x.out").notes[-1]
-        == "x.out: holds no stack dump that hangwatch knows, and no log of a known rank"
+        == "x.out: holds no known stack dump and no log of a known rank"
     )
     assert collect(name="empty.out").ranks == ()
 

@@ -1,6 +1,6 @@
-"""Pure: what a rank's log says: its last line with its time, and where it fails. What is kept of it is bounded.
+"""Pure: reads the log of a rank: its last line with its time, and its failures. Everything that is kept is bounded.
 
-A log is written by the job and by whoever can write there: it is evidence, and accuses nobody.
+A log is written by the job: it is evidence, but never makes a rank the culprit.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hangwatch.model import RankId
 from hangwatch.tables import nccl_messages, secret_forms
 
 MOST_FAILURES = 8  # of one rank: the first ones
-MOST_TOLD = 4096  # failures of ranks that a launcher's summary tells
+MOST_TOLD = 4096  # failures of ranks in a launcher's summary
 LONGEST_TEXT = 400
 LONGEST_LOG_LINE = 4096
-"""Characters of a line of a log that are looked at, behind its prefix: patterns take time by the square of them."""
+"""Characters of a log line, after its prefix, that are matched: patterns take quadratic time."""
 
 LARGEST_ERROR_FILE = 1 << 20
 _CALLSTACK_CHARACTERS = 1 << 16
@@ -47,7 +47,7 @@ _CODE = re.compile(
     r'^ +File "([\w./+-]{1,1000})", line (\d{1,9}), '
     r"in ([^\W\d]\w{0,199}|<(?:module|lambda|genexpr|(?:list|set|dict)comp)>)$"
 )
-"""A place in a program: other names of files and functions can hold anything, and places are shown to everybody."""
+"""A place in a program. Other names of files and functions may contain anything, and places are shown to all users."""
 
 _EXCEPTION_TYPE = re.compile(r"((?:[A-Za-z_]\w{0,63}\.){0,8}_{0,2}(?:[A-Z]\w{0,63}|error|timeout)):(?: |$)", re.ASCII)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")
@@ -76,9 +76,9 @@ _LOST_IN_THE_JOB = re.compile(
     rf"|^RuntimeError: (?:{_LOST})",
     re.IGNORECASE,
 )
-"""Words that any connection has, to a database as well: of the job where they name what it is connected by.
+"""A lost connection within the job: the line must name NCCL, gloo or the store, because databases fail alike.
 
-"[address]:port" is gloo's way to write an address; torch before 2.1 says nothing but RuntimeError of its store.
+"[address]:port" is the form of gloo; for its store, torch before 2.1 prints only RuntimeError.
 """
 _ANOTHER = r"(?:rank|worker|peer)s?[ :#=]{0,2}\[?(\d{1,7})\b"
 _OF_ANOTHER = re.compile(
@@ -95,9 +95,9 @@ _SUMMARY_RANK = re.compile(r"^(\d{1,7}) \(local_rank: (\d{1,7})\)$")
 
 
 class Moment(NamedTuple):
-    """A time as a log gives it: `text` as it is written; `seconds` count on `clock`, and compare on one clock alone.
+    """A time in a log: `text` as it is written; `seconds` can be compared only with times on the same `clock`.
 
-    "unix": since 1970, by UTC; "local": a wall clock of unknown zone; "yearless": one without a year.
+    "unix": since 1970, UTC; "local": a wall clock of unknown zone; "yearless": a wall clock without a year.
     """
 
     clock: str
@@ -106,18 +106,18 @@ class Moment(NamedTuple):
 
 
 def common_clock(moments: Sequence[Moment | None]) -> str:
-    """The clock that most of them have."""
+    """Return the most frequent clock."""
     clocks = Counter(moment.clock for moment in moments if moment)
     return clocks.most_common(1)[0][0] if clocks else ""
 
 
 def time_on(moment: Moment | None, clock: str) -> tuple[bool, float]:
-    """Sorts by time; what has none on this clock comes last."""
+    """Return a sort key by time. Moments without a time on this clock are last."""
     return (False, moment.seconds) if moment and moment.clock == clock else (True, 0.0)
 
 
 class Line(NamedTuple):
-    """A line of a log, without the time in front."""
+    """A log line without its leading time."""
 
     number: int
     text: str
@@ -125,10 +125,10 @@ class Line(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An exception or another end; `where` is the program's own line, `rank` whose it is where the text says that.
+    """An exception or another fatal error. `where` is the line of the program; `rank` is set if the text names it.
 
-    `text` has no secrets of known forms. `of_others`: it complains of a lost or silent rank, so it follows a failure or
-    a hang elsewhere. `exception` is its type, empty where that is not known.
+    `text` has no secrets of known forms. `of_others`: it reports a lost or silent rank, so it follows a failure or hang
+    of another rank. `exception` is its type, or an empty string.
     """
 
     text: str
@@ -141,7 +141,7 @@ class Failure(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The first line that a row of nccl_messages.toml is of, the value that it tells, and its number."""
+    """The first line that matches a row of nccl_messages.toml, its value and its line number."""
 
     value: str
     text: str
@@ -149,11 +149,12 @@ class Message(NamedTuple):
 
 
 class Log:
-    """Reads the lines of one log; `told_rank` is the global rank that torch wrote before its lines.
+    """Reads the lines of one log.
 
-    `messages` are what NCCL says, by the names of the table's rows; `kernel` the first lines as of the kernel's log,
-    one for each row and subject, without those that are over, and `is_kernel_cut` where they were too many;
-    `is_kernels`: all lines have the shape of that log; `processes`: whose each is that torchrun's summary lists.
+    `told_rank` is the global rank that torch wrote before its lines. `messages` are lines of NCCL by the names of the
+    table's rows. `kernel` has the first kernel line of each row and subject, without cleared ones; `is_kernel_cut` if
+    there were too many. `is_kernels`: all lines have the shape of a kernel log. `processes` are the ranks in torchrun's
+    summary.
     """
 
     def __init__(self) -> None:
@@ -170,24 +171,24 @@ class Log:
         self._indent = 0
         self._where = ""
         self._began: Moment | None = None
-        self._ordinary_line = (0, 0, "")  # the how-manieth, its number in the file, its text
+        self._ordinary_line = (0, 0, "")  # its count, its number in the file, its text
         self._summary: dict[str, str] = {}
 
     def feed(self, line: str, number: int) -> None:
-        """Take a line, without its prefix and line end; `number` is that of its file."""
+        """Read a line without its prefix and line end; `number` is its line number in the file."""
         text = clean(line)
-        if found := _TOLD_RANK.match(text):
-            text, self.told_rank = text[found.end() :], int(found.group(1))
+        if match := _TOLD_RANK.match(text):
+            text, self.told_rank = text[match.end() :], int(match.group(1))
         if not text.strip():
             return
         self.lines += 1
-        if (said := nccl_messages.find(text)) and said.name not in self.messages:
-            self.messages[said.name] = Message(said.value, _kept(text.strip()), number)
-        self._hear_kernel(text)
-        if not (self._of_summary(text, number) or self._of_traceback(text, number)):
-            self._ordinary(text, number)
+        if (message := nccl_messages.find(text)) and message.name not in self.messages:
+            self.messages[message.name] = Message(message.value, _mask_and_cut(text.strip()), number)
+        self._read_kernel_line(text)
+        if not (self._read_summary(text, number) or self._read_traceback(text, number)):
+            self._read_ordinary(text, number)
 
-    def _hear_kernel(self, text: str) -> None:
+    def _read_kernel_line(self, text: str) -> None:
         heard = kernel_text.find(text)
         self.is_kernels = self.is_kernels and (heard is not None or kernel_text.has_shape(text))
         if heard is not None and len(self.kernel) < kernel_text.MOST_KEPT:
@@ -198,19 +199,18 @@ class Log:
                 self.kernel.pop(over, None)
 
     def end(self) -> None:
-        """Close what is still open; `last` is known from here on: to read the time of every line takes too long."""
+        """Finish open parts and set `last`. Reading the time of every line would take too long."""
         self._end_summary(0)
         _, number, text = self._ordinary_line
         if text:
             moment = read_moment(text)
             self.last = Line(number, secret_forms.mask(_without(text, moment)), moment)
 
-    def _ordinary(self, text: str, number: int) -> None:
+    def _read_ordinary(self, text: str, number: int) -> None:
         if text.endswith(_TRACEBACK):
-            before, _, said = self._ordinary_line  # logging.exception prints a line of its own first
-            self._began = read_moment(text) or (
-                read_moment(said) if before == self.lines - 1 and _OF_ERROR.search(said[:_STAMP_WITHIN]) else None
-            )
+            count, _, before = self._ordinary_line  # logging.exception prints a message line first
+            is_message = count == self.lines - 1 and _OF_ERROR.search(before[:_STAMP_WITHIN])
+            self._began = read_moment(text) or (read_moment(before) if is_message else None)
             self._in_traceback, self._where = True, ""
             self._indent = len(text) - len(text.lstrip())
         elif _FATAL.search(text):
@@ -218,7 +218,7 @@ class Log:
         else:
             self._ordinary_line = self.lines, number, text
 
-    def _of_traceback(self, text: str, number: int) -> bool:
+    def _read_traceback(self, text: str, number: int) -> bool:
         if not self._in_traceback:
             return False
         text = text[self._indent :] if text[: self._indent].isspace() else text
@@ -231,20 +231,20 @@ class Log:
         self._fail(text, self._where, self._began, number)
         return True
 
-    def _of_summary(self, text: str, number: int) -> bool:
-        """What torchrun prints at its end of each rank that failed: `time`, `host`, `rank`, `exitcode`, `traceback`."""
-        if found := _SUMMARY.match(text):
-            key, value = found.groups()
+    def _read_summary(self, text: str, number: int) -> bool:
+        """Read torchrun's summary of each failed rank: `time`, `host`, `rank`, `exitcode`, `traceback`."""
+        if match := _SUMMARY.match(text):
+            key, value = match.groups()
             if key == "time":
                 self._end_summary(number)
             if key == "time" or self._summary:
-                self._summary[key] = _kept(value.strip())
+                self._summary[key] = _mask_and_cut(value.strip())
                 return True
         if not self._summary:
             return False
         if text.startswith("  "):
             if not text.startswith("   ") and _EXCEPTION.match(text.strip()):
-                self._summary.setdefault("exception", _kept(text.strip()))
+                self._summary.setdefault("exception", _mask_and_cut(text.strip()))
             elif where := _where(text[2:]):
                 self._summary["where"] = where
             return True
@@ -252,26 +252,28 @@ class Log:
         return re.match(r"^\[\d+\]:$|^[-=]{20,}$|^Root Cause", text) is not None
 
     def _end_summary(self, number: int) -> None:
-        told, self._summary = self._summary, {}
-        found = _SUMMARY_RANK.match(told.get("rank", ""))
-        if found is None or len(self.failures) >= MOST_TOLD:
+        summary, self._summary = self._summary, {}
+        match = _SUMMARY_RANK.match(summary.get("rank", ""))
+        if match is None or len(self.failures) >= MOST_TOLD:
             return
-        rank = RankId(rank=int(found.group(1)), local_rank=int(found.group(2)))
-        text = told.get("exception") or " ".join(filter(None, ("exit code", told.get("exitcode"))))
-        of_others = _is_of_others(f"{text} {told.get('exitcode', '')}")
-        moment = read_moment(told.get("time", ""))
-        self.failures.append(Failure(text, told.get("where", ""), moment, number, of_others, rank))
-        if pid := _SUMMARY_PID.search(told.get("exitcode", "")):
-            self.processes.add(replace(rank, node=told.get("host") or None, pid=int(pid.group(1))))
+        rank = RankId(rank=int(match.group(1)), local_rank=int(match.group(2)))
+        exit_code = summary.get("exitcode", "")
+        text = summary.get("exception") or " ".join(filter(None, ("exit code", exit_code)))
+        of_others = _is_of_others(f"{text} {exit_code}")
+        moment = read_moment(summary.get("time", ""))
+        self.failures.append(Failure(text, summary.get("where", ""), moment, number, of_others, rank))
+        if pid := _SUMMARY_PID.search(exit_code):
+            self.processes.add(replace(rank, node=summary.get("host") or None, pid=int(pid.group(1))))
 
     def _fail(self, text: str, where: str, moment: Moment | None, number: int) -> None:
         if sum(failure.rank is None for failure in self.failures) < MOST_FAILURES:
             text = _without(text, moment)
-            self.failures.append(Failure(_kept(text), where, moment, number, _is_of_others(text[:LONGEST_TEXT])))
+            of_others = _is_of_others(text[:LONGEST_TEXT])
+            self.failures.append(Failure(_mask_and_cut(text), where, moment, number, of_others))
 
 
-def _kept(text: str) -> str:
-    """What is kept of a text: without secrets of known forms, and bounded."""
+def _mask_and_cut(text: str) -> str:
+    """Remove secrets of known forms from a text, and limit its length."""
     return secret_forms.mask(text)[:LONGEST_TEXT]
 
 
@@ -280,75 +282,75 @@ def _is_of_others(text: str) -> bool:
 
 
 def blames_another(failure: Failure, rank: int | None) -> bool:
-    """Whether a failure of this rank complains of others: of a lost connection, or of a rank that is not itself."""
-    found = (found.group(1) or found.group(2) for found in _OF_ANOTHER.finditer(failure.text))
-    return failure.of_others or any(int(number) != rank for number in found)
+    """True if a failure of this rank reports a lost connection, or names another rank."""
+    numbers = (match.group(1) or match.group(2) for match in _OF_ANOTHER.finditer(failure.text))
+    return failure.of_others or any(int(number) != rank for number in numbers)
 
 
 def latest(lines: Sequence[Line]) -> Line | None:
-    """The line that was written last, by the clock that the first one with a time has; else the first."""
+    """Return the line with the latest time, on the clock of the first line with a time; without times the first."""
     clock = next((line.moment.clock for line in lines if line.moment), None)
     timed = [(line.moment.seconds, line) for line in lines if line.moment and line.moment.clock == clock]
     return max(timed, key=lambda entry: entry[0])[1] if timed else next(iter(lines), None)
 
 
 def clean(line: str) -> str:
-    """A line of a log without colours and control characters."""
+    """Remove colours and control characters from a log line."""
     return _ESCAPES.sub("", line[:LONGEST_LOG_LINE]).rstrip()
 
 
 def without_colours(line: str) -> str:
-    """A line without the escape sequences of a terminal."""
+    """Remove the escape sequences of a terminal from a line."""
     return _ESCAPES.sub("", line[:LONGEST_LINE])
 
 
 def last_written(line: str) -> str:
-    """What a terminal shows in the end of a line with carriage returns: a progress bar is one line for hours."""
+    """Return the text that a terminal shows of a line with carriage returns. A progress bar is one line for hours."""
     parts = [part for part in line[-LONGEST_LINE:].split("\r") if part.strip()]
     return parts[-1] if parts else ""
 
 
 def read_moment(text: str) -> Moment | None:
-    """The time at the beginning of a line: ISO 8601, glog's, syslog's; None where there is none that can be one."""
+    """Return the time at the beginning of a line (ISO 8601, glog, syslog); None without a valid one."""
     for pattern, make in ((_DATED, _dated), (_GLOG, _glog), (_SYSLOG, _syslog)):
-        if found := pattern.search(text, 0, _STAMP_WITHIN):
+        if match := pattern.search(text, 0, _STAMP_WITHIN):
             try:
-                return make(found)
+                return make(match)
             except (ValueError, OverflowError):
                 return None
     return None
 
 
-def _dated(found: re.Match[str]) -> Moment:
-    *parts, fraction, zone = found.groups()
+def _dated(match: re.Match[str]) -> Moment:
+    *parts, fraction, zone = match.groups()
     seconds = _seconds(*map(int, parts), fraction=fraction)
     if zone is None:
-        return Moment("local", seconds, found.group(0))
+        return Moment("local", seconds, match.group(0))
     ahead = 0 if zone == "Z" else int(f"{zone[0]}1") * (int(zone[1:3]) * 60 + int(zone[-2:])) * 60
-    return Moment("unix", seconds - ahead, found.group(0))
+    return Moment("unix", seconds - ahead, match.group(0))
 
 
-def _glog(found: re.Match[str]) -> Moment:
-    *parts, fraction = found.groups()
+def _glog(match: re.Match[str]) -> Moment:
+    *parts, fraction = match.groups()
     seconds = _seconds(_LEAP_YEAR, *map(int, parts), fraction=fraction)
-    return Moment("yearless", seconds, found.group(0).lstrip("[IWEFD"))
+    return Moment("yearless", seconds, match.group(0).lstrip("[IWEFD"))
 
 
-def _syslog(found: re.Match[str]) -> Moment:
-    month, *parts = found.groups()
+def _syslog(match: re.Match[str]) -> Moment:
+    month, *parts = match.groups()
     seconds = _seconds(_LEAP_YEAR, _MONTHS.index(month) + 1, *map(int, parts), fraction=None)
-    return Moment("yearless", seconds, found.group(0))
+    return Moment("yearless", seconds, match.group(0))
 
 
 def _seconds(*parts: int, fraction: str | None) -> float:
-    """Seconds since 1970 of year, month, day, hour, minute and second, as if they were UTC."""
+    """Return the seconds since 1970 of year, month, day, hour, minute and second, as if they were UTC."""
     year, month, day, hour, minute, second = parts
     whole = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
     return whole + float(f"0.{fraction or 0}")
 
 
 def _without(text: str, moment: Moment | None) -> str:
-    """The text without the time in front of it."""
+    """Remove the leading time from a text."""
     if moment is None:
         return text.strip()
     before, _, after = text.partition(moment.text)
@@ -373,28 +375,27 @@ _ERROR_FILE = decoding.decoder(_ErrorFile)
 
 
 def is_error_file(first_line: str) -> bool:
-    """Whether a file begins as torchelastic's error.json."""
+    """True if a file begins as torchelastic's error.json."""
     return re.match(r'^\s*\{\s*"message"\s*:', first_line) is not None
 
 
 def parse_error_file(text: str) -> Failure:
-    """Read what `record` of torch.distributed.elastic leaves of a failed rank (error_handler.py: record_exception).
+    """Read the error file of a failed rank (torch.distributed.elastic, error_handler.py: record_exception).
 
-    `timestamp` is in whole seconds since 1970. Raises ValueError where it is no such file.
+    Its `timestamp` is in whole seconds since 1970. Raises ValueError for another file.
     """
     if len(text) > LARGEST_ERROR_FILE:
-        raise ValueError(f"is larger than {LARGEST_ERROR_FILE >> 20} MiB: is no error.json of torchelastic")
+        raise ValueError(f"is larger than {LARGEST_ERROR_FILE >> 20} MiB: not an error.json of torchelastic")
     try:
-        found = _ERROR_FILE.decode(text)
+        content = _ERROR_FILE.decode(text).message
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ValueError(f"is no error.json of torchelastic: {error}") from None
-    has_type = not isinstance(found.message, str)
-    told = _Message(message=found.message) if isinstance(found.message, str) else found.message
-    where = _raised_in(told.extraInfo.py_callstack, told.message)
-    first_line = clean(told.message.partition("\n")[0])
-    text, of_others = _kept(first_line), _is_of_others(first_line[:LONGEST_TEXT])
-    exception = _EXCEPTION_TYPE.match(text) if has_type else None
-    moment = _unix(told.extraInfo.timestamp)
+        raise ValueError(f"is not an error.json of torchelastic: {error}") from None
+    message = _Message(message=content) if isinstance(content, str) else content
+    where = _raised_in(message.extraInfo.py_callstack, message.message)
+    first_line = clean(message.message.partition("\n")[0])
+    text, of_others = _mask_and_cut(first_line), _is_of_others(first_line[:LONGEST_TEXT])
+    exception = None if isinstance(content, str) else _EXCEPTION_TYPE.match(text)
+    moment = _unix(message.extraInfo.timestamp)
     return Failure(text, where, moment, 1, of_others, exception=exception.group(1) if exception else "")
 
 

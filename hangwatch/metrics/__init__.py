@@ -1,4 +1,4 @@
-"""What a scrape of Prometheus gets."""
+"""Prometheus metrics, made from the board."""
 
 from hangwatch.metrics.collector import BoardCollector, families, registry
 

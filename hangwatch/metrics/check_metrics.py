@@ -1,4 +1,4 @@
-"""The checks of the node: what each says, whether it ran, and the numbers that it measured."""
+"""Metrics of the checks: results, run times, and the numbers that checks measured."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hangwatch.state.board import Snapshot
 
 
 def results(snapshot: Snapshot) -> Iterator[Metric]:
-    """What each check says, and whether and when it ran."""
-    status = gauge("check_status", "0 OK, 1 UNKNOWN, 2 WARNING, 3 CRITICAL", ("check",))
-    info = gauge("check_info", "What the check says", ("check", "status", "reason", "message"))
-    success = gauge("check_success", "1 if the check itself ran", ("check",))
-    duration = gauge("check_duration_seconds", "How long the last run took", ("check",))
-    ran = gauge("check_last_run_timestamp_seconds", "When the check last ran", ("check",))
-    faults = gauge("check_faults", "What should have answered this check and did not", ("check",))
+    """Yield the result of each check, and when and how long it ran."""
+    status = gauge("check_status", "Status of the check: 0 OK, 1 UNKNOWN, 2 WARNING, 3 CRITICAL", ("check",))
+    info = gauge("check_info", "Status, reason and message of the check", ("check", "status", "reason", "message"))
+    success = gauge("check_success", "1 if the check ran without an internal error", ("check",))
+    duration = gauge("check_duration_seconds", "Duration of the last run", ("check",))
+    ran = gauge("check_last_run_timestamp_seconds", "Time of the last run", ("check",))
+    faults = gauge("check_faults", "Readings that the check needed and did not get", ("check",))
     for name, result in snapshot.checks.items():
         verdict = result.verdict
         status.add_metric([name], verdict.status.value)
-        # A sentence with numbers in it is a new series at each run: only what is not well is worth that.
+        # A message with numbers is a new series at each run: only for checks that are not OK.
         message = "" if verdict.status is CheckStatus.OK else sentence(verdict.message)
         info.add_metric([name, verdict.status.name, verdict.reason, message], 1)
         success.add_metric([name], float(result.success))
@@ -33,7 +33,7 @@ def results(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def points(points: Iterable[Point]) -> Iterator[Metric]:
-    """The numbers that checks measured, under the names that they gave them."""
+    """Yield the numbers that checks measured, under the checks' names for them."""
     grouped: dict[str, list[Point]] = {}
     for point in points:
         grouped.setdefault(point.name, []).append(point)

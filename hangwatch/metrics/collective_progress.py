@@ -1,8 +1,7 @@
 """Pure: the progress of each rank of this node in each process group, as series for the rules over all nodes.
 
-The rules decide which rank has not joined, by the definitions of `wait_graph`. What PromQL cannot express is in
-docs/adr/026-fleet-rule.md. The job's owner writes the names of groups: each is replaced by a short text, unique in the
-job.
+The rules decide which rank has not joined, by the definitions of `wait_graph`. docs/adr/026-fleet-rule.md lists what PromQL
+cannot express. The job's owner chooses the names of groups: each is replaced by a short text, unique in the job.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
@@ -26,7 +25,7 @@ _PLAIN = re.compile(rf"[\w.:-]{{1,{_TEXT_LENGTH}}}", re.ASCII)
 
 
 class Place(NamedTuple):
-    """Where a rank stands by its stack and by the kernel, and whether an operation of its own is open."""
+    """A rank: its stance by its stack and the kernel, and `has_open` if it has an unfinished operation."""
 
     rank: int
     stance: Stance
@@ -34,10 +33,10 @@ class Place(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """How far a rank is in one group: its newest collective, and what it waits in, None where in nothing.
+    """The progress of a rank in one group: its newest collective, and the collective in which it waits.
 
-    `group` is the library with the name, of the default group "default_pg"; `description` is for people. `generation`
-    as in `GroupRecords`.
+    `group` is the library and the name of the group; the default group is called "default_pg". `description` is for
+    people. `generation` is that of `GroupRecords`.
     """
 
     place: Place
@@ -50,14 +49,14 @@ class Reached(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the group of all ranks."""
+        """True for the group of all ranks."""
         return self.group.partition(":")[2] == DEFAULT_GROUP[1]
 
 
 class Unseen(NamedTuple):
-    """A rank of which no recorder shows an operation of the default group.
+    """A rank without a recorded operation of the default group.
 
-    `since_unix_seconds` is from when on it would show one: 0 for always, while nothing was overwritten.
+    `since_unix_seconds` is the time from which on the recorder is complete: 0 if nothing was overwritten.
     """
 
     place: Place
@@ -66,7 +65,7 @@ class Unseen(NamedTuple):
 
 
 class Found(NamedTuple):
-    """All ranks of one job on this node; `left_out` counts what is over the bounds, ranks times groups."""
+    """The progress of all ranks of one job on this node. `left_out` counts ranks times groups over the limits."""
 
     reached: tuple[Reached, ...] = ()
     unseen: tuple[Unseen, ...] = ()
@@ -74,7 +73,10 @@ class Found(NamedTuple):
 
 
 def found(grouping: Grouping, most: int) -> Found:
-    """How far the ranks of a job are, of so many ranks times groups at most; nothing where two bear the same number."""
+    """Return the progress of the ranks of a job, for at most `most` ranks times groups.
+
+    Empty if two ranks have the same number.
+    """
     ranks = Counter(member.id.rank for member in grouping.members if member.id.rank is not None)
     if any(count > 1 for count in ranks.values()):
         return Found()
@@ -82,23 +84,22 @@ def found(grouping: Grouping, most: int) -> Found:
     reached: list[Reached] = []
     unseen: list[Unseen] = []
     left_out = 0
-    for member in sorted(
-        (one for one in grouping.members if one.recorder.libraries), key=lambda one: one.id.sort_key()
-    ):
+    recorded = (member for member in grouping.members if member.recorder.libraries)
+    for member in sorted(recorded, key=lambda member: member.id.sort_key()):
         if member.id.rank is None:
             continue
         place = Place(member.id.rank, stance(member), is_busy(member))
-        seats = sorted(_seats(member), key=_precedence)
-        room = min(MOST_GROUPS_OF_A_RANK, most - len(reached))
-        reached += [_reached(place, seat) for seat in seats[:room]]
-        left_out += max(0, len(seats) - room)
-        if room > 0 and not any(map(_is_default, seats)):
+        groups = sorted((group for recorder in member.recorded for group in recorder.groups), key=_precedence)
+        shown = min(MOST_GROUPS_OF_A_RANK, most - len(reached))
+        reached += [_reached(place, group) for group in groups[:shown]]
+        left_out += max(0, len(groups) - shown)
+        if shown > 0 and not any(map(_is_default, groups)):
             unseen += _unseen(place, member)
     return Found(tuple(reached), tuple(unseen), left_out)
 
 
 class Collective(NamedTuple):
-    """One collective, in which ranks wait or which is their newest."""
+    """A collective in which ranks wait, or which is their newest one."""
 
     group: str
     description: str
@@ -108,69 +109,67 @@ class Collective(NamedTuple):
 
 
 def collectives(ranks: Sequence[Reached]) -> Counter[Collective]:
-    """How many of these ranks wait in which collective, and what the newest one of others is.
+    """Count the ranks that wait in each collective, and the ranks of which it is the newest one.
 
-    That of the default group, and where somebody here waits: it tells whether all do the same under one number.
+    Newest collectives are counted in the default group, and in groups in which a rank waits. They show if all ranks
+    run the same operation under one number.
     """
-    found: Counter[Collective] = Counter()
-    waited_in = {one.group for one in ranks if one.waits_in is not None}
-    described: dict[str, str] = {}
-    for one in ranks:
-        description = described.setdefault(one.group, one.description)
-        is_shown = one.group in waited_in or one.is_default
-        if one.waits_in is not None:
-            found[Collective(one.group, description, one.waits_in.number, _operation(one.waits_in), waits=True)] += 1
-        if one.newest is not None and one.newest != one.waits_in and is_shown:
-            found[Collective(one.group, description, one.newest.number, _operation(one.newest), waits=False)] += 1
-    return found
+    counts: Counter[Collective] = Counter()
+    waited_in = {rank.group for rank in ranks if rank.waits_in is not None}
+    descriptions: dict[str, str] = {}
+    for rank in ranks:
+        description = descriptions.setdefault(rank.group, rank.description)
+        if rank.waits_in is not None:
+            counts[_collective(rank.group, description, rank.waits_in, waits=True)] += 1
+        is_shown = rank.group in waited_in or rank.is_default
+        if rank.newest is not None and rank.newest != rank.waits_in and is_shown:
+            counts[_collective(rank.group, description, rank.newest, waits=False)] += 1
+    return counts
 
 
-def _operation(one: Enqueued) -> str:
-    return words.elided(one.operation, _TEXT_LENGTH)
+def _collective(group: str, description: str, enqueued: Enqueued, *, waits: bool) -> Collective:
+    return Collective(group, description, enqueued.number, words.elided(enqueued.operation, _TEXT_LENGTH), waits)
 
 
 def waited_since(ranks: Iterable[Reached]) -> dict[str, float]:
-    """When the first of these ranks enqueued what it waits in, of each group."""
+    """Return for each group the time at which the first waiting rank enqueued its collective."""
     since: dict[str, float] = {}
-    for one in ranks:
-        if one.waits_in is not None:
-            unix_seconds = one.waits_in.created_unix_seconds
-            since[one.group] = min(since.get(one.group, unix_seconds), unix_seconds)
+    for rank in ranks:
+        if rank.waits_in is not None:
+            unix_seconds = rank.waits_in.created_unix_seconds
+            since[rank.group] = min(since.get(rank.group, unix_seconds), unix_seconds)
     return since
 
 
-def _seats(member: Member) -> Iterator[GroupRecords]:
-    return (records for recorder in member.recorder.libraries for records in recorder.groups)
+def _precedence(group: GroupRecords) -> tuple[bool, bool, int]:
+    """Sort key: groups in which the rank waits, then the default group, then the group that was used last."""
+    newest = max((operation.order for operation in group.operations), default=-1)
+    return waits_in(group) is None, not _is_default(group), -newest
 
 
-def _precedence(seat: GroupRecords) -> tuple[bool, bool, int]:
-    """What a rank waits in comes first, then the default group, then what it used last."""
-    newest = max((one.order for one in seat.operations), default=-1)
-    return waits_in(seat) is None, not _is_default(seat), -newest
+def _is_default(group: GroupRecords) -> bool:
+    return (group.name, group.description) == DEFAULT_GROUP
 
 
-def _is_default(seat: GroupRecords) -> bool:
-    return (seat.name, seat.description) == DEFAULT_GROUP
-
-
-def _reached(place: Place, seat: GroupRecords) -> Reached:
-    collectives = [one for one in seat.operations if not one.is_p2p and one.number == seat.number]
+def _reached(place: Place, group: GroupRecords) -> Reached:
+    newest = [enqueued for enqueued in group.operations if not enqueued.is_p2p and enqueued.number == group.number]
     return Reached(
         place=place,
-        group=_group(seat.library, DEFAULT_GROUP[1] if _is_default(seat) else _distinct(seat.name)),
-        description=_description(seat),
-        generation=seat.generation,
-        number=seat.number,
-        newest=collectives[-1] if collectives else None,
-        waits_in=waits_in(seat),
+        group=_group(group.library, DEFAULT_GROUP[1] if _is_default(group) else _distinct(group.name)),
+        description=_description(group),
+        generation=group.generation,
+        number=group.number,
+        newest=newest[-1] if newest else None,
+        waits_in=waits_in(group),
     )
 
 
-def _description(seat: GroupRecords) -> str:
-    """What a page calls it: descriptions repeat, and anybody may give one."""
-    if _is_default(seat):
+def _description(group: GroupRecords) -> str:
+    """The text for a page: the description with the unique name, since several groups may have one description."""
+    if _is_default(group):
         return "the default group"
-    return f"{words.elided(seat.description, _TEXT_LENGTH) or 'group'} ({_group(seat.library, _distinct(seat.name))})"
+    name = _group(group.library, _distinct(group.name))
+    return f"{words.elided(group.description, _TEXT_LENGTH) or 'group'} ({name})"
 
 
 def _unseen(place: Place, member: Member) -> Iterable[Unseen]:
@@ -185,7 +184,7 @@ def _group(library: Library, name: str) -> str:
 
 
 def _distinct(name: str) -> str:
-    """The name where it is plain and short, else a checksum of it: whatever is cut off, two names stay two."""
+    """Return the name if it is plain and short, else its checksum: cutting could make two names equal."""
     if _PLAIN.fullmatch(name) and name != DEFAULT_GROUP[1]:
         return name
     return f"~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"

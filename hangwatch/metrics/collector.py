@@ -1,6 +1,6 @@
-"""Board -> Prometheus families. A scrape reads the snapshot and never touches the machine.
+"""Prometheus families from the board. A scrape reads the snapshot and never touches the machine.
 
-Every name is `hangwatch_` + subject + base unit. There is no host label (Prometheus adds `instance`) and no pid label.
+A name is `hangwatch_` + subject + base unit. There is no host label (Prometheus adds `instance`) and no pid label.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from prometheus_client.samples import Sample
 
 from hangwatch import words
 from hangwatch.config import Detector
-from hangwatch.metrics import check_metrics, collective_metrics, gpu_metrics, job_metrics
-from hangwatch.metrics import self_metrics as own
+from hangwatch.metrics import check_metrics, collective_metrics, gpu_metrics, job_metrics, self_metrics
 from hangwatch.metrics.series import LABEL_LENGTH, counter, single
 from hangwatch.state.board import Board, Snapshot
 
@@ -25,24 +24,24 @@ log = logging.getLogger(__package__)
 
 
 def families(snapshot: Snapshot, now: float, settings: Detector, external_url: str = "") -> Iterator[Metric]:
-    """All families of one snapshot; `now` is CLOCK_MONOTONIC in seconds, `external_url` that of [http]."""
-    yield own.build()
+    """Yield all families of one snapshot. `now` is CLOCK_MONOTONIC in seconds, `external_url` that of [http]."""
+    yield self_metrics.build()
     yield from gpu_metrics.sampler(snapshot, now)
     yield from gpu_metrics.readings(snapshot, settings)
     yield from job_metrics.states(snapshot, now)
     yield from job_metrics.incidents(snapshot, external_url)
     yield from job_metrics.crashes(snapshot, now, external_url)
     yield from collective_metrics.numbers(snapshot)
-    yield from own.captures(snapshot)
-    yield own.hooks(snapshot)
-    yield from own.beats(snapshot, now)
-    yield own.store(snapshot)
+    yield from self_metrics.captures(snapshot)
+    yield self_metrics.hooks(snapshot)
+    yield from self_metrics.beats(snapshot, now)
+    yield self_metrics.store(snapshot)
     yield from check_metrics.results(snapshot)
     yield from check_metrics.points(point for result in snapshot.checks.values() for point in result.points)
 
 
 class BoardCollector(Collector):
-    """Gives prometheus_client the families of the present snapshot; an error costs the rest of one scrape, loudly."""
+    """Gives prometheus_client the families of the present snapshot. An error is logged and ends one scrape early."""
 
     def __init__(
         self,
@@ -57,44 +56,43 @@ class BoardCollector(Collector):
         self.errors = 0
 
     def collect(self) -> Iterator[Metric]:
-        """The families; prometheus_client itself would let one exception fail the whole scrape."""
-        # First of all: a rule over all nodes compares it with the time at which the scrape began.
-        yield single("time_seconds", "The wall clock of this node, as unix time", self._unix_clock())
+        """Yield the families. In prometheus_client one exception would fail the whole scrape."""
+        # First: a rule over all nodes compares it with the time at which the scrape began.
+        yield single("time_seconds", "Wall clock of this node in Unix time", self._unix_clock())
         try:
-            found = families(self._board.snapshot, self._clock(), self._settings, self._external_url)
-            yield from map(_shown, found)
+            all_families = families(self._board.snapshot, self._clock(), self._settings, self._external_url)
+            yield from map(_printable, all_families)
         except Exception:
             self.errors += 1
             log.exception("a metric could not be exported; please report this")
-        yield counter("export_errors", "Scrapes that lost families to an error inside hangwatch", self.errors)
+        yield counter("export_errors", "Scrapes that are incomplete because of an error inside hangwatch", self.errors)
 
 
-def _shown(family: Metric) -> Metric:
-    """The family with nothing in its labels that a terminal acts on: much of them is what a job's owner wrote.
+def _printable(family: Metric) -> Metric:
+    """Escape control characters in the labels of a family: a job's owner wrote many of them.
 
-    Two series that are the same after that are one: Prometheus refuses a scrape in which a series comes twice.
+    If two series then have the same labels, only the first is kept: Prometheus refuses duplicate series.
     """
-    foreign = [sample for sample in family.samples if not all(map(str.isprintable, sample.labels.values()))]
-    if foreign:
-        shown: dict[tuple[object, ...], Sample] = {}
+    if not all(value.isprintable() for sample in family.samples for value in sample.labels.values()):
+        unique: dict[tuple[object, ...], Sample] = {}
         for sample in family.samples:
             labels = {
                 name: value if value.isprintable() else words.printable(value)[: max(LABEL_LENGTH, len(value))]
                 for name, value in sample.labels.items()
             }
-            shown.setdefault((sample.name, *sorted(labels.items())), sample._replace(labels=labels))
-        family.samples = list(shown.values())
+            unique.setdefault((sample.name, *sorted(labels.items())), sample._replace(labels=labels))
+        family.samples = list(unique.values())
     return family
 
 
 class GuardedProcessCollector(Collector):
-    """CPU, memory and fds of the daemon itself; a row of /proc that surprises the library costs only these."""
+    """CPU, memory and descriptors of the daemon. If the library cannot parse /proc, only these are missing."""
 
     def __init__(self) -> None:
         self._inner = ProcessCollector(registry=CollectorRegistry())
 
     def collect(self) -> Iterable[Metric]:
-        """The process_* families, or none."""
+        """Return the process_* families, or none."""
         try:
             return list(self._inner.collect())
         except (ValueError, OSError) as error:
@@ -103,8 +101,8 @@ class GuardedProcessCollector(Collector):
 
 
 def registry(board: Board, clock: Callable[[], float], settings: Detector, external_url: str = "") -> CollectorRegistry:
-    """A registry of its own, so that two daemons in one process (tests, demo) do not meet."""
-    own = CollectorRegistry()
-    own.register(BoardCollector(board, clock, settings, external_url=external_url))
-    own.register(GuardedProcessCollector())
-    return own
+    """Return a separate registry, so that one process (tests, demo) can run two daemons."""
+    separate = CollectorRegistry()
+    separate.register(BoardCollector(board, clock, settings, external_url=external_url))
+    separate.register(GuardedProcessCollector())
+    return separate

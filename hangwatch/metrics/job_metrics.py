@@ -1,4 +1,4 @@
-"""Jobs: their states and ranks, their open incidents with what each rank does, and their crashes."""
+"""Metrics of jobs: states and ranks, open incidents with the activity of each rank, and crashes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from hangwatch.verdict.wording import group_text
 
 
 def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
-    """The jobs of the node: who they are, their state, ranks and GPUs, and whether to page."""
-    told = ("launcher", "user", "owner", "world_size", "name", "program", "title")
-    info = gauge("job_info", "The jobs on this node; `title` is what a page calls one", (*JOB, *told))
-    state = gauge("job_state", "1 for the state that the job is in", (*JOB, "state"))
+    """Yield the identity, state, ranks and GPUs of the jobs on this node, and whether to page."""
+    identity = ("launcher", "user", "owner", "world_size", "name", "program", "title")
+    info = gauge("job_info", "Jobs on this node; `title` is the name of the job in a page", (*JOB, *identity))
+    state = gauge("job_state", "1 for the present state of the job, 0 for the other states", (*JOB, "state"))
     ranks = gauge("job_ranks", "Ranks of the job that run on this node", JOB)
-    absent = gauge("job_absent_ranks", "Ranks of the job that should run on this node and do not", JOB)
-    quiet = gauge("job_quiet_seconds", "For how long the job has been quiet", JOB)
+    absent = gauge("job_absent_ranks", "Ranks of the job that should run on this node but do not", JOB)
+    quiet = gauge("job_quiet_seconds", "Time since the job became quiet", JOB)
     page = gauge("job_page", "1 while the on-call should be paged for this job", JOB)
-    gpus = gauge("job_gpu_info", "Which rank holds which GPU", (*JOB, "gpu", "uuid", "rank", "local_rank"))
+    gpus = gauge("job_gpu_info", "The GPUs that each rank uses", (*JOB, "gpu", "uuid", "rank", "local_rank"))
     index = {gpu.uuid: str(gpu.index) for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())}
     for entry in snapshot.jobs.values():
         job = entry.job
         name = tuple(job.name.labels.values())
         labels = [job.launcher, job.user or "", job.owner, number_text(job.world_size), job.job_name, job.program]
         info.add_metric([*name, *labels, words.which_job(job)], 1)
-        for known in JobState:
-            state.add_metric([*name, known.value], float(known is entry.watch.state))
+        for possible in JobState:
+            state.add_metric([*name, possible.value], float(possible is entry.watch.state))
         alive = 0 if entry.watch.state is JobState.ENDED else len(job.ranks)
         ranks.add_metric(name, alive)
         absent.add_metric(name, sum(map(len, job.absent)))
@@ -47,14 +47,14 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
 
 
 def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
-    """Open incidents, and what each rank of their jobs is doing."""
+    """Yield the open incidents, and the activity of each rank of their jobs."""
     labels = (*JOB, "incident", "verdict", "confidence", "named", "first_look", "summary", "url")
-    told = "Open incidents: the verdict in one sentence, who is named, or at whom to look first"
-    info = gauge("incident_info", told, labels)
-    opened = gauge("incident_opened_timestamp_seconds", "When the incident was opened", (*JOB, "incident"))
+    text = "Open incidents: the verdict as a sentence, the named ranks, and the ranks to check first"
+    info = gauge("incident_info", text, labels)
+    opened = gauge("incident_opened_timestamp_seconds", "Time at which the incident was opened", (*JOB, "incident"))
     activity = gauge(
         "rank_activity",
-        "What each rank of a job with an open incident is doing",
+        "Activity of each rank of a job with an open incident",
         (*JOB, "rank", "local_rank", "activity", "waits_for", "motion", "frame", "stack", "does"),
     )
     for entry in snapshot.jobs.values():
@@ -78,7 +78,7 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
         opened.add_metric([*name, incident.incident_id], incident.opened_unix_seconds)
         for group in incident.grouping.groups:
             does = words.elided(group_text.describe_rank(group), LABEL_LENGTH) if group.frames else ""
-            for member in (one for one in group.members if not one.waiting):
+            for member in (member for member in group.members if not member.waiting):
                 activity.add_metric(
                     [
                         *name,
@@ -96,33 +96,37 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
 
 
 def _page(incident: Incident, external_url: str) -> str:
-    """Where a browser finds the report, empty where nobody said how it reaches this daemon."""
-    where = external_url.replace("{node}", incident.node).rstrip("/")
-    return f"{where}/incidents/{incident.incident_id}" if where else ""
+    """Return the URL of the report; "" if [http] external_url is not set."""
+    base = external_url.replace("{node}", incident.node).rstrip("/")
+    return f"{base}/incidents/{incident.incident_id}" if base else ""
 
 
 def crashes(snapshot: Snapshot, now: float, external_url: str) -> Iterator[Metric]:
-    """Jobs whose ranks crashed lately, and how many since the start."""
+    """Yield the recent crashes, and the number of crashes since the daemon started."""
     labels = (*JOB, "incident", "confidence", "named", "summary", "url")
-    info = gauge("job_crash_info", "Jobs whose ranks crashed in the last 15 minutes: who died first, and why", labels)
-    for one in snapshot.crashes:
-        if now - one.found_monotonic_seconds <= CRASH_SHOWN_SECONDS:
-            incident, verdict = one.incident, one.incident.verdict
+    text = "Jobs of which ranks crashed in the last 15 minutes: the rank that died first, and why"
+    info = gauge("job_crash_info", text, labels)
+    for crash in snapshot.crashes:
+        if now - crash.found_monotonic_seconds <= CRASH_SHOWN_SECONDS:
+            incident, verdict = crash.incident, crash.incident.verdict
             named = folded(verdict.named, incident.node)
             name = incident.job.name.labels.values()
             summary = sentence(verdict.message)
             page = _page(incident, external_url)
             info.add_metric([*name, incident.incident_id, verdict.confidence.value, named, summary, page], 1)
     yield info
-    yield counter("job_crashes", "Jobs on this node whose ranks crashed, restarts included", snapshot.crash_count)
-    what = "Jobs whose dead ranks were not looked after, since too many of their owner waited"
-    yield counter("job_remains_unread", what, snapshot.unread_crash_count)
+    yield counter(
+        "job_crashes", "Crashes of jobs on this node; each crash of a restarted job counts", snapshot.crash_count
+    )
+    text = "Crashes of which the artifacts were not read because too many of the same owner were waiting"
+    yield counter("job_remains_unread", text, snapshot.unread_crash_count)
 
 
 def _activity(group: Group, member: Member, incident: Incident) -> tuple[str, str]:
-    """What a rank does and waits for. Who is gone, stopped or of a job that is over here waits for nothing.
+    """Return the activity of a rank, and what it waits for.
 
-    Nor does who is named by all evidence of this node, in code that no rule knows. Of the undumpable nobody knows.
+    A rank that is gone or stopped waits for nothing, as does a rank of a job that is over, and a named rank in code
+    that no rule matches. For a rank without a dump this is unknown.
     """
     if group.gone:
         return "gone", "nothing"

@@ -1,4 +1,4 @@
-"""hangwatch itself: its version, captures, hooks, store, and how long its scans take."""
+"""Metrics of hangwatch itself: version, captures, hooks, store, and the duration of scans."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hangwatch.state.board import DUMP_BUCKETS_SECONDS, Snapshot
 
 
 def build() -> Metric:
-    """Version of hangwatch and of its Python."""
+    """Return the version of hangwatch and of its Python."""
     info = InfoMetricFamily("hangwatch_build", "Version of hangwatch and of the Python that runs it")
     info.add_metric([], {"version": __version__, "python": platform.python_version()})
     return info
 
 
 def captures(snapshot: Snapshot) -> Iterator[Metric]:
-    """Captures by what they found, and dumps by how they went."""
-    captures = CounterMetricFamily("hangwatch_captures", "Captures taken, by what they found", labels=["result"])
+    """Yield the results of captures, and the failures and durations of dumps."""
+    captures = CounterMetricFamily("hangwatch_captures", "Captures, by result", labels=["result"])
     for result, count in snapshot.captures.items():
         captures.add_metric([result], count)
-    failures = CounterMetricFamily("hangwatch_dump_failures", "Dumps that gave no stack, by reason", labels=["reason"])
+    failures = CounterMetricFamily("hangwatch_dump_failures", "Dumps without a stack, by reason", labels=["reason"])
     for reason, count in snapshot.dump_failures.items():
         failures.add_metric([reason], count)
     buckets, total = [], 0
@@ -32,7 +32,8 @@ def captures(snapshot: Snapshot) -> Iterator[Metric]:
         total += count
         buckets.append((str(bound), float(total)))
     yield from (captures, failures)
-    yield single("dumpers_stuck", "py-spys that hang in the kernel and cannot be ended", snapshot.dumpers_stuck)
+    text = "py-spy processes that are blocked in the kernel and cannot be killed"
+    yield single("dumpers_stuck", text, snapshot.dumpers_stuck)
     yield HistogramMetricFamily(
         "hangwatch_dump_seconds",
         "Duration of one dump of one process",
@@ -42,31 +43,32 @@ def captures(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def hooks(snapshot: Snapshot) -> Metric:
-    """Hooks by what came of them."""
-    told = "Hooks that were due, by what came of them; not_called: over the bounds, or without the folder they want"
-    runs = CounterMetricFamily("hangwatch_hook_runs", told, labels=["event", "outcome"])
+    """Return the outcomes of hooks."""
+    text = "Hooks by outcome; not_called: a limit was reached, or the hook needs an incident that was not written"
+    runs = CounterMetricFamily("hangwatch_hook_runs", text, labels=["event", "outcome"])
     for labels, count in snapshot.hook_runs.items():
         runs.add_metric(labels, count)
     return runs
 
 
 def beats(snapshot: Snapshot, now: float) -> Iterator[Metric]:
-    """How long scans and captures take, and what is left out."""
+    """Yield the duration of scans and captures, and the number of jobs that are not monitored."""
     if snapshot.scan_seconds is not None:
-        yield single("scan_seconds", "How long the newest scan of /proc took", snapshot.scan_seconds)
-    running = gauge("running_seconds", "For how long a scan or a capture has been running; 0 when none is", ("beat",))
+        yield single("scan_seconds", "Duration of the newest scan of /proc", snapshot.scan_seconds)
+    running = gauge("running_seconds", "Time since the present scan or capture began; 0 if none is running", ("beat",))
     for beat in ("scan", "capture"):
         running.add_metric([beat], snapshot.running_seconds(beat, now))
     yield running
-    left_out = gauge("left_out", "What is beyond the limits of [jobs] and not watched", ("owner", "what"))
-    for one in snapshot.left_out:
+    left_out = gauge(
+        "left_out", "Jobs, ranks and processes not monitored: exceeds a limit in [jobs]", ("owner", "what")
+    )
+    for excess in snapshot.left_out:
         for what in ("jobs", "ranks", "processes"):
-            left_out.add_metric([one.owner, what], getattr(one, what))
+            left_out.add_metric([excess.owner, what], getattr(excess, what))
     yield left_out
 
 
 def store(snapshot: Snapshot) -> Metric:
-    """Whether incidents can be kept."""
-    up = gauge("store_up", "1 while incidents can be kept on disk; without it the watch goes on", ())
-    up.add_metric([], float(snapshot.store_problem is None))
-    return up
+    """Return whether incidents can be written."""
+    text = "1 while incidents can be written to disk; jobs are monitored in any case"
+    return single("store_up", text, float(snapshot.store_problem is None))

@@ -1,4 +1,4 @@
-"""How series are made: families under one prefix, and what their labels hold."""
+"""Helpers to make metric families with the prefix `hangwatch_`, and the texts of labels."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ NAMED_RANKS_SHOWN = 16
 
 
 def gauge(name: str, text: str, labels: Iterable[str] = ()) -> GaugeMetricFamily:
-    """A gauge of hangwatch, with these labels, and no series yet."""
+    """Return a gauge with these labels and no series yet."""
     return GaugeMetricFamily(f"hangwatch_{name}", text, labels=list(labels))
 
 
 def single(name: str, text: str, value: float) -> GaugeMetricFamily:
-    """A gauge of hangwatch with one series, without labels."""
+    """Return a gauge with one series without labels."""
     return GaugeMetricFamily(f"hangwatch_{name}", text, value=value)
 
 
 def counter(name: str, text: str, value: float) -> CounterMetricFamily:
-    """A counter of hangwatch with one series, without labels."""
+    """Return a counter with one series without labels."""
     return CounterMetricFamily(f"hangwatch_{name}", text, value=value)
 
 
 def number_text(number: int | None) -> str:
-    """A number in a label; empty where it is not known."""
+    """Return a number as a label; "" if it is unknown."""
     return "" if number is None else str(number)
 
 
 def sentence(text: str) -> str:
-    """A sentence in a label: one that is too long ends between two words, so that no number is cut to another one."""
+    """Return a sentence as a label. A long one is cut between two words, so that no number is cut to another one."""
     text = words.printable(text)
     if len(text) <= LABEL_LENGTH:
         return text
@@ -44,12 +44,15 @@ def sentence(text: str) -> str:
 
 
 def yes(fact: bool) -> str:
-    """A fact in a label."""
+    """Return a fact as a label."""
     return "yes" if fact else "no"
 
 
 def folded(ranks: Sequence[RankId], node: str) -> str:
-    """Ranks in a label, each behind its node; beyond the first ones how many more."""
-    names = [f"{who.node or node}:{number_text(who.rank if who.rank is not None else who.local_rank)}" for who in ranks]
+    """Return ranks as a label: `node:rank` of the first ones, then the number of further ones."""
+    names = [
+        f"{rank_id.node or node}:{number_text(rank_id.rank if rank_id.rank is not None else rank_id.local_rank)}"
+        for rank_id in ranks
+    ]
     more = len(names) - NAMED_RANKS_SHOWN
     return ",".join(names[:NAMED_RANKS_SHOWN]) + (f",+{more}" if more > 0 else "")

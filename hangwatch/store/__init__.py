@@ -1,4 +1,4 @@
-"""The incidents of a node on disk, and who may read them."""
+"""Incidents on disk: writing, reading, limits, and access of job owners."""
 
 from hangwatch.store.incident_folders import Store, open_writable
 from hangwatch.store.sharing import overflow_uid

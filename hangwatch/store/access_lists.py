@@ -1,6 +1,6 @@
-"""Who else may read what we write: access control lists of files and folders, acl(5), set through xattr(7).
+"""Access control lists of files and folders: acl(5), set through xattr(7).
 
-No tool and no library: `setfacl` is not on every node, and the value is a version and a list of (tag, rights, id).
+No library is needed: the value is a version and a list of (tag, rights, id). `setfacl` is not on every node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _READ, _WRITE, _SEARCH = 4, 2, 1
 
 
 class Readers(NamedTuple):
-    """A user and a group, by number, who may read and change nothing; `passers` may go through a folder, blindly."""
+    """A user and a group, by number, that may read. `passers`: all users may enter a folder but not list it."""
 
     uid: int | None = None
     gid: int | None = None
@@ -26,9 +26,9 @@ class Readers(NamedTuple):
 
 
 def allow(descriptor: int, readers: Readers) -> None:
-    """Let these, and nobody else but us, read an open file or folder. Raises OSError: it is as it was.
+    """Let only these readers and ourselves read an open file or folder. Raises OSError and then changes nothing.
 
-    EOPNOTSUPP where the file system has no such lists.
+    The error is EOPNOTSUPP if the file system has no access control lists.
     """
     search, others = _rights(descriptor, readers)
     entries = [(_USER_OBJ, _READ | _WRITE | search, _NO_ID)]
@@ -43,7 +43,7 @@ def allow(descriptor: int, readers: Readers) -> None:
 
 
 def allow_group(descriptor: int, readers: Readers) -> None:
-    """The same without a list, for the group alone: the file's own group is changed. Raises OSError."""
+    """Let the group read, without a list, by changing the group of the file. Raises OSError."""
     search, others = _rights(descriptor, readers)
     group = 0
     if readers.gid is not None:
@@ -53,6 +53,6 @@ def allow_group(descriptor: int, readers: Readers) -> None:
 
 
 def _rights(descriptor: int, readers: Readers) -> tuple[int, int]:
-    """What a reader needs besides reading, and what everybody gets."""
+    """Return the rights that a reader needs besides reading, and the rights of all other users."""
     is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
     return (_SEARCH if is_folder else 0), (_SEARCH if is_folder and readers.passers else 0)

@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all, also when the machine stops in the middle.
+"""Atomic writing: files and folders appear complete or not at all, even if the machine crashes.
 
-Everything goes through descriptors of folders and follows no link. Folders are made 0700 and files 0600; `allow` is
-called with the descriptor of each before anything is in it, and may let others read. A temporary name starts with
-`.tmp-`, the pid of its writer and when that began, so that what a dead writer left can be told and removed.
+All functions use descriptors of folders and follow no link. Folders are made with mode 0700 and files with 0600.
+`allow` is called with the descriptor of each while it is empty, and may let others read it. A temporary name has the
+pid and start time of its writer, so that files of a dead writer can be recognized and removed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class UnsafeFolderError(Exception):
-    """A folder in which somebody else could plant links or read what is written; the message says how to mend it."""
+    """A folder in which another user could plant links or read our files. The message says how to correct it."""
 
 
 @contextlib.contextmanager
 def folder(path: str | Path, parent: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder, by its path or by its name below the descriptor `parent`. Raises OSError for a link."""
+    """Open a folder, by its path or by its name below the descriptor `parent`. Raises OSError for a link."""
     descriptor = os.open(path, _OPEN_FOLDER, dir_fd=parent)
     try:
         yield descriptor
@@ -39,7 +39,7 @@ def folder(path: str | Path, parent: int | None = None) -> Iterator[int]:
 
 @contextlib.contextmanager
 def made_folder(name: str, parent: int) -> Iterator[int]:
-    """A descriptor of the folder `name` below the descriptor `parent`, made (0700) where it is missing."""
+    """Open the folder `name` below the descriptor `parent`. Make it with mode 0700 if it is missing."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=parent)
         os.fsync(parent)
@@ -48,38 +48,38 @@ def made_folder(name: str, parent: int) -> Iterator[int]:
 
 
 def refuse_unsafe(path: Path, descriptor: int) -> None:
-    """Raise UnsafeFolderError where a user other than root and ourselves owns the folder, or all can change it.
+    """Raise UnsafeFolderError if a user other than root and ourselves owns the folder, or all users can write to it.
 
-    A sticky folder such as /tmp is safe in this: others cannot rename or delete what is ours.
+    A sticky folder such as /tmp is safe: other users cannot rename or delete our files.
     """
-    found = os.fstat(descriptor)
-    if found.st_uid not in (0, os.geteuid()):
+    status = os.fstat(descriptor)
+    if status.st_uid not in (0, os.geteuid()):
         raise UnsafeFolderError(
-            f"{path}: belongs to user {found.st_uid}, who could change and read what is stored there\n"
+            f"{path}: belongs to user {status.st_uid}, who could read and change the files in it\n"
             f"  chown {os.geteuid()} {path}, or choose another directory"
         )
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         raise UnsafeFolderError(
-            f"{path}: everybody can write there and could put links in the place of files\n"
+            f"{path}: all users can write there and could replace files by links\n"
             f"  chmod o-w {path}, or choose another directory"
         )
 
 
 def _only_us(_descriptor: int) -> None:
-    """As it is made: nobody else may read it."""
+    """Change nothing: only we may read it."""
 
 
 def create(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
-    """Make a folder with these files ("dumps/1/rank7.txt" makes the folders between); it appears when all is on disk.
+    """Make a folder with these files and their subfolders ("dumps/1/rank7.txt"). It appears when all is on disk.
 
-    Raises OSError, having removed what it began.
+    Raises OSError, after removing the incomplete folder.
     """
     temporary = _temporary(name)
     os.mkdir(temporary, 0o700, dir_fd=parent)
     try:
         with folder(temporary, parent) as new:
             allow(new)
-            _each(new, content, write, allow)
+            _write_all(new, content, write, allow)
         os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
     except BaseException:
         shutil.rmtree(f"/proc/self/fd/{parent}/{temporary}", ignore_errors=True)
@@ -88,28 +88,28 @@ def create(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = 
 
 
 def update(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
-    """Replace or add these files in a folder that exists, each by rename. Raises OSError: each is then old or new."""
+    """Replace or add files of an existing folder, each by rename. After an OSError each file is either old or new."""
     with folder(name, parent) as old:
         refuse_unsafe(Path(name), old)
         allow(old)
-        _each(old, content, _replace, allow)
+        _write_all(old, content, _replace, allow)
 
 
 def discard(parent: int, name: str, file: str) -> None:
-    """Delete a file of a folder. Raises OSError, also where it is not there."""
+    """Delete a file of a folder. Raises OSError, also if there is no such file."""
     with folder(name, parent) as old:
         os.unlink(file, dir_fd=old)
         os.fsync(old)
 
 
 def add(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
-    """The same in a folder that is made where it is missing. Raises OSError."""
+    """Replace or add files of a folder, as `update`. Make the folder if it is missing. Raises OSError."""
     with made_folder(name, parent):
         update(parent, name, content, allow)
 
 
 def write(parent: int, name: str, content: bytes, allow: Allow = _only_us) -> None:
-    """Write a new file (0600) and wait until it is on disk. Raises OSError, also when the name is taken."""
+    """Write a new file (mode 0600) and wait until it is on disk. Raises OSError, also if the name exists."""
     with new_file(parent, name) as file:
         allow(file.fileno())
         file.write(content)
@@ -118,29 +118,28 @@ def write(parent: int, name: str, content: bytes, allow: Allow = _only_us) -> No
 
 
 def new_file(parent: int, name: str) -> BinaryIO:
-    """A new file (0600), open for writing. Raises OSError, also when the name is taken."""
+    """Open a new file (mode 0600) for writing. Raises OSError, also if the name exists."""
     return os.fdopen(os.open(name, _OPEN_NEW, 0o600, dir_fd=parent), "wb")
 
 
 def prove_writable(parent: int) -> None:
-    """Write a file and delete it again. Raises OSError where that is impossible."""
+    """Write a file and delete it. Raises OSError if that is impossible."""
     name = _temporary("writable")
     write(parent, name, b"x")
     os.unlink(name, dir_fd=parent)
 
 
 def remove(path: Path) -> None:
-    """Delete a folder: it is gone from its place in one step, its files follow. Raises OSError."""
-    dying = path.with_name(_temporary(path.name))
-    path.rename(dying)
-    shutil.rmtree(dying)
+    """Delete a folder: first rename it, in one step, then delete its files. Raises OSError."""
+    renamed = path.with_name(_temporary(path.name))
+    path.rename(renamed)
+    shutil.rmtree(renamed)
 
 
 def remove_leftovers(path: Path, *, is_locked: bool) -> None:
-    """Delete what writers that live no more left behind in a folder, at any depth. Raises OSError.
+    """Delete the temporary files of dead writers in a folder, at any depth. Raises OSError.
 
-    Where the folder `is_locked` by us, a name without the time at which its writer began is of no living writer: only
-    an earlier version gave such names.
+    Names of an earlier version have no start time. If the folder `is_locked` by us, their writers are dead.
     """
     for base, folders, files in os.walk(path):
         for name in (*folders, *files):
@@ -154,9 +153,10 @@ def remove_leftovers(path: Path, *, is_locked: bool) -> None:
         folders[:] = [name for name in folders if not name.startswith(_TEMPORARY)]
 
 
-def _each(
+def _write_all(
     parent: int, content: Mapping[str, bytes], put: Callable[[int, str, bytes, Allow], None], allow: Allow
 ) -> None:
+    """Write these files with `put`, and make their folders."""
     for path, data in content.items():
         with contextlib.ExitStack() as stack:
             inner = parent
@@ -185,17 +185,17 @@ def _temporary(name: str) -> str:
 
 
 def _writer_is_dead(name: str, *, is_locked: bool) -> bool:
-    found = _WRITER.match(name)
-    if found is None or int(found["pid"]) == os.getpid():
+    writer = _WRITER.match(name)
+    if writer is None or int(writer["pid"]) == os.getpid():
         return True
-    began = _start_ticks(int(found["pid"]))
-    if began is None or found["ticks"] is None:
+    began = _start_ticks(int(writer["pid"]))
+    if began is None or writer["ticks"] is None:
         return began is None or is_locked
-    return began != int(found["ticks"])
+    return began != int(writer["ticks"])
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did (field 22 of proc_pid_stat(5)); None where it is gone."""
+    """Return the start time of a process in ticks since boot (field 22 of proc_pid_stat(5)); None if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):

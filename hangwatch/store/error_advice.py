@@ -1,4 +1,4 @@
-"""What the system refuses of a store, said with what to do."""
+"""Errors of the store with advice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hangwatch.store import durable
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn the system's error into a StoreError that says what to do."""
+    """Convert an OSError to a StoreError that says what to do."""
     try:
         yield
     except durable.UnsafeFolderError as error:

@@ -1,18 +1,18 @@
-"""Incident folders on disk: kept private, written whole, pruned by count, bytes and age.
+"""Incident folders on disk: private, written atomically, and removed by count, bytes and age.
 
-    <root>/incidents/20260314T031500Z-2180718/incident.json  the value, from which everything else can be made again
-                                              marker.json    until that is there: one line, see `Store.mark`
-                                              order          the how-manieth it was: what prunes does not ask a clock
-                                              owner          whose job it was: of who has most the oldest goes first
-                                              crash    of a crash: whose; of one owner so many are kept, and of all
-                                              report.txt, report.html, dumps/...   what the caller passes to `save`
-                                              hooks/on_hung.txt                    what a hook printed last
+    <root>/incidents/20260314T031500Z-2180718/incident.json  the incident, from which all reports can be made again
+                                              marker.json    one line, until incident.json exists, see `Store.mark`
+                                              order          a counter: removal must not depend on the clock
+                                              owner          the owner of the job, for the limits of each owner
+                                              crash          only of a crash: its owner, for the limits on crashes
+                                              report.txt, report.html, dumps/...   the files passed to `save`
+                                              hooks/on_hung.txt                    the last output of a hook
 
-           owners/1004/20260314T031500Z-2180718 -> ../../incidents/...  what that user may read, for him to list
-           lock                                  held by the daemon that writes here, with its pid in it
+           owners/1004/20260314T031500Z-2180718 -> ../../incidents/...  lists the incidents that user 1004 may read
+           lock                                  held by the daemon that writes here, contains its pid
 
-Stacks and command lines are only for those who may see them, so the folders are 0700 and the files 0600. The daemon's
-store is shared: the owner of a job, as the kernel names him, may read its incidents, and a group may read all.
+Stacks and command lines are confidential, so folders have mode 0700 and files 0600. The daemon's store is shared: the
+owner of a job, as the kernel reports it, may read the job's incidents, and a group may read all.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ ORDER_FILE = "order"
 OWNER_FILE = "owner"
 CRASH_FILE = "crash"
 MOST_LEFT_OPEN = 256
-MOST_LEFT_OPEN_BYTES = 16 << 20  # eight ranks take half of one MiB
+MOST_LEFT_OPEN_BYTES = 16 << 20  # eight ranks need about 0.5 MiB
 _USUAL = config.Store()
 _FOLDER = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9._-]+")
 _FILE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]{0,127}/){0,3}[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _SAME_NAME = 9
 _LONGEST_OWNER = 512
-_LISTED = 8  # names in a message
+_MOST_LISTED_NAMES = 8
 
 
 def open_writable(root: Path) -> Store:
-    """A store of the usual bounds that can be written. Raises StoreError as `Store.make_writable` does."""
+    """Return a writable store with the default limits. Raises StoreError as `Store.make_writable` does."""
     store = Store(root)
     store.make_writable()
     return store
 
 
 class Store:
-    """The incidents under `root`. Reading asks for nothing; to write, begin with `make_writable`."""
+    """The incidents under `root`. Call `make_writable` before writing; reading needs no preparation."""
 
     def __init__(
         self,
@@ -88,18 +88,18 @@ class Store:
         self._max_age_seconds = max_age_days * 86400.0
 
     def lock(self) -> None:
-        """Take the directory for this process, until `unlock` or its end. Raises StoreTakenError, StoreError."""
+        """Lock the directory until `unlock` or the end of the process. Raises StoreTakenError, StoreError."""
         self._lock.take()
 
     def unlock(self) -> None:
-        """Give the directory back."""
+        """Unlock the directory."""
         self._lock.give_back()
 
     def left_open(self, node: str) -> tuple[Incident, ...]:
-        """The incidents of this node that nobody has closed, newest first; what cannot be read is said and left out.
+        """Return the open incidents of this node, newest first. Incidents that cannot be read are logged.
 
-        At most `MOST_LEFT_OPEN` and `MOST_LEFT_OPEN_BYTES` of them, the owners in turn: they stay in memory. Raises
-        StoreError.
+        At most `MOST_LEFT_OPEN` incidents and `MOST_LEFT_OPEN_BYTES`, shared fairly between owners, because they stay
+        in memory. Raises StoreError.
         """
         listed = [
             self.incidents / summary.folder
@@ -107,30 +107,30 @@ class Store:
             if summary.node == node and summary.closed_unix_seconds is None and summary.state in OPEN_STATES
         ]
         turns = retention.in_turn(self._line_in(folder.name, OWNER_FILE) or "" for folder in listed)
-        found: dict[int, Incident] = {}
-        left_out: list[Path] = []
-        left_bytes = MOST_LEFT_OPEN_BYTES
+        incidents: dict[int, Incident] = {}
+        skipped: list[Path] = []
+        remaining_bytes = MOST_LEFT_OPEN_BYTES
         for turn in turns:
             folder = listed[turn]
             try:
                 size_bytes = (folder / INCIDENT_FILE).lstat().st_size
-                if size_bytes > left_bytes or len(found) == MOST_LEFT_OPEN:
-                    left_out.append(folder)
+                if size_bytes > remaining_bytes or len(incidents) == MOST_LEFT_OPEN:
+                    skipped.append(folder)
                     continue
-                found[turn] = incident_file.of_some_day(incident_file.load(folder), folder)
-                left_bytes -= size_bytes
+                incidents[turn] = incident_file.of_some_day(incident_file.load(folder), folder)
+                remaining_bytes -= size_bytes
             except (OSError, StoreError) as error:
-                log.warning("an incident that is open cannot be read: %s", error)
-        if left_out:
-            more = f", beside {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
-            log.warning("%s: is open, and one too many to go on with%s", left_out[0], more)
-        return tuple(found[turn] for turn in sorted(found))
+                log.warning("an open incident cannot be read: %s", error)
+        if skipped:
+            more = f" and {len(skipped) - 1:,} more" if len(skipped) > 1 else ""
+            log.warning("%s%s: not continued: too many open incidents", skipped[0], more)
+        return tuple(incidents[turn] for turn in sorted(incidents))
 
     def make_writable(self) -> None:
-        """Make the folders, and remove what a crash left behind.
+        """Make the folders, and remove temporary files of a crashed daemon.
 
-        Raises StoreError with the remedy where nothing can be written, where a link or a file is in the place of a
-        folder, and where other users could change what is in it.
+        Raises StoreError with the remedy if nothing can be written, if a link or a file is in the place of a folder,
+        or if other users could change the folders.
         """
         with explained(self.incidents):
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -140,9 +140,9 @@ class Store:
                 self._sharing.begin(incidents)
 
     def mark(self, incident: Incident) -> None:
-        """Leave one line on disk which says that this incident is about to be saved; nothing where it already is there.
+        """Write a marker: one line that says that this incident will be saved. Does nothing if its folder exists.
 
-        `save` makes the folder whole; where that never happens, `summaries` lists the line. Raises StoreError.
+        `save` completes the folder. If that never happens, `summaries` lists the marker. Raises StoreError.
         """
         with explained(self.incidents), self.opened() as incidents:
             name = self._name_of(incident)
@@ -150,12 +150,11 @@ class Store:
                 self._create(incidents, name, incident, {MARKER_FILE: incident_file.encode_marker(incident)})
 
     def save(self, incident: Incident, files: Mapping[str, str | bytes]) -> Path:
-        """Write an incident, or write it again, with the files beside it ("report.txt", "dumps/1-3/rank7.txt").
+        """Write or update an incident with its other files ("report.txt", "dumps/1-3/rank7.txt").
 
-        A new folder appears whole or not at all. In one that exists each file is replaced by rename, and files under
-        `dumps/`, which never change, stay as they are. Where a marker stands, incident.json comes last, and the marker
-        goes; another one of the same job may be all that is left of an earlier hang, and stays. Raises StoreError
-        (disk full, not writable): what was stored before is untouched.
+        A new folder appears complete or not at all. In an existing folder each file is replaced by rename, except
+        files under `dumps/`, which never change. If there is a marker, incident.json is written last and then the
+        marker is removed. Raises StoreError (disk full, not writable): stored files are then unchanged.
         """
         content = {
             INCIDENT_FILE: incident_file.encode(incident),
@@ -163,7 +162,7 @@ class Store:
         }
         for name in content:
             if not _FILE.fullmatch(name):
-                raise StoreError(f"{name!r} is no name for a file of an incident")
+                raise StoreError(f"{name!r} is not a valid name for a file of an incident")
         with explained(self.incidents), self.opened() as incidents:
             name = self._name_of(incident)
             folder = self.incidents / name
@@ -181,61 +180,55 @@ class Store:
         return folder
 
     def _create(self, incidents: int, name: str, incident: Incident, content: Mapping[str, bytes]) -> None:
-        """Make the folder of an incident, readable by its owner and in the owner's list. Raises OSError."""
+        """Make the folder of an incident, let its owner read it, and add it to the owner's list. Raises OSError."""
         order = 1 + max(map(self._order, self._names()), default=0)
-        whole = {**content, OWNER_FILE: _bytes(_owner(incident.job)), ORDER_FILE: str(order).encode()}
+        all_files = {**content, OWNER_FILE: _bytes(_owner(incident.job)), ORDER_FILE: str(order).encode()}
         if incident.verdict.kind == CRASHED:
-            whole[CRASH_FILE] = _bytes(incident.job.share or incident.job.owner)
-        durable.create(incidents, name, whole, self._sharing.owner_and_group(incident.job.uid))
+            all_files[CRASH_FILE] = _bytes(incident.job.share or incident.job.owner)
+        durable.create(incidents, name, all_files, self._sharing.owner_and_group(incident.job.uid))
         self._sharing.enlist(name, incident.job.uid)
 
     def add_output(self, name: str, file_name: str, content: bytes) -> None:
-        """Keep what a hook printed in the incident of this name, for root, us and the group; its owner reads it not.
-
-        Raises StoreError.
-        """
+        """Write the output of a hook to an incident. The job's owner may not read it. Raises StoreError."""
         allow = self._sharing.group()
         with explained(self.incidents), self.opened() as incidents, durable.folder(name, incidents) as folder:
             durable.refuse_unsafe(self.incidents / name, folder)
             durable.add(folder, "hooks", {file_name: content}, allow)
 
     def is_listed(self, name: str, uid: int) -> bool:
-        """Whether the incident of this name is one that this user may read, being the owner of its job."""
+        """True if this user may read the incident as the owner of its job."""
         return bool(_FOLDER.fullmatch(name)) and self._sharing.is_listed(name, uid)
 
     def summaries(self, of_user: int | None = None) -> tuple[Summary, ...]:
-        """All incidents that we may read, or of these one user's, newest first; broken ones too. Raises StoreError."""
+        """Return the incidents that we may read, or one user's, newest first, also broken ones. Raises StoreError."""
         names = (name for name in self._readable() if of_user is None or self.is_listed(name, of_user))
         return tuple(incident_file.summary(self.incidents / name) for name in names)
 
     def find(self, name: str) -> Path:
-        """The folder of an incident, by its name or a part of it that fits only one. Raises StoreError."""
+        """Return the folder of an incident, by its name or a unique part of it. Raises StoreError."""
         names = self._readable()
-        found = [name] if name in names else [other for other in names if name in other]
-        if len(found) == 1:
-            return self.incidents / found[0]
-        what = f"fits {len(found)} incidents" if found else "is no incident"
-        listed = ", ".join((found or names)[:_LISTED]) or "none that you may read"
+        matches = [name] if name in names else [other for other in names if name in other]
+        if len(matches) == 1:
+            return self.incidents / matches[0]
+        problem = f"matches {len(matches)} incidents" if matches else "matches no incident"
+        listed = ", ".join((matches or names)[:_MOST_LISTED_NAMES]) or "none that you may read"
         raise StoreError(
-            f"{name!r} {what} in {self.incidents}\n  newest first: {listed}; `hangwatch incidents` lists all"
+            f"{name!r} {problem} in {self.incidents}\n  newest first: {listed}; `hangwatch incidents` lists all"
         )
 
     def newest(self, job: str | None = None) -> Path | None:
-        """The folder of the newest incident that we may read, or of the newest of a job, by its key, id or name.
+        """Return the folder of the newest incident that we may read, or of the newest of a job, by key, id or name.
 
-        None where there is no incident at all. Raises StoreError where there is none of that job, and where several
-        jobs go by that name.
+        Returns None if there is no incident at all. Raises StoreError if there is none of this job, or if several jobs
+        have this name.
         """
         if job is None:
             return next((self.incidents / name for name in self._readable()), None)
-        found = incident_file.newest(self.summaries(), job, str(self.incidents))
-        return self.incidents / found.folder if found is not None else None
+        summary = incident_file.newest(self.summaries(), job, str(self.incidents))
+        return self.incidents / summary.folder if summary is not None else None
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
-        """One file of one incident, by the name of its folder, to read; None where there is no such file.
-
-        No link below the store is followed.
-        """
+        """Open a file of an incident, by the name of its folder; None if there is no such file. Follows no link."""
         if not (_FOLDER.fullmatch(incident_id) and _FILE.fullmatch(name)):
             return None
         try:
@@ -244,10 +237,10 @@ class Store:
             return None
 
     def prune(self, open_folders: frozenset[str] = frozenset(), *, by_age: int = 0) -> tuple[str, ...]:
-        """Remove what is too many or too big, see `retention`, and return the names; never `open_folders`.
+        """Remove incidents over the limits, see `retention`, but never `open_folders`. Returns their names.
 
-        At most `by_age` more go because a later one began so long after them: a clock that steps by a month must not
-        cost all of them. Raises StoreError where a folder cannot be removed.
+        At most `by_age` further incidents are removed because of their age: a clock that steps by a month must not
+        remove all of them. Raises StoreError if a folder cannot be removed.
         """
         newest_first = self._in_order()
         stored = [
@@ -261,8 +254,7 @@ class Store:
             for name in newest_first
         ]
         surplus = retention.surplus(stored, self._max_incidents, self._max_bytes)
-        stays = open_folders.union(surplus)
-        old = [name for name in self._outlived(newest_first) if name not in stays]
+        old = [name for name in self._outlived(newest_first) if name not in open_folders.union(surplus)]
         removed = (*surplus, *old[:by_age])
         for name in removed:
             with explained(self.incidents):
@@ -273,14 +265,14 @@ class Store:
         return removed
 
     def _line_in(self, name: str, file: str) -> str | None:
-        """What stands in a small file of an incident; None where it has none."""
+        """Return the content of a small file of an incident; None if it does not exist."""
         try:
             return read_bytes(self.incidents / name / file)[:_LONGEST_OWNER].decode("utf-8", "replace")
         except StoreError:
             return None
 
     def _outlived(self, newest_first: list[str]) -> list[str]:
-        """Those that began longer ago than the age allows, counted from a later beginning after them; oldest first."""
+        """Return the incidents that are too old, oldest first. The age is the time until a later incident began."""
         old, latest = [], 0.0
         for name in newest_first:
             began = _opened_unix_seconds(name)
@@ -291,7 +283,7 @@ class Store:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """A descriptor of `incidents/`, made if missing. Raises OSError for a link, UnsafeFolderError."""
+        """Open `incidents/`, and make it if it is missing. Raises OSError for a link, UnsafeFolderError."""
         with durable.folder(self.root) as root:
             durable.refuse_unsafe(self.root, root)
             with durable.made_folder("incidents", root) as incidents:
@@ -299,7 +291,7 @@ class Store:
                 yield incidents
 
     def _names(self) -> list[str]:
-        """Names of the incident folders, newest first; what people put beside them is not ours."""
+        """Return the names of the incident folders, newest first. Other files are ignored."""
         try:
             names = [path.name for path in self.incidents.iterdir()]
         except FileNotFoundError:
@@ -311,7 +303,7 @@ class Store:
         return sorted(filter(_FOLDER.fullmatch, names), reverse=True)
 
     def _own_names(self) -> list[str]:
-        """What is kept of the jobs of the user who asks."""
+        """Return the names of the incidents of this user's jobs."""
         try:
             return self._sharing.names_of(os.geteuid())
         except OSError as error:
@@ -321,11 +313,11 @@ class Store:
         return [name for name in self._names() if os.access(self.incidents / name, os.R_OK | os.X_OK)]
 
     def _in_order(self) -> list[str]:
-        """Names of the incident folders, the last saved first; the time in a name is a clock's, and clocks step."""
+        """Return the names of the incident folders, last saved first. The times in the names may be wrong."""
         return sorted(self._names(), key=lambda name: (self._order(name), name), reverse=True)
 
     def _order(self, name: str) -> int:
-        """The how-manieth incident this was; 0 for one of before they were counted."""
+        """Return the counter of an incident; 0 for an incident of an earlier version, which has none."""
         try:
             text = read_bytes(self.incidents / name / ORDER_FILE)[:20]
         except StoreError:
@@ -333,20 +325,21 @@ class Store:
         return int(text) if text.isdigit() else 0
 
     def _name_of(self, incident: Incident) -> str:
-        """The folder of this incident; numbered where a different incident already has the name."""
+        """Return the folder name of this incident, with a number if a different incident has the name."""
         first = words.incident_name(incident.job, incident.opened_unix_seconds)
+        identity = (incident.incident_id, incident.node, incident.job.job_key)
         for name in (first, *(f"{first}-{number}" for number in range(2, _SAME_NAME + 1))):
-            there = incident_file.summary(self.incidents / name)
-            mine = (incident.incident_id, incident.node, incident.job.job_key)
-            if there.problem or (there.incident_id, there.node, there.job_key) == mine:
+            summary = incident_file.summary(self.incidents / name)
+            if summary.problem or (summary.incident_id, summary.node, summary.job_key) == identity:
                 return name
         raise StoreError(
-            f"{self.incidents / first}: {_SAME_NAME} others have this name\n  give each node its own [store] directory"
+            f"{self.incidents / first}: {_SAME_NAME} other incidents have this name\n"
+            "  give each node its own [store] directory"
         )
 
 
 def _owner(job: Job) -> str:
-    """Whose an incident is, as far as the kernel tells: the user of the node, else whose share its ranks are of."""
+    """Return the owner of an incident by the kernel: the user on this node, else the owner for limits, or the job's."""
     uid = reader_uid(job.uid)
     return job.share or job.owner if uid is None else f"uid {uid}"
 
@@ -356,7 +349,7 @@ def _is_new(folder: Path, path: str) -> bool:
 
 
 def _opened_unix_seconds(name: str) -> float:
-    """The time in a folder's name; 0, older than all, for a date that does not exist."""
+    """Return the time in a folder's name; 0 for an invalid date."""
     try:
         return calendar.timegm(time.strptime(name[:16], "%Y%m%dT%H%M%SZ"))
     except ValueError:

@@ -1,6 +1,7 @@
-"""Pure: which incidents go where all do not fit: of the owner of most the oldest, and never one that is open.
+"""Pure: the choice of incidents to remove if the store is full.
 
-So nobody's hangs push out what others have less of, and a node of one owner keeps as many as ever.
+The oldest incidents of the owner with most go first, and never an open one. So the hangs of one owner cannot push out
+the few incidents of another, and an owner that is alone on a node can use the whole store.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-_CRASHES_OF_ALL = 2  # what crashes may take of the store: one part of so many
-_CRASHES_OF_ONE = 8  # and those of one owner
-_OPEN_OF_ONE = 2  # and what the open incidents of one owner may take from others
+_CRASHES_OF_ALL = 2  # all crashes may use 1/2 of the store
+_CRASHES_OF_ONE = 8  # the crashes of one owner: 1/8
+_OPEN_OF_ONE = 2  # the open incidents of one owner may displace others from 1/2 of the store
 
 
 class Stored(NamedTuple):
-    """One incident of a store, and whose it is by the kernel's word; `crash_of`: whose crash, None where it is none."""
+    """An incident of the store, with its owner by the kernel. `crash_of` is the owner of a crash, None for a hang."""
 
     name: str
     owner: str
@@ -25,19 +26,19 @@ class Stored(NamedTuple):
 
 
 def surplus(newest_first: Sequence[Stored], max_incidents: int, max_bytes: int) -> tuple[str, ...]:
-    """The names of what goes, newest first.
+    """Return the names of the incidents to remove, newest first.
 
-    Crashes go before that which are more than an eighth of either bound for one owner, or than half for all: ranks
-    that die cost nothing. What is open counts whole against the rest of its owner's, and against that of others up to
-    half of either bound. The newest stays where nothing is open, if it takes no more than that, too, or there is no
-    other owner.
+    First go crashes over an eighth of either limit for one owner, or over half of it for all owners: any user can
+    make ranks die. Open incidents count fully against the other incidents of their owner, and against those of other
+    owners up to half of either limit. If nothing is open, the newest incident stays if it is smaller than half of the
+    limit, or if there is only one owner.
     """
-    gone = _crowding([one for one in newest_first if not one.is_open], max_incidents, max_bytes)
+    gone = _surplus_crashes([stored for stored in newest_first if not stored.is_open], max_incidents, max_bytes)
     by_owner: dict[str, list[Stored]] = {}
-    for one in newest_first:
-        if one.name not in gone:
-            by_owner.setdefault(one.owner, []).append(one)
-    newest = None if not newest_first or any(one.is_open for one in newest_first) else newest_first[0]
+    for stored in newest_first:
+        if stored.name not in gone:
+            by_owner.setdefault(stored.owner, []).append(stored)
+    newest = None if not newest_first or any(stored.is_open for stored in newest_first) else newest_first[0]
     is_small = newest is not None and newest.size_bytes <= max_bytes // _OPEN_OF_ONE
     spared = newest.name if newest is not None and (is_small or len(by_owner) == 1) else None
     owned = [_Owned(of_owner, spared) for of_owner in by_owner.values()]
@@ -50,23 +51,23 @@ def surplus(newest_first: Sequence[Stored], max_incidents: int, max_bytes: int) 
         counts = [kept.counted(most_count) for kept in owned]
         sizes = [kept.counted_bytes(most_bytes) for kept in owned]
         if sum(counts) > max_incidents:
-            taken = counts
+            used = counts
         elif sum(sizes) > max_bytes:
-            taken = sizes
+            used = sizes
         else:
             break
-        # Of owners that keep as much, the one whose oldest is the oldest of all.
-        found = [
-            (size, places[kept.closed[-1].name], kept) for size, kept in zip(taken, owned, strict=True) if kept.closed
+        # The owner that uses most; of equal ones, the owner with the oldest incident.
+        candidates = [
+            (size, places[kept.closed[-1].name], kept) for size, kept in zip(used, owned, strict=True) if kept.closed
         ]
-        if not found:
+        if not candidates:
             break
-        gone.add(max(found, key=lambda candidate: candidate[:2])[2].drop_oldest())
-    return tuple(one.name for one in newest_first if one.name in gone)
+        gone.add(max(candidates, key=lambda candidate: candidate[:2])[2].drop_oldest())
+    return tuple(stored.name for stored in newest_first if stored.name in gone)
 
 
 def in_turn(owners: Iterable[str]) -> list[int]:
-    """The places of these, each owner's first before any owner's second, and so on."""
+    """Return the indexes of these in a fair order: the first item of each owner, then the second of each, and so on."""
     turns, seen = [], Counter[str]()
     for place, owner in enumerate(owners):
         turns.append((seen[owner], place))
@@ -75,14 +76,14 @@ def in_turn(owners: Iterable[str]) -> list[int]:
 
 
 class _Owned:
-    """What one owner keeps, while it shrinks; `closed` are those that may go, newest first."""
+    """The incidents that one owner keeps. `closed` are those that may be removed, newest first."""
 
     def __init__(self, newest_first: Collection[Stored], spared: str | None) -> None:
-        self.closed = [one for one in newest_first if not one.is_open and one.name != spared]
-        self._open = sum(one.is_open for one in newest_first)
-        self._open_bytes = sum(one.size_bytes for one in newest_first if one.is_open)
+        self.closed = [stored for stored in newest_first if not stored.is_open and stored.name != spared]
+        self._open = sum(stored.is_open for stored in newest_first)
+        self._open_bytes = sum(stored.size_bytes for stored in newest_first if stored.is_open)
         self.count = len(newest_first)
-        self.size_bytes = sum(one.size_bytes for one in newest_first)
+        self.size_bytes = sum(stored.size_bytes for stored in newest_first)
 
     def counted(self, most_open: int) -> int:
         return self.count - max(0, self._open - most_open)
@@ -97,21 +98,22 @@ class _Owned:
         return oldest.name
 
 
-def _crowding(newest_first: Iterable[Stored], max_incidents: int, max_bytes: int) -> set[str]:
-    """The crashes that are too many or too big, of one owner or of all."""
-    crowding: set[str] = set()
+def _surplus_crashes(newest_first: Iterable[Stored], max_incidents: int, max_bytes: int) -> set[str]:
+    """Return the crashes over the limits of one owner or of all owners."""
+    surplus_names: set[str] = set()
     kept, kept_bytes = Counter[str](), Counter[str]()
-    for one in newest_first:
-        if one.crash_of is None:
+    for stored in newest_first:
+        if stored.crash_of is None:
             continue
-        bounds = ((f"of {one.crash_of}", _CRASHES_OF_ONE), ("all", _CRASHES_OF_ALL))
-        for whose, part in bounds:
-            is_full = kept[whose] >= max(1, max_incidents // part)
-            if is_full or (kept[whose] and kept_bytes[whose] + one.size_bytes > max_bytes // part):
-                crowding.add(one.name)
-                break
-        else:
-            for whose, _ in bounds:
-                kept[whose] += 1
-                kept_bytes[whose] += one.size_bytes
-    return crowding
+        limits = ((f"of {stored.crash_of}", _CRASHES_OF_ONE), ("all", _CRASHES_OF_ALL))
+        if any(
+            kept[key] >= max(1, max_incidents // part)
+            or (kept[key] and kept_bytes[key] + stored.size_bytes > max_bytes // part)
+            for key, part in limits
+        ):
+            surplus_names.add(stored.name)
+            continue
+        for key, _ in limits:
+            kept[key] += 1
+            kept_bytes[key] += stored.size_bytes
+    return surplus_names

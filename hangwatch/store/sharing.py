@@ -1,6 +1,6 @@
-"""Who may read the incidents of a shared store: the owner of a job, as the kernel names him, and a group.
+"""Read access to a shared store: the owner of a job, as the kernel reports it, and a group may read its incidents.
 
-A folder for each owner lists what he may read, since nobody but root lists those of all.
+Only root can list all incidents, so a folder for each owner lists those that the owner may read.
 """
 
 from __future__ import annotations
@@ -20,89 +20,89 @@ log = logging.getLogger(__package__)
 
 
 class Sharing:
-    """The readers of the store under `root`. Only of one that is `shared` are the files and lists made theirs."""
+    """The readers of the store under `root`. A store that is not `shared` gives no access to other users."""
 
     def __init__(self, root: Path, *, shared: bool, group: str) -> None:
         self._root, self._incidents, self._owners = root, root / "incidents", root / "owners"
         self._is_shared, self._group = shared, group
         self._gid: int | None = None
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def begin(self, incidents: int) -> None:
-        """Let owners pass through the folder of incidents, and drop from their lists what is gone. Raises OSError."""
+        """Let owners pass through the folder of incidents, and remove deleted incidents from lists. Raises OSError."""
         if self._is_shared:
-            self._gid = _gid(self._group, self._say_once)
+            self._gid = _gid(self._group, self._warn_once)
             self._allow(Readers(gid=self._gid, passers=True))(incidents)
             self.unlist(lambda name: not (self._incidents / name).exists())
 
     def owner_and_group(self, uid: int | None) -> durable.Allow:
-        """What lets the owner of a job and the group read a file or a folder."""
+        """Return a function that lets the owner of a job and the group read a file or folder."""
         return self._allow(Readers(reader_uid(uid), self._gid))
 
     def group(self) -> durable.Allow:
-        """What lets the group alone read a file or a folder."""
+        """Return a function that lets only the group read a file or folder."""
         return self._allow(Readers(gid=self._gid))
 
     def is_listed(self, name: str, uid: int) -> bool:
-        """Whether this user's folder lists the incident of this name."""
+        """True if this user's folder lists the incident of this name."""
         return (self._owners / str(uid) / name).is_symlink()
 
     def names_of(self, uid: int) -> list[str]:
-        """The incidents that this user's folder lists. Raises OSError."""
+        """Return the names of the incidents that this user's folder lists. Raises OSError."""
         try:
             return [path.name for path in (self._owners / str(uid)).iterdir()]
         except FileNotFoundError:
             return []
 
-    def _allow(self, who: Readers) -> durable.Allow:
-        """What lets these read a file or folder of a shared store, as far as the file system can."""
+    def _allow(self, readers: Readers) -> durable.Allow:
+        """Return a function that lets these readers read a file or folder, if the file system supports it."""
 
         def allow(descriptor: int) -> None:
-            if not self._is_shared or who == Readers():
+            if not self._is_shared or readers == Readers():
                 return
             try:
-                access_lists.allow(descriptor, who)
+                access_lists.allow(descriptor, readers)
                 return
             except OSError as error:
-                self._say_once(f"jobs' owners cannot read their incidents: no access control list: {error.strerror}")
+                self._warn_once(f"job owners cannot read their incidents: no access control list: {error.strerror}")
             try:
-                access_lists.allow_group(descriptor, who)
+                access_lists.allow_group(descriptor, readers)
             except OSError as error:
-                self._say_once(f"[store] group = {self._group!r} cannot read incidents: {error.strerror}")
+                self._warn_once(f"[store] group = {self._group!r} cannot read incidents: {error.strerror}")
 
         return allow
 
     def enlist(self, name: str, uid: int | None) -> None:
-        """Put an incident into the folder that its owner can list. Raises OSError."""
+        """Add an incident to the folder that its owner can list. Raises OSError."""
         reader = reader_uid(uid)
         if not self._is_shared or reader is None:
             return
         with durable.folder(self._root) as root, durable.made_folder("owners", root) as owners:
             durable.refuse_unsafe(self._owners, owners)
             os.fchmod(owners, 0o711)
-            with durable.made_folder(str(reader), owners) as own:
-                durable.refuse_unsafe(self._owners / str(reader), own)
-                self._allow(Readers(uid=reader))(own)
+            with durable.made_folder(str(reader), owners) as folder:
+                durable.refuse_unsafe(self._owners / str(reader), folder)
+                self._allow(Readers(uid=reader))(folder)
                 with contextlib.suppress(FileExistsError):
-                    os.symlink(f"../../incidents/{name}", name, dir_fd=own)
+                    os.symlink(f"../../incidents/{name}", name, dir_fd=folder)
 
     def unlist(self, is_gone: Callable[[str], bool]) -> None:
-        """Take incidents out of the owners' folders. Raises OSError."""
+        """Remove incidents from the owners' folders. Raises OSError."""
         for folder in self._owners.iterdir() if self._is_shared and self._owners.is_dir() else ():
             for entry in folder.iterdir():
                 if is_gone(entry.name):
                     entry.unlink()
             with contextlib.suppress(OSError):
-                folder.rmdir()  # where nothing is left
+                folder.rmdir()  # fails if it is not empty
 
-    def _say_once(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
+    def _warn_once(self, message: str) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
             log.warning("%s: %s", self._incidents, message)
 
 
-def _gid(group: str, say: Callable[[str], None]) -> int | None:
-    """The number of a group by its name or number; None, and said, where nobody knows it: that may pass (LDAP)."""
+def _gid(group: str, warn: Callable[[str], None]) -> int | None:
+    """Return the gid of a group name or number. Warn and return None if it is unknown, perhaps temporarily (LDAP)."""
     if group.isascii() and group.isdigit():
         return int(group)
     if not group:
@@ -110,18 +110,18 @@ def _gid(group: str, say: Callable[[str], None]) -> int | None:
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
-        say(f"[store] group = {group!r}: no such group on this machine; nobody but root and owners reads incidents")
+        warn(f"[store] group = {group!r}: no such group on this machine; only root and job owners can read incidents")
         return None
 
 
 def reader_uid(uid: int | None) -> int | None:
-    """The owner whom a list should name: not root, who reads all, nor the number that stands for unknown users."""
+    """Return the owner for an access list; None for root, which can read all, and for the overflow uid."""
     return uid if uid not in (0, overflow_uid()) else None
 
 
 @functools.cache
 def overflow_uid() -> int:
-    """The uid that user_namespaces(7) shows for everybody without a number here; usually that of `nobody`, too."""
+    """Return the uid that user_namespaces(7) shows for users without a uid here; usually also that of `nobody`."""
     try:
         return int(Path("/proc/sys/kernel/overflowuid").read_text())
     except (OSError, ValueError):

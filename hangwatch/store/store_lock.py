@@ -1,4 +1,4 @@
-"""One daemon writes to a store: who has it, and for how long."""
+"""The lock of the store: only one daemon may write to a state directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCK_FILE = "lock"
 
 
 class StoreTakenError(StoreError, TemporaryError):
-    """Another daemon keeps its incidents here; the message names it, where that is known."""
+    """Another daemon uses this state directory. The message has its pid, if it is known."""
 
 
 class Lock:
@@ -34,17 +34,17 @@ class Lock:
         return self._descriptor is not None
 
     def take(self) -> None:
-        """Take the directory for this process, until `give_back` or its end; again costs nothing.
+        """Lock the directory until `give_back` or the end of the process. Does nothing if it is held.
 
-        An flock(2), which the kernel takes back whatever the process dies of; it is never waited for. Raises
-        StoreTakenError where another process has it, StoreError where there can be no lock (disk full, read-only).
+        This is an flock(2), which the kernel releases when the process dies. Does not wait. Raises StoreTakenError if
+        another process has the lock, StoreError if it cannot be made (disk full, read-only).
         """
         with self._taking:
             if self._descriptor is None:
                 self._descriptor = self._locked()
 
     def _locked(self) -> int:
-        """A descriptor that holds the lock."""
+        """Return a descriptor that holds the lock."""
         path = self._root / LOCK_FILE
         with explained(self._root / "incidents"):
             self._root.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -56,20 +56,20 @@ class Lock:
             except BlockingIOError:
                 holder = os.pread(descriptor, 20, 0).strip()
                 os.close(descriptor)
-                who = f"another hangwatch (pid {holder.decode()})" if holder.isdigit() else "another hangwatch"
+                other = f"another hangwatch (pid {holder.decode()})" if holder.isdigit() else "another hangwatch"
                 raise StoreTakenError(
-                    f"{path}: {who} keeps its incidents here\n  end that one, or give each its own [store] directory"
+                    f"{path}: {other} uses this directory\n  stop it, or set a different [store] directory"
                 ) from None
             except OSError:
                 os.close(descriptor)
                 raise
-        with contextlib.suppress(OSError):  # on a full disk nobody learns our pid, and the lock holds all the same
+        with contextlib.suppress(OSError):  # on a full disk the pid is missing, but the lock holds
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         return descriptor
 
     def give_back(self) -> None:
-        """Give the directory back."""
+        """Release the lock."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)

@@ -106,7 +106,7 @@ def test_the_help_names_every_command() -> None:
         (("explain", "/etc/hostname"), ["no stack dump", "py-spy dump --pid"]),
         (("merge", "/nonexistent"), ["/nonexistent"]),
         (("merge", "/etc/hostname"), ["/etc/hostname: is truncated or not an incident"]),
-        (("report", "/nonexistent"), ["is no incident", "hangwatch incidents"]),
+        (("report", "/nonexistent"), ["matches no incident", "hangwatch incidents"]),
         (("status", "--url", "http://127.0.0.1:1"), ["the daemon does not respond", "hangwatch run"]),
         (("status", "--url", "file:///etc/passwd"), ["http://"]),
         (("check", "nonsense"), ["nonsense", "fd_limit"]),

@@ -222,7 +222,7 @@ def test_where_there_are_no_lists_the_group_alone_reads(place: Path, caplog: pyt
         with caplog.at_level(logging.WARNING):
             _, names = kept(place)
         (said,) = [record.getMessage() for record in caplog.records]
-        assert "jobs' owners cannot read their incidents: no access control list: Operation not supported" in said
+        assert "job owners cannot read their incidents: no access control list: Operation not supported" in said
         assert attempt(place, names, OWNER)["read"] == []
         found = attempt(place, names, STRANGER, ON_CALL)
         assert (found["read"], found["changed"]) == (list(names.values()), [])

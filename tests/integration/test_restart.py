@@ -79,7 +79,7 @@ def test_a_second_daemon_says_whose_the_directory_is_and_ends(fake_driver: FakeD
     with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
         second = _hangwatch("run", "--config", str(daemon.config))
         assert second.returncode == 75, "systemd starts it again: the first one may be about to end"
-        assert f"another hangwatch (pid {daemon.process.pid}) keeps its incidents here" in second.stderr
+        assert f"another hangwatch (pid {daemon.process.pid}) uses this directory" in second.stderr
         assert "Traceback" not in second.stderr
         assert daemon.get("/healthz") == "ok\n"
     with RealDaemon(tmp_path / "hw", fake_driver.environ):

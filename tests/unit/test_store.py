@@ -397,7 +397,7 @@ def test_find_takes_a_part_of_a_name(tmp_path: Path) -> None:
     folders = [kept.save(at(opened, job_id), FILES) for opened, job_id in ((1e9, "aa"), (2e9, "ab"))]
     assert kept.find(folders[0].name) == folders[0]
     assert kept.find("ab") == folders[1]
-    for name, says in (("Z-a", "fits 2"), ("zzz", "is no incident"), ("../x", "is no incident")):
+    for name, says in (("Z-a", "matches 2"), ("zzz", "matches no incident"), ("../x", "matches no incident")):
         with pytest.raises(StoreError) as error:
             kept.find(name)
         assert says in message_of(error)
@@ -738,10 +738,10 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
     first, second = Store(tmp_path), Store(tmp_path)
     first.lock()
     first.lock()
-    with pytest.raises(store.StoreTakenError, match=rf"another hangwatch \(pid {os.getpid()}\) keeps its incidents"):
+    with pytest.raises(store.StoreTakenError, match=rf"another hangwatch \(pid {os.getpid()}\) uses this directory"):
         second.lock()
     (tmp_path / LOCK_FILE).write_text("\u0663 is no pid, nor is this")
-    with pytest.raises(store.StoreTakenError, match="another hangwatch keeps its incidents"):
+    with pytest.raises(store.StoreTakenError, match="another hangwatch uses this directory"):
         second.lock()
     first.unlock()
     second.lock()

@@ -180,7 +180,7 @@ def test_ten_nodes_that_write_into_one_store_are_one_too_many(tmp_path: Path) ->
     first = folders[0]
     assert [folder.name for folder in folders] == [first.name, *(f"{first.name}-{number}" for number in range(2, 10))]
     what, remedy = error_of(lambda: kept.save(at(1e9, node="node-9"), {}))
-    assert what == f"{first}: 9 others have this name"
+    assert what == f"{first}: 9 other incidents have this name"
     assert "give each node its own [store] directory" in remedy
     assert kept.save(at(1e9, node="node-8"), {}) == folders[8]
 
@@ -192,7 +192,7 @@ def test_a_name_stands_for_the_incident_that_has_it_whole(tmp_path: Path) -> Non
     assert first.name in second.name
     assert (kept.find(first.name), kept.find(second.name)) == (first, second)
     what, remedy = error_of(lambda: kept.find("2001"))
-    assert what == f"'2001' fits 2 incidents in {kept.incidents}"
+    assert what == f"'2001' matches 2 incidents in {kept.incidents}"
     assert "`hangwatch incidents` lists all" in remedy
 
 
@@ -368,7 +368,7 @@ def test_a_directory_that_everybody_can_write_is_no_place_for_incidents(tmp_path
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o777)
     what, remedy = error_of(lambda: writable(tmp_path / "state"))
-    assert what.startswith(f"{tmp_path}/state: everybody can write there")
+    assert what.startswith(f"{tmp_path}/state: all users can write there")
     assert f"chmod o-w {tmp_path}/state" in remedy
 
 
@@ -426,7 +426,7 @@ def test_what_the_system_says_comes_with_what_to_do(
 
 
 def test_a_name_that_is_none_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"'\.\./x' is no name for a file of an incident"):
+    with pytest.raises(StoreError, match=r"'\.\./x' is not a valid name for a file of an incident"):
         writable(tmp_path).save(at(1e9), {"../x": ""})
 
 
@@ -451,8 +451,8 @@ def test_the_lock_makes_the_directory_and_costs_one_descriptor_while_it_is_held(
     with pytest.raises(store.StoreTakenError) as error:
         Store(kept.root).lock()
     assert str(error.value) == (
-        f"{kept.root}/lock: another hangwatch (pid {os.getpid()}) keeps its incidents here\n"
-        "  end that one, or give each its own [store] directory"
+        f"{kept.root}/lock: another hangwatch (pid {os.getpid()}) uses this directory\n"
+        "  stop it, or set a different [store] directory"
     )
     assert descriptors() == at_first + 1
     kept.unlock()
@@ -474,7 +474,7 @@ def test_no_lock_where_everybody_can_write(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o777)
     what, remedy = error_of(Store(tmp_path / "state").lock)
-    assert what.startswith(f"{tmp_path}/state: everybody can write there")
+    assert what.startswith(f"{tmp_path}/state: all users can write there")
     assert f"chmod o-w {tmp_path}/state" in remedy
     assert not (tmp_path / "state/lock").exists()
 
@@ -510,9 +510,9 @@ def test_what_was_left_open_fills_the_room_to_the_brim_and_the_rest_is_named(
     monkeypatch.setattr(folders, "MOST_LEFT_OPEN_BYTES", sum(sizes))
     assert (left(), caplog.messages) == ([2, 1, 0], [])
     monkeypatch.setattr(folders, "MOST_LEFT_OPEN_BYTES", sum(sizes) - 1)
-    assert (left(), caplog.messages) == ([2, 1], [f"{saved[0]}: is open, and one too many to go on with"])
+    assert (left(), caplog.messages) == ([2, 1], [f"{saved[0]}: not continued: too many open incidents"])
     monkeypatch.setattr(folders, "MOST_LEFT_OPEN", 1)
-    assert (left(), caplog.messages) == ([2], [f"{saved[1]}: is open, and one too many to go on with, beside 1 more"])
+    assert (left(), caplog.messages) == ([2], [f"{saved[1]} and 1 more: not continued: too many open incidents"])
 
 
 def test_what_one_owner_left_open_does_not_take_the_room_of_others(
@@ -537,7 +537,7 @@ def test_an_open_incident_that_no_version_reads_is_said_and_the_others_go_on(
     (broken / "incident.json").write_text(json.dumps({**told, "schema_version": INCIDENT_VERSION + 1}))
     assert [incident.opened_unix_seconds for incident in kept.left_open(at(1e9).node)] == [1e9]
     (said,) = caplog.messages
-    assert said.startswith(f"an incident that is open cannot be read: {broken}/incident.json: was written by a newer")
+    assert said.startswith(f"an open incident cannot be read: {broken}/incident.json: was written by a newer")
 
 
 def test_a_store_for_a_single_answer_is_there_at_once(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""What leaves this node over HTTP and the user socket."""
+"""The HTTP server and the user socket."""

@@ -1,7 +1,7 @@
-"""Who may ask for what over the network: by password, certificate of the client, token, or because nobody else can ask.
+"""Access control of the HTTP server: by password, client certificate, token, or a loopback address.
 
-Stacks name code and paths of other people's jobs: incidents are served to those who have shown who they are, and to
-nobody where nothing says who that is. The files that say so are read again when they change.
+Stacks show code and paths of users' jobs: incidents are served only to authenticated clients. Without configured users,
+certificates or a token they are not served. The files with the rules are read again when they change.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from hangwatch.web.passwords import Passwords
 
 RELOAD_SECONDS = 5.0
-BUSY_SECONDS = 5  # after which to try again
+BUSY_SECONDS = 5  # for the header Retry-After
 OFF = "incidents are not served: set [http] web_config_file with users or client certificates, or incidents_token_file"
 
 log = logging.getLogger(__name__)
 
 
 class Rules(NamedTuple):
-    """What is asked of a client: TLS and whether with a certificate, with which names, and a user of `users`.
+    """The requirements for clients: TLS, a client certificate with one of `allowed_sans`, and a password.
 
-    `users` are bcrypt hashes by name; without any, nobody is asked for a password. `files` are what it was read from.
+    `users` are bcrypt hashes by user name; without users no password is required. `files` are the files of the rules.
     """
 
     tls: ssl.SSLContext | None = None
@@ -43,11 +43,11 @@ class Rules(NamedTuple):
 
     @property
     def verifies_clients(self) -> bool:
-        """Whether a client's certificate is verified, where it shows one."""
+        """True if the certificate of a client is verified."""
         return self.tls is not None and self.tls.verify_mode is not ssl.CERT_NONE
 
     def is_weaker_than(self, other: Rules) -> bool:
-        """Whether they give up something that the others ask for: what a file half written looks like."""
+        """True if these rules drop a requirement of the others, as those of a file that is half written."""
         return (
             (self.tls is None) != (other.tls is None)
             or (bool(other.users) and not self.users)
@@ -57,7 +57,7 @@ class Rules(NamedTuple):
 
 
 class Admission:
-    """The rules in force. `read` reads them again, `use_tls` takes the certificate of the connections from then on."""
+    """The present rules. `read` reads them again, `use_tls` sets the TLS context of new connections."""
 
     def __init__(
         self,
@@ -76,21 +76,21 @@ class Admission:
         self._thread = threading.Thread(target=self._reload, name="http-reload", daemon=True)
 
     def start(self) -> None:
-        """Follow the files, where there are any."""
+        """Start watching the files of the rules, if there are any."""
         if self._rules.files:
             self._thread.start()
 
     def stop(self) -> None:
-        """Follow them no more; a file system that does not answer is not waited for."""
+        """Stop watching the files, without waiting for a file system that does not respond."""
         self._stopping.set()
         if self._passwords is not None:
             self._passwords.stop()
 
     async def refusal(self, request: Request, *, is_of_incidents: bool) -> Answer | None:
-        """The answer to who may not have what it asks for; None to who may."""
+        """Return the answer that refuses the request; None if it is allowed."""
         rules, passwords = self._rules, self._passwords
         if rules.allowed_sans and rules.allowed_sans.isdisjoint(names_of(request.certificate or {})):
-            return text(HTTPStatus.FORBIDDEN, "the client's certificate has none of the names that are allowed")
+            return text(HTTPStatus.FORBIDDEN, "the client certificate has none of the allowed names")
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if is_of_incidents and scheme.lower() == "bearer" and self._token is not None:
             return None if hmac.compare_digest(given.strip().encode(), self._token) else self._unknown()
@@ -99,7 +99,7 @@ class Admission:
         if not is_of_incidents or self._everybody_sees_incidents:
             return None
         if rules.verifies_clients:
-            return None if request.certificate else text(HTTPStatus.FORBIDDEN, "a client certificate is needed")
+            return None if request.certificate else text(HTTPStatus.FORBIDDEN, "a client certificate is required")
         return self._unknown() if self._token is not None else text(HTTPStatus.NOT_FOUND, OFF)
 
     async def _of_user(self, passwords: Passwords, given: str, address: str) -> Answer | None:
@@ -113,10 +113,12 @@ class Admission:
         return None if answer == "right" else self._unknown()
 
     def _unknown(self) -> Answer:
-        """401, and by what a client may say who it is."""
-        asked = 'Basic realm="hangwatch"' if self._passwords is not None else 'Bearer realm="hangwatch incidents"'
-        needed = "a user and a password are needed" if self._passwords is not None else "a bearer token is needed"
-        return text(HTTPStatus.UNAUTHORIZED, needed)._replace(headers={"WWW-Authenticate": asked})
+        """Return 401 with the authentication scheme."""
+        if self._passwords is not None:
+            message, scheme = "a user and a password are required", 'Basic realm="hangwatch"'
+        else:
+            message, scheme = "a bearer token is required", 'Bearer realm="hangwatch incidents"'
+        return text(HTTPStatus.UNAUTHORIZED, message)._replace(headers={"WWW-Authenticate": scheme})
 
     def _reload(self) -> None:
         while not self._stopping.wait(RELOAD_SECONDS):
@@ -126,16 +128,18 @@ class Admission:
                 self._take(self._read)
 
     def _take(self, read: Callable[[], Rules]) -> None:
-        """Use what the files say now; where they cannot be used, or ask for less, the rules stay as they are."""
-        named = str(self._rules.files[0])
+        """Use the rules in the files now. If they are unusable or weaker, keep the present rules."""
+        name = str(self._rules.files[0])
         try:
             rules = read()
-        except Exception as error:  # of a thread that goes on
-            log.error("%s has changed and cannot be used, what it said before holds: %s", named, error)
+        except Exception as error:  # the thread must continue
+            log.error("%s has changed and cannot be used; the previous rules stay in force: %s", name, error)
             return
         if rules.is_weaker_than(self._rules):
             log.error(
-                "%s asks for less than before, or turns TLS on: that takes a restart; what it said before holds", named
+                "%s has weaker rules than before, or turns TLS on: restart hangwatch to apply it; "
+                "the previous rules stay in force",
+                name,
             )
             return
         if rules.users != self._rules.users:
@@ -143,18 +147,18 @@ class Admission:
         if rules.tls is not None:
             self._use_tls(rules.tls)
         self._rules, self._seen = rules, _state(rules.files)
-        log.info("%s has changed and was read again", named)
+        log.info("%s has changed and was read again", name)
 
 
 def names_of(certificate: Mapping[str, Any]) -> frozenset[str]:
-    """The subject alternative names of a certificate as `ssl.SSLSocket.getpeercert` gives it."""
+    """Return the subject alternative names of a certificate from `ssl.SSLSocket.getpeercert`."""
     return frozenset(
         _address(name) if kind == "IP Address" else name for kind, name in certificate.get("subjectAltName", ())
     )
 
 
 def _address(shown: str) -> str:
-    """An address in its short form: OpenSSL writes those of IPv6 in full."""
+    """Shorten an IP address: OpenSSL writes IPv6 addresses in full."""
     try:
         return str(ipaddress.ip_address(shown.strip()))
     except ValueError:
@@ -170,7 +174,7 @@ def _passwords(rules: Rules, before: Passwords | None = None) -> Passwords | Non
 
 
 def _user_and_password(given: str) -> tuple[str | None, bytes]:
-    """What the header of basic authentication holds (RFC 7617); None without a user."""
+    """Decode the header of basic authentication (RFC 7617). For an invalid header the user is None."""
     try:
         user, colon, password = base64.b64decode(given.strip(), validate=True).partition(b":")
         return (user.decode() if colon else None), password
@@ -179,13 +183,13 @@ def _user_and_password(given: str) -> tuple[str | None, bytes]:
 
 
 def _state(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
-    """By what a change of files is seen."""
+    """Return a value that changes if one of the files changes."""
     return tuple(map(_state_of, files))
 
 
 def _state_of(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino

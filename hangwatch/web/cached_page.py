@@ -1,4 +1,4 @@
-"""Pages that are made in a thread beside the event loop, once for all who ask meanwhile."""
+"""Pages that are made in a thread, once for all requests that arrive meanwhile."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from http import HTTPStatus
 
 from hangwatch.web.listener import Answer
 
-LEAST_KEPT_SECONDS = 0.25  # a page that was just made is given to whoever asks within this time
+LEAST_KEPT_SECONDS = 0.25  # a page is kept at least this long
 
 
 class Page:
-    """What is made on demand, for all who ask meanwhile, and kept for as long as making it took.
+    """A page that is made on request, shared by all requests that arrive meanwhile, and kept for as long as it took.
 
-    So a flood of requests costs half of one core at most, and clients that read slowly hold few versions in memory.
+    So a flood of requests costs at most half of one core, and slow clients keep few versions in memory.
     """
 
     def __init__(self, content_type: str, make: Callable[[], bytes], pool: ThreadPoolExecutor) -> None:
@@ -26,7 +26,7 @@ class Page:
         self._kept_until = 0.0
 
     async def get(self) -> Answer:
-        """The page; one request that is given up does not end the making of it for the others."""
+        """Return the page. A request that is cancelled does not stop the making of the page."""
         if self._making is None or (self._making.done() and time.monotonic() >= self._kept_until):
             self._making = asyncio.get_running_loop().run_in_executor(self._pool, self._timed)
         return Answer(HTTPStatus.OK, self._content_type, await asyncio.shield(self._making))
@@ -41,7 +41,7 @@ class Page:
 
 
 class Gzipped:
-    """A page for who takes it compressed, which happens once for each time that it was made."""
+    """A page compressed with gzip, once each time that it is made."""
 
     def __init__(self, page: Page, pool: ThreadPoolExecutor) -> None:
         self._page, self._pool = page, pool
@@ -49,7 +49,7 @@ class Gzipped:
         self._made: asyncio.Future[bytes] | None = None
 
     async def get(self) -> Answer:
-        """The page; one request that is given up does not end the making of it for the others."""
+        """Return the compressed page. A request that is cancelled does not stop the compression."""
         answer = await self._page.get()
         if self._made is None or answer.body is not self._plain:
             self._plain = answer.body

@@ -1,4 +1,4 @@
-"""How many connections a caller may open at once, and in a second. A caller is a user or an address."""
+"""Limits on the connections of a caller: at once, and per second. A caller is a user or an address."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from collections import OrderedDict
 from typing import NamedTuple, TypeAlias
 
 Caller: TypeAlias = int | str
-"""A user id by this kernel's word, or an address: of IPv6 the first 64 bits, which one host may have as a whole."""
+"""A uid as the kernel reports it, or an address. Of IPv6 addresses the first 64 bits: one host may have them all."""
 
-MOST_CALLERS = 4096  # remembered; the one that was seen longest ago is forgotten
+MOST_CALLERS = 4096  # in memory; the least recent one is forgotten
 MOST_LOGGED = 64
 _ALL_AT_ONCE, _ALL_PER_SECOND = 2000.0, 200.0
-_RESERVE_RATIO = 0.25  # of what all may open: that much more, for quiet callers while others flood
-QUIET_SECONDS = 5.0  # a caller that has not tried for so long is no flooder; who scrapes does it less often
+_RESERVE_RATIO = 0.25  # reserve for quiet callers while others flood, as a ratio of the limit of all callers
+QUIET_SECONDS = 5.0  # a caller without an attempt for this long is quiet; scrapes are less frequent
 
 log = logging.getLogger(__name__)
 
 
 class Rate(NamedTuple):
-    """So many connections at once, and so many a second from then on."""
+    """A limit: connections at once, and further connections per second."""
 
     at_once: float
     per_second: float
 
 
 class _Bucket(NamedTuple):
-    left: float
+    """A token bucket: its tokens at a CLOCK_MONOTONIC time."""
+
+    tokens: float
     as_of: float
 
 
 class ConnectionLimits:
-    """What each caller of one listener, and all together, have opened; a caller over its limit is logged once.
+    """Token buckets of one listener: of each caller, and of all together. A refused caller is logged once.
 
-    Where all together are over their limit, a caller that was quiet before draws on a reserve.
+    If all callers together are over their limit, a quiet caller uses a reserve.
     """
 
     def __init__(self, listener: str, of_caller: Rate) -> None:
@@ -47,51 +49,48 @@ class ConnectionLimits:
         self._logged: set[Caller] = set()
 
     def begin(self, caller: Caller, now: float) -> bool:
-        """Count one connection of this caller at a CLOCK_MONOTONIC time; one too many is not counted: False."""
-        known = self._buckets.get(caller)
-        is_quiet = known is None or now - known.as_of >= QUIET_SECONDS
-        own = _filled(known, self._of_caller, now)
-        everybody = _filled(self._everybody, self._all, now)
-        reserve = _filled(self._reserve, self._of_reserve, now)
-        is_allowed = own.left >= 1.0
-        if is_allowed and everybody.left >= 1.0:
-            everybody = everybody._replace(left=everybody.left - 1.0)
-        elif is_allowed and is_quiet and reserve.left >= 1.0:
-            reserve = reserve._replace(left=reserve.left - 1.0)
+        """Count a connection of this caller at a CLOCK_MONOTONIC time. At a limit, count nothing and return False."""
+        previous = self._buckets.get(caller)
+        is_quiet = previous is None or now - previous.as_of >= QUIET_SECONDS
+        bucket = _filled(previous, self._of_caller, now)
+        self._everybody = _filled(self._everybody, self._all, now)
+        self._reserve = _filled(self._reserve, self._of_reserve, now)
+        is_allowed = bucket.tokens >= 1.0
+        if is_allowed and self._everybody.tokens >= 1.0:
+            self._everybody = self._everybody._replace(tokens=self._everybody.tokens - 1.0)
+        elif is_allowed and is_quiet and self._reserve.tokens >= 1.0:
+            self._reserve = self._reserve._replace(tokens=self._reserve.tokens - 1.0)
         else:
             is_allowed = False
-        if is_allowed:
-            own = own._replace(left=own.left - 1.0)
-        self._buckets[caller] = own
+        self._buckets[caller] = bucket._replace(tokens=bucket.tokens - 1.0) if is_allowed else bucket
         self._buckets.move_to_end(caller)
         if len(self._buckets) > MOST_CALLERS:
             self._buckets.popitem(last=False)
-        self._everybody, self._reserve = everybody, reserve
         return is_allowed
 
     def log_refused(self, caller: Caller, why: str) -> None:
-        """Say of each caller once, and of so many callers, that it is refused."""
+        """Log once for each caller that it is refused, for at most `MOST_LOGGED` callers."""
         if caller in self._logged or len(self._logged) >= MOST_LOGGED:
             return
         self._logged.add(caller)
-        who = f"user {caller}" if isinstance(caller, int) else caller
-        last = "; further callers are refused without a line" if len(self._logged) == MOST_LOGGED else ""
-        log.warning("%s: connections of %s are refused: %s%s", self._listener, who, why, last)
+        name = f"user {caller}" if isinstance(caller, int) else caller
+        last = "; further refused callers are not logged" if len(self._logged) == MOST_LOGGED else ""
+        log.warning("%s: connections of %s are refused: %s%s", self._listener, name, why, last)
 
 
 def caller_at(address: str) -> Caller:
-    """The caller behind the address of a connection; an IPv4 address that is mapped into IPv6 is one of IPv4."""
+    """Return the caller behind an address. An IPv4 address that is mapped into IPv6 counts as IPv4."""
     if ":" not in address:
         return address
     try:
-        found = ipaddress.IPv6Address(address.partition("%")[0])
+        parsed = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
         return address
-    mapped = found.ipv4_mapped
-    return str(mapped) if mapped is not None else f"{ipaddress.IPv6Address(int(found) >> 64 << 64)}/64"
+    mapped = parsed.ipv4_mapped
+    return str(mapped) if mapped is not None else f"{ipaddress.IPv6Address(int(parsed) >> 64 << 64)}/64"
 
 
 def _filled(bucket: _Bucket | None, rate: Rate, now: float) -> _Bucket:
     if bucket is None:
         return _Bucket(rate.at_once, now)
-    return _Bucket(min(rate.at_once, bucket.left + rate.per_second * (now - bucket.as_of)), now)
+    return _Bucket(min(rate.at_once, bucket.tokens + rate.per_second * (now - bucket.as_of)), now)

@@ -1,7 +1,7 @@
-"""Answer /metrics, /healthz, /status and, for permitted readers, incidents; health has a port of its own.
+"""The HTTP server: /metrics, /healthz, /status and, for authorized clients, incidents. Health has a separate port.
 
-`listener` keeps the connections, `auth` decides on access. What takes time is made in threads beside the event loop,
-once for all who ask meanwhile.
+`listener` keeps the connections, `auth` decides on access. Slow answers are made in threads, once for all requests that
+arrive meanwhile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEALTH_CONNECTIONS = 64
 MAX_PORT = 65535
 MAX_PEM_BYTES = 1 << 20
 MAX_TOKEN_BYTES = 64 << 10
-INCIDENT_THREADS = 2  # a store on a dead mount blocks these, nothing else
+INCIDENT_THREADS = 2  # a store on a dead mount blocks only these threads
 OPENMETRICS = "application/openmetrics-text"
 TEMPORARY = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, socket.EAI_AGAIN)
 
@@ -46,18 +46,17 @@ INDEX = (
 
 
 class ServeError(UserError):
-    """The server cannot start with these settings; the message says why and what to change."""
+    """The server cannot start with these settings. The message says why and what to change."""
 
 
 class PortTakenError(TemporaryError):
-    """The server cannot start now, and may later: the port is taken, or the address is not there yet."""
+    """The server cannot start now: the port is in use, or the address does not exist yet."""
 
 
 class Server:
-    """The HTTP server of one daemon: everything on `settings.port`, and health alone on `health_port`, without TLS.
+    """The HTTP server of one daemon: all pages on `settings.port`, and /healthz on `health_port` without TLS.
 
-    `status` returns the value behind /status, `unhealthy` a sentence when something is wrong, None when
-    all is well.
+    `status` returns the value of /status. `unhealthy` returns a sentence if something is wrong, else None.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Server:
         self.health_port = 0
 
     def start(self) -> int:
-        """Bind both ports and serve; returns the main one. Raises ServeError, and PortTakenError if it may go later."""
+        """Bind both ports and serve. Returns the main port. Raises ServeError, PortTakenError."""
         wanted = self._settings
         port = _bind(self._main, wanted.listen, wanted.port, "port")
         try:
@@ -105,7 +104,7 @@ class Server:
         return port
 
     def stop(self) -> None:
-        """Stop serving; what is being made is left behind."""
+        """Stop serving. Pages that are being made are abandoned."""
         self._admission.stop()
         for listener in (self._main, self._health):
             listener.stop()
@@ -138,22 +137,22 @@ class Server:
 
 
 def _takes_gzip(accept_encoding: str) -> bool:
-    """Whether an Accept-Encoding names gzip and does not refuse it (RFC 9110, 12.5.3)."""
-    for one in accept_encoding.split(","):
-        coding, _, weight = one.partition(";")
+    """True if an Accept-Encoding allows gzip (RFC 9110, 12.5.3)."""
+    for item in accept_encoding.split(","):
+        coding, _, weight = item.partition(";")
         if coding.strip().lower() in ("gzip", "x-gzip"):
             return not re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", weight)
     return False
 
 
 def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor) -> Page:
-    """The metrics in one of two formats, whatever parameters a client adds: each variant would be made anew."""
+    """Return the page of one of the two formats. Parameters of a client are ignored: each would be a further page."""
     encoder, kind = choose_encoder(f"{wanted}; version=1.0.0" if wanted else "")
     return Page(kind, lambda: encoder(registry), pool)
 
 
 class Prepared(NamedTuple):
-    """What a server needs of files, read and found to be usable; `has_readers` if it serves incidents to somebody."""
+    """The valid settings and files of a server. `has_readers` if at least one client may read incidents."""
 
     token: bytes | None
     rules: Rules
@@ -162,27 +161,27 @@ class Prepared(NamedTuple):
 
 
 def prepared(settings: Http) -> Prepared:
-    """What `Server` begins with, and what `hangwatch config --check` asks. Raises ServeError, PortTakenError."""
+    """Read and check the settings, for `Server` and `hangwatch config --check`. Raises ServeError, PortTakenError."""
     health_port = settings.health_port or (settings.port + 1 if settings.port else 0)
     for port, key in ((settings.port, "port"), (health_port, "health_port")):
         if port > MAX_PORT:
-            raise ServeError(f"[http]: the port after {settings.port} is for health: set health_port, or a lower port")
+            raise ServeError(f"[http]: health_port would be {settings.port} + 1: set health_port, or a lower port")
         with _explained(settings.listen, port, key):
             resolved(settings.listen, port)
     if health_port and health_port == settings.port:
-        raise ServeError(f"[http]: port and health_port are both {health_port}\n  health has a port of its own")
+        raise ServeError(f"[http]: port and health_port are both {health_port}: they must differ")
     if settings.incidents_on_loopback and not _is_loopback(settings.listen):
         raise ServeError(
-            f"[http] incidents_on_loopback: listen = {settings.listen!r} is reached from elsewhere\n"
+            f"[http] incidents_on_loopback: listen = {settings.listen!r} can be reached from other nodes\n"
             "  set web_config_file or incidents_token_file, or listen on 127.0.0.1"
         )
-    token, known = _read_token(settings.incidents_token_file), rules(settings)
-    has_readers = token is not None or bool(known.users) or known.verifies_clients or settings.incidents_on_loopback
-    return Prepared(token, known, health_port, has_readers)
+    token, access = _read_token(settings.incidents_token_file), rules(settings)
+    has_readers = token is not None or bool(access.users) or access.verifies_clients or settings.incidents_on_loopback
+    return Prepared(token, access, health_port, has_readers)
 
 
 def usable_url(settings: Http) -> str:
-    """The `external_url`, empty where nobody may see incidents: a page leads nowhere then.
+    """Return the `external_url` for links to incidents; "" if no client may read incidents.
 
     Raises ServeError, PortTakenError.
     """
@@ -190,32 +189,32 @@ def usable_url(settings: Http) -> str:
 
 
 def cautions(settings: Http) -> Iterator[str]:
-    """What is allowed and seldom meant, each with what to type. Raises ServeError, PortTakenError."""
+    """Yield warnings about valid but unlikely settings, with advice. Raises ServeError, PortTakenError."""
     from hangwatch.web import passwords
 
     ready = prepared(settings)
     if settings.external_url and not ready.has_readers:
         yield (
-            "[http] external_url: nobody may see incidents on this port, so pages do not link to them\n"
-            "  name users or client certificates in web_config_file, or set incidents_token_file"
+            "[http] external_url: no user may read incidents on this port, so pages do not link to them\n"
+            "  set users or client certificates in web_config_file, or set incidents_token_file"
         )
     for user, hashed in ready.rules.users.items():
         cost = passwords.cost_of(hashed) or 0
         if cost > passwords.COSTLY:
             yield (
-                f"[http] web_config_file: {settings.web_config_file}: basic_auth_users.{user}: has a cost of {cost}: "
-                f"each try takes {2 ** (cost - passwords.COSTLY)} times the CPU of cost {passwords.COSTLY}\n"
-                f"  `htpasswd -nBC 10 {user}` prints a hash that is cheaper"
+                f"[http] web_config_file: {settings.web_config_file}: basic_auth_users.{user}: bcrypt cost {cost}: "
+                f"each login attempt uses {2 ** (cost - passwords.COSTLY)} times the CPU of cost {passwords.COSTLY}\n"
+                f"  `htpasswd -nBC 10 {user}` prints a cheaper hash"
             )
 
 
 def rules(settings: Http) -> Rules:
-    """Who may ask over the network, read from the files that say so. Raises ServeError."""
+    """Read the access rules from their files. Raises ServeError."""
     if not settings.web_config_file:
         files = tuple(Path(path) for path in (settings.tls_certificate, settings.tls_key) if path)
         return Rules(tls=_tls(settings), files=files)
     if settings.tls_certificate or settings.tls_key:
-        raise ServeError("[http]: tls_certificate and tls_key are set in web_config_file, where there is one")
+        raise ServeError("[http]: with web_config_file, set the certificate there, not in tls_certificate and tls_key")
     from hangwatch.formats import yaml_file
     from hangwatch.web import web_config
 
@@ -226,7 +225,7 @@ def rules(settings: Http) -> Rules:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether nobody but this node reaches it."""
+    """True if only this node can reach the address."""
     try:
         _, address = resolved(host, 0)
         return ipaddress.ip_address(address[0]).is_loopback
@@ -248,29 +247,28 @@ def _explained(host: str, port: int, key: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in TEMPORARY:
             raise PortTakenError(
                 f"cannot listen on {where}: {error}\n"
-                "  another hangwatch, or another program, may hold the port (`ss -ltnp` shows it);\n"
-                f"  stop it, or choose another one: [http] {key} = ... in the configuration"
+                "  another hangwatch or another program may use the port (`ss -ltnp` shows it):\n"
+                f"  stop it, or choose another port: [http] {key} = ... in the configuration"
             ) from None
         if isinstance(error, socket.gaierror | UnicodeError):
-            raise ServeError(f"[http] listen = {host!r} is no address: {error}") from None
-        raise ServeError(f"cannot listen on {where}: {error}\n  the keys are [http] listen and {key}") from None
+            raise ServeError(f"[http] listen = {host!r}: not a valid address: {error}") from None
+        raise ServeError(f"cannot listen on {where}: {error}\n  change [http] listen or {key}") from None
 
 
 def _tls(settings: Http) -> ssl.SSLContext | None:
     if not (settings.tls_certificate or settings.tls_key):
         return None
     if not (settings.tls_certificate and settings.tls_key):
-        raise ServeError("[http]: tls_certificate and tls_key go together; only one of them is set")
+        raise ServeError("[http]: only one of tls_certificate and tls_key is set: set both")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         for path in (settings.tls_certificate, settings.tls_key):
-            bounded_read.read(
-                path, MAX_PEM_BYTES, flags=os.O_NONBLOCK
-            )  # OpenSSL reads on for as long as something comes
-        # Without a password here, OpenSSL would ask the terminal for that of an encrypted key.
+            # OpenSSL itself reads without a limit.
+            bounded_read.read(path, MAX_PEM_BYTES, flags=os.O_NONBLOCK)
+        # With an encrypted key and no password, OpenSSL would ask on the terminal.
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
     except (OSError, ValueError, bounded_read.FileError) as error:
-        raise ServeError(f"[http]: the TLS certificate or key cannot be used: {error}") from None
+        raise ServeError(f"[http]: tls_certificate or tls_key cannot be used: {error}") from None
     return context
 
 

@@ -1,4 +1,4 @@
-"""The incidents of this node over the network: their list, and of each its files, sent as they are read."""
+"""The HTTP pages of incidents: their list, and the files of each incident."""
 
 from __future__ import annotations
 
@@ -35,34 +35,34 @@ _MISSING = text(HTTPStatus.NOT_FOUND, "no such incident")
 
 
 class Incidents(Protocol):
-    """What is needed of the store."""
+    """The methods of the store that the pages need."""
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
-        """One file of one incident, None where there is no such file."""
+        """Open a file of an incident; None if there is no such file."""
 
     def summaries(self) -> tuple[incident_file.Summary, ...]:
-        """All incidents, newest first. Raises StoreError."""
+        """Return all incidents, newest first. Raises StoreError."""
 
 
 class IncidentPages:
-    """Answers to who may see incidents. `reading` is where a store on a dead mount blocks, and nothing else."""
+    """The answers for authorized clients. Only the threads in `reading` are blocked by a store on a dead mount."""
 
     def __init__(self, incidents: Incidents, reading: ThreadPoolExecutor) -> None:
         self._incidents, self._reading = incidents, reading
         self._list = Page(JSON, self._listed, reading)
 
     async def answer(self, path: str) -> Answer:
-        """/incidents is the list; /incidents/ID/NAME one file, grouped.json what merging needs of it."""
+        """Answer /incidents (the list) and /incidents/ID/NAME (a file; grouped.json is the input of a merge)."""
         if path in ("/incidents", "/incidents/"):
             return await self._list.get()
-        asked = _PATH.fullmatch(path)
-        if asked is None:
+        match = _PATH.fullmatch(path)
+        if match is None:
             return _MISSING
-        incident_id, name = asked[1], asked[2] or "report.html"
+        incident_id, name = match[1], match[2] or "report.html"
         loop = asyncio.get_running_loop()
         if name == GROUPED:
-            found = await loop.run_in_executor(self._reading, self._grouped, incident_id)
-            return Answer(HTTPStatus.OK, JSON, found) if found is not None else _MISSING
+            grouped = await loop.run_in_executor(self._reading, self._grouped, incident_id)
+            return Answer(HTTPStatus.OK, JSON, grouped) if grouped is not None else _MISSING
         if name not in FILES:
             return _MISSING
         file = await loop.run_in_executor(self._reading, self._incidents.open_file, incident_id, name)
@@ -72,45 +72,46 @@ class IncidentPages:
         pieces = _Pieces(file, size_bytes, self._reading)
         if size_bytes > incident_file.MAX_INCIDENT_BYTES:
             await pieces.aclose()
-            return text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the file is too large to be sent")
+            return text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the file is too large")
         return Answer(HTTPStatus.OK, FILES[name], b"", pieces=pieces, size_bytes=size_bytes)
 
     def _listed(self) -> bytes:
         try:
-            return msgspec.json.encode(Listed(schema_version=LIST_VERSION, incidents=self._incidents.summaries()))
-        except incident_file.StoreError:  # its message names paths
-            return msgspec.json.encode(Listed(schema_version=LIST_VERSION, incidents=()))
+            summaries = self._incidents.summaries()
+        except incident_file.StoreError:  # not sent: its message has paths
+            summaries = ()
+        return msgspec.json.encode(Listed(schema_version=LIST_VERSION, incidents=summaries))
 
     def _grouped(self, incident_id: str) -> bytes | None:
-        """As `hangwatch dump --json --grouped` prints it: a sixth of the incident."""
+        """Return the incident as `hangwatch dump --json --grouped` prints it: a sixth of its size."""
         file = self._incidents.open_file(incident_id, INCIDENT_FILE)
         if file is None:
             return None
         try:
             with file:
-                found = sighting.read(Path(INCIDENT_FILE), file)
+                dump = sighting.read(Path(INCIDENT_FILE), file)
         except (incident_file.StoreError, bounded_read.FileError):
             return None
-        return msgspec.json.encode(msgspec.structs.replace(found, printed_unix_seconds=time.time()))
+        return msgspec.json.encode(msgspec.structs.replace(dump, printed_unix_seconds=time.time()))
 
 
 class _Pieces:
-    """An open file, as much of it as was there when it was asked for."""
+    """An open file, up to the size that it had at the request."""
 
     def __init__(self, file: BinaryIO, size_bytes: int, reading: ThreadPoolExecutor) -> None:
-        self._file, self._left, self._reading = file, size_bytes, reading
+        self._file, self._remaining_bytes, self._reading = file, size_bytes, reading
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 
     async def __anext__(self) -> bytes:
-        if not self._left:
+        if not self._remaining_bytes:
             raise StopAsyncIteration
         loop = asyncio.get_running_loop()
-        piece = await loop.run_in_executor(self._reading, self._file.read, min(PIECE_BYTES, self._left))
+        piece = await loop.run_in_executor(self._reading, self._file.read, min(PIECE_BYTES, self._remaining_bytes))
         if not piece:
             raise OSError("the file has become shorter")
-        self._left -= len(piece)
+        self._remaining_bytes -= len(piece)
         return piece
 
     async def aclose(self) -> None:

@@ -1,10 +1,10 @@
-"""One listening socket and its connections, in a thread with an event loop of its own (tornado).
+"""A listening socket and its connections, in a thread with an event loop (tornado).
 
-Whoever reaches the port may be hostile. A connection carries one request; from accept to the end of its header, TLS
-handshake included, it has REQUEST_SECONDS, and its answer ANSWER_SECONDS. A caller (a user, an address) that opens too
-many is refused at accept, before anything is made for the connection. A TCP client on this node is known by its user,
-whatever address it comes from. So many connections are kept, and no more: the next one takes the place of one of the
-caller with most connections: the oldest that has not asked anything yet.
+Clients may be hostile. A connection carries one request. From accept to the end of its header, including the TLS
+handshake, it has REQUEST_SECONDS, and the answer has ANSWER_SECONDS. A caller (a user or an address) with too many
+connections is refused at accept, at little cost. A TCP client on this node is identified by its user, whatever its
+address is. If all places are taken, a new connection replaces one of the caller with most connections: the oldest
+without a request.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from hangwatch.web.connection_limits import Caller, ConnectionLimits, Rate, call
 
 REQUEST_SECONDS = 5.0  # from accept to the end of the header
 ANSWER_SECONDS = 10.0  # from there to the last byte of the answer: Prometheus' default deadline
-RENEWED_BYTES = 1 << 20  # an answer in pieces has that time again after so many: 100 kB/s at least
+RENEWED_BYTES = 1 << 20  # an answer in pieces gets ANSWER_SECONDS again after this many bytes: 100 kB/s at least
 STOP_SECONDS = 2.0
-MAX_HEADER_BYTES = 16 * 1024  # more is answered with 431, twice as much with the end of the connection
+MAX_HEADER_BYTES = 16 * 1024  # more is answered with 431, twice as much closes the connection
 READ_BYTES = 4 * 1024
 BACKLOG = 1024
-ACCEPT_BATCH = 32  # connections taken before those that are here have their turn; at most a quarter of the places
+ACCEPT_BATCH = 32  # connections accepted at a time, before the open ones are served; at most a quarter of the places
 REFUSED_BATCH = 32
-ACCEPTS_PER_SECOND = 4000  # refused ones included
-ACCEPTS_SECONDS = 0.05  # over which they are counted
+ACCEPTS_PER_SECOND = 4000  # including refused ones
+ACCEPTS_SECONDS = 0.05  # the period in which they are counted
 AGAIN_SECONDS = 10
 RATE_OF_ADDRESS = Rate(at_once=500.0, per_second=50.0)
-ACCEPT_PAUSE_SECONDS = 0.5  # when the process or the machine has no descriptor left
-SHARE_OF_FDS = 4  # a listener keeps at most this part of what the process may open: 1/4
+ACCEPT_PAUSE_SECONDS = 0.5  # if no descriptor is available
+SHARE_OF_FDS = 4  # a listener uses at most 1/4 of the process's descriptors
 
 _REFUSED = (
     b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: text/plain; charset=utf-8\r\n"
     b"Content-Length: %d\r\n\r\nconnections are refused: %b\n"
 )
 log = logging.getLogger(__name__)
-# What a client sends wrong is no news for the journal, and a flood of it is an attack on the disk.
+# Do not log wrong requests: a flood of them would fill the disk.
 logging.getLogger("tornado.general").setLevel(logging.ERROR)
 
 
 class Peer(NamedTuple):
-    """The process at the other end of a unix socket as it connected, by the kernel: SO_PEERCRED of unix(7)."""
+    """The process that connected to a unix socket, as the kernel reports it: SO_PEERCRED of unix(7)."""
 
     pid: int
     uid: int
@@ -71,10 +71,10 @@ class Peer(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a client asks for: the path as it was sent, without the query, and who it is by the connection.
+    """A request: its path as sent, without the query, and the identity of the client.
 
-    `certificate` is that of the client as ssl tells it, None where it has shown none that was verified; `peer` is who
-    asks over a unix socket.
+    `certificate` is the verified client certificate in the form of the ssl module. `peer` is the client of a unix
+    socket.
     """
 
     path: str
@@ -86,19 +86,19 @@ class Request(NamedTuple):
 
 
 class Pieces(Protocol):
-    """A body that is read while it is sent; closed in any case, also where nothing was sent of it."""
+    """A body that is read while it is sent. It is always closed, even if nothing was sent."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        """The bytes, in order. Raises OSError."""
+        """Yield the bytes in order. Raises OSError."""
 
     async def aclose(self) -> None:
-        """Give back what it holds."""
+        """Release all resources."""
 
 
 class Answer(NamedTuple):
-    """What it gets; `body` is not copied, so that many connections can be sent the same one.
+    """An answer. `body` is not copied: many connections can share it.
 
-    Where there are `pieces` they are the body, sent as the client takes them: `size_bytes` in all.
+    `pieces`, if given, are the body instead: `size_bytes` in total, read as fast as the client takes them.
     """
 
     status: HTTPStatus
@@ -110,18 +110,18 @@ class Answer(NamedTuple):
 
 
 def text(status: HTTPStatus, words: str) -> Answer:
-    """An answer of one line."""
+    """Return an answer of one line."""
     return Answer(status, "text/plain; charset=utf-8", f"{words}\n".encode())
 
 
 def resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
-    """Family and address to bind. Raises socket.gaierror, UnicodeError or OverflowError where there is none."""
+    """Return the family and address to bind. Raises socket.gaierror, UnicodeError or OverflowError."""
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     return family, address
 
 
 def peer_of(connection: socket.socket) -> Peer | None:
-    """Who is at the other end of a unix socket; None for every other one, and where it is gone."""
+    """Return the client of a unix socket; None for other sockets, and if the client is gone."""
     if connection.family != socket.AF_UNIX:
         return None
     try:
@@ -131,7 +131,7 @@ def peer_of(connection: socket.socket) -> Peer | None:
 
 
 def _has_ended(connection: socket.socket) -> bool:
-    """True if the client has closed its end without a byte of a request."""
+    """True if the client has closed the connection without sending anything."""
     try:
         return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:
@@ -141,12 +141,11 @@ def _has_ended(connection: socket.socket) -> bool:
 
 
 class Listener(HTTPServerConnectionDelegate):
-    """Serves `answer` on one socket, which `bind` or `bind_unix` opens.
+    """Serves `answer` on a socket that `bind` or `bind_unix` opens.
 
-    `max_connections` is lowered where descriptors are few; `max_of_user` are those of one user of a unix socket, and
-    `rate` how many it may open; of an address `RATE_OF_ADDRESS`. Where there are `making_seconds`, an answer must be
-    there within them, and has its own time to be sent. `answer` runs in the event loop: what takes longer than a
-    millisecond belongs into a thread of its own.
+    `max_connections` is lowered if there are few descriptors. `max_of_user` limits the connections of one user of a
+    unix socket, `rate` those that a caller may open. With `making_seconds`, `answer` has this time, and ANSWER_SECONDS
+    are for sending. `answer` runs in the event loop: work longer than a millisecond belongs in a thread.
     """
 
     def __init__(
@@ -164,7 +163,7 @@ class Listener(HTTPServerConnectionDelegate):
         self.max_connections = min(max_connections, max(1, allowed // SHARE_OF_FDS))
         self._max_of_user, self._making_seconds = max_of_user, making_seconds
         self._answer, self._tls = answer, tls
-        self._waiting: dict[IOStream, asyncio.TimerHandle] = {}  # both by age: a dict keeps the order
+        self._waiting: dict[IOStream, asyncio.TimerHandle] = {}  # these two are sorted by age
         self._answering: dict[IOStream, asyncio.TimerHandle] = {}
         self._callers: dict[IOStream, Caller] = {}
         self._limits = ConnectionLimits(name, rate)
@@ -179,9 +178,9 @@ class Listener(HTTPServerConnectionDelegate):
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name=name, daemon=True)
 
     def bind(self, host: str, port: int) -> int:
-        """Open the socket; returns its port, of the system's choice where `port` is 0.
+        """Open the socket and return its port. The system chooses one if `port` is 0. `::` includes IPv4.
 
-        `::` takes IPv4 as well. Raises OSError, socket.gaierror where `host` is no address.
+        Raises OSError, and socket.gaierror if `host` is not an address.
         """
         family, address = resolved(host, port)
         both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
@@ -192,7 +191,7 @@ class Listener(HTTPServerConnectionDelegate):
         return int(self._socket.getsockname()[1])
 
     def bind_unix(self, path: str) -> None:
-        """Open a unix socket to which every user of this node may connect. Raises OSError, also where it is there."""
+        """Open a unix socket to which every user of this node may connect. Raises OSError, also if the path exists."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.bind(path)
@@ -204,12 +203,12 @@ class Listener(HTTPServerConnectionDelegate):
         self._socket.setblocking(False)
 
     def start(self) -> None:
-        """Serve what was opened."""
+        """Start serving."""
         self._thread.start()
         self._started.wait()
 
     def stop(self) -> None:
-        """Close the socket and every connection, whatever they were at."""
+        """Close the socket and all connections at once."""
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(STOP_SECONDS)
@@ -217,7 +216,7 @@ class Listener(HTTPServerConnectionDelegate):
             self._socket.close()
 
     def replace_tls(self, tls: ssl.SSLContext) -> None:
-        """Use another certificate for the connections that come from now on."""
+        """Use another certificate for new connections."""
         self._tls = tls
 
     # --- in the thread of the loop -------------------------------------------------------------------------------
@@ -234,7 +233,7 @@ class Listener(HTTPServerConnectionDelegate):
         for stream in (*self._waiting, *self._answering):
             stream.close()
         while self._waiting or self._answering:
-            await asyncio.sleep(0)  # each connection's coroutine sees the end and calls `on_close`
+            await asyncio.sleep(0)  # the coroutine of each connection calls `on_close`
 
     def _accept(self) -> None:
         assert self._socket is not None
@@ -263,7 +262,7 @@ class Listener(HTTPServerConnectionDelegate):
                 return
 
     def _caller_of(self, connection: socket.socket, address: Any) -> Caller | None:
-        """Who has connected: a user of this node, else an address; None where nobody is there to read an answer."""
+        """Return the client: a user of this node, else an address; None if it has closed the connection."""
         if connection.family == socket.AF_UNIX:
             peer = peer_of(connection)
             return peer.uid if peer else -1
@@ -275,7 +274,7 @@ class Listener(HTTPServerConnectionDelegate):
         return None if client.has_closed else client.uid
 
     def _has_to_wait(self) -> bool:
-        """Count one accept; where there were too many, the next ones wait in the kernel's queue for a moment."""
+        """Count one accept. Returns True if there were too many: then the next ones wait in the kernel's queue."""
         assert self._loop is not None
         assert self._socket is not None
         now = self._loop.time()
@@ -289,21 +288,21 @@ class Listener(HTTPServerConnectionDelegate):
         return False
 
     def _refusal(self, caller: Caller) -> str | None:
-        """Why a connection of this caller is not taken; None where it is, and there is room for it."""
+        """Return the reason to refuse a connection of this caller; None if there is, or was made, a free place."""
         assert self._loop is not None
         if not self._limits.begin(caller, self._loop.time()):
             return f"too many within a minute; try again in {AGAIN_SECONDS} s"
         for stream in [stream for stream in self._callers if stream.closed()]:
-            self._forget(stream)  # its coroutine has not seen the end yet
-        if self._max_of_user and not self._has_room_of(caller, self._max_of_user):
-            return f"{self._max_of_user} of them are being answered"
+            self._forget(stream)  # its coroutine has not called `on_close` yet
+        if self._max_of_user and not self._may_add(caller, self._max_of_user):
+            return f"{self._max_of_user} requests of this user are being answered"
         while len(self._waiting) + len(self._answering) >= self.max_connections:
             if not self._close_for(caller):
                 return f"all {self.max_connections} places are taken; try again in {AGAIN_SECONDS} s"
         return None
 
     def _refuse(self, connection: socket.socket, caller: Caller, why: str) -> None:
-        """End a connection for which nothing was made; a user of this node is told why."""
+        """Close a refused connection. A client of a unix socket gets the reason."""
         self._limits.log_refused(caller, why)
         if connection.family == socket.AF_UNIX:
             with contextlib.suppress(OSError):
@@ -311,7 +310,7 @@ class Listener(HTTPServerConnectionDelegate):
         connection.close()
 
     def _pause(self, error: OSError) -> None:
-        """No descriptor is left: give one back, and let the others of this process have theirs."""
+        """Stop accepting for a moment and close one connection: no descriptor is available."""
         assert self._loop is not None
         assert self._socket is not None
         log.warning("a connection cannot be accepted: %s", error)
@@ -333,7 +332,7 @@ class Listener(HTTPServerConnectionDelegate):
             else:
                 wrapped = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
                 stream = SSLIOStream(wrapped, ssl_options=self._tls, **sizes)
-        except OSError:  # it is gone already, or has sent what is no handshake
+        except OSError:  # the client is gone, or its handshake is invalid
             connection.close()
             return
         self._waiting[stream] = self._loop.call_later(REQUEST_SECONDS, stream.close)
@@ -343,28 +342,28 @@ class Listener(HTTPServerConnectionDelegate):
         )
         HTTP1ServerConnection(stream, params).start_serving(self)
 
-    def _has_room_of(self, caller: Caller, most: int) -> bool:
-        """True if this user may have one more; its oldest connection that has asked nothing gives its place to that."""
-        own = [stream for stream, other in self._callers.items() if other == caller]
-        if len(own) < most:
+    def _may_add(self, caller: Caller, most: int) -> bool:
+        """True if this user may open one more connection, after closing its oldest one without a request if needed."""
+        streams = [stream for stream, other in self._callers.items() if other == caller]
+        if len(streams) < most:
             return True
-        silent = next((stream for stream in own if stream in self._waiting), None)
+        silent = next((stream for stream in streams if stream in self._waiting), None)
         self._close(silent)
         return silent is not None
 
     def _close_for(self, caller: Caller) -> bool:
-        """Close a connection of the caller with most of them: the oldest that has asked nothing, else one that has.
+        """Close a connection of the caller with most connections: the oldest without a request, else one with.
 
-        None of a user who has no more than `caller` would have then: False.
+        On a unix socket, returns False and closes nothing if `caller` would then have as many as that user.
         """
         count = Counter(self._callers.values())
         most = max(count.values(), default=0)
         silent = next((stream for stream in self._waiting if count[self._callers[stream]] == most), None)
-        asked = [stream for stream in self._answering if count[self._callers[stream]] == most]
+        busy = [stream for stream in self._answering if count[self._callers[stream]] == most]
         if not self._max_of_user:
-            self._close(silent or asked[0])
+            self._close(silent or busy[0])
             return True
-        victim, least = (silent, count[caller] + 1) if silent is not None else (asked[-1], count[caller] + 2)
+        victim, least = (silent, count[caller] + 1) if silent is not None else (busy[-1], count[caller] + 2)
         if most < least:
             return False
         self._close(victim)
@@ -377,31 +376,31 @@ class Listener(HTTPServerConnectionDelegate):
 
     def _forget(self, stream: IOStream) -> None:
         self._callers.pop(stream, None)
-        for known in (self._waiting, self._answering):
-            timer = known.pop(stream, None)
+        for timers in (self._waiting, self._answering):
+            timer = timers.pop(stream, None)
             if timer is not None:
                 timer.cancel()
 
     def _renew(self, stream: IOStream) -> None:
-        """Give an answer its time again: it moves on."""
+        """Restart the deadline of an answer that progresses."""
         assert self._loop is not None
         if stream in self._answering:
             self._answering[stream].cancel()
             self._answering[stream] = self._loop.call_later(ANSWER_SECONDS, stream.close)
 
     def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:  # noqa: ARG002 - tornado's
-        """A connection sends its request."""
+        """Return the delegate for the request of a connection."""
         assert isinstance(request_conn, HTTP1Connection)
         return _Exchange(self, request_conn)
 
     def on_close(self, server_conn: object) -> None:
-        """A connection has ended."""
+        """Forget a closed connection."""
         assert isinstance(server_conn, HTTP1ServerConnection)
         self._forget(server_conn.stream)
-        server_conn.stream.error = None  # its traceback holds the stream, which would wait for the garbage collector
+        server_conn.stream.error = None  # its traceback refers to the stream: free the memory at once
 
     def on_request(self, connection: HTTP1Connection, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
-        """A request is here as a whole."""
+        """Start to answer a complete request."""
         assert self._loop is not None
         stream = connection.stream
         if stream in self._waiting:
@@ -437,7 +436,7 @@ class Listener(HTTPServerConnectionDelegate):
         )
         connection.write_headers(ResponseStartLine("HTTP/1.1", status, status.phrase), sent)
         if start_line.method != "HEAD" and answer.pieces is None:
-            connection.write(answer.body)  # apart from the headers: together they would be copied
+            connection.write(answer.body)  # separate from the headers: together they would be copied
         elif start_line.method != "HEAD" and answer.pieces is not None:
             try:
                 sent_bytes = 0
@@ -448,7 +447,7 @@ class Listener(HTTPServerConnectionDelegate):
                         sent_bytes = 0
                         self._renew(connection.stream)
             except (StreamClosedError, OSError):
-                connection.stream.close()  # who waits for the rest learns that there is none
+                connection.stream.close()  # tells the client that the answer is incomplete
                 return
         connection.finish()
 
@@ -456,19 +455,19 @@ class Listener(HTTPServerConnectionDelegate):
         if start_line.method not in ("GET", "HEAD"):
             return text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET")._replace(headers={"Allow": "GET, HEAD"})
         if sum(len(name) + len(value) + 4 for name, value in headers.get_all()) > MAX_HEADER_BYTES:
-            return text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"at most {MAX_HEADER_BYTES} bytes of headers")
+            return text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers must be at most {MAX_HEADER_BYTES} bytes")
         try:
             path, _, query = start_line.path.partition("?")
             return await self._answer(Request(path, headers, *_client_of(stream), query))
         except Exception:
             log.exception("%s could not be answered; please report this", start_line.path[:100])
-            return text(HTTPStatus.INTERNAL_SERVER_ERROR, "an error inside hangwatch; its log says more")
+            return text(HTTPStatus.INTERNAL_SERVER_ERROR, "an error inside hangwatch; see its log")
 
 
 def _client_of(stream: IOStream) -> tuple[str, Mapping[str, Any] | None, Peer | None]:
-    """The address at the other end, its certificate where it has shown one that was verified, and who is at it."""
+    """Return the address of the client, its verified certificate, and its process on a unix socket."""
     address, certificate, peer = "", None, None
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # it is gone already
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the client is gone
         peer = peer_of(stream.socket)
         address = str(stream.socket.getpeername()[0]) if peer is None else ""
         if isinstance(stream, SSLIOStream):
@@ -477,7 +476,7 @@ def _client_of(stream: IOStream) -> tuple[str, Mapping[str, Any] | None, Peer | 
 
 
 class _Exchange(HTTPMessageDelegate):
-    """One request, as tornado reads it."""
+    """A request that tornado reads."""
 
     def __init__(self, listener: Listener, connection: HTTP1Connection) -> None:
         self._listener, self._connection = listener, connection

@@ -1,9 +1,8 @@
-"""Passwords against hashes of bcrypt, which are slow on purpose: who asks may not slow the node.
+"""Password checks with bcrypt hashes, which are slow by design: requests must not slow the node down.
 
-A pair that was found right is known by a keyed digest from then on, so that a scrape costs no hash. All others wait in
-one queue and are hashed by one thread, which rests nine times as long as it has used a core: a stranger costs a tenth
-of a core, however many tries he sends; who would have to wait for long is told so. An address has one try in the queue
-at a time, so that one alone does not keep others out.
+A correct password is remembered by a keyed digest, so that a scrape needs no hashing. All other attempts wait in one
+queue for one thread, which pauses nine times as long as it used the CPU: attempts cost at most a tenth of a core. If
+the queue is long, the answer is BUSY. An address has one attempt in the queue at a time, so it cannot block others.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from enum import Enum
 import bcrypt
 
 MOST_WAITING = 8
-LONGEST_WAIT_SECONDS = 4.0  # then 429: an answer has ten seconds in all
+LONGEST_WAIT_SECONDS = 4.0  # if it is longer, the answer is 429: an answer has ten seconds in total
 SHARE_OF_A_CORE = 0.1
-WRONG_KEPT = 256  # so that a scraper with an old password costs one hash, not one each scrape
-COSTLY = 12  # above it each try takes half a second of CPU or more
-MOST_COST = 14  # a second of CPU, by bcrypt's doubling
-MOST_BYTES = 72  # bcrypt reads no more of a password; Go's cuts it there, too
-_NOBODY = "." * 53  # salt and hash of nobody's password
+WRONG_KEPT = 256  # a scraper with an old password then costs one hash in total, not one per scrape
+COSTLY = 12  # above this cost each attempt takes at least half a second of CPU
+MOST_COST = 14  # about a second of CPU
+MOST_BYTES = 72  # bcrypt uses only these bytes of a password; Go also cuts it here
+_NO_PASSWORD = "." * 53  # salt and hash that no password has
 
 
 class Answer(Enum):
-    """What is known of a user and a password."""
+    """The result of a password check."""
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -39,13 +38,13 @@ class Answer(Enum):
 
 
 class Passwords:
-    """The users of one configuration: the bcrypt hash of each. `check` is for one event loop."""
+    """The users of one configuration with their bcrypt hashes. Use `check` in only one event loop."""
 
     def __init__(self, hashes: Mapping[str, str], before: Passwords | None = None) -> None:
-        """Who was known `before` stays so, where the hash is the same."""
+        """Keep the remembered passwords of `before` for users whose hash is the same."""
         self._hashes = {user: hashed.encode() for user, hashed in hashes.items()}
         cost = max((cost_of(hashed) or 0 for hashed in hashes.values()), default=0)
-        self._nobody = f"$2b${max(cost, 4):02d}${_NOBODY}".encode()
+        self._unknown_user = f"$2b${max(cost, 4):02d}${_NO_PASSWORD}".encode()
         self._key: bytes = secrets.token_bytes(32) if before is None else before._key
         self._right: dict[str, bytes] = {} if before is None else before._still_right(self._hashes)
         self._wrong: dict[bytes, None] = {}  # the oldest first
@@ -56,7 +55,7 @@ class Passwords:
         self._hashing = ThreadPoolExecutor(1, "http-passwords")
 
     async def check(self, user: str, password: bytes, address: str) -> Answer:
-        """Whether this is the user's password; an unknown user takes as long as the one whose hash is the dearest."""
+        """Check a user's password. For an unknown user this takes as long as for the most expensive hash."""
         digest = hmac.digest(self._key, b"%d:%b%b" % (len(user), user.encode(), password), hashlib.sha256)
         if hmac.compare_digest(self._right.get(user, b""), digest):
             return Answer.RIGHT
@@ -74,7 +73,7 @@ class Passwords:
         return Answer.RIGHT if await asyncio.shield(trying) else Answer.WRONG
 
     def stop(self) -> None:
-        """Hash no more."""
+        """Cancel waiting attempts."""
         self._hashing.shutdown(wait=False, cancel_futures=True)
 
     async def _try(self, user: str, password: bytes, digest: bytes, place: str) -> bool:
@@ -96,42 +95,42 @@ class Passwords:
         return is_right
 
     def _still_right(self, hashes: Mapping[str, bytes]) -> dict[str, bytes]:
-        return {user: known for user, known in self._right.items() if hashes.get(user) == self._hashes[user]}
+        return {user: digest for user, digest in self._right.items() if hashes.get(user) == self._hashes[user]}
 
     def _timed(self, user: str, password: bytes) -> tuple[bool, float]:
-        """With the CPU seconds that it took: on a node that is busy, time alone is far longer."""
+        """Check a password, and return the CPU seconds used: on a busy node the elapsed time is far longer."""
         began = time.thread_time()
         return self._is_right(user, password), time.thread_time() - began
 
     def _is_right(self, user: str, password: bytes) -> bool:
-        """Hash in any case."""
+        """Check a password; hash it also for an unknown user."""
         hashed = self._hashes.get(user)
         try:
-            fits = bcrypt.checkpw(password[:MOST_BYTES], hashed or self._nobody)
+            is_match = bcrypt.checkpw(password[:MOST_BYTES], hashed or self._unknown_user)
         except ValueError:
             return False
-        return fits and hashed is not None
+        return is_match and hashed is not None
 
 
 def cost_of(hashed: str) -> int | None:
-    """The cost of a hash of bcrypt, None where it is none."""
+    """Return the cost of a bcrypt hash; None if the text is not a bcrypt hash."""
     parts = hashed.split("$")
     if len(parts) != 4 or parts[1] not in ("2a", "2b", "2y") or len(parts[3]) != 53 or not parts[2].isdigit():
         return None
-    if not hashed.isascii() or not all(one.isalnum() or one in "./" for one in parts[3]):
+    if not hashed.isascii() or not all(character.isalnum() or character in "./" for character in parts[3]):
         return None
     cost = int(parts[2])
     return cost if 4 <= cost <= 31 and len(parts[2]) == 2 else None
 
 
 def _place(address: str) -> str:
-    """An address of IPv4, or the network of one of IPv6: who has one of these has 2^64. This node is one place."""
+    """Return an IPv4 address, or the /64 network of an IPv6 address, which one host may have. Loopback is one place."""
     try:
-        known = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if known.version == 6 and known.ipv4_mapped is not None:
-        known = known.ipv4_mapped
-    if known.is_loopback:
+    if parsed.version == 6 and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    if parsed.is_loopback:
         return "loopback"
-    return str(known if known.version == 4 else ipaddress.ip_network((known, 64), strict=False))
+    return str(parsed if parsed.version == 4 else ipaddress.ip_network((parsed, 64), strict=False))

@@ -1,7 +1,7 @@
-"""Answers to users of this node about their own jobs, over a unix socket: status, stacks of all ranks, incidents.
+"""The user socket: a unix socket where users of this node get status, stacks and incidents of their own jobs.
 
-Who asks is the kernel's word (SO_PEERCRED), and whose a job is, too: a user gets his own, root all. So a user whom
-kernel.yama.ptrace_scope keeps from his own ranks has their stacks by the daemon's rights, and nobody has a stranger's.
+The kernel reports the calling user (SO_PEERCRED) and the owner of a job. A user gets only their own jobs, root gets
+all. So a user can get the stacks of their own ranks even if kernel.yama.ptrace_scope denies that, and no others.
 """
 
 from __future__ import annotations
@@ -36,20 +36,19 @@ from hangwatch.web.connection_limits import Rate
 from hangwatch.web.incident_pages import JSON, IncidentPages
 from hangwatch.web.listener import Answer, Listener, Request, text
 
-MAX_CONNECTIONS = 128  # they are small; what answers take is bounded by [socket] per_minute
+MAX_CONNECTIONS = 128  # they are cheap; [socket] per_minute limits the cost of answers
 MAX_CONNECTIONS_OF_USER = 2
 REQUESTS_PER_MINUTE, REQUESTS_PER_MINUTE_OF_USER = 1200, 120
 DUMP_THREADS = 2
-MOST_WAITING_DUMPS = 64  # under way and waiting: a dump takes some seconds
-AGAIN_SECONDS = 30  # of a user whose dump had no turn
+MOST_WAITING_DUMPS = 64  # running and waiting; a dump takes some seconds
+AGAIN_SECONDS = 30  # for a user whose dump could not start
 MOST_DUMP_BYTES = 16 << 20
 MOST_ROUNDS = 3
-SENDING_SECONDS = 2.0  # before a connection is closed, to say why
-MARGIN_SECONDS = 30.0  # over the deadlines of a capture: scans, and the wait for a thread
+SENDING_SECONDS = 2.0  # to send the reason before a connection is closed
+MARGIN_SECONDS = 30.0  # besides the deadlines of a capture: scans, and the wait for a thread
 UNKNOWN = text(
     HTTPStatus.FORBIDDEN,
-    "your user id is not known here: a user namespace of your own (a rootless container?) hides it. "
-    "Ask from outside of it",
+    "your user id is hidden by a user namespace (a rootless container?): run the command outside of it",
 )
 NOT_YOURS = text(HTTPStatus.NOT_FOUND, "no such job of yours runs on this node")
 
@@ -57,14 +56,14 @@ log = logging.getLogger(__name__)
 
 
 class _Which(NamedTuple):
-    """Which job is asked for: by a process of it, or by its key."""
+    """The requested job: by one of its processes, or by its key."""
 
     pid: str
     job: str
 
 
 class _Dump(NamedTuple):
-    """A dump that waits for its turn."""
+    """A queued dump."""
 
     uid: int
     which: _Which
@@ -73,9 +72,9 @@ class _Dump(NamedTuple):
 
 
 class OwnJobs:
-    """The socket of one daemon. `scan` finds the jobs anew; `look` takes and judges one in so many rounds.
+    """The user socket of one daemon. `scan` finds the jobs again. `look` diagnoses a job in a number of rounds.
 
-    It gives None when the daemon is ending; its rounds are None where the user has asked for no number of them.
+    `look` gets None if the user gave no number of rounds. It returns None when the daemon is stopping.
     """
 
     def __init__(
@@ -92,8 +91,8 @@ class OwnJobs:
         self._path = settings.socket.path
         self._node, self._board, self._store = node, board, store
         self._scan, self._look, self._clock, self._detector = scan, look, clock, settings.detector
-        wanted = settings.socket
-        self._pace = Pace(wanted.per_minute, wanted.per_minute_of_owner, clock, is_shared_out=True)
+        limits = settings.socket
+        self._pace = Pace(limits.per_minute, limits.per_minute_of_owner, clock, is_shared_out=True)
         self._requests = Pace(REQUESTS_PER_MINUTE, REQUESTS_PER_MINUTE_OF_USER, clock, is_shared_out=True)
         self._dumping: set[int] = set()
         self._turns: Turns[_Dump] = Turns(1)
@@ -103,7 +102,7 @@ class OwnJobs:
         self._making_seconds = 2 * settings.capture_seconds + MARGIN_SECONDS
 
     def start(self) -> None:
-        """Serve; where that cannot be, say so and go on: the daemon does its work without."""
+        """Start serving. If that is impossible, log it: the daemon works without the socket."""
         if not self._path:
             return
         listener = Listener(
@@ -120,18 +119,18 @@ class OwnJobs:
                 _remove_stale(self._path)
                 listener.bind_unix(self._path)
         except FileNotFoundError:
-            log.info("no socket for users: the folder of [socket] path = %r is not there", self._path)
+            log.info("no user socket: the folder of [socket] path = %r does not exist", self._path)
             return
         except OSError as error:
             problem = error.strerror or str(error)
         if problem is not None:
-            log.warning("no socket for users: [socket] path = %r: %s", self._path, problem)
+            log.warning("no user socket: [socket] path = %r: %s", self._path, problem)
             return
         listener.start()
         self._listener = listener
 
     def stop(self) -> None:
-        """Stop serving; a dump that is under way is left behind."""
+        """Stop serving. A running dump is abandoned."""
         if self._listener is not None:
             with contextlib.suppress(OSError):
                 Path(self._path).unlink()
@@ -140,12 +139,12 @@ class OwnJobs:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, request: Request) -> Answer:
-        """/status, /dump?pid=PID&rounds=N or ?job=KEY, /incidents and /incidents/ID/NAME, of what is the asker's."""
+        """Answer /status, /dump?pid=PID&rounds=N or ?job=KEY, /incidents and /incidents/ID/NAME."""
         if request.peer is None or request.peer.uid == overflow_uid():
             return UNKNOWN
         uid = request.peer.uid
         if self._requests.begin(str(uid)):
-            return text(HTTPStatus.TOO_MANY_REQUESTS, f"more than {REQUESTS_PER_MINUTE_OF_USER} requests in a minute")
+            return text(HTTPStatus.TOO_MANY_REQUESTS, f"more than {REQUESTS_PER_MINUTE_OF_USER} requests per minute")
         if request.path == "/status":
             return Answer(HTTPStatus.OK, JSON, msgspec.json.encode(self._status(uid)))
         if request.path == "/dump":
@@ -155,23 +154,23 @@ class OwnJobs:
         return text(HTTPStatus.NOT_FOUND, "not found")
 
     def _status(self, uid: int) -> status.Status:
-        seen = self._board.snapshot
+        snapshot = self._board.snapshot
         if uid == 0:
-            return status.view(seen, self._node, self._clock(), self._detector)
-        own = {key: entry for key, entry in seen.jobs.items() if entry.job.uid == uid}
-        view = status.view(replace(seen, jobs=own, left_out=()), self._node, self._clock(), self._detector)
-        # What a check says may name the jobs of others.
+            return status.view(snapshot, self._node, self._clock(), self._detector)
+        jobs = {key: entry for key, entry in snapshot.jobs.items() if entry.job.uid == uid}
+        view = status.view(replace(snapshot, jobs=jobs, left_out=()), self._node, self._clock(), self._detector)
+        # The message of a check may name jobs of other users.
         return replace(view, checks=tuple(replace(check, message="") for check in view.checks))
 
     async def _answer_dump(self, uid: int, query: str) -> Answer:
-        asked = {name: values[-1] for name, values in parse_qs(query[:256]).items()}
-        which, rounds = _Which(asked.get("pid", ""), asked.get("job", "")), asked.get("rounds")
+        parameters = {name: values[-1] for name, values in parse_qs(query[:256]).items()}
+        which, rounds = _Which(parameters.get("pid", ""), parameters.get("job", "")), parameters.get("rounds")
         if rounds is not None and rounds not in map(str, range(1, MOST_ROUNDS + 1)):
-            return text(HTTPStatus.BAD_REQUEST, f"rounds={rounds}: 1 to {MOST_ROUNDS}")
+            return text(HTTPStatus.BAD_REQUEST, f"rounds={rounds}: must be 1 to {MOST_ROUNDS}")
         if uid in self._dumping:
-            return text(HTTPStatus.TOO_MANY_REQUESTS, "a dump of yours is under way")
-        if too_many := self._pace.begin(str(uid)):
-            return text(HTTPStatus.TOO_MANY_REQUESTS, f"more dumps within a minute than [socket] {too_many} allows")
+            return text(HTTPStatus.TOO_MANY_REQUESTS, "your previous dump is still running")
+        if limit := self._pace.begin(str(uid)):
+            return text(HTTPStatus.TOO_MANY_REQUESTS, f"too many dumps per minute: the limit is [socket] {limit}")
         if len(self._dumping) >= MOST_WAITING_DUMPS:
             return _refused_for_now(f"all {MOST_WAITING_DUMPS} places for dumps are taken")
         self._dumping.add(uid)
@@ -182,10 +181,10 @@ class OwnJobs:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(wanted.answer), self._making_seconds - SENDING_SECONDS)
         except asyncio.TimeoutError:
-            return _refused_for_now("your dump had no turn: dumps of other users were before it")
+            return _refused_for_now("dumps of other users took too long")
 
     def _dump_in_turn(self) -> None:
-        """The dump of the user who was served longest ago, so that a newcomer does not wait for all who ask again."""
+        """Run the queued dump of the user who was served longest ago: a new user waits less than a frequent one."""
         turn = self._turns.take()
         if turn is None:
             return
@@ -196,26 +195,25 @@ class OwnJobs:
         except Exception as error:
             wanted.answer.set_exception(error)
         finally:
-            self._turns.end(turn)  # a user has one at most, and each has a call in the pool
+            self._turns.end(turn)  # starts no other dump: each queued dump has a call in the pool
 
     def _dump(self, uid: int, which: _Which, rounds: int | None) -> Answer:
-        """The incident that `hangwatch dump` would make: looked for before and after, since a process can become
-        another user's."""
+        """Dump a job. Check its owner before and after: a process can change its user."""
         self._scan()
         job = _own_job(self._board.snapshot, uid, which)
         if job is None:
             return NOT_YOURS
-        look = self._look(job, rounds)
-        if look is None:
-            return text(HTTPStatus.SERVICE_UNAVAILABLE, "the daemon is ending")
+        diagnosis = self._look(job, rounds)
+        if diagnosis is None:
+            return text(HTTPStatus.SERVICE_UNAVAILABLE, "the daemon is stopping")
         self._scan()
         after = self._board.snapshot.jobs.get(job.key)
         if after is None or after.job.processes != job.processes or uid not in (0, after.job.uid):
-            return text(HTTPStatus.CONFLICT, "the job has changed while it was looked at")
-        content = incident_file.encode(look.incident(after.job, JobState.SUSPECTED))
-        log.info("%s: its stacks were given to user %d, who asked", job.name.in_log, uid)
+            return text(HTTPStatus.CONFLICT, "the job changed during the dump")
+        content = incident_file.encode(diagnosis.incident(after.job, JobState.SUSPECTED))
+        log.info("%s: sent its stacks to user %d on request", job.name.in_log, uid)
         if len(content) > MOST_DUMP_BYTES:
-            return text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {MOST_DUMP_BYTES >> 20} MiB of stacks")
+            return text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the stacks exceed {MOST_DUMP_BYTES >> 20} MiB")
         return Answer(HTTPStatus.OK, JSON, content)
 
 
@@ -224,23 +222,23 @@ def _refused_for_now(why: str) -> Answer:
 
 
 def _own_job(snapshot: Snapshot, uid: int, which: _Which) -> Job | None:
-    """The living job that is asked for, if its owner by the kernel is this user, or root asks."""
-    own = (entry.job for entry in snapshot.living if uid in (0, entry.job.uid))
-    return next((job for job in own if which.job == job.key or which.pid in map(str, job.pids)), None)
+    """Return the requested running job, if this user owns it by the kernel, or is root."""
+    jobs = (entry.job for entry in snapshot.living if uid in (0, entry.job.uid))
+    return next((job for job in jobs if which.job == job.key or which.pid in map(str, job.pids)), None)
 
 
 class _OwnIncidents:
-    """The incidents of one user, as the store has them listed for him; all for root."""
+    """The incidents of one user's jobs, as the store lists them for this user; all incidents for root."""
 
     def __init__(self, store: Store, uid: int) -> None:
         self._store, self._uid = store, uid
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
-        """One file of one incident, None where there is no such file of his."""
+        """Open a file of an incident; None if there is none that this user may read."""
         return self._store.open_file(incident_id, name) if self._is_own(incident_id) else None
 
     def summaries(self) -> tuple[incident_file.Summary, ...]:
-        """His incidents, newest first. Raises StoreError."""
+        """Return the incidents that this user may read, newest first. Raises StoreError."""
         return self._store.summaries(None if self._uid == 0 else self._uid)
 
     def _is_own(self, name: str) -> bool:
@@ -248,20 +246,20 @@ class _OwnIncidents:
 
 
 def _unsafe(folder: Path) -> str | None:
-    """Why a socket is not put there: who can write there could put his own in its place. Raises OSError."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        return "its folder is a link, or no folder"
-    if found.st_uid not in (0, os.geteuid()):
-        return f"its folder belongs to user {found.st_uid}"
-    return "others can write in its folder" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
+    """Return why the folder is unsafe for a socket: another user could replace the socket. Raises OSError."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        return "its folder is a link or not a folder"
+    if status.st_uid not in (0, os.geteuid()):
+        return f"its folder belongs to user {status.st_uid}"
+    return "other users can write to its folder" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
 
 
 def _remove_stale(path: str) -> None:
-    """Remove what a daemon left that was killed. Raises OSError where another one answers there."""
+    """Remove the socket of a killed daemon. Raises OSError if another daemon listens there."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(Path(path).lstat().st_mode):
-            raise OSError(errno.EEXIST, "is there, and no socket")
+            raise OSError(errno.EEXIST, "exists and is not a socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
             other.settimeout(1.0)
             try:
@@ -269,4 +267,4 @@ def _remove_stale(path: str) -> None:
             except ConnectionRefusedError:
                 Path(path).unlink()
             else:
-                raise OSError(errno.EADDRINUSE, "another hangwatch answers there")
+                raise OSError(errno.EADDRINUSE, "another hangwatch listens there")

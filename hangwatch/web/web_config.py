@@ -1,7 +1,7 @@
-"""Who may ask over the network, in the format of Prometheus' exporters (exporter-toolkit's `--web.config.file`).
+"""The web configuration file in the format of Prometheus exporters (exporter-toolkit's `--web.config.file`).
 
-Carried are TLS with its versions, cipher suites and client certificates, and users with bcrypt hashes. Every other key
-of the format is refused by its name: nothing is silently weaker than it says.
+Supported are TLS with versions, cipher suites and client certificates, and users with bcrypt hashes. All other keys of
+the format are errors: no setting is ignored silently.
 
 Format: exporter-toolkit, docs/web-configuration.md.
 """
@@ -25,12 +25,12 @@ from hangwatch.web.auth import Rules
 MAX_PEM_BYTES = 1 << 20
 MOST_USERS = 64
 NOT_CARRIED = {
-    ("tls_server_config", "cert"): "give cert_file: certificates are read from files",
-    ("tls_server_config", "key"): "give key_file: keys are read from files",
-    ("tls_server_config", "client_ca"): "give client_ca_file: certificates are read from files",
-    ("tls_server_config", "curve_preferences"): "Python's ssl cannot set a list of curves; leave it out",
-    ("http_server_config", "headers"): "hangwatch sends headers of its own; leave it out",
-    ("rate_limit",): "hangwatch has bounds of its own ([http] max_connections); leave it out",
+    ("tls_server_config", "cert"): "use cert_file: certificates are read from files",
+    ("tls_server_config", "key"): "use key_file: keys are read from files",
+    ("tls_server_config", "client_ca"): "use client_ca_file: certificates are read from files",
+    ("tls_server_config", "curve_preferences"): "remove it: Python's ssl cannot set a list of curves",
+    ("http_server_config", "headers"): "remove it: the headers of hangwatch are fixed",
+    ("rate_limit",): "remove it: hangwatch has other limits ([http] max_connections)",
 }
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _CLIENTS = {
@@ -41,13 +41,13 @@ _CLIENTS = {
 _UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
 _AES = {"128_GCM_SHA256": "128-GCM-SHA256", "256_GCM_SHA384": "256-GCM-SHA384", "128_CBC_SHA": "128-SHA"}
 _AES["256_CBC_SHA"] = "256-SHA"
-# Go's names of what crypto/tls offers as secure, by those of OpenSSL.
+# OpenSSL's names by Go's names, of the cipher suites that crypto/tls calls secure.
 _CIPHERS = {
     f"TLS_ECDHE_{key}_WITH_AES_{cipher}": f"ECDHE-{key}-AES{known}"
     for key in ("ECDSA", "RSA")
     for cipher, known in _AES.items()
 } | {f"TLS_ECDHE_{key}_WITH_CHACHA20_POLY1305_SHA256": f"ECDHE-{key}-CHACHA20-POLY1305" for key in ("ECDSA", "RSA")}
-# Always on, in Go as in OpenSSL.
+# Always on, in Go and in OpenSSL.
 _CIPHERS_OF_TLS13 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 
 
@@ -74,7 +74,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load(path: Path) -> Rules:
-    """Read a web configuration and the files that it names, relative to its folder.
+    """Read a web configuration and the files that it names; relative paths start at its folder.
 
     Raises YamlError, which names file, line and key.
     """
@@ -83,45 +83,45 @@ def load(path: Path) -> Rules:
     for keys, instead in NOT_CARRIED.items():
         if keys in document.lines:
             raise document.wrong(keys, f"is not supported by hangwatch\n  {instead}")
-    found = yaml_file.decode(document, _File)
-    if found.http_server_config is not None and found.http_server_config.http2:
-        raise document.wrong(("http_server_config", "http2"), "hangwatch speaks HTTP/1.1 alone: set it to false")
-    users = found.basic_auth_users or {}
+    content = yaml_file.decode(document, _File)
+    if content.http_server_config is not None and content.http_server_config.http2:
+        raise document.wrong(("http_server_config", "http2"), "hangwatch supports only HTTP/1.1: set it to false")
+    users = content.basic_auth_users or {}
     _refuse_users(document, users)
-    if found.tls_server_config is None:
+    if content.tls_server_config is None:
         return Rules(users=users, files=(path,))
-    tls, files = _tls(document, found.tls_server_config)
-    return Rules(tls, users, frozenset(found.tls_server_config.client_allowed_sans), (path, *files))
+    tls, files = _tls(document, content.tls_server_config)
+    return Rules(tls, users, frozenset(content.tls_server_config.client_allowed_sans), (path, *files))
 
 
 def _refuse_writers(path: Path) -> None:
-    """Who may write it may name himself a user, and read the stacks of all."""
+    """Raise YamlError if all users may write the file: they could add a user and read all stacks."""
     try:
-        everybody = path.stat().st_mode & stat.S_IWOTH
+        is_writable_by_all = path.stat().st_mode & stat.S_IWOTH
     except OSError as error:
         raise yaml_file.YamlError(f"{path}: {error.strerror}") from None
-    if everybody:
-        raise yaml_file.YamlError(f"{path}: everybody may write it, and so see all incidents: chmod o-w {path}")
+    if is_writable_by_all:
+        raise yaml_file.YamlError(f"{path}: all users may write it and so read all incidents: chmod o-w {path}")
 
 
 def _refuse_users(document: Document, users: Mapping[str, str]) -> None:
     if len(users) > MOST_USERS:
-        raise document.wrong(("basic_auth_users",), f"are more than {MOST_USERS} users")
+        raise document.wrong(("basic_auth_users",), f"has more than {MOST_USERS} users")
     for user, hashed in users.items():
         keys = ("basic_auth_users", user)
         cost = passwords.cost_of(hashed)
         if not user or ":" in user:
-            raise document.wrong(keys, "no name of a user is empty or holds a colon")
+            raise document.wrong(keys, "a user name must not be empty or contain a colon")
         if cost is None:
-            raise document.wrong(keys, "is no hash of bcrypt\n  `htpasswd -nBC 10 NAME` prints one")
+            raise document.wrong(keys, "is not a bcrypt hash\n  `htpasswd -nBC 10 NAME` prints one")
         if cost > passwords.MOST_COST:
             raise document.wrong(
-                keys, f"has a cost of {cost}: each try would take seconds of CPU; at most {passwords.MOST_COST}"
+                keys, f"bcrypt cost {cost}: must be at most {passwords.MOST_COST}: attempts would take seconds of CPU"
             )
 
 
 def _tls(document: Document, wanted: _Tls) -> tuple[ssl.SSLContext, list[Path]]:
-    """The context of a server, and the files that it was made of. Raises YamlError."""
+    """Return the TLS context of the server, and its files. Raises YamlError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version, context.maximum_version = _VERSIONS[wanted.min_version], _VERSIONS[wanted.max_version]
     if context.minimum_version > context.maximum_version:
@@ -132,10 +132,10 @@ def _tls(document: Document, wanted: _Tls) -> tuple[ssl.SSLContext, list[Path]]:
     files = {name: document.path.parent / getattr(wanted, name) for name in ("cert_file", "key_file")}
     for name, path in files.items():
         if path == document.path.parent:
-            raise _wrong(document, name, "is needed for TLS, and not set")
+            raise _wrong(document, name, "must be set for TLS")
         _pem(document, name, path)
     try:
-        # Without a password here, OpenSSL would ask the terminal for that of an encrypted key.
+        # With an encrypted key and no password, OpenSSL would ask on the terminal.
         context.load_cert_chain(files["cert_file"], files["key_file"], password="")
     except (OSError, ValueError) as error:
         raise _wrong(document, "cert_file", f"this certificate and key cannot be used: {error}") from None
@@ -146,30 +146,30 @@ def _set_ciphers(document: Document, context: ssl.SSLContext, names: Iterable[st
     chosen = []
     for name in names:
         if name not in _CIPHERS and name not in _CIPHERS_OF_TLS13:
-            raise _wrong(document, "cipher_suites", f"{name!r} is none of {', '.join((*_CIPHERS, *_CIPHERS_OF_TLS13))}")
+            raise _wrong(document, "cipher_suites", f"{name!r}: allowed: {', '.join((*_CIPHERS, *_CIPHERS_OF_TLS13))}")
         chosen += [_CIPHERS[name]] if name in _CIPHERS else []
     if chosen:
         try:
             context.set_ciphers(":".join(chosen))
         except ssl.SSLError as error:
-            raise _wrong(document, "cipher_suites", f"OpenSSL here has none of them: {error}") from None
+            raise _wrong(document, "cipher_suites", f"this OpenSSL supports none of them: {error}") from None
 
 
 def _set_clients(document: Document, context: ssl.SSLContext, wanted: _Tls) -> list[Path]:
-    """Whether clients must show a certificate, and of whom; returns the file of who vouches for them."""
+    """Set the verification of client certificates. Returns the file of the client CA. Raises YamlError."""
     kind = wanted.client_auth_type
     if kind in _UNVERIFIED:
-        raise _wrong(document, "client_auth_type", f"{kind} verifies nobody: set RequireAndVerifyClientCert")
+        raise _wrong(document, "client_auth_type", f"{kind} verifies no certificate: set RequireAndVerifyClientCert")
     if kind not in _CLIENTS:
-        raise _wrong(document, "client_auth_type", f"{kind!r} is none of {', '.join(_CLIENTS)}")
+        raise _wrong(document, "client_auth_type", f"{kind!r}: allowed: {', '.join(_CLIENTS)}")
     if wanted.client_allowed_sans and kind != "RequireAndVerifyClientCert":
         raise _wrong(document, "client_allowed_sans", "needs client_auth_type: RequireAndVerifyClientCert")
     if kind == "NoClientCert":
         if wanted.client_ca_file:
-            raise _wrong(document, "client_ca_file", "needs a client_auth_type: RequireAndVerifyClientCert")
+            raise _wrong(document, "client_ca_file", "needs client_auth_type: RequireAndVerifyClientCert")
         return []
     if not wanted.client_ca_file:
-        raise _wrong(document, "client_auth_type", f"{kind} needs a client_ca_file")
+        raise _wrong(document, "client_auth_type", f"{kind} needs client_ca_file")
     path = document.path.parent / wanted.client_ca_file
     try:
         context.load_verify_locations(cadata=_pem(document, "client_ca_file", path))
@@ -180,7 +180,7 @@ def _set_clients(document: Document, context: ssl.SSLContext, wanted: _Tls) -> l
 
 
 def _pem(document: Document, key: str, path: Path) -> str:
-    """What a file of PEM holds, within bounds: OpenSSL reads on for as long as something comes."""
+    """Return the content of a PEM file. OpenSSL itself would read without a limit."""
     try:
         return bounded_read.read(path, MAX_PEM_BYTES, flags=os.O_NONBLOCK).decode("ascii", "replace")
     except bounded_read.FileError as error:

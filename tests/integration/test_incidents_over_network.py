@@ -178,7 +178,7 @@ def test_loopback_serves_incidents_where_it_is_said_and_is_one(kept: Store) -> N
     with served(kept, incidents_on_loopback=True) as port:
         assert get(port, "/incidents")[0] == 200
     with (
-        pytest.raises(ServeError, match="is reached from elsewhere"),
+        pytest.raises(ServeError, match="can be reached from other nodes"),
         served(kept, listen="0.0.0.0", incidents_on_loopback=True),
     ):
         pass
@@ -337,7 +337,7 @@ def test_a_certificate_and_users_that_change_are_taken_and_what_is_broken_is_not
     with served(kept, TLS + USERS, tmp_path) as port:
         assert shown(port) == "node"
         (tmp_path / "node-key.pem").write_bytes(b"")
-        wait_for(lambda: "cannot be used, what it said before holds" in caplog.text, "the broken key to be told")
+        wait_for(lambda: "cannot be used; the previous rules stay in force" in caplog.text, "the broken key to be told")
         assert shown(port) == "node"
         shutil.copy(pki / "renewed.pem", tmp_path / "node.pem")
         shutil.copy(pki / "renewed-key.pem", tmp_path / "node-key.pem")
@@ -347,7 +347,7 @@ def test_a_certificate_and_users_that_change_are_taken_and_what_is_broken_is_not
         wait_for(lambda: get(port, "/incidents", client(pki), **basic("bob"))[0] == 200, "the new user")
         assert get(port, "/incidents", client(pki), **basic())[0] == 401
         web.write_text("")
-        wait_for(lambda: "asks for less than before" in caplog.text, "the empty file to be told")
+        wait_for(lambda: "has weaker rules than before" in caplog.text, "the empty file to be told")
         assert get(port, "/incidents", client(pki), **basic("bob"))[0] == 200
         assert get(port, "/metrics", client(pki))[0] == 401
 
@@ -392,7 +392,7 @@ def test_a_bad_web_configuration_ends_config_check_and_run_with_2(tmp_path: Path
     (tmp_path / "web.yml").write_text("basic_auth_users:\n  alice: secret\n")
     path = tmp_path / "hangwatch.toml"
     path.write_text(f'[store]\ndirectory = "{tmp_path}/state"\n[http]\nweb_config_file = "{tmp_path}/web.yml"\n')
-    says = f"[http] web_config_file: {tmp_path}/web.yml:2: basic_auth_users.alice: is no hash of bcrypt"
+    says = f"[http] web_config_file: {tmp_path}/web.yml:2: basic_auth_users.alice: is not a bcrypt hash"
     refused("config", "--check", str(path), says=says)
     refused("run", "--config", str(path), says=says)
 
@@ -422,7 +422,7 @@ def test_external_url_without_readers_is_warned_of_and_not_used(case: str, pki: 
     path.write_text("[http]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
     checked = hangwatch("config", "--check", str(path))
     assert (checked.returncode, checked.stdout) == (0, f"{path}: ok\n")
-    assert ("warning: [http] external_url: nobody may see incidents" in checked.stderr) is not is_used
+    assert ("warning: [http] external_url: no user may read incidents" in checked.stderr) is not is_used
 
 
 @pytest.mark.parametrize(("cost", "is_warned_of"), [(12, False), (13, True), (14, True)])

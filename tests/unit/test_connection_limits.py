@@ -59,7 +59,7 @@ def test_refused_caller_is_logged_once_and_only_so_many(caplog: pytest.LogCaptur
     for uid in range(5000):
         limits.log_refused(uid, "too many")
     assert len(caplog.messages) == MOST_LOGGED
-    assert caplog.messages[-1].endswith("further callers are refused without a line")
+    assert caplog.messages[-1].endswith("further refused callers are not logged")
 
 
 @pytest.mark.parametrize(

@@ -156,11 +156,11 @@ def test_one_dump_of_a_user_at_a_time_and_so_many_in_a_minute(tmp_path: Path) ->
         go_on.set()
         return [(await answers[0]).status, second.status, (await answers[2]).status]
 
-    assert asyncio.run(at_once()) == [503, 429, 503], "the daemon is ending, and he has one under way"
+    assert asyncio.run(at_once()) == [503, 429, 503], "the daemon is stopping, and he has one under way"
     assert [desk.asked("/dump?pid=100").status for _ in range(3)] == [503, 503, 429]
     assert desk.asked("/dump?pid=200", 1005).status == 503, "half of the minute's four are his"
     refused = desk.asked("/dump?pid=200", 1005)
-    assert refused.status == 429 and b"[socket] per_minute allows" in refused.body
+    assert refused.status == 429 and b"the limit is [socket] per_minute" in refused.body
     desk.now += 60.0
     assert desk.asked("/dump?pid=100").status == 503
 
@@ -217,9 +217,7 @@ def test_dump_without_a_turn_is_refused_in_time_and_says_when_to_try_again(
     answers = asyncio.run(dumps())
     go_on.set()
     assert [answer.status for answer in answers] == [503] * 3
-    assert answers[2].body == (
-        b"dumps are refused: your dump had no turn: dumps of other users were before it; try again in 30 s\n"
-    )
+    assert answers[2].body == b"dumps are refused: dumps of other users took too long; try again in 30 s\n"
 
 
 def test_questions_are_bounded_for_each_user(tmp_path: Path) -> None:
@@ -431,7 +429,7 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced_and_a_living_ones_is_not
         with caplog.at_level(logging.WARNING):
             second.own_jobs.start()
         second.own_jobs.stop()
-        assert "another hangwatch answers there" in caplog.text
+        assert "another hangwatch listens there" in caplog.text
         with connected(path):
             pass
 
@@ -439,11 +437,11 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced_and_a_living_ones_is_not
 def test_a_folder_where_others_write_or_none_gets_no_socket(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tmp_path.chmod(0o1777)
     with caplog.at_level(logging.INFO), served(tmp_path) as (_, path):
-        assert not path.exists() and "others can write in its folder" in caplog.text
+        assert not path.exists() and "other users can write to its folder" in caplog.text
     with caplog.at_level(logging.INFO), served(tmp_path / "none"):
-        assert "is not there" in caplog.text
+        assert "does not exist" in caplog.text
     tmp_path.chmod(0o700)
     (tmp_path / "socket").write_text("a file")
     with caplog.at_level(logging.INFO), served(tmp_path):
-        assert "is there, and no socket" in caplog.text
+        assert "exists and is not a socket" in caplog.text
     wait_for(lambda: (tmp_path / "socket").read_text() == "a file", "the file to be left alone", 1)

@@ -72,27 +72,27 @@ REFUSED = {
     "a certificate in the file": (f"{TLS}  cert: PEM\n", ":4: tls_server_config.cert: is not supported"),
     "curves": (f"{TLS}  curve_preferences: [X25519]\n", ":4: tls_server_config.curve_preferences: is not supported"),
     "headers": ("http_server_config:\n  headers: {X-Frame-Options: deny}\n", ":2: http_server_config.headers: is not"),
-    "http2": ("http_server_config:\n  http2: true\n", ":2: http_server_config.http2: hangwatch speaks HTTP/1.1"),
+    "http2": ("http_server_config:\n  http2: true\n", ":2: http_server_config.http2: hangwatch supports only HTTP/1.1"),
     "a rate": ("rate_limit:\n  burst: 3\n", ":1: rate_limit: is not supported"),
-    "who verifies nobody": (f"{TLS}  client_auth_type: RequireAnyClientCert\n", ":4: tls_server_config.client_auth_type"),
-    "an unknown policy": (f"{TLS}  client_auth_type: Yes please\n", "is none of NoClientCert"),
-    "clients of nobody": (f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n", "needs a client_ca_file"),
+    "clients without verification": (f"{TLS}  client_auth_type: RequireAnyClientCert\n", ":4: tls_server_config.client_auth_type"),
+    "an unknown policy": (f"{TLS}  client_auth_type: Yes please\n", "allowed: NoClientCert"),
+    "clients of nobody": (f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n", "needs client_ca_file"),
     "an authority for nothing": (f"{TLS}  client_ca_file: ca.pem\n", ":4: tls_server_config.client_ca_file: needs"),
     "names of nobody": (f"{TLS}  client_allowed_sans: [a]\n", ":4: tls_server_config.client_allowed_sans: needs"),
     "an old version": (f"{TLS}  min_version: TLS10\n", ":4: tls_server_config.min_version: Invalid enum"),
     "no version": (f"{TLS}  min_version: TLS13\n  max_version: TLS12\n", ":5: tls_server_config.max_version: is below"),
     "no cipher": (f"{TLS}  cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]\n", ":4: tls_server_config.cipher_suites: 'TLS_RSA"),
-    "no certificate": ("tls_server_config:\n  key_file: node-key.pem\n", ":1: tls_server_config.cert_file: is needed"),
+    "no certificate": ("tls_server_config:\n  key_file: node-key.pem\n", ":1: tls_server_config.cert_file: must be set"),
     "no such file": ("tls_server_config:\n  cert_file: none\n  key_file: none\n", "none: cannot be read: No such file"),
     "an endless file": ("tls_server_config:\n  cert_file: /dev/zero\n  key_file: none\n", "/dev/zero: is not a regular file"),
     "no key": ("tls_server_config:\n  cert_file: node.pem\n  key_file: node.pem\n", ":2: tls_server_config.cert_file: this"),
     "another's key": (TLS.replace("node-key", "ca-key"), "KEY_VALUES_MISMATCH"),
     "no authority": (CLIENTS.replace("ca.pem", "ca-key.pem"), ":5: tls_server_config.client_ca_file"),
-    "a password": ("basic_auth_users:\n  alice: secret\n", ":2: basic_auth_users.alice: is no hash of bcrypt"),
-    "a hash cut off": (f"basic_auth_users:\n  alice: {HASH[:-1]}\n", "is no hash of bcrypt"),
-    "a hash of two seconds": (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$15$')}\n", "has a cost of 15"),
-    "a hash of hours": (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$20$')}\n", "has a cost of 20"),
-    "a colon": (f'basic_auth_users:\n  "a:b": {HASH}\n', "holds a colon"),
+    "a password": ("basic_auth_users:\n  alice: secret\n", ":2: basic_auth_users.alice: is not a bcrypt hash"),
+    "a hash cut off": (f"basic_auth_users:\n  alice: {HASH[:-1]}\n", "is not a bcrypt hash"),
+    "a hash of two seconds": (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$15$')}\n", "bcrypt cost 15"),
+    "a hash of hours": (f"basic_auth_users:\n  alice: {HASH.replace('$10$', '$20$')}\n", "bcrypt cost 20"),
+    "a colon": (f'basic_auth_users:\n  "a:b": {HASH}\n', "contain a colon"),
     "a user twice": (f"basic_auth_users:\n  a: {HASH}\n  a: {HASH}\n", ":3: basic_auth_users.a: is given twice"),
     "users as a list": ("basic_auth_users: [a]\n", ":1: basic_auth_users: Expected `object | null`"),
     "no mapping": ("- a\n", ":1: must be a mapping"),
@@ -133,7 +133,7 @@ def test_fifo_and_world_writable_file_are_refused(tmp_path: Path) -> None:
         web_config.load(tmp_path / "fifo")
     (tmp_path / "web.yml").write_text("")
     (tmp_path / "web.yml").chmod(0o666)
-    with pytest.raises(yaml_file.YamlError, match=r"everybody may write it.*chmod o-w"):
+    with pytest.raises(yaml_file.YamlError, match=r"all users may write it.*chmod o-w"):
         web_config.load(tmp_path / "web.yml")
 
 

@@ -433,13 +433,13 @@ def test_bcrypt_cost_above_12_is_warned_of(cost: int, is_warned_of: bool, tmp_pa
     path.write_text(f'[http]\nlisten = "127.0.0.1"\nweb_config_file = "{tmp_path}/web.yml"\n')
     checked = hangwatch("config", "--check", str(path))
     assert (checked.returncode, checked.stdout) == (0, f"{path}: ok\n")
-    warning = f"basic_auth_users.alice: has a cost of {cost}: "
+    warning = f"basic_auth_users.alice: bcrypt cost {cost}: "
     assert (warning in checked.stderr and "`htpasswd -nBC 10 alice`" in checked.stderr) is is_warned_of
     assert hashed not in checked.stderr
 
 
 def test_a_certificate_is_named_in_one_place(tmp_path: Path) -> None:
-    with pytest.raises(ServeError, match="are set in web_config_file"):
+    with pytest.raises(ServeError, match="set the certificate there"):
         prepared(Http(web_config_file=str(tmp_path / "web.yml"), tls_certificate="x"))
 
 

@@ -288,7 +288,7 @@ def test_tls_serves_https(pair: dict[str, str], tmp_path: Path) -> None:
     with server(**pair) as port:
         assert get(port, "/healthz", context=trusting(pair))[0] == 200
         assert b"HTTP" not in sent(port, b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-    with pytest.raises(ServeError, match="go together"), server(tls_certificate="x"):
+    with pytest.raises(ServeError, match="set both"), server(tls_certificate="x"):
         pass
     locked = tmp_path / "locked.pem"
     subprocess.run(
@@ -633,6 +633,6 @@ def test_the_address_of_everybody_takes_both_families() -> None:
 
 
 def test_a_listen_address_that_is_none_is_told() -> None:
-    told = r"listen = 'no\.such\.host\.invalid' is no address"
+    told = r"listen = 'no\.such\.host\.invalid': not a valid address"
     with pytest.raises(ServeError, match=told), server(listen="no.such.host.invalid"):
         pass

@@ -1,4 +1,4 @@
-"""Groups and verdict -> the JSON that `explain`, `merge` and `dump` print: one form, docs/json.md describes it."""
+"""The JSON of verdicts that `explain`, `merge` and `dump` print, see docs/json.md."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hangwatch.stacks.user_code import split_by_line
 from hangwatch.verdict.wording.next_steps import next_step
 
 SCHEMA_VERSION = 1
-"""Of `Answer` and `Dump`: higher where a field changes its meaning or goes; new fields come without a new version."""
+"""Version of `Answer` and `Dump`. It increases if a field is removed or changes its meaning, not for new fields."""
 
 
 class JobHead(Value, frozen=True):
-    """The job of an answer. `job_key` is equal on all nodes, `owner` is whom the kernel names, `user` may be null."""
+    """The job of an answer. `job_key` is equal on all nodes. `owner` is reported by the kernel, `user` may be null."""
 
     job_id: str
     job_key: str
@@ -27,7 +27,7 @@ class JobHead(Value, frozen=True):
 
 
 class StackForm(Value, frozen=True):
-    """Another thread or a worker process of a group's representative; frames as in the group."""
+    """Another thread or a worker process of a group's representative."""
 
     name: str
     activity: str
@@ -35,7 +35,7 @@ class StackForm(Value, frozen=True):
 
 
 class PartForm(Value, frozen=True):
-    """Ranks of a group that stand at the same lines of the user's own code; `frames` have these lines."""
+    """Ranks of a group that are at the same lines of the user's code. `frames` have these lines."""
 
     ranks: tuple[int, ...]
     members: tuple[RankId, ...]
@@ -43,11 +43,11 @@ class PartForm(Value, frozen=True):
 
 
 class GroupForm(Value, frozen=True):
-    """Ranks that stand at one place. `ranks` are the global ranks that are known, `members` all of them.
+    """Ranks with the same stack. `ranks` are the global ranks that are known, `members` all ranks of the group.
 
-    `frames` are "function (file:line)", innermost first. `fault` stands in place of frames where no stack could be had;
-    `gone` says that the processes do not exist. `parts` is empty where all ranks stand at the same lines of the user's
-    own code.
+    `frames` are "function (file:line)", innermost first. `fault` is set instead of `frames` if there is no stack.
+    `gone` is true if the processes do not exist. `parts` is empty if all ranks are at the same lines of the user's
+    code.
     """
 
     ranks: tuple[int, ...]
@@ -68,11 +68,11 @@ class GroupForm(Value, frozen=True):
 
 
 class Answer(Value, frozen=True):
-    """Who is the odd rank of one job, and who stands where.
+    """The verdict on one job, with its groups of ranks.
 
-    `absent` are the ranks that should exist and gave no answer: [first, last] of each range. `job` is null where only
-    dumps were given. `capture` holds every stack of every round, as incident.json does; null but in `dump`. `next_step`
-    is what to do first about this kind of verdict, for people.
+    `absent` are the ranks that should exist and did not respond: [first, last] of each range. `job` is null if only
+    dumps were given. `capture` has every stack of every round, as incident.json does; it is null except in `dump`.
+    `next_step` is the first thing to do about this kind of verdict, for people.
     """
 
     schema_version: int
@@ -87,7 +87,7 @@ class Answer(Value, frozen=True):
 
 
 class Dump(Value, frozen=True):
-    """`hangwatch dump --json`: an answer for each job of this node."""
+    """`hangwatch dump --json`: an answer for each job on this node."""
 
     schema_version: int
     node: str
@@ -95,17 +95,17 @@ class Dump(Value, frozen=True):
 
 
 class FailedNodes(Value, frozen=True):
-    """Nodes that could be reached and gave no answer, and why."""
+    """Nodes that could be reached but failed, with the reason."""
 
     nodes: tuple[str, ...]
     reason: str
 
 
 class NodesDump(Value, frozen=True):
-    """`hangwatch dump --nodes ... --json`: an answer for each job of the nodes that were asked.
+    """`hangwatch dump --nodes ... --json`: an answer for each job on the nodes.
 
-    `without_job` are those of the `answered` on which no job runs; `unanswered` did not by the deadline, or could not
-    be reached.
+    `without_job` are the `answered` nodes without a job. `unanswered` nodes did not respond by the deadline, or could
+    not be reached.
     """
 
     schema_version: int
@@ -117,12 +117,12 @@ class NodesDump(Value, frozen=True):
 
 
 def failed_nodes(failed: Iterable[tuple[str, Iterable[str]]]) -> tuple[FailedNodes, ...]:
-    """Why nodes gave no answer, each reason with its nodes."""
+    """Convert pairs of reason and nodes."""
     return tuple(FailedNodes(nodes=tuple(sorted(nodes)), reason=why) for why, nodes in failed)
 
 
 def answer(grouping: Grouping, verdict: Verdict, job: Job | None = None, capture: Capture | None = None) -> Answer:
-    """The answer on one job."""
+    """Return the answer on one job."""
     return Answer(
         schema_version=SCHEMA_VERSION,
         job=None if job is None else _job_head(job),
@@ -137,16 +137,18 @@ def answer(grouping: Grouping, verdict: Verdict, job: Job | None = None, capture
 
 
 def dump(node: str, incidents: Iterable[Incident]) -> Dump:
-    """The answers on jobs that were dumped by hand, each with its stacks."""
+    """Return the answers on jobs that were dumped, with their stacks."""
     return Dump(
         schema_version=SCHEMA_VERSION,
         node=node,
-        jobs=tuple(answer(found.grouping, found.verdict, found.job, found.captures[-1]) for found in incidents),
+        jobs=tuple(
+            answer(incident.grouping, incident.verdict, incident.job, incident.captures[-1]) for incident in incidents
+        ),
     )
 
 
 def render(form: Value) -> str:
-    """A form as JSON text, ending in a line feed."""
+    """Return the form as JSON text that ends with a line feed."""
     return msgspec.json.format(msgspec.json.encode(form), indent=1).decode() + "\n"
 
 

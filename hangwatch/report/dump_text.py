@@ -1,4 +1,4 @@
-"""Captured processes -> py-spy's text form, which people can grep and `hangwatch explain` reads back."""
+"""Dumps in py-spy's text format, for grep and for `hangwatch explain`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from hangwatch.model import Capture, Frame, Incident, ProcessDump, RankDump, RankId, Thread
 from hangwatch.words import printable, utc
 
-GONE = "no such process: its node answers, and the process of this rank does not exist"
-_UNFIT = re.compile(r"[^\w.-]")  # in a host's name, where it would end the prefix
-_SEPARATOR = "-" * 80  # between the processes of a rank, as `py-spy dump --subprocesses` prints
+GONE = "no such process: its node responds, but the process of this rank does not exist"
+_UNFIT = re.compile(r"[^\w.-]")  # in a host name these characters would end the prefix
+_SEPARATOR = "-" * 80  # between the processes of a rank, as in `py-spy dump --subprocesses`
 
 
 def prefix(rank: RankId) -> str:
-    """`[host:rank]`; with only a local rank `[host:local rank]:`, as torchrun's --tee; with none `host: `, as pdsh."""
+    """`[host:rank]`; `[host:local rank]:` as torchrun's --tee if only that is known; else `host: ` as pdsh."""
     node = _UNFIT.sub("_", printable(rank.node or "unknown"))
     if rank.rank is not None:
         return f"[{node}:{rank.rank}]"
@@ -22,14 +22,14 @@ def prefix(rank: RankId) -> str:
 
 
 def rank_lines(dump: RankDump, command: str, round_number: int | None = None) -> Iterator[str]:
-    """One rank and its workers, each line with its prefix. `round_number` is from 0; None: the last with a stack."""
+    """Yield the lines of a rank and its workers. `round_number` counts from 0; None means the last with a stack."""
     lead = prefix(dump.id)
     for line in _rank_lines(dump, printable(command) or "python", round_number):
         yield f"{lead}{line}"
 
 
 def process_lines(dump: ProcessDump) -> Iterator[str]:
-    """What one process showed in one round: its threads, or the error and what the kernel says of it."""
+    """Yield the threads of a process in one round, or the error and the state in the kernel."""
     if dump.fault is not None:
         yield f"Error: {printable(dump.fault.detail or dump.fault.reason)}"
         yield f"Fault: {printable(dump.fault.reason)}"
@@ -43,9 +43,9 @@ def process_lines(dump: ProcessDump) -> Iterator[str]:
 
 
 def dump_files(incident: Incident) -> dict[str, str]:
-    """One file for each rank and round of each capture, for `store.save`: `dumps/<UTC time>-round1/rank7.txt`.
+    """Return a file for each rank and round of each capture, for `store.save`: `dumps/<UTC time>-round1/rank7.txt`.
 
-    The files of one folder are one moment of the job on this node: `hangwatch explain` takes the folder.
+    A folder has all ranks of this node in one round: `hangwatch explain` can read the folder.
     """
     files: dict[str, str] = {}
     for capture in incident.captures:
@@ -58,14 +58,14 @@ def dump_files(incident: Incident) -> dict[str, str]:
 
 
 def raw_lines(capture: Capture, command: str) -> Iterator[str]:
-    """The last stack of every rank of a capture, in the order of ranks."""
+    """Yield the last stack of every rank of a capture, in the order of ranks."""
     for dump in sorted(capture.ranks, key=lambda rank: rank.id.sort_key()):
         yield from rank_lines(dump, command)
 
 
 def shown_round(dump: RankDump) -> int:
-    """The last round in which the rank showed a stack, else the last."""
-    with_threads = [number for number, found in enumerate(dump.rounds) if found.threads]
+    """Return the last round with a stack, else the last round."""
+    with_threads = [number for number, process in enumerate(dump.rounds) if process.threads]
     return with_threads[-1] if with_threads else len(dump.rounds) - 1
 
 
@@ -114,7 +114,7 @@ def _local_lines(frame: Frame) -> Iterator[str]:
 
 
 def file_name(rank: RankId) -> str:
-    """`rank7.txt`; by the local rank or the pid where that is all that is known."""
+    """`rank7.txt`; with the local rank or the pid if the rank is unknown."""
     if rank.rank is not None:
         return f"rank{rank.rank}.txt"
     return f"local-rank{rank.local_rank}.txt" if rank.local_rank is not None else f"pid{rank.pid}.txt"

@@ -1,4 +1,4 @@
-"""An Incident -> the files that stand beside incident.json in its folder."""
+"""The files of an incident's folder, besides incident.json."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from hangwatch.report.dump_text import dump_files
 
 
 def folder_files(incident: Incident) -> dict[str, str]:
-    """The report as text and as a page, and every dump, by path: for `store.save`."""
+    """Return the report as text and HTML, and every dump, by path: for `store.save`."""
     return {"report.txt": text.render(incident), "report.html": html.render(incident), **dump_files(incident)}

@@ -1,4 +1,4 @@
-"""An Incident -> one HTML page that needs nothing else: no script, no font, no picture from outside."""
+"""The report of an incident as one HTML page, without scripts and without other files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 2_000_000
 MAX_RAW_PER_GROUP = 8
-MAX_ROWS = 60  # of evidence, of the timeline, of notes: incident.json holds all
+MAX_ROWS = 60  # of evidence, timeline and notes; incident.json has all
 _MAX_LINES_PER_RANK = 500
 _MAX_TEXT = 1_000
 
 
 class Raw(Value, frozen=True):
-    """The stacks of one rank as they are folded into the page."""
+    """The stacks of one rank. `who` names it, `rounds` says which round is shown."""
 
     who: str
     lines: tuple[str, ...]
@@ -38,7 +38,7 @@ class Raw(Value, frozen=True):
 
 
 class Bounds(Value, frozen=True):
-    """How much a page shows; one that comes out too big is made again with less."""
+    """Limits on the content of a page. A page that is too big is made again with lower limits."""
 
     groups: int
     raw_characters: int
@@ -52,7 +52,7 @@ _BOUNDS = (
 
 
 class Section(Value, frozen=True):
-    """A group as the page shows it: its raw stacks, and how many ranks it stands for besides."""
+    """A group on the page, with raw stacks of some ranks. `more` is the number of its other ranks."""
 
     group: Group
     odd: bool
@@ -61,12 +61,12 @@ class Section(Value, frozen=True):
 
 
 def render(incident: Incident) -> str:
-    """The page of an incident, below 2 MB whatever the number of ranks; incident.json and dumps/ hold the rest."""
+    """Return the page of an incident, smaller than 2 MB for any number of ranks."""
     return _page(incident.grouping, incident.verdict, incident)
 
 
 def render_grouping(grouping: Grouping, verdict: Verdict) -> str:
-    """The page of dumps without an incident: no power, no timeline, no host."""
+    """Return the page of dumps without an incident: no power, no timeline, no host."""
     return _page(grouping, verdict, None)
 
 
@@ -101,24 +101,24 @@ def _bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | Non
 
 
 def _tone(verdict: Verdict, incident: Incident | None) -> str:
-    """The colour of the headline: somebody is named, nobody is, or it is over."""
+    """The colour of the headline: a rank is named, none is, or the incident is closed."""
     if incident is not None and incident.closed_unix_seconds is not None:
         return "over"
     return "named" if verdict.named else "open"
 
 
 def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident | None, bounds: Bounds) -> list[Section]:
-    """The groups in their order, with raw stacks of at most a few ranks each; the odd ones choose first."""
+    """Return the groups with raw stacks of a few ranks each. Suspects get their stacks first."""
     dumps = {dump.id: dump for dump in incident.captures[-1].ranks} if incident and incident.captures else {}
     command = incident.job.command if incident else ""
-    room = bounds.raw_characters
+    remaining_characters = bounds.raw_characters
     raw: dict[int, tuple[Raw, ...]] = {}
     for group in sorted(groups, key=lambda group: group.key not in odd):
         kept = []
         for rank in [rank for rank in phrases.group_ids(group) if rank in dumps][:MAX_RAW_PER_GROUP]:
             shown = _raw(dumps[rank], command)
-            room -= sum(map(len, shown.lines))
-            kept += [shown] if room > 0 else []
+            remaining_characters -= sum(map(len, shown.lines))
+            kept += [shown] if remaining_characters > 0 else []
         raw[id(group)] = tuple(kept)
     return [
         Section(group=group, odd=group.key in odd, raw=raw[id(group)], more=len(group.members) - len(raw[id(group)]))
@@ -134,28 +134,28 @@ def _raw(dump: RankDump, command: str) -> Raw:
 
 
 def _rounds(dump: RankDump) -> str:
-    """`the same stacks in 3 rounds`, or which round is shown."""
-    stacks = [tuple(thread.frames for thread in found.threads) for found in dump.rounds]
+    """`the same in 3 rounds`, or the round that is shown."""
+    stacks = [tuple(thread.frames for thread in process.threads) for process in dump.rounds]
     if len(stacks) < 2:
         return ""
     if all(stack == stacks[0] for stack in stacks):
         return f"the same in {len(stacks)} rounds"
-    return f"round {shown_round(dump) + 1} of {len(stacks)}, which differ: dumps/ holds all"
+    return f"round {shown_round(dump) + 1} of {len(stacks)}; rounds differ: see dumps/"
 
 
 def _bar(count: int, total: int) -> str:
-    """The width of a share bar in percent; what exists is never invisible."""
+    """The width of a bar in percent. A small part stays visible."""
     return f"{max(100 * count / max(total, 1), 1.5):.1f}"
 
 
 def _text(value: object) -> object:
-    """Every text on the page: control characters spelt out, and bounded. Escaping is the template's."""
+    """Shorten a text and escape its control characters. The template escapes HTML."""
     return words.elided(value, _MAX_TEXT) if type(value) is str else value
 
 
 @functools.lru_cache(maxsize=1)
 def _template() -> tuple[Template, Markup, str]:
-    """The compiled template, the style sheet, and its hash for the content security policy."""
+    """Return the compiled template, the style sheet, and its hash for the content security policy."""
     from markupsafe import Markup
 
     environment = _environment()

@@ -1,4 +1,4 @@
-"""Pure: power series -> the geometry of one chart, bounded whatever the number of GPUs and of samples."""
+"""Pure: the geometry of the power chart, with a bounded size for any number of GPUs and samples."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 950, 30, 270  # the plot; below it the clock, the
 STRIP = 298
 MAX_LINES = 16
 _MAX_MARKS = 100
-_MAX_POINTS = 480  # of one line; more are folded to the lowest and highest of each slice
+_MAX_POINTS = 480  # of one line; more are reduced to the lowest and highest of each slice
 _STEPS_SECONDS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
-_GAP = 6  # a pause of so many sample intervals is shown as a gap
+_GAP = 6  # a pause of this many sample intervals is drawn as a gap
 
 
 class Line(Value, frozen=True):
-    """One GPU, or the median of many: where it is drawn and what the legend says of it."""
+    """One GPU, or the median of many: the line and its row of the legend."""
 
     path: str
     name: str
@@ -36,7 +36,7 @@ class Line(Value, frozen=True):
 
 
 class Mark(Value, frozen=True):
-    """A tick, a capture, a stretch of a state. `label` is empty where it would collide with another."""
+    """A tick, a capture, or the time in a state. `label` is empty if it would collide with another one."""
 
     at: float
     label: str = ""
@@ -45,7 +45,7 @@ class Mark(Value, frozen=True):
 
 
 class Chart(Value, frozen=True):
-    """Everything that the SVG holds, in its own coordinates."""
+    """All parts of the chart, in coordinates of the SVG."""
 
     lines: tuple[Line, ...]
     band: str
@@ -63,15 +63,15 @@ class _Plane(Value, frozen=True):
     top_watts: float
 
     def x(self, unix_seconds: float) -> float:
-        share = (unix_seconds - self.start) / max(self.end - self.start, 1e-9)
-        return round(LEFT + min(max(share, 0.0), 1.0) * (RIGHT - LEFT), 1)
+        fraction = (unix_seconds - self.start) / max(self.end - self.start, 1e-9)
+        return round(LEFT + min(max(fraction, 0.0), 1.0) * (RIGHT - LEFT), 1)
 
     def y(self, watts: float) -> float:
         return round(BOTTOM - min(max(watts / self.top_watts, 0.0), 1.0) * (BOTTOM - TOP), 1)
 
 
 def chart(incident: Incident) -> Chart | None:
-    """The chart of an incident; None where no power was recorded. More than 16 GPUs become a band and a median."""
+    """Return the chart of an incident; None without power samples. More than 16 GPUs become a band and a median."""
     gpus = [gpu for gpu in incident.power if len(gpu.watts) > 1]
     if not gpus:
         return None
@@ -94,7 +94,7 @@ def chart(incident: Incident) -> Chart | None:
 
 
 def named_gpus(incident: Incident) -> frozenset[str]:
-    """The GPUs of the ranks that the verdict names, as far as they are on this node."""
+    """Return the GPUs on this node of the ranks that the verdict names."""
     named = [rank for rank in incident.verdict.named if rank.node in (None, incident.node)]
     ranks = {rank.rank for rank in named} - {None}
     pids = {rank.pid for rank in named} - {None}
@@ -130,15 +130,15 @@ def _line(gpu: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
 
 
 def _many(gpus: Sequence[PowerSeries], odd: frozenset[str], plane: _Plane) -> tuple[list[Line], str]:
-    """The lowest and the highest of all GPUs as an area, their median as a line, and the named ones by themselves."""
+    """Return lines for the median and the named GPUs, and an area from the lowest to the highest GPU."""
     times = [plane.start + (plane.end - plane.start) * number / 240 for number in range(241)]
     columns = [[watts for gpu in gpus if (watts := _at(gpu, time)) is not None] for time in times]
-    seen = [(time, column) for time, column in zip(times, columns, strict=True) if column]
-    upper = [f"{plane.x(time)},{plane.y(max(column))}" for time, column in seen]
-    lower = [f"{plane.x(time)},{plane.y(min(column))}" for time, column in reversed(seen)]
-    middle = [median(column) for _, column in seen]
+    sampled = [(time, column) for time, column in zip(times, columns, strict=True) if column]
+    upper = [f"{plane.x(time)},{plane.y(max(column))}" for time, column in sampled]
+    lower = [f"{plane.x(time)},{plane.y(min(column))}" for time, column in reversed(sampled)]
+    middle = [median(column) for _, column in sampled]
     line = Line(
-        path=_path([time for time, _ in seen], middle, plane),
+        path=_path([time for time, _ in sampled], middle, plane),
         name=f"median of {len(gpus)} GPUs",
         local_ranks="",
         style=0,
@@ -149,13 +149,13 @@ def _many(gpus: Sequence[PowerSeries], odd: frozenset[str], plane: _Plane) -> tu
 
 
 def _at(gpu: PowerSeries, unix_seconds: float) -> float | None:
-    """The sample that held at that time; None before the first and after the last."""
+    """Return the latest sample at a time; None before the first and after the last sample."""
     index = bisect_right(gpu.unix_seconds, unix_seconds) - 1
     return gpu.watts[index] if index >= 0 and unix_seconds <= gpu.unix_seconds[-1] else None
 
 
 def _path(times: Sequence[float], watts: Sequence[float], plane: _Plane) -> str:
-    """An SVG path through the samples; peaks and dips survive the thinning, and a long silence is a gap."""
+    """Return an SVG path through the samples. Peaks and dips are kept, and a long pause is a gap."""
     kept = _thinned(watts)
     steps = sorted(b - a for a, b in pairwise(times))
     gap = _GAP * steps[len(steps) // 2]
@@ -167,7 +167,7 @@ def _path(times: Sequence[float], watts: Sequence[float], plane: _Plane) -> str:
 
 
 def _thinned(watts: Sequence[float]) -> list[int]:
-    """Indexes to draw: all, or the lowest and the highest of each slice."""
+    """Return the indexes to draw: all, or the lowest and the highest of each slice."""
     size, slices = len(watts), _MAX_POINTS // 2
     if size <= _MAX_POINTS:
         return list(range(size))
@@ -188,7 +188,7 @@ def _clock(plane: _Plane) -> Iterable[Mark]:
 
 
 def _levels(top_watts: float) -> list[float]:
-    """Round levels from 0 to the top, four to eight of them."""
+    """Return four to eight round levels from 0 to the top."""
     magnitude = 10.0 ** (len(str(int(top_watts))) - 1)
     step = next(step for step in (magnitude / 5, magnitude / 2, magnitude, magnitude * 2) if top_watts / step <= 8)
     return [step * number for number in range(int(top_watts / step) + 1)]
@@ -199,7 +199,7 @@ def _quiet(gpus: Sequence[PowerSeries], plane: _Plane) -> Mark | None:
     if not lines:
         return None
     low, high = min(lines), max(lines)
-    label = f"quiet under {low:.0f} W" if high - low < 1 else f"quiet under {low:.0f}-{high:.0f} W, by GPU"
+    label = f"quiet below {low:.0f} W" if high - low < 1 else f"quiet below {low:.0f}-{high:.0f} W, by GPU"
     return Mark(at=plane.y(high), size=plane.y(low) - plane.y(high), label=label)
 
 
@@ -215,7 +215,7 @@ def _captures(incident: Incident, plane: _Plane) -> Iterable[Mark]:
 
 
 def _states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
-    """Stretches of the job's states below the clock; a label only where it fits."""
+    """Yield the job's states for the strip below the clock, with a label if it fits."""
     steps = incident.timeline[-_MAX_MARKS:]
     for number, step in enumerate(steps):
         end = steps[number + 1].unix_seconds if number + 1 < len(steps) else plane.end
@@ -227,10 +227,10 @@ def _states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
 
 
 def _summary(gpus: Sequence[PowerSeries], plane: _Plane) -> str:
-    """The chart in a sentence, for those who cannot see it."""
+    """Describe the chart in a sentence, for screen readers."""
     first = [gpu.watts[0] for gpu in gpus]
     last = [gpu.watts[-1] for gpu in gpus]
     return (
         f"Power of {words.count(len(gpus), 'GPU')} from {words.utc(plane.start)} to {words.utc(plane.end)}: "
-        f"{min(first):.0f} to {max(first):.0f} W at first, {min(last):.0f} to {max(last):.0f} W at the end."
+        f"{min(first):.0f} to {max(first):.0f} W at the beginning, {min(last):.0f} to {max(last):.0f} W at the end."
     )

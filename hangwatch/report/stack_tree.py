@@ -1,4 +1,4 @@
-"""Pure: the stacks of all groups -> prefix trees, outermost frame first, each node with the ranks that are in it."""
+"""Pure: prefix trees of the stacks of all groups, outermost frame first. A node has the ranks that are in it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hangwatch.model import Frame, Group, RankId, Value
 
 
 class Node(Value, frozen=True):
-    """Frames that follow one another without a branch, who is in them, and where they lead.
+    """Consecutive frames without a branch, with the ranks that are in them and the branches that follow.
 
-    `ends` are the groups whose stack ends here; a group without a stack is a node without frames.
+    `ends` are the groups of which the stack ends here. A group without a stack is a node without frames.
     """
 
     frames: tuple[Frame, ...]
@@ -20,7 +20,7 @@ class Node(Value, frozen=True):
     ends: tuple[Group, ...] = ()
 
     def below(self) -> Iterator[Group]:
-        """The groups that end here or in a branch."""
+        """Yield the groups that end here or in a branch."""
         yield from self.ends
         for child in self.children:
             yield from child.below()
@@ -30,10 +30,10 @@ _Paths: TypeAlias = "list[tuple[tuple[Frame, ...], Group]]"
 
 
 def merge_tree(groups: Sequence[Group]) -> tuple[Node, ...]:
-    """Merge the representatives' stacks into as few trees as begin alike, larger branches first.
+    """Merge the representatives' stacks into as few trees as possible, larger branches first.
 
-    Two frames are one where function and file agree; the line is kept only where all agree on it. Stacks that differ in
-    nothing but lines part at the first that differs. A rank is counted in each node of its path, and ends in one.
+    Frames with the same function and file are merged. The line is kept if it is the same in all of them. Stacks that
+    differ only in lines branch at the first different line. A rank is counted in each node of its path.
     """
     paths = [(tuple(reversed(group.frames)), group) for group in groups]
     stackless = [_node([((), group)]) for group in groups if not group.frames]
@@ -41,9 +41,9 @@ def merge_tree(groups: Sequence[Group]) -> tuple[Node, ...]:
 
 
 def _node(paths: _Paths) -> Node:
-    """One node of stacks that begin with the same frame, or of one group without a stack.
+    """Return the node of stacks that begin with the same frame, or of one group without a stack.
 
-    The loop follows the frames that all share; it recurses at branches only, and those are fewer than groups.
+    The loop follows the common frames. It recurses only at branches, and there are fewer of these than groups.
     """
     ids = sorted((member.id for _, group in paths for member in group.members), key=RankId.sort_key)
     frames = []
@@ -67,15 +67,15 @@ def _branches(paths: _Paths) -> list[_Paths]:
 
 
 def _by_line(branch: _Paths) -> list[_Paths]:
-    """The branch, in parts where some of its stacks differ in the line of this frame and in no name."""
+    """Split the branch by the line of this frame if some of its stacks differ only in lines."""
     if len({path[0].line for path, _ in branch}) == 1:
         return [branch]
     lines: dict[int | None, _Paths] = {}
-    named: dict[tuple[tuple[str, str], ...], set[int | None]] = {}
+    lines_of_places: dict[tuple[tuple[str, str], ...], set[int | None]] = {}
     for path, group in branch:
         lines.setdefault(path[0].line, []).append((path, group))
-        named.setdefault(tuple(frame.place for frame in path), set()).add(path[0].line)
-    differ = any(len(found) > 1 for found in named.values())
+        lines_of_places.setdefault(tuple(frame.place for frame in path), set()).add(path[0].line)
+    differ = any(len(numbers) > 1 for numbers in lines_of_places.values())
     return list(lines.values()) if differ and None not in lines else [branch]
 
 

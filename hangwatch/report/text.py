@@ -1,4 +1,4 @@
-"""An Incident -> text for a terminal, a mail or grep: the verdict first, every raw stack last."""
+"""The report of an incident as text, for a terminal, a mail or grep: verdict first, raw stacks last."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class _Style(Value, frozen=True):
-    """How lines are laid out: with ANSI escapes or without, and where sentences wrap."""
+    """The layout of lines: ANSI escapes, width, and the places of the user's code, which are highlighted."""
 
     color: bool
     width: int
-    own: frozenset[tuple[str, str]] = frozenset()
+    user_places: frozenset[tuple[str, str]] = frozenset()
 
     def strong(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self.color else text
@@ -43,22 +43,22 @@ class _Style(Value, frozen=True):
         return f"\x1b[2m{text}\x1b[0m" if self.color else text
 
     def frame(self, frame: Frame) -> str:
-        """The user's own frames stand out from those of libraries, where it is known which are which."""
+        """Return the frame as text. The user's frames are highlighted, if they are known."""
         text = printable(str(frame))
-        if not self.own:
+        if not self.user_places:
             return text
-        return self.strong(text) if frame.place in self.own else self.faint(text)
+        return self.strong(text) if frame.place in self.user_places else self.faint(text)
 
     def wrapped(self, text: str, indent: str = "") -> list[str]:
-        room = max(self.width, len(indent) + 20)
-        return textwrap.wrap(printable(text), room, subsequent_indent=indent, break_on_hyphens=False) or [""]
+        width = max(self.width, len(indent) + 20)
+        return textwrap.wrap(printable(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
 def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
-    """The whole report: verdict, groups, tree, evidence, power, timeline, host, then all stacks as `[host:rank]line`.
+    """Return the whole report: verdict, groups, tree, evidence, power, timeline, host, and all raw stacks.
 
-    `color` adds ANSI escapes; `width` is where all wraps but frames. The stacks at the end are py-spy's text form and
-    nothing before them is, so `hangwatch explain report.txt` reads them back.
+    `color` adds ANSI escapes. All lines wrap at `width`, except frames. Only the stacks at the end are in py-spy's text
+    format, with the prefix `[host:rank]`, so `hangwatch explain report.txt` can read them.
     """
     style = _style(incident.grouping, color, width)
     lines = _head_lines(incident, style)
@@ -73,9 +73,9 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
 
 
 def render_answer(incident: Incident, *, color: bool = False, width: int = 110, stacks: bool = False) -> str:
-    """What fits a screen: the verdict, the groups, the evidence and what ranks wrote; with `stacks` all raw stacks.
+    """Return a short report: verdict, groups, evidence and details of ranks; with `stacks` all raw stacks.
 
-    Of an incident that is kept nowhere: no name, by which it could not be found.
+    It has no incident name: the incident of a dump is not stored.
     """
     style = _style(incident.grouping, color, width)
     rows = [row for row in _heading(incident) if row[0] != "Incident"]
@@ -86,7 +86,7 @@ def render_answer(incident: Incident, *, color: bool = False, width: int = 110, 
 
 
 def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False, width: int = 110) -> str:
-    """The verdict, the groups, who is where and the evidence: what `explain` and `dump` print."""
+    """Return the verdict, groups, tree and evidence, without an incident."""
     style = _style(grouping, color, width)
     rows = [("Verdict", _judgement(verdict)), *_whom(verdict), *_ranks_rows(grouping)]
     lines = _verdict_lines(verdict, style) + _table(rows, style) + _grouping_lines(grouping, verdict, style)
@@ -94,14 +94,15 @@ def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False,
 
 
 def _style(grouping: Grouping, color: bool, width: int) -> _Style:
-    return _Style(color=color, width=width, own=phrases.own_places(grouping.groups) if color else frozenset())
+    user_places = phrases.own_places(grouping.groups) if color else frozenset()
+    return _Style(color=color, width=width, user_places=user_places)
 
 
 def _rank_sections(incident: Incident, style: _Style) -> list[str]:
-    """What single ranks told of themselves."""
-    lines = _section("Details of their processes", _detail_lines(incident, style), style)
-    lines += _section("Environment, what differs first", _environment_lines(incident, style), style)
-    return lines + _section("Last lines of their logs", _log_lines(incident), style)
+    """Return the sections on single ranks: process details, environment and logs."""
+    lines = _section("Process details", _detail_lines(incident, style), style)
+    lines += _section("Environment, differences first", _environment_lines(incident, style), style)
+    return lines + _section("Last log lines", _log_lines(incident), style)
 
 
 def _stack_section(incident: Incident, style: _Style) -> list[str]:
@@ -131,7 +132,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
         ("Verdict", _judgement(incident.verdict)),
         *_whom(incident.verdict),
         phrases.state_row(incident),
-        ("Time-out", phrases.time_out(incident)),
+        ("Timeout", phrases.time_out(incident)),
         ("Job", f"{words.which_job(job)}, {job.launcher}"),
         ("Ranks", f"{phrases.ranks_row(job)} on {incident.node}{size}"),
         ("No process", f"local rank {words.fold_ranges(job.absent)}" if job.absent else ""),
@@ -142,13 +143,13 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
 
 
 def _whom(verdict: Verdict) -> list[tuple[str, str]]:
-    rows = [("Named", "; ".join(phrases.named(verdict))), ("Look first", "; ".join(phrases.first_look(verdict)))]
+    rows = [("Named", "; ".join(phrases.named(verdict))), ("Check first", "; ".join(phrases.first_look(verdict)))]
     return [*rows, ("Do first", next_step(verdict))]
 
 
 def _judgement(verdict: Verdict) -> str:
-    sure = "" if verdict.confidence is Confidence.NONE else f", {verdict.confidence.value} confidence"
-    return f"{verdict.kind}{sure}"
+    confidence = "" if verdict.confidence is Confidence.NONE else f", {verdict.confidence.value} confidence"
+    return f"{verdict.kind}{confidence}"
 
 
 def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
@@ -157,7 +158,7 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     if any(member.waiting for member in grouping.members):
         total = f"{total}, with launchers,"
     rows = [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")]
-    for name, absent in (("No answer", grouping.unanswered), ("Elsewhere", grouping.elsewhere)):
+    for name, absent in (("No response", grouping.unanswered), ("Other nodes", grouping.elsewhere)):
         if absent:
             shown = words.elided(words.fold_ranges(absent), _FOLD_CHARACTERS)
             rows.append((name, f"{words.count_ranges(absent)}: {shown}"))
@@ -172,12 +173,12 @@ def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style, *, tree
     odd = phrases.odd_groups(parts, verdict)
     shown, rest = phrases.shown_groups(parts, odd, _MAX_GROUPS)
     more = [phrases.more_groups(rest)] if rest else []
-    marks = dict.fromkeys(odd, "odd" if verdict.named else phrases.mark(verdict))
+    marks = dict.fromkeys(odd, "named" if verdict.named else phrases.mark(verdict))
     groups = [line for group in shown for line in _group_lines(group, marks.get(group.key), style)] + more
     lines = _section("Groups, largest first", groups, style)
     if tree:
         where = [*_tree_lines(merge_tree(shown), odd, style), *more]
-        lines += _section("Who is where, outermost frame first", where, style)
+        lines += _section("Stacks of all ranks, outermost frame first", where, style)
     lines += _section("Evidence", _evidence_lines(verdict, style), style)
     return lines + _section("Notes", [line for note in phrases.notes(grouping) for line in style.wrapped(note)], style)
 
@@ -210,11 +211,11 @@ def _frame_lines(frames: Sequence[Frame], style: _Style) -> Iterator[str]:
 
 
 def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> Iterator[str]:
-    """Ranks on the left, the tree on the right; `>` leads to the odd one."""
+    """Yield the lines of the tree: ranks on the left, frames on the right, `>` at the branch of a suspect."""
     for node, lead, rail in (row for tree in trees for row in _laid_out(tree, "", "")):
         marked = [group.key in odd for group in node.below()]
         ranks = words.elided(words.fold_ids(node.ids), _TREE_FOLD_CHARACTERS)
-        left = f"{'>' if any(marked) else ' '} {len(node.ids):>6,}  {ranks:<{_TREE_FOLD_CHARACTERS}} "
+        margin = f"{'>' if any(marked) else ' '} {len(node.ids):>6,}  {ranks:<{_TREE_FOLD_CHARACTERS}} "
         is_odd = all(marked)
         rows = [printable(str(frame)) if is_odd else style.frame(frame) for frame in node.frames]
         rows += [
@@ -222,12 +223,12 @@ def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> It
             for end in node.ends
         ]
         for number, row in enumerate(rows):
-            text = f"{left}{lead}{row}" if number == 0 else f"{' ' * len(left)}{rail}{row}"
+            text = f"{margin}{lead}{row}" if number == 0 else f"{' ' * len(margin)}{rail}{row}"
             yield style.odd(text) if is_odd else text
 
 
 def _laid_out(node: Node, lead: str, rail: str) -> Iterator[tuple[Node, str, str]]:
-    """Each node with what stands before its first line and before the others."""
+    """Yield each node with the text before its first line and the text before its other lines."""
     yield node, lead, rail
     for child in node.children:
         last = child is node.children[-1]
@@ -249,18 +250,18 @@ def _detail_lines(incident: Incident, style: _Style) -> Iterator[str]:
 
 
 def _environment_lines(incident: Incident, style: _Style) -> Iterator[str]:
-    found = incident.captures[-1].environment if incident.captures else None
-    for one in found.differences if found else ():
-        yield from style.wrapped(environment_diff.said(one), "    ")
-    if found and found.common:
-        yield from style.wrapped(f"alike: {phrases.variables(found.common)}", "    ")
+    environment = incident.captures[-1].environment if incident.captures else None
+    for difference in environment.differences if environment else ():
+        yield from style.wrapped(environment_diff.said(difference), "    ")
+    if environment and environment.common:
+        yield from style.wrapped(f"same on all ranks: {phrases.variables(environment.common)}", "    ")
 
 
 def _log_lines(incident: Incident) -> Iterator[str]:
     for rank in incident.captures[-1].ranks if incident.captures else ():
-        for found in rank.last_lines:
-            yield f"{words.who([rank.id])}: {printable(found.path)}"
-            yield from (f"    | {printable(line)}" for line in found.lines)
+        for log in rank.last_lines:
+            yield f"{words.who([rank.id])}: {printable(log.path)}"
+            yield from (f"    | {printable(line)}" for line in log.lines)
 
 
 # --- power, time, host -----------------------------------------------------------------------------------------------
@@ -273,21 +274,22 @@ def _power_lines(incident: Incident, style: _Style) -> Iterator[str]:
             ranks = f" (local rank {words.fold(series.local_ranks)})" if series.local_ranks else ""
             named = f"gpu {series.index}{ranks}"
             now, levels = f" {series.watts[-1]:>5.0f} W now", _levels(series)
-            room = style.width - _NAMED - len(now)
-            beside = room - len(levels)
-            sparks = _sparks(series, top, beside if beside >= _SPARKS // 2 else max(room - 1, 1))  # else levels below
+            width = style.width - _NAMED - len(now)
+            width_with_levels = width - len(levels)
+            fits = width_with_levels >= _SPARKS // 2  # else the levels go to the next line
+            sparks = _sparks(series, top, width_with_levels if fits else max(width - 1, 1))
             yield from style.wrapped(f"{named:<{_NAMED - 1}} {sparks}{now}{levels}", " " * _NAMED)
     if len(incident.power) > _MAX_GPUS:
         yield f"and {len(incident.power) - _MAX_GPUS} more GPUs: see report.html"
 
 
 def _levels(series: PowerSeries) -> str:
-    levels = (("busy", series.busy_watts), ("quiet under", series.quiet_line_watts), ("limit", series.limit_watts))
+    levels = (("busy", series.busy_watts), ("quiet below", series.quiet_line_watts), ("limit", series.limit_watts))
     return "".join(f", {name} {watts:.0f} W" for name, watts in levels if watts is not None)
 
 
 def _sparks(series: PowerSeries, top: float, most: int) -> str:
-    """The whole time in one line: the mean of each slice, from 0 W to the highest of all GPUs."""
+    """Return a line of blocks: the mean power of each slice of time, from 0 W to the highest power of all GPUs."""
     size = len(series.watts)
     slices = min(most, _SPARKS, size)
     cuts = [size * number // slices for number in range(slices + 1)]
@@ -322,5 +324,5 @@ def _section(title: str, lines: Iterable[str], style: _Style) -> list[str]:
 
 def _table(rows: Iterable[tuple[str, str]], style: _Style) -> list[str]:
     rows = [(printable(name), text) for name, text in rows if text]
-    wide = max((len(name) for name, _ in rows), default=0) + 2
-    return [line for name, text in rows for line in style.wrapped(f"{name:<{wide}}{printable(text)}", " " * wide)]
+    indent = max((len(name) for name, _ in rows), default=0) + 2
+    return [line for name, text in rows for line in style.wrapped(f"{name:<{indent}}{printable(text)}", " " * indent)]

@@ -92,7 +92,7 @@ def test_one_bad_file_of_many_is_said_and_the_rest_counts(tmp_path: Path) -> Non
     page = tmp_path / "page.html"
     done = hangwatch("merge", "--html", str(page), str(tmp_path))
     assert done.returncode == 1
-    assert "No answer  8 ranks: 8-15" in done.stdout
+    assert "No response  8 ranks: 8-15" in done.stdout
     assert "24 of 32 seen" in done.stdout
     for said in (
         f"{broken}: is truncated",

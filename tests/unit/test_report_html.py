@@ -125,7 +125,7 @@ def test_the_power_chart_names_its_lines_and_marks_quiet_and_capture() -> None:
     page = Page(html.render(samples.loader_hang()))
     for word in (
         "power in watts",
-        "quiet under 262 W",
+        "quiet below 262 W",
         "stacks taken",
         "GPU 7, local rank 7",
         "03:10",
@@ -196,7 +196,7 @@ def test_more_gpus_than_lines_become_a_band() -> None:
     assert chart is not None
     assert [line.name for line in chart.lines] == ["median of 40 GPUs", "GPU 7"]
     assert chart.band.startswith("M")
-    assert "between the lowest and the highest" in Page(html.render(incident)).text
+    assert "from the lowest to the highest" in Page(html.render(incident)).text
 
 
 def test_a_silence_is_a_gap_and_peaks_survive_thinning() -> None:

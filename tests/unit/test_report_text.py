@@ -68,7 +68,7 @@ def test_nothing_before_the_raw_stacks_reads_as_a_dump(name: str) -> None:
 def test_the_odd_one_is_marked_and_nobody_else() -> None:
     lines = text.render(samples.loader_hang()).splitlines()
     marked = [line for line in lines if line.startswith("> ")]
-    assert [line for line in marked if line.endswith("<- odd")] == ["> 1 rank: 7  is loading data; frozen  <- odd"]
+    assert [line for line in marked if line.endswith("<- named")] == ["> 1 rank: 7  is loading data; frozen  <- named"]
     assert not [line for line in text.render(samples.all_waiting()).splitlines() if line.startswith(">")]
 
 
@@ -76,7 +76,7 @@ def test_sixteen_thousand_ranks_stay_readable() -> None:
     report = text.render(samples.fleet())
     assert len(report.splitlines()) < 150
     assert "16,376" in report
-    assert "No answer  8 ranks: 616-623" in report
+    assert "No response  8 ranks: 616-623" in report
 
 
 def test_color_changes_nothing_but_escapes() -> None:
@@ -104,7 +104,7 @@ def test_the_fall_of_power_is_seen_in_every_width(width: int) -> None:
     bars = [re.findall("[▁▂▃▄▅▆▇█]+", row)[0] for row in rows if row.startswith("gpu ")]
     assert len(bars) == len(incident.power)
     assert all(bar[0] == "█" and bar[-1] == "▂" and len(bar) >= 20 for bar in bars), "full at first, little at the end"
-    assert " ".join(power.split()).count("quiet under 262 W, limit 700 W") == len(bars)
+    assert " ".join(power.split()).count("quiet below 262 W, limit 700 W") == len(bars)
 
 
 def test_a_verdict_without_an_incident() -> None:
@@ -134,7 +134,7 @@ def test_many_groups_are_counted_and_the_odd_ones_kept() -> None:
     (odd,) = [group for group in incident.grouping.groups if group.key == "77e2b0d9"]
     crowd = tuple(_singleton(number) for number in range(300))
     said = text.render_verdict(Grouping(groups=(*crowd, odd)), incident.verdict)
-    assert "<- odd" in said
+    assert "<- named" in said
     assert "smaller groups with" in said
     assert len(said.splitlines()) < 700
 
@@ -301,7 +301,7 @@ def test_the_answer_of_a_dump_has_no_raw_stacks_unless_they_are_asked_for() -> N
 
 
 def timed_out_row(incident: Incident, **changes: object) -> str:
-    found = re.search(r"^Time-out +(.*)$", text.render(samples.replaced(incident, **changes), width=1000), re.MULTILINE)
+    found = re.search(r"^Timeout +(.*)$", text.render(samples.replaced(incident, **changes), width=1000), re.MULTILINE)
     return found[1] if found else ""
 
 

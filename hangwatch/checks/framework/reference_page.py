@@ -16,29 +16,32 @@ from hangwatch.checks.framework.contract import AnyCheck
 
 INTRODUCTION = """# The checks
 
-This page lists every check, its settings, reasons and metrics. It is generated from the code by `make golden`.
+This page lists the checks of a node for operators. It is made from the code by `make golden`.
 
-`hangwatch check` runs all checks once, `hangwatch check NAME...` runs the named ones. The daemon runs each check at its
-own interval, and again 30 s after a job starts. Each check returns a status, a reason and a sentence, also if the node
-is healthy. If it is not, the check also says what to type. `hangwatch status` shows the age of each result.
+`hangwatch check` runs all of them once, `hangwatch check NAME...` those named; the daemon runs each at its interval.
+Each result has a status, a reason, a sentence, and what to type. Every section `[checks.NAME]` also has:
 
-* `NotPresent` (OK): this node does not have what the check examines.
-* `CheckFailed`, `Stalled` (UNKNOWN): the check itself failed, or did not return in time.
-* UNKNOWN: the state could not be determined. It does not mean a fault.
+| key | default | meaning |
+|---|---|---|
+| `enabled` | `true` | false: runs only where `hangwatch check` names it |
 
-The table that `hangwatch check` prints folds all `NotPresent` results into one row, and repeats no finding that two
-checks share. `--verbose` shows all of them.
+These reasons every check can give:
 
-Exit codes: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, by the most severe check (order: CRITICAL, WARNING, UNKNOWN, OK).
-With `--fail-on critical` every other status, also UNKNOWN, exits with 0. `--json` prints the results as
-[check.schema.json](check.schema.json) describes them.
+| reason | status | meaning |
+|---|---|---|
+| `NotPresent` | OK | this node or its jobs have nothing to check; checked again half a minute after a job starts |
+| `CheckFailed`, `Stalled` | UNKNOWN | the check itself failed, or did not return |
+
+On the screen, checks with nothing to check share one line, and so do equal findings; `--verbose` shows each.
+Exit codes: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, by the most severe check (CRITICAL, WARNING, UNKNOWN, OK).
+`--fail-on critical` exits 0 for anything less. `--json` prints the form of [check.schema.json](check.schema.json).
 """
 LEVELS = {"ok": "OK", "unknown": "UNKNOWN", "warning": "WARNING", "critical": "CRITICAL", "level": "WARNING, CRITICAL"}
 
 
 def page(checks: Mapping[str, AnyCheck]) -> str:
     """Return the whole page in Markdown."""
-    overview = ["| check | every | subject |", "|---|---|---|"]
+    overview = ["| check | every | what it checks |", "|---|---|---|"]
     for name, check in checks.items():
         overview.append(f"| [{name}](#{name}) | {check.every_seconds:g} s | {_docstring(check).splitlines()[0]} |")
     sections = [line for check in checks.values() for line in _section(check)]
@@ -47,13 +50,16 @@ def page(checks: Mapping[str, AnyCheck]) -> str:
 
 def _section(check: AnyCheck) -> Iterator[str]:
     yield f"## {check.name}\n"
-    yield f"{_docstring(check)}\n"
-    yield f"Runs every {check.every_seconds:g} s. Not present if {check.absent}.\n"
+    if detail := "\n".join(_docstring(check).splitlines()[1:]).strip():
+        yield f"{detail}\n"
+    if check.absent != AnyCheck.absent:
+        yield f"Nothing to check: {check.absent}.\n"
     yield from ["| status | reasons |", "|---|---|"]
     for status, reasons in reasons_of(inspect.getsource(_module(check))).items():
         yield f"| {status} | {', '.join(f'`{reason}`' for reason in reasons)} |"
-    yield from ["", f"Settings, `[checks.{check.name}]`:", "", "| key | default | meaning |", "|---|---|---|"]
-    yield from _settings(check.settings)
+    if settings := list(_settings(check.settings)):
+        yield from ["", f"Settings, `[checks.{check.name}]`:", "", "| key | default | meaning |", "|---|---|---|"]
+        yield from settings
     if check.metrics:
         yield from ["", "| metric | kind | meaning |", "|---|---|---|"]
     for metric in check.metrics:
@@ -65,6 +71,8 @@ def _section(check: AnyCheck) -> Iterator[str]:
 def _settings(section: type[msgspec.Struct]) -> Iterator[str]:
     hints = get_type_hints(section, include_extras=True)
     for field in msgspec.structs.fields(section):
+        if field.name == "enabled" and field.default is True:  # as the introduction says
+            continue
         metas = [meta for meta in get_args(hints[field.name])[1:] if isinstance(meta, Meta)]
         meaning = next((meta.description for meta in metas if meta.description), "")
         yield f"| `{field.name}` | `{msgspec.json.encode(field.default).decode()}` | {meaning} |"

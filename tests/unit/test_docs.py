@@ -1,0 +1,60 @@
+"""Lengths of the pages: all together, sentences, lines, decisions, and the reading list of the architecture."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    page for page in ROOT.rglob("*.md") if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)
+)
+MOST_BYTES = 256_000
+MOST_WORDS = 35
+MOST_CHARACTERS = 120
+
+
+def prose(page: Path) -> list[str]:
+    """Lines of a page without code blocks, generated parts, tables, headings, images and quoted output."""
+    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"<!-- ([\w-]+): begin.*?<!-- \1: end -->", "", text, flags=re.DOTALL)
+    return ["" if line.lstrip().startswith(("|", "#", "![", ">")) else line for line in text.splitlines()]
+
+
+def sentences(lines: list[str]) -> list[str]:
+    """Sentences of prose: a blank line, a list item, or an end of a sentence parts them. Code is one word."""
+    found = []
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) )", "\n".join(lines)):
+        text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]+`", "code", paragraph.replace("\n", " ")))
+        found += re.split(r"(?<=[.!?:;])[\"*)]*\s+", text)
+    return found
+
+
+def test_all_pages_together_are_short() -> None:
+    assert sum(page.stat().st_size for page in PAGES) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_and_sentences_are_short(page: Path) -> None:
+    lines = prose(page)
+    assert [line for line in lines if len(line) > MOST_CHARACTERS] == []
+    assert [text for text in sentences(lines) if len(text.split()) > MOST_WORDS] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/adr").glob("*.md")), ids=lambda page: page.stem)
+def test_decision_is_one_short_page(page: Path) -> None:
+    text = page.read_text()
+    assert len(text.splitlines()) <= 15
+    assert re.fullmatch(r"\d{3}-[a-z-]+", page.stem) and text.startswith(f"# {page.stem[:3]}: ")
+    assert re.findall(r"^\*\*(\w+)\*\*: ", text, re.MULTILINE) == ["Context", "Decision", "Consequence"]
+
+
+def test_reading_list_of_the_architecture_is_short() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    (part,) = re.findall(r"<!-- reading list: begin -->(.*?)<!-- reading list: end -->", text, re.DOTALL)
+    modules = re.findall(r"\]\(\.\./(hangwatch/[\w/]+\.py)\)", part)
+    assert len(modules) >= 5
+    assert sum(len((ROOT / module).read_text().splitlines()) for module in modules) <= 500
+    assert len(text.splitlines()) <= 100

@@ -368,7 +368,7 @@ def read(told: Transcript) -> None:
     subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", "stranger"], check=True)
     told.type("hangwatch incidents", user="stranger", statuses=(0, 1, 2))
     told.result(
-        "root and the job's owner read the report, a stranger cannot", " ".join(printed.split("=====")[0].split())
+        "root and the job's owner read the report, another user cannot", " ".join(printed.split("=====")[0].split())
     )
 
 

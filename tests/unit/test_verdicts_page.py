@@ -17,9 +17,9 @@ PAGE = DOCS / "verdicts.md"
 RUNBOOK = DOCS / "runbooks/HangwatchTrainingHung.md"
 KINDS = {"ranks": "ranks", "gpu": "GPU", "lock": "lock", "thread": "thread"}
 HALF_OF = {
-    "dumped": "half of the other ranks that gave a stack",
-    "others": "half of the other ranks that answered",
-    "answered": "half of all ranks that answered",
+    "dumped": "half of the others with a stack",
+    "others": "half of the others that answered",
+    "answered": "half of all that answered",
 }
 OTHERS = {
     ("ranks",): "wait for ranks",
@@ -30,25 +30,25 @@ OTHERS = {
     ("work",): "have GPUs at work",
 }
 OUTNUMBER = {
-    "as many": "as many as the suspects",
-    "more": "more than the suspects, or one against one",
-    "three times": "three times the suspects",
+    "as many": "≥ suspects",
+    "more": "> suspects, or 1 to 1",
+    "three times": "≥ three times the suspects",
 }
 
 
 def accusing_rules() -> Iterable[str]:
-    yield "| kind | ranks that | others wait for | those are at least | confidence begins |"
+    yield "| kind | suspects: ranks that | others wait for | at least that many do | confidence begins |"
     yield "|---|---|---|---|---|"
     for rule in rules.RULES:
         kinds = " or ".join(KINDS[kind] for kind in rule.waiting)
         yield (
-            f"| `{rule.kind}` | {rule.description} | {kinds} | {HALF_OF[rule.half_of]}, and {OUTNUMBER[rule.outnumber]} "
+            f"| `{rule.kind}` | {rule.description} | {kinds} | {HALF_OF[rule.half_of]}; {OUTNUMBER[rule.outnumber]} "
             f"| {rule.confidence.value} |"
         )
 
 
 def first_looks() -> Iterable[str]:
-    yield "| ranks that | the others | those are at least | named, low, if the machine says the same |"
+    yield "| suspects: ranks that | the others | that many do | named, low, if the machine agrees |"
     yield "|---|---|---|---|"
     for rule in check_first.CHECK_FIRST:
         others = "stand anywhere" if rule.waiting == check_first.ANYTHING else OTHERS[rule.waiting]

@@ -33,6 +33,13 @@ def test_every_target_that_it_names_can_be_made() -> None:
     assert {"demo", "test", "dist", "deb", "image", "chart"} <= named <= targets
 
 
+def test_first_screen_shows_dump_and_installation() -> None:
+    before, dump, after = README.split("```", 3)[:3]
+    assert {"Verdict", "Named", "Groups,"} <= set(dump.split())
+    assert len((before + dump).splitlines()) < 40
+    assert "pip install ." in after.partition("\n## ")[0]
+
+
 def test_it_shows_a_report_and_a_dashboard() -> None:
     shown = {what: ROOT / path for what, path in re.findall(r"!\[The (\w+)[^\]]*\]\(([^)]+)\)", README)}
     assert {"report", "dashboard"} <= set(shown)

@@ -215,6 +215,7 @@ DEMO_SCENARIOS = tuple(
             "checkpoint": LOOK,
             "evaluation": LOOK,
             "idle": "",
+            "all-waiting": "training → quiet → suspected → waits_elsewhere",
         }.get(name, HANG),
     )
 )

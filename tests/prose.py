@@ -57,7 +57,7 @@ PHRASES = {
     r"not\s+watched|beyond\s+the\s+limits": "not monitored: exceeds a limit",
     r"but\s+for": "except",
     r"no\s+more(?=\s*[.,;:)]|$)": "no longer",
-    r"(?<!there\s)(is|are)\s+none": "say what it is, or: there is no ...",
+    r"(?<!there\s)(is|are)\s+(?-i:none)": "say what it is, or: there is no ...",
     r"the\s+way\s+leads": "say what happens",
 }
 PHRASE = re.compile(

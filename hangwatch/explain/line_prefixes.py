@@ -1,6 +1,6 @@
-"""Pure: the prefix of a line -> whose line it is: torchrun, mpirun, srun --label, pdsh, kubectl and many programs.
+"""Pure: finds the rank in the prefix of a line (torchrun, mpirun, srun --label, pdsh, kubectl and other programs).
 
-And the line itself, where a log keeps each as JSON.
+Also extracts the line from logs that store each line as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Entry(msgspec.Struct):
 
 
 def unwrapped(line: str) -> list[str]:
-    """The lines that are kept in a line of JSON: of Docker's json-file log, of journalctl -o json; else the line."""
+    """Return the lines in a line of JSON (Docker's json-file log, journalctl -o json); else the line itself."""
     if not line.startswith("{"):
         return [line]
     try:
@@ -42,9 +42,9 @@ def unwrapped(line: str) -> list[str]:
 
 
 def are_labelled(head: Sequence[str]) -> bool:
-    """Whether lines begin with `N: ` (srun --label) or `host: ` (pdsh, clush): some label stands before `Process`.
+    """True if lines begin with `N: ` (srun --label) or `host: ` (pdsh, clush): a label precedes `Process`.
 
-    Of a log it is told by `N: ` before nearly every line, where few numbers return again and again.
+    In a log, nearly every line must begin with `N: `, with few different numbers.
     """
     if any(found and found.group(1) not in {"Process", "Error"} for found in map(_LABELLED.match, head)):
         return True
@@ -54,7 +54,7 @@ def are_labelled(head: Sequence[str]) -> bool:
 
 
 def pasted(head: Sequence[str]) -> str:
-    """What stands before every line of a text that was quoted in a mail, or indented in a page: `> `, or spaces."""
+    """Return the common prefix of a text that was quoted in a mail or indented: `> `, or spaces."""
     written = [line for line in head if line.strip("> \t")]
     first = next(iter(written), "")
     before = first[: len(first) - len(first.lstrip("> \t"))]
@@ -64,12 +64,12 @@ def pasted(head: Sequence[str]) -> str:
 
 
 def without(pasted: str, line: str) -> str:
-    """A line of such a text as it was before; of an empty one a mail has cut the space at its end."""
+    """Remove that prefix from a line. In an empty line, a mail has cut the trailing space of the prefix."""
     return "" if line.rstrip() == pasted.rstrip() else line.removeprefix(pasted)
 
 
 def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
-    """The rank that a line's prefix tells, whether it is sure to be a rank, and the rest of the line."""
+    """Return the rank in the prefix of a line, true if it is sure to be a rank, and the rest of the line."""
     if line.startswith("["):
         return _split_bracket(line, file_id)
     found = _LABEL.match(line) if labelled else None
@@ -82,7 +82,7 @@ def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, 
 
 
 def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
-    if found := _OF_RANK.match(line):  # torch's own is a global rank; of a file whose local rank is known it is a part
+    if found := _OF_RANK.match(line):  # of torch: a global rank. If the file has a local rank, it is part of the line
         if file_id.local_rank is not None:
             return file_id, True, line
         rank = RankId(rank=int(found.group(1)))

@@ -24,12 +24,11 @@ _STAMP = re.compile(
 
 
 class Reader:
-    """Reads one stream. Its lines are py-spy's text, or another one from where that begins; the rest is `log`.
+    """Reads one stream: stack dumps of any tool, and the remaining lines as `log`.
 
-    `strange` counts the lines of no stack dump. `has_dump`: a tool was run to make it; what faulthandler prints stands
-    in a log. `is_log`: it is known to be a log, where words such as "Error: " are none of py-spy. From a dump on that
-    begins behind a stamp of time (`kubectl logs --timestamps`, a file below /var/log/pods) stamps are no part of lines;
-    of a log they are.
+    `strange` counts lines outside stack dumps. `has_dump`: it has the output of a tool; faulthandler prints into a log.
+    `is_log`: it is known to be a log, in which "Error: " is not of py-spy. If a dump begins after a stamp (`kubectl
+    logs --timestamps`, files below /var/log/pods), stamps are removed from then on; in a log they are kept.
     """
 
     def __init__(self, interned: Interned, *, is_log: bool = False) -> None:
@@ -75,7 +74,7 @@ class Reader:
         return rest if self._is_stamped else line
 
     def end(self) -> None:
-        """Close what is still open."""
+        """Finish open parts."""
         self._close_text()
         if self._pyspy is not None:
             self._pyspy.end()
@@ -86,7 +85,7 @@ class Reader:
         self._unclear = []
 
     def _found(self, process: FoundProcess) -> None:
-        """An error that nobody has heard of is one of py-spy only where nothing else is said."""
+        """Keep a process. An unknown error counts as one of py-spy only if the stream has no other lines."""
         if not process.threads and process.fault is not None and process.fault.reason == UNHEARD:
             check_processes(len(self._unclear))
             self._unclear.append(process)

@@ -1,10 +1,10 @@
-"""Pure: dumps of flight recorders, one for each process -> one for each rank, and since when what they hold is open.
+"""Pure: assigns flight recorder dumps to ranks, and finds the operations that can be compared.
 
-A dump is one moment and does not tell which: that is the time of its file, or that of a copy. One look at a healthy job
-is a torn cut. So dumps are compared where an operation had passed its own time-out when they were written, which is
-when the watchdog writes them, and not long after, since that ends a job; and of what they hold an operation counts that
-had been open for a minute when the first of them was written: by then all ranks have had the time to come, on nodes
-whose clocks differ, too.
+A dump does not contain the time at which it was written; that is the time of its file, or of a copy of it. Dumps of a
+healthy job are not of the same moment, so they cannot be compared. Therefore dumps count only if an operation had
+passed its timeout when they were written: then the watchdog writes them, shortly before the job ends. Of these, an
+operation counts if it had been open for a minute when the first dump was written: all ranks had the time to join, even
+if the clocks of their nodes differ.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ class DumpFile(NamedTuple):
 
     @property
     def is_timed(self) -> bool:
-        """Whether that can be the time at which it was written."""
+        """True if the time of the file can be the time at which the dump was written."""
         written, newest = self.written_unix_seconds, self.dump.newest_unix_seconds
         latest = written if self._times_out is None else self._times_out + _AFTER_TIME_OUT_SECONDS
         return newest - _MOST_CLOCK_SECONDS <= written <= latest
 
     @property
     def has_timed_out(self) -> bool:
-        """Whether an operation had been open for its time-out at the time of the file."""
+        """True if an operation had passed its timeout at the time of the file."""
         return self._times_out is not None and self._times_out <= self.written_unix_seconds
 
     @property
     def _times_out(self) -> float | None:
-        ends = (one.created_unix_ns / 1e9 + one.timeout_ms / 1e3 for one in self.dump.opened if one.timeout_ms > 0)
-        return min(ends, default=None)
+        timed = (record for record in self.dump.opened if record.timeout_ms > 0)
+        return min((record.created_unix_ns / 1e9 + record.timeout_ms / 1e3 for record in timed), default=None)
 
 
 class Joined(NamedTuple):
-    """What the dumps of one job hold. `by_rank` is all of it, `timed` of the ranks whose dumps are of one time-out.
+    """The dumps of one job: `by_rank` has all ranks, `timed` the ranks with dumps of one timeout.
 
-    What was enqueued before `opened_before_unix_seconds` and is open in one of these was so for a minute in all.
+    An operation enqueued before `opened_before_unix_seconds` had been open for a minute when all of them were written.
     """
 
     by_rank: Mapping[int, tuple[RankRecords, ...]]
@@ -68,52 +68,53 @@ class Joined(NamedTuple):
 
 
 def join(files: Iterable[DumpFile]) -> Joined:
-    """The dumps by rank. What is left out, or what their times do not tell, is a note."""
+    """Join the dumps of a job by rank. Dumps that do not count are reported in notes."""
     notes: list[str] = []
     numbered = _numbered(list(files), notes)
     newest = {rank: _newest(of_rank) for rank, of_rank in sorted(numbered.items())}
-    notes += _told_several({rank: numbered[rank] for rank, found in newest.items() if len(found) < len(numbered[rank])})
+    several = {rank: numbered[rank] for rank, of_rank in newest.items() if len(of_rank) < len(numbered[rank])}
+    notes += _several_note(several)
     timed = _timed(newest, notes)
-    written = [one.written_unix_seconds for found in timed.values() for one in found]
-    sizes = {one.dump.world_size for found in newest.values() for one in found} - {None}
+    written = [file.written_unix_seconds for of_rank in timed.values() for file in of_rank]
+    sizes = {file.dump.world_size for of_rank in newest.values() for file in of_rank} - {None}
     return Joined(
-        by_rank={rank: _recorders(found) for rank, found in newest.items()},
-        timed={rank: _recorders(found) for rank, found in timed.items()},
+        by_rank={rank: _recorders(of_rank) for rank, of_rank in newest.items()},
+        timed={rank: _recorders(of_rank) for rank, of_rank in timed.items()},
         opened_before_unix_seconds=min(written, default=0.0) - LATE_SECONDS,
         world_size=sizes.pop() if len(sizes) == 1 else None,
         evidence=tuple(_last_enqueued(newest)),
-        notes=(*_told_time(written), *notes),
+        notes=(*_time_note(written), *notes),
     )
 
 
-def _recorders(found: Iterable[DumpFile]) -> tuple[RankRecords, ...]:
-    return tuple(recorder for one in found for recorder in one.dump.recorders)
+def _recorders(files: Iterable[DumpFile]) -> tuple[RankRecords, ...]:
+    return tuple(recorder for file in files for recorder in file.dump.recorders)
 
 
 def _numbered(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[DumpFile]]:
-    """The dumps by the number at the end of their names, where the groups in them do not contradict it."""
-    told = file_names.dump_ranks(one.name for one in files)
-    found: dict[int, list[DumpFile]] = defaultdict(list)
+    """Return the dumps by the number at the end of their names, if it does not contradict the groups in them."""
+    numbers = file_names.dump_ranks(file.name for file in files)
+    by_rank: dict[int, list[DumpFile]] = defaultdict(list)
     unknown, contradicted = [], []
-    for one in files:
-        number, sure = told.get(one.name, (None, False))
-        possible = one.dump.possible_ranks
+    for file in files:
+        number, sure = numbers.get(file.name, (None, False))
+        possible = file.dump.possible_ranks
         only = possible[0][0] if possible and possible[0][0] == possible[-1][1] else None
         if number is None and only is not None:
-            found[only].append(one)
+            by_rank[only].append(file)
         elif number is None or (possible is None and not sure):
-            unknown.append(one)
+            unknown.append(file)
         elif possible is not None and not any(first <= number <= last for first, last in possible):
-            contradicted.append(one)
+            contradicted.append(file)
         else:
-            found[number].append(one)
+            by_rank[number].append(file)
     if unknown:
         of = f"{words.count(len(unknown), 'dump')} of a flight recorder: nothing tells of which rank"
         notes.append(f"{_example(unknown)}{of}; end its name in rank and number, as torch does")
     if contradicted:
         of = f"{words.count(len(contradicted), 'dump')} of a flight recorder left out"
         notes.append(f"{_example(contradicted)}{of}: a group that it has used has no rank of the number in its name")
-    return found
+    return by_rank
 
 
 def _example(files: Sequence[DumpFile]) -> str:
@@ -121,25 +122,25 @@ def _example(files: Sequence[DumpFile]) -> str:
 
 
 def _newest(files: Sequence[DumpFile]) -> tuple[DumpFile, ...]:
-    """Of each library the dump of a rank that was made last."""
-    found: dict[tuple[str, ...], DumpFile] = {}
-    for one in sorted(files, key=lambda one: (one.dump.newest_unix_seconds, one.written_unix_seconds, one.name)):
-        found[tuple(recorder.library for recorder in one.dump.recorders)] = one
-    return tuple(found.values())
+    """Return the latest dump of a rank, per library."""
+    latest: dict[tuple[str, ...], DumpFile] = {}
+    for file in sorted(files, key=lambda file: (file.dump.newest_unix_seconds, file.written_unix_seconds, file.name)):
+        latest[tuple(recorder.library for recorder in file.dump.recorders)] = file
+    return tuple(latest.values())
 
 
-def _told_several(of_rank: Mapping[int, Sequence[DumpFile]]) -> Iterator[str]:
-    """That ranks have more dumps than one: of another form, or of another run."""
-    if of_rank:
-        who = words.who([RankId(rank=rank) for rank in of_rank])
-        have = "has" if len(of_rank) == 1 else "have"
-        counted = ", ".join(words.printable(one.name) for one in _newest(next(iter(of_rank.values()))))
-        many = ", ..." if len(of_rank) > 1 else ""
-        yield f"{who} {have} several dumps of a flight recorder; what was enqueued last counts: {counted}{many}"
+def _several_note(by_rank: Mapping[int, Sequence[DumpFile]]) -> Iterator[str]:
+    """A note on ranks with several dumps: of several formats or runs."""
+    if by_rank:
+        ranks = words.who([RankId(rank=rank) for rank in by_rank])
+        have = "has" if len(by_rank) == 1 else "have"
+        counted = ", ".join(words.printable(file.name) for file in _newest(next(iter(by_rank.values()))))
+        many = ", ..." if len(by_rank) > 1 else ""
+        yield f"{ranks} {have} several dumps of a flight recorder; what was enqueued last counts: {counted}{many}"
 
 
 def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict[int, tuple[DumpFile, ...]]:
-    """The ranks whose dumps are of the time-out: of a time that can be true, and not long before that of the last."""
+    """Return the ranks with dumps of the timeout: with a plausible time, and not long before the last one."""
     possible = {rank: files for rank, files in newest.items() if files and all(one.is_timed for one in files)}
     if untimed := sorted(newest.keys() - possible.keys()):
         who = words.who([RankId(rank=rank) for rank in untimed])
@@ -167,7 +168,7 @@ def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict
     return fresh
 
 
-def _told_time(written: Sequence[float]) -> Iterator[str]:
+def _time_note(written: Sequence[float]) -> Iterator[str]:
     if written:
         apart = max(written) - min(written)
         when = "of one moment" if apart < _ONE_MOMENT_SECONDS else f"written within {words.duration(round(apart))}"
@@ -179,7 +180,7 @@ def _told_time(written: Sequence[float]) -> Iterator[str]:
 
 
 def _last_enqueued(newest: Mapping[int, tuple[DumpFile, ...]]) -> Iterator[Evidence]:
-    """What each rank enqueued last, and from where: not where it stands. Folded, the fewest ranks first."""
+    """Yield the last operation of each rank and the frame that enqueued it, folded; the fewest ranks first."""
     places: dict[str, list[int]] = defaultdict(list)
     for rank, files in newest.items():
         last = next((one.dump.last for one in files if one.dump.last and one.dump.last.frame), None)

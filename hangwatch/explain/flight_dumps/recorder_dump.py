@@ -1,9 +1,9 @@
-"""Pure: a dump that torch wrote of its own flight recorder -> its records, as `probes.torch_recorder` reads a live one.
+"""Pure: parses a flight recorder dump of torch into the records that `probes.torch_recorder` reads of a live process.
 
-The watchdog writes one as a pickle where an operation has timed out, to TORCH_FR_DUMP_TEMP_FILE (before,
-TORCH_NCCL_DEBUG_INFO_TEMP_FILE) and the rank; a program makes one with `_dump_fr_trace()`, or with
-`_dump_fr_trace_json()` as JSON. What stands in it, by version: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp,
-before torch 2.7 NCCLUtils.hpp. Its writer, or whoever could write there, may have put anything into it.
+The watchdog writes a dump as a pickle when an operation times out, to TORCH_FR_DUMP_TEMP_FILE (formerly
+TORCH_NCCL_DEBUG_INFO_TEMP_FILE) plus the rank. A program makes one with `_dump_fr_trace()`, or as JSON with
+`_dump_fr_trace_json()`. The format by version: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, before torch 2.7
+NCCLUtils.hpp. The content is not trusted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
 
 
 class LastEnqueued(NamedTuple):
-    """The newest operation of a process, and the innermost frame of the program's own that enqueued it, if known."""
+    """The newest operation of a process, and the innermost frame of the program that enqueued it, if known."""
 
     operation: str
     number: int
@@ -61,11 +61,11 @@ class LastEnqueued(NamedTuple):
 
 
 class FlightDump(NamedTuple):
-    """What one file tells of one process; `version` is that of the format.
+    """The dump of one process; `version` is that of the format.
 
-    `possible_ranks` are the global ranks that it can be of by the groups whose operations it holds, as [first, last] of
-    each range, None where these have no list of members. `newest_unix_seconds` is the latest time that stands in it: it
-    was written later.
+    `possible_ranks` are the global ranks that are members of all groups with operations in the dump, as [first, last]
+    of each range; it is not set if the groups have no list of members. The dump was written after
+    `newest_unix_seconds`, the latest time in it.
     """
 
     recorders: tuple[RankRecords, ...]
@@ -77,7 +77,7 @@ class FlightDump(NamedTuple):
 
     @property
     def opened(self) -> Iterator[FlightRecord]:
-        """The operations that were open."""
+        """The open operations."""
         return (
             record
             for recorder in self.recorders
@@ -87,15 +87,15 @@ class FlightDump(NamedTuple):
 
 
 def begins_so(head: bytes) -> bool:
-    """Whether a file that begins so is meant to be a dump: a pickle or a map of JSON, with a key of one."""
+    """True if the beginning of a file is that of a dump: a pickle or a JSON object, with a key of a dump."""
     return (_PICKLED.match(head) or _OPENS.match(head)) is not None and _KEY.search(head) is not None
 
 
 def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
-    """What a dump tells, which was written at that time as far as is known. Raises ValueError, with the reason."""
+    """Parse a dump; `written_unix_seconds` is the time of its file. Raises ValueError with the reason."""
     values = plain_values(content) if _PICKLED.match(content) else _json(content)
     if not isinstance(values, dict) or "version" not in values:
-        raise ValueError("is no dump of a flight recorder: it has no version")
+        raise ValueError("is not a flight recorder dump: it has no version")
     version = values["version"]
     if not isinstance(version, str) or not _VERSION.match(version):
         raise ValueError(f"is of format {words.elided(str(version)[:_MOST_NAME], 16)}, which is not known")
@@ -123,7 +123,7 @@ def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
 
 
 def _json(content: bytes) -> object:
-    """Raises ValueError where it is no JSON, or may take more memory than a dump does."""
+    """Decode JSON. Raises ValueError if it is not JSON, or may take more memory than a dump."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
     if content.count(b"[") + content.count(b"{") > _MOST_CONTAINERS or content.count(b",") > _MOST_COMMAS:
@@ -145,7 +145,7 @@ def _text(value: object, name: str) -> str:
 
 
 def _integer(value: object, name: str, lowest: int = 0) -> int:
-    """An integer, in JSON's pg_status one that is written as a text."""
+    """Check and return an integer. In the pg_status of JSON, integers are written as text."""
     if isinstance(value, str) and len(value) <= 20 and value.removeprefix("-").isdecimal() and value.isascii():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value < _MOST_SEQUENCE:
@@ -154,7 +154,7 @@ def _integer(value: object, name: str, lowest: int = 0) -> int:
 
 
 def _nanoseconds(value: object, name: str) -> int:
-    """A time; None, or 0 in JSON, is none."""
+    """Check and return a time. None, or 0 in JSON, means no time."""
     if value in (None, 0):
         return 0
     if not isinstance(value, int) or not EARLIEST_UNIX_NS < value < LATEST_UNIX_NS:
@@ -184,7 +184,7 @@ def _rows(value: object) -> Sequence[Mapping[str, object]]:
 
 
 def _record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:
-    """One operation, whose it is, and the latest time that it tells."""
+    """Parse one operation; returns its library and its latest time too."""
     operation = _text(row.get("profiling_name"), "profiling_name")
     library = _library(operation)
     names = row.get("process_group")
@@ -234,7 +234,7 @@ def _library(operation: str) -> Library:
 
 
 def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
-    """Of the first tensors the first dimensions, as many as are compared."""
+    """Return the first dimensions of the first tensors, as many as are compared."""
     if not isinstance(value, (list, tuple)):
         raise ValueError("has sizes that are no list")
     return tuple(
@@ -266,15 +266,15 @@ def _statuses(value: object) -> Iterator[GroupStatus]:
 
 
 def _members(value: object) -> Iterator[GroupMembers]:
-    """The members of groups with a name; gloo has one entry without, which each new group overwrites."""
-    left = _MOST_MEMBERS
+    """Yield the members of named groups. gloo has one unnamed entry, which each new group overwrites."""
+    remaining = _MOST_MEMBERS
     for name, config in _mapping(value, "pg_config").items():
         told = _mapping(config, "pg_config")
         if not name:
             continue
         ranks = _ranks(told.get("ranks"))
-        left -= len(ranks)
-        if left < 0:
+        remaining -= len(ranks)
+        if remaining < 0:
             raise ValueError(f"lists more than {_MOST_MEMBERS:,} members of groups")
         yield GroupMembers(
             name=_text(name, "pg_config"),
@@ -284,7 +284,7 @@ def _members(value: object) -> Iterator[GroupMembers]:
 
 
 def _ranks(value: object) -> list[int]:
-    """Ranks as torch's ranks_str writes them: `[0, 1, 2]`, or without the brackets."""
+    """Parse ranks as torch's ranks_str writes them: `[0, 1, 2]`, or without the brackets."""
     if not isinstance(value, str) or len(value) > _LONGEST_RANKS or not _RANKS.match(value):
         raise ValueError("has a list of ranks that is none, or too long")
     numbers = sorted({int(number) for number in re.findall(r"\d{1,9}", value)})
@@ -297,7 +297,7 @@ def _ranks(value: object) -> list[int]:
 
 
 class _Described(NamedTuple):
-    """What a dump tells beside its operations."""
+    """The parts of a dump except its operations."""
 
     statuses: tuple[GroupStatus, ...]
     members: tuple[GroupMembers, ...]
@@ -305,19 +305,19 @@ class _Described(NamedTuple):
     version: str
     written_unix_seconds: float
 
-    def recorder(self, library: Library, found: Sequence[FlightRecord]) -> RankRecords:
-        """The recorder of these operations, of one library. Raises ValueError where their order is wrong."""
-        ids = [record.id for record in found]
+    def recorder(self, library: Library, records: Sequence[FlightRecord]) -> RankRecords:
+        """Return the recorder of these operations of one library. Raises ValueError if their order is wrong."""
+        ids = [record.id for record in records]
         if any(later <= earlier for earlier, later in itertools.pairwise(ids)):
             raise ValueError("has entries that are not in the order in which they were recorded")
         return RankRecords(
             library=library,
-            records=with_batches(found) if library == "nccl" else tuple(found),
+            records=with_batches(records) if library == "nccl" else tuple(records),
             groups=self.statuses,
             members=self.members if library == "nccl" else (),
             next_id=ids[-1] + 1,
-            oldest_id=_whole_from(found, self.statuses),
-            is_wrapped=_has_lost(found, self.statuses),
+            oldest_id=_complete_from(records, self.statuses),
+            is_wrapped=_has_lost(records, self.statuses),
             capacity=len(ids),
             library_version=self.library_version,
             layout=f"dump {self.version}",
@@ -325,44 +325,44 @@ class _Described(NamedTuple):
         )
 
 
-def _leaves_out_completed(found: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:
-    """Whether only what was open was written (TORCH_INCLUDE_ONLY_ACTIVE): what has completed is nowhere shown."""
-    none_shown = all(record.state == "open" for record in found)
-    return none_shown and any(status.last_completed > 0 for status in statuses)
+def _omits_completed(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:
+    """True if the dump has only open operations (TORCH_INCLUDE_ONLY_ACTIVE), although some have completed."""
+    all_open = all(record.state == "open" for record in records)
+    return all_open and any(status.last_completed > 0 for status in statuses)
 
 
-def _whole_from(found: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> int:
-    """From which id on nothing is left out."""
-    if _leaves_out_completed(found, statuses):
-        return found[-1].id + 1
-    first = found[-1].id
-    for record in reversed(found):
+def _complete_from(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> int:
+    """Return the id from which on no operation is missing."""
+    if _omits_completed(records, statuses):
+        return records[-1].id + 1
+    first = records[-1].id
+    for record in reversed(records):
         if record.id < first - 1:
             break
         first = record.id
     return first
 
 
-def _has_lost(found: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:
-    """Whether operations of before are not in it: the first has another number than 0, or a group begins over 1.
+def _has_lost(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:
+    """True if earlier operations are missing: the first id is not 0, or a group begins above 1.
 
-    The second is so after a reset, from which on a recorder counts anew. A dump does not tell of one.
+    A group begins above 1 after a reset of the recorder, which a dump does not report.
     """
     begins: dict[int, int] = {}
-    for record in found:
+    for record in records:
         if not record.is_p2p:
             begins[record.group_id] = min(begins.get(record.group_id, record.collective_seq), record.collective_seq)
-    return _whole_from(found, statuses) > 0 or any(number > 1 for number in begins.values())
+    return _complete_from(records, statuses) > 0 or any(number > 1 for number in begins.values())
 
 
 def _possible_ranks(
-    found: Sequence[FlightRecord], members: Sequence[GroupMembers]
+    records: Sequence[FlightRecord], members: Sequence[GroupMembers]
 ) -> tuple[tuple[int, int], ...] | None:
-    """The ranks that are in all groups of which there are operations; one, where a send or recv tells its place."""
-    listed = {one.name: one.ranks for one in members}
+    """Return the ranks that are in all groups with operations. A send or recv shows the index of its rank."""
+    listed = {group.name: group.ranks for group in members}
     possible: set[int] | None = None
     places: dict[str, str] = {}
-    for record in found:
+    for record in records:
         if record.group_name not in places or _PEERS.match(record.operation):
             places[record.group_name] = record.operation
     for name, operation in places.items():
@@ -389,7 +389,7 @@ def _last(rows: Sequence[Mapping[str, object]]) -> LastEnqueued | None:
 
 
 def _own_frame(frames: object) -> Frame | None:
-    """The innermost frame outside of installed packages."""
+    """Return the innermost frame outside installed packages."""
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, (list, tuple)) else ():
         told = _mapping(frame, "frames")
         file, line = told.get("filename"), told.get("line")

@@ -30,7 +30,7 @@ _FATAL = re.compile(r"^(?:Timeout \(\d+:\d\d:\d\d(?:\.\d+)?\)!$|Fatal Python err
 
 
 def begins(line: str) -> bool:
-    """Whether such a text begins here."""
+    """True if a text of this tool begins with this line."""
     return (
         line.endswith(("(most recent call first):", ")!")) and (_THREAD.match(line) or _FATAL.match(line)) is not None
     )
@@ -48,7 +48,7 @@ class Reader:
         self._places: list[Place] = []
 
     def feed(self, line: str) -> bool:
-        """Take a line; False where it is no part of a dump."""
+        """Read a line. Returns false if it is not part of a dump."""
         if found := _THREAD.match(line):
             self._close_thread()
             thread_id = found.group(1) or NO_NUMBER

@@ -38,7 +38,7 @@ _SAID = re.compile(
 
 
 def begins(line: str) -> bool:
-    """Whether such a text begins here."""
+    """True if a text of this tool begins with this line."""
     return line.startswith(("Thread ", "[New ")) and (_THREAD.match(line) is not None or line.startswith("[New LWP "))
 
 
@@ -96,7 +96,7 @@ class Reader:
         return not line.strip() or _SAID.match(line) is not None
 
     def end(self) -> list[FoundProcess]:
-        """The processes that were read."""
+        """Return the processes that were read."""
         self._close_thread()
         self._close_process()
         return self._processes

@@ -1,4 +1,4 @@
-"""Pure: what every reader of stacks hands on: processes with their threads; equal frames are kept once."""
+"""Pure: the result of every reader of stacks: processes with their threads. Equal frames are stored once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hangwatch.formats import pyspy_json
 from hangwatch.model import Fault, Frame, Thread
 
 LONGEST_LINE = 8192
-"""Characters of a line that are looked at, but for JSON."""
+"""Characters of a line that are read, except for JSON."""
 
 MOST_FRAMES = 4096
-"""Frames of one thread that are kept: what a dump of the tools has at most, made of lines by whoever wrote them."""
+"""Frames of one thread that are kept."""
 
 MOST_FRAMES_OF_TOOLS = 1 << 14
 """Frames of one thread that py-spy prints at most: 4,096 of Python, and those of C between them (`--native`)."""
@@ -31,7 +31,7 @@ MOST_DIFFERENT_FRAMES = 1 << 16
 
 
 class HugeStackError(ValueError):
-    """A text holds more than any job shows, and is left out; the message says of what."""
+    """A text has more processes, threads or frames than any job, and is not read; the message says which."""
 
 
 def check_threads(threads: int) -> None:
@@ -50,7 +50,7 @@ def check_processes(processes: int) -> None:
 
 
 class FoundProcess(NamedTuple):
-    """One process of a text: its threads, or the fault in their place; `pid` is None where it is not printed."""
+    """One process of a text: its threads, or a fault instead. A `pid` that is not printed is not set."""
 
     pid: int | None
     command: str
@@ -60,7 +60,7 @@ class FoundProcess(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A frame as a tool prints it that gives whole paths; `line` is None where it is not known."""
+    """A frame of a tool that prints absolute paths. An unknown `line` is not set."""
 
     function: str
     file: str
@@ -72,14 +72,14 @@ class StackText(Protocol):
     """The reader of one kind of text, from the first line that is its own to the first that is not."""
 
     def feed(self, line: str) -> bool:
-        """Take a line; False where it is no part of this text, which ends then."""
+        """Read a line. Returns false if it is not part of this text; the text has ended then."""
 
     def end(self) -> list[FoundProcess]:
-        """The processes that were read."""
+        """Return the processes that were read."""
 
 
 class Interned:
-    """Equal frames and stacks once: thousands of ranks show the same ones. `lines` are frames by their line of text."""
+    """Stores equal frames and stacks once: thousands of ranks share them. `lines` are frames by line of text."""
 
     def __init__(self) -> None:
         self.lines: dict[str, Frame] = {}
@@ -92,7 +92,7 @@ class Interned:
         self._most_frames = len(self._frames) + MOST_DIFFERENT_FRAMES
 
     def frame(self, function: str, where: str) -> Frame:
-        """The frame of `function (file:line)`; `where` is what stands in the brackets. Raises HugeStackError."""
+        """Return the frame of `function (file:line)`; `where` is the text in parentheses. Raises HugeStackError."""
         found = self._frames.get((function, where))
         if found is None:
             if len(self._frames) >= self._most_frames:
@@ -136,9 +136,9 @@ class FoundThread(NamedTuple):
 def process_of(
     pid: int | None, threads: Sequence[FoundThread], main: FoundThread | None, interned: Interned
 ) -> FoundProcess:
-    """A process with these threads, whose paths are cut as py-spy cuts them.
+    """Return a process with these threads and with paths shortened as py-spy does.
 
-    A path begins at its package, one of the program at the folder of the program.
+    A path begins at its package; a path of the program begins at the directory of the program.
     """
     program = next((place.file for place in reversed(main.places) if _is_program(place)), "") if main else ""
     folder = posixpath.dirname(program).rstrip("/")
@@ -163,7 +163,7 @@ def _thread(thread: FoundThread, folder: str, is_main: bool, interned: Interned)
 
 
 def is_outermost(place: Place) -> bool:
-    """Whether the main thread of a process ends in this frame; other threads end in `_bootstrap`."""
+    """True if this is the outermost frame of a main thread; other threads end in `_bootstrap`."""
     return place.function in {"<module>", "_run_module_as_main"}
 
 

@@ -27,7 +27,7 @@ _INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^pymain_|^run_mod$|^run_eval_code_o
 
 
 def begins(line: str) -> bool:
-    """Whether such a text begins here."""
+    """True if a text of this tool begins with this line."""
     return line.startswith("Traceback for thread ") and _THREAD.match(line) is not None
 
 
@@ -43,7 +43,7 @@ class Reader:
         self._places: list[Place] = []
 
     def feed(self, line: str) -> bool:
-        """Take a line; False where it is no part of a dump."""
+        """Read a line. Returns false if it is not part of a dump."""
         if found := _THREAD.match(line):
             self._close_thread()
             if found.group(1) in self._thread_ids:
@@ -57,7 +57,7 @@ class Reader:
         return not line.strip() or line.startswith("      ")  # the source line, arguments, locals
 
     def end(self) -> list[FoundProcess]:
-        """The processes that were read."""
+        """Return the processes that were read."""
         self._close_thread()
         self._close_process()
         return self._processes

@@ -90,31 +90,31 @@ def _artifacts(process: EndedProcess, node: str, lines: tuple[KernelLine, ...]) 
     return Left(rank, process.gone_unix_seconds, lines)
 
 
-def _with_error_file(left: Left, file: crash_artifacts.ErrorFile) -> Left:
+def _with_error_file(dead: Left, file: crash_artifacts.ErrorFile) -> Left:
     if file.refused:
-        return left._replace(refused=(*left.refused, secret_forms.mask(f"its error file {file.refused}")))
+        return dead._replace(refused=(*dead.refused, secret_forms.mask(f"its error file {file.refused}")))
     if not file.text:
-        return left
+        return dead
     from hangwatch.explain.logs import rank_log  # only a crash needs it
 
     try:
         failure = rank_log.parse_error_file(file.text)
     except ValueError as error:
-        return left._replace(refused=(*left.refused, f"its error file {error}"))
-    failure = failure._replace(of_others=rank_log.blames_another(failure, left.id.rank))
-    is_of_its_end = failure.moment is not None and abs(failure.moment.seconds - left.gone_unix_seconds) < _NEAR_SECONDS
-    return left._replace(failure=failure) if is_of_its_end else left
+        return dead._replace(refused=(*dead.refused, f"its error file {error}"))
+    failure = failure._replace(of_others=rank_log.blames_another(failure, dead.id.rank))
+    is_of_its_end = failure.moment is not None and abs(failure.moment.seconds - dead.gone_unix_seconds) < _NEAR_SECONDS
+    return dead._replace(failure=failure) if is_of_its_end else dead
 
 
-def _is_of_its_end(core: crash_artifacts.Core, left: Left) -> bool:
+def _is_of_its_end(core: crash_artifacts.Core, dead: Left) -> bool:
     """True if a core is of this death: not of an earlier process with the same pid, and not of a sent signal."""
-    return core.signal in FAULTS and abs(core.unix_seconds - left.gone_unix_seconds) < _NEAR_SECONDS
+    return core.signal in FAULTS and abs(core.unix_seconds - dead.gone_unix_seconds) < _NEAR_SECONDS
 
 
-def _with_core(left: Left, core: crash_artifacts.Core) -> Left:
+def _with_core(dead: Left, core: crash_artifacts.Core) -> Left:
     if core.refused:
-        return left._replace(refused=(*left.refused, secret_forms.mask(f"its core {core.refused}")))
-    return left._replace(core=core)
+        return dead._replace(refused=(*dead.refused, secret_forms.mask(f"its core {core.refused}")))
+    return dead._replace(core=core)
 
 
 def _frames(text: str) -> tuple[str, ...]:

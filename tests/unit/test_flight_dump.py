@@ -246,7 +246,9 @@ def test_they_would_run(touched: Path) -> None:
 
 def test_no_pickle_runs_anything(touched: Path) -> None:
     for name, content in programs(touched).items():
-        with pytest.raises(ValueError, match=r"may do more than hold values|is not a flight recorder dump|is no whole") as refused:
+        with pytest.raises(
+            ValueError, match=r"may do more than hold values|is not a flight recorder dump|is no whole"
+        ) as refused:
             recorder_dump.parse(content, NOW)
         assert not touched.exists(), name
         is_pickle = name not in ("REDUCE 0", "REDUCE 1", "behind a frame")  # the first two do not begin as one

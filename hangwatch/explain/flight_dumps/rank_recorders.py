@@ -145,8 +145,8 @@ def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict
     if untimed := sorted(newest.keys() - possible.keys()):
         who = words.who([RankId(rank=rank) for rank in untimed])
         notes.append(
-            f"flight recorder of {who}: the time of its file cannot be that of the dump, and so says nothing of who is"
-            " late; copy with `cp -p`, `rsync -a`, `scp -p` or tar"
+            f"flight recorder of {who}: the time of its file cannot be that of the dump, so it does"
+            " not show late ranks; copy with `cp -p`, `rsync -a`, `scp -p` or tar"
         )
     last = max((one.written_unix_seconds for files in possible.values() for one in files), default=0.0)
     fresh = {

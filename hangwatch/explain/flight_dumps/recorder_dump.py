@@ -135,7 +135,7 @@ def _json(content: bytes) -> object:
     return found
 
 
-# --- what stands in it: every value may be of any type ---------------------------------------------------------------
+# --- the content: every value may be of any type ---------------------------------------------------------------------
 
 
 def _text(value: object, name: str) -> str:
@@ -286,7 +286,7 @@ def _members(value: object) -> Iterator[GroupMembers]:
 def _ranks(value: object) -> list[int]:
     """Parse ranks as torch's ranks_str writes them: `[0, 1, 2]`, or without the brackets."""
     if not isinstance(value, str) or len(value) > _LONGEST_RANKS or not _RANKS.match(value):
-        raise ValueError("has a list of ranks that is none, or too long")
+        raise ValueError("has an invalid or too long list of ranks")
     numbers = sorted({int(number) for number in re.findall(r"\d{1,9}", value)})
     if numbers and numbers[-1] >= MOST_RANKS:
         raise ValueError("has a rank out of its range")

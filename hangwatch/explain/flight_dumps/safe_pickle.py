@@ -37,7 +37,7 @@ _WIDTHS = {
     for code, one in _OPCODES.items()
     if one.name in _ALLOWED
 }
-"""How many bytes stand behind each opcode; of those in `_COUNTED` they say how many more follow."""
+"""Number of bytes after each opcode. For opcodes in `_COUNTED`, these bytes are the number of further bytes."""
 
 _CODES = {one.name: code for code, one in _OPCODES.items()}
 _TEXTS = frozenset({_CODES["BINUNICODE"], _CODES["SHORT_BINUNICODE"]})
@@ -49,8 +49,8 @@ _STOP, _LONG1, _TUPLE2, _MEMOIZE = (_CODES[name] for name in ("STOP", "LONG1", "
 def plain_values(content: bytes) -> object:
     """The value of a pickle of dicts, lists, pairs of texts, texts, numbers, booleans and None.
 
-    Lists and dicts may hold each other, and one may stand at many places: whoever reads it must not follow it without
-    bounds. Raises ValueError, which says why, for any other pickle, before anything of it is built.
+    Lists and dicts may contain each other, and may be shared: a reader must limit how far it follows them. Raises
+    ValueError with the reason for any other pickle, before any object is built.
     """
     _refuse_all_else(content)
     try:
@@ -111,7 +111,7 @@ def _opcodes(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Refuses what no opcode can ask for that was let through; a second door, should the first ever be wrong."""
+    """Refuses all classes. No allowed opcode can request one; this is a second check."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise ValueError(f"names {module}.{name}")

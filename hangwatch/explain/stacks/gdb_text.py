@@ -147,7 +147,7 @@ class Reader:
 
 
 def _is_of_c_library(place: Place) -> bool:
-    """How a thread waits; without Python frames it would stand for what it waits for: every wait would be a lock."""
+    """True for a frame of the C library. It shows how a thread waits, not for what: each would look like a lock."""
     return place.file.startswith(("libc.so", "libpthread", "libstdc++.so"))
 
 

@@ -44,18 +44,20 @@ class _Pid(msgspec.Struct):
 
 
 def begins(line: str) -> bool:
-    """Whether a line may begin what py-spy prints; any other one before it is odd."""
+    """True if the output of py-spy may begin with this line. Earlier lines are odd."""
     return _BEGIN.match(line) is not None
 
 
 class Reader:
     """Reads the lines of one stream (one file, or one prefix in it).
 
-    `found` takes each process, `odd` each line that is no part of py-spy's text.
+    Calls `add_process` with each process, and `odd` with each line outside py-spy's output.
     """
 
-    def __init__(self, interned: Interned, found: Callable[[FoundProcess], None], odd: Callable[[str], None]) -> None:
-        self._found = found
+    def __init__(
+        self, interned: Interned, add_process: Callable[[FoundProcess], None], odd: Callable[[str], None]
+    ) -> None:
+        self._add_process = add_process
         self._odd = odd
         self._interned = interned
         self._pid: int | None
@@ -138,7 +140,7 @@ class Reader:
         self._frames.append(frame)
 
     def _error(self, line: str) -> None:
-        """What follows an error: its causes; then a backtrace of py-spy itself, which nobody wants."""
+        """Read the lines after an error: its causes, then a backtrace of py-spy itself, which is ignored."""
         if found := _THREAD.match(line):
             self._start_thread(*found.groups())
         elif found := _CAUSE.match(line):
@@ -196,7 +198,7 @@ class Reader:
             for line in (self._header_line, *self._command.split("\n")[1:]):
                 self._odd(line)
         elif self._open:
-            self._found(
+            self._add_process(
                 FoundProcess(
                     pid=self._pid,
                     command=self._command,
@@ -233,4 +235,4 @@ class Reader:
             self._odd(text)
             return
         fault = None if threads else Fault(subject=f"pid {pid}", reason="NoStack", detail="the dump holds no thread")
-        self._found(FoundProcess(pid, "", None, threads, fault))
+        self._add_process(FoundProcess(pid, "", None, threads, fault))

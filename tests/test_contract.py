@@ -214,7 +214,7 @@ def test_the_daemon_runs_it_and_exports_its_numbers(tree: Tree, tmp_path: Path) 
     ("text", "problem"),
     [
         ("CHECK = None\n", "has no CHECK = Check(...)"),
-        (TEA.replace('name="tea",', 'name="coffee",'), "it must be the module name, 'milk'"),
+        (TEA.replace('name="tea",', 'name="coffee",'), "it must be the module name 'milk'"),
         (TEA.replace('name="tea",', 'name="milk",'), "metric 'tea_left_bytes' belongs to milk.py"),
     ],
 )

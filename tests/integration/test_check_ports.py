@@ -79,7 +79,7 @@ def test_what_is_no_port_is_refused() -> None:
     for place in ("gpu01", "gpu01:0", "gpu01:65536", "-oX:1", "a b:1", "a;b:1", "[x]:1"):
         assert ports.parse(place) is None
     assert [str(ports.parse(place)) for place in ("[fd00::1]:29500", ":80")] == ["[fd00::1]:29500", ":80"]
-    refused("check", "network", "--to=-oX:1", says="is no HOST:PORT")
+    refused("check", "network", "--to=-oX:1", says="must be HOST:PORT")
     for arguments in (("fabric", "--to", "a:1"), ("network", "--to", ":1")):
         done = hangwatch("check", *arguments)
         assert (done.returncode, "Usage" in done.stderr) == (2, True)
@@ -123,4 +123,4 @@ def test_a_port_without_a_host_is_that_of_each_node(tmp_path: Path, listening: i
     ]
     assert done.returncode == 1
     assert f"127.0.0.[1-2]: Refused: to 127.0.0.2:{listening}" in " ".join(done.stdout.split())
-    refused("check", "network", "--nodes", "n[1-300]", "--via", "local", "--to", ":1", says="more than 256")
+    refused("check", "network", "--nodes", "n[1-300]", "--via", "local", "--to", ":1", says="at most 256")

@@ -433,7 +433,7 @@ def test_kubectl_runs_it_in_the_pod_of_each_node(stand_ins: Path) -> None:
     told = (stand_ins / "kubectl-arguments").read_text()
     assert "--context=big get pods --namespace=team --selector=job-name=train --output json" in told
     (stand_ins / "job.json").write_text('{"items": []}')
-    refused("dump", *of_job, *command, says="no such pod has a node")
+    refused("dump", *of_job, *command, says="no pod with this label has a node")
     (stand_ins / "job.json").write_text('{"items": [{"metadata": {"name": "a"}, "spec": {"nodeName": "-oX"}}]}')
     refused("dump", *of_job, *command, says="no name of a host")
     (stand_ins / "pods.json").write_text("{")

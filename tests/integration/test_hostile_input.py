@@ -237,7 +237,7 @@ def test_a_page_for_a_pipe_that_nobody_reads(kept: dict[str, str], tmp_path: Pat
     os.mkfifo(tmp_path / "page")
     for command in ("report", "explain", "merge"):
         refused(command, "--html", str(tmp_path / "page"), kept["INCIDENT"], says="a pipe without a reader")
-        refused(command, "--html", "-", kept["INCIDENT"], says="name one", cwd=tmp_path)
+        refused(command, "--html", "-", kept["INCIDENT"], says="give a file name", cwd=tmp_path)
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m hangwatch report --html >(cat >&2) {kept['INCIDENT']}; wait $!"],
         capture_output=True,
@@ -505,15 +505,15 @@ def _endless(client: socket.socket) -> None:
 
 
 ANSWERS: dict[str, tuple[Callable[[socket.socket], None], str]] = {
-    "a number of 5,000 digits": (_page(b"9" * 5000), "no hangwatch"),
-    "lists, 20,000 deep": (_page(b"[" * 20_000), "no hangwatch"),
-    "half of a character": (_page(b'{"node": "\\ud800"}'), "no hangwatch"),
-    "no HTTP": (lambda client: client.sendall(b"\0" * 100), "no hangwatch"),
+    "a number of 5,000 digits": (_page(b"9" * 5000), "is not hangwatch"),
+    "lists, 20,000 deep": (_page(b"[" * 20_000), "is not hangwatch"),
+    "half of a character": (_page(b'{"node": "\\ud800"}'), "is not hangwatch"),
+    "no HTTP": (lambda client: client.sendall(b"\0" * 100), "does not respond"),
     "less than it says": (
         lambda client: client.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: 1000\r\n\r\n{"),
-        "no hangwatch",
+        "is not hangwatch",
     ),
-    "no end": (_endless, "no hangwatch"),
+    "no end": (_endless, "does not respond"),
 }
 
 

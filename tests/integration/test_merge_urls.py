@@ -127,7 +127,7 @@ def test_daemons_over_tls_give_one_verdict_and_who_may_not_gets_none(tmp_path: P
         assert (named["rank"], named["node"]) == (19, f"127.0.0.1:{port(servers[2])}")
         assert SECRET not in done.stderr + done.stdout
         for case, says in (
-            (who(pki, password="wrong"), "requires credentials: --http-config"),
+            (who(pki, password="wrong"), "asks who you are: --http-config"),
             (who(pki, authority="other"), "its certificate is not trusted"),
             (who(pki, shown="stranger"), "closed the connection"),
             (who(pki, shown=""), "closed the connection"),
@@ -213,7 +213,7 @@ def test_status_says_who_asks_and_follows_nobody(tmp_path: Path, pki: Path) -> N
         told.write_text(f'[http]\nlisten = "127.0.0.1"\nport = {port(one)}\nweb_config_file = "{pki}/web.yml"\n')
         asked = ("status", "--json", "--config", str(told))
         assert hangwatch(*asked, "--http-config", who(pki)).stdout == "null\n"
-        refused(*asked, "--http-config", who(pki, password="wrong"), says="it asks who you are")
+        refused(*asked, "--http-config", who(pki, password="wrong"), says="it requires credentials")
         refused(*asked, "--http-config", who(pki, authority="other"), says="certificate verify failed")
     with (
         answering(said(b"null")) as (elsewhere, came),
@@ -259,6 +259,6 @@ def test_prometheus_knows_the_nodes_of_a_job_also_one_that_is_gone(tmp_path: Pat
 
 
 def test_a_prometheus_that_is_none_or_away_is_told() -> None:
-    refused("merge", "--prometheus", f"http://127.0.0.1:{free_port()}", "--job", "x", says="does not answer")
+    refused("merge", "--prometheus", f"http://127.0.0.1:{free_port()}", "--job", "x", says="did not respond")
     with answering(said(b"<html>")) as (number, _):
         refused("merge", "--prometheus", f"http://127.0.0.1:{number}", "--job", "x", says="as Prometheus does")

@@ -195,7 +195,7 @@ def test_without_torch_it_is_said_what_to_type() -> None:
     ("options", "said"),
     [
         (("--devices", "7"), "this node has no GPU 7"),
-        (("--devices", "x"), "is no list of numbers"),
+        (("--devices", "x"), "must be a list of numbers"),
         (("--devices", "0", "--ranks", "2"), "either --devices or --ranks"),
         (("--python", "/nonexistent/python", "--ranks", "2"), "No such file or directory"),
         (("--script", "--late-seconds", "0"), "--late-seconds"),

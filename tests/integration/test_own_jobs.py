@@ -117,7 +117,7 @@ def test_the_owner_has_the_stacks_that_the_kernel_keeps_from_him(node: Node) -> 
     assert len(job["capture"]["ranks"][0]["rounds"]) == 2
     assert f"train_of_{OWNER}" in done.stdout
     assert f"job-of-{OTHER}" not in done.stdout and f"train_of_{OTHER}" not in done.stdout
-    assert f"job job-of-{OWNER} ({job['job']['job_key']}): its stacks were given to user {OWNER}" in node.daemon.log
+    assert f"job job-of-{OWNER} ({job['job']['job_key']}): sent its stacks to user {OWNER}" in node.daemon.log
 
 
 def test_nobody_has_anything_of_a_strangers_job(node: Node) -> None:
@@ -162,7 +162,7 @@ def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> No
         done = node.hangwatch(OWNER, "dump", "--job", "open", prefix=prefix)
         assert done.returncode == 0, done.stderr
         assert "train_in_the_open" in done.stdout and "this user may not read" not in done.stderr
-        assert re.search(rf"job open \([0-9a-f]{{16}}\): its stacks were given to user {OWNER}", node.daemon.log)
+        assert re.search(rf"job open \([0-9a-f]{{16}}\): sent its stacks to user {OWNER}", node.daemon.log)
         alone = node._replace(socket=node.socket.with_name("none")).hangwatch(
             OWNER, "dump", "--job", "open", prefix=prefix
         )
@@ -216,7 +216,7 @@ def test_the_client_tells_nothing_to_a_socket_of_somebody_else(tmp_path: Path) -
         ours.bind(str(path))
         ours.listen()
         os.chown(path, OTHER, OTHER)
-        with pytest.raises(SocketError, match="is no socket of root"):
+        with pytest.raises(SocketError, match="not a socket of root"):
             user_socket_client.ask(str(path), "/status")
     tmp_path.chmod(0o755)
     listens = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(flush=True); input()"

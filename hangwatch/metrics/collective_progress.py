@@ -1,7 +1,7 @@
 """Pure: the progress of each rank of this node in each process group, as series for the rules over all nodes.
 
-The rules decide which rank has not joined, by the definitions of `wait_graph`. docs/adr/026-fleet-rule.md lists what PromQL
-cannot express. The job's owner chooses the names of groups: each is replaced by a short text, unique in the job.
+The rules decide which rank has not joined, by the definitions of `wait_graph`. docs/adr/026-fleet-rule.md lists what
+PromQL cannot express. The job's owner chooses the names of groups: each is replaced by a short text, unique in the job.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def found(grouping: Grouping, most: int) -> Found:
         if member.id.rank is None:
             continue
         place = Place(member.id.rank, stance(member), is_busy(member))
-        groups = sorted((group for recorder in member.recorded for group in recorder.groups), key=_precedence)
+        groups = sorted((group for recorder in member.recorder.libraries for group in recorder.groups), key=_precedence)
         shown = min(MOST_GROUPS_OF_A_RANK, most - len(reached))
         reached += [_reached(place, group) for group in groups[:shown]]
         left_out += max(0, len(groups) - shown)

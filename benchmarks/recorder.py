@@ -151,7 +151,7 @@ def main() -> None:
 def measure(folder: Path, pids: list[int], rounds: int) -> None:
     states = [procfs.read_state(pid) for pid in pids]
     ranks = [state[0] for state in states if state is not None]
-    victim, library = ranks[1], libraries.mapped(Path(f"/proc/{pids[1]}/maps").read_bytes())
+    victim, library = ranks[1], libraries.parse_maps(Path(f"/proc/{pids[1]}/maps").read_bytes())
     mapped = library.libraries[0]
 
     def read(process: ProcessId, newest: int | None = None) -> RankRecords:

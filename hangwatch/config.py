@@ -25,14 +25,14 @@ T = TypeVar("T")
 class ConfigError(UserError):
     """A configuration that cannot be used. The message names the file, the section, the key and what is allowed.
 
-    `problems` has one message for each error, `sections` the names of the sections that have errors. `rest` is the
-    configuration without the keys that are wrong, None if the file cannot be parsed.
+    `problems` has one message for each error, `sections` the names of the sections that have errors. `valid_settings`
+    is the configuration without the wrong keys, None if the file cannot be parsed.
     """
 
-    def __init__(self, *problems: str, rest: Any = None, sections: frozenset[str] = frozenset()) -> None:
+    def __init__(self, *problems: str, valid_settings: Any = None, sections: frozenset[str] = frozenset()) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
-        self.rest = rest
+        self.valid_settings = valid_settings
         self.sections = sections
 
 
@@ -337,7 +337,7 @@ def load(path: Path) -> Settings:
 def read(path: Path) -> str:
     """The text of a configuration file. Raises ConfigError."""
     try:
-        flags = 0 if bounded_read.is_handed_over(path) else os.O_NONBLOCK
+        flags = 0 if bounded_read.is_inherited_stream(path) else os.O_NONBLOCK
         return bounded_read.read(path, MOST_BYTES, flags=flags).decode("utf-8")
     except bounded_read.FileError as error:
         raise ConfigError(
@@ -381,7 +381,7 @@ def decode(table: object, section: type[T], source: str, path: tuple[str, ...], 
     value, problems = toml_file.decode(table, section, source, path, text)
     if problems or value is None:
         sections = frozenset(problem.keys[0] for problem in problems if problem.keys)
-        raise ConfigError(*(problem.told for problem in problems), rest=value, sections=sections)
+        raise ConfigError(*(problem.message for problem in problems), valid_settings=value, sections=sections)
     return value
 
 
@@ -412,5 +412,5 @@ def _sample_section(name: str, section: type[Any]) -> list[str]:
         description = next((f"{meta.description}; " for meta in metas if meta.description), "")
         value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
         encoded = msgspec.json.encode(value).decode()  # a JSON scalar or list is TOML, too
-        lines.append(f"{field.name} = {encoded}  # {description}{toml_file.allowed(section, field.name)}")
+        lines.append(f"{field.name} = {encoded}  # {description}{toml_file.describe_allowed(section, field.name)}")
     return [*lines, ""]

@@ -23,7 +23,7 @@ from hangwatch.config import ConfigError
 from hangwatch.config import Hooks as Settings
 from hangwatch.hook_process import CANNOT_RUN, SIGNALLED, TIMED_OUT
 from hangwatch.model import CRASHED, Incident, JobState
-from hangwatch.schedule import Pace, Turns
+from hangwatch.schedule import FairQueue, RateLimit
 
 MOST_WAITING_OF_OWNER = 8
 _CHILD = Path(__file__).with_name("hook_process.py")
@@ -45,7 +45,7 @@ Outcome: TypeAlias = Literal["ok", "failed", "killed", "timed_out", "not_run", "
 log = logging.getLogger(__name__)
 
 
-class Call(NamedTuple):
+class HookCall(NamedTuple):
     """A hook to run: its configuration key, command and environment, and the incident with its folder."""
 
     key: str
@@ -60,10 +60,10 @@ class Call(NamedTuple):
         return self.key.removeprefix("on_")
 
 
-class Ended(NamedTuple):
+class HookResult(NamedTuple):
     """The result of a hook. `output` is the beginning of its output, None if it did not run."""
 
-    call: Call
+    call: HookCall
     message: str
     outcome: Outcome
     output: bytes | None = None
@@ -74,7 +74,7 @@ class Ended(NamedTuple):
         return self.outcome == "ok"
 
 
-def none_yet(settings: Settings) -> dict[tuple[str, str], int]:
+def zero_counts(settings: Settings) -> dict[tuple[str, str], int]:
     """Return a zero count for each event with a hook and each outcome: a counter must begin at 0."""
     events = [key.removeprefix("on_") for key in _KEYS if getattr(settings, key)]
     return {(event, outcome): 0 for event in events for outcome in get_args(Outcome)}
@@ -123,7 +123,7 @@ def _program_problem(program: str) -> str | None:
     return None if os.access(path, os.X_OK) else f"the daemon's user may not execute it\n  chmod 755 {path}"
 
 
-def call_of(settings: Settings, incident: Incident, moved_to: JobState | None, folder: Path | None) -> Call | None:
+def due_hook(settings: Settings, incident: Incident, moved_to: JobState | None, folder: Path | None) -> HookCall | None:
     """Return the hook to run now that the incident's job has changed to state `moved_to`; None if there is none."""
     key = "on_crashed" if incident.verdict.kind == CRASHED else _KEY_OF.get(moved_to) if moved_to else None
     command: tuple[str, ...] = getattr(settings, key) if key and moved_to else ()
@@ -132,7 +132,7 @@ def call_of(settings: Settings, incident: Incident, moved_to: JobState | None, f
     values = _values(incident, key.removeprefix("on_"), folder)
     arguments = tuple(values.get(argument[1:-1], argument) if argument[:1] == "{" else argument for argument in command)
     environ = {**_ENVIRON, **{f"HANGWATCH_{name.upper()}": value for name, value in values.items() if value}}
-    return Call(key, arguments, environ, incident, folder)
+    return HookCall(key, arguments, environ, incident, folder)
 
 
 def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, str]:
@@ -158,7 +158,7 @@ def _plain(text: str) -> str:
     return re.sub(r"^[-.]|[^A-Za-z0-9._-]", "_", text[:64])
 
 
-def run(call: Call, deadline_seconds: float) -> Ended:
+def run(call: HookCall, deadline_seconds: float) -> HookResult:
     """Run a hook until it ends or is killed at its deadline. Children that cannot be killed are abandoned."""
     began = time.monotonic()
     child = subprocess.Popen(
@@ -179,7 +179,7 @@ def run(call: Call, deadline_seconds: float) -> Ended:
         output, code = b"", TIMED_OUT
     outcome, description = _outcome(code, deadline_seconds)
     message = f"{_name(call)} {description} after {words.duration(time.monotonic() - began)}"
-    return Ended(call, message, outcome, output)
+    return HookResult(call, message, outcome, output)
 
 
 def _outcome(code: int, deadline_seconds: float) -> tuple[Outcome, str]:
@@ -192,7 +192,7 @@ def _outcome(code: int, deadline_seconds: float) -> tuple[Outcome, str]:
     return "failed" if code else "ok", f"ended with status {code}"
 
 
-def _name(call: Call) -> str:
+def _name(call: HookCall) -> str:
     return f"hook {call.key} ({Path(call.command[0]).name})"
 
 
@@ -206,16 +206,16 @@ class Hooks:
         self,
         settings: Settings,
         begin: Callable[[Callable[[], None]], None],
-        ended: Callable[[Ended], None],
+        ended: Callable[[HookResult], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings, self._begin, self._ended = settings, begin, ended
-        self._pace = Pace(settings.per_minute, settings.per_minute_of_owner, clock)
-        self._turns: Turns[Call] = Turns(1)
+        self._pace = RateLimit(settings.per_minute, settings.per_minute_of_owner, clock)
+        self._turns: FairQueue[HookCall] = FairQueue(1)
 
     def call(self, incident: Incident, moved_to: JobState | None, folder: Path | None) -> None:
         """Queue the hook for this state, if there is one. Does not wait for it."""
-        call = call_of(self._settings, incident, moved_to, folder)
+        call = due_hook(self._settings, incident, moved_to, folder)
         if call is None:
             return
         owner = incident.job.share
@@ -227,7 +227,7 @@ class Hooks:
         if not refused and not self._turns.add(owner, call, MOST_WAITING_OF_OWNER):
             refused = f"{MOST_WAITING_OF_OWNER} hooks for the same owner are waiting"
         if refused:
-            self._ended(Ended(call, f"{_name(call)} was not called: {refused}", "not_called"))
+            self._ended(HookResult(call, f"{_name(call)} was not called: {refused}", "not_called"))
         else:
             self._begin(self._next)
 
@@ -236,9 +236,9 @@ class Hooks:
         if turn is None:
             return
         try:
-            self._ended(run(turn.wanted, self._settings.deadline_seconds))
+            self._ended(run(turn.item, self._settings.deadline_seconds))
         except OSError as error:  # no free process or memory
-            self._ended(Ended(turn.wanted, f"{_name(turn.wanted)} could not be run: {error.strerror}", "not_run"))
+            self._ended(HookResult(turn.item, f"{_name(turn.item)} could not be run: {error.strerror}", "not_run"))
         finally:
             if self._turns.end(turn):
                 self._begin(self._next)

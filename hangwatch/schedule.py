@@ -38,14 +38,14 @@ _THREADS: dict[Pool, int] = {
 }
 
 
-class Turn(NamedTuple, Generic[T]):
+class QueuedItem(NamedTuple, Generic[T]):
     """A queued item and its owner."""
 
     owner: str
-    wanted: T
+    item: T
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """A fair queue: the owner who was served longest ago is next, however much another owner queues.
 
     At most `most_per_owner` items of one owner run at the same time: the other threads stay free for other owners.
@@ -54,19 +54,19 @@ class Turns(Generic[T]):
     def __init__(self, most_per_owner: int) -> None:
         self._lock = threading.Lock()
         self._most_per_owner = most_per_owner
-        self._waiting: list[Turn[T]] = []
+        self._waiting: list[QueuedItem[T]] = []
         self._running = Counter[str]()
         self._served: dict[str, None] = {}  # owners, the last served at the end
 
-    def add(self, owner: str, wanted: T, most_waiting: int | None = None) -> bool:
+    def add(self, owner: str, item: T, most_waiting: int | None = None) -> bool:
         """Queue an item. Returns False, and does not, if `most_waiting` items of this owner are waiting."""
         with self._lock:
             if most_waiting is not None and sum(turn.owner == owner for turn in self._waiting) >= most_waiting:
                 return False
-            self._waiting.append(Turn(owner, wanted))
+            self._waiting.append(QueuedItem(owner, item))
             return True
 
-    def take(self) -> Turn[T] | None:
+    def take(self) -> QueuedItem[T] | None:
         """Return the next item, which is running until `end`; None if no waiting owner may run another one."""
         with self._lock:
             order = {owner: place for place, owner in enumerate(self._served, 1)}
@@ -82,7 +82,7 @@ class Turns(Generic[T]):
                 del self._served[oldest]
             return turn
 
-    def end(self, turn: Turn[T]) -> bool:
+    def end(self, turn: QueuedItem[T]) -> bool:
         """Mark an item as finished. Returns True if a waiting item may be taken now."""
         with self._lock:
             self._running[turn.owner] -= 1
@@ -94,7 +94,7 @@ class Turns(Generic[T]):
         return self._running[owner] < self._most_per_owner
 
 
-class Pace:
+class RateLimit:
     """A rate limit: requests per minute of all owners together, and of each owner.
 
     With `is_shared_out`, an owner below an equal part of the total is never refused because of other owners. Then
@@ -131,7 +131,7 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has 
             super().remove_job(job_id, jobstore)
 
 
-class Beats:
+class Schedule:
     """A schedule of tasks. `missed` is called with the name of a task of which the last tick still runs."""
 
     def __init__(self, missed: Callable[[str], None]) -> None:
@@ -144,15 +144,15 @@ class Beats:
         )
         self._scheduler.add_listener(self._on_trouble, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_ERROR)
 
-    def every(self, seconds: float, pool: Pool, name: str, call: Callable[..., None], *arguments: object) -> None:
+    def run_every(self, seconds: float, pool: Pool, name: str, call: Callable[..., None], *arguments: object) -> None:
         """Call a function at this interval, for the first time after one interval."""
         self._scheduler.add_job(call, "interval", args=arguments, seconds=seconds, id=name, executor=pool)
 
-    def once(self, pool: Pool, call: Callable[..., None], *arguments: object) -> None:
+    def run_once(self, pool: Pool, call: Callable[..., None], *arguments: object) -> None:
         """Call a function as soon as a thread of the pool is free."""
         self._scheduler.add_job(call, args=arguments, executor=pool)
 
-    def within(self, seconds: float, name: str) -> None:
+    def run_within(self, seconds: float, name: str) -> None:
         """Move the next tick of a task forward, to at most `seconds` from now. Its interval does not change."""
         task = self._scheduler.get_job(name)
         latest = datetime.now(timezone.utc) + timedelta(seconds=seconds)

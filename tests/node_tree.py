@@ -10,7 +10,7 @@ from typing import Any
 
 from hangwatch.checks.framework import registry, runner
 from hangwatch.model import CheckResult, Job, ProcessId, Rank, Worker
-from hangwatch.probes.node.filesystems import Onlookers
+from hangwatch.probes.node.filesystems import FilesystemReader
 from hangwatch.probes.node.kmsg import KernelLog
 from hangwatch.probes.node.machine import Clock, Node
 from hangwatch.probes.torch_recorder import Recorders
@@ -64,7 +64,7 @@ class NodeTree:
             jobs=jobs,
             clock=self.time.clock(),
             kernel_log=KernelLog(),
-            filesystems=Onlookers(),
+            filesystems=FilesystemReader(),
             recorders=Recorders(self.proc),
         )
         return replace(plain, **others)

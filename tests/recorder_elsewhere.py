@@ -230,7 +230,7 @@ def main() -> None:
         folder = Path(name)
         (folder / "whole").mkdir()
         with running(folder / "whole", job) as ranks:
-            found = libraries.mapped(Path(f"/proc/{ranks[0].pid}/maps").read_bytes()).libraries
+            found = libraries.parse_maps(Path(f"/proc/{ranks[0].pid}/maps").read_bytes()).libraries
             (library,) = [one for one in found if one.library == "gloo"]
             print(library.path, compared(folder / "whole", ranks, chosen.turns), sep=": ", flush=True)
         (folder / "stripped").mkdir()

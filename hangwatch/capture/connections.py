@@ -56,7 +56,7 @@ class _Counted:
         self._total = 0
 
     def total(self, held: Iterable[Connection]) -> int:
-        now = {connection.inode: connection.bytes or 0 for connection in held}
+        now = {connection.inode: connection.carried_bytes or 0 for connection in held}
         if self._before is not None:
             self._total += sum(max(0, count - self._before.get(inode, 0)) for inode, count in now.items())
         self._before = now
@@ -106,7 +106,7 @@ class Surroundings:
             if space is not None and space not in spaces and len(spaces) < _MOST_NAMESPACES and time.monotonic() < end:
                 spaces[space] = sockets.read(pid, self._root)
             table = spaces.get(space)
-            held = sockets.held_by(pid, self._root) if table is not None and time.monotonic() < end else None
+            held = sockets.sockets_of_process(pid, self._root) if table is not None and time.monotonic() < end else None
             if table is not None and held is not None:
                 self._tables[pid], self._sockets[pid] = table, held
                 found = [table[inode] for inode in held.values() if inode in table]
@@ -125,7 +125,7 @@ class Surroundings:
         above = dict.fromkeys(itertools.chain.from_iterable(map(self._ancestors, ranks[:_MOST_PARENTS])))
         for pid in above:
             table = spaces.get(proc_pid.namespace(self._root, pid, "net"))
-            held = sockets.held_by(pid, self._root) if table is not None else None
+            held = sockets.sockets_of_process(pid, self._root) if table is not None else None
             if table is not None and held is not None:
                 self._tables[pid], self._sockets[pid] = table, held
         self._unix = sockets.read_unix(ranks[0], self._root) or {} if ranks else {}
@@ -154,7 +154,7 @@ class Surroundings:
         others = self._other_ranks(pid)
         asks_rank = None if call is None else others.asked_by(pid, call, children)
         if call is not None and kind == "locks":
-            lock = file_locks.awaited(pid, call.descriptors[0], self._root)
+            lock = file_locks.find_awaited_lock(pid, call.descriptors[0], self._root)
         else:
             lock = others.lock_for(children)
         if lock is not None or asks_rank is not None:
@@ -198,7 +198,7 @@ class Surroundings:
     def _shares_lock(self, pid: int) -> bool:
         """Whether a rank waits for a lock in memory that another rank maps, too: that one may hold it."""
         address = shared_locks.awaited_address(pid, self._root) if self._rank_of.get(pid) == pid else None
-        place = None if address is None else shared_locks.at(address, self._regions(pid))
+        place = None if address is None else shared_locks.region_at(address, self._regions(pid))
         return place is not None and any(place in self._regions(rank) for rank in self._ranks - {pid})
 
     def _regions(self, pid: int) -> shared_locks.Regions:
@@ -246,14 +246,14 @@ class Surroundings:
     def _written_by(self, pid: int) -> frozenset[str]:
         """What a process has open for writing, read once a round."""
         if pid not in self._writable:
-            self._writable[pid] = blocked_call.written(pid, self._root)
+            self._writable[pid] = blocked_call.writable_files(pid, self._root)
         return self._writable[pid]
 
     def _store(self, pid: int, call: SystemCall | None) -> Store | None:
         held, port = self._held(pid), self._store_port
         if held is None or port is None:
             return None
-        use = sockets.use_of(port, held.values())
+        use = sockets.classify_port_use(port, held.values())
         sleeps = call is not None and call.kind == "sleeps"
         return Store(endpoint=self._store_endpoint, socket="retries" if use == "none" and sleeps else use)
 
@@ -275,10 +275,12 @@ class Surroundings:
         held = self._held(pid)
         if held is None or not self._is_elsewhere_too or pid not in self._rank_of:
             return None
-        has_store = self._store_port is not None and sockets.use_of(self._store_port, held.values()) != "none"
+        has_store = (
+            self._store_port is not None and sockets.classify_port_use(self._store_port, held.values()) != "none"
+        )
         if self._is_store_on_loopback and has_store:
             return f"the store at {self._store_endpoint}"
-        return sockets.only_at(self._of_one_node, self._store_port, held.values())
+        return sockets.find_unreachable_listener(self._of_one_node, self._store_port, held.values())
 
     def _addresses_of_one_node(self) -> frozenset[str]:
         found = interfaces.interfaces(self._root / str(self._pids[0]) / "net", None) if self._pids else ()
@@ -344,7 +346,7 @@ class Surroundings:
 
     def _carried(self, pid: int) -> int | None:
         held = self._held(pid)
-        if held is None or any(connection.bytes is None for connection in held.values()):
+        if held is None or any(connection.carried_bytes is None for connection in held.values()):
             return None
         return self._counted.setdefault(pid, _Counted()).total(held.values())
 
@@ -360,7 +362,7 @@ class Surroundings:
         found = [held[one] for one in descriptors if one in held and self._leaves_job(held[one])]
         if not found:
             return None
-        return Awaited(who=sockets.words_of(found[0].remote), is_lost=all(one.is_lost for one in found))
+        return Awaited(who=sockets.format_end(found[0].remote), is_lost=all(one.is_lost for one in found))
 
     def _person(self, pid: int, descriptors: Iterable[int]) -> Awaited | None:
         """Who sits at the terminal from which it reads: a debugger's prompt, a question of the program."""
@@ -395,7 +397,7 @@ class Surroundings:
             child for child in found if (state := procfs.read_state(child, self._root)) and state[1] not in ENDED_STATES
         ]
         for child in alive:
-            self._sockets[child] = sockets.held_by(child, self._root) or {}
+            self._sockets[child] = sockets.sockets_of_process(child, self._root) or {}
             self._tables[child] = self._tables.get(pid, {})
         return alive
 
@@ -425,7 +427,7 @@ class Surroundings:
         if not held:
             return None
         comm = procfs.read_counters(child, self._root).comm
-        who = f"its child {child} ({words.printable(comm)}), connected to {sockets.words_of(held[0].remote)}"
+        who = f"its child {child} ({words.printable(comm)}), connected to {sockets.format_end(held[0].remote)}"
         return Awaited(who=who, is_lost=all(one.is_lost for one in held))
 
     def _living(self, children: Sequence[int]) -> Awaited | None:
@@ -447,6 +449,6 @@ class Surroundings:
     def _written(self, pid: int, state: str | None, kind: str | None) -> tuple[int | None, int | None]:
         if state not in BLOCKED_STATES or kind != "writes":
             return None, None
-        mount = filesystems.called(self._root, pid)
+        mount = filesystems.mount_of_system_call(self._root, pid)
         device = filesystems.written_bytes(mount, pid, self._root, self._sys_root) if mount else None
         return device, filesystems.dirty_bytes(self._root)

@@ -126,7 +126,7 @@ def _environs(
 ) -> dict[RankId, Mapping[str, str]]:
     targets = [locked_memory.Target(target, job.share or job.owner) for target, _ in own.values()]
     answers = locked_memory.SHARED.read(
-        targets, lambda target: environments.allowed(target.pid, proc_root), _ENVIRONMENT_SECONDS
+        targets, lambda target: environments.read_allowed(target.pid, proc_root), _ENVIRONMENT_SECONDS
     )
     read = ((rank, answers.get(target)) for rank, (target, _) in own.items())
     return {rank: answer for rank, answer in read if isinstance(answer, dict) and answer}

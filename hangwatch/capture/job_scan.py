@@ -33,7 +33,7 @@ class JobScan:
         self._endpoints: dict[ProcessId, str] = {}
         self._asked: dict[ProcessId, int] = {}  # in the how-manieth scan last, of those without an endpoint
         self._scans = 0
-        self.last_seen = crash_artifacts.LastSeen(proc_root, limits.max_ranks_per_owner)
+        self.last_seen = crash_artifacts.RankSnapshots(proc_root, limits.max_ranks_per_owner)
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
         """The jobs on the node of this name; what holds a GPU by `sweep` is read whoever started it."""
@@ -69,7 +69,7 @@ class JobScan:
         found = {process: self._endpoints[process] for process in ports if process in self._endpoints}
         self._asked = {process: scan for process, scan in self._asked.items() if process in ports}
         new = [process for process in processes if process.id in ports and process.id not in found]
-        established = sockets.Established(self._proc_root)
+        established = sockets.EstablishedCache(self._proc_root)
         for process in self._in_turn(new)[:ENDPOINTS_PER_SCAN]:
             self._asked[process] = self._scans
             endpoint = sockets.store_endpoint(process.pid, ports[process], self._proc_root, established)

@@ -12,7 +12,7 @@ from pathlib import Path
 from hangwatch import words
 from hangwatch.model import BLOCKED_STATES, Job, KernelLine, ProcessId
 from hangwatch.probes.node import filesystems
-from hangwatch.probes.node.kmsg import SaidLine
+from hangwatch.probes.node.kmsg import LoggedLine
 from hangwatch.probes.process import proc_pid, procfs
 from hangwatch.tables import kernel_lines
 
@@ -24,7 +24,7 @@ _TEXT_CHARACTERS = 300
 
 
 def lines_of(
-    job: Job, said: Sequence[SaidLine], *, now: float, unix_now: float, proc_root: Path
+    job: Job, said: Sequence[LoggedLine], *, now: float, unix_now: float, proc_root: Path
 ) -> dict[int, tuple[KernelLine, ...]]:
     """By the pid of a rank, living or ended, the newest lines that speak of it or of its workers, oldest first.
 
@@ -35,7 +35,7 @@ def lines_of(
         return {}
     began = min(process.start_ticks for process in ids) / procfs.TICKS_PER_SECOND - SLACK_SECONDS
     recent = [line for line in said if line.boot_seconds >= began]
-    found: dict[int, list[SaidLine]] = {}
+    found: dict[int, list[LoggedLine]] = {}
     for pid, line in (*_by_pid(job, recent, now, unix_now, proc_root), *_by_mount(job, recent, proc_root)):
         found.setdefault(pid, []).append(line)
     return {
@@ -54,8 +54,8 @@ def lines_of(
 
 
 def _by_pid(
-    job: Job, said: Sequence[SaidLine], now: float, unix_now: float, proc_root: Path
-) -> Iterator[tuple[int, SaidLine]]:
+    job: Job, said: Sequence[LoggedLine], now: float, unix_now: float, proc_root: Path
+) -> Iterator[tuple[int, LoggedLine]]:
     """Lines that name a process of the job while that lived, or a thread of it that is still blocked in the kernel."""
     if not proc_pid.sees_all_pids(proc_root):
         return
@@ -96,7 +96,7 @@ def _is_blocked(pid: int, thread: int, proc_root: Path) -> bool:
     return stat.rpartition(b")")[2][1:2].decode() in BLOCKED_STATES
 
 
-def _by_mount(job: Job, said: Sequence[SaidLine], proc_root: Path) -> Iterator[tuple[int, SaidLine]]:
+def _by_mount(job: Job, said: Sequence[LoggedLine], proc_root: Path) -> Iterator[tuple[int, LoggedLine]]:
     """Lines about a file system that a rank has mounted, and about devices of this node, which all ranks may use."""
     rows = kernel_lines.load()
     lines = [line for line in said if rows[line.name].names not in {"process", "task"}]
@@ -113,7 +113,7 @@ def _by_mount(job: Job, said: Sequence[SaidLine], proc_root: Path) -> Iterator[t
                 yield rank.id.pid, line
 
 
-def _is_about(line: SaidLine, names: kernel_lines.Names, mounts: Sequence[filesystems.Mount]) -> bool:
+def _is_about(line: LoggedLine, names: kernel_lines.Names, mounts: Sequence[filesystems.Mount]) -> bool:
     match names:
         case "nfs":
             return any(one.type.startswith("nfs") and one.source.rpartition(":")[0] == line.subject for one in mounts)

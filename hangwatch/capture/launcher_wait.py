@@ -21,18 +21,18 @@ def waits_for(job: Job, proc_root: Path) -> Waiting | None:
         return None
     since = job.launcher_id.start_ticks / procfs.TICKS_PER_SECOND
     waiting, port = replace(job.waiting, seconds=max(0.0, time.monotonic() - since)), job.waiting.port
-    held = None if port is None else sockets.held_at(port, job.launcher_id.pid, proc_root)
+    held = None if port is None else sockets.sockets_at_port(port, job.launcher_id.pid, proc_root)
     return waiting if port is None or held is None else _with_sockets(waiting, port, held)
 
 
 def _with_sockets(waiting: Waiting, port: int, held: Sequence[sockets.Connection]) -> Waiting:
     """What sockets at the port of its endpoint tell; one that serves it is its own first client, too."""
-    use = sockets.use_of(port, held)
+    use = sockets.classify_port_use(port, held)
     if use == "serving":
         own = {one.local for one in held}
         ends = {one.remote for one in held if one.local[1] == port and one.state == sockets.ESTABLISHED} - own
     else:
         state = sockets.ESTABLISHED if use == "connected" else sockets.SYN_SENT
         ends = {one.remote for one in held if one.remote[1] == port and one.state == state}
-    peers = sorted({sockets.address_of(end) for end in ends})
+    peers = sorted({sockets.format_address(end) for end in ends})
     return replace(waiting, socket=use, peers=tuple(peers[:PEERS_LISTED]))

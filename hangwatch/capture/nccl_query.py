@@ -31,7 +31,7 @@ def asked(job: Job, settings: config.Capture, stop: threading.Event, proc_root: 
     ranks = [rank.id for rank in job.ranks]
     if not settings.nccl_ras:
         return Said({}, nccl_ras.OFF if nccl_ras.has_nccl(ranks, proc_root) else None)
-    found = nccl_ras.answers(
+    found = nccl_ras.collect_statuses(
         ranks,
         job.share,
         wanted=settings.nccl_ras_answers,
@@ -43,4 +43,6 @@ def asked(job: Job, settings: config.Capture, stop: threading.Event, proc_root: 
     )
     if found is None or isinstance(found, Fault):
         return Said({}, found)
-    return Said(nccl_counts.counts_by_rank(found, nccl_ras.names(ranks, proc_root), ranks, job.world_size), None)
+    return Said(
+        nccl_counts.counts_by_rank(found, nccl_ras.ranks_by_nccl_name(ranks, proc_root), ranks, job.world_size), None
+    )

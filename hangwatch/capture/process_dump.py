@@ -125,7 +125,7 @@ class Taker(NamedTuple):
     def _called(self, target: ProcessId, fault: Fault | None) -> str | None:
         if fault is None or fault.reason not in pyspy.STUCK_REASONS:
             return None
-        mount = filesystems.called(self.request.paths.proc_root, target.pid)
+        mount = filesystems.mount_of_system_call(self.request.paths.proc_root, target.pid)
         return mount.device if mount else None
 
     def _stacks(

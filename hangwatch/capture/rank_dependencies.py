@@ -46,7 +46,7 @@ class OtherRanks(NamedTuple):
             call = main_thread.read_call(child, self.proc_root)
             if call is None or call.kind != "locks":
                 continue
-            lock = file_locks.awaited(child, call.descriptors[0], self.proc_root)
+            lock = file_locks.find_awaited_lock(child, call.descriptors[0], self.proc_root)
             if lock is not None and lock.holder_pid in self.pids and lock.holder_pid != self.own:
                 return replace(lock, by_child=True)
         return None
@@ -77,7 +77,7 @@ class OtherRanks(NamedTuple):
         if any(self._leads_there(held[one]) for one in call.descriptors if one in held):
             return True
         links = (blocked_call.link_of(pid, one, self.proc_root) for one in call.descriptors[:_MOST_DESCRIPTORS])
-        ways = set(filter(blocked_call.is_way, links))
+        ways = set(filter(blocked_call.is_pipe_or_path, links))
         return any(ways & self.links(rank) & self.written(rank) for rank in self.pids if ways and rank != self.own)
 
     def _leads_there(self, connection: Connection) -> bool:

@@ -19,7 +19,7 @@ def silent(
 ) -> dict[int, filesystems.Mount]:
     """Of each process on which py-spy hangs the file system that gives no answer, by pid: asked, not told by a name."""
     stuck = [target.pid for target in targets if any(_hung(one[target].fault) for one in taken)]
-    return filesystems.SHARED.silent(proc_root, stuck, _MOUNT_DEADLINE_SECONDS) if stuck else {}
+    return filesystems.SHARED.find_silent_mounts(proc_root, stuck, _MOUNT_DEADLINE_SECONDS) if stuck else {}
 
 
 def _hung(fault: Fault | None) -> bool:

@@ -66,7 +66,7 @@ class Sample(contract.Sample, frozen=True):
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     """Ask the kernel, chronyd and the peers. A fault of adjtimex matters only if chronyd does not answer either."""
-    kernel, tracking = timex.read(), chrony.tracking()
+    kernel, tracking = timex.read(), chrony.read_tracking()
     answers = sntp.query(settings.peers, unix_clock=node.clock.unix)
     faults = [answer for answer in (tracking, *answers.values()) if isinstance(answer, Fault)]
     if isinstance(kernel, Fault) and not isinstance(tracking, chrony.Tracking):

@@ -43,7 +43,7 @@ class Sample(contract.Sample, frozen=True):
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Ask the kernel for each rank. Ranks that end meanwhile are skipped."""
-    rights = dump_permissions.own(node.proc_root)
+    rights = dump_permissions.read_rights(node.proc_root)
     if not isinstance(rights, dump_permissions.Rights):
         return rights
     ranks = [

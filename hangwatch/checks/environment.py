@@ -121,7 +121,7 @@ def _versions(node: Node, pid: int, libraries: tuple[str, ...]) -> tuple[str | N
     by_file = next((match.group(1) for path in libraries if (match := _NCCL_FILE.search(path))), None)
     folders = {folder for path in libraries if (folder := packages_of(path))}
     roots = {folder: str(Path(node.proc_root) / str(pid) / "root") + folder for folder in folders}
-    answers = node.filesystems.names(list(roots.values()), DEADLINE_SECONDS) if roots else {}
+    answers = node.filesystems.list_names(list(roots.values()), DEADLINE_SECONDS) if roots else {}
     names = [name for answer in answers.values() if isinstance(answer, tuple) for name in answer]
     return by_file or version_in(names, r"nvidia_nccl_cu\d+"), version_in(names, "torch")
 

@@ -165,7 +165,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
 
 def _limits(new: NewProcess) -> str:
     others = f", {new.others} lines for other users" if new.others else ""
-    return f"{new.who} that starts now may open {new.soft:.0f}, at most {new.hard:.0f} ({new.source}{others})"
+    return f"{new.kind} that starts now may open {new.soft:.0f}, at most {new.hard:.0f} ({new.source}{others})"
 
 
 def _node(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
@@ -202,7 +202,7 @@ def table(sample: Sample) -> contract.Rows:
     for holder in sample.holders:
         count = "" if holder.open is None else str(holder.open)
         rows.append((str(holder), count, f"{holder.soft:.0f}", f"{holder.hard:.0f}"))
-    rows += [(f"{new.who} ({new.source})", "", f"{new.soft:.0f}", f"{new.hard:.0f}") for new in sample.new]
+    rows += [(f"{new.kind} ({new.source})", "", f"{new.soft:.0f}", f"{new.hard:.0f}") for new in sample.new]
     return rows
 
 

@@ -53,7 +53,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Read one rank of each job, or reuse its last answer. A few jobs of each owner are read per run, in turns."""
     presences, pending = [], []
     for job in node.jobs:
-        if job.ranks and (answers := node.recorders.lasting(job.ranks[0].id)):
+        if job.ranks and (answers := node.recorders.unchanging_part(job.ranks[0].id)):
             presences.append(_presence(job, answers))
         elif job.ranks:
             pending.append(job)

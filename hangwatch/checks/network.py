@@ -185,7 +185,7 @@ def _job(
 def _retries(node: Node, pid: int, port: int) -> bool:
     """True if a rank has no socket of that port and its main thread sleeps."""
     call = main_thread.read_call(pid, node.proc_root)
-    return call is not None and call.kind == "sleeps" and sockets.held_at(port, pid, node.proc_root) == []
+    return call is not None and call.kind == "sleeps" and sockets.sockets_at_port(port, pid, node.proc_root) == []
 
 
 def _enclosed(node: Node, job: Job, interfaces: tuple[Interface, ...], port: int | None) -> list[Enclosed]:
@@ -193,8 +193,10 @@ def _enclosed(node: Node, job: Job, interfaces: tuple[Interface, ...], port: int
     addresses = {address for interface in interfaces if interface.is_of_one_node for address in interface.addresses}
     table = sockets.read(job.ranks[0].id.pid, node.proc_root) or {}
     for rank in job.ranks[:_MOST_RANKS]:
-        inodes = (sockets.held_by(rank.id.pid, node.proc_root) or {}).values()
-        address = sockets.only_at(addresses, port, [table[inode] for inode in inodes if inode in table])
+        inodes = (sockets.sockets_of_process(rank.id.pid, node.proc_root) or {}).values()
+        address = sockets.find_unreachable_listener(
+            addresses, port, [table[inode] for inode in inodes if inode in table]
+        )
         if address is not None:
             return [Enclosed(rank=contract.RankName.of_rank(job, rank), address=address)]
     return []

@@ -69,7 +69,7 @@ class Sample(contract.Sample, frozen=True):
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Read new records of /dev/kmsg, and the counter of /proc/vmstat."""
     read = node.kernel_log.read(node.dev_root / "kmsg")
-    counted = oom_kills.count(node.proc_root)
+    counted = oom_kills.read_kill_count(node.proc_root)
     if not isinstance(read, KernelEvents) and not isinstance(counted, int):
         return read or counted
     return Sample(

@@ -69,7 +69,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         pid = job.ranks[0].id.pid if job.ranks else None
         if pid is not None and proc_pid.namespace(node.proc_root, pid, "mnt") not in own:
             paths[f"{node.proc_root}/{pid}/root/dev/shm"] = job.name
-    answers = node.filesystems.space(list(paths), DEADLINE_SECONDS)
+    answers = node.filesystems.read_space(list(paths), DEADLINE_SECONDS)
     answers.pop(of_ours if isinstance(answers[of_init], filesystems.Space) else of_init)
     shms = [
         Shm(job=paths[path], size_bytes=answer.size_bytes, available_bytes=answer.available_bytes)

@@ -77,7 +77,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     directory = node.state_directory
     # The daemon creates its directory when it starts. Until then, the space of the parent directory counts.
     directories = [str(path) for path in (directory, *directory.parents)] if directory else []
-    spaces = node.filesystems.space([*mounts, *directories], settings.deadline_seconds)
+    spaces = node.filesystems.read_space([*mounts, *directories], settings.deadline_seconds)
     faults = (space for space in spaces.values() if isinstance(space, Fault))
     not_started = next((fault for fault in faults if fault.reason == NOT_STARTED), None)
     if not_started is not None:
@@ -96,7 +96,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
         answers.append(_answer(filesystems.Mount(path=directories[0], type=INCIDENTS, source="", device=""), space))
     if not answers:
         return None
-    return Sample(answers=tuple(answers), stuck_children=node.filesystems.left_behind())
+    return Sample(answers=tuple(answers), stuck_children=node.filesystems.abandoned_children())
 
 
 def _answer(mount: filesystems.Mount, space: filesystems.Space | Fault, seen_by: int | None = None) -> Answer:

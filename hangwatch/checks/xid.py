@@ -169,7 +169,7 @@ def points(sample: Sample) -> Iterable[Point]:
         yield NVML_ONLY.point(1, pci=event.subject, xid=str(event.code))
 
 
-def errors_told(points: Iterable[Point]) -> float:
+def count_errors(points: Iterable[Point]) -> float:
     """Return the number of XIDs and SXIDs in these points."""
     return sum(point.value for point in points if point.name in {XIDS.name, SXIDS.name, NVML_ONLY.name})
 

@@ -12,11 +12,11 @@ import click
 
 from hangwatch import config, words
 from hangwatch.capture.job_scan import JobScan
-from hangwatch.checks.framework import asked_ports, node_facts, registry, result_table, runner
+from hangwatch.checks.framework import node_facts, registry, requested_ports, result_table, runner
 from hangwatch.checks.framework.contract import Settings as CheckSettings
 from hangwatch.checks.framework.node_facts import Facts
 from hangwatch.cli.config_choice import config_option, settings_with_checks
-from hangwatch.cli.node_options import nodes_options, reach_of
+from hangwatch.cli.node_options import nodes_options, parse_reach
 from hangwatch.cli.text_tables import print_checks
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import CheckResult
@@ -63,7 +63,7 @@ def check(
     Exit code: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, as Nagios and Slurm's HealthCheckProgram expect.
     """
     names, ports = _ports(names, places)
-    if (reach := reach_of(reaching)) is not None:
+    if (reach := parse_reach(reaching)) is not None:
         if config_path:
             raise click.UsageError("--config cannot be used with --nodes or --jobid: each node uses its own file")
         registry.select(names)
@@ -76,7 +76,7 @@ def check(
     if ports:
         if any(not port.host for port in ports):
             raise click.UsageError("--to :PORT needs --nodes: it means this port on every node")
-        results, facts = [asked_ports.run(ports, Clock())], Facts()
+        results, facts = [requested_ports.try_ports(ports, Clock())], Facts()
     else:
         results, facts = _run(names, settings, check_settings, with_facts=as_json)
     if as_json:
@@ -106,8 +106,10 @@ def _ports(names: tuple[str, ...], places: tuple[str, ...]) -> tuple[tuple[str, 
         return names, []
     places = (*places, *(name for name in names if ":" in name))
     names = tuple(name for name in names if ":" not in name)
-    if names != (asked_ports.CHECK_NAME,):
-        raise click.UsageError(f"--to needs the check {asked_ports.CHECK_NAME}: hangwatch check network --to HOST:PORT")
+    if names != (requested_ports.CHECK_NAME,):
+        raise click.UsageError(
+            f"--to needs the check {requested_ports.CHECK_NAME}: hangwatch check network --to HOST:PORT"
+        )
     if len(places) > MOST_PORTS:
         raise InputError(f"--to: {len(places)} ports; at most {MOST_PORTS} can be tested at a time")
     ports = []
@@ -139,7 +141,7 @@ def _run(
             dump_after_seconds=settings.dump_after_seconds,
         )
         began, deadline_seconds = time.monotonic(), DEADLINE_SECONDS - FIRST_SWEEP_SECONDS
-        wait = node_facts.begin(node) if with_facts else None
+        wait = node_facts.start_reading(node) if with_facts else None
         results = runner.run_all(node, check_settings, names, deadline_seconds=deadline_seconds)
         remaining_seconds = began + deadline_seconds - time.monotonic()
         return results, wait(max(remaining_seconds, LEAST_FACTS_SECONDS)) if wait else Facts()

@@ -9,7 +9,7 @@ import click
 
 from hangwatch import words
 from hangwatch.checks.framework import result_table
-from hangwatch.cli.node_options import MOST_NAME_CHARACTERS, Reach, ask, nodes_of
+from hangwatch.cli.node_options import MOST_NAME_CHARACTERS, Reach, resolve_nodes, run_hangwatch
 from hangwatch.cli.text_tables import print_checks
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.fleet import fitness
@@ -57,15 +57,15 @@ def check_nodes(
         if report is not None:
             reports[reply.node] = report
 
-    nodes = nodes_of(reach)
-    ask(reach, nodes, shlex.join(("check", "--json", *names, *_port_options(ports, nodes))), replies, take)
+    nodes = resolve_nodes(reach)
+    run_hangwatch(reach, nodes, shlex.join(("check", "--json", *names, *_port_options(ports, nodes))), replies, take)
     node_findings = fitness.unreached(reports) if ports else fitness.findings(reports, every_wording=verbose)
     differences = fitness.differences(reports)
     cross_findings = [*map(fitness.of_difference, differences), *fitness.of_clocks(replies.clocks)]
     findings = fitness.ranked((*node_findings, *cross_findings, *fitness.of_absent(replies)))
     well = sorted(set(reports) - {node for finding in node_findings for node in finding.nodes})
     status = fitness.worst(findings)
-    exit_code = result_table.exit_code_of(CheckStatus[status], fail_on)
+    exit_code = result_table.status_exit_code(CheckStatus[status], fail_on)
     if as_json_form:
         form = NodesCheck(
             schema_version=as_json.SCHEMA_VERSION,

@@ -51,9 +51,9 @@ def settings_with_checks(
     try:
         settings = config.parse(text, source)
     except config.ConfigError as error:
-        if not isinstance(error.rest, config.Settings):
+        if not isinstance(error.valid_settings, config.Settings):
             raise
-        problems, wrong, settings = [*error.problems], error.sections, error.rest
+        problems, wrong, settings = [*error.problems], error.sections, error.valid_settings
     try:
         checks = registry.settings_for(settings, source, text)
     except config.ConfigError as error:

@@ -41,7 +41,7 @@ def _proven(path: Path | None) -> tuple[config.Settings, str, dict[str, CheckSet
 
     proofs: dict[str, Proof] = {
         "activities": lambda settings, _: activity.load(settings.activities.rules),
-        "http": lambda settings, _: http_server.prepared(settings.http),
+        "http": lambda settings, _: http_server.prepare(settings.http),
         "hooks": lambda settings, source: hooks.refuse_unusable(settings.hooks, source),
     }
     return settings_with_checks(path, proofs)
@@ -57,7 +57,7 @@ def run(config_path: Path | None) -> None:
     """
     from hangwatch.probes.node import daemon_heap
 
-    daemon_heap.share()  # before there is any thread
+    daemon_heap.share_heap()  # before there is any thread
     from hangwatch.daemon import Daemon
     from hangwatch.probes.gpu.sampler import NvmlSampler
     from hangwatch.probes.node.sdnotify import Notifier
@@ -76,7 +76,7 @@ def run(config_path: Path | None) -> None:
         log.warning("%s", caution.replace("\n ", ";"))
     try:
         daemon.start()
-        daemon_heap.give_back()  # memory that the imports used
+        daemon_heap.trim()  # memory that the imports used
         # The kernel may deliver a signal to another thread, which does not wake this one: the handler runs later.
         while not daemon.wait(SIGNAL_SECONDS):
             pass

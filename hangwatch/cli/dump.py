@@ -18,7 +18,7 @@ from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.cli import screen
 from hangwatch.cli.config_choice import config_option, settings_from
-from hangwatch.cli.node_options import Reach, nodes_options, reach_of, topology_option
+from hangwatch.cli.node_options import Reach, nodes_options, parse_reach, topology_option
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.errors import TemporaryError, UserError
@@ -116,7 +116,7 @@ def dump(**given: Any) -> int:
     """
     _refuse_bare(click.get_current_context().args)
     options = DumpOptions(**{name: given.pop(name) for name in DumpOptions._fields})
-    reach = reach_of(given, tool="py-spy" if options.agentless else "hangwatch")
+    reach = parse_reach(given, tool="py-spy" if options.agentless else "hangwatch")
     return _dump_local(options) if reach is None else _dump_remote(reach, options)
 
 
@@ -128,18 +128,18 @@ def _dump_remote(reach: Reach, options: DumpOptions) -> int:
         )
     rounds = options.rounds or 2
     if options.agentless:  # imported here, as below: loaded only if needed
-        from hangwatch.cli.dump_agentless import AgentlessQuestion, dump_agentless
+        from hangwatch.cli.dump_agentless import AgentlessOptions, dump_agentless
 
         if options.directory is not None or options.topology is not None or reach.via == "kubectl":
             raise click.UsageError(
                 "-o, --topology and --via kubectl cannot be used with --agentless; --raw writes the stacks"
             )
-        question = AgentlessQuestion(reach, options.wanted, rounds, options.as_json_form, options.raw)
+        question = AgentlessOptions(reach, options.wanted, rounds, options.as_json_form, options.raw)
         return dump_agentless(question, settings_from(None)[0])
-    from hangwatch.cli.many_nodes import Question, dump_nodes
+    from hangwatch.cli.many_nodes import NodesDumpOptions, dump_nodes
 
     return dump_nodes(
-        Question(
+        NodesDumpOptions(
             reach=reach,
             wanted=options.wanted,
             rounds=rounds,
@@ -330,9 +330,9 @@ def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: boo
     """Write the report of a job, or print its verdict. With several jobs, a pager would delay the next one."""
     if options.directory is not None:
         from hangwatch import store
-        from hangwatch.report.folder import folder_files
+        from hangwatch.report.folder import render_files
 
-        folder = store.open_writable(options.directory).save(incident, folder_files(incident))
+        folder = store.open_writable(options.directory).save(incident, render_files(incident))
         click.echo(f"report: {folder}", err=True)
         return
     if options.as_json_form:

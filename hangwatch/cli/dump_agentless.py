@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hangwatch import config, words
 from hangwatch.cli import screen
-from hangwatch.cli.node_options import Reach, ask_shell, nodes_of
+from hangwatch.cli.node_options import Reach, resolve_nodes, run_command
 from hangwatch.cli.output import nodes_dump, verdict_text
 from hangwatch.cli.output_files import NewFolder
 from hangwatch.explain import traces
@@ -25,7 +25,7 @@ from hangwatch.stacks.activity import load as load_activities
 from hangwatch.stacks.grouping import group_ranks
 
 
-class AgentlessQuestion(NamedTuple):
+class AgentlessOptions(NamedTuple):
     """The options of `hangwatch dump --agentless`. `reach.remote_command` is the command that runs py-spy."""
 
     reach: Reach
@@ -35,9 +35,9 @@ class AgentlessQuestion(NamedTuple):
     raw: Path | None
 
 
-def dump_agentless(question: AgentlessQuestion, settings: config.Settings) -> int:
+def dump_agentless(question: AgentlessOptions, settings: config.Settings) -> int:
     """Run py-spy on many nodes and print one verdict per job. Returns exit code 1 if no rank was found."""
-    nodes = nodes_of(question.reach)
+    nodes = resolve_nodes(question.reach)
     replies = agentless.Replies()
     stacks = None if question.raw is None else NewFolder(question.raw)
 
@@ -52,7 +52,7 @@ def dump_agentless(question: AgentlessQuestion, settings: config.Settings) -> in
 
     reach = question.reach
     command = agentless.command(reach.remote_command, reach.deadline_seconds, question.rounds, question.wanted or "")
-    ask_shell(reach, nodes, command, replies, take)
+    run_command(reach, nodes, command, replies, take)
     if stacks is not None:
         click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
     answers = []

@@ -20,7 +20,7 @@ from hangwatch.cli import progress_line, screen
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.output import html_option, json_option, print_answer
 from hangwatch.cli.output_files import MOST_FILES, files_below
-from hangwatch.cli.progress_line import Waiting
+from hangwatch.cli.progress_line import Step
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.collectives.rank_records import shortened
 from hangwatch.config import Settings
@@ -87,7 +87,7 @@ def explain(
 
 
 def _answer(
-    paths: Sequence[Path], world_size: int | None, settings: Settings, now: Waiting
+    paths: Sequence[Path], world_size: int | None, settings: Settings, now: Step
 ) -> tuple[Grouping, Verdict, Job | None]:
     """Return the groups, the verdict and the job of all files together. Raises InputError if they contain no rank."""
     now.say("looking for files")
@@ -139,14 +139,14 @@ def _of_dumps(files: Iterable[_File], incidents: Iterable[Incident]) -> list[as_
     for path, folder in files:
         try:
             with sys.stdin.buffer if path == Path("-") else _opened(path, folder) as file:
-                content = bounded_read.content_of(file, path, incident_file.MAX_INCIDENT_BYTES)
+                content = bounded_read.read_rest(file, path, incident_file.MAX_INCIDENT_BYTES)
         except bounded_read.FileError as error:
             raise InputError(str(error)) from None
         answers = incident_file.decode(path, content, as_json.Dump).jobs
         for answer in answers:
             ranks = answer.capture.ranks if answer.capture is not None else ()
             numbers = (number for rank in ranks for number in (rank.id.rank, rank.id.local_rank))
-            incident_file.refuse_incredible(path, [answer.world_size, *numbers])
+            incident_file.check_rank_numbers(path, [answer.world_size, *numbers])
         dumped += answers
     jobs = {answer.job.job_key: f"{answer.job.job_id} ({answer.job.owner})" for answer in dumped if answer.job}
     jobs |= {incident.job.key: incident.job.job_id for incident in incidents if dumped}
@@ -208,8 +208,8 @@ def _incidents_among(files: Sequence[Path], folder: Path) -> tuple[list[Path], l
     remaining_bytes = incident_file.MAX_INCIDENT_BYTES
     for path in incident_paths:
         try:
-            with bounded_read.opened_below(folder, path) as file:
-                content = bounded_read.content_of(file, path, remaining_bytes)
+            with bounded_read.open_below(folder, path) as file:
+                content = bounded_read.read_rest(file, path, remaining_bytes)
             incident = incident_file.parse(path, content)
         except (bounded_read.FileError, incident_file.StoreError) as error:
             why = words.printable(str(error).splitlines()[0])
@@ -301,13 +301,13 @@ def _first_input_bytes() -> bytes:
     return stream.peek(SNIFFED_BYTES) if isinstance(stream, io.BufferedReader) else b""
 
 
-def _named_lines(files: Sequence[_File], now: Waiting) -> Iterator[tuple[str, Iterator[str]]]:
+def _named_lines(files: Sequence[_File], now: Step) -> Iterator[tuple[str, Iterator[str]]]:
     for number, (path, folder) in enumerate(files, 1):
         name = "standard input" if path == Path("-") else str(path)
         yield str(path), _lines(path, folder, now, f"reading {number:,} of {len(files):,}: {name}")
 
 
-def _flight_dumps(files: Sequence[_File], now: Waiting) -> tuple[rank_recorders.Joined, list[str]]:
+def _flight_dumps(files: Sequence[_File], now: Step) -> tuple[rank_recorders.Joined, list[str]]:
     """Read flight recorder dumps by rank. Also return notes on bad dumps in folders.
 
     Raises InputError for a bad dump that is an argument.
@@ -337,7 +337,7 @@ def _incident(path: Path) -> Incident:
     return incident_file.load(path.parent if path.name == incident_file.INCIDENT_FILE else path)
 
 
-def _lines(path: Path, folder: Path | None, now: Waiting, doing: str) -> Iterator[str]:
+def _lines(path: Path, folder: Path | None, now: Step, doing: str) -> Iterator[str]:
     """Yield the lines of a file, with replacement characters for bytes that are no text.
 
     The encoding is UTF-8, or UTF-16 with a byte order mark, as PowerShell's `>` writes it. A very long line, such as
@@ -385,8 +385,8 @@ def _opened(path: Path, folder: Path | None) -> BinaryIO:
     """Open a file, or a pipe that the shell made: `<(command)`. Raises InputError."""
     try:
         if folder is not None:
-            return bounded_read.opened_below(folder, path)
-        return bounded_read.opened(path, flags=0 if bounded_read.is_handed_over(path) else os.O_NONBLOCK)
+            return bounded_read.open_below(folder, path)
+        return bounded_read.open_file(path, flags=0 if bounded_read.is_inherited_stream(path) else os.O_NONBLOCK)
     except bounded_read.FileError as error:
         raise InputError(f"{error}\n  for a pipe or a device use standard input: `-`") from None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from hangwatch import words
-from hangwatch.cli.node_options import Progress, tell
+from hangwatch.cli.node_options import Progress, report_failures
 from hangwatch.cli.usage_errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-class Asked(NamedTuple):
+class FetchRequest(NamedTuple):
     """The incidents to fetch: sources, job, HTTP configurations, and the deadline of each source."""
 
     urls: Sequence[str]
@@ -38,7 +38,7 @@ def http_config_option(when: str) -> Callable[[_Command], _Command]:
     return click.option("--http-config", type=click.Path(path_type=Path), help=text)
 
 
-def client_of(path: Path | None, option: str = "--http-config") -> WebClient:
+def load_client(path: Path | None, option: str = "--http-config") -> WebClient:
     """Read the HTTP configuration; without a path, use no credentials. Raises InputError."""
     from hangwatch.fleet import http_client
     from hangwatch.formats import yaml_file
@@ -49,14 +49,14 @@ def client_of(path: Path | None, option: str = "--http-config") -> WebClient:
         raise InputError(f"{option}: {error}") from None
 
 
-def fetch(request: Asked, replies: Replies) -> str | None:
+def fetch(request: FetchRequest, replies: Replies) -> str | None:
     """Fetch from all nodes, show the progress, and report nodes that did not respond. Returns the name of the job.
 
     Raises InputError.
     """
     from hangwatch.fleet import incident_fetch as fetching
 
-    client = client_of(request.http_config)
+    client = load_client(request.http_config)
     wanted = request.wanted
     try:
         sites = fetching.named_shortly([fetching.site(url) for url in request.urls])
@@ -80,18 +80,18 @@ def fetch(request: Asked, replies: Replies) -> str | None:
     finally:
         progress.end()
     replies.silent += unreachable
-    tell(replies, request.deadline_seconds)
+    report_failures(replies, request.deadline_seconds)
     return wanted
 
 
-def _prometheus_sites(request: Asked) -> tuple[str, list[Site], list[str]]:
+def _prometheus_sites(request: FetchRequest) -> tuple[str, list[Site], list[str]]:
     """Return the job, the daemons of its nodes, and the nodes without a known daemon. Raises InputError."""
     from hangwatch.fleet import incident_fetch as fetching
     from hangwatch.fleet import prometheus
 
     if request.wanted is None:
         raise click.UsageError("--prometheus needs --job: it finds the nodes of one job")
-    client = client_of(request.prometheus_http_config, "--prometheus-http-config")
+    client = load_client(request.prometheus_http_config, "--prometheus-http-config")
     where = f"--prometheus {words.printable(request.prometheus or '')}"
     try:
         base = fetching.site(request.prometheus or "").base

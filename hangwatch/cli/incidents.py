@@ -87,7 +87,7 @@ class _Sources:
         path = self.settings.socket.path
         if name is not None:
             return user_socket_client.incident(path, str(name))
-        newest = incident_file.newest(user_socket_client.incidents(path), wanted, f"the daemon behind {path}")
+        newest = incident_file.find_newest(user_socket_client.incidents(path), wanted, f"the daemon behind {path}")
         return user_socket_client.incident(path, newest.folder) if newest is not None else None
 
     def _ask(self, ask: Callable[[], T]) -> T | None:

@@ -15,7 +15,14 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.cli import incident_sources, screen
-from hangwatch.cli.node_options import MOST_TOLD, NODE_DEADLINE_SECONDS, Reach, ask, nodes_of, topology_option
+from hangwatch.cli.node_options import (
+    MOST_TOLD,
+    NODE_DEADLINE_SECONDS,
+    Reach,
+    resolve_nodes,
+    run_hangwatch,
+    topology_option,
+)
 from hangwatch.cli.output import html_option, json_option, nodes_dump, print_answer, verdict_text
 from hangwatch.cli.output_files import NewFolder, files_below, write_text
 from hangwatch.cli.usage_errors import InputError
@@ -81,7 +88,7 @@ def merge(
 
     gc.disable()  # our values have no reference cycles; collecting would double the time
     by_file = _by_file(topology)
-    request = incident_sources.Asked(
+    request = incident_sources.FetchRequest(
         urls=[source for source in sources if source.lower().startswith(("http://", "https://"))], **fetching
     )
     wanted = request.wanted
@@ -152,12 +159,12 @@ def _read(path: Path, folder: Path | None) -> sighting.GroupedDump:
     """Read a file. Raises StoreError."""
     try:
         if path == Path("-"):
-            content = bounded_read.content_of(sys.stdin.buffer, "standard input", incident_file.MAX_INCIDENT_BYTES)
+            content = bounded_read.read_rest(sys.stdin.buffer, "standard input", incident_file.MAX_INCIDENT_BYTES)
             return sighting.parse(Path("standard input"), content)
         with (
-            bounded_read.opened(path, flags=incident_file.NO_LINK)
+            bounded_read.open_file(path, flags=incident_file.NO_LINK)
             if folder is None
-            else bounded_read.opened_below(folder, path) as file
+            else bounded_read.open_below(folder, path) as file
         ):
             return sighting.read(path, file)
     except bounded_read.FileError as error:
@@ -185,7 +192,7 @@ def _chosen(wanted: str | None, jobs: Mapping[str, Job]) -> str:
 # --- `hangwatch dump --nodes` ----------------------------------------------------------------------------------------
 
 
-class Question(NamedTuple):
+class NodesDumpOptions(NamedTuple):
     """The options of `hangwatch dump --nodes`."""
 
     reach: Reach
@@ -197,13 +204,13 @@ class Question(NamedTuple):
     topology: Path | None = None
 
 
-def dump_nodes(question: Question) -> int:
+def dump_nodes(question: NodesDumpOptions) -> int:
     """Dump on many nodes at the same time and print one verdict per job. Returns exit code 1 if no job was found."""
     from hangwatch.fleet.node_replies import Replies
 
     gc.disable()
     by_file = _by_file(question.topology)
-    nodes = nodes_of(question.reach)
+    nodes = resolve_nodes(question.reach)
     replies, kept = Replies(with_stacks=question.raw is not None), _Kept(question.directory)
     stacks = None if question.raw is None else NewFolder(question.raw)
 
@@ -216,13 +223,15 @@ def dump_nodes(question: Question) -> int:
 
     only = f" --job {shlex.quote(question.wanted)}" if question.wanted else ""
     form = "--json --grouped" + (" --stacks" if stacks else "")
-    ask(question.reach, nodes, f"dump {form} --rounds {question.rounds}{only}", replies, take)
+    run_hangwatch(question.reach, nodes, f"dump {form} --rounds {question.rounds}{only}", replies, take)
     if stacks is not None:
         click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
     return _conclude(question, replies, kept, len(nodes), by_file)
 
 
-def _conclude(question: Question, replies: Replies, kept: _Kept, node_count: int, by_file: Mapping[str, Leaf]) -> int:
+def _conclude(
+    question: NodesDumpOptions, replies: Replies, kept: _Kept, node_count: int, by_file: Mapping[str, Leaf]
+) -> int:
     """Print the verdict on each job. Returns the exit code."""
     jobs = replies.gathering.jobs
     keys = [_chosen(question.wanted, jobs)] if question.wanted and jobs else list(jobs)

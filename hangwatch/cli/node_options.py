@@ -66,7 +66,7 @@ class Reach(NamedTuple):
 
 
 def nodes_options(command: _Command) -> _Command:
-    """Add to a command the options that `reach_of` takes."""
+    """Add to a command the options that `parse_reach` takes."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -85,7 +85,7 @@ class _Given(NamedTuple):
     namespace: str | None
 
 
-def reach_of(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | None:
+def parse_reach(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | None:
     """Interpret the options of `nodes_options`. Returns None if they select no node. Raises click.UsageError.
 
     `tool` is the default of --remote-command.
@@ -115,14 +115,14 @@ def reach_of(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | Non
     )
 
 
-def nodes_of(reach: Reach) -> list[str]:
+def resolve_nodes(reach: Reach) -> list[str]:
     """Return the names of the nodes. Raises InputError and NodesError."""
     if reach.selector is not None:
         return _nodes_of_pods(reach)
     return nodeset.expand(reach.nodes) if reach.nodes else _nodes_of_slurm_job(reach.jobid)
 
 
-def ask(
+def run_hangwatch(
     reach: Reach,
     nodes: Sequence[str],
     arguments: str,
@@ -133,17 +133,17 @@ def ask(
 
     Then report nodes that did not respond, and error messages of nodes. Raises InputError.
     """
-    ask_shell(reach, nodes, f"{reach.remote_command} {arguments}", roll_call, on_reply)
+    run_command(reach, nodes, f"{reach.remote_command} {arguments}", roll_call, on_reply)
 
 
-def ask_shell(
+def run_command(
     reach: Reach,
     nodes: Sequence[str],
     command: str,
     roll_call: RollCall[Any],
     on_reply: Callable[[remote_run.Reply], None],
 ) -> None:
-    """Run a shell command on all nodes, as `ask` does. Raises InputError."""
+    """Run a shell command on all nodes, as `run_hangwatch` does. Raises InputError."""
     from hangwatch.fleet import remote_run
 
     transport = _transport(reach, command, nodes)
@@ -161,10 +161,10 @@ def ask_shell(
     finally:
         progress.end()
     roll_call.complain(complaints)
-    tell(roll_call, reach.deadline_seconds)
+    report_failures(roll_call, reach.deadline_seconds)
 
 
-def tell(roll_call: RollCall[Any], deadline_seconds: float) -> None:
+def report_failures(roll_call: RollCall[Any], deadline_seconds: float) -> None:
     """Report nodes that did not respond, and the error messages of nodes, each message once."""
     if roll_call.silent:
         silent = words.fold_nodes(roll_call.silent)

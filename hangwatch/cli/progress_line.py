@@ -21,7 +21,7 @@ _LEAST_SHOWN_BYTES = 64 << 20
 T = TypeVar("T")
 
 
-class Waiting:
+class Step:
     """The present step. The working thread sets it, another thread shows it.
 
     `bytes_read` counts the bytes of the file in `what`. It is shown for large files.
@@ -52,9 +52,9 @@ class Waiting:
 
 
 @contextmanager
-def shown(quiet_seconds: float = QUIET_SECONDS) -> Iterator[Waiting]:
+def shown(quiet_seconds: float = QUIET_SECONDS) -> Iterator[Step]:
     """Show the step on standard error, if it is a terminal and the work takes longer than `quiet_seconds`."""
-    waiting = Waiting()
+    waiting = Step()
     if not screen.can_write_over(sys.stderr):
         yield waiting
         return
@@ -68,7 +68,7 @@ def shown(quiet_seconds: float = QUIET_SECONDS) -> Iterator[Waiting]:
         thread.join()
 
 
-def _show(waiting: Waiting, done: threading.Event, quiet_seconds: float) -> None:
+def _show(waiting: Step, done: threading.Event, quiet_seconds: float) -> None:
     if done.wait(quiet_seconds):
         return
     while True:

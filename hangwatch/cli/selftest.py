@@ -13,8 +13,8 @@ import click
 import msgspec
 
 from hangwatch import words
-from hangwatch.cli.node_options import nodes_options, reach_of
-from hangwatch.cli.selftest_nodes import Nodes, Question
+from hangwatch.cli.node_options import nodes_options, parse_reach
+from hangwatch.cli.selftest_nodes import NodeOptions, Nodes
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import GpuSample, Value
 from hangwatch.probes.gpu.sampler import NvmlSampler
@@ -92,8 +92,8 @@ def selftest(*, script: bool, **given: Any) -> int:
         return 0
     trial = _Trial(**{name: given.pop(name) for name in _Trial._fields})
     role = _NodeRole(**{name: given.pop(name) for name in _NodeRole._fields})
-    question = Question(trial.backend, **{name: given.pop(name) for name in Question._fields[1:]})
-    if (reach := reach_of(given)) is not None:
+    question = NodeOptions(trial.backend, **{name: given.pop(name) for name in NodeOptions._fields[1:]})
+    if (reach := parse_reach(given)) is not None:
         nodes = Nodes(reach, question)
         python = question.python or "python3"
         return trial.conclude(nodes.units, _Test(lambda half, _: nodes.run(half), python, trial))

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from hangwatch import words
-from hangwatch.cli.node_options import Reach, ask, nodes_of
+from hangwatch.cli.node_options import Reach, resolve_nodes, run_hangwatch
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import decoding
 from hangwatch.selftest import launch, parts
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _STEPS = 10  # longest duration of a test, in time-outs of one step: it ends at the first step that fails
 
 
-class Question(NamedTuple):
+class NodeOptions(NamedTuple):
     """The options that every node gets. `python` None means the default of each node."""
 
     backend: str
@@ -47,13 +47,13 @@ class Nodes:
     Raises InputError if a node does not respond: a test without it could mislead.
     """
 
-    def __init__(self, reach: Reach, question: Question) -> None:
+    def __init__(self, reach: Reach, question: NodeOptions) -> None:
         if reach.via == "pdsh":
             raise click.UsageError("--via pdsh cannot run a self-test, which tells each node its name: use --via ssh")
         seconds = launch.START_SECONDS + _STEPS * question.timeout_seconds
         self._reach = reach._replace(deadline_seconds=max(reach.deadline_seconds, seconds))
         self._question = question
-        names = nodes_of(reach)
+        names = resolve_nodes(reach)
         options = f" --devices {shlex.quote(question.devices)}" if question.devices else ""
         options += f" --ranks {question.ranks}" if question.ranks is not None else ""
         offers = _ask(reach, names, f"selftest --offer{options}", parts.Offer)
@@ -83,7 +83,7 @@ def _ask(reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.An
 
     def read(printed: bytes, _: str) -> parts.AnswerT:
         try:
-            return decoding.json(printed, form)
+            return decoding.decode_json(printed, form)
         except (msgspec.DecodeError, ValueError, RecursionError):
             raise AnswerError("did not answer as a self-test: does it run the same version of hangwatch?") from None
 
@@ -95,5 +95,5 @@ def _ask(reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.An
         if answer is not None:
             answers[reply.node] = answer
 
-    ask(reach, nodes, arguments, calls, take)
+    run_hangwatch(reach, nodes, arguments, calls, take)
     return answers

@@ -12,8 +12,8 @@ import click
 from hangwatch import words
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.incident_sources import http_config_option
-from hangwatch.cli.status_answer import answer_of, status_of
-from hangwatch.cli.text_tables import looked, print_table
+from hangwatch.cli.status_client import decode_status, fetch_status
+from hangwatch.cli.text_tables import age_text, print_table
 from hangwatch.model import JobName
 from hangwatch.state.status import JobStatus, Status
 
@@ -34,12 +34,12 @@ def status(
             raise click.UsageError("give either --watch or --json")
         from hangwatch.cli import top
 
-        return top.watch(lambda: status_of(answer_of(settings, source, url, http_config)))
-    answer = answer_of(settings, source, url, http_config)
+        return top.watch(lambda: decode_status(fetch_status(settings, source, url, http_config)))
+    answer = fetch_status(settings, source, url, http_config)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     else:
-        print_status(status_of(answer))
+        print_status(decode_status(answer))
     return None
 
 
@@ -79,7 +79,7 @@ def print_status(seen: Status) -> None:
         for job in seen.jobs
     ]
     checks = [
-        (check.check, check.status, looked(check.ran_unix_seconds, unix_now), check.message) for check in seen.checks
+        (check.check, check.status, age_text(check.ran_unix_seconds, unix_now), check.message) for check in seen.checks
     ]
     print_table(("GPU", "name", "power", "limit", "utilisation", "job", "fault"), gpus, "no GPUs")
     print_table(("job", "owner", "launcher", "user", "state", "for", "ranks", "what"), jobs, "no jobs")
@@ -92,11 +92,11 @@ def print_status(seen: Status) -> None:
 
 def _what(job: JobStatus, unix_now: float) -> str:
     """Return the verdict or the detector's message, with the time of the collective timeout if it is known."""
-    message, timeout = job.verdict or job.message, ends_itself(job, unix_now)
+    message, timeout = job.verdict or job.message, describe_timeout(job, unix_now)
     return f"{message.removesuffix('.')}; {timeout}" if timeout else message
 
 
-def ends_itself(job: JobStatus, unix_now: float) -> str:
+def describe_timeout(job: JobStatus, unix_now: float) -> str:
     """Describe a hung job's collective timeout: `times out in 7 min 40 s, at 03:22:40 UTC`; "" if it is unknown."""
     at = job.ends_itself_unix_seconds
     if at is None:

@@ -38,7 +38,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: s
         Console(width=screen.columns(), height=1, color_system=colors).print(table)
 
 
-def looked(ran_unix_seconds: float | None, unix_now: float) -> str:
+def age_text(ran_unix_seconds: float | None, unix_now: float) -> str:
     """Describe the age of a check's result, "" if it has not run: some checks run only every five minutes."""
     return "" if ran_unix_seconds is None else words.ago(unix_now - ran_unix_seconds)
 

@@ -26,8 +26,8 @@ from rich.text import Text
 from hangwatch import words
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.incident_sources import http_config_option
-from hangwatch.cli.status_answer import answer_of, status_of
-from hangwatch.cli.text_tables import looked
+from hangwatch.cli.status_client import decode_status, fetch_status
+from hangwatch.cli.text_tables import age_text
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import JobState
 from hangwatch.state.status import JobStatus, Status
@@ -55,7 +55,7 @@ _ORDER = (JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE, JobState.SU
 _CHECK_STYLES = {"CRITICAL": "bold red", "WARNING": "yellow", "UNKNOWN": "magenta"}
 
 
-class Seen(NamedTuple):
+class LastAnswer(NamedTuple):
     """The daemon's last answer and its time on CLOCK_MONOTONIC. `problem` says why there is no newer one."""
 
     status: Status | None = None
@@ -73,7 +73,7 @@ def top(config_path: Path | None, url: str | None, http_config: Path | None) -> 
     For each job it shows the state, the power and the limit below which the job is quiet, and the verdict.
     """
     settings, source = settings_from(config_path)
-    return watch(lambda: status_of(answer_of(settings, source, url, http_config)))
+    return watch(lambda: decode_status(fetch_status(settings, source, url, http_config)))
 
 
 def watch(ask: Callable[[], Status]) -> int:
@@ -92,7 +92,7 @@ def watch(ask: Callable[[], Status]) -> int:
         with live:
             while True:
                 live.update(frame(answers.seen, time.monotonic(), time.time()), refresh=True)
-                number = _next_signal(wake, REFRESH_SECONDS if answers.seen != Seen() else FIRST_SECONDS)
+                number = _next_signal(wake, REFRESH_SECONDS if answers.seen != LastAnswer() else FIRST_SECONDS)
                 if number == signal.SIGTSTP:
                     live.stop()
                     _suspend()
@@ -106,12 +106,12 @@ class _Answers:
 
     def __init__(self, ask: Callable[[], Status]) -> None:
         self._ask = ask
-        self.seen = Seen()
+        self.seen = LastAnswer()
 
     def keep_asking(self) -> None:
         while True:
             try:
-                self.seen = Seen(self._ask(), time.monotonic())
+                self.seen = LastAnswer(self._ask(), time.monotonic())
             except InputError as error:
                 self.seen = self.seen._replace(problem=str(error).splitlines()[0])
             time.sleep(REFRESH_SECONDS)
@@ -174,7 +174,7 @@ def _suspend() -> None:
 # --- the picture ----------------------------------------------------------------------------------------------------
 
 
-def frame(seen: Seen, now: float, unix_now: float) -> RenderableType:
+def frame(seen: LastAnswer, now: float, unix_now: float) -> RenderableType:
     """Draw the answer, jobs that need an operator first. `now` is CLOCK_MONOTONIC."""
     head = Text("hangwatch top   q quits", style="dim")
     if seen.problem is not None:
@@ -285,7 +285,7 @@ def _checks(status: Status, unix_now: float) -> RenderableType:
         (
             check.check,
             Text(check.status, style=_CHECK_STYLES.get(check.status, "")),
-            looked(check.ran_unix_seconds, unix_now),
+            age_text(check.ran_unix_seconds, unix_now),
             check.message or check.reason,
         )
         for check in status.checks

@@ -58,7 +58,7 @@ def jobs(settings: config.Settings) -> list[JobName]:
 def status(path: str) -> Status:
     """Return the daemon's status with the jobs of this user. Raises SocketError."""
     try:
-        return decoding.json(ask(path, "/status"), Status)
+        return decoding.decode_json(ask(path, "/status"), Status)
     except (msgspec.ValidationError, ValueError) as error:
         raise SocketError(f"its answer is not of this version of hangwatch: {error}") from None
 
@@ -79,7 +79,7 @@ def dump(settings: config.Settings, which: str, rounds: int | None) -> Incident:
 def incidents(path: str) -> tuple[incident_file.Summary, ...]:
     """Return the incidents of this user's jobs, newest first. Raises SocketError."""
     try:
-        return decoding.json(ask(path, "/incidents"), incident_file.Incidents).incidents
+        return decoding.decode_json(ask(path, "/incidents"), incident_file.Incidents).incidents
     except (msgspec.ValidationError, ValueError) as error:
         raise SocketError(f"its answer is not of this version of hangwatch: {error}") from None
 

@@ -4,8 +4,8 @@
 the job and can only affect the verdict on that job. A rank with an error file that blames other ranks died after one.
 """
 
-from hangwatch.crash.artifacts import Exit, Left
-from hangwatch.crash.collection import read
-from hangwatch.crash.first_death import incident, judge
+from hangwatch.crash.artifacts import CrashArtifacts, Exit
+from hangwatch.crash.collection import collect_artifacts
+from hangwatch.crash.first_death import judge, make_incident
 
-__all__ = ["Exit", "Left", "incident", "judge", "read"]
+__all__ = ["CrashArtifacts", "Exit", "collect_artifacts", "judge", "make_incident"]

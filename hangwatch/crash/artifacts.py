@@ -43,7 +43,7 @@ class Exit(NamedTuple):
         return f"{self.signal or f'exit code {self.code}'}, by {source}"
 
 
-class Left(NamedTuple):
+class CrashArtifacts(NamedTuple):
     """The crash artifacts of a rank: lines of the kernel log, the failure in its error file, its core and stack.
 
     `exit` is set if the exit code is known. `refused` lists artifacts that exist but were not read.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hangwatch import words
 from hangwatch.capture import kernel_log
-from hangwatch.crash.artifacts import FAULTS, TEXT_CHARACTERS, Exit, Left
+from hangwatch.crash.artifacts import FAULTS, TEXT_CHARACTERS, CrashArtifacts, Exit
 from hangwatch.crash.first_death import find_causes
 from hangwatch.model import EndedProcess, Job, KernelLine, RankId
 from hangwatch.probes.node import kmsg
@@ -25,15 +25,15 @@ _CONTAINER_GONE = (
 )
 
 
-def read(
+def collect_artifacts(
     job: Job,
     node: str,
-    seen: crash_artifacts.LastSeen,
+    seen: crash_artifacts.RankSnapshots,
     *,
     cores: bool = True,
     proc_root: Path = procfs.PROC,
     kernel_log_path: Path = Path("/dev/kmsg"),
-) -> list[Left]:
+) -> list[CrashArtifacts]:
     """Return the artifacts of each dead rank. Takes one child process and some seconds; a core takes up to 3 minutes.
 
     Without `cores`, no core is given to gdb; only its signal is read.
@@ -46,21 +46,21 @@ def read(
     artifacts = {process.id: _artifacts(process, node, lines.get(process.id.pid, ())) for process in dead}
     readable = []
     for process in dead:
-        last_seen = seen.of(process.id)
+        last_seen = seen.find(process.id)
         if (code := crash_artifacts.exit_code(process.id, proc_root)) is not None:
             artifacts[process.id] = artifacts[process.id]._replace(exit=Exit(code, by_kernel=True))
         if last_seen is None or last_seen.uid is None or last_seen.mounts is None:
             continue
-        root = crash_artifacts.root_of(last_seen.mounts, living, proc_root)
+        root = crash_artifacts.find_root(last_seen.mounts, living, proc_root)
         if root is None:
             artifacts[process.id] = artifacts[process.id]._replace(refused=(_CONTAINER_GONE,))
         else:
             readable.append((last_seen, root))
     users = Counter(last_seen.error_file for last_seen, _ in readable)  # a shared file does not name its writer
     with_file = [(rank, root) for rank, root in readable if rank.error_file and users[rank.error_file] == 1]
-    for (rank, _), file in zip(with_file, crash_artifacts.error_files(with_file), strict=True):
+    for (rank, _), file in zip(with_file, crash_artifacts.read_error_files(with_file), strict=True):
         artifacts[rank.id] = _with_error_file(artifacts[rank.id], file)
-    for (rank, _), core in zip(readable, crash_artifacts.cores(readable, proc_root), strict=True):
+    for (rank, _), core in zip(readable, crash_artifacts.find_cores(readable, proc_root), strict=True):
         if core is not None and core.path and (core.refused or _is_of_its_end(core, artifacts[rank.id])):
             artifacts[rank.id] = _with_core(artifacts[rank.id], core)
     for rank, exited in _exits(readable):
@@ -69,28 +69,30 @@ def read(
     first = next(iter(find_causes(list(artifacts.values()))), None)
     for rank, root in readable:
         of_rank = artifacts[rank.id]
-        if cores and first is not None and of_rank.id == first.left.id and of_rank.core is not None:
+        if cores and first is not None and of_rank.id == first.artifacts.id and of_rank.core is not None:
             artifacts[rank.id] = of_rank._replace(stack=_frames(crash_artifacts.native_stack(rank, of_rank.core, root)))
     return list(artifacts.values())
 
 
-def _exits(readable: Sequence[tuple[crash_artifacts.Seen, Path]]) -> Iterable[tuple[crash_artifacts.Seen, Exit]]:
+def _exits(
+    readable: Sequence[tuple[crash_artifacts.RankSnapshot, Path]],
+) -> Iterable[tuple[crash_artifacts.RankSnapshot, Exit]]:
     """Yield the exit codes of ranks in the logs of their launchers."""
     from hangwatch.explain.logs import launcher_text  # only a crash needs it
 
-    exits_by_log = {path: launcher_text.exits(text) for path, text in crash_artifacts.log_ends(readable).items()}
+    exits_by_log = {path: launcher_text.exits(text) for path, text in crash_artifacts.read_log_ends(readable).items()}
     for rank, _ in readable:
         exits = (exits_by_log.get(path, {}).get(rank.inner_pid) for path in rank.logs)
         if (exited := next(filter(None, exits), None)) is not None:
             yield rank, Exit(exited.code, by_kernel=False, is_first=exited.is_first)
 
 
-def _artifacts(process: EndedProcess, node: str, lines: tuple[KernelLine, ...]) -> Left:
+def _artifacts(process: EndedProcess, node: str, lines: tuple[KernelLine, ...]) -> CrashArtifacts:
     rank = RankId(node=node, rank=process.rank, local_rank=process.local_rank, pid=process.id.pid)
-    return Left(rank, process.gone_unix_seconds, lines)
+    return CrashArtifacts(rank, process.gone_unix_seconds, lines)
 
 
-def _with_error_file(dead: Left, file: crash_artifacts.ErrorFile) -> Left:
+def _with_error_file(dead: CrashArtifacts, file: crash_artifacts.ErrorFile) -> CrashArtifacts:
     if file.refused:
         return dead._replace(refused=(*dead.refused, secret_forms.mask(f"its error file {file.refused}")))
     if not file.text:
@@ -106,12 +108,12 @@ def _with_error_file(dead: Left, file: crash_artifacts.ErrorFile) -> Left:
     return dead._replace(failure=failure) if is_of_its_end else dead
 
 
-def _is_of_its_end(core: crash_artifacts.Core, dead: Left) -> bool:
+def _is_of_its_end(core: crash_artifacts.Core, dead: CrashArtifacts) -> bool:
     """True if a core is of this death: not of an earlier process with the same pid, and not of a sent signal."""
     return core.signal in FAULTS and abs(core.unix_seconds - dead.gone_unix_seconds) < _NEAR_SECONDS
 
 
-def _with_core(dead: Left, core: crash_artifacts.Core) -> Left:
+def _with_core(dead: CrashArtifacts, core: crash_artifacts.Core) -> CrashArtifacts:
     if core.refused:
         return dead._replace(refused=(*dead.refused, secret_forms.mask(f"its core {core.refused}")))
     return dead._replace(core=core)

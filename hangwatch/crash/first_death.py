@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from hangwatch import __version__, config, words
-from hangwatch.crash.artifacts import ABORTED, FAULTS, TEXT_CHARACTERS, Left
+from hangwatch.crash.artifacts import ABORTED, FAULTS, TEXT_CHARACTERS, CrashArtifacts
 from hangwatch.model import (
     CRASHED,
     Capture,
@@ -46,7 +46,7 @@ class Cause(NamedTuple):
     has it, for the incident.
     """
 
-    left: Left
+    artifacts: CrashArtifacts
     order: int
     unix_seconds: float
     text: str
@@ -58,7 +58,7 @@ class Cause(NamedTuple):
         return self.detail or self.text
 
 
-def find_causes(dead: Iterable[Left]) -> list[Cause]:
+def find_causes(dead: Iterable[CrashArtifacts]) -> list[Cause]:
     """Return the known causes of death, the first death first."""
     causes = [cause for left in dead if (cause := _cause(left)) is not None]
     certain = [cause for cause in causes if cause.order < 2]
@@ -70,10 +70,10 @@ def find_causes(dead: Iterable[Left]) -> list[Cause]:
 
 
 def _by_time(cause: Cause) -> tuple[int, float, tuple[int, str, int, int]]:
-    return max(1, cause.order), cause.unix_seconds, cause.left.id.sort_key()
+    return max(1, cause.order), cause.unix_seconds, cause.artifacts.id.sort_key()
 
 
-def _cause(left: Left) -> Cause | None:
+def _cause(left: CrashArtifacts) -> Cause | None:
     """Return the cause with the strongest evidence for one rank."""
     if (line := left.end) is not None:
         where = f" in {line.where}" if line.where else ""
@@ -106,12 +106,12 @@ def _firsts(causes: Sequence[Cause]) -> list[RankId]:
     if first.order == 3:
         return []
     if first.order != 1:
-        return [first.left.id]
+        return [first.artifacts.id]
     tied = (cause for cause in causes if cause.order == 1 and abs(cause.unix_seconds - first.unix_seconds) < 1.0)
-    return [cause.left.id for cause in tied]
+    return [cause.artifacts.id for cause in tied]
 
 
-def judge(job: Job, dead: Sequence[Left]) -> Verdict | None:
+def judge(job: Job, dead: Sequence[CrashArtifacts]) -> Verdict | None:
     """Return the verdict on a crash; None if no artifact shows a crash."""
     causes = find_causes(dead)
     if not causes:
@@ -127,7 +127,7 @@ def judge(job: Job, dead: Sequence[Left]) -> Verdict | None:
         message = f"{words.who(named)} crashed first, at {when}: {first.text}{others}{still}."
     else:
         message = (
-            f"ranks crashed, and all reports blame other ranks; the first is of {words.who([first.left.id])}, at "
+            f"ranks crashed, and all reports blame other ranks; the first is of {words.who([first.artifacts.id])}, at "
             f"{when}: {first.text}{others}{still}. The rank that died before left no report, or is on another node."
         )
     confidence = (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE)[first.order]
@@ -148,14 +148,14 @@ def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
     """Return the verdict if all ranks ended in the same second with own errors: they have a common cause."""
     message = (
         f"all {words.count(len(ended))} that ended did so at {words.utc(first.unix_seconds)}, each with its own error; "
-        f"{words.who([first.left.id])} with {first.text}. No rank can be named."
+        f"{words.who([first.artifacts.id])} with {first.text}. No rank can be named."
     )
     return Verdict(kind=CRASHED, message=message[:1].upper() + message[1:], evidence=(_evidence(first, ()),))
 
 
-def _silent(job: Job, dead: Sequence[Left], causes: Sequence[Cause]) -> Iterable[FirstLook]:
+def _silent(job: Job, dead: Sequence[CrashArtifacts], causes: Sequence[Cause]) -> Iterable[FirstLook]:
     """Find ranks without a report if more ranks blame others, in a job of this node only. A signal leaves no report."""
-    reporting = {cause.left.id for cause in causes}
+    reporting = {cause.artifacts.id for cause in causes}
     silent = [left.id for left in dead if left.id not in reporting]
     if job.is_elsewhere_too or job.ranks or len(silent) >= len(reporting):
         return
@@ -166,13 +166,13 @@ def _silent(job: Job, dead: Sequence[Left], causes: Sequence[Cause]) -> Iterable
 
 
 def _evidence(cause: Cause, named: Sequence[RankId]) -> Evidence:
-    rank = cause.left.id
+    rank = cause.artifacts.id
     blames = " (blames other ranks)" if cause.order == 3 else ""
     message = f"{words.who([rank])} at {words.utc(cause.unix_seconds)}: {cause.full_text}{blames}"
     return Evidence(kind="crash", message=message, ranks=(rank,), supports=True if rank in named else None)
 
 
-def _more(dead: Sequence[Left], named: Sequence[RankId]) -> Iterable[Evidence]:
+def _more(dead: Sequence[CrashArtifacts], named: Sequence[RankId]) -> Iterable[Evidence]:
     yield from evidence.kernel_log((Member(id=left.id, kernel=KernelFacts(lines=left.lines)) for left in dead), named)
     for left in dead:
         if left.stack:
@@ -192,17 +192,17 @@ def _folded(kind: str, texts: Iterable[tuple[RankId, str]]) -> Iterable[Evidence
         yield Evidence(kind=kind, message=message, ranks=tuple(ids[:_MOST_IDS]))
 
 
-def _with_died(job: Job, dead: Sequence[Left]) -> Job:
+def _with_died(job: Job, dead: Sequence[CrashArtifacts]) -> Job:
     """Add the causes of death to a job. Other ranks may wait for the dead ones, and hang."""
     causes = find_causes(dead)
     firsts = _firsts(causes) if causes else []
     deaths = {
-        cause.left.id.pid: Died(
+        cause.artifacts.id.pid: Died(
             text=cause.text,
             detail=cause.detail,
             unix_seconds=cause.unix_seconds,
             of_others=cause.order == 3,
-            is_first=cause.left.id in firsts,
+            is_first=cause.artifacts.id in firsts,
         )
         for cause in causes
     }
@@ -213,8 +213,8 @@ def _with_died(job: Job, dead: Sequence[Left]) -> Job:
     return structs.replace(job, ended=tuple(ended))
 
 
-def incident(
-    job: Job, node: str, dead: Sequence[Left], verdict: Verdict, activities: Table, *, unix_now: float
+def make_incident(
+    job: Job, node: str, dead: Sequence[CrashArtifacts], verdict: Verdict, activities: Table, *, unix_now: float
 ) -> Incident:
     """Return the incident of a crash. It is closed when it is opened, because a crash does not continue."""
     job = _with_died(job, dead)

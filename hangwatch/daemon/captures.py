@@ -20,7 +20,7 @@ from hangwatch.model import Fault, Job
 from hangwatch.probes.gpu import query
 from hangwatch.probes.node import daemon_heap
 from hangwatch.probes.process import pyspy
-from hangwatch.schedule import CAPTURES_PER_OWNER, Turns
+from hangwatch.schedule import CAPTURES_PER_OWNER, FairQueue
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
 from hangwatch.state.incident_timeline import CAPTURES_KEPT
@@ -40,7 +40,7 @@ class Looking:
 
     def __init__(self, common: Common, scan: Callable[[float], None]) -> None:
         self._common, self._scan = common, scan
-        self._turns: Turns[_Asked] = Turns(CAPTURES_PER_OWNER)
+        self._turns: FairQueue[_Asked] = FairQueue(CAPTURES_PER_OWNER)
         parallel = common.settings.capture.parallel
         self._slots = threading.BoundedSemaphore(parallel) if parallel else None
 
@@ -48,7 +48,7 @@ class Looking:
         """Let a capture wait for the turn of the job's owner."""
         entry = self._common.board.snapshot.jobs.get(wanted.job_key)
         self._turns.add(entry.job.share if entry else "", _Asked(wanted, self._common.clock()))
-        self._common.beats.once("capture", self._in_turn)
+        self._common.beats.run_once("capture", self._in_turn)
 
     def _in_turn(self) -> None:
         """The capture whose owner's turn it is; none where who waits has as many under way as one owner may."""
@@ -57,11 +57,11 @@ class Looking:
             return
         try:
             with self._common.board.running("capture", self._common.clock()):
-                self._look(turn.wanted.wanted, turn.wanted.at)
+                self._look(turn.item.wanted, turn.item.at)
         finally:
-            daemon_heap.give_back()
+            daemon_heap.trim()
             if self._turns.end(turn):
-                self._common.beats.once("capture", self._in_turn)
+                self._common.beats.run_once("capture", self._in_turn)
 
     def _look(self, wanted: TakeCapture, asked_at: float) -> None:
         """Take the stacks of every rank of one job and judge them; if that fails, the job is not forgotten over it."""
@@ -154,4 +154,4 @@ class Looking:
     def _count_dump(self, seconds: float, fault: Fault | None) -> None:
         self._common.board.put(Snapshot.with_dump, seconds, fault)
         if fault is not None and fault.reason in pyspy.STUCK_REASONS:
-            self._common.board.set(dumpers_stuck=pyspy.left_behind())
+            self._common.board.set(dumpers_stuck=pyspy.abandoned_dumpers())

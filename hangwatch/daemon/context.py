@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hangwatch.config import Settings
 from hangwatch.probes.gpu.source import GpuSource
-from hangwatch.schedule import Beats
+from hangwatch.schedule import Schedule
 from hangwatch.stacks.activity import Table
 from hangwatch.state.board import Board
 from hangwatch.state.steps import Action
@@ -53,7 +53,7 @@ class Common(NamedTuple):
     settings: Settings
     node: str
     board: Board
-    beats: Beats
+    beats: Schedule
     gpus: GpuSource
     proc_root: Path
     activities: Table

@@ -9,8 +9,8 @@ import time
 from hangwatch import crash, words
 from hangwatch.daemon.context import Common
 from hangwatch.model import Job
-from hangwatch.probes.process.crash_artifacts import LastSeen
-from hangwatch.schedule import Turns
+from hangwatch.probes.process.crash_artifacts import RankSnapshots
+from hangwatch.schedule import FairQueue
 from hangwatch.state import steps
 
 log = logging.getLogger(__package__)  # one name for all parts: people filter by it
@@ -22,9 +22,9 @@ _STEP = "the reading of what its dead ranks left"
 class DeadRanks:
     """The dead ranks of one daemon; `last_seen` is what the scans of /proc know of them from when they lived."""
 
-    def __init__(self, common: Common, last_seen: LastSeen) -> None:
+    def __init__(self, common: Common, last_seen: RankSnapshots) -> None:
         self._common, self._last_seen = common, last_seen
-        self._turns: Turns[Job] = Turns(1)
+        self._turns: FairQueue[Job] = FairQueue(1)
 
     def look_after(self, job: Job) -> None:
         """Let a job whose ranks are gone wait for being read; of an owner with too many the job is left out."""
@@ -32,7 +32,7 @@ class DeadRanks:
             return
         self._common.handovers.begin(job.name.in_log, _STEP)
         if self._turns.add(job.share, job, MOST_DEAD_JOBS):
-            self._common.beats.once("remains", self._in_turn)
+            self._common.beats.run_once("remains", self._in_turn)
         else:
             self._common.handovers.end(job.name.in_log, _STEP)
             self._leave_out(job)
@@ -55,11 +55,11 @@ class DeadRanks:
         if turn is None:
             return False
         try:
-            self._read(turn.wanted)
+            self._read(turn.item)
         finally:
-            self._common.handovers.end(turn.wanted.name.in_log, _STEP)
+            self._common.handovers.end(turn.item.name.in_log, _STEP)
             if self._turns.end(turn) and not self._common.stop.is_set():
-                self._common.beats.once("remains", self._in_turn)
+                self._common.beats.run_once("remains", self._in_turn)
         return True
 
     def _leave_out(self, job: Job) -> None:
@@ -73,12 +73,12 @@ class DeadRanks:
         """What ranks left that are gone; a crash makes an incident, an end in order none."""
         common = self._common
         cores = common.settings.crashes.cores
-        found = crash.read(job, common.node, self._last_seen, cores=cores, proc_root=common.proc_root)
+        found = crash.collect_artifacts(job, common.node, self._last_seen, cores=cores, proc_root=common.proc_root)
         verdict = crash.judge(job, found)
         if verdict is None:
             for why in dict.fromkeys(why for left in found for why in left.refused):
                 log.info("%s: its ranks ended, and nothing tells of a crash: %s", job.name.in_log, why)
             return
-        incident = crash.incident(job, common.node, found, verdict, common.activities, unix_now=time.time())
+        incident = crash.make_incident(job, common.node, found, verdict, common.activities, unix_now=time.time())
         log.warning("%s: %s", job.name.in_log, verdict.message)
         common.do(common.board.change(steps.crashed, incident, now=common.clock()))

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from hangwatch import hooks
 from hangwatch.daemon.context import Common
 from hangwatch.formats.incident_file import StoreError
-from hangwatch.hooks import Ended, Hooks
+from hangwatch.hooks import HookResult, Hooks
 from hangwatch.model import ENDED_STATES, Incident, JobState, ProcessId
 from hangwatch.probes.process import procfs
-from hangwatch.report.folder import folder_files
+from hangwatch.report.folder import render_files
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot, extend
 from hangwatch.state.steps import SaveIncident
@@ -44,8 +44,8 @@ class Keeping:
         self._unmarked: deque[SaveIncident] = deque()
         self._writing = threading.Lock()
         wanted = common.settings.hooks
-        common.board.set(hook_runs=hooks.none_yet(wanted))
-        self._hooks = Hooks(wanted, partial(common.beats.once, "hooks"), self._hook_ended)
+        common.board.set(hook_runs=hooks.zero_counts(wanted))
+        self._hooks = Hooks(wanted, partial(common.beats.run_once, "hooks"), self._hook_ended)
 
     def refuse_second_daemon(self) -> None:
         """Raise StoreTakenError where another daemon has the state directory; a disk that is broken or silent is none.
@@ -71,15 +71,15 @@ class Keeping:
     def begin(self) -> None:
         """Put the care for the store on the schedule; it is opened at once."""
         beats = self._common.beats
-        beats.every(STORE_SECONDS, "store", "store", self._tend_store)
-        beats.once("store", self._tend_store)
-        beats.every(PRUNE_SECONDS, "store", "prune", self._prune, PRUNED_BY_AGE)
+        beats.run_every(STORE_SECONDS, "store", "store", self._tend_store)
+        beats.run_once("store", self._tend_store)
+        beats.run_every(PRUNE_SECONDS, "store", "prune", self._prune, PRUNED_BY_AGE)
 
     def save(self, wanted: SaveIncident) -> None:
         """Have an incident written as soon as those before it are."""
         self._unmarked.append(wanted)
         self._pending.append(wanted)
-        self._common.beats.once("store", self._write_pending)
+        self._common.beats.run_once("store", self._write_pending)
 
     def finish(self, seconds: float = LAST_SECONDS) -> None:
         """Write what is not written yet, for at most so long, and log what is given up. The beats have ended."""
@@ -152,7 +152,7 @@ class Keeping:
         folder = None
         if self._board.snapshot.store_problem is None:  # else it is saved when the store is back, see `_tend_store`
             try:
-                folder = self._store.save(incident, folder_files(incident))
+                folder = self._store.save(incident, render_files(incident))
             except StoreError as error:
                 self._say_store(str(error))
             else:
@@ -161,14 +161,14 @@ class Keeping:
         if folder is not None:
             self._prune()
 
-    def _hook_ended(self, ended: Ended) -> None:
+    def _hook_ended(self, ended: HookResult) -> None:
         """Tell what came of a hook, in the log and in the incident; what it printed is kept beside that."""
         call = ended.call
         self._board.put(Snapshot.with_hook, call.event, ended.outcome)
         level = logging.INFO if ended.is_ok else logging.WARNING
         log.log(level, "%s: %s", call.incident.job.name.in_log, ended.message)
         if ended.output and call.folder is not None:
-            self._common.beats.once("store", self._keep_output, call.folder, f"{call.key}.txt", ended.output)
+            self._common.beats.run_once("store", self._keep_output, call.folder, f"{call.key}.txt", ended.output)
         self._common.do(self._board.change(steps.noted, call.incident, ended.message, unix_now=time.time()))
 
     def _keep_output(self, folder: Path, name: str, output: bytes) -> None:

@@ -34,8 +34,8 @@ class Checking:
     def begin(self) -> None:
         """Put every check on the schedule, the first time at once."""
         for check in self._checks.values():
-            self._common.beats.every(check.every_seconds, "checks", f"check-{check.name}", self._check, check.name)
-            self._common.beats.once("checks", self._check, check.name)
+            self._common.beats.run_every(check.every_seconds, "checks", f"check-{check.name}", self._check, check.name)
+            self._common.beats.run_once("checks", self._check, check.name)
 
     def _check(self, name: str) -> None:
         """One run of one check."""
@@ -57,7 +57,7 @@ class Checking:
             is_due = last is None or now - last >= CHECKED_AGAIN_PACE_SECONDS
             if is_due and name in found and found[name].verdict.reason == ABSENT:
                 self._again_at[name] = now
-                self._common.beats.within(CHECK_AGAIN_SECONDS, f"check-{name}")
+                self._common.beats.run_within(CHECK_AGAIN_SECONDS, f"check-{name}")
 
     def missed(self, beat: str) -> bool:
         """Whether this beat is that of a check, whose last turn is not over; the check says so from now on."""
@@ -65,7 +65,7 @@ class Checking:
         if name not in self._checks:
             return False
         now = time.time()
-        stalled = runner.stalled(self._checks[name], self._began.get(name, now), now)
+        stalled = runner.stalled_result(self._checks[name], self._began.get(name, now), now)
         self._common.board.put(Snapshot.with_check, stalled)
         return True
 

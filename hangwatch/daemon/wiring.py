@@ -31,7 +31,7 @@ from hangwatch.probes.gpu.source import GpuSource
 from hangwatch.probes.node import host
 from hangwatch.probes.node.sdnotify import Notifier
 from hangwatch.probes.process import procfs, pyspy
-from hangwatch.schedule import Beats
+from hangwatch.schedule import Schedule
 from hangwatch.stacks import activity
 from hangwatch.state import status, steps
 from hangwatch.state.board import Board, Snapshot
@@ -39,7 +39,7 @@ from hangwatch.state.status import Status
 from hangwatch.state.steps import Action, ReadRemains, SaveIncident
 from hangwatch.store import Store
 from hangwatch.web.http_server import Server, usable_url
-from hangwatch.web.user_socket import OwnJobs
+from hangwatch.web.user_socket import UserSocket
 
 log = logging.getLogger(__package__)  # one name for all parts: people filter by it
 
@@ -92,7 +92,7 @@ class Daemon:
         self._last_sweep_at: float | None = None
         self._driver_trouble: str | None = None
         self._left_out_owners: frozenset[str] = frozenset()
-        self._beats = Beats(self._on_missed)
+        self._beats = Schedule(self._on_missed)
         common = Common(
             settings=settings,
             node=self.node,
@@ -110,7 +110,7 @@ class Daemon:
         self._keeping = Keeping(common, self.store)
         self._dead_ranks = DeadRanks(common, self._scan.last_seen)
         self.looking = Looking(common, self._discover)
-        self._own_jobs = OwnJobs(
+        self._own_jobs = UserSocket(
             settings, self.node, self.board, self.store, scan=self._discover, look=self.looking.asked_for, clock=clock
         )
 
@@ -164,7 +164,7 @@ class Daemon:
                 self._checking.again(self.board.snapshot.checks)
             if self.board.snapshot.left_open:
                 self._keeping.resume(self.board.snapshot.left_open)
-            self.board.set(dumpers_stuck=pyspy.left_behind())
+            self.board.set(dumpers_stuck=pyspy.abandoned_dumpers())
             self._scanned_at = began
         finally:
             self._scanning.release()
@@ -225,14 +225,14 @@ class Daemon:
         self._own_jobs.start()
         self._gpus.start()
         beats = self._beats
-        beats.every(self.settings.gpu.sample_seconds, "sample", "sample", self._sample)
-        beats.every(self.settings.jobs.discover_seconds, "slow", "discover", self._discover)
-        beats.once("slow", self._discover)
+        beats.run_every(self.settings.gpu.sample_seconds, "sample", "sample", self._sample)
+        beats.run_every(self.settings.jobs.discover_seconds, "slow", "discover", self._discover)
+        beats.run_once("slow", self._discover)
         self._checking.begin()
         self._keeping.begin()
-        beats.every(STATUS_SECONDS, "slow", "status", self._tell_systemd)
+        beats.run_every(STATUS_SECONDS, "slow", "status", self._tell_systemd)
         if self._notifier.watchdog_seconds is not None:
-            beats.every(self._notifier.watchdog_seconds, "slow", "watchdog", self._ping_watchdog)
+            beats.run_every(self._notifier.watchdog_seconds, "slow", "watchdog", self._ping_watchdog)
         beats.start()
         listen = self.settings.http.listen
         log.info("health on %s:%d", listen, self._server.health_port)

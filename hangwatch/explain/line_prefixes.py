@@ -35,7 +35,7 @@ def unwrapped(line: str) -> list[str]:
     if not line.startswith("{"):
         return [line]
     try:
-        entry = decoding.json(line, _Entry)
+        entry = decoding.decode_json(line, _Entry)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return [line]
     return (entry.log or entry.MESSAGE or line).rstrip("\r\n").split("\n")

@@ -14,7 +14,7 @@ from msgspec import structs
 from hangwatch import words
 from hangwatch.explain import file_names, line_prefixes, line_stream, roles
 from hangwatch.explain.logs import merged_logs, rank_log
-from hangwatch.explain.logs.kernel_text import MOST_KEPT, Heard
+from hangwatch.explain.logs.kernel_text import MOST_KEPT, KernelLogLine
 from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.explain.stacks import faulthandler_text
 from hangwatch.explain.stacks.parsed_processes import FoundProcess, HugeStackError, Interned
@@ -36,7 +36,7 @@ class Collected(NamedTuple):
     notes: tuple[str, ...]
     world_size: int | None
     logs: tuple[RankLog, ...] = ()
-    kernel: tuple[Heard, ...] = ()
+    kernel: tuple[KernelLogLine, ...] = ()
 
 
 class _Source(NamedTuple):
@@ -135,7 +135,7 @@ class _Hearsay:
 
     def __init__(self, notes: list[str]) -> None:
         self.old = 0
-        self.kernel: dict[tuple[str, str, str], Heard] = {}
+        self.kernel: dict[tuple[str, str, str], KernelLogLine] = {}
         self._notes = notes
         self._parts: list[tuple[str, RankId, rank_log.Log]] = []
         self._told: list[tuple[str, rank_log.Failure]] = []

@@ -125,7 +125,7 @@ class Replies(RollCall[Found]):
 
 def _found(printed: bytes, node: str) -> Found:
     try:
-        form = decoding.json(printed, _Form)
+        form = decoding.decode_json(printed, _Form)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise AnswerError(f"its answer cannot be read: {error}") from None
     told: dict[int, tuple[str, ...]] = {}

@@ -10,7 +10,7 @@ import msgspec
 from hangwatch import words
 from hangwatch.checks.clock_skew import STEP_TIME
 from hangwatch.checks.clock_skew import Settings as ClockSettings
-from hangwatch.checks.framework import asked_ports
+from hangwatch.checks.framework import requested_ports
 from hangwatch.checks.framework.node_facts import Facts, JobVersions
 from hangwatch.checks.framework.result_table import EXIT_CODES, Status
 from hangwatch.fleet.cross_node import ClockOffset
@@ -103,7 +103,7 @@ class Fitness(RollCall[NodeReport]):
 
 def _report(printed: bytes, _node: str) -> NodeReport:
     try:
-        report = decoding.json(printed, NodeReport)
+        report = decoding.decode_json(printed, NodeReport)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise AnswerError(f"its answer is none of `hangwatch check --json`: {error}") from None
     if report.schema_version != 1:
@@ -196,8 +196,8 @@ def unreached(reports: Mapping[str, NodeReport]) -> list[Finding]:
     return [
         Finding(
             nodes=nodes,
-            check=asked_ports.CHECK_NAME,
-            status=_STATUS[asked_ports.status_of(reason)],
+            check=requested_ports.CHECK_NAME,
+            status=_STATUS[requested_ports.failure_status(reason)],
             reason=reason,
             message=f"to {_nodes(fault.subject.rpartition(':')[0] for fault in faults)}:{port}: {faults[0].detail}",
             remedy=faults[0].remedy,

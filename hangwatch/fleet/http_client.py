@@ -95,13 +95,13 @@ def load(path: Path) -> WebClient:
     document = yaml_file.read(path)
     for keys, instead in NOT_CARRIED.items():
         if keys in document.lines:
-            raise document.wrong(keys, f"is not supported by hangwatch\n  {instead}")
+            raise document.error_at(keys, f"is not supported by hangwatch\n  {instead}")
     found = yaml_file.decode(document, _File)
     for key in ("follow_redirects", "enable_http2"):
         if getattr(found, key):
-            raise document.wrong((key,), "is not supported by hangwatch: set it to false")
+            raise document.error_at((key,), "is not supported by hangwatch: set it to false")
     if found.basic_auth is not None and found.authorization is not None:
-        raise document.wrong(("authorization",), "and basic_auth exclude each other")
+        raise document.error_at(("authorization",), "and basic_auth exclude each other")
     return WebClient(_authorization(document, found), _tls(document, found.tls_config or _TlsConfig()))
 
 
@@ -111,14 +111,14 @@ def _authorization(document: Document, found: _File) -> str | None:
         user = _secret(document, "basic_auth", "username", basic.username, basic.username_file)
         password = _secret(document, "basic_auth", "password", basic.password, basic.password_file)
         if ":" in user:
-            raise document.wrong(("basic_auth", "username"), "no name of a user holds a colon")
+            raise document.error_at(("basic_auth", "username"), "no name of a user holds a colon")
         return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
     if found.authorization is not None:
         given = found.authorization
         secret = _secret(document, "authorization", "credentials", given.credentials, given.credentials_file)
         header = f"{given.type} {secret}"
         if not (header.isascii() and header.isprintable()):
-            raise document.wrong(("authorization",), "holds what cannot be in a header")
+            raise document.error_at(("authorization",), "holds what cannot be in a header")
         return header
     return None
 
@@ -126,13 +126,13 @@ def _authorization(document: Document, found: _File) -> str | None:
 def _secret(document: Document, section: str, key: str, value: str, file: str) -> str:
     """What is given, or stands in a file, without the line end. Raises YamlError."""
     if bool(value) == bool(file):
-        raise document.wrong((section, key), f"either {key} or {key}_file is needed")
+        raise document.error_at((section, key), f"either {key} or {key}_file is needed")
     if value:
         return value
     try:
         return bounded_read.read(document.path.parent / file, MAX_SECRET_BYTES, flags=os.O_NONBLOCK).decode().strip()
     except (bounded_read.FileError, UnicodeDecodeError) as error:
-        raise document.wrong((section, f"{key}_file"), str(error)) from None
+        raise document.error_at((section, f"{key}_file"), str(error)) from None
 
 
 def _tls(document: Document, wanted: _TlsConfig) -> ssl.SSLContext:
@@ -148,11 +148,11 @@ def _tls(document: Document, wanted: _TlsConfig) -> ssl.SSLContext:
             content = bounded_read.read(path, MAX_PEM_BYTES, flags=os.O_NONBLOCK)
             context.load_verify_locations(cadata=content.decode("ascii", "replace"))
         except (ssl.SSLError, ValueError, bounded_read.FileError) as error:
-            raise document.wrong(("tls_config", "ca_file"), f"{path}: cannot be used: {error}") from None
+            raise document.error_at(("tls_config", "ca_file"), f"{path}: cannot be used: {error}") from None
     else:
         context.load_default_certs()
     if bool(wanted.cert_file) != bool(wanted.key_file):
-        raise document.wrong(("tls_config",), "cert_file and key_file go together; only one of them is set")
+        raise document.error_at(("tls_config",), "cert_file and key_file go together; only one of them is set")
     if wanted.cert_file:
         try:
             # Without a password here, OpenSSL would ask the terminal for that of an encrypted key.
@@ -160,5 +160,5 @@ def _tls(document: Document, wanted: _TlsConfig) -> ssl.SSLContext:
                 document.path.parent / wanted.cert_file, document.path.parent / wanted.key_file, password=""
             )
         except (OSError, ValueError) as error:
-            raise document.wrong(("tls_config", "cert_file"), f"cannot be used with its key: {error}") from None
+            raise document.error_at(("tls_config", "cert_file"), f"cannot be used with its key: {error}") from None
     return context

@@ -163,7 +163,7 @@ class _Fetching:
         """Raises FetchError."""
         body = await _page(f"{one.base}/incidents", self._client, MOST_LIST_BYTES, self._deadline_seconds)
         try:
-            listed = decoding.json(body, Incidents).incidents
+            listed = decoding.decode_json(body, Incidents).incidents
         except (msgspec.DecodeError, ValueError, RecursionError):
             raise FetchError("gave no list of incidents: is it a hangwatch?") from None
         return chosen(listed, self._wanted)

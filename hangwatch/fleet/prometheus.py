@@ -90,6 +90,6 @@ def _site(instance: str, scrape_url: str) -> Site | None:
 
 def _decoded(body: bytes, kind: type[T]) -> T:
     try:
-        return decoding.json(body, kind)
+        return decoding.decode_json(body, kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise PrometheusError(f"gives no answer as Prometheus does: {error}") from None

@@ -119,7 +119,7 @@ class _Collecting:
     def is_whole(self, node: str) -> bool:
         """Whether a node has sent a whole JSON value."""
         try:
-            decoding.json(self._output[node], msgspec.Raw)
+            decoding.decode_json(self._output[node], msgspec.Raw)
         except (msgspec.DecodeError, ValueError, RecursionError):
             return False
         return True

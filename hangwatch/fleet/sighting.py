@@ -101,7 +101,7 @@ def read(path: Path, file: BinaryIO) -> GroupedDump:
         with contextlib.suppress(incident_file.StoreError):
             return parse(path, head)
     file.seek(0)
-    return parse(path, bounded_read.content_of(file, path, incident_file.MAX_INCIDENT_BYTES))
+    return parse(path, bounded_read.read_rest(file, path, incident_file.MAX_INCIDENT_BYTES))
 
 
 def parse(path: Path, content: bytes) -> GroupedDump:
@@ -129,7 +129,7 @@ def parse(path: Path, content: bytes) -> GroupedDump:
     else:
         jobs = found.jobs
     for one in jobs:
-        incident_file.refuse_incredible(path, incident_file.numbers_of(one.job, one.grouping))
+        incident_file.check_rank_numbers(path, incident_file.rank_numbers(one.job, one.grouping))
     return GroupedDump(
         schema_version=found.schema_version,
         hangwatch_version=found.hangwatch_version,
@@ -146,7 +146,7 @@ def captures(path: Path, content: bytes) -> tuple[Capture, ...]:
     """
     found = incident_file.decode(path, content, _Captures).captures
     numbers = (number for one in found for rank in one.ranks for number in (rank.id.rank, rank.id.local_rank))
-    incident_file.refuse_incredible(path, numbers)
+    incident_file.check_rank_numbers(path, numbers)
     return found
 
 
@@ -176,7 +176,7 @@ def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
 def _dump_version(content: bytes) -> int | None:
     """Return the schema version of what `hangwatch dump --json` printed; None if it is no dump or a newer one."""
     try:
-        version = decoding.json(content, _WithJobs).schema_version
+        version = decoding.decode_json(content, _WithJobs).schema_version
     except (msgspec.DecodeError, ValueError, RecursionError):
         return None
     return version if version <= INCIDENT_VERSION else None

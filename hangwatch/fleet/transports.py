@@ -124,7 +124,7 @@ def kubectl(command: str, seconds: float, pods: Mapping[str, Pod], options: Sequ
 
 def pods_by_node(listed: bytes) -> dict[str, Pod]:
     """What `kubectl get pods --output json` printed, by node. Raises ValueError."""
-    found = decoding.json(listed, _List)
+    found = decoding.decode_json(listed, _List)
     return {item.spec.node: Pod(item.metadata.namespace, item.metadata.name) for item in found.items if item.spec.node}
 
 
@@ -133,7 +133,7 @@ def nodes_of_pods(listed: bytes) -> list[str]:
 
     Raises ValueError.
     """
-    found = decoding.json(listed, _List)
+    found = decoding.decode_json(listed, _List)
     return sorted({item.spec.node for item in found.items if item.spec.node and item.status.phase not in _ENDED})
 
 

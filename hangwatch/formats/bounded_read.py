@@ -25,13 +25,13 @@ class FileError(Exception):
 def read(path: Path | str, most_bytes: int, *, flags: int = 0) -> bytes:
     """Return the content of a file of at most `most_bytes`.
 
-    A device or pipe that never ends is read no further. `flags` are those of `opened`. Raises FileError.
+    A device or pipe that never ends is read no further. `flags` are those of `open_file`. Raises FileError.
     """
-    with opened(path, flags=flags) as file:
-        return content_of(file, path, most_bytes)
+    with open_file(path, flags=flags) as file:
+        return read_rest(file, path, most_bytes)
 
 
-def is_handed_over(path: Path) -> bool:
+def is_inherited_stream(path: Path) -> bool:
     """True if the path is a stream that our caller has opened: `<(command)` of a shell, or /dev/stdin.
 
     Any other pipe may never have a writer.
@@ -39,7 +39,7 @@ def is_handed_over(path: Path) -> bool:
     return path == Path("/dev/stdin") or path.parent == Path("/dev/fd")
 
 
-def content_of(file: BinaryIO, path: Path | str, most_bytes: int) -> bytes:
+def read_rest(file: BinaryIO, path: Path | str, most_bytes: int) -> bytes:
     """Read an open file to its end. Raises FileError if more than `most_bytes` remain."""
     try:
         content = file.read(most_bytes + 1)
@@ -50,7 +50,7 @@ def content_of(file: BinaryIO, path: Path | str, most_bytes: int) -> bytes:
     return content
 
 
-def opened(path: Path | str, *, flags: int = 0) -> BinaryIO:
+def open_file(path: Path | str, *, flags: int = 0) -> BinaryIO:
     """Open a file for reading. `flags` are added to those of open(2); O_NONBLOCK restricts it to regular files.
 
     Raises FileError.
@@ -67,7 +67,7 @@ def opened(path: Path | str, *, flags: int = 0) -> BinaryIO:
     return file
 
 
-def opened_below(folder: Path, path: Path, *, roots_links: bool = False) -> BinaryIO:
+def open_below(folder: Path, path: Path, *, roots_links: bool = False) -> BinaryIO:
     """Open a file below a folder that others may write to. Follow no link between the two (O_NOFOLLOW).
 
     With `roots_links`, follow links that root made in a folder only root may write to. Their targets are resolved below

@@ -31,10 +31,10 @@ def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 @overload
-def json(content: bytes | bytearray | str | msgspec.Raw, kind: type[T]) -> T: ...
+def decode_json(content: bytes | bytearray | str | msgspec.Raw, kind: type[T]) -> T: ...
 @overload
-def json(content: bytes | bytearray | str | msgspec.Raw, kind: UnionType) -> Any: ...
-def json(content: bytes | bytearray | str | msgspec.Raw, kind: Any) -> Any:
+def decode_json(content: bytes | bytearray | str | msgspec.Raw, kind: UnionType) -> Any: ...
+def decode_json(content: bytes | bytearray | str | msgspec.Raw, kind: Any) -> Any:
     """Decode JSON into a value of this type.
 
     Raises msgspec.DecodeError (ValidationError is a subclass) and RecursionError.
@@ -42,12 +42,12 @@ def json(content: bytes | bytearray | str | msgspec.Raw, kind: Any) -> Any:
     return decoder(kind).decode(content)
 
 
-def plain(content: bytes | str) -> object:
+def decode_plain_json(content: bytes | str) -> object:
     """Decode JSON into lists, dictionaries, texts and numbers. Raises msgspec.DecodeError and RecursionError."""
     return msgspec.json.decode(content)
 
 
-def toml(text: str, kind: type[T]) -> T:
+def decode_toml(text: str, kind: type[T]) -> T:
     """Decode TOML into a value of this type. Raises msgspec.DecodeError."""
     with _PREPARING:
         return msgspec.toml.decode(text, type=kind)

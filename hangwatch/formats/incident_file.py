@@ -158,7 +158,7 @@ def encode_marker(incident: Incident) -> bytes:
     return encode(marker) + b"\n"
 
 
-def marker(folder: Path) -> Marker | None:
+def load_marker(folder: Path) -> Marker | None:
     """Return the marker of a folder without an incident; None if there is an incident or no readable marker."""
     if (folder / INCIDENT_FILE).exists():
         return None
@@ -174,7 +174,7 @@ def load(folder: Path) -> Incident:
 
     Raises StoreError, which names the file and the remedy.
     """
-    if (kept := marker(folder)) is not None:
+    if (kept := load_marker(folder)) is not None:
         newer = "if the job still hangs, there is a newer incident: `hangwatch incidents` lists all"
         raise StoreError(f"{folder}: {_marker_line(kept)}\n  {newer}")
     return parse(folder / INCIDENT_FILE, read_bytes(folder / INCIDENT_FILE))
@@ -197,11 +197,11 @@ def parse(path: Path, content: bytes) -> Incident:
             raise
         written = f"it was written by hangwatch {version.hangwatch_version}, and this is {__version__}"
         raise StoreError(f"{error}\n  {written}: read it with that version") from None
-    refuse_incredible(path, _numbers(incident))
+    check_rank_numbers(path, _numbers(incident))
     return replace(incident, schema_version=INCIDENT_VERSION)
 
 
-def refuse_incredible(path: Path, numbers: Iterable[int | None]) -> None:
+def check_rank_numbers(path: Path, numbers: Iterable[int | None]) -> None:
     """Raise StoreError if a rank number or world size exceeds MOST_RANKS."""
     excessive = next((number for number in numbers if number is not None and abs(number) > MOST_RANKS), None)
     if excessive is not None:
@@ -213,7 +213,7 @@ def refuse_incredible(path: Path, numbers: Iterable[int | None]) -> None:
 
 def _numbers(incident: Incident) -> Iterator[int | None]:
     """Yield every rank number and world size of an incident."""
-    yield from numbers_of(incident.job, incident.grouping)
+    yield from rank_numbers(incident.job, incident.grouping)
     yield from (capture.world_size for capture in incident.captures)
     for rank_id in chain(
         (dump.id for capture in incident.captures for dump in capture.ranks),
@@ -223,7 +223,7 @@ def _numbers(incident: Incident) -> Iterator[int | None]:
         yield from (rank_id.rank, rank_id.local_rank)
 
 
-def numbers_of(job: Job, grouping: Grouping) -> Iterator[int | None]:
+def rank_numbers(job: Job, grouping: Grouping) -> Iterator[int | None]:
     """Yield every rank number and world size of a job and its groups."""
     yield from (job.world_size, job.local_world_size, grouping.world_size)
     yield from (number for rank in job.ranks for number in (rank.rank, rank.local_rank))
@@ -282,10 +282,10 @@ def read_head(file: BinaryIO) -> bytes | None:
     return None
 
 
-def summary(folder: Path) -> Summary:
+def load_summary(folder: Path) -> Summary:
     """Return the list line of the incident in a folder. Most of the file is not decoded."""
     size_bytes = folder_size_bytes(folder)
-    if (kept := marker(folder)) is not None:
+    if (kept := load_marker(folder)) is not None:
         return Summary(
             folder=folder.name,
             size_bytes=size_bytes,
@@ -324,7 +324,7 @@ def _marker_line(kept: Marker) -> str:
     return f"{kept.verdict}: {kept.message} (hangwatch ended before it could write more than this line)"
 
 
-def newest(summaries: Iterable[Summary], job: str | None, where: str) -> Summary | None:
+def find_newest(summaries: Iterable[Summary], job: str | None, where: str) -> Summary | None:
     """Return the newest incident, of one job if `job` (key, id or name) is given; None if there are no incidents.
 
     `summaries` are newest first. Raises StoreError if that job has no incident, or if several jobs have this name:
@@ -345,7 +345,7 @@ def newest(summaries: Iterable[Summary], job: str | None, where: str) -> Summary
     return next(iter(matching), None)
 
 
-def of_some_day(incident: Incident, folder: Path) -> Incident:
+def check_opened_date(incident: Incident, folder: Path) -> Incident:
     """Return the incident if it can be saved again. Raises StoreError if its year is out of range."""
     try:
         words.incident_name(incident.job, incident.opened_unix_seconds)
@@ -393,7 +393,7 @@ _T = TypeVar("_T")
 def decode(path: Path, content: bytes, kind: type[_T]) -> _T:
     """Decode a JSON file of an incident into a value of this type. Raises StoreError."""
     try:
-        return decoding.json(content, kind)
+        return decoding.decode_json(content, kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         what = f"is truncated or not an incident ({error})" if content else "is empty"
         raise StoreError(f"{path}: {what}{_dumps_remedy(path)}") from None
@@ -408,7 +408,7 @@ def _dumps_remedy(path: Path) -> str:
     return ""
 
 
-def remedy(number: int | None) -> str:
+def write_remedy(number: int | None) -> str:
     """Return the remedy for an errno of writing an incident."""
     if number in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full: free some or lower [store] max_bytes; older incidents are untouched"

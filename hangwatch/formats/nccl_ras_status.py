@@ -112,7 +112,7 @@ class _Answer(msgspec.Struct):
 
 def _parse_json(text: str) -> RasStatus:
     try:
-        answer = decoding.json("\n".join(_with_commas(text.splitlines())), _Answer)
+        answer = decoding.decode_json("\n".join(_with_commas(text.splitlines())), _Answer)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadAnswerError(f"not the JSON of a status: {error}") from None
     return _status(answer.nccl_version, map(_communicator, answer.communicators))

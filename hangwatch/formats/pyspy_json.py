@@ -58,7 +58,7 @@ UNHEARD = "DumpFailed"
 """The reason of an unknown message."""
 
 
-def fault(subject: str, message: str) -> Fault:
+def fault_of_message(subject: str, message: str) -> Fault:
     """Return the fault that a message of py-spy means.
 
     An unknown one is `DumpFailed`, and says nothing of the process.
@@ -152,7 +152,7 @@ _INSTALLED = re.compile(
 _TO_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/|^.*?/lib(?:64)?/python\d+(?:\.\d+)?t?/")
 
 
-def from_package(path: str, folder: str = "") -> str:
+def shorten_path(path: str, folder: str = "") -> str:
     """Shorten a path as py-spy does: to its part from the package on, or the part below the program's `folder`."""
     cut = _TO_PACKAGE.sub("", path)
     return cut.removeprefix(f"{folder}/") if folder else cut
@@ -204,7 +204,7 @@ def _bounded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def _frame(frame: _PySpyFrame, folder: str) -> Frame:
-    file = frame.short_filename or (from_package(frame.filename, folder) if frame.filename else "?")
+    file = frame.short_filename or (shorten_path(frame.filename, folder) if frame.filename else "?")
     return Frame(
         function=_cut(frame.name),
         file=file if len(file) <= LONGEST_NAME else f"…{file[1 - LONGEST_NAME :]}",

@@ -45,10 +45,10 @@ class TomlError(Exception):
 
 
 class Problem(NamedTuple):
-    """A problem with the key at `keys` (the path from the top of the file). `told` is the message."""
+    """A problem with the key at `keys` (the path from the top of the file). `message` is the message."""
 
     keys: tuple[str, ...]
-    told: str
+    message: str
     line: int | None = None
 
 
@@ -199,7 +199,7 @@ def _explain(message: str, table: object, root: type[Any], path: tuple[str, ...]
         return tuple(steps), f"[{_joined(whole)}]: {problem}"
     if "matching regex" in problem:
         problem = "has the wrong form"
-    limits = allowed(owner, key) if owner and key else ""
+    limits = describe_allowed(owner, key) if owner and key else ""
     return tuple(steps), f"{where}: {problem}" + (f"\n  allowed: {limits}" if limits else "")
 
 
@@ -266,7 +266,7 @@ def _walk(root: type[Any], steps: list[str]) -> tuple[type[Any] | None, str | No
     return owner, key
 
 
-def allowed(owner: type[Any], key: str) -> str:
+def describe_allowed(owner: type[Any], key: str) -> str:
     """Return what a key accepts, in words: type, form and limits."""
     hint = get_type_hints(owner, include_extras=True)[key]
     base, words = hint, []

@@ -36,7 +36,7 @@ class Document(NamedTuple):
     value: Any
     lines: Mapping[tuple[str, ...], int]
 
-    def wrong(self, keys: tuple[str, ...], what: str) -> YamlError:
+    def error_at(self, keys: tuple[str, ...], what: str) -> YamlError:
         """Return an error about a key, at the line of it or of the nearest key around it that the file has."""
         near = next((keys[:end] for end in range(len(keys), -1, -1) if keys[:end] in self.lines), ())
         where = f"{self.path}:{self.lines.get(near, 1)}"
@@ -62,7 +62,7 @@ def read(path: Path) -> Document:
     value = reading.plain(root, ()) if root is not None else {}
     document = Document(path, {} if value is None else value, reading.lines)
     if not isinstance(document.value, dict):
-        raise document.wrong((), "must be a mapping of keys to values")
+        raise document.error_at((), "must be a mapping of keys to values")
     return document
 
 
@@ -76,8 +76,8 @@ def decode(document: Document, kind: type[T]) -> T:
         keys = tuple(part for part in re.split(r"[.\[]", location[1]) if part and part[-1] != "]") if location else ()
         problem = message[: location.start()] if location else message
         if unknown := _UNKNOWN.search(problem):
-            raise document.wrong((*keys, unknown[1]), "is not a key of this format") from None
-        raise document.wrong(keys, problem) from None
+            raise document.error_at((*keys, unknown[1]), "is not a key of this format") from None
+        raise document.error_at(keys, problem) from None
 
 
 class _Reading:
@@ -117,6 +117,6 @@ class _Reading:
             yield name.value, self.plain(value, item_keys)
 
     def _wrong(self, node: yaml.Node, keys: tuple[str, ...], what: str) -> YamlError:
-        return Document(self._path, None, {(): node.start_mark.line + 1, keys: node.start_mark.line + 1}).wrong(
+        return Document(self._path, None, {(): node.start_mark.line + 1, keys: node.start_mark.line + 1}).error_at(
             keys, what
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from hangwatch.metrics.series import LABEL_LENGTH, gauge, sentence
+from hangwatch.metrics.series import LABEL_LENGTH, gauge, sentence_label
 from hangwatch.model import CheckStatus, Point
 from hangwatch.state.board import Snapshot
 
@@ -23,7 +23,7 @@ def results(snapshot: Snapshot) -> Iterator[Metric]:
         verdict = result.verdict
         status.add_metric([name], verdict.status.value)
         # A message with numbers is a new series at each run: only for checks that are not OK.
-        message = "" if verdict.status is CheckStatus.OK else sentence(verdict.message)
+        message = "" if verdict.status is CheckStatus.OK else sentence_label(verdict.message)
         info.add_metric([name, verdict.status.name, verdict.reason, message], 1)
         success.add_metric([name], float(result.success))
         duration.add_metric([name], result.duration_seconds)

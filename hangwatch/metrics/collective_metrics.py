@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from hangwatch.metrics import collective_progress
-from hangwatch.metrics.series import JOB, gauge, yes
+from hangwatch.metrics.series import JOB, gauge, yes_or_no
 from hangwatch.state.board import JobEntry, Snapshot
 
 COLLECTIVES_OF_A_JOB = 2048  # ranks times groups, with at most two series each
@@ -52,8 +52,8 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
         for other in progress.unseen:
             labels = [*name, str(other.place.rank), other.group, *_place(other.place)]
             unseen.add_metric(labels, other.since_unix_seconds)
-        for key, count in collective_progress.collectives(progress.reached).items():
-            labels = [*name, key.group, key.description, str(key.number), key.operation, yes(key.waits)]
+        for key, count in collective_progress.count_collectives(progress.reached).items():
+            labels = [*name, key.group, key.description, str(key.number), key.operation, yes_or_no(key.waits)]
             collective.add_metric(labels, count)
         for group, unix_seconds in collective_progress.waited_since(progress.reached).items():
             since.add_metric([*name, group], unix_seconds)
@@ -61,11 +61,11 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
     yield from (number, waited, unseen, collective, since, left_out)
 
 
-def _place(place: collective_progress.Place) -> tuple[str, str]:
-    return place.stance, yes(place.has_open)
+def _place(place: collective_progress.RankStance) -> tuple[str, str]:
+    return place.stance, yes_or_no(place.has_open)
 
 
-def _progress(snapshot: Snapshot) -> Iterator[tuple[JobEntry, collective_progress.Found]]:
+def _progress(snapshot: Snapshot) -> Iterator[tuple[JobEntry, collective_progress.JobProgress]]:
     """Yield the progress of each job with an open incident, within equal limits for each owner and each of its jobs."""
     entries = [entry for entry in snapshot.jobs.values() if entry.open_incident is not None]
     jobs_of = Counter(entry.job.share for entry in entries)
@@ -73,4 +73,4 @@ def _progress(snapshot: Snapshot) -> Iterator[tuple[JobEntry, collective_progres
         of_owner = min(COLLECTIVES_OF_AN_OWNER, COLLECTIVES_OF_A_NODE // len(jobs_of))
         of_job = min(COLLECTIVES_OF_A_JOB, of_owner // jobs_of[entry.job.share])
         if entry.open_incident is not None:
-            yield entry, collective_progress.found(entry.open_incident.grouping, of_job)
+            yield entry, collective_progress.find_progress(entry.open_incident.grouping, of_job)

@@ -24,7 +24,7 @@ _TEXT_LENGTH = 40
 _PLAIN = re.compile(rf"[\w.:-]{{1,{_TEXT_LENGTH}}}", re.ASCII)
 
 
-class Place(NamedTuple):
+class RankStance(NamedTuple):
     """A rank: its stance by its stack and the kernel, and `has_open` if it has an unfinished operation."""
 
     rank: int
@@ -32,14 +32,14 @@ class Place(NamedTuple):
     has_open: bool
 
 
-class Reached(NamedTuple):
+class GroupProgress(NamedTuple):
     """The progress of a rank in one group: its newest collective, and the collective in which it waits.
 
     `group` is the library and the name of the group; the default group is called "default_pg". `description` is for
     people. `generation` is that of `GroupRecords`.
     """
 
-    place: Place
+    place: RankStance
     group: str
     description: str
     generation: int
@@ -53,49 +53,49 @@ class Reached(NamedTuple):
         return self.group.partition(":")[2] == DEFAULT_GROUP[1]
 
 
-class Unseen(NamedTuple):
+class UnrecordedRank(NamedTuple):
     """A rank without a recorded operation of the default group.
 
     `since_unix_seconds` is the time from which on the recorder is complete: 0 if nothing was overwritten.
     """
 
-    place: Place
+    place: RankStance
     group: str
     since_unix_seconds: float
 
 
-class Found(NamedTuple):
+class JobProgress(NamedTuple):
     """The progress of all ranks of one job on this node. `left_out` counts ranks times groups over the limits."""
 
-    reached: tuple[Reached, ...] = ()
-    unseen: tuple[Unseen, ...] = ()
+    reached: tuple[GroupProgress, ...] = ()
+    unseen: tuple[UnrecordedRank, ...] = ()
     left_out: int = 0
 
 
-def found(grouping: Grouping, most: int) -> Found:
+def find_progress(grouping: Grouping, most: int) -> JobProgress:
     """Return the progress of the ranks of a job, for at most `most` ranks times groups.
 
     Empty if two ranks have the same number.
     """
     ranks = Counter(member.id.rank for member in grouping.members if member.id.rank is not None)
     if any(count > 1 for count in ranks.values()):
-        return Found()
+        return JobProgress()
     stance = stance_of(grouping)
-    reached: list[Reached] = []
-    unseen: list[Unseen] = []
+    reached: list[GroupProgress] = []
+    unseen: list[UnrecordedRank] = []
     left_out = 0
     recorded = (member for member in grouping.members if member.recorder.libraries)
     for member in sorted(recorded, key=lambda member: member.id.sort_key()):
         if member.id.rank is None:
             continue
-        place = Place(member.id.rank, stance(member), is_busy(member))
+        place = RankStance(member.id.rank, stance(member), is_busy(member))
         groups = sorted((group for recorder in member.recorder.libraries for group in recorder.groups), key=_precedence)
         shown = min(MOST_GROUPS_OF_A_RANK, most - len(reached))
         reached += [_reached(place, group) for group in groups[:shown]]
         left_out += max(0, len(groups) - shown)
         if shown > 0 and not any(map(_is_default, groups)):
             unseen += _unseen(place, member)
-    return Found(tuple(reached), tuple(unseen), left_out)
+    return JobProgress(tuple(reached), tuple(unseen), left_out)
 
 
 class Collective(NamedTuple):
@@ -108,7 +108,7 @@ class Collective(NamedTuple):
     waits: bool
 
 
-def collectives(ranks: Sequence[Reached]) -> Counter[Collective]:
+def count_collectives(ranks: Sequence[GroupProgress]) -> Counter[Collective]:
     """Count the ranks that wait in each collective, and the ranks of which it is the newest one.
 
     Newest collectives are counted in the default group, and in groups in which a rank waits. They show if all ranks
@@ -131,7 +131,7 @@ def _collective(group: str, description: str, enqueued: Enqueued, *, waits: bool
     return Collective(group, description, enqueued.number, words.elided(enqueued.operation, _TEXT_LENGTH), waits)
 
 
-def waited_since(ranks: Iterable[Reached]) -> dict[str, float]:
+def waited_since(ranks: Iterable[GroupProgress]) -> dict[str, float]:
     """Return for each group the time at which the first waiting rank enqueued its collective."""
     since: dict[str, float] = {}
     for rank in ranks:
@@ -151,9 +151,9 @@ def _is_default(group: GroupRecords) -> bool:
     return (group.name, group.description) == DEFAULT_GROUP
 
 
-def _reached(place: Place, group: GroupRecords) -> Reached:
+def _reached(place: RankStance, group: GroupRecords) -> GroupProgress:
     newest = [enqueued for enqueued in group.operations if not enqueued.is_p2p and enqueued.number == group.number]
-    return Reached(
+    return GroupProgress(
         place=place,
         group=_group(group.library, DEFAULT_GROUP[1] if _is_default(group) else _distinct(group.name)),
         description=_description(group),
@@ -172,11 +172,11 @@ def _description(group: GroupRecords) -> str:
     return f"{words.elided(group.description, _TEXT_LENGTH) or 'group'} ({name})"
 
 
-def _unseen(place: Place, member: Member) -> Iterable[Unseen]:
+def _unseen(place: RankStance, member: Member) -> Iterable[UnrecordedRank]:
     for recorder in member.recorder.libraries:
         since = recorder.oldest_unix_seconds if recorder.is_wrapped else 0.0
         if since is not None:
-            yield Unseen(place, _group(recorder.library, DEFAULT_GROUP[1]), since)
+            yield UnrecordedRank(place, _group(recorder.library, DEFAULT_GROUP[1]), since)
 
 
 def _group(library: Library, name: str) -> str:

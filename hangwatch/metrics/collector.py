@@ -17,7 +17,7 @@ from prometheus_client.samples import Sample
 from hangwatch import words
 from hangwatch.config import Detector
 from hangwatch.metrics import check_metrics, collective_metrics, gpu_metrics, job_metrics, self_metrics
-from hangwatch.metrics.series import LABEL_LENGTH, counter, single
+from hangwatch.metrics.series import LABEL_LENGTH, counter, single_gauge
 from hangwatch.state.board import Board, Snapshot
 
 log = logging.getLogger(__package__)
@@ -34,7 +34,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector, external_url: s
     yield from collective_metrics.numbers(snapshot)
     yield from self_metrics.captures(snapshot)
     yield self_metrics.hooks(snapshot)
-    yield from self_metrics.beats(snapshot, now)
+    yield from self_metrics.tasks(snapshot, now)
     yield self_metrics.store(snapshot)
     yield from check_metrics.results(snapshot)
     yield from check_metrics.points(point for result in snapshot.checks.values() for point in result.points)
@@ -58,7 +58,7 @@ class BoardCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the families. In prometheus_client one exception would fail the whole scrape."""
         # First: a rule over all nodes compares it with the time at which the scrape began.
-        yield single("time_seconds", "Wall clock of this node in Unix time", self._unix_clock())
+        yield single_gauge("time_seconds", "Wall clock of this node in Unix time", self._unix_clock())
         try:
             all_families = families(self._board.snapshot, self._clock(), self._settings, self._external_url)
             yield from map(_printable, all_families)

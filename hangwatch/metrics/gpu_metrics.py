@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from hangwatch.config import Detector
 from hangwatch.detector import power_level
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.metrics.series import counter, gauge, single
+from hangwatch.metrics.series import counter, gauge, single_gauge
 from hangwatch.model import JobState
 from hangwatch.state.board import Snapshot
 
@@ -18,12 +18,12 @@ from hangwatch.state.board import Snapshot
 def sampler(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     """Yield the state of the GPU sampler and the age of its newest sample."""
     health = snapshot.sampler
-    yield single("gpu_sampler_up", "1 while the GPU sampler responds", float(health.alive and not health.stalled))
+    yield single_gauge("gpu_sampler_up", "1 while the GPU sampler responds", float(health.alive and not health.stalled))
     yield counter("gpu_sampler_restarts", "GPU sampler processes that were replaced", health.restarts)
     yield counter("gpu_sampler_abandoned", "GPU sampler processes that could not be killed", health.abandoned)
     if snapshot.sweep is not None:
         age = now - snapshot.sweep.taken_monotonic_seconds
-        yield single("gpu_sample_age_seconds", "Age of the newest GPU sample", age)
+        yield single_gauge("gpu_sample_age_seconds", "Age of the newest GPU sample", age)
 
 
 def readings(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:

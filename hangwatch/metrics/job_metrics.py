@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 
 from hangwatch import words
 from hangwatch.detector.job_watch import quiet_seconds
-from hangwatch.metrics.series import JOB, LABEL_LENGTH, counter, folded, gauge, number_text, sentence
+from hangwatch.metrics.series import JOB, LABEL_LENGTH, counter, gauge, number_text, ranks_label, sentence_label
 from hangwatch.model import Group, Incident, JobState, Member, Signature
 from hangwatch.state.board import Snapshot
 from hangwatch.state.on_crash import CRASH_SHOWN_SECONDS
@@ -68,9 +68,9 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
                 incident.incident_id,
                 verdict.kind,
                 verdict.confidence.value,
-                folded(verdict.named, incident.node),
-                folded(verdict.first_look, incident.node),
-                sentence(verdict.message),
+                ranks_label(verdict.named, incident.node),
+                ranks_label(verdict.first_look, incident.node),
+                sentence_label(verdict.message),
                 _page(incident, external_url),
             ],
             1,
@@ -109,9 +109,9 @@ def crashes(snapshot: Snapshot, now: float, external_url: str) -> Iterator[Metri
     for crash in snapshot.crashes:
         if now - crash.found_monotonic_seconds <= CRASH_SHOWN_SECONDS:
             incident, verdict = crash.incident, crash.incident.verdict
-            named = folded(verdict.named, incident.node)
+            named = ranks_label(verdict.named, incident.node)
             name = incident.job.name.labels.values()
-            summary = sentence(verdict.message)
+            summary = sentence_label(verdict.message)
             page = _page(incident, external_url)
             info.add_metric([*name, incident.incident_id, verdict.confidence.value, named, summary, page], 1)
     yield info

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 
 from hangwatch import __version__
-from hangwatch.metrics.series import gauge, single
+from hangwatch.metrics.series import gauge, single_gauge
 from hangwatch.state.board import DUMP_BUCKETS_SECONDS, Snapshot
 
 
@@ -33,7 +33,7 @@ def captures(snapshot: Snapshot) -> Iterator[Metric]:
         buckets.append((str(bound), float(total)))
     yield from (captures, failures)
     text = "py-spy processes that are blocked in the kernel and cannot be killed"
-    yield single("dumpers_stuck", text, snapshot.dumpers_stuck)
+    yield single_gauge("dumpers_stuck", text, snapshot.dumpers_stuck)
     yield HistogramMetricFamily(
         "hangwatch_dump_seconds",
         "Duration of one dump of one process",
@@ -51,10 +51,10 @@ def hooks(snapshot: Snapshot) -> Metric:
     return runs
 
 
-def beats(snapshot: Snapshot, now: float) -> Iterator[Metric]:
+def tasks(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     """Yield the duration of scans and captures, and the number of jobs that are not monitored."""
     if snapshot.scan_seconds is not None:
-        yield single("scan_seconds", "Duration of the newest scan of /proc", snapshot.scan_seconds)
+        yield single_gauge("scan_seconds", "Duration of the newest scan of /proc", snapshot.scan_seconds)
     running = gauge("running_seconds", "Time since the present scan or capture began; 0 if none is running", ("beat",))
     for beat in ("scan", "capture"):
         running.add_metric([beat], snapshot.running_seconds(beat, now))
@@ -71,4 +71,4 @@ def beats(snapshot: Snapshot, now: float) -> Iterator[Metric]:
 def store(snapshot: Snapshot) -> Metric:
     """Return whether incidents can be written."""
     text = "1 while incidents can be written to disk; jobs are monitored in any case"
-    return single("store_up", text, float(snapshot.store_problem is None))
+    return single_gauge("store_up", text, float(snapshot.store_problem is None))

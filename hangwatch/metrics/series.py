@@ -19,7 +19,7 @@ def gauge(name: str, text: str, labels: Iterable[str] = ()) -> GaugeMetricFamily
     return GaugeMetricFamily(f"hangwatch_{name}", text, labels=list(labels))
 
 
-def single(name: str, text: str, value: float) -> GaugeMetricFamily:
+def single_gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     """Return a gauge with one series without labels."""
     return GaugeMetricFamily(f"hangwatch_{name}", text, value=value)
 
@@ -34,7 +34,7 @@ def number_text(number: int | None) -> str:
     return "" if number is None else str(number)
 
 
-def sentence(text: str) -> str:
+def sentence_label(text: str) -> str:
     """Return a sentence as a label. A long one is cut between two words, so that no number is cut to another one."""
     text = words.printable(text)
     if len(text) <= LABEL_LENGTH:
@@ -43,12 +43,12 @@ def sentence(text: str) -> str:
     return f"{cut.rpartition(' ')[0].rstrip(' ,;:') or cut[:-1]}…"
 
 
-def yes(fact: bool) -> str:
+def yes_or_no(fact: bool) -> str:
     """Return a fact as a label."""
     return "yes" if fact else "no"
 
 
-def folded(ranks: Sequence[RankId], node: str) -> str:
+def ranks_label(ranks: Sequence[RankId], node: str) -> str:
     """Return ranks as a label: `node:rank` of the first ones, then the number of further ones."""
     names = [
         f"{rank_id.node or node}:{number_text(rank_id.rank if rank_id.rank is not None else rank_id.local_rank)}"

@@ -7,6 +7,6 @@ from hangwatch.report import html, text
 from hangwatch.report.dump_text import dump_files
 
 
-def folder_files(incident: Incident) -> dict[str, str]:
+def render_files(incident: Incident) -> dict[str, str]:
     """Return the report as text and HTML, and every dump, by path: for `store.save`."""
     return {"report.txt": text.render(incident), "report.html": html.render(incident), **dump_files(incident)}

@@ -29,10 +29,10 @@ _MAX_LINES_PER_RANK = 500
 _MAX_TEXT = 1_000
 
 
-class Raw(Value, frozen=True):
-    """The stacks of one rank. `who` names it, `rounds` says which round is shown."""
+class RawStacks(Value, frozen=True):
+    """The stacks of one rank. `rank_name` names it, `rounds` says which round is shown."""
 
-    who: str
+    rank_name: str
     lines: tuple[str, ...]
     rounds: str
 
@@ -56,7 +56,7 @@ class Section(Value, frozen=True):
 
     group: Group
     odd: bool
-    raw: tuple[Raw, ...]
+    raw: tuple[RawStacks, ...]
     more: int
 
 
@@ -112,7 +112,7 @@ def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident |
     dumps = {dump.id: dump for dump in incident.captures[-1].ranks} if incident and incident.captures else {}
     command = incident.job.command if incident else ""
     remaining_characters = bounds.raw_characters
-    raw: dict[int, tuple[Raw, ...]] = {}
+    raw: dict[int, tuple[RawStacks, ...]] = {}
     for group in sorted(groups, key=lambda group: group.key not in odd):
         kept = []
         for rank in [rank for rank in phrases.group_ids(group) if rank in dumps][:MAX_RAW_PER_GROUP]:
@@ -126,11 +126,11 @@ def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident |
     ]
 
 
-def _raw(dump: RankDump, command: str) -> Raw:
+def _raw(dump: RankDump, command: str) -> RawStacks:
     lines = [words.elided(line, _MAX_TEXT) for line in rank_lines(dump, command)]
     if len(lines) > _MAX_LINES_PER_RANK:
         lines = [*lines[:_MAX_LINES_PER_RANK], f"... {len(lines) - _MAX_LINES_PER_RANK} more lines in dumps/"]
-    return Raw(who=words.who([dump.id]), lines=tuple(lines), rounds=_rounds(dump))
+    return RawStacks(rank_name=words.who([dump.id]), lines=tuple(lines), rounds=_rounds(dump))
 
 
 def _rounds(dump: RankDump) -> str:

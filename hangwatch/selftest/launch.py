@@ -206,7 +206,7 @@ def _drain(readers: Sequence[threading.Thread], lines: queue.Queue[tuple[int, st
 def _event(rank: int, line: str) -> Event | None:
     """Return the event in a line; None for the output of a library, and for an event about another rank."""
     try:
-        event = decoding.json(line, Event)
+        event = decoding.decode_json(line, Event)
     except (msgspec.DecodeError, ValueError):
         return None
     return event if event.rank == rank else None
@@ -229,7 +229,7 @@ def _describe(event: Event) -> str:
         case "error":
             text = event.what
         case "wrong":
-            text = f"{event.what} returned {event.found:g}; expected {event.wanted:g}"
+            text = f"{event.what} returned {event.result:g}; expected {event.wanted:g}"
         case "done":
             text = "done"
         case _:

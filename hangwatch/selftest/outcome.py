@@ -35,7 +35,7 @@ class Event(Value, frozen=True):
     backend: str = ""
     interface: str = ""
     address: str = ""
-    found: float = 0.0
+    result: float = 0.0
     wanted: float = 0.0
     bytes: int = 0
 
@@ -141,7 +141,7 @@ def _wrong(events: Iterable[Event]) -> list[Finding]:
         return []
     first = wrong[0]
     ranks = sorted({rank for event in wrong if len(event.group) == len(first.group) for rank in event.group})
-    sums = f"{first.what} of {_names(first.group)} returned {first.found:g}; expected {first.wanted:g}"
+    sums = f"{first.what} of {_names(first.group)} returned {first.result:g}; expected {first.wanted:g}"
     return [_sentence("wrong", ranks, f"{sums}: memory, a link or the network between them corrupts data")]
 
 

@@ -194,9 +194,9 @@ class Rank:
                 numbers = self.torch.full((count,), float(self.rank + 1), device=device)
                 with self.doing(f"{what} {repeat + 1}", group):
                     self.dist.all_reduce(numbers, group=handle)
-                    found = float(numbers[-1])  # waits for the GPU
-                if found != (wanted := sum(rank + 1 for rank in group)):
-                    self.say("wrong", what=what, group=list(group), found=found, wanted=wanted)
+                    result = float(numbers[-1])  # waits for the GPU
+                if result != (wanted := sum(rank + 1 for rank in group)):
+                    self.say("wrong", what=what, group=list(group), result=result, wanted=wanted)
         self.say("bytes", what="large all_reduce", group=list(group), bytes=4 * _numbers(device))
 
 

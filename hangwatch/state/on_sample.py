@@ -72,5 +72,5 @@ def checked(snapshot: Snapshot, result: CheckResult, *, now: float) -> Snapshot:
     before = snapshot.checks.get(result.check)
     came = result.check == nvlink_status.CHECK.name and result.verdict.status >= CheckStatus.WARNING
     if result.check == xid.CHECK.name and before is not None:
-        came = xid.errors_told(result.points) > xid.errors_told(before.points)
+        came = xid.count_errors(result.points) > xid.count_errors(before.points)
     return replace(snapshot.with_check(result), gpu_errors_at=now if came else snapshot.gpu_errors_at)

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from hangwatch.formats.incident_file import StoreError, remedy
+from hangwatch.formats.incident_file import StoreError, write_remedy
 from hangwatch.store import durable
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explain_errors(path: Path) -> Iterator[None]:
     """Convert an OSError to a StoreError that says what to do."""
     try:
         yield
@@ -19,4 +19,4 @@ def explained(path: Path) -> Iterator[None]:
         raise StoreError(str(error)) from None
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-        raise StoreError(f"{path}: incidents cannot be written: {what}\n  {remedy(error.errno)}") from None
+        raise StoreError(f"{path}: incidents cannot be written: {what}\n  {write_remedy(error.errno)}") from None

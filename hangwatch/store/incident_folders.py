@@ -39,7 +39,7 @@ from hangwatch.formats.incident_file import (
 )
 from hangwatch.model import CRASHED, OPEN_STATES, Incident, Job
 from hangwatch.store import durable, retention
-from hangwatch.store.error_advice import explained
+from hangwatch.store.error_advice import explain_errors
 from hangwatch.store.retention import Stored
 from hangwatch.store.sharing import Sharing, reader_uid
 from hangwatch.store.store_lock import Lock
@@ -106,7 +106,7 @@ class Store:
             for summary in self.summaries()
             if summary.node == node and summary.closed_unix_seconds is None and summary.state in OPEN_STATES
         ]
-        turns = retention.in_turn(self._line_in(folder.name, OWNER_FILE) or "" for folder in listed)
+        turns = retention.fair_order(self._line_in(folder.name, OWNER_FILE) or "" for folder in listed)
         incidents: dict[int, Incident] = {}
         skipped: list[Path] = []
         remaining_bytes = MOST_LEFT_OPEN_BYTES
@@ -117,7 +117,7 @@ class Store:
                 if size_bytes > remaining_bytes or len(incidents) == MOST_LEFT_OPEN:
                     skipped.append(folder)
                     continue
-                incidents[turn] = incident_file.of_some_day(incident_file.load(folder), folder)
+                incidents[turn] = incident_file.check_opened_date(incident_file.load(folder), folder)
                 remaining_bytes -= size_bytes
             except (OSError, StoreError) as error:
                 log.warning("an open incident cannot be read: %s", error)
@@ -132,7 +132,7 @@ class Store:
         Raises StoreError with the remedy if nothing can be written, if a link or a file is in the place of a folder,
         or if other users could change the folders.
         """
-        with explained(self.incidents):
+        with explain_errors(self.incidents):
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
             with self.opened() as incidents:
                 durable.remove_leftovers(self.incidents, is_locked=self._lock.is_held)
@@ -144,7 +144,7 @@ class Store:
 
         `save` completes the folder. If that never happens, `summaries` lists the marker. Raises StoreError.
         """
-        with explained(self.incidents), self.opened() as incidents:
+        with explain_errors(self.incidents), self.opened() as incidents:
             name = self._name_of(incident)
             if not (self.incidents / name).exists():
                 self._create(incidents, name, incident, {MARKER_FILE: incident_file.encode_marker(incident)})
@@ -163,7 +163,7 @@ class Store:
         for name in content:
             if not _FILE.fullmatch(name):
                 raise StoreError(f"{name!r} is not a valid name for a file of an incident")
-        with explained(self.incidents), self.opened() as incidents:
+        with explain_errors(self.incidents), self.opened() as incidents:
             name = self._name_of(incident)
             folder = self.incidents / name
             is_marked = (folder / MARKER_FILE).exists()
@@ -191,7 +191,7 @@ class Store:
     def add_output(self, name: str, file_name: str, content: bytes) -> None:
         """Write the output of a hook to an incident. The job's owner may not read it. Raises StoreError."""
         allow = self._sharing.group()
-        with explained(self.incidents), self.opened() as incidents, durable.folder(name, incidents) as folder:
+        with explain_errors(self.incidents), self.opened() as incidents, durable.folder(name, incidents) as folder:
             durable.refuse_unsafe(self.incidents / name, folder)
             durable.add(folder, "hooks", {file_name: content}, allow)
 
@@ -202,7 +202,7 @@ class Store:
     def summaries(self, of_user: int | None = None) -> tuple[Summary, ...]:
         """Return the incidents that we may read, or one user's, newest first, also broken ones. Raises StoreError."""
         names = (name for name in self._readable() if of_user is None or self.is_listed(name, of_user))
-        return tuple(incident_file.summary(self.incidents / name) for name in names)
+        return tuple(incident_file.load_summary(self.incidents / name) for name in names)
 
     def find(self, name: str) -> Path:
         """Return the folder of an incident, by its name or a unique part of it. Raises StoreError."""
@@ -224,7 +224,7 @@ class Store:
         """
         if job is None:
             return next((self.incidents / name for name in self._readable()), None)
-        summary = incident_file.newest(self.summaries(), job, str(self.incidents))
+        summary = incident_file.find_newest(self.summaries(), job, str(self.incidents))
         return self.incidents / summary.folder if summary is not None else None
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
@@ -232,7 +232,7 @@ class Store:
         if not (_FOLDER.fullmatch(incident_id) and _FILE.fullmatch(name)):
             return None
         try:
-            return bounded_read.opened_below(self.root, self.incidents / incident_id / name)
+            return bounded_read.open_below(self.root, self.incidents / incident_id / name)
         except bounded_read.FileError:
             return None
 
@@ -257,10 +257,10 @@ class Store:
         old = [name for name in self._outlived(newest_first) if name not in open_folders.union(surplus)]
         removed = (*surplus, *old[:by_age])
         for name in removed:
-            with explained(self.incidents):
+            with explain_errors(self.incidents):
                 durable.remove(self.incidents / name)
         if removed:
-            with explained(self.root / "owners"):
+            with explain_errors(self.root / "owners"):
                 self._sharing.unlist(frozenset(removed).__contains__)
         return removed
 
@@ -329,7 +329,7 @@ class Store:
         first = words.incident_name(incident.job, incident.opened_unix_seconds)
         identity = (incident.incident_id, incident.node, incident.job.job_key)
         for name in (first, *(f"{first}-{number}" for number in range(2, _SAME_NAME + 1))):
-            summary = incident_file.summary(self.incidents / name)
+            summary = incident_file.load_summary(self.incidents / name)
             if summary.problem or (summary.incident_id, summary.node, summary.job_key) == identity:
                 return name
         raise StoreError(

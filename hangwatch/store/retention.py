@@ -66,7 +66,7 @@ def surplus(newest_first: Sequence[Stored], max_incidents: int, max_bytes: int) 
     return tuple(stored.name for stored in newest_first if stored.name in gone)
 
 
-def in_turn(owners: Iterable[str]) -> list[int]:
+def fair_order(owners: Iterable[str]) -> list[int]:
     """Return the indexes of these in a fair order: the first item of each owner, then the second of each, and so on."""
     turns, seen = [], Counter[str]()
     for place, owner in enumerate(owners):

@@ -11,7 +11,7 @@ from pathlib import Path
 from hangwatch.errors import TemporaryError
 from hangwatch.formats.incident_file import NO_LINK, StoreError
 from hangwatch.store import durable
-from hangwatch.store.error_advice import explained
+from hangwatch.store.error_advice import explain_errors
 
 LOCK_FILE = "lock"
 
@@ -46,7 +46,7 @@ class Lock:
     def _locked(self) -> int:
         """Return a descriptor that holds the lock."""
         path = self._root / LOCK_FILE
-        with explained(self._root / "incidents"):
+        with explain_errors(self._root / "incidents"):
             self._root.mkdir(mode=0o755, parents=True, exist_ok=True)
             with durable.folder(self._root) as root:
                 durable.refuse_unsafe(self._root, root)

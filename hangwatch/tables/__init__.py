@@ -39,4 +39,4 @@ def load(package: str, name: str, kind: type[T]) -> T:
     """Return the table `name` of `package` as a value of `kind`. Raises MsgspecError for a row of another form."""
     raw = pkgutil.get_data(package, name)  # importlib.resources brings zipfile and tempfile into each start
     assert raw is not None, f"{package} is not loaded from files"
-    return decoding.toml(raw.decode(), kind)
+    return decoding.decode_toml(raw.decode(), kind)

@@ -38,7 +38,7 @@ def pod(path: str) -> str | None:
     return match["name"].replace("_", "-") if match else None
 
 
-def holder(path: str) -> str:
+def describe_owner(path: str) -> str:
     """Describe the owner: "Slurm job 4711" or "pod 6f1c..."; empty if the path does not name one."""
     if (job := slurm_job(path)) is not None:
         return f"Slurm job {job}"

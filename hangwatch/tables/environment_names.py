@@ -31,7 +31,7 @@ _WILD = frozenset("*?[")
 
 
 @lru_cache(maxsize=4096)
-def row_of(name: str) -> Row | None:
+def find_row(name: str) -> Row | None:
     """Return the row that allows a variable; None if no row does, or if its name looks like that of a secret."""
     if any(fnmatchcase(name.upper(), pattern) for pattern in TABLE.never):
         return None
@@ -47,7 +47,7 @@ class Allowed:
     """The names that may be kept, as a container."""
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and row_of(name) is not None
+        return isinstance(name, str) and find_row(name) is not None
 
 
 ALLOWED = Allowed()

@@ -25,7 +25,7 @@ class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
     deadly: bool = False
 
 
-class Said(NamedTuple):
+class MatchedLine(NamedTuple):
     """A line that matches a row: the name of the row, the subject of the line, and the library that it names."""
 
     name: str
@@ -44,13 +44,13 @@ def _rows() -> tables.LineRows:
     return tables.LineRows(load(), whole=True)
 
 
-def find(line: str) -> Said | None:
+def find(line: str) -> MatchedLine | None:
     """Match a line of the kernel log, without its time; None if no row matches."""
     matched = _rows().first(line[:LONGEST_LINE])
     if matched is None:
         return None
     groups = matched[1].groupdict()
-    return Said(matched[0], groups.get("subject") or "", groups.get("where") or "")
+    return MatchedLine(matched[0], groups.get("subject") or "", groups.get("where") or "")
 
 
 @cache
@@ -59,7 +59,7 @@ def _over() -> tuple[tuple[str, str, str], ...]:
     return tuple(rows)
 
 
-def ended(line: str) -> list[tuple[str, str]]:
+def find_ended(line: str) -> list[tuple[str, str]]:
     """Return the problems that this line reports as cleared: the names of their rows, and their subjects."""
     cleared = []
     for name, before, after in _over():

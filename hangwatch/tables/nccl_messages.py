@@ -23,7 +23,7 @@ class Message(tables.LineRow, frozen=True, forbid_unknown_fields=True):
     source: str
 
 
-class Said(NamedTuple):
+class MatchedMessage(NamedTuple):
     """A line that matches a row: the name of the row, and the value of the group in its pattern, or an empty string."""
 
     name: str
@@ -41,9 +41,9 @@ def _rows() -> tables.LineRows:
     return tables.LineRows(load(), whole=False)
 
 
-def find(line: str) -> Said | None:
+def find(line: str) -> MatchedMessage | None:
     """Match the first `LONGEST_LINE` characters of a line; None if no row matches."""
     matched = _rows().first(line[:LONGEST_LINE])
     if matched is None:
         return None
-    return Said(matched[0], next((value for value in matched[1].groups() if value), ""))
+    return MatchedMessage(matched[0], next((value for value in matched[1].groups() if value), ""))

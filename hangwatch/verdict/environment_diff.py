@@ -25,7 +25,7 @@ def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
     differences: list[Difference] = []
     common: list[tuple[str, str]] = []
     for name in sorted({name for variables in environs.values() for name in variables}):
-        row = environment_names.row_of(name)
+        row = environment_names.find_row(name)
         if row is None:
             continue
         by_value: dict[str | None, list[RankId]] = {}

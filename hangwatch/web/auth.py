@@ -89,7 +89,7 @@ class Admission:
     async def refusal(self, request: Request, *, is_of_incidents: bool) -> Answer | None:
         """Return the answer that refuses the request; None if it is allowed."""
         rules, passwords = self._rules, self._passwords
-        if rules.allowed_sans and rules.allowed_sans.isdisjoint(names_of(request.certificate or {})):
+        if rules.allowed_sans and rules.allowed_sans.isdisjoint(subject_names(request.certificate or {})):
             return text(HTTPStatus.FORBIDDEN, "the client certificate has none of the allowed names")
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if is_of_incidents and scheme.lower() == "bearer" and self._token is not None:
@@ -150,7 +150,7 @@ class Admission:
         log.info("%s has changed and was read again", name)
 
 
-def names_of(certificate: Mapping[str, Any]) -> frozenset[str]:
+def subject_names(certificate: Mapping[str, Any]) -> frozenset[str]:
     """Return the subject alternative names of a certificate from `ssl.SSLSocket.getpeercert`."""
     return frozenset(
         _address(name) if kind == "IP Address" else name for kind, name in certificate.get("subjectAltName", ())

@@ -29,7 +29,7 @@ from hangwatch.formats import bounded_read
 from hangwatch.web.auth import Admission, Rules
 from hangwatch.web.cached_page import Gzipped, Page
 from hangwatch.web.incident_pages import IncidentPages, Incidents
-from hangwatch.web.listener import Answer, Listener, Request, resolved, text
+from hangwatch.web.listener import Answer, Listener, Request, resolve_address, text
 
 HEALTH_CONNECTIONS = 64
 MAX_PORT = 65535
@@ -70,7 +70,7 @@ class Server:
     ) -> None:
         self._settings = settings
         self._unhealthy = unhealthy
-        ready = prepared(settings)
+        ready = prepare(settings)
         self._wanted_health_port = ready.health_port
         self._making = ThreadPoolExecutor(1, "http-pages")
         self._reading = ThreadPoolExecutor(INCIDENT_THREADS, "http-incidents")
@@ -160,14 +160,14 @@ class Prepared(NamedTuple):
     has_readers: bool
 
 
-def prepared(settings: Http) -> Prepared:
+def prepare(settings: Http) -> Prepared:
     """Read and check the settings, for `Server` and `hangwatch config --check`. Raises ServeError, PortTakenError."""
     health_port = settings.health_port or (settings.port + 1 if settings.port else 0)
     for port, key in ((settings.port, "port"), (health_port, "health_port")):
         if port > MAX_PORT:
             raise ServeError(f"[http]: health_port would be {settings.port} + 1: set health_port, or a lower port")
         with _explained(settings.listen, port, key):
-            resolved(settings.listen, port)
+            resolve_address(settings.listen, port)
     if health_port and health_port == settings.port:
         raise ServeError(f"[http]: port and health_port are both {health_port}: they must differ")
     if settings.incidents_on_loopback and not _is_loopback(settings.listen):
@@ -185,14 +185,14 @@ def usable_url(settings: Http) -> str:
 
     Raises ServeError, PortTakenError.
     """
-    return settings.external_url if settings.external_url and prepared(settings).has_readers else ""
+    return settings.external_url if settings.external_url and prepare(settings).has_readers else ""
 
 
 def cautions(settings: Http) -> Iterator[str]:
     """Yield warnings about valid but unlikely settings, with advice. Raises ServeError, PortTakenError."""
     from hangwatch.web import passwords
 
-    ready = prepared(settings)
+    ready = prepare(settings)
     if settings.external_url and not ready.has_readers:
         yield (
             "[http] external_url: no user may read incidents on this port, so pages do not link to them\n"
@@ -227,7 +227,7 @@ def rules(settings: Http) -> Rules:
 def _is_loopback(host: str) -> bool:
     """True if only this node can reach the address."""
     try:
-        _, address = resolved(host, 0)
+        _, address = resolve_address(host, 0)
         return ipaddress.ip_address(address[0]).is_loopback
     except (UnicodeError, OverflowError, OSError, ValueError):
         return False

@@ -114,7 +114,7 @@ def text(status: HTTPStatus, words: str) -> Answer:
     return Answer(status, "text/plain; charset=utf-8", f"{words}\n".encode())
 
 
-def resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+def resolve_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     """Return the family and address to bind. Raises socket.gaierror, UnicodeError or OverflowError."""
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     return family, address
@@ -182,7 +182,7 @@ class Listener(HTTPServerConnectionDelegate):
 
         Raises OSError, and socket.gaierror if `host` is not an address.
         """
-        family, address = resolved(host, port)
+        family, address = resolve_address(host, port)
         both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
         self._socket = socket.create_server(
             (str(address[0]), int(address[1])), family=family, backlog=BACKLOG, dualstack_ipv6=both

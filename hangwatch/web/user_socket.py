@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from hangwatch import config
 from hangwatch.formats import incident_file
 from hangwatch.model import Job, JobState
-from hangwatch.schedule import MINUTE_SECONDS, Pace, Turns
+from hangwatch.schedule import MINUTE_SECONDS, FairQueue, RateLimit
 from hangwatch.state import status
 from hangwatch.state.board import Board, Snapshot
 from hangwatch.store import Store, overflow_uid
@@ -71,7 +71,7 @@ class _Dump(NamedTuple):
     answer: Future[Answer]
 
 
-class OwnJobs:
+class UserSocket:
     """The user socket of one daemon. `scan` finds the jobs again. `look` diagnoses a job in a number of rounds.
 
     `look` gets None if the user gave no number of rounds. It returns None when the daemon is stopping.
@@ -92,10 +92,10 @@ class OwnJobs:
         self._node, self._board, self._store = node, board, store
         self._scan, self._look, self._clock, self._detector = scan, look, clock, settings.detector
         limits = settings.socket
-        self._pace = Pace(limits.per_minute, limits.per_minute_of_owner, clock, is_shared_out=True)
-        self._requests = Pace(REQUESTS_PER_MINUTE, REQUESTS_PER_MINUTE_OF_USER, clock, is_shared_out=True)
+        self._pace = RateLimit(limits.per_minute, limits.per_minute_of_owner, clock, is_shared_out=True)
+        self._requests = RateLimit(REQUESTS_PER_MINUTE, REQUESTS_PER_MINUTE_OF_USER, clock, is_shared_out=True)
         self._dumping: set[int] = set()
-        self._turns: Turns[_Dump] = Turns(1)
+        self._turns: FairQueue[_Dump] = FairQueue(1)
         self._dumps = ThreadPoolExecutor(DUMP_THREADS, "own-dumps")
         self._reading = ThreadPoolExecutor(1, "own-reading")
         self._listener: Listener | None = None
@@ -188,7 +188,7 @@ class OwnJobs:
         turn = self._turns.take()
         if turn is None:
             return
-        wanted = turn.wanted
+        wanted = turn.item
         try:
             if wanted.answer.set_running_or_notify_cancel():
                 wanted.answer.set_result(self._dump(wanted.uid, wanted.which, wanted.rounds))

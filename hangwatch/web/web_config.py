@@ -82,10 +82,10 @@ def load(path: Path) -> Rules:
     _refuse_writers(path)
     for keys, instead in NOT_CARRIED.items():
         if keys in document.lines:
-            raise document.wrong(keys, f"is not supported by hangwatch\n  {instead}")
+            raise document.error_at(keys, f"is not supported by hangwatch\n  {instead}")
     content = yaml_file.decode(document, _File)
     if content.http_server_config is not None and content.http_server_config.http2:
-        raise document.wrong(("http_server_config", "http2"), "hangwatch supports only HTTP/1.1: set it to false")
+        raise document.error_at(("http_server_config", "http2"), "hangwatch supports only HTTP/1.1: set it to false")
     users = content.basic_auth_users or {}
     _refuse_users(document, users)
     if content.tls_server_config is None:
@@ -106,16 +106,16 @@ def _refuse_writers(path: Path) -> None:
 
 def _refuse_users(document: Document, users: Mapping[str, str]) -> None:
     if len(users) > MOST_USERS:
-        raise document.wrong(("basic_auth_users",), f"has more than {MOST_USERS} users")
+        raise document.error_at(("basic_auth_users",), f"has more than {MOST_USERS} users")
     for user, hashed in users.items():
         keys = ("basic_auth_users", user)
         cost = passwords.cost_of(hashed)
         if not user or ":" in user:
-            raise document.wrong(keys, "a user name must not be empty or contain a colon")
+            raise document.error_at(keys, "a user name must not be empty or contain a colon")
         if cost is None:
-            raise document.wrong(keys, "is not a bcrypt hash\n  `htpasswd -nBC 10 NAME` prints one")
+            raise document.error_at(keys, "is not a bcrypt hash\n  `htpasswd -nBC 10 NAME` prints one")
         if cost > passwords.MOST_COST:
-            raise document.wrong(
+            raise document.error_at(
                 keys, f"bcrypt cost {cost}: must be at most {passwords.MOST_COST}: attempts would take seconds of CPU"
             )
 
@@ -188,4 +188,4 @@ def _pem(document: Document, key: str, path: Path) -> str:
 
 
 def _wrong(document: Document, key: str, what: str) -> yaml_file.YamlError:
-    return document.wrong(("tls_server_config", key), what)
+    return document.error_at(("tls_server_config", key), what)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from hangwatch import config, hooks
 from hangwatch.formats import incident_file
-from hangwatch.hooks import call_of
+from hangwatch.hooks import due_hook
 from hangwatch.model import JobState
 from tests import samples
 
@@ -51,7 +51,7 @@ class Site:
         incident.mkdir(parents=True, exist_ok=True)
         (incident / "incident.json").write_bytes(incident_file.encode(found))
         every = (str(HOOKS / name), *arguments)
-        called = call_of(config.Hooks(on_hung=every, on_recovered=every), found, moved_to, incident)
+        called = due_hook(config.Hooks(on_hung=every, on_recovered=every), found, moved_to, incident)
         assert called is not None
         environ = {**called.environ, "PATH": f"{self._bin}:{called.environ['PATH']}"}
         done = subprocess.run(called.command, env=environ, capture_output=True, text=True, timeout=60)

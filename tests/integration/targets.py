@@ -82,7 +82,7 @@ def scheduled(pid: int) -> tuple[float, float]:
 def futex_call(pid: int) -> tuple[int, int] | None:
     """The stack and the instruction pointer of a main thread that sleeps in futex(2); None: it does not."""
     fields = Path(f"/proc/{pid}/syscall").read_text().split()
-    is_futex = len(fields) == 9 and system_calls.names().get(int(fields[0])) == "futex"
+    is_futex = len(fields) == 9 and system_calls.names_by_number().get(int(fields[0])) == "futex"
     return (int(fields[7], 16), int(fields[8], 16)) if is_futex else None
 
 

@@ -68,7 +68,7 @@ def test_a_name_server_that_is_silent_costs_its_name_alone(listening: int) -> No
 
     lost, here = Port("lost", listening), Port("here", listening)
     try:
-        found = ports.try_all([lost, here], 5.0, resolve)
+        found = ports.connect_all([lost, here], 5.0, resolve)
     finally:
         never.set()
     assert found[here] is None

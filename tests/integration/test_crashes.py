@@ -61,7 +61,7 @@ class Watch:
         self.dead: list[Job] = []
 
     @property
-    def last_seen(self) -> crash_artifacts.LastSeen:
+    def last_seen(self) -> crash_artifacts.RankSnapshots:
         return self._scan.last_seen
 
     def discover(self) -> list[Job]:
@@ -77,7 +77,7 @@ class Watch:
         job = self.dead[-1]
         assert len(job.ended) == RANKS
         return crash.judge(
-            job, crash.read(job, "here", self.last_seen, proc_root=proc_root, kernel_log_path=kernel_log)
+            job, crash.collect_artifacts(job, "here", self.last_seen, proc_root=proc_root, kernel_log_path=kernel_log)
         )
 
 
@@ -148,8 +148,10 @@ def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_o
         job = watch.dead[0]
         assert [one.rank for one in job.ended] == [1]
         log, root = kernel_log_with_segfault_of(pids[1], tmp_path), counted_as_the_kernel_does(folder_of_owner)
-        verdict = crash.judge(job, crash.read(job, "here", watch.last_seen, proc_root=root, kernel_log_path=log))
-        without = crash.judge(job, crash.read(job, "here", watch.last_seen, cores=False, proc_root=root))
+        verdict = crash.judge(
+            job, crash.collect_artifacts(job, "here", watch.last_seen, proc_root=root, kernel_log_path=log)
+        )
+        without = crash.judge(job, crash.collect_artifacts(job, "here", watch.last_seen, cores=False, proc_root=root))
     assert without is not None and "core" not in {vote.kind for vote in without.evidence}
     assert verdict is not None
     assert ([rank.rank for rank in verdict.named], verdict.confidence.value) == ([1], "high"), verdict.message
@@ -203,7 +205,7 @@ def test_how_a_rank_ended_stands_with_the_kernel_and_in_the_log_of_its_launcher(
         ranks = [subprocess.Popen(["sleep", "600"], stdout=file, stderr=file) for _ in range(2)]
         zombie, asked = ranks
         try:
-            known = crash_artifacts.LastSeen()
+            known = crash_artifacts.RankSnapshots()
             found = [state[0] for one in ranks if (state := procfs.read_state(one.pid)) is not None]
             known.note(
                 [(Process(id=one, parent_pid=1, comm="sleep", state="S", uid=os.geteuid()), "") for one in found]
@@ -217,7 +219,7 @@ def test_how_a_rank_ended_stands_with_the_kernel_and_in_the_log_of_its_launcher(
             file.flush()
             ended = [EndedProcess(id=one, rank=n, local_rank=n, gone_unix_seconds=0.0) for n, one in enumerate(found)]
             job = Job(job_id="42", launcher="torchrun", launcher_id=None, ranks=(), ended=tuple(ended))
-            left = crash.read(job, "here", known, kernel_log_path=tmp_path / "none")
+            left = crash.collect_artifacts(job, "here", known, kernel_log_path=tmp_path / "none")
         finally:
             for one in ranks:
                 one.kill()
@@ -244,29 +246,29 @@ def test_the_error_file_of_a_container_is_read_through_who_still_lives_there(tmp
         assert launcher.stdout is not None and launcher.stdout.readline() == b"ready\n"
         rank = subprocess.Popen(["nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "sleep", "600"])
         wait_for(lambda: procfs.read_counters(rank.pid).comm == "sleep", "the rank")
-        memory = crash_artifacts.LastSeen()
+        memory = crash_artifacts.RankSnapshots()
         known = seen(rank, uid=0, error_file=str(file), memory=memory)
         rank.kill()
         rank.wait()
         assert not file.exists()
-        root = crash_artifacts.root_of(known.mounts, [launcher.pid])
+        root = crash_artifacts.find_root(known.mounts, [launcher.pid])
         assert root == Path(f"/proc/{launcher.pid}/root")
-        (found,) = crash_artifacts.error_files([(known, root)])
+        (found,) = crash_artifacts.read_error_files([(known, root)])
         assert found == crash_artifacts.ErrorFile(text=told)
     finally:
         for process in (launcher, rank):
             if process is not None:
                 process.kill()
                 process.wait()
-    assert crash_artifacts.root_of(known.mounts, [launcher.pid]) is None
+    assert crash_artifacts.find_root(known.mounts, [launcher.pid]) is None
     ended = (EndedProcess(id=known.id, rank=0, local_rank=0, gone_unix_seconds=0.0),)
     job = Job(job_id="42", launcher="torchrun", launcher_id=None, ranks=(), ended=ended)
-    (left,) = crash.read(job, "here", memory, kernel_log_path=tmp_path / "none")
+    (left,) = crash.collect_artifacts(job, "here", memory, kernel_log_path=tmp_path / "none")
     assert left.refused == (collection._CONTAINER_GONE,)
 
 
 def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other() -> None:
-    known = crash_artifacts.LastSeen()
+    known = crash_artifacts.RankSnapshots()
 
     def ranks(first: int, count: int, share: str) -> list[tuple[Process, str]]:
         ids = (ProcessId(pid=999_000_000 + first + n, start_ticks=1) for n in range(count))
@@ -276,23 +278,23 @@ def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other(
     known.note(few)
     known.note(many)
     known.note([])
-    assert all(known.of(process.id) for process, _ in few)
-    assert sum(known.of(process.id) is not None for process, _ in many) == crash_artifacts.DEAD_KEPT_OF_A_SHARE
-    assert known.of(many[-1][0].id) is not None
+    assert all(known.find(process.id) for process, _ in few)
+    assert sum(known.find(process.id) is not None for process, _ in many) == crash_artifacts.DEAD_KEPT_OF_A_SHARE
+    assert known.find(many[-1][0].id) is not None
 
 
 def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tmp_path: Path) -> None:
     """Two hundred, each with an error file; the scan that finds them gone knows no order."""
     ranks = [Rank(id=ProcessId(pid=999_000_000 + n, start_ticks=1), rank=n, local_rank=n) for n in range(200)]
     job = Job(job_id="many", launcher="torchrun", launcher_id=None, ranks=tuple(ranks), share="uid 1")
-    known, now = crash_artifacts.LastSeen(tree_of_ranks(tmp_path, ranks)), time.time()
+    known, now = crash_artifacts.RankSnapshots(tree_of_ranks(tmp_path, ranks)), time.time()
     known.note([(left_by(rank, tmp_path, "ValueError: late", now), job.share) for rank in ranks])
     left_by(ranks[3], tmp_path, "KeyError: early", now - 30)
     known.note([])
     snapshot, _ = steps.discovered(Snapshot(), [job], 1.0, now)
     _, actions = steps.discovered(snapshot, [], 2.0, now)
     (dead,) = (action.job for action in actions if isinstance(action, steps.ReadRemains))
-    found = crash.read(dead, "here", known, proc_root=tmp_path / "proc", kernel_log_path=tmp_path / "kmsg")
+    found = crash.collect_artifacts(dead, "here", known, proc_root=tmp_path / "proc", kernel_log_path=tmp_path / "kmsg")
     verdict = crash.judge(dead, found)
     assert verdict is not None and [rank.rank for rank in verdict.named] == [3], verdict
     assert (
@@ -304,16 +306,16 @@ def test_a_rank_that_ends_just_now_is_remembered_as_it_was(tmp_path: Path) -> No
     """In the order in which the kernel takes it away: its program with its memory, its folder, its namespaces."""
     rank = Rank(id=ProcessId(pid=999_000_000, start_ticks=1), rank=0, local_rank=0)
     known, process = (
-        crash_artifacts.LastSeen(tree_of_ranks(tmp_path, [rank])),
+        crash_artifacts.RankSnapshots(tree_of_ranks(tmp_path, [rank])),
         left_by(rank, tmp_path, "KeyError: early", 0.0),
     )
     known.note([(process, "uid 1")])
-    whole = known.of(rank.id)
+    whole = known.find(rank.id)
     assert whole is not None and whole.program == "/usr/bin/python3"
     for gone in ("exe", "cwd", "ns/mnt"):
         (tmp_path / "proc" / str(rank.id.pid) / gone).unlink()
         known.note([(process, "uid 1")])
-        assert known.of(rank.id) == whole
+        assert known.find(rank.id) == whole
 
 
 def tree_of_ranks(folder: Path, ranks: Sequence[Rank]) -> Path:
@@ -350,15 +352,19 @@ def folder_of_owner() -> Iterator[Path]:
 
 
 def seen(
-    process: subprocess.Popen[bytes], *, uid: int, error_file: str = "", memory: crash_artifacts.LastSeen | None = None
-) -> crash_artifacts.Seen:
+    process: subprocess.Popen[bytes],
+    *,
+    uid: int,
+    error_file: str = "",
+    memory: crash_artifacts.RankSnapshots | None = None,
+) -> crash_artifacts.RankSnapshot:
     """A process as a scan notes it."""
     state = procfs.read_state(process.pid)
     assert state is not None
-    known = memory or crash_artifacts.LastSeen()
+    known = memory or crash_artifacts.RankSnapshots()
     environ = {crash_artifacts.ERROR_FILE: error_file}
     known.note([(Process(id=state[0], parent_pid=1, comm="sh", state="S", uid=uid, environ=environ), "share")])
-    found = known.of(state[0])
+    found = known.find(state[0])
     assert found is not None
     return found
 
@@ -366,7 +372,7 @@ def seen(
 AS_OWNER = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"]
 
 
-def shell_that_segfaults(folder: Path, prefix: Sequence[str] = ()) -> crash_artifacts.Seen:
+def shell_that_segfaults(folder: Path, prefix: Sequence[str] = ()) -> crash_artifacts.RankSnapshot:
     """A shell of the owner as it was seen before it segfaulted."""
     command = [*prefix, "prlimit", "--core=unlimited", *AS_OWNER, "sh", "-c", "read word; kill -SEGV $$"]
     process = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE)
@@ -391,9 +397,9 @@ def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> Non
         wait_for(lambda: procfs.read_counters(launcher.pid).comm == "sleep", "the container")
         inside = ["nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "env", f"--chdir={folder_of_owner}"]
         known = shell_that_segfaults(folder_of_owner, inside)
-        root = crash_artifacts.root_of(known.mounts, [launcher.pid])
+        root = crash_artifacts.find_root(known.mounts, [launcher.pid])
         assert root == Path(f"/proc/{launcher.pid}/root")
-        (core,) = crash_artifacts.cores([(known, root)])
+        (core,) = crash_artifacts.find_cores([(known, root)])
         assert core is not None
         if core.refused.startswith("cores go to"):
             return
@@ -408,7 +414,7 @@ def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> Non
 def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
     """As its owner, by gdb; where cores go to a program that is said."""
     known = shell_that_segfaults(folder_of_owner)
-    (core,) = crash_artifacts.cores([(known, Path("/"))])
+    (core,) = crash_artifacts.find_cores([(known, Path("/"))])
     assert core is not None
     if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
         assert core.refused.startswith("cores go to")
@@ -489,7 +495,7 @@ def test_what_is_no_error_file_of_the_owner_is_refused(tmp_path: Path, kind: str
     finally:
         process.kill()
         process.wait()
-    (file,) = crash_artifacts.error_files([(known, Path("/"))])
+    (file,) = crash_artifacts.read_error_files([(known, Path("/"))])
     assert file.text == ""
     assert why in file.refused and bool(why) == bool(file.refused)
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from hangwatch import store
 from hangwatch.model import Incident
-from hangwatch.report.folder import folder_files
+from hangwatch.report.folder import render_files
 from tests import samples
 from tests.conftest import DATA
 from tests.other_users import as_user
@@ -252,7 +252,7 @@ def test_a_dump_that_names_no_rank_is_told(tmp_path: Path) -> None:
 
 def left(folder: Path, incident: Incident) -> Path:
     """What `hangwatch dump -o` leaves."""
-    return store.open_writable(folder).save(incident, folder_files(incident))
+    return store.open_writable(folder).save(incident, render_files(incident))
 
 
 def test_what_dump_left_in_a_folder_is_read_as_the_incident_that_it_is(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_adapters_and_limits_of_what_root_has_started(tmp_path: Path) -> None:
     tree.process(7, comm="slurmd", soft="1024", hard="524288")
     tree.process(9, comm="containerd", soft="1", hard="1", uid=4001)
     tree.process("self", soft="1024", hard="4096")
-    told = node_facts.read(tree.node()).node
+    told = node_facts.read_facts(tree.node()).node
     assert told["infiniband_firmware"] == "28.39.1002"
     assert told["infiniband_adapters"] == "2 MT4129 MT_0000000838"
     assert told["open_files_limit"] == "1024, hard 4096"

@@ -21,10 +21,10 @@ from prometheus_client import CollectorRegistry
 
 from hangwatch.config import Http
 from hangwatch.formats.incident_file import INCIDENT_FILE
-from hangwatch.report.folder import folder_files
+from hangwatch.report.folder import render_files
 from hangwatch.store import Store, open_writable
 from hangwatch.web import auth
-from hangwatch.web.http_server import ServeError, Server, prepared, usable_url
+from hangwatch.web.http_server import ServeError, Server, prepare, usable_url
 from tests import samples
 from tests.certificates import authority, issued
 from tests.conftest import wait_for
@@ -57,7 +57,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Store:
     for at in (0.0, 60.0):
         hang = samples.loader_hang()
         incident = replace(hang, opened_unix_seconds=hang.opened_unix_seconds + at, incident_id=f"i{at:.0f}")
-        kept.save(incident, folder_files(incident))
+        kept.save(incident, render_files(incident))
     return kept
 
 
@@ -440,7 +440,7 @@ def test_bcrypt_cost_above_12_is_warned_of(cost: int, is_warned_of: bool, tmp_pa
 
 def test_a_certificate_is_named_in_one_place(tmp_path: Path) -> None:
     with pytest.raises(ServeError, match="set the certificate there"):
-        prepared(Http(web_config_file=str(tmp_path / "web.yml"), tls_certificate="x"))
+        prepare(Http(web_config_file=str(tmp_path / "web.yml"), tls_certificate="x"))
 
 
 def test_the_list_of_a_store_that_cannot_be_read_is_empty(tmp_path: Path, pki: Path) -> None:

@@ -52,12 +52,12 @@ def test_a_scan_goes_on_and_leaves_a_bounded_number_of_threads_behind(tmp_path: 
         wait_for(is_read, "the rank beside those that are locked")
         assert {found[pid].uid for pid in pids} == {NOBODY}
         assert scan.unread[f"uid {NOBODY}"] >= len(pids)  # others of this user may run beside the test
-        assert locked_memory.SHARED.left_behind() == locked_memory.MOST_OF_ONE_OWNER
+        assert locked_memory.SHARED.abandoned_threads() == locked_memory.MOST_OF_ONE_OWNER
         wait_for(lambda: len(reading_threads()) == locked_memory.MOST_OF_ONE_OWNER, "the thread that read all others")
         waiting = reading_threads()
         scanned(scan)
         wait_for(lambda: reading_threads() == waiting, "the same threads: who does not answer is not asked again")
-    wait_for(lambda: locked_memory.SHARED.left_behind() == 0, "the threads to come back")
+    wait_for(lambda: locked_memory.SHARED.abandoned_threads() == 0, "the threads to come back")
 
 
 def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
     first = reads.read_one(target, lambda _: free.wait(20))
     again = reads.read_one(target, lambda _: "asked again")
     free.set()
-    wait_for(lambda: reads.left_behind() == 0, "the thread to come back")
+    wait_for(lambda: reads.abandoned_threads() == 0, "the thread to come back")
     assert [type(first), type(again), reads.read_one(target, lambda _: "read")] == [Fault, Fault, "read"]
 
 
@@ -81,11 +81,11 @@ def test_who_holds_a_gpu_is_read_however_many_threads_wait_for_strangers() -> No
         for pid in range(locked_memory.MOST)
     ]
     reads.read(strangers, lambda _: free.wait(60))
-    assert reads.left_behind() == locked_memory.MOST
+    assert reads.abandoned_threads() == locked_memory.MOST
     assert isinstance(reads.read_one(locked_memory.Target(me, "victim"), lambda _: "read"), Fault)
     assert reads.read_one(locked_memory.Target(me, "victim", holds_gpu=True), lambda _: "read") == "read"
     free.set()
-    wait_for(lambda: reads.left_behind() == 0, "the threads to come back")
+    wait_for(lambda: reads.abandoned_threads() == 0, "the threads to come back")
 
 
 ASKED: dict[str, Callable[[int], object]] = {
@@ -102,7 +102,7 @@ def test_a_check_is_told_that_there_is_no_answer(tmp_path: Path, file: str) -> N
         thread.start()
         thread.join(10)
         assert [getattr(answer, "reason", answer) for answer in answers] == ["NoAnswer"]
-    wait_for(lambda: locked_memory.SHARED.left_behind() == 0, "the threads to come back")
+    wait_for(lambda: locked_memory.SHARED.abandoned_threads() == 0, "the threads to come back")
 
 
 def test_a_daemon_finds_jobs_beside_it_and_ends_when_asked(tmp_path: Path, fake_driver: FakeDriver) -> None:

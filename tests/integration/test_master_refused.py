@@ -150,7 +150,7 @@ def test_a_store_at_loopback_of_a_job_with_ranks_elsewhere(program: str, expecte
 
 
 def _sockets(pid: int) -> list[sockets.Connection]:
-    table, held = sockets.read(pid, procfs.PROC) or {}, sockets.held_by(pid, procfs.PROC) or {}
+    table, held = sockets.read(pid, procfs.PROC) or {}, sockets.sockets_of_process(pid, procfs.PROC) or {}
     return [table[inode] for inode in held.values() if inode in table]
 
 

@@ -40,8 +40,8 @@ def identity(pid: int) -> ProcessId:
     return now[0]
 
 
-def door(*pids: int) -> nccl_ras.Door | Fault:
-    return nccl_ras.door([identity(pid) for pid in pids], procfs.PROC)
+def door(*pids: int) -> nccl_ras.RasEndpoint | Fault:
+    return nccl_ras.find_endpoint([identity(pid) for pid in pids], procfs.PROC)
 
 
 def asked(folder: Path) -> list[str]:
@@ -54,8 +54,8 @@ def test_a_rank_is_asked_in_its_own_network(tmp_path: Path) -> None:
     (tmp_path / "answer").write_text(FOUR)
     with process(tmp_path) as pid:
         found = door(pid)
-        assert isinstance(found, nccl_ras.Door)
-        status = nccl_ras.ask(found, "us", 60.0, threading.Event(), procfs.PROC)
+        assert isinstance(found, nccl_ras.RasEndpoint)
+        status = nccl_ras.ask_status(found, "us", 60.0, threading.Event(), procfs.PROC)
     assert not isinstance(status, Fault)
     assert status.communicators[0].size == 4
     assert asked(tmp_path) == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "STATUS"]
@@ -66,8 +66,8 @@ def test_an_older_nccl_answers_in_text(tmp_path: Path) -> None:
     (tmp_path / "answer").write_text("NCCL version 2.26.2 compiled with CUDA 12.6\n")
     with process(tmp_path, "text") as pid:
         found = door(pid)
-        assert isinstance(found, nccl_ras.Door)
-        status = nccl_ras.ask(found, "us", 60.0, threading.Event(), procfs.PROC)
+        assert isinstance(found, nccl_ras.RasEndpoint)
+        status = nccl_ras.ask_status(found, "us", 60.0, threading.Event(), procfs.PROC)
     assert not isinstance(status, Fault)
     assert status.version == "2.26.2"
     assert "VERBOSE STATUS" not in asked(tmp_path)
@@ -89,8 +89,8 @@ def test_whatever_it_answers_is_bounded(how: str, reasons: set[str], tmp_path: P
     (tmp_path / "answer").write_text('{"nccl_version": NaN' + "[" * 100_000)
     with process(tmp_path, how) as pid:
         found = door(pid)
-        assert isinstance(found, nccl_ras.Door)
-        fault = nccl_ras.ask(found, "us", 2.0, threading.Event(), procfs.PROC)
+        assert isinstance(found, nccl_ras.RasEndpoint)
+        fault = nccl_ras.ask_status(found, "us", 2.0, threading.Event(), procfs.PROC)
     assert isinstance(fault, Fault)
     assert fault.reason in reasons
 
@@ -132,7 +132,7 @@ def test_an_address_in_the_environment_is_a_port_at_most(told: str, reason: str,
 def test_the_host_of_that_address_does_not_count(tmp_path: Path) -> None:
     with process(tmp_path, "answer", NCCL_RAS_ADDR="192.0.2.1:28028") as pid:
         found = door(pid)
-    assert isinstance(found, nccl_ras.Door)
+    assert isinstance(found, nccl_ras.RasEndpoint)
     assert (found.address, found.port) == ("127.0.0.1", 28028)
 
 
@@ -143,14 +143,14 @@ def test_a_socket_at_an_address_that_is_not_its_own_is_not_asked() -> None:
         listening.bind(("192.0.2.1", 0))
         listening.listen()
         me = identity(os.getpid())
-        spaces = nccl_ras.Spaces(procfs.PROC)
-        fault = nccl_ras.listening(me, listening.getsockname()[1], spaces.held([me]), spaces)
+        spaces = nccl_ras.NamespaceCache(procfs.PROC)
+        fault = nccl_ras.find_listener(me, listening.getsockname()[1], spaces.held([me]), spaces)
     assert isinstance(fault, Fault)
     assert fault.reason == "NotOwnAddress"
 
 
 def answers(pid: int, *, min_age_seconds: float) -> object:
-    return nccl_ras.answers(
+    return nccl_ras.collect_statuses(
         [identity(pid)],
         "us",
         wanted=2,

@@ -98,7 +98,7 @@ def test_a_file_system_that_gives_no_answer_costs_the_deadline_of_one_process(tm
             mounted.close()  # before its end, which waits for the file system
     assert fine is not None
     assert held is None
-    wait_for(lambda: process_details.left_behind() == 0, "the reader to be let go")
+    wait_for(lambda: process_details.abandoned_children() == 0, "the reader to be let go")
 
 
 @pytest.mark.parametrize("asked", [True, False])

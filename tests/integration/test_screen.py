@@ -230,7 +230,7 @@ def test_nothing_is_said_of_what_is_quick_or_where_nobody_looks(typed: dict[str,
 
 
 def test_what_is_said_fits_the_line_and_holds_nothing_that_a_terminal_acts_on() -> None:
-    now = progress_line.Waiting()
+    now = progress_line.Step()
     assert list(now.each(["a", "b\x1b[31m" + "x" * 500], 2000, "reading")) == ["a", "b\x1b[31m" + "x" * 500]
     now.bytes_read = 3 << 30
     assert len(now.line()) < 200

@@ -47,10 +47,10 @@ def test_bytes_of_both_directions_are_counted() -> None:
     with connected() as (ours, theirs):
         ours.sendall(bytes(30_000))
         theirs.sendall(bytes(20_000))
-        wait_for(lambda: of(ours).bytes >= 50_000, "both directions to be counted")
+        wait_for(lambda: of(ours).carried_bytes >= 50_000, "both directions to be counted")
         assert of(ours).local == of(theirs).remote
-        assert sockets.words_of(of(ours).remote) == f"127.0.0.1 port {theirs.getsockname()[1]}"
-        assert sockets.held_by(os.getpid(), procfs.PROC)[ours.fileno()] == of(ours).inode
+        assert sockets.format_end(of(ours).remote) == f"127.0.0.1 port {theirs.getsockname()[1]}"
+        assert sockets.sockets_of_process(os.getpid(), procfs.PROC)[ours.fileno()] == of(ours).inode
 
 
 def test_a_socket_that_listens_is_told_from_a_connection() -> None:
@@ -91,7 +91,7 @@ def test_where_another_namespace_may_not_be_entered_its_connections_are_still_li
         asked, listed = sockets.read(pid, procfs.PROC), sockets.read(pid, tmp_path)
         for end in (ours, theirs):
             inode = os.fstat(end.fileno()).st_ino
-            assert listed[inode] == asked[inode]._replace(bytes=None)
+            assert listed[inode] == asked[inode]._replace(carried_bytes=None)
         theirs.close()
         inode = os.fstat(ours.fileno()).st_ino
         wait_for(lambda: sockets.read(pid, tmp_path)[inode].is_lost, "the end to be seen")
@@ -110,7 +110,7 @@ def test_too_many_connections_are_not_read_to_the_end(monkeypatch: pytest.Monkey
 def test_who_is_gone_has_neither_counters_nor_a_call() -> None:
     assert main_thread.read_counters(NOBODY, procfs.PROC) is None
     assert main_thread.read_call(NOBODY, procfs.PROC) is None
-    assert sockets.held_by(NOBODY, procfs.PROC) is None
+    assert sockets.sockets_of_process(NOBODY, procfs.PROC) is None
     assert sockets.read(NOBODY, procfs.PROC) is None
     assert sockets.read_unix(NOBODY, procfs.PROC) is None
 
@@ -148,7 +148,7 @@ listening.accept()
         targets.wait_for_state(pid, "S")
         wait_for(lambda: main_thread.read_call(pid, procfs.PROC), "the call")
         call = main_thread.read_call(pid, procfs.PROC)
-        table, held = sockets.read(pid, procfs.PROC), sockets.held_by(pid, procfs.PROC)
+        table, held = sockets.read(pid, procfs.PROC), sockets.sockets_of_process(pid, procfs.PROC)
     assert call.kind == "receives"
     assert [table[held[one]].listens for one in call.descriptors] == [True]
 
@@ -199,9 +199,9 @@ def test_bytes_are_counted_in_another_network_namespace(in_its_own_network: tupl
     before = Path("/proc/thread-self/ns/net").readlink()
     assert Path(f"/proc/{pid}/ns/net").readlink() != before
 
-    found, held = sockets.read(pid, procfs.PROC), sockets.held_by(pid, procfs.PROC)
+    found, held = sockets.read(pid, procfs.PROC), sockets.sockets_of_process(pid, procfs.PROC)
 
-    carried = [found[held[end]].bytes for end in (ours, theirs)]
+    carried = [found[held[end]].carried_bytes for end in (ours, theirs)]
     assert all(50_000 <= count <= 50_001 for count in carried), "the SYN that was acknowledged counts as a byte"
     assert found[held[ours]].local == found[held[theirs]].remote
     assert sockets.read_unix(pid, procfs.PROC)[held[unix]].peer is not None
@@ -216,7 +216,7 @@ def test_who_may_not_enter_a_network_namespace_still_sees_its_connections(
 ) -> None:
     """Without CAP_SYS_ADMIN, and as root otherwise: the daemon of the unit, whose capabilities are counted."""
     pid, (ours, theirs, _) = in_its_own_network
-    inodes = {sockets.held_by(pid, procfs.PROC)[end] for end in (ours, theirs)}
+    inodes = {sockets.sockets_of_process(pid, procfs.PROC)[end] for end in (ours, theirs)}
     code = (
         "import ctypes, sys\n"
         "from pathlib import Path\n"

@@ -20,7 +20,7 @@ from hangwatch.daemon.incident_writer import Keeping
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.formats import incident_file
 from hangwatch.probes.gpu.sampler import NvmlSampler
-from hangwatch.schedule import Beats
+from hangwatch.schedule import Schedule
 from hangwatch.stacks import activity
 from hangwatch.state.board import Board
 from hangwatch.state.steps import SaveIncident
@@ -56,7 +56,7 @@ def keeping_in(folder: Path) -> Iterator[tuple[Common, Keeping]]:
         settings=config.Settings(),
         node="gpu-a12",
         board=board,
-        beats=Beats(lambda _: None),
+        beats=Schedule(lambda _: None),
         gpus=NvmlSampler(sample_seconds=1.0, deadline_seconds=1.0),
         proc_root=Path("/proc"),
         activities=activity.load(),

@@ -27,7 +27,7 @@ from prometheus_client import CollectorRegistry
 from rich.cells import cell_len
 from rich.console import Console
 
-from hangwatch.cli.top import Seen, frame, watch
+from hangwatch.cli.top import LastAnswer, frame, watch
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.config import Http
 from hangwatch.model import JobName, JobState
@@ -201,18 +201,18 @@ def test_without_a_terminal_it_says_so(kind: str, monkeypatch: pytest.MonkeyPatc
         watch(lambda: SEEN)
 
 
-def drawn(seen: Seen, now: float, width: int = 100) -> str:
+def drawn(seen: LastAnswer, now: float, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=False)
     console.print(frame(seen, now, 1.7e9))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_what_needs_somebody_comes_first() -> None:
-    text = drawn(Seen(SEEN, 100.0), 100.0)
+    text = drawn(LastAnswer(SEEN, 100.0), 100.0)
     assert re.search(r"stuck +uid 1004 +hung \(page\) +2 min 05 s +8 +920 / 2100 W +rank 3", text)
     assert text.index("stuck") < text.index("well") and "5200 / 2100 W" in text
     moves = job("slow", JobState.STALLED, message="1 of 8 ranks moves: rank 0 in checkpoint", verdict="all others wait")
-    assert "rank 0 in checkpoint" in drawn(Seen(msgspec.structs.replace(SEEN, jobs=(moves,)), 100.0), 100.0, 130)
+    assert "rank 0 in checkpoint" in drawn(LastAnswer(msgspec.structs.replace(SEEN, jobs=(moves,)), 100.0), 100.0, 130)
     assert "xid" in text and "GPU 3: XID 79" in text and "1 check OK" in text and "clock_skew" not in text
     assert "as of" not in text
 
@@ -239,7 +239,7 @@ HUNG = Status(
 @pytest.mark.golden
 @pytest.mark.parametrize("width", [80, 120, 160, 200])
 def test_hung_job_at_each_width_loses_its_message_only(width: int, golden: Callable[[str, str], None]) -> None:
-    text = drawn(Seen(HUNG, 100.0), 100.0, width)
+    text = drawn(LastAnswer(HUNG, 100.0), 100.0, width)
     for cell in (
         "llama-70b (4711)",
         "alice",
@@ -259,7 +259,7 @@ def test_hung_job_at_each_width_loses_its_message_only(width: int, golden: Calla
 def test_table_of_any_job_at_any_width_fits_the_screen(width: int, verdict: str, name: str, has_end: bool) -> None:
     end = 1.7e9 + 460 if has_end else None
     hung = job("stuck", JobState.HUNG, job_name=name, verdict=verdict, ends_itself_unix_seconds=end)
-    text = drawn(Seen(msgspec.structs.replace(HUNG, jobs=(hung,)), 100.0), 100.0, width)
+    text = drawn(LastAnswer(msgspec.structs.replace(HUNG, jobs=(hung,)), 100.0), 100.0, width)
     assert all(cell_len(line) <= width for line in text.splitlines())
     if width >= 60:
         assert "hung (page)" in text and "2 min 05 s" in text
@@ -269,24 +269,24 @@ def test_when_a_job_ends_itself_and_how_old_checks_are_is_told() -> None:
     ending = job("stuck", JobState.HUNG, ends_itself_unix_seconds=1.7e9 + 460)
     late = job("late", JobState.HUNG, ends_itself_unix_seconds=1.7e9 - 1)
     check = CheckLine("environment", "WARNING", "Differs", "NCCL_DEBUG differs", 1.7e9 - 240)
-    text = drawn(Seen(msgspec.structs.replace(SEEN, jobs=(ending, late), checks=(check,)), 100.0), 100.0, 130)
+    text = drawn(LastAnswer(msgspec.structs.replace(SEEN, jobs=(ending, late), checks=(check,)), 100.0), 100.0, 130)
     assert re.search(r"for +times out in +ranks", text)
     assert re.search(r"stuck .* 7 min 40 s +8 ", text) and re.search(r"late .* passed +8 ", text)
     assert re.search(r"environment +WARNING +4 min ago +NCCL_DEBUG differs", text)
-    assert "times out in" not in drawn(Seen(SEEN, 100.0), 100.0)
+    assert "times out in" not in drawn(LastAnswer(SEEN, 100.0), 100.0)
 
 
 def test_old_news_say_how_old_they_are() -> None:
-    text = drawn(Seen(SEEN, 100.0, "no hangwatch answers"), 130.0)
+    text = drawn(LastAnswer(SEEN, 100.0, "no hangwatch answers"), 130.0)
     assert "retrying every second: no hangwatch answers" in text and "as of 30 s ago" in text
-    assert "asking the daemon" in drawn(Seen(), time.monotonic())
+    assert "asking the daemon" in drawn(LastAnswer(), time.monotonic())
 
 
 def test_names_are_shown_as_they_are_in_one_line() -> None:
     width = 60
     hostile = job("a\x1b]0;x\x07[red]b\nc" * 30, JobState.HUNG, verdict="[bold]x\u202e\x1b[2J" * 50)
     text = drawn(
-        Seen(SEEN.__class__(node="n\x1b[2J", sampler="ok", gpus=(), jobs=(hostile,), checks=()), 1.0), 1.0, width
+        LastAnswer(SEEN.__class__(node="n\x1b[2J", sampler="ok", gpus=(), jobs=(hostile,), checks=()), 1.0), 1.0, width
     )
     assert "\x1b" not in text and "\u202e" not in text and "\\x1b" in text
     assert all(len(line) <= width for line in text.splitlines()) and len(text.splitlines()) < 10

@@ -129,7 +129,7 @@ def test_without_symbols_it_is_found_by_its_shape(tmp_path: Path) -> None:
 
 
 def address_of_recorder(pid: int) -> int:
-    found = libraries.mapped(Path(f"/proc/{pid}/maps").read_bytes())
+    found = libraries.parse_maps(Path(f"/proc/{pid}/maps").read_bytes())
     with Path(f"/proc/{pid}/mem").open("rb") as memory:
         layout = layouts.candidates("2.13.0")
         places = search.search(
@@ -250,9 +250,9 @@ def test_a_library_that_gives_no_answer_costs_a_child(tmp_path: Path, monkeypatc
             began = time.monotonic()
             assert fault(process).reason in ("NoRecorder", "UnknownLayout", "NoAnswer")
             assert time.monotonic() - began < 20.0
-            left = tables.left_behind()
+            left = tables.abandoned_children()
             assert left == 1
             fault(process)
-            assert tables.left_behind() == left, "it is not asked again so soon"
+            assert tables.abandoned_children() == left, "it is not asked again so soon"
             mounted.close()  # its user cannot end before it does
-    wait_for(lambda: tables.left_behind() == 0, "the child to end with the file system")
+    wait_for(lambda: tables.abandoned_children() == 0, "the child to end with the file system")

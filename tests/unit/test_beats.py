@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from hangwatch.schedule import Beats
+from hangwatch.schedule import Schedule
 from tests.conftest import wait_for
 
 
@@ -17,9 +17,9 @@ def test_it_can_be_stopped_while_it_starts_what_is_due(monkeypatch: pytest.Monke
     monkeypatch.setattr(threading, "excepthook", died.append)
     chance, calls = random.Random(0), [0]
     for _ in range(40):
-        beats = Beats(lambda name: None)
+        beats = Schedule(lambda name: None)
         for _ in range(200):
-            beats.once("slow", lambda: calls.__setitem__(0, calls[0] + 1))
+            beats.run_once("slow", lambda: calls.__setitem__(0, calls[0] + 1))
         before, some = calls[0], chance.randrange(150)
         beats.start()
         wait_for(lambda: calls[0] >= before + some, "some of the calls")  # noqa: B023 - asked at once
@@ -29,17 +29,17 @@ def test_it_can_be_stopped_while_it_starts_what_is_due(monkeypatch: pytest.Monke
 
 def test_a_beat_can_be_made_to_come_sooner_and_never_later() -> None:
     turns: list[str] = []
-    beats = Beats(lambda name: None)
-    beats.every(3600.0, "checks", "rare", turns.append, "rare")
-    beats.every(0.05, "checks", "often", turns.append, "often")
-    beats.within(0.0, "rare")  # before the schedule begins there is nothing to bring forward
+    beats = Schedule(lambda name: None)
+    beats.run_every(3600.0, "checks", "rare", turns.append, "rare")
+    beats.run_every(0.05, "checks", "often", turns.append, "often")
+    beats.run_within(0.0, "rare")  # before the schedule begins there is nothing to bring forward
     beats.start()
     try:
         wait_for(lambda: turns.count("often") >= 2, "some turns")
         assert "rare" not in turns
-        beats.within(0.0, "rare")
-        beats.within(0.0, "nobody")
-        beats.within(3600.0, "often")
+        beats.run_within(0.0, "rare")
+        beats.run_within(0.0, "nobody")
+        beats.run_within(3600.0, "often")
         wait_for(lambda: "rare" in turns, "the turn that was brought forward")
         before = turns.count("often")
         wait_for(lambda: turns.count("often") >= before + 2, "the other one to go on at its pace")

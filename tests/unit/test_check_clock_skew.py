@@ -124,10 +124,10 @@ def test_the_kernels_integers(state: int, status: int, offset: int, synchronized
 def test_a_kernel_that_may_not_be_asked_matters_only_without_chrony(monkeypatch: pytest.MonkeyPatch) -> None:
     denied = Fault(subject="kernel clock", reason="AdjtimexDenied", detail="Operation not permitted", remedy="x")
     monkeypatch.setattr(timex, "read", lambda: denied)
-    monkeypatch.setattr(chrony, "tracking", lambda: None)
+    monkeypatch.setattr(chrony, "read_tracking", lambda: None)
     result = Checked("clock_skew").run(Node())
     assert (result.verdict.status.name, result.verdict.reason) == ("UNKNOWN", "AdjtimexDenied")
-    monkeypatch.setattr(chrony, "tracking", lambda: chrony.parse_tracking(TRACKING))
+    monkeypatch.setattr(chrony, "read_tracking", lambda: chrony.parse_tracking(TRACKING))
     result = Checked("clock_skew").run(Node())
     assert (result.verdict.status.name, result.faults) == ("OK", ())
 
@@ -151,7 +151,7 @@ def test_any_answer_of_chronyc_is_a_value_or_a_fault(text: str) -> None:
 
 def test_no_chrony_is_no_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "which", lambda *arguments, **others: None)
-    assert chrony.tracking() is None
+    assert chrony.read_tracking() is None
 
 
 def test_a_chronyc_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_chronyc_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch, tmp_
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(chrony, "DEADLINE_SECONDS", 0.3)
-    answer = chrony.tracking()
+    answer = chrony.read_tracking()
     assert isinstance(answer, Fault) and answer.reason == "ChronyNoAnswer"
 
 
@@ -174,7 +174,7 @@ def test_chronyc_that_cannot_be_ended_is_not_waited_for(monkeypatch: pytest.Monk
     monkeypatch.setattr(chrony, "DEADLINE_SECONDS", 0.3)
     monkeypatch.setattr(subprocess.Popen, "kill", lambda child: kept.append(child))
     began = time.monotonic()
-    answers = [chrony.tracking(), chrony.tracking()]
+    answers = [chrony.read_tracking(), chrony.read_tracking()]
     assert time.monotonic() - began < 15
     assert [isinstance(answer, Fault) and answer.reason for answer in answers] == ["ChronyNoAnswer"] * 2
     (child,) = kept  # no second one is started beside it
@@ -214,7 +214,7 @@ def real_chronyd(folder: Path) -> Iterator[tuple[int, int]]:
 def test_a_real_chronyd_on_loopback(tmp_path: Path) -> None:
     with real_chronyd(tmp_path) as (ntp, command):
         arguments = ("-h", "127.0.0.1", "-p", str(command))
-        answer = wait_for(lambda: chrony.tracking(arguments), "an answer of chronyd")
+        answer = wait_for(lambda: chrony.read_tracking(arguments), "an answer of chronyd")
         assert isinstance(answer, chrony.Tracking)
         assert answer.stratum == 9 and abs(answer.offset_seconds) < 0.001
         place = f"127.0.0.1:{ntp}"
@@ -227,7 +227,7 @@ def test_a_real_chronyd_on_loopback(tmp_path: Path) -> None:
         wait_for(lambda: abs(offset_seconds()) < 0.005, "an answer that nothing held up on its way")
         behind = Checked("clock_skew", peers=(place,)).run(Node(clock=FakeClock(unix=1.7e9).clock()))
         assert (behind.verdict.status.name, behind.verdict.reason) == ("CRITICAL", "ClockFarOff")
-    assert chrony.tracking(arguments) is None, "chrony is installed and does not run"
+    assert chrony.read_tracking(arguments) is None, "chrony is installed and does not run"
 
 
 # --- SNTP ----------------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def test_the_table_and_the_owner_of_a_rank(tree: NodeTree) -> None:
     assert rows["local rank 0 of job 77 (pid 10)"] == "may be dumped"
     assert dump_permissions.user_of(tree.proc, 10) == 1000
     assert dump_permissions.user_of(tree.proc, 11) is None
-    own = dump_permissions.own(tree.proc)
+    own = dump_permissions.read_rights(tree.proc)
     assert isinstance(own, dump_permissions.Rights) and own.user_id == 500
 
 
@@ -138,7 +138,7 @@ def test_this_process_may_look_at_itself_and_is_not_touched() -> None:
     before = Path("/proc/self/status").read_text()
     assert "TracerPid:\t0" in before
     assert dump_permissions.may_attach(Path("/proc"), os.getpid()) is True
-    answer = dump_permissions.own(Path("/proc"))
+    answer = dump_permissions.read_rights(Path("/proc"))
     assert isinstance(answer, dump_permissions.Rights)
     assert answer.user_id == os.geteuid() and answer.pyspy_version
     assert answer.pyspy_path and os.access(answer.pyspy_path, os.X_OK)

@@ -190,7 +190,7 @@ def started(tree: NodeTree) -> NodeTree:
 
 
 def new(tree: NodeTree) -> dict[str, tuple[float, float, str]]:
-    return {one.who: (one.soft, one.hard, one.source) for one in file_limits.read(tree.root, tree.proc)}
+    return {one.kind: (one.soft, one.hard, one.source) for one in file_limits.read(tree.root, tree.proc)}
 
 
 def test_what_a_login_and_a_unit_would_get_is_said_without_a_job(started: NodeTree) -> None:

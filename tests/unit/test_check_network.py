@@ -564,11 +564,11 @@ def test_of_one_network_namespace_the_connections_are_read_once_in_a_scan() -> N
     me, proc = os.getpid(), Path("/proc")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        before, established = sockets.Established(proc), sockets.Established(proc)
-        assert not before.to(port, me)
+        before, established = sockets.EstablishedCache(proc), sockets.EstablishedCache(proc)
+        assert not before.remote_ends(port, me)
         with socket.create_connection(("127.0.0.1", port)) as client:
             inode = os.fstat(client.fileno()).st_ino
-            assert established.to(port, me)[inode] == (bytes((127, 0, 0, 1)), port)
-            assert established.to(port, 1) == established.to(port, me), "of whatever process in it"
+            assert established.remote_ends(port, me)[inode] == (bytes((127, 0, 0, 1)), port)
+            assert established.remote_ends(port, 1) == established.remote_ends(port, me), "of whatever process in it"
             assert sockets.store_endpoint(me, port, proc, before) is None, "this scan has read it before"
             assert sockets.store_endpoint(me, port, proc, established) is not None

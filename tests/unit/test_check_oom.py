@@ -228,7 +228,7 @@ def test_this_machine() -> None:
 
 @given(st.text(max_size=300))
 def test_any_text_is_heard(text: str) -> None:
-    listener = oom_kills.Listener()
+    listener = oom_kills.OomLog()
     for line in (text, f"oom-kill:{text}", f"Tasks in {text}", f"Out of memory: {text}"):
-        listener.hear(line, 1.0)
+        listener.read_line(line, 1.0)
     assert len(listener.kills().kills) <= 4

@@ -122,7 +122,7 @@ def test_the_window_grows_to_its_length_newest_last() -> None:
 
 
 def test_stalled_is_unknown_and_says_since_when() -> None:
-    result = runner.stalled(check_of(lambda node, settings: None), 100.0, 145.0)
+    result = runner.stalled_result(check_of(lambda node, settings: None), 100.0, 145.0)
     assert (result.verdict.status, result.verdict.reason) == (CheckStatus.UNKNOWN, "Stalled")
     assert not result.success
     assert "has not returned for 45 s" in result.verdict.message
@@ -172,7 +172,7 @@ def test_every_check_of_this_tree_keeps_the_contract() -> None:
     found = checks.checks()
     assert len(found) >= 14
     for name, check in found.items():
-        assert contract.breaches(name, check) == []
+        assert contract.find_contract_problems(name, check) == []
         assert check.settings().enabled is True
         assert 5 <= check.every_seconds <= 300
 
@@ -197,11 +197,11 @@ def test_every_check_of_this_tree_keeps_the_contract() -> None:
 )
 def test_a_breach_is_told_in_words(change: dict[str, Any], problem: str) -> None:
     broken = replace(check_of(lambda node, settings: None), **change)
-    assert any(problem in line for line in contract.breaches("disk", broken))
+    assert any(problem in line for line in contract.find_contract_problems("disk", broken))
 
 
 def test_a_module_without_a_check_is_a_breach() -> None:
-    assert contract.breaches("disk", None) == ["has no CHECK = Check(...)"]
+    assert contract.find_contract_problems("disk", None) == ["has no CHECK = Check(...)"]
 
 
 def test_a_file_that_breaks_the_contract_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

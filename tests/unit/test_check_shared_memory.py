@@ -9,7 +9,7 @@ import pytest
 
 from hangwatch.checks.shared_memory import Sample, Settings, Shm, judge
 from hangwatch.model import Fault
-from hangwatch.probes.node.filesystems import Onlookers
+from hangwatch.probes.node.filesystems import FilesystemReader
 from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, tmpfs
@@ -93,9 +93,9 @@ def test_a_job_that_shares_the_nodes_or_vanished_adds_nothing(tmp_path: Path) ->
 
 def test_one_that_should_answer_and_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hangwatch.checks.shared_memory.DEADLINE_SECONDS", 0.3)
-    tree, onlookers = NodeTree(tmp_path), Onlookers()
+    tree, onlookers = NodeTree(tmp_path), FilesystemReader()
     with dead_mount(tree.dev / "shm"):
         result = run("shared_memory", tree.node(filesystems=onlookers))
         assert told(result)[0] == "UNKNOWN"
         assert isinstance(result.faults[0], Fault) and result.faults[0].reason == "NoAnswer"
-    wait_for(lambda: onlookers.left_behind() == 0, "the children to end once the mount is gone")
+    wait_for(lambda: onlookers.abandoned_children() == 0, "the children to end once the mount is gone")

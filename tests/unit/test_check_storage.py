@@ -18,7 +18,7 @@ from hangwatch.checks import storage
 from hangwatch.checks.storage import INCIDENTS, Answer, Sample, Settings, judge
 from hangwatch.model import Fault
 from hangwatch.probes.node import filesystems
-from hangwatch.probes.node.filesystems import Mount, Onlookers, Space
+from hangwatch.probes.node.filesystems import FilesystemReader, Mount, Space
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, tmpfs
 from tests.node_tree import NodeTree, job, rank, run, told, values
@@ -127,7 +127,7 @@ def test_a_child_that_cannot_be_started_is_unknown(tree: NodeTree, monkeypatch: 
 
 def test_a_real_read_only_file_system_says_so(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "image", "1m,ro") as image:
-        answers = Onlookers().space([str(image), str(tmp_path)], 5.0).values()
+        answers = FilesystemReader().read_space([str(image), str(tmp_path)], 5.0).values()
         assert [answer.read_only for answer in answers if isinstance(answer, Space)] == [True, False]
 
 
@@ -193,7 +193,7 @@ def test_what_answers_mean(answer: Answer, expected: tuple[str, str]) -> None:
 
 
 def test_a_dead_mount_is_hung_and_blocks_nobody(tree: NodeTree) -> None:
-    onlookers = Onlookers()
+    onlookers = FilesystemReader()
     with dead_mount(tree.root / "dead") as dead:
         # Only this mount: others on this machine, and their tests, mount and unmount what they like meanwhile.
         rows = Path("/proc/self/mountinfo").read_text().splitlines(keepends=True)
@@ -207,20 +207,20 @@ def test_a_dead_mount_is_hung_and_blocks_nobody(tree: NodeTree) -> None:
         assert values(result, "storage_answers")[str(dead), "fuse.deadfs"] == 0
         again = run("storage", node, deadline_seconds=0.5)
         assert told(again) == ("CRITICAL", "StorageHung")
-        assert onlookers.left_behind() <= 1, "it is not asked again while a child still hangs in it"
-    wait_for(lambda: onlookers.left_behind() == 0, "the children to end once the mount is gone")
+        assert onlookers.abandoned_children() <= 1, "it is not asked again while a child still hangs in it"
+    wait_for(lambda: onlookers.abandoned_children() == 0, "the children to end once the mount is gone")
 
 
 def test_the_living_answer_beside_the_dead(tmp_path: Path) -> None:
-    onlookers = Onlookers()
+    onlookers = FilesystemReader()
     with dead_mount(tmp_path / "dead") as dead:
-        answers = onlookers.space(["/", str(dead), "/proc"], 0.5)
+        answers = onlookers.read_space(["/", str(dead), "/proc"], 0.5)
         assert isinstance(answers["/"], Space) and isinstance(answers["/proc"], Space)
         fault = answers[str(dead)]
         assert isinstance(fault, Fault) and fault.reason == "NoAnswer"
-        listed = onlookers.names([str(dead), str(tmp_path)], 0.5)
+        listed = onlookers.list_names([str(dead), str(tmp_path)], 0.5)
         assert listed[str(tmp_path)] == ("dead",)
-    wait_for(lambda: onlookers.left_behind() == 0, "the children to end once the mount is gone")
+    wait_for(lambda: onlookers.abandoned_children() == 0, "the children to end once the mount is gone")
 
 
 def test_a_child_that_the_kernel_holds_is_left_behind_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,24 +229,24 @@ def test_a_child_that_the_kernel_holds_is_left_behind_once(tmp_path: Path, monke
     stubborn.write_text("import os, time\nos.close(1)\ntime.sleep(600)\n")
     monkeypatch.setattr(filesystems, "CHILD", stubborn)
     monkeypatch.setattr(subprocess.Popen, "kill", lambda self: None)
-    onlookers = Onlookers()
+    onlookers = FilesystemReader()
     for _ in range(3):
-        answer = onlookers.space(["/data"], 0.1)["/data"]
+        answer = onlookers.read_space(["/data"], 0.1)["/data"]
         assert isinstance(answer, Fault) and answer.reason == "NoAnswer"
-    assert onlookers.left_behind() == 1
+    assert onlookers.abandoned_children() == 1
     monkeypatch.undo()
-    assert isinstance(onlookers.space(["/"], 5.0)["/"], Space), "other paths are still asked"
+    assert isinstance(onlookers.read_space(["/"], 5.0)["/"], Space), "other paths are still asked"
     for one in onlookers._abandoned._abandoned:
         assert one.child.end(10.0)
-    assert onlookers.left_behind() == 0
-    assert isinstance(onlookers.space(["/"], 5.0)["/"], Space)
+    assert onlookers.abandoned_children() == 0
+    assert isinstance(onlookers.read_space(["/"], 5.0)["/"], Space)
 
 
 def test_a_child_that_prints_nonsense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = tmp_path / "child.py"
     child.write_text("print('no json'); print('[1]'); print('[0, {\"errno\": 116}]')\n")
     monkeypatch.setattr(filesystems, "CHILD", child)
-    answer = Onlookers().space(["/data"], 1.0)["/data"]
+    answer = FilesystemReader().read_space(["/data"], 1.0)["/data"]
     assert isinstance(answer, Fault)
     assert (answer.reason, answer.detail) == ("CannotRead", "/data: Stale file handle")
 

@@ -76,7 +76,7 @@ def test_all_config_errors_are_reported_with_their_lines() -> None:
 
 def test_config_error_keeps_the_valid_settings() -> None:
     error = refusal("[detector]\nhold_seconds = 7\nquorum = 3\n[gpu]\nsample_seconds = 'x'\n")
-    assert error.rest.detector == config.Detector(hold_seconds=7.0)
+    assert error.valid_settings.detector == config.Detector(hold_seconds=7.0)
     assert error.sections == {"detector", "gpu"}
 
 

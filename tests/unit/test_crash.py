@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from hangwatch import crash
-from hangwatch.crash import Left, collection
+from hangwatch.crash import CrashArtifacts, collection
 from hangwatch.explain.logs import launcher_text, rank_log
 from hangwatch.explain.stacks import gdb_text
 from hangwatch.formats import incident_file
@@ -25,7 +25,7 @@ RESET = "RuntimeError: Connection closed by peer [127.0.0.1]:34688"
 
 def left(
     rank: int, *, error: str = "", at: float = 0.0, segfault: float | None = None, core: str = "", text: str = ""
-) -> Left:
+) -> CrashArtifacts:
     pid = 1000 + rank
     failure = None
     if error:
@@ -40,7 +40,7 @@ def left(
         lines = (
             KernelLine(name=told.name, text=line, unix_seconds=NOW + segfault, subject=told.subject, where=told.where),
         )
-    return Left(
+    return CrashArtifacts(
         RankId(node="n1", rank=rank, local_rank=rank, pid=pid),
         gone_unix_seconds=NOW + 10,
         lines=lines,
@@ -49,7 +49,7 @@ def left(
     )
 
 
-def job(*found: Left, world_size: int | None = None) -> Job:
+def job(*found: CrashArtifacts, world_size: int | None = None) -> Job:
     ended = tuple(
         EndedProcess(
             id=ProcessId(pid=one.id.pid or 0, start_ticks=1),
@@ -116,7 +116,7 @@ def job(*found: Left, world_size: int | None = None) -> Job:
         ),
     ],
 )  # fmt: skip
-def test_who_died_first(found: list[Left], named: list[int], confidence: Confidence, words: str) -> None:
+def test_who_died_first(found: list[CrashArtifacts], named: list[int], confidence: Confidence, words: str) -> None:
     verdict = crash.judge(job(*found), found)
     assert verdict is not None and verdict.kind == "Crashed"
     assert [rank.rank for rank in verdict.named] == named, verdict.message
@@ -222,7 +222,7 @@ def test_the_incident_is_closed_and_can_be_shown() -> None:
     whole = job(*found)
     verdict = crash.judge(whole, found)
     assert verdict is not None
-    incident = crash.incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
+    incident = crash.make_incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
     assert incident.closed_unix_seconds == incident.opened_unix_seconds == NOW
     assert "segfault in libnccl.so.2" in text.render(incident)
     assert "segfault in libnccl.so.2" in html.render(incident)
@@ -234,7 +234,7 @@ def test_a_report_of_a_crash_says_who_died_and_how_in_all_forms() -> None:
     whole = job(*found, world_size=8)
     verdict = crash.judge(whole, found)
     assert verdict is not None
-    incident = crash.incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
+    incident = crash.make_incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
     report, page = text.render(incident), html.render(incident)
     assert "  3 ranks, all ended on n1, world size 8" in report
     assert "<dt>Ranks</dt><dd>3 ranks, all ended, world size 8</dd>" in page
@@ -326,7 +326,7 @@ def test_who_lost_a_rank_or_the_store_of_the_job_followed_somebody(error: str) -
     assert (verdict.named, verdict.confidence) == ((), Confidence.NONE), verdict.message
 
 
-def crashed_by(error: str, at: float) -> crash.Left:
+def crashed_by(error: str, at: float) -> crash.CrashArtifacts:
     """A rank that was gone at NOW, with an error file of that time beside its end."""
     told = json.dumps({"message": {"message": error, "extraInfo": {"timestamp": str(int(NOW + at))}}})
     return collection._with_error_file(left(0)._replace(gone_unix_seconds=NOW), crash_artifacts.ErrorFile(text=told))
@@ -397,7 +397,7 @@ def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: st
     whole = job(*found)
     verdict = crash.judge(whole, found)
     assert verdict is not None
-    incident = crash.incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
+    incident = crash.make_incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
     assert ": ShardError, by its error file" in verdict.message and "zebra" not in verdict.message
     assert not any("zebra" in entry.message for entry in incident.timeline)
     died = incident.job.ended[0].died

@@ -25,9 +25,9 @@ for number in range(100):
     def decode():
         gate.wait()
         if way == "json":
-            found.append(decoding.json(b'{"g3": {"a": {"f3": {"x": [1]}}}}', kind))
+            found.append(decoding.decode_json(b'{"g3": {"a": {"f3": {"x": [1]}}}}', kind))
         elif way == "toml":
-            found.append(decoding.toml('g3 = {a = {f3 = {x = [1]}}}', kind))
+            found.append(decoding.decode_toml('g3 = {a = {f3 = {x = [1]}}}', kind))
         else:
             found.append(decoding.convert({"g3": {"a": {"f3": {"x": [1]}}}}, kind))
 

@@ -98,8 +98,8 @@ def test_of_a_real_process_no_secret_is_read(tmp_path: Path) -> None:
     }
     child = subprocess.Popen([sys.executable, "-c", "input()"], env=told, stdin=subprocess.PIPE)
     try:
-        wait_for(lambda: environments.allowed(child.pid, procfs.PROC), "its environment")
-        found = environments.allowed(child.pid, procfs.PROC)
+        wait_for(lambda: environments.read_allowed(child.pid, procfs.PROC), "its environment")
+        found = environments.read_allowed(child.pid, procfs.PROC)
     finally:
         child.kill()
         child.communicate()
@@ -107,4 +107,4 @@ def test_of_a_real_process_no_secret_is_read(tmp_path: Path) -> None:
 
 
 def test_of_a_process_that_is_gone_nothing_is_read() -> None:
-    assert environments.allowed(os.getpid(), Path("/nowhere")) == {}
+    assert environments.read_allowed(os.getpid(), Path("/nowhere")) == {}

@@ -521,7 +521,7 @@ FAULT = "python3[4711]: segfault at 0 ip 00007fc2 sp 00007ffd error 6 in libnccl
 def test_lines_of_dmesg_are_evidence(prefix: str, when: str) -> None:
     found = collect("[1.0] eth0: link up", prefix + FAULT, name="dmesg.txt")
     (heard,) = found.kernel
-    assert (heard.said.name, heard.said.subject, heard.when) == ("segfault", "4711", when)
+    assert (heard.matched.name, heard.matched.subject, heard.when) == ("segfault", "4711", when)
     verdict = complete(None, kernel_text.supplement(found.kernel, []))
     assert verdict.kind == "LogsOnly" and not verdict.named and not verdict.first_look
     assert "segfault at 0" in verdict.message and "touched memory that is not its own" in verdict.message

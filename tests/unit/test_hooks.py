@@ -16,9 +16,9 @@ from hangwatch import config, hooks
 from hangwatch.config import ConfigError
 from hangwatch.formats.incident_file import StoreError
 from hangwatch.hook_process import MOST_OUTPUT_BYTES
-from hangwatch.hooks import Ended, Hooks, call_of
+from hangwatch.hooks import HookResult, Hooks, due_hook
 from hangwatch.model import CRASHED, Incident, JobState
-from hangwatch.schedule import Pace
+from hangwatch.schedule import RateLimit
 from hangwatch.store import Store
 from tests import samples
 from tests.conftest import wait_for
@@ -43,8 +43,10 @@ def incident(**job: object) -> Incident:
     return replace(found, job=replace(found.job, **job))
 
 
-def ran(program: str, *arguments: str, deadline_seconds: float = 60.0) -> Ended:
-    call = call_of(config.Hooks(on_hung=(program, *arguments)), incident(), JobState.HUNG, Path("/state/incidents/one"))
+def ran(program: str, *arguments: str, deadline_seconds: float = 60.0) -> HookResult:
+    call = due_hook(
+        config.Hooks(on_hung=(program, *arguments)), incident(), JobState.HUNG, Path("/state/incidents/one")
+    )
     assert call is not None
     return hooks.run(call, deadline_seconds)
 
@@ -134,23 +136,23 @@ def test_state_change_selects_its_hook(moved_to: JobState | None, kind: str, key
         **dict.fromkeys(("on_hung", "on_stalled", "on_recovered", "on_ended", "on_crashed"), ("/usr/bin/true",))
     )
     found = incident()
-    call = call_of(all_of_them, replace(found, verdict=replace(found.verdict, kind=kind)), moved_to, None)
+    call = due_hook(all_of_them, replace(found, verdict=replace(found.verdict, kind=kind)), moved_to, None)
     assert (call and call.key) == key
-    assert call_of(config.Hooks(), found, moved_to, None) is None
+    assert due_hook(config.Hooks(), found, moved_to, None) is None
 
 
 def test_text_of_a_job_owner_is_neither_option_nor_shell_code(script: Script) -> None:
     names = ("incident", "name", "job", "job_name", "job_key", "state", "owner", "owner_uid", "slurm_job", "node")
     command = ("/usr/bin/true", *(f"{{{name}}}" for name in names))
     hostile = incident(job_id="--rm; $(x)\n`y`", job_name="../-a b", job_key="k1", owner="Slurm job 4711", uid=1004)
-    call = call_of(config.Hooks(on_hung=command), hostile, JobState.HUNG, Path("/state/incidents/one"))
+    call = due_hook(config.Hooks(on_hung=command), hostile, JobState.HUNG, Path("/state/incidents/one"))
     assert call is not None
     assert call.command[1:] == (
         "/state/incidents/one", "one", "_-rm____x___y_", "_._-a_b", "k1", "hung", "Slurm job 4711", "1004", "4711", samples.NODE,
     )  # fmt: skip
     assert call.environ["HANGWATCH_JOB"] == "_-rm____x___y_"
     assert {f"HANGWATCH_{name.upper()}" for name in names} <= call.environ.keys()
-    claims = call_of(config.Hooks(on_hung=command), incident(owner="uid 4711", job_id="4711"), JobState.HUNG, None)
+    claims = due_hook(config.Hooks(on_hung=command), incident(owner="uid 4711", job_id="4711"), JobState.HUNG, None)
     assert claims is not None and "HANGWATCH_SLURM_JOB" not in claims.environ, "a name is not the kernel's word"
 
 
@@ -215,7 +217,7 @@ def test_hook_at_its_deadline_is_killed_with_its_children(script: Script) -> Non
 
 def test_killed_daemon_leaves_no_hook_running(script: Script, tmp_path: Path) -> None:
     program = script(f"sleep 1000 & echo $! $$ > {tmp_path}/written; mv {tmp_path}/written {tmp_path}/pids; wait")
-    runs = "import sys; from pathlib import Path; from hangwatch import hooks; hooks.run(hooks.Call('on_hung', (sys.argv[1],), {}, None, None), 600)"
+    runs = "import sys; from pathlib import Path; from hangwatch import hooks; hooks.run(hooks.HookCall('on_hung', (sys.argv[1],), {}, None, None), 600)"
     daemon = subprocess.Popen([sys.executable, "-c", runs, program])
     try:
         wait_for((tmp_path / "pids").exists, "the hook")
@@ -265,7 +267,7 @@ def test_hook_with_missing_interpreter_is_not_run(tmp_path: Path) -> None:
 
 def test_hook_limit_of_one_owner_does_not_limit_other_owners() -> None:
     now = [100.0]
-    pace = Pace(5, 2, lambda: now[0])
+    pace = RateLimit(5, 2, lambda: now[0])
     assert [pace.begin("a") is None for _ in range(4)] == [True, True, False, False]
     assert (pace.begin("a"), pace.begin("b")) == ("per_minute_of_owner", None)
     assert [pace.begin(owner) is None for owner in "cde"] == [True, True, False]
@@ -278,7 +280,7 @@ def test_slow_hook_of_one_owner_does_not_delay_other_owners(tmp_path: Path, scri
     door = tmp_path / "door"
     os.mkfifo(door)
     program = script(f'[ "$HANGWATCH_OWNER" != slow ] || cat {door}')
-    ended: list[Ended] = []
+    ended: list[HookResult] = []
     threads: list[threading.Thread] = []
 
     def begin(call: Callable[[], None]) -> None:
@@ -300,7 +302,7 @@ def test_slow_hook_of_one_owner_does_not_delay_other_owners(tmp_path: Path, scri
 
 
 def test_hook_that_needs_the_incident_folder_is_not_called_without_it() -> None:
-    ended: list[Ended] = []
+    ended: list[HookResult] = []
     called = Hooks(config.Hooks(on_hung=("/usr/bin/true", "{incident}")), lambda call: call(), ended.append)
     called.call(incident(), JobState.HUNG, None)
     assert "was not called: it needs {incident}" in ended[0].message and ended[0].output is None
@@ -308,7 +310,7 @@ def test_hook_that_needs_the_incident_folder_is_not_called_without_it() -> None:
 
 
 def test_hook_counters_begin_at_zero() -> None:
-    begun = hooks.none_yet(config.Hooks(on_hung=("/bin/true",), on_crashed=("/bin/true",)))
+    begun = hooks.zero_counts(config.Hooks(on_hung=("/bin/true",), on_crashed=("/bin/true",)))
     assert set(begun.values()) == {0}
     assert {event for event, _ in begun} == {"hung", "crashed"}
     assert {outcome for _, outcome in begun} == {"ok", "failed", "killed", "timed_out", "not_run", "not_called"}

@@ -136,7 +136,7 @@ def test_no_pattern_takes_long() -> None:
 # --- which ranks they speak of ---------------------------------------------------------------------------------------
 
 
-def log(folder: Path, *lines: str, boot_seconds: float | None = None) -> tuple[kmsg.SaidLine, ...]:
+def log(folder: Path, *lines: str, boot_seconds: float | None = None) -> tuple[kmsg.LoggedLine, ...]:
     at = time.monotonic() if boot_seconds is None else boot_seconds
     path = folder / "kmsg"
     path.write_text("".join(f"4,{number},{int(at * 1e6)},-;{line}\n" for number, line in enumerate(lines)))
@@ -145,7 +145,7 @@ def log(folder: Path, *lines: str, boot_seconds: float | None = None) -> tuple[k
     return events.lines
 
 
-def said_of(job: Job, lines: tuple[kmsg.SaidLine, ...]) -> dict[int, tuple[KernelLine, ...]]:
+def said_of(job: Job, lines: tuple[kmsg.LoggedLine, ...]) -> dict[int, tuple[KernelLine, ...]]:
     """As where this process is in the initial pid namespace, in which the log counts; a worker of the tests is not."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

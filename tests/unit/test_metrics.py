@@ -19,7 +19,7 @@ from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.watch_parts import Silence
-from hangwatch.metrics.series import LABEL_LENGTH, sentence
+from hangwatch.metrics.series import LABEL_LENGTH, sentence_label
 from hangwatch.model import (
     CheckResult,
     CheckStatus,
@@ -100,7 +100,7 @@ def test_an_incident_that_is_closed_is_exported_no_more() -> None:
 @given(st.lists(st.integers(min_value=0, max_value=4194304), min_size=1, max_size=60))
 def test_a_sentence_that_is_too_long_holds_no_other_number(pids: list[int]) -> None:
     """It is on the page: `pid 372` that ends as `pid 37` is somebody else's process."""
-    told = sentence("rank 5, pid " + " and pid ".join(map(str, pids)) + " stand in read")
+    told = sentence_label("rank 5, pid " + " and pid ".join(map(str, pids)) + " stand in read")
     assert len(told) <= LABEL_LENGTH
     assert set(re.findall(r"pid (\d+)", told)) <= set(map(str, pids))
     assert told.endswith(("…", "stand in read"))

@@ -25,7 +25,7 @@ from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.web import listener, user_socket
 from hangwatch.web.incident_pages import JSON
 from hangwatch.web.listener import Answer, Listener, Peer, Request, peer_of, text
-from hangwatch.web.user_socket import MAX_CONNECTIONS_OF_USER, OwnJobs
+from hangwatch.web.user_socket import MAX_CONNECTIONS_OF_USER, UserSocket
 from tests import samples
 from tests.conftest import wait_for
 from tests.other_users import as_thread_of, needs_root
@@ -51,7 +51,7 @@ def look_at(found: Job, _rounds: int | None) -> Diagnosis:
 
 
 class Desk:
-    """An `OwnJobs` over a board with these jobs, asked without a socket; the clock stands."""
+    """An `UserSocket` over a board with these jobs, asked without a socket; the clock stands."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Desk:
         self.board = Board()
         self.put(*jobs)
         self.now = 100.0
-        self.own_jobs = OwnJobs(
+        self.own_jobs = UserSocket(
             config.Settings(socket=config.Socket(**settings)),  # type: ignore[arg-type]
             "n1",
             self.board,

@@ -11,7 +11,7 @@ from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.metrics import collective_progress
 from hangwatch.metrics.collective_metrics import COLLECTIVES_OF_AN_OWNER
-from hangwatch.metrics.collective_progress import Collective, Found
+from hangwatch.metrics.collective_progress import Collective, JobProgress
 from hangwatch.model import Frame, Group, Grouping, JobState, Member, RecorderFacts
 from hangwatch.state.board import JobEntry, Snapshot
 from tests import samples
@@ -25,11 +25,11 @@ def grouping(*members: Member, waits_for: str = "ranks") -> Grouping:
     return Grouping(groups=(group,), world_size=len(members))
 
 
-def found(*members: Member, most: int = 100) -> Found:
-    return collective_progress.found(grouping(*members), most)
+def found(*members: Member, most: int = 100) -> JobProgress:
+    return collective_progress.find_progress(grouping(*members), most)
 
 
-def numbers(told: Found) -> dict[tuple[int, str], tuple[int, int | None]]:
+def numbers(told: JobProgress) -> dict[tuple[int, str], tuple[int, int | None]]:
     """How far each rank is in each group, and what it waits in."""
     return {
         (one.place.rank, one.group): (one.number, one.waits_in.number if one.waits_in else None) for one in told.reached
@@ -61,7 +61,7 @@ def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
     assert numbers(told) == {(0, "gloo:default_pg"): (6, 6), (1, "gloo:default_pg"): (8, 6), (1, "gloo:1"): (2, None)}
     assert [one.place.has_open for one in told.reached] == [True, True, True]
     assert collective_progress.waited_since(told.reached) == {"gloo:default_pg": 6.0}
-    assert collective_progress.collectives(told.reached) == {
+    assert collective_progress.count_collectives(told.reached) == {
         Collective("gloo:default_pg", "the default group", 6, "all_reduce", waits=True): 2,
         Collective("gloo:default_pg", "the default group", 8, "all_reduce", waits=False): 1,
     }
@@ -87,10 +87,10 @@ def test_who_has_no_record_in_the_default_group_says_since_when_it_would() -> No
 
 
 def test_nothing_is_told_where_two_ranks_bear_one_number_or_none() -> None:
-    assert found(standing(0, waits(6)), standing(0, waits(6))) == Found()
+    assert found(standing(0, waits(6)), standing(0, waits(6))) == JobProgress()
     one = standing(0, waits(6))
     nameless = structs.replace(one, id=structs.replace(one.id, rank=None))
-    assert found(nameless, nameless) == Found()
+    assert found(nameless, nameless) == JobProgress()
 
 
 def test_of_many_groups_the_waited_one_the_default_one_and_those_last_used_are_told() -> None:
@@ -121,7 +121,7 @@ def test_names_of_groups_stay_two_whatever_is_cut_off() -> None:
 
 def test_what_a_job_wrote_is_short_and_printable() -> None:
     evil = record(3, "1", group_description="\x1b[31m" + "d" * 500, operation="gloo:" + "o\n" * 500, state="open")
-    ((one, _),) = collective_progress.collectives(found(member(0, recorder(evil))).reached).items()
+    ((one, _),) = collective_progress.count_collectives(found(member(0, recorder(evil))).reached).items()
     assert len(one.operation) <= 40 and len(one.description) <= 60
     assert one.operation.isprintable() and one.description.isprintable()
 

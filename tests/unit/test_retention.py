@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.store.retention import Stored, in_turn, surplus
+from hangwatch.store.retention import Stored, fair_order, surplus
 
 BIG = 1 << 40
 
@@ -85,4 +85,4 @@ def test_nobody_loses_any_while_somebody_keeps_more(owners: str, most: int) -> N
 
 @pytest.mark.parametrize(("owners", "places"), [("", []), ("aab", [0, 2, 1]), ("aaabcb", [0, 3, 4, 1, 5, 2])])
 def test_owners_in_turn(owners: str, places: list[int]) -> None:
-    assert in_turn(owners) == places
+    assert fair_order(owners) == places

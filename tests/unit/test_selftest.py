@@ -86,8 +86,8 @@ def test_a_rank_that_dies_is_the_cause_of_what_its_peers_complain_of() -> None:
 
 
 def test_a_wrong_sum_is_a_finding_of_the_smallest_group_that_has_it() -> None:
-    wrong = [Event(event="wrong", rank=rank, what="all_reduce", group=(2, 3), found=7, wanted=6) for rank in (2, 3)]
-    everybody = [Event(event="wrong", rank=rank, what="all_reduce", group=ALL, found=9, wanted=10) for rank in ALL]
+    wrong = [Event(event="wrong", rank=rank, what="all_reduce", group=(2, 3), result=7, wanted=6) for rank in (2, 3)]
+    everybody = [Event(event="wrong", rank=rank, what="all_reduce", group=ALL, result=9, wanted=10) for rank in ALL]
     found = judged([*(done(rank) for rank in ALL), everybody, wrong])
     assert only(found) == ("wrong", (2, 3))
 

@@ -18,8 +18,8 @@ def test_regions_beyond_the_limit_keep_those_assigned_first(tmp_path: Path) -> N
     found = shared_locks.regions(4711, tmp_path)
 
     assert sum(map(len, found.values())) == shared_locks.MOST_REGIONS
-    assert shared_locks.at(OLDEST, found) == b"00:01 7"
-    assert shared_locks.at(FIRST, found) is None
+    assert shared_locks.region_at(OLDEST, found) == b"00:01 7"
+    assert shared_locks.region_at(FIRST, found) is None
 
 
 def test_regions_of_many_files_are_bounded(tmp_path: Path) -> None:

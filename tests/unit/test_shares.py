@@ -25,7 +25,7 @@ from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import process_scan
 from hangwatch.probes.process.process_scan import ProcessScan
-from hangwatch.schedule import Turns
+from hangwatch.schedule import FairQueue
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.on_scan import ENDED_SHOWN_PER_SHARE
 from hangwatch.state.steps import ReadRemains, discovered
@@ -136,7 +136,7 @@ def test_a_chain_of_processes_is_climbed_a_bounded_way(tmp_path: Path) -> None:
 
 
 def test_an_owner_with_many_captures_lets_others_go_first() -> None:
-    turns: Turns[str] = Turns(50)
+    turns: FairQueue[str] = FairQueue(50)
     for number in range(50):
         turns.add("hostile", f"fake {number}")
     assert taken(turns) == "fake 0"
@@ -146,7 +146,7 @@ def test_an_owner_with_many_captures_lets_others_go_first() -> None:
 
 def test_an_owner_never_has_all_threads() -> None:
     """Two of the hostile one are under way: the third waits for one of them, and the victim for none."""
-    turns: Turns[str] = Turns(2)
+    turns: FairQueue[str] = FairQueue(2)
     for number in range(3):
         turns.add("hostile", f"fake {number}")
     first, _ = turns.take(), turns.take()
@@ -160,10 +160,10 @@ def test_an_owner_never_has_all_threads() -> None:
     assert turns.take() is None
 
 
-def taken(turns: Turns[str]) -> str:
+def taken(turns: FairQueue[str]) -> str:
     turn = turns.take()
     assert turn is not None
-    return turn.wanted
+    return turn.item
 
 
 def ended_job(number: int, share: str) -> JobEntry:
@@ -190,9 +190,7 @@ def test_captures_of_one_pod_let_those_of_another_go_first(tmp_path: Path) -> No
     for number, share in enumerate(("uid 0, a stranger's",) * 9 + ("uid 0, mine",)):
         daemon.board.put(Snapshot.with_job, ended_job(number, share))
     daemon._do([TakeCapture(job_key=str(number), reason="quiet") for number in range(10)])
-    turns = [
-        turn.wanted.wanted.job_key for turn in (daemon.looking._turns.take(), daemon.looking._turns.take()) if turn
-    ]
+    turns = [turn.item.wanted.job_key for turn in (daemon.looking._turns.take(), daemon.looking._turns.take()) if turn]
     assert turns == ["0", "9"]
 
 
@@ -313,9 +311,9 @@ def test_a_pod_is_not_paged_late_by_the_pauses_that_another_pod_was_taught() -> 
 
 
 def test_of_one_owner_so_many_wait_for_their_turn() -> None:
-    turns: Turns[int] = Turns(1)
+    turns: FairQueue[int] = FairQueue(1)
     assert [turns.add("uid 1000", number, 2) for number in range(4)] == [True, True, False, False]
     assert turns.add("uid 2000", 9, 2)
     first = turns.take()
-    assert first is not None and first.wanted == 0
+    assert first is not None and first.item == 0
     assert turns.add("uid 1000", 4, 2)

@@ -555,7 +555,7 @@ def test_marker_without_its_incident_is_listed_with_its_verdict(tmp_path: Path) 
     assert (listed.job_key, listed.verdict, listed.state) == (incident.job.job_key, incident.verdict.kind, None)
     assert incident.verdict.message in listed.problem and "hangwatch ended before" in listed.problem
     folder = kept.incidents / listed.folder
-    marker = incident_file.marker(folder)
+    marker = incident_file.load_marker(folder)
     assert marker is not None and marker.ranks == incident.verdict.named
     assert (folder / "marker.json").read_text().count("\n") == 1
     assert kept.left_open(incident.node) == ()
@@ -583,7 +583,7 @@ def test_marker_of_another_hang_of_the_same_job_stays(tmp_path: Path, opened: fl
     kept.mark(at(1e9))
     saved = kept.save(at(1e9), FILES)
     (left,) = {path for path in kept.incidents.iterdir() if path.name != saved.name}
-    marker = incident_file.marker(left)
+    marker = incident_file.load_marker(left)
     assert marker is not None and marker.opened_unix_seconds == other.opened_unix_seconds
 
 
@@ -602,7 +602,7 @@ def test_marker_with_any_text_is_one_line_and_bounded(tmp_path: Path) -> None:
     (folder,) = kept.incidents.iterdir()
     content = (folder / "marker.json").read_bytes()
     assert content.count(b"\n") == 1 and len(content) < 10_000
-    assert incident_file.marker(folder) is not None
+    assert incident_file.load_marker(folder) is not None
 
 
 # --- crashes and full disks ------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ OTHER_NAMES = {"fstatat": "newfstatat"}  # asm-generic/unistd.h
 
 @pytest.mark.parametrize("machine", HEADERS)
 def test_system_call_numbers_are_unique(machine: str) -> None:
-    known = [row.x86_64 if machine == "x86_64" else row.aarch64 for row in system_calls.rows().values()]
+    known = [row.x86_64 if machine == "x86_64" else row.aarch64 for row in system_calls.calls_by_name().values()]
     numbers = [number for number in known if number is not None]
-    assert len(set(numbers)) == len(numbers) == len(system_calls.names(machine)) > 60
+    assert len(set(numbers)) == len(numbers) == len(system_calls.names_by_number(machine)) > 60
 
 
 @pytest.mark.parametrize("machine", HEADERS)
@@ -28,14 +28,14 @@ def test_system_call_numbers_match_the_kernel_headers(machine: str) -> None:
     header = Path(HEADERS[machine])
     text = header.read_text() if header.exists() else ""
     found = {OTHER_NAMES.get(name, name): int(number) for name, number in IN_HEADER.findall(text)}
-    named = {name: number for number, name in system_calls.names(machine).items()}
+    named = {name: number for number, name in system_calls.names_by_number(machine).items()}
     assert not found or named.items() <= found.items()
 
 
 def test_system_calls_with_an_argument_have_a_description() -> None:
-    assert all(row.says.startswith(name) for name, row in system_calls.rows().items() if row.on)
+    assert all(row.says.startswith(name) for name, row in system_calls.calls_by_name().items() if row.on)
 
 
 def test_system_calls_of_an_unknown_architecture_are_empty() -> None:
-    assert system_calls.names("riscv64") == {}
-    assert system_calls.names(platform.machine()) == system_calls.names()
+    assert system_calls.names_by_number("riscv64") == {}
+    assert system_calls.names_by_number(platform.machine()) == system_calls.names_by_number()

@@ -255,7 +255,7 @@ MAPS = b"""\
 
 
 def test_libraries_are_found_in_mappings() -> None:
-    found = libraries.mapped(MAPS)
+    found = libraries.parse_maps(MAPS)
     cpu, cuda = found.libraries
     assert (cpu.library, cpu.path, cpu.device, cpu.inode) == ("gloo", "/a b/torch/lib/libtorch_cpu.so", "fe:00", 42)
     assert cpu.data == ((0x7F0000101000, 0x7F0000102000), (0x7F0000102000, 0x7F0000108000))
@@ -267,7 +267,7 @@ def test_libraries_are_found_in_mappings() -> None:
     "maps", [b"", b"-", b"a-b\n", b"1-2 rw-p x y z\n", b"\xff" * 200, b"7f-80 rw-p 0 0 0 /libtorch_cpu.so\n" * 9]
 )
 def test_forged_mappings_are_read_without_harm(maps: bytes) -> None:
-    assert len(libraries.mapped(maps).libraries) <= 1
+    assert len(libraries.parse_maps(maps).libraries) <= 1
 
 
 def test_dtypes_have_the_names_of_torchs_dump() -> None:

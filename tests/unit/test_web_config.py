@@ -166,8 +166,8 @@ def test_fewer_requirements_are_weaker(folder: Path) -> None:
 
 def test_certificate_names_are_read() -> None:
     certificate = {"subjectAltName": (("DNS", "a"), ("IP Address", "FE80:0:0:0:0:0:0:1"), ("URI", "spiffe://x"))}
-    assert auth.names_of(certificate) == {"a", "fe80::1", "spiffe://x"}
-    assert auth.names_of({}) == frozenset()
+    assert auth.subject_names(certificate) == {"a", "fe80::1", "spiffe://x"}
+    assert auth.subject_names({}) == frozenset()
 
 
 @pytest.mark.parametrize(

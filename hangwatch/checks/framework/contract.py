@@ -146,7 +146,7 @@ class Check(Generic[SampleT, SettingsT]):
 AnyCheck: TypeAlias = Check[Any, Any]
 
 
-def breaches(module_name: str, candidate: object) -> list[str]:
+def find_contract_problems(module_name: str, candidate: object) -> list[str]:
     """Return how the CHECK of the module `module_name` breaks the contract, one sentence each."""
     if not isinstance(candidate, Check):
         return ["has no CHECK = Check(...)"]

@@ -44,7 +44,7 @@ class Facts(Value, frozen=True):
     jobs: tuple[JobVersions, ...] = ()
 
 
-def begin(node: Node) -> Callable[[float], Facts]:
+def start_reading(node: Node) -> Callable[[float], Facts]:
     """Start to read the facts of a node in a thread. Returns a function that waits for them, with a timeout in seconds.
 
     After a timeout there are no facts. The thread does not keep the process alive.
@@ -53,7 +53,7 @@ def begin(node: Node) -> Callable[[float], Facts]:
 
     def read_all() -> None:
         try:
-            results.put(read(node))
+            results.put(read_facts(node))
         except Exception:  # as for a check: a bug here must not stop the report
             log.exception("cannot read the facts of this node; please report this bug")
             results.put(Facts())
@@ -68,7 +68,7 @@ def begin(node: Node) -> Callable[[float], Facts]:
     return wait
 
 
-def read(node: Node) -> Facts:
+def read_facts(node: Node) -> Facts:
     """Read all facts now."""
     return Facts(
         node={"hangwatch": __version__, "kernel": host.kernel_release(), **dict(_gpus(node)), **dict(_others(node))},

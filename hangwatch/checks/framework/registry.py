@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.checks.framework.contract import AnyCheck, Check, Settings, breaches
+from hangwatch.checks.framework.contract import AnyCheck, Check, Settings, find_contract_problems
 from hangwatch.errors import UserError
 from hangwatch.formats import toml_file
 
@@ -34,7 +34,7 @@ def checks() -> dict[str, AnyCheck]:
         if module.ispkg:
             continue
         candidate = getattr(importlib.import_module(f"{PACKAGE}.{module.name}"), "CHECK", None)
-        broken = breaches(module.name, candidate)
+        broken = find_contract_problems(module.name, candidate)
         problems += [f"hangwatch/checks/{module.name}.py: {problem}" for problem in broken]
         if isinstance(candidate, Check) and not broken:
             valid_checks[module.name] = candidate

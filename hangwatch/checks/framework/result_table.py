@@ -81,10 +81,10 @@ def exit_code(results: Sequence[CheckResult], fail_on: FailOn | None = None) -> 
 
     With `fail_on`, a less severe status returns 0, also UNKNOWN: an unknown state is no reason to drain a node.
     """
-    return exit_code_of(worst_status(results), fail_on)
+    return status_exit_code(worst_status(results), fail_on)
 
 
-def exit_code_of(status: CheckStatus, fail_on: FailOn | None = None) -> int:
+def status_exit_code(status: CheckStatus, fail_on: FailOn | None = None) -> int:
     """As `exit_code`, for the most severe status."""
     if fail_on is not None and status not in FAILING[fail_on]:
         return 0

@@ -91,7 +91,7 @@ def _judge_faults(check: AnyCheck, faults: tuple[Fault, ...]) -> CheckVerdict:
     return unknown(first.reason, f"{first.subject}: {first.detail}{rest}", remedy)
 
 
-def stalled(check: AnyCheck, since_unix_seconds: float, now_unix_seconds: float) -> CheckResult:
+def stalled_result(check: AnyCheck, since_unix_seconds: float, now_unix_seconds: float) -> CheckResult:
     """Return the result of a run that began at `since_unix_seconds` and has not returned."""
     waited = max(0.0, now_unix_seconds - since_unix_seconds)
     return CheckResult(
@@ -135,4 +135,4 @@ def run_all(
             break
         results[result.check] = result
     now = node.clock.unix()
-    return [results.get(check.name) or stalled(check, began_unix_seconds, now) for check in selected]
+    return [results.get(check.name) or stalled_result(check, began_unix_seconds, now) for check in selected]

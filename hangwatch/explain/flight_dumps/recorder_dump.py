@@ -129,7 +129,7 @@ def _json(content: bytes) -> object:
     if content.count(b"[") + content.count(b"{") > _MOST_CONTAINERS or content.count(b",") > _MOST_COMMAS:
         raise ValueError("holds more values than a flight recorder does")
     try:
-        found = decoding.plain(content)
+        found = decoding.decode_plain_json(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"is no whole JSON: {words.elided(str(error), _MOST_NAME)}") from None
     return found

@@ -32,13 +32,13 @@ _SHAPE = re.compile(
 )
 
 
-class Heard(NamedTuple):
+class KernelLogLine(NamedTuple):
     """A line of the kernel log. `when` is its time as it is written, or an empty string.
 
     `writer` names the log that contains it, if that is not a kernel log.
     """
 
-    said: kernel_lines.Said
+    matched: kernel_lines.MatchedLine
     text: str
     when: str
     writer: str = ""
@@ -49,7 +49,7 @@ def has_shape(line: str) -> bool:
     return _SHAPE.match(line) is not None
 
 
-def find(line: str) -> Heard | None:
+def find(line: str) -> KernelLogLine | None:
     """Match a log line, after its time and host, with kernel_lines.toml; None if no row matches."""
     before = _PREFIX.match(line)
     start = before.end() if before else 0
@@ -57,16 +57,18 @@ def find(line: str) -> Heard | None:
     if said is None or before is None:
         return None
     when = before["when"] or before["clock"] or ""
-    return Heard(said, words.elided(secret_forms.mask(line[start:]), _TEXT_CHARACTERS), words.printable(when.strip()))
+    return KernelLogLine(
+        said, words.elided(secret_forms.mask(line[start:]), _TEXT_CHARACTERS), words.printable(when.strip())
+    )
 
 
 def ended(line: str) -> list[tuple[str, str]]:
-    """Return the problems that a line reports as cleared, see `kernel_lines.ended`."""
+    """Return the problems that a line reports as cleared, see `kernel_lines.find_ended`."""
     before = _PREFIX.match(line)
-    return kernel_lines.ended(line[before.end() :] if before else line)
+    return kernel_lines.find_ended(line[before.end() :] if before else line)
 
 
-def supplement(heard: Sequence[Heard], ranks: Iterable[RankId]) -> Supplement:
+def supplement(heard: Sequence[KernelLogLine], ranks: Iterable[RankId]) -> Supplement:
     """Return what the kernel logged; a pid of one of `ranks` is shown as that rank."""
     evidence = tuple(_evidence(heard, {str(rank.pid): rank for rank in ranks if rank.pid is not None}))
     source = "Logs report" if any(line.writer for line in heard) else "The kernel log reports"
@@ -74,12 +76,12 @@ def supplement(heard: Sequence[Heard], ranks: Iterable[RankId]) -> Supplement:
     return Supplement(evidence=evidence, headline=headline)
 
 
-def _evidence(heard: Sequence[Heard], by_pid: dict[str, RankId]) -> Iterator[Evidence]:
+def _evidence(heard: Sequence[KernelLogLine], by_pid: dict[str, RankId]) -> Iterator[Evidence]:
     rows = kernel_lines.load()
     for line in heard[:_SHOWN]:
-        row = rows[line.said.name]
+        row = rows[line.matched.name]
         is_kernels = not line.writer
-        rank = by_pid.get(line.said.subject) if is_kernels and row.names in ("process", "task") else None
+        rank = by_pid.get(line.matched.subject) if is_kernels and row.names in ("process", "task") else None
         when = f" at {line.when}" if line.when else ""
         about = f" about {words.who([rank])}" if rank is not None else ""
         log = "kernel log" if is_kernels else f"log of {line.writer} (not a kernel log)"

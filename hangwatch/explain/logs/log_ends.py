@@ -146,7 +146,7 @@ def caveat(ranks: Sequence[RankId], unwritten: Mapping[RankId, str]) -> str:
     return f"; the log of {words.who(unsure)} may end in a buffer that was not written out ({unwritten[unsure[0]]})"
 
 
-def told(ends: Sequence[End]) -> str:
+def describe_ends(ends: Sequence[End]) -> str:
     """Describe the ends, such as `63 ranks end at 'backward 812', rank 7 at 'backward 811'`."""
     clauses = []
     for number, end in enumerate(ends[:SHOWN]):

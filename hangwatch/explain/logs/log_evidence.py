@@ -97,10 +97,10 @@ def _headline(
     if first is not None:
         told = _told(first)
     elif behind is not None:
-        told = f"the log of {words.who(behind.ids)} ends before the others: {log_ends.told(ends)}"
+        told = f"the log of {words.who(behind.ids)} ends before the others: {log_ends.describe_ends(ends)}"
     else:
         told = f"logs of {words.count(len(logs))}, in which nobody fails or ends before the others"
-        told += f": {log_ends.told(ends)}" if ends else ""
+        told += f": {log_ends.describe_ends(ends)}" if ends else ""
     return f"{told[:1].upper()}{told[1:]}{caveat}. {accuses}"
 
 
@@ -174,7 +174,7 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[En
     if few and all(kind.failure.of_others for kind in kinds):
         yield _vote("log_failure", f"no failure of {words.who(blamed)}; all others complain of others", blamed)
     if ends:
-        yield _vote("log_end", log_ends.told(ends), ())
+        yield _vote("log_end", log_ends.describe_ends(ends), ())
     yield from _stopped(logs)
     yield from _messages(logs)
 

@@ -161,7 +161,7 @@ class Log:
         self.lines = 0
         self.is_kernels = True
         self.is_kernel_cut = False
-        self.kernel: dict[tuple[str, str], kernel_text.Heard] = {}
+        self.kernel: dict[tuple[str, str], kernel_text.KernelLogLine] = {}
         self.last: Line | None = None
         self.failures: list[Failure] = []
         self.processes: set[RankId] = set()
@@ -192,9 +192,9 @@ class Log:
         heard = kernel_text.find(text)
         self.is_kernels = self.is_kernels and (heard is not None or kernel_text.has_shape(text))
         if heard is not None and len(self.kernel) < kernel_text.MOST_KEPT:
-            self.kernel.setdefault(heard.said[:2], heard)
+            self.kernel.setdefault(heard.matched[:2], heard)
         elif self.kernel:
-            self.is_kernel_cut |= heard is not None and heard.said[:2] not in self.kernel
+            self.is_kernel_cut |= heard is not None and heard.matched[:2] not in self.kernel
             for over in kernel_text.ended(text):
                 self.kernel.pop(over, None)
 

@@ -149,7 +149,7 @@ def process_of(
 def _thread(thread: FoundThread, folder: str, is_main: bool, interned: Interned) -> Thread:
     frames = []
     for place in thread.places:
-        file = pyspy_json.from_package(place.file, folder)
+        file = pyspy_json.shorten_path(place.file, folder)
         frames.append(interned.frame(place.function, file if place.line is None else f"{file}:{place.line}"))
     own = (number for number, place in enumerate(thread.places) if not _is_installed(place))
     return Thread(

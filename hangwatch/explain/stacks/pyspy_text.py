@@ -214,7 +214,7 @@ class Reader:
         detail = ": ".join(error for error in self._errors if error)
         if not detail:
             return Fault(subject=subject, reason="NoStack", detail="the dump holds no stack and no error")
-        fault = pyspy_json.fault(subject, detail)
+        fault = pyspy_json.fault_of_message(subject, detail)
         is_heard = fault.reason != pyspy_json.UNHEARD or self._reason is None
         return fault if is_heard else structs.replace(fault, reason=self._reason)
 
@@ -228,7 +228,7 @@ class Reader:
     def _end_json(self) -> None:
         text, self._text, self._size = "\n".join(self._text), [], 0
         try:
-            processes = decoding.json(text, list[_Pid])
+            processes = decoding.decode_json(text, list[_Pid])
             pid = next((process.pid for process in processes if process.pid is not None), None)
             threads = pyspy_json.parse_json(text, pid)
         except (pyspy_json.DumpError, msgspec.DecodeError, RecursionError):

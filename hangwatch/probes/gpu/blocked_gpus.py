@@ -19,7 +19,7 @@ class _Wedge(NamedTuple):
     pause_seconds: float
 
 
-class WedgedGpus:
+class BlockedGpus:
     """The GPUs that are not read because a driver call about them did not return. Pauses between tries grow.
 
     The first pause is `first_pause_seconds`; each failed try doubles it. It also doubles if the GPU blocks again within
@@ -36,7 +36,7 @@ class WedgedGpus:
         """The GPUs that are not read, each with the fault reported in place of its readings."""
         return {index: wedge.fault for index, wedge in self._wedges.items()}
 
-    def leave_out(self, index: int, purpose: str, deadline_seconds: float, now: float) -> None:
+    def block(self, index: int, purpose: str, deadline_seconds: float, now: float) -> None:
         """Stop reading this GPU: a call about it has not returned in time."""
         answered_at, pause = self._answered.pop(index, (now, 0.0))
         doubled = 2 * pause if now - answered_at < LONGEST_PAUSE_SECONDS else 0.0
@@ -50,19 +50,17 @@ class WedgedGpus:
         )
         self._begin_pause(index, fault, max(doubled, self._first_pause_seconds), now)
 
-    def due(self, now: float, still_asked: Collection[int | None]) -> tuple[int, ...]:
-        """Return the GPUs to try now, except those that a process still hangs in (`still_asked`)."""
-        return tuple(
-            index for index, wedge in self._wedges.items() if now >= wedge.retry_at and index not in still_asked
-        )
+    def due_for_retry(self, now: float, hanging: Collection[int | None]) -> tuple[int, ...]:
+        """Return the GPUs to try now, except those that a process still hangs in (`hanging`)."""
+        return tuple(index for index, wedge in self._wedges.items() if now >= wedge.retry_at and index not in hanging)
 
-    def silent(self, index: int, now: float) -> None:
+    def retry_failed(self, index: int, now: float) -> None:
         """Record a try without an answer: the next pause is twice as long."""
         wedge = self._wedges.get(index)
         if wedge is not None:
             self._begin_pause(index, wedge.fault, 2 * wedge.pause_seconds, now)
 
-    def answered(self, index: int, now: float) -> None:
+    def retry_succeeded(self, index: int, now: float) -> None:
         """Record a try with an answer: the GPU is read normally again."""
         wedge = self._wedges.pop(index, None)
         if wedge is not None:

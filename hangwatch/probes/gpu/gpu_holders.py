@@ -91,7 +91,7 @@ def _members(proc_root: Path) -> dict[str, list[_Member]]:
     """Return the processes of each Slurm job and pod, the oldest first."""
     found: dict[str, list[_Member]] = {}
     for pid, paths in procfs.read_cgroups(proc_root):
-        name = next(filter(None, map(cgroups.holder, paths)), "")
+        name = next(filter(None, map(cgroups.describe_owner, paths)), "")
         now = procfs.read_state(pid, proc_root) if name else None
         if now is not None:
             found.setdefault(name, []).append(_Member(now[0].start_ticks, pid))
@@ -131,7 +131,7 @@ def _pods(
     if not isinstance(raw, bytes):
         return raw or ()
     try:
-        entries = decoding.json(raw, _Checkpoint).data.entries or []
+        entries = decoding.decode_json(raw, _Checkpoint).data.entries or []
     except (msgspec.DecodeError, RecursionError) as error:
         detail = f"/{CHECKPOINT}: {words.elided(str(error), 120)}"
         remedy = (

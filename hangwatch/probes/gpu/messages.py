@@ -9,17 +9,17 @@ from hangwatch.model import Fault, GpuSweep, Value
 
 
 class Begin(Value, frozen=True):
-    """The only argument of the process. GPUs of `left_out` are not read; their fault is reported instead.
+    """The only argument of the process. GPUs of `blocked` are not read; their fault is reported instead.
 
-    GPUs of `last` are opened after all others. With `only`, no other GPU is opened: this tests a GPU that did not
-    answer.
+    GPUs of `read_last` are opened after all others. With `only_gpu`, no other GPU is opened: this tests a GPU
+    that did not respond.
     """
 
     sample_seconds: float
     parent_pid: int
-    left_out: dict[int, Fault] = field(default_factory=dict)
-    last: tuple[int, ...] = ()
-    only: int | None = None
+    blocked: dict[int, Fault] = field(default_factory=dict)
+    read_last: tuple[int, ...] = ()
+    only_gpu: int | None = None
 
 
 class Hello(Value, frozen=True, tag="hello"):

@@ -18,7 +18,7 @@ from hangwatch.formats import decoding
 from hangwatch.model import Fault, GpuSweep, SamplerStatus
 from hangwatch.probes.child import Child
 from hangwatch.probes.gpu import blocked_gpus
-from hangwatch.probes.gpu.blocked_gpus import NO_ANSWER, WedgedGpus
+from hangwatch.probes.gpu.blocked_gpus import NO_ANSWER, BlockedGpus
 from hangwatch.probes.gpu.messages import Admit, Answer, Asking, Begin, Failed, Hello, Message, Order, Question, Swept
 from hangwatch.probes.gpu.source import NO_DRIVER, DetailsT
 
@@ -80,7 +80,7 @@ class NvmlSampler:
         self._thread: threading.Thread | None = None
         self._child: _Child | None = None
         self._abandoned: list[_Child] = []
-        self._wedged = WedgedGpus(gpu_retry_seconds)
+        self._wedged = BlockedGpus(gpu_retry_seconds)
         self._trying: dict[int, _Child | None] = {}
         self._asked_last: tuple[int, ...] = ()
         self._latest: GpuSweep | None = None
@@ -145,7 +145,7 @@ class NvmlSampler:
             return _stalled(name, f"the driver did not answer within {deadline_seconds:g} s")
         finally:
             self._pending.pop(number, None)
-        return answer.fault or decoding.json(answer.details, kind)
+        return answer.fault or decoding.decode_json(answer.details, kind)
 
     # --- the reading thread ----------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class NvmlSampler:
         """Return the fault of the GPU about which the driver does not answer, and stop reading this GPU."""
         assert asking.gpu is not None
         with self._changed:
-            self._wedged.leave_out(asking.gpu, asking.purpose, deadline_seconds, time.monotonic())
+            self._wedged.block(asking.gpu, asking.purpose, deadline_seconds, time.monotonic())
             return self._wedged.faults[asking.gpu]
 
     # --- GPUs that are not read ------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class NvmlSampler:
         """Try again the GPUs with an expired pause, each in a process of its own. Sampling of the others goes on."""
         with self._changed:
             hanging = {child.asking.gpu for child in self._reap()}
-            for index in self._wedged.due(time.monotonic(), hanging | self._trying.keys()):
+            for index in self._wedged.due_for_retry(time.monotonic(), hanging | self._trying.keys()):
                 self._trying[index] = None
                 threading.Thread(target=self._try, args=(index,), name=f"nvml-try-{index}", daemon=True).start()
 
@@ -267,9 +267,9 @@ class NvmlSampler:
             with self._changed:
                 del self._trying[index]
                 if not is_answered:
-                    self._wedged.silent(index, time.monotonic())
+                    self._wedged.retry_failed(index, time.monotonic())
                 else:
-                    self._wedged.answered(index, time.monotonic())
+                    self._wedged.retry_succeeded(index, time.monotonic())
                     if self._child is not None:
                         self._child.order(Admit(gpu=index))
 
@@ -291,9 +291,9 @@ class NvmlSampler:
         begin = Begin(
             sample_seconds=self._sample_seconds,
             parent_pid=os.getpid(),
-            left_out=left_out or {},
-            last=self._asked_last,
-            only=only,
+            blocked=left_out or {},
+            read_last=self._asked_last,
+            only_gpu=only,
         )
         return _Child(begin, self._environ)
 

@@ -188,7 +188,7 @@ def _v4(word: str) -> ipaddress.IPv4Address:
     return ipaddress.IPv4Address(struct.pack("=I", int(word, 16)))
 
 
-def addresses(net_root: Path) -> frozenset[str]:
+def read_addresses(net_root: Path) -> frozenset[str]:
     """Return the addresses of the network namespace with /proc/PID/net at `net_root`, without link-local IPv6 ones."""
     by_interface = _parse_inet6(pseudo_files.read_or_empty(net_root / "if_inet6"))
     return frozenset(

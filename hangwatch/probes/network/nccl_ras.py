@@ -50,7 +50,7 @@ _REASONS = {
 }
 
 
-class Door(NamedTuple):
+class RasEndpoint(NamedTuple):
     """The RAS socket of a job: the socket with this inode, in the network namespace of this process."""
 
     process: ProcessId
@@ -59,12 +59,12 @@ class Door(NamedTuple):
     inode: int
 
 
-def names(ranks: Sequence[ProcessId], proc_root: Path) -> dict[tuple[str, int], ProcessId]:
+def ranks_by_nccl_name(ranks: Sequence[ProcessId], proc_root: Path) -> dict[tuple[str, int], ProcessId]:
     """Return these ranks by the names that NCCL may use; a name that fits two ranks is dropped.
 
     A name is an address in the rank's network namespace, and its pid in its pid namespace.
     """
-    spaces, found = Spaces(proc_root), dict[tuple[str, int], list[ProcessId]]()
+    spaces, found = NamespaceCache(proc_root), dict[tuple[str, int], list[ProcessId]]()
     for rank in ranks:
         inner = procfs.read_inner_pid(rank.pid, proc_root)
         for address in spaces.addresses(rank.pid):
@@ -72,9 +72,9 @@ def names(ranks: Sequence[ProcessId], proc_root: Path) -> dict[tuple[str, int], 
     return {name: ranks_of_name[0] for name, ranks_of_name in found.items() if len(ranks_of_name) == 1}
 
 
-def door(ranks: Sequence[ProcessId], proc_root: Path) -> Door | Fault:
+def find_endpoint(ranks: Sequence[ProcessId], proc_root: Path) -> RasEndpoint | Fault:
     """Return the first socket of a rank that listens on the RAS port, at an address of its own namespace."""
-    spaces, fault = Spaces(proc_root), _fault("NoListener", NOBODY)
+    spaces, fault = NamespaceCache(proc_root), _fault("NoListener", NOBODY)
     for rank in ranks[:_MOST_RANKS]:
         variables = proc_pid.variables(proc_root, rank.pid, _VARIABLES)
         if not isinstance(variables, dict):
@@ -84,8 +84,8 @@ def door(ranks: Sequence[ProcessId], proc_root: Path) -> Door | Fault:
             fault = _fault("RasDisabled", "its environment says NCCL_RAS_ENABLE=0")
             continue
         port = _port(variables.get("NCCL_RAS_ADDR"))
-        listener = listening(rank, port, spaces.held(ranks), spaces) if port is not None else None
-        if isinstance(listener, Door):
+        listener = find_listener(rank, port, spaces.held(ranks), spaces) if port is not None else None
+        if isinstance(listener, RasEndpoint):
             return listener
         fault = listener or fault
     return fault
@@ -105,7 +105,7 @@ def _port(value: str | None) -> int | None:
     return int(digits) if is_port else None
 
 
-class Spaces:
+class NamespaceCache:
     """Caches addresses and listeners of network namespaces, and the sockets of all ranks."""
 
     def __init__(self, proc_root: Path) -> None:
@@ -118,49 +118,51 @@ class Spaces:
         """Return the addresses of the namespace of a process."""
         space = proc_pid.namespace(self._root, pid, "net")
         if space is None or space not in self._addresses:
-            self._addresses[space] = interfaces.addresses(self._root / str(pid) / "net")
+            self._addresses[space] = interfaces.read_addresses(self._root / str(pid) / "net")
         return self._addresses[space]
 
     def listeners(self, pid: int, port: int) -> list[sockets.Connection]:
         """Return the sockets that listen on a port in the namespace of a process."""
         space = proc_pid.namespace(self._root, pid, "net")
         if space is None or (space, port) not in self._listeners:
-            at_port = sockets.listed(self._root / str(pid) / "net", port)
+            at_port = sockets.list_connections(self._root / str(pid) / "net", port)
             self._listeners[space, port] = [each for each in at_port if each.listens and each.local[1] == port]
         return self._listeners[space, port]
 
     def held(self, ranks: Sequence[ProcessId]) -> frozenset[int]:
         """Return the inodes of all sockets of the ranks."""
         if self._held is None:
-            inodes = ((sockets.held_by(rank.pid, self._root) or {}).values() for rank in ranks[:_MOST_RANKS])
+            inodes = ((sockets.sockets_of_process(rank.pid, self._root) or {}).values() for rank in ranks[:_MOST_RANKS])
             self._held = frozenset(chain.from_iterable(inodes))
         return self._held
 
 
-def listening(rank: ProcessId, port: int, held: Collection[int], spaces: Spaces) -> Door | Fault | None:
+def find_listener(
+    rank: ProcessId, port: int, held: Collection[int], spaces: NamespaceCache
+) -> RasEndpoint | Fault | None:
     """Return where a socket of these inodes listens on the port, unless another process listens at the same address."""
     listeners = spaces.listeners(rank.pid, port)
     for listener in (each for each in listeners if each.inode in held):
         if any(other.local[0] == listener.local[0] and other.inode not in held for other in listeners):
             detail = (
-                f"another process, not a rank, also listens at {sockets.words_of(listener.local)}: either may answer"
+                f"another process, not a rank, also listens at {sockets.format_end(listener.local)}: either may answer"
             )
             return _fault("AnothersListener", detail)
         address = ipaddress.ip_address(listener.local[0])
         if address.is_unspecified:
-            return Door(rank, "127.0.0.1" if address.version == 4 else "::1", port, listener.inode)
+            return RasEndpoint(rank, "127.0.0.1" if address.version == 4 else "::1", port, listener.inode)
         if address.is_loopback or str(address) in spaces.addresses(rank.pid):
-            return Door(rank, str(address), port, listener.inode)
+            return RasEndpoint(rank, str(address), port, listener.inode)
         return _fault(
             "NotOwnAddress",
-            f"it listens at {sockets.words_of(listener.local)}, which is not one of its addresses",
+            f"it listens at {sockets.format_end(listener.local)}, which is not one of its addresses",
         )
     if listeners:
         return _fault("AnothersListener", f"the process that listens on port {port} is not a rank")
     return None
 
 
-def answers(
+def collect_statuses(
     ranks: Sequence[ProcessId],
     share: str,
     *,
@@ -175,10 +177,10 @@ def answers(
 
     They are `pause_seconds` apart and end at `end`. None for a job without NCCL; a fault says why there are too few.
     """
-    endpoint = door(ranks, proc_root)
+    endpoint = find_endpoint(ranks, proc_root)
     if isinstance(endpoint, Fault):
         return endpoint if endpoint.reason not in _ABSENT or has_nccl(ranks, proc_root) else None
-    if (youngest := youngest_seconds(ranks)) < min_age_seconds:
+    if (youngest := youngest_age_seconds(ranks)) < min_age_seconds:
         return _fault(
             "TooYoung", f"one of its ranks started {youngest:.0f} s ago: NCCL is not asked while a job starts"
         )
@@ -189,10 +191,10 @@ def answers(
         began = time.monotonic()
         if began >= end or stop.is_set():
             break
-        status = ask(endpoint, share, min(ASK_SECONDS, end - began), stop, proc_root, form=form)
+        status = ask_status(endpoint, share, min(ASK_SECONDS, end - began), stop, proc_root, form=form)
         if isinstance(status, Fault) and status.reason == "TooLarge" and form == "json" and time.monotonic() < end:
             form = "text"  # which lists only ranks that differ: a few lines of thousands of ranks
-            status = ask(endpoint, share, min(ASK_SECONDS, end - time.monotonic()), stop, proc_root, form=form)
+            status = ask_status(endpoint, share, min(ASK_SECONDS, end - time.monotonic()), stop, proc_root, form=form)
         if isinstance(status, Fault):
             fault = status
             break
@@ -203,8 +205,8 @@ def answers(
     return statuses if len(statuses) > 1 else fault
 
 
-def ask(
-    endpoint: Door, share: str, seconds: float, stop: threading.Event, proc_root: Path, *, form: Form = "json"
+def ask_status(
+    endpoint: RasEndpoint, share: str, seconds: float, stop: threading.Event, proc_root: Path, *, form: Form = "json"
 ) -> RasStatus | Fault:
     """Return one answer of the process found before, if it listens there before and after.
 
@@ -230,14 +232,14 @@ def ask(
         return _fault("BadAnswer", str(error)[:200])
 
 
-def _is_listening(endpoint: Door, proc_root: Path) -> bool:
-    at_port = sockets.listed(proc_root / str(endpoint.process.pid) / "net", endpoint.port)
+def _is_listening(endpoint: RasEndpoint, proc_root: Path) -> bool:
+    at_port = sockets.list_connections(proc_root / str(endpoint.process.pid) / "net", endpoint.port)
     is_held = any(connection.inode == endpoint.inode for connection in at_port)
     return is_held and procfs.is_alive(endpoint.process, proc_root)
 
 
 def _run_child(
-    endpoint: Door, space: int, share: str, seconds: float, stop: threading.Event, *, form: Form
+    endpoint: RasEndpoint, space: int, share: str, seconds: float, stop: threading.Event, *, form: Form
 ) -> bytes | Fault:
     """Return the child's answer. The child is ended when it takes too long or `stop` is set."""
     where = {"space": space, "address": endpoint.address, "port": endpoint.port}
@@ -274,7 +276,7 @@ def has_nccl(ranks: Sequence[ProcessId], proc_root: Path) -> bool:
     return isinstance(found, tuple) and bool(found)
 
 
-def youngest_seconds(ranks: Sequence[ProcessId]) -> float:
+def youngest_age_seconds(ranks: Sequence[ProcessId]) -> float:
     """Return the age of the youngest of these."""
     now = time.monotonic()
     return min((now - rank.start_ticks / procfs.TICKS_PER_SECOND for rank in ranks), default=0.0)

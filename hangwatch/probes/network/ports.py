@@ -35,7 +35,7 @@ def parse(text: str) -> Port | None:
     return Port(host=found[1] or found[2] or "", port=int(found[3]))
 
 
-def try_all(
+def connect_all(
     ports: Sequence[Port],
     deadline_seconds: float,
     resolve: Callable[[str], tuple[str, ...] | Fault] = interfaces.resolve,

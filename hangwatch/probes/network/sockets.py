@@ -60,14 +60,14 @@ End = tuple[bytes, int]
 class Connection(NamedTuple):
     """A TCP connection by its two ends, or a listening socket.
 
-    `bytes` were received, or acknowledged by the other end, since it began; None if read from /proc/PID/net/tcp.
+    `carried_bytes` were received or acknowledged since it began; None if read from /proc/PID/net/tcp.
     """
 
     inode: int
     state: int
     local: End
     remote: End
-    bytes: int | None
+    carried_bytes: int | None
     unacknowledged: int
     retransmits: int
 
@@ -143,7 +143,7 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
     return by_inode
 
 
-def listed(net_root: Path, port: int | None = None) -> Iterator[Connection]:
+def list_connections(net_root: Path, port: int | None = None) -> Iterator[Connection]:
     """Yield the TCP connections in proc_pid_net(5), without bytes; with `port`, those that have it at one end.
 
     This works for every network namespace. A table that cannot be read is empty.
@@ -160,7 +160,7 @@ def listed(net_root: Path, port: int | None = None) -> Iterator[Connection]:
 
 def _listed(pid: int, proc_root: Path) -> Connections | None:
     net_root = proc_root / str(pid) / "net"
-    rows = list(itertools.islice(listed(net_root), MOST_CONNECTIONS + 1))
+    rows = list(itertools.islice(list_connections(net_root), MOST_CONNECTIONS + 1))
     if len(rows) > MOST_CONNECTIONS or not (net_root / "tcp").exists():  # too many, or the process is gone
         return None
     return {row.inode: row for row in rows}
@@ -186,7 +186,7 @@ def descriptors(pid: int, proc_root: Path) -> dict[int, str]:
     return found
 
 
-def held_by(pid: int, proc_root: Path) -> dict[int, int] | None:
+def sockets_of_process(pid: int, proc_root: Path) -> dict[int, int] | None:
     """Return all sockets of a process, inode by descriptor; None if that is not permitted or there are too many."""
     try:
         links = descriptors(pid, proc_root)
@@ -201,25 +201,27 @@ def _sockets_among(links: Mapping[int, str]) -> dict[int, int]:
 
 def connections_to(addresses: Collection[str], port: int, net_root: Path) -> list[Connection]:
     """Return the TCP connections of a network namespace to `port` at one of `addresses`."""
-    at_port = (connection for connection in listed(net_root, port) if connection.remote[1] == port)
-    return [connection for connection in at_port if address_of(connection.remote) in addresses]
+    at_port = (connection for connection in list_connections(net_root, port) if connection.remote[1] == port)
+    return [connection for connection in at_port if format_address(connection.remote) in addresses]
 
 
 def is_listened_to(port: int, net_root: Path) -> bool:
     """True if any socket in a network namespace listens on this port, at any address."""
-    return any(connection.listens and connection.local[1] == port for connection in listed(net_root, port))
+    return any(connection.listens and connection.local[1] == port for connection in list_connections(net_root, port))
 
 
-def held_at(port: int, pid: int, proc_root: Path) -> list[Connection] | None:
+def sockets_at_port(port: int, pid: int, proc_root: Path) -> list[Connection] | None:
     """Return the TCP sockets of a process with `port` at one end; None if not permitted or too many."""
-    held = held_by(pid, proc_root)
+    held = sockets_of_process(pid, proc_root)
     if held is None:
         return None
     inodes = set(held.values())
-    return [connection for connection in listed(proc_root / str(pid) / "net", port) if connection.inode in inodes]
+    return [
+        connection for connection in list_connections(proc_root / str(pid) / "net", port) if connection.inode in inodes
+    ]
 
 
-def use_of(port: int, held: Iterable[Connection]) -> PortUse:
+def classify_port_use(port: int, held: Iterable[Connection]) -> PortUse:
     """Return how the sockets of one process use a port: serving, connected, silent (SYN_SENT: no answer), or none."""
     held = list(held)
     if any(connection.listens and connection.local[1] == port for connection in held):
@@ -228,7 +230,9 @@ def use_of(port: int, held: Iterable[Connection]) -> PortUse:
     return "connected" if ESTABLISHED in states else "silent" if SYN_SENT in states else "none"
 
 
-def only_at(addresses: Collection[str], store_port: int | None, held: Iterable[Connection]) -> str | None:
+def find_unreachable_listener(
+    addresses: Collection[str], store_port: int | None, held: Iterable[Connection]
+) -> str | None:
     """Return where a process listens, if it can be reached only at loopback or one of `addresses`; else None.
 
     A process that also listens at another address, or is connected to one, can be reached there. Sockets of the store
@@ -239,21 +243,21 @@ def only_at(addresses: Collection[str], store_port: int | None, held: Iterable[C
     ends = [each.local for each in listening] + [each.remote for each in others if each.is_open]
     if not listening or not all(_is_within(end, addresses) for end in ends):
         return None
-    return words_of(listening[0].local)
+    return format_end(listening[0].local)
 
 
 def _is_within(end: End, addresses: Collection[str]) -> bool:
-    return ipaddress.ip_address(end[0]).is_loopback or address_of(end) in addresses
+    return ipaddress.ip_address(end[0]).is_loopback or format_address(end) in addresses
 
 
-class Established:
+class EstablishedCache:
     """Caches the established connections to a port, per network namespace, for the duration of one scan."""
 
     def __init__(self, proc_root: Path) -> None:
         self._root = proc_root
         self._by_namespace: dict[tuple[str, int], dict[int, End]] = {}
 
-    def to(self, port: int, pid: int) -> dict[int, End]:
+    def remote_ends(self, port: int, pid: int) -> dict[int, End]:
         """Return the remote ends by inode, of any process in the namespace of this process."""
         space = proc_pid.namespace(self._root, pid, "net")
         if space is None:
@@ -263,11 +267,11 @@ class Established:
         return self._by_namespace[space, port]
 
     def _read(self, port: int, pid: int) -> dict[int, End]:
-        rows = listed(self._root / str(pid) / "net", port)
+        rows = list_connections(self._root / str(pid) / "net", port)
         return {row.inode: row.remote for row in rows if row.remote[1] == port and row.state == ESTABLISHED}
 
 
-def store_endpoint(pid: int, port: int, proc_root: Path, established: Established | None = None) -> str | None:
+def store_endpoint(pid: int, port: int, proc_root: Path, established: EstablishedCache | None = None) -> str | None:
     """Return the other end of this process's TCP connection to `port`; None without one.
 
     An address in the environment can be forged; a connection comes from the kernel. A loopback address comes with its
@@ -275,7 +279,7 @@ def store_endpoint(pid: int, port: int, proc_root: Path, established: Establishe
     namespace: there a user may make a network with the addresses of others (user_namespaces(7)). `established` holds
     what this scan has read.
     """
-    ends = (established or Established(proc_root)).to(port, pid)
+    ends = (established or EstablishedCache(proc_root)).remote_ends(port, pid)
     if not ends:
         return None
     try:
@@ -288,7 +292,7 @@ def store_endpoint(pid: int, port: int, proc_root: Path, established: Establishe
     is_loopback = ipaddress.ip_address(end[0]).is_loopback
     is_unique = not is_loopback and _is_in_initial_user_namespace(pid, proc_root)
     namespace = None if is_unique else proc_pid.namespace(proc_root, pid, "net")
-    return f"{words_of(end)}{f' in {namespace}' if namespace else ''}"
+    return f"{format_end(end)}{f' in {namespace}' if namespace else ''}"
 
 
 def _is_in_initial_user_namespace(pid: int, proc_root: Path) -> bool:
@@ -399,11 +403,11 @@ def _plain(packed: bytes) -> bytes:
     return packed[12:] if packed.startswith(_MAPPED) else packed
 
 
-def words_of(end: End) -> str:
+def format_end(end: End) -> str:
     """Format an end: "10.0.0.7 port 8000"."""
-    return f"{address_of(end)} port {end[1]}"
+    return f"{format_address(end)} port {end[1]}"
 
 
-def address_of(end: End) -> str:
+def format_address(end: End) -> str:
     """Format the address of an end."""
     return str(ipaddress.ip_address(end[0]))

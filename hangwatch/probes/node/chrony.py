@@ -25,7 +25,7 @@ class Tracking(Value, frozen=True):
     synchronized: bool
 
 
-def tracking(arguments: tuple[str, ...] = ()) -> Tracking | Fault | None:
+def read_tracking(arguments: tuple[str, ...] = ()) -> Tracking | Fault | None:
     """Ask chronyd; None if chrony is not installed or not running. `arguments` go to chronyc (`-p`, another port)."""
     program = shutil.which("chronyc", path=os.environ.get("PATH", os.defpath) + ":/usr/bin")
     if program is None:

@@ -12,11 +12,11 @@ _M_ARENA_MAX = -8
 _LIBC = ctypes.CDLL(None)
 
 
-def share() -> bool:
+def share_heap() -> bool:
     """Let all later threads use one heap; False if the C library has no such setting."""
     return hasattr(_LIBC, "mallopt") and bool(_LIBC.mallopt(_M_ARENA_MAX, 1))
 
 
-def give_back() -> bool:
+def trim() -> bool:
     """Give freed memory back to the kernel, which takes some milliseconds. Return False if there was none."""
     return hasattr(_LIBC, "malloc_trim") and bool(_LIBC.malloc_trim(ctypes.c_size_t(0)))

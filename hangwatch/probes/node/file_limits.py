@@ -33,10 +33,10 @@ _UNLIMITED = frozenset({"unlimited", "infinity", "-1"})
 class NewProcess(Value, frozen=True):
     """The limits of a new process (inf: none), capped at fs.nr_open, and the file that sets them.
 
-    `who` is the kind of process; `others` counts lines for single users or groups, which get other limits.
+    `kind` is the kind of process; `others` counts lines for single users or groups, which get other limits.
     """
 
-    who: str
+    kind: str
     soft: float
     hard: float
     source: str

@@ -88,14 +88,14 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
     return tuple(parsed)
 
 
-def called(proc_root: Path, pid: int) -> Mount | None:
+def mount_of_system_call(proc_root: Path, pid: int) -> Mount | None:
     """Return the file system of the descriptor that the main thread's system call uses; None if not visible.
 
     Read from /proc/PID/syscall, see proc_pid_syscall(5). Calls that name a file by path are not covered.
     """
     fields = system_calls.read_fields(pid, proc_root)
-    name = system_calls.names().get(int(fields[0])) if fields else None
-    if name is None or system_calls.rows()[name].on != "descriptor":
+    name = system_calls.names_by_number().get(int(fields[0])) if fields else None
+    if name is None or system_calls.calls_by_name()[name].on != "descriptor":
         return None
     return mount_of(proc_root, pid, int(fields[1], 16))
 
@@ -142,7 +142,7 @@ def is_network(mount: Mount, also: Iterable[str] = ()) -> bool:
     return named or (mount.type.startswith("fuse.") and mount.type not in _LOCAL_FUSE)
 
 
-class Onlookers:
+class FilesystemReader:
     """Reads paths through child processes, and remembers the abandoned ones."""
 
     def __init__(self) -> None:
@@ -150,17 +150,17 @@ class Onlookers:
         self._abandoned = AbandonedChildren()
         self._names: dict[str, str] = {}
 
-    def space(self, paths: Sequence[str], deadline_seconds: float) -> dict[str, Space | Fault]:
+    def read_space(self, paths: Sequence[str], deadline_seconds: float) -> dict[str, Space | Fault]:
         """Return size and free space of the file system of each path, within the deadline."""
         answers = self._ask([("space", path) for path in paths], deadline_seconds)
         return {path: _space(path, answers["space", path]) for path in paths}
 
-    def names(self, folders: Sequence[str], deadline_seconds: float) -> dict[str, tuple[str, ...] | Fault]:
+    def list_names(self, folders: Sequence[str], deadline_seconds: float) -> dict[str, tuple[str, ...] | Fault]:
         """Return the names in each folder, at most 20,000, within the deadline."""
         answers = self._ask([("names", folder) for folder in folders], deadline_seconds)
         return {folder: _names(folder, answers["names", folder]) for folder in folders}
 
-    def silent(self, proc_root: Path, pids: Sequence[int], deadline_seconds: float) -> dict[int, Mount]:
+    def find_silent_mounts(self, proc_root: Path, pids: Sequence[int], deadline_seconds: float) -> dict[int, Mount]:
         """Return, by pid, the file system of the program or a library of a process that does not respond.
 
         Takes at most twice the deadline. Processes with mappings that cannot be read in time are skipped.
@@ -178,7 +178,7 @@ class Onlookers:
             for mount in mounted:  # each file system is asked once, by one path
                 own_mount = own_mounts.get(mount.device)
                 paths.setdefault(mount.device, own_mount.path if own_mount else self._name_of(proc_root, pid, mount))
-        spaces = self.space(list(paths.values()), deadline_seconds)
+        spaces = self.read_space(list(paths.values()), deadline_seconds)
         faults = {path: space.reason for path, space in spaces.items() if isinstance(space, Fault)}
         silent_devices = {device for device, path in paths.items() if faults.get(path) == "NoAnswer"}
         silent_mounts = {
@@ -196,7 +196,7 @@ class Onlookers:
             self._names[mount.device] = known if known in stuck and known is not None else path
             return self._names[mount.device]
 
-    def left_behind(self) -> int:
+    def abandoned_children(self) -> int:
         """Return the number of children that still hang in the kernel."""
         return self._abandoned.count()
 
@@ -221,7 +221,7 @@ class Onlookers:
         return answers
 
 
-SHARED = Onlookers()
+SHARED = FilesystemReader()
 """Shared by the whole process, so that each caller knows the dead mounts."""
 
 

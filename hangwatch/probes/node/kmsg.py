@@ -62,8 +62,8 @@ class KernelEvent(Value, frozen=True):
     text: str
 
 
-class SaidLine(Value, frozen=True):
-    """A kernel log line that matches a row of kernel_lines.toml, see `kernel_lines.Said`.
+class LoggedLine(Value, frozen=True):
+    """A kernel log line that matches a row of kernel_lines.toml, see `kernel_lines.MatchedLine`.
 
     "Problem cleared" lines do not count.
     """
@@ -83,7 +83,7 @@ class KernelEvents(Value, frozen=True):
     """
 
     events: tuple[KernelEvent, ...] = ()
-    lines: tuple[SaidLine, ...] = ()
+    lines: tuple[LoggedLine, ...] = ()
     counts: tuple[tuple[str, str, int, int], ...] = ()
     missed: int = 0
     oom: OomKills = OomKills()
@@ -154,8 +154,8 @@ class _Follower:
             kind: OrderedDict() for kind, _ in _PATTERNS
         }
         self._counts: Counter[tuple[str, str, int]] = Counter()
-        self._oom = oom_kills.Listener()
-        self._lines_by_row: dict[str, OrderedDict[str, SaidLine]] = {
+        self._oom = oom_kills.OomLog()
+        self._lines_by_row: dict[str, OrderedDict[str, LoggedLine]] = {
             name: OrderedDict() for name in kernel_lines.load()
         }
 
@@ -171,14 +171,14 @@ class _Follower:
             if event is not None:
                 self._keep_event(event)
             self._keep_line(record)
-            self._oom.hear(record.text, record.boot_seconds)
+            self._oom.read_line(record.text, record.boot_seconds)
 
     def _keep_line(self, record: KernelRecord) -> None:
-        for name, subject in kernel_lines.ended(record.text):
+        for name, subject in kernel_lines.find_ended(record.text):
             self._lines_by_row[name].pop(subject, None)
         match = kernel_lines.find(record.text)
         if match is not None:
-            line = SaidLine(**match._asdict(), boot_seconds=record.boot_seconds, text=record.text[:512])
+            line = LoggedLine(**match._asdict(), boot_seconds=record.boot_seconds, text=record.text[:512])
             _keep_newest(self._lines_by_row[match.name], match.subject, line, LINES_KEPT)
 
     def _keep_event(self, event: KernelEvent) -> None:

@@ -44,5 +44,5 @@ class Node:
     state_directory: Path | None = None
     dump_after_seconds: float | None = None
     kernel_log: kmsg.KernelLog = kmsg.SHARED
-    filesystems: filesystems.Onlookers = filesystems.SHARED
+    filesystems: filesystems.FilesystemReader = filesystems.SHARED
     recorders: torch_recorder.Recorders = torch_recorder.SHARED

@@ -58,7 +58,7 @@ class OomKill(Value, frozen=True):
     @property
     def owner(self) -> str:
         """The owner of the process: "Slurm job 4711", "pod 6f1c...", else its user."""
-        return cgroups.holder(self.cgroup) or ("an unknown user" if self.uid is None else f"uid {self.uid}")
+        return cgroups.describe_owner(self.cgroup) or ("an unknown user" if self.uid is None else f"uid {self.uid}")
 
 
 class OomKills(Value, frozen=True):
@@ -78,7 +78,7 @@ class _Summary(Value, frozen=True):
     pid: int | None = None
 
 
-class Listener:
+class OomLog:
     """Reads the lines of the log in order. Keeps a bounded number of kills per owner, and of owners."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Listener:
         self._counts: Counter[tuple[str, Limit]] = Counter()
         self._result: OomKills | None = None  # cached until the next kill
 
-    def hear(self, text: str, boot_seconds: float) -> None:
+    def read_line(self, text: str, boot_seconds: float) -> None:
         """Read a line of the log, without its time."""
         if text.startswith("oom-kill:"):
             self._summary = _parse_summary(text, boot_seconds)
@@ -159,7 +159,7 @@ def _parse_summary(text: str, boot_seconds: float) -> _Summary | None:
     )
 
 
-def count(proc_root: Path) -> int | Fault | None:
+def read_kill_count(proc_root: Path) -> int | Fault | None:
     """Return the number of OOM kills since boot, at any limit: `oom_kill` of /proc/vmstat.
 
     None before Linux 4.13, which does not count them.

@@ -26,12 +26,12 @@ _READ, _WRITE = 0o400, 0o200  # mode bits of a link in /proc/PID/fd: the directi
 
 
 def read(
-    pid: int, calls: Sequence[SystemCall | None], kin: Iterable[int], end: float, proc_root: Path
+    pid: int, calls: Sequence[SystemCall | None], related_pids: Iterable[int], end: float, proc_root: Path
 ) -> KernelCall | None:
     """Return the call that the main thread is blocked in, and its target.
 
     `calls` are its calls in the rounds of a capture; None if it has left the last of them. The process at the other end
-    of a pipe or socket is searched among `kin` first, then on the whole node until `end` (CLOCK_MONOTONIC).
+    of a pipe or socket is searched among `related_pids` first, then on the whole node until `end` (CLOCK_MONOTONIC).
     """
     call = main_thread.read_call(pid, proc_root)
     last_call = calls[-1] if calls else None
@@ -39,12 +39,12 @@ def read(
         return None
     same = itertools.takewhile(lambda each: each is not None and _is_same(each, last_call), reversed(calls))
     rounds = sum(1 for _ in same)
-    search = _Search(pid, kin, end, proc_root)
+    search = _Search(pid, related_pids, end, proc_root)
     child = _child(pid, call.child, proc_root)
     is_lock = call.kind == "locks"
     return KernelCall(
         name=call.name,
-        says=system_calls.rows()[call.name].says or call.name,
+        says=system_calls.calls_by_name()[call.name].says or call.name,
         rounds=rounds,
         descriptors=len(call.descriptors),
         behind=tuple(
@@ -53,7 +53,7 @@ def read(
         path=words.elided(main_thread.read_path(pid, proc_root) or "", _MOST_CHARACTERS),
         child_pid=child,
         child_comm=_comm(child, proc_root) if child is not None else "",
-        file_lock=file_locks.awaited(pid, call.descriptors[0], proc_root) if is_lock else None,
+        file_lock=file_locks.find_awaited_lock(pid, call.descriptors[0], proc_root) if is_lock else None,
     )
 
 
@@ -96,7 +96,7 @@ def _socket(inode: int, search: _Search) -> Behind | None:
     connections = search.connections
     if (connection := connections.get(inode)) is not None:
         if connection.listens:
-            return Behind(kind="listening", what=sockets.words_of(connection.local))
+            return Behind(kind="listening", what=sockets.format_end(connection.local))
         other_inodes = (
             other.inode
             for other in connections.values()
@@ -105,7 +105,7 @@ def _socket(inode: int, search: _Search) -> Behind | None:
         other, comm = search.holder_of(f"socket:[{next(other_inodes, None)}]")
         return Behind(
             kind="connection",
-            what=sockets.words_of(connection.remote),
+            what=sockets.format_end(connection.remote),
             other_pid=other,
             other_comm=comm,
             is_lost=connection.is_lost,
@@ -155,13 +155,13 @@ class _Search:
             yield from (pid for pid in numbers if pid != self._pid and pid not in self._near)
 
 
-def written(pid: int, proc_root: Path) -> frozenset[str]:
+def writable_files(pid: int, proc_root: Path) -> frozenset[str]:
     """Return the pipes, FIFOs and files that a process has open for writing, as named in /proc/PID/fd; no devices."""
     try:
         links = sockets.descriptors(pid, proc_root)
     except OSError:
         return frozenset()
-    channels = {number: link for number, link in links.items() if is_way(link)}
+    channels = {number: link for number, link in links.items() if is_pipe_or_path(link)}
     return frozenset(link for number, link in channels.items() if _link(f"{proc_root}/{pid}/fd/{number}")[1] & _WRITE)
 
 
@@ -170,7 +170,7 @@ def link_of(pid: int, descriptor: int, proc_root: Path) -> str:
     return _link(f"{proc_root}/{pid}/fd/{descriptor}")[0]
 
 
-def is_way(link: str) -> bool:
+def is_pipe_or_path(link: str) -> bool:
     """True if a descriptor's link is a pipe or a path, but not a device."""
     return link.startswith(("pipe:", "/")) and not link.startswith("/dev/")
 

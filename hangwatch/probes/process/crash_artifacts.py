@@ -42,7 +42,7 @@ _EXIT_CODE = 49  # the field behind the name and its parenthesis, counted from 0
 _SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
-class Seen(NamedTuple):
+class RankSnapshot(NamedTuple):
     """A rank while it lived: `mounts` is its mount namespace, `inner_pid` its pid in its pid namespace.
 
     `logs` are the files that it and its parent, which may be its launcher, write to.
@@ -76,7 +76,7 @@ class Core(Value, frozen=True):
     refused: str = ""
 
 
-class LastSeen:
+class RankSnapshots:
     """The ranks as last seen. Of dead ranks the newest are kept, with a total limit and one per user or pod.
 
     `most_of_a_share` is how many ranks of one share are monitored at once: if all die together, the first one is kept.
@@ -85,8 +85,8 @@ class LastSeen:
     def __init__(self, proc_root: Path = procfs.PROC, most_of_a_share: int = DEAD_KEPT_OF_A_SHARE) -> None:
         self._proc_root = proc_root
         self._most_of_a_share = most_of_a_share
-        self._living: dict[ProcessId, Seen] = {}
-        self._dead: dict[ProcessId, Seen] = {}
+        self._living: dict[ProcessId, RankSnapshot] = {}
+        self._dead: dict[ProcessId, RankSnapshot] = {}
 
     def note(self, ranks: Iterable[tuple[Process, str]]) -> None:
         """Record the ranks that live now, each with its share."""
@@ -101,13 +101,13 @@ class LastSeen:
         while len(self._dead) > _SHARES_KEPT * self._most_of_a_share:
             del self._dead[next(iter(self._dead))]
 
-    def of(self, process: ProcessId) -> Seen | None:
+    def find(self, process: ProcessId) -> RankSnapshot | None:
         """Return a rank as it was last seen."""
         return self._dead.get(process) or self._living.get(process)
 
-    def _seen(self, process: Process, share: str) -> Seen:
+    def _seen(self, process: Process, share: str) -> RankSnapshot:
         before, folder = self._living.get(process.id), self._proc_root / str(process.id.pid)
-        now = Seen(
+        now = RankSnapshot(
             id=process.id,
             share=share,
             uid=None if process.is_setuid else process.uid,
@@ -136,7 +136,7 @@ def _link(path: Path) -> str:
         return ""
 
 
-def root_of(mounts: str | None, living: Iterable[int], proc_root: Path = procfs.PROC) -> Path | None:
+def find_root(mounts: str | None, living: Iterable[int], proc_root: Path = procfs.PROC) -> Path | None:
     """Return a path to the root of a mount namespace: through a process that is in it now; None if there is none."""
     places: tuple[int | str, ...] = ("self", 1, *living)
     for pid in places:
@@ -149,7 +149,7 @@ _FILES = child.Runner("reader of crash artifacts", keeps_part=True, most_bytes=M
 _CORES = child.Runner("reader of cores", abandoned=_FILES.abandoned, keeps_part=True, most_bytes=MOST_STACK_BYTES)
 
 
-def error_files(ranks: Sequence[tuple[Seen, Path]]) -> list[ErrorFile]:
+def read_error_files(ranks: Sequence[tuple[RankSnapshot, Path]]) -> list[ErrorFile]:
     """Read the error file of each rank, below the given root."""
     questions = [
         {"kind": "error", "root": str(root), "path": seen.error_file, "uid": seen.uid, "most_bytes": MOST_ERROR_BYTES}
@@ -159,7 +159,7 @@ def error_files(ranks: Sequence[tuple[Seen, Path]]) -> list[ErrorFile]:
     return [ErrorFile(text=each.get("content", ""), refused=each.get("refused", "")) for each in answers]
 
 
-def log_ends(ranks: Sequence[tuple[Seen, Path]]) -> dict[str, str]:
+def read_log_ends(ranks: Sequence[tuple[RankSnapshot, Path]]) -> dict[str, str]:
     """Read the ends of the logs of these ranks and of their launchers, by path; only files of their user."""
     wanted = dict.fromkeys((path, root, seen.uid) for seen, root in ranks for path in seen.logs)
     questions = [
@@ -185,7 +185,7 @@ def exit_code(process: ProcessId, proc_root: Path = procfs.PROC) -> int | None:
         return None
 
 
-def cores(ranks: Sequence[tuple[Seen, Path]], proc_root: Path = procfs.PROC) -> list[Core | None]:
+def find_cores(ranks: Sequence[tuple[RankSnapshot, Path]], proc_root: Path = procfs.PROC) -> list[Core | None]:
     """Return the core of each rank, None if it left none. A core that the kernel's pattern hides is `refused`."""
     pattern = _text(proc_root / _CORE_PATTERN)
     if not pattern:
@@ -212,7 +212,7 @@ def cores(ranks: Sequence[tuple[Seen, Path]], proc_root: Path = procfs.PROC) -> 
     return found_cores
 
 
-def core_paths(pattern: str, seen: Seen, *, uses_pid: bool) -> tuple[str, ...]:
+def core_paths(pattern: str, seen: RankSnapshot, *, uses_pid: bool) -> tuple[str, ...]:
     """Return the possible paths of a core by a plain pattern of core(5); empty if the pattern holds a time."""
     values = {
         "%": "%",
@@ -237,7 +237,7 @@ def core_paths(pattern: str, seen: Seen, *, uses_pid: bool) -> tuple[str, ...]:
     return tuple(path for path in paths if path.startswith("/"))
 
 
-def native_stack(seen: Seen, core: Core, root: Path) -> str:
+def native_stack(seen: RankSnapshot, core: Core, root: Path) -> str:
     """Return gdb's output for all threads of a core, at most 1 MiB and three minutes; else a line that says why not."""
     gdb = shutil.which("gdb", path="/usr/local/bin:/usr/bin:/bin")
     if gdb is None:
@@ -271,7 +271,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[Seen, Path]]) -> list[dict[str, Any]]:
+def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[RankSnapshot, Path]]) -> list[dict[str, Any]]:
     """Return an answer for each question, with `refused` if none came in time."""
     answers: list[dict[str, Any]] = []
     if questions:
@@ -283,7 +283,7 @@ def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[Seen, Path]]
     return [*answers[: len(questions)], *([silent] * (len(questions) - len(answers)))]
 
 
-def _run(runner: child.Runner, request: dict[str, Any], seen: Seen, deadline_seconds: float) -> bytes:
+def _run(runner: child.Runner, request: dict[str, Any], seen: RankSnapshot, deadline_seconds: float) -> bytes:
     """Return the child's output until its deadline, else a line that says why there is none."""
     printed = runner.run(
         [sys.executable, "-I", "-m", f"{__package__}.crash_artifacts_child"],

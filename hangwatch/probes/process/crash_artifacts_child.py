@@ -39,7 +39,7 @@ def open_file(question: dict[str, Any]) -> BinaryIO:
     root, path = Path(question["root"]), Path(question["path"])
     if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
         raise bounded_read.FileError(path, "is not an absolute path")
-    file = bounded_read.opened_below(root, root.joinpath(*path.parts[1:]), roots_links=True)
+    file = bounded_read.open_below(root, root.joinpath(*path.parts[1:]), roots_links=True)
     owner = os.fstat(file.fileno()).st_uid
     if owner != question["uid"]:
         file.close()
@@ -58,7 +58,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
             if question["kind"] == "end":
                 file.seek(max(0, status.st_size - question["most_bytes"]))
                 return metadata | {"content": file.read(question["most_bytes"]).decode("utf-8", "replace")}
-            content = bounded_read.content_of(file, question["path"], question["most_bytes"])
+            content = bounded_read.read_rest(file, question["path"], question["most_bytes"])
             return metadata | {"content": content.decode("utf-8", "replace")}
     except bounded_read.FileError as error:
         return {"refused": "" if error.errno == errno.ENOENT else str(error)}

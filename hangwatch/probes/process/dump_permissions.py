@@ -30,7 +30,7 @@ class Rights(Value, frozen=True):
     pyspy_path: str | None
 
 
-def own(proc_root: Path) -> Rights | Fault | None:
+def read_rights(proc_root: Path) -> Rights | Fault | None:
     """Read /proc/self/status and kernel.yama.ptrace_scope, and find py-spy."""
     rows = proc_pid.status(proc_root, "self")
     if not isinstance(rows, dict):

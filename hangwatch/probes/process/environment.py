@@ -40,7 +40,7 @@ def read(descriptor: int, folder: str, wanted: Container[str], shown: Container[
     return _select([head[:half], _read_at(descriptor, max(end - half, half), half)], wanted, shown, whole=False)
 
 
-def allowed(pid: int, proc_root: Path) -> dict[str, str]:
+def read_allowed(pid: int, proc_root: Path) -> dict[str, str]:
     """Return the variables of a process that the table allows to keep; empty if not permitted or it is gone.
 
     This may block for ever: see `locked_memory`.

@@ -18,7 +18,7 @@ _MOST_BYTES = 1 << 20
 _MOST_PATH_CHARACTERS = 200
 
 
-def awaited(pid: int, descriptor: int, proc_root: Path) -> FileLock | None:
+def find_awaited_lock(pid: int, descriptor: int, proc_root: Path) -> FileLock | None:
     """Return the lock that a process waits for in flock(2) or fcntl(2) on this descriptor; None if it is not of a file.
 
     The holder is unknown if it has ended and left the lock to its child (/proc/locks omits locks without a pid), if it

@@ -44,7 +44,7 @@ class Readers:
         self._lock = threading.Lock()
         self._stuck: dict[ProcessId, str] = {}
 
-    def left_behind(self) -> int:
+    def abandoned_threads(self) -> int:
         """Return the number of threads that wait for a process now."""
         with self._lock:
             return len(self._stuck)

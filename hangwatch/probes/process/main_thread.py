@@ -56,8 +56,8 @@ def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCal
     if not fields:
         return None
     number, arguments = int(fields[0]), [int(field, 16) for field in fields[1:7]]
-    name = system_calls.names().get(number, "")
-    row = system_calls.rows().get(name, _UNKNOWN)
+    name = system_calls.names_by_number().get(number, "")
+    row = system_calls.calls_by_name().get(name, _UNKNOWN)
     kind, first = row.kind, arguments[0]
     if name == "fcntl" and arguments[1] not in (fcntl.F_SETLKW, _F_OFD_SETLKW):
         kind = "other"
@@ -93,8 +93,8 @@ def read_path(pid: int, proc_root: Path) -> str | None:
     It is read from the process's memory, where its owner can write anything.
     """
     fields = system_calls.read_fields(pid, proc_root)
-    name = system_calls.names().get(int(fields[0]), "") if fields else ""
-    index = {"path": 1, "path_at": 2}.get(system_calls.rows().get(name, _UNKNOWN).on)
+    name = system_calls.names_by_number().get(int(fields[0]), "") if fields else ""
+    index = {"path": 1, "path_at": 2}.get(system_calls.calls_by_name().get(name, _UNKNOWN).on)
     if index is None:
         return None
     raw = process_memory.SHARED.read(proc_root / str(pid) / "mem", int(fields[index], 16), _MOST_PATH_BYTES)

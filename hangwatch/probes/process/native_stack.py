@@ -32,7 +32,7 @@ def waits_in_torch(pid: int, proc_root: Path) -> bool | None:
     if not isinstance(text, str):
         return None
     fields = text.split()
-    if len(fields) != 9 or not fields[0].isdecimal() or system_calls.names().get(int(fields[0])) != "futex":
+    if len(fields) != 9 or not fields[0].isdecimal() or system_calls.names_by_number().get(int(fields[0])) != "futex":
         return False
     content = process_memory.SHARED.read_pieces(folder / "maps", [(0, _MOST_MAPS_BYTES)])
     if not isinstance(content, tuple):

@@ -47,7 +47,7 @@ class _Answer(msgspec.Struct):
 _ANSWER = decoding.decoder(_Answer)
 
 
-def left_behind() -> int:
+def abandoned_children() -> int:
     """Return the number of children that wait for a process or a file system now."""
     return _RUNNER.abandoned.count()
 

@@ -74,7 +74,7 @@ class MemoryReader:
                 self._abandoned.end("", memory, stuck)
             return errno.EBUSY
 
-    def left_behind(self) -> int:
+    def abandoned_children(self) -> int:
         """Return the number of children that wait for a process now."""
         return self._abandoned.count()
 

@@ -23,7 +23,7 @@ from hangwatch.probes.process.procfs import (
     PROC,
     Stat,
     denied,
-    numbers,
+    list_pids,
     paths_of_cgroups,
     printable,
     read_start,
@@ -294,7 +294,7 @@ def _faults(pid: int, answer: Environment | OSError) -> tuple[Fault, ...]:
 
 
 def _read_stats(root: str) -> Iterator[Stat]:
-    for pid in numbers(root):
+    for pid in list_pids(root):
         stat = read_stat(f"{root}/{pid}")
         if stat is not None and not stat.is_kernel_thread:
             yield stat

@@ -80,7 +80,7 @@ def read_children(pid: int, proc_root: Path = PROC, most: int = 64) -> tuple[int
     descendants: list[int] = []
     parents = [pid]
     for parent in parents:
-        for thread in numbers(f"{proc_root}/{parent}/task")[:_THREADS_ASKED]:
+        for thread in list_pids(f"{proc_root}/{parent}/task")[:_THREADS_ASKED]:
             raw = read_start(f"{proc_root}/{parent}/task/{thread}/children", PAGE_BYTES)
             children = [int(word) for word in raw.split()] if isinstance(raw, bytes) else []
             descendants += children
@@ -111,7 +111,7 @@ def read_parent(pid: int, proc_root: Path = PROC) -> int | None:
 def read_thread_states(pid: int, proc_root: Path = PROC) -> str:
     """Return the state letter of every thread of a process, e.g. "SSSD"; empty if it is gone."""
     states = []
-    for thread in numbers(f"{proc_root}/{pid}/task"):
+    for thread in list_pids(f"{proc_root}/{pid}/task"):
         stat = read_stat(f"{proc_root}/{pid}/task/{thread}")
         if stat is not None:
             states.append(stat.state)
@@ -147,7 +147,7 @@ def read_user_ids(pid: int, proc_root: Path | str = PROC) -> tuple[int, ...]:
 
 def read_cgroups(proc_root: Path = PROC) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield every process by pid, with the distinct paths of its control groups."""
-    for pid in map(int, numbers(str(proc_root))):
+    for pid in map(int, list_pids(str(proc_root))):
         raw = read_start(f"{proc_root}/{pid}/cgroup", PAGE_BYTES)
         if isinstance(raw, bytes):
             yield pid, paths_of_cgroups(raw)
@@ -162,7 +162,7 @@ def read_inner_pid(pid: int, proc_root: Path = PROC) -> int:
 def is_running(program: str, proc_root: Path = PROC) -> bool:
     """True if any process has the name of this program, of which the kernel keeps 15 characters."""
     comm = program[:COMM_CHARACTERS].encode() + b"\n"
-    return any(read_start(f"{proc_root}/{pid}/comm", PAGE_BYTES) == comm for pid in numbers(str(proc_root)))
+    return any(read_start(f"{proc_root}/{pid}/comm", PAGE_BYTES) == comm for pid in list_pids(str(proc_root)))
 
 
 class Stat(NamedTuple):
@@ -200,7 +200,7 @@ def _read_status(pid: int, proc_root: Path | str, *names: bytes) -> list[bytes]:
     return [word for rest in rests for word in rest.partition(b"\n")[0].split()]
 
 
-def numbers(folder: str) -> list[str]:
+def list_pids(folder: str) -> list[str]:
     """Return the names of the processes or threads in a folder; empty if it is gone."""
     try:
         return [name for name in os.listdir(folder) if name.isdecimal()]  # noqa: PTH208 - 600 names at each scan

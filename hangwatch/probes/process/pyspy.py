@@ -135,7 +135,7 @@ def find() -> Path | None:
     return Path(found) if found else None
 
 
-def left_behind() -> int:
+def abandoned_dumpers() -> int:
     """Return the number of dumpers that hang in the kernel and could not be ended."""
     return DUMPER.abandoned.count()
 
@@ -273,4 +273,4 @@ def explain(pid: int, code: int, stderr: str) -> Fault:
         return Fault(
             subject=f"pid {pid}", reason="DumpFailed", detail=f"py-spy ended with status {code} and no message"
         )
-    return pyspy_json.fault(f"pid {pid}", whole)
+    return pyspy_json.fault_of_message(f"pid {pid}", whole)

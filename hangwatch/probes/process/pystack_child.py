@@ -16,7 +16,7 @@ MOST_MAPS_BYTES = 16 << 20
 MOST_FRAMES = 16384  # of one thread
 
 
-def strange_file(pid: int) -> str | None:
+def find_replaced_file(pid: int) -> str | None:
     """Return the path of a mapped file that is another file here; see proc_pid_maps(5)."""
     with Path(f"/proc/{pid}/maps").open("rb") as file:
         rows = [line.split(None, 5) for line in file.read(MOST_MAPS_BYTES).splitlines()]
@@ -62,7 +62,7 @@ def stacks(pid: int) -> list[dict[str, Any]]:
 def main(pid: int) -> int:
     """Return the exit status: 0 with JSON on stdout, 1 with a message on stderr."""
     try:
-        if (path := strange_file(pid)) is not None:
+        if (path := find_replaced_file(pid)) is not None:
             raise ValueError(f"the mapped file {path} is another file here")
         print(json.dumps(stacks(pid)))
     except Exception as error:

@@ -36,7 +36,7 @@ _RUNNER = child.Runner("reader of logs")
 _ANSWER = decoding.decoder(tuple[int, int, str, int, str])
 
 
-def left_behind() -> int:
+def abandoned_children() -> int:
     """Return the number of children that wait for a file system now."""
     return _RUNNER.abandoned.count()
 

@@ -24,7 +24,7 @@ Regions = dict[bytes, tuple[tuple[int, int], ...]]
 def awaited_address(pid: int, proc_root: Path) -> int | None:
     """Return the address of the shared futex that the main thread waits for; None if private or none."""
     fields = system_calls.read_fields(pid, proc_root)
-    if not fields or system_calls.names().get(int(fields[0])) != "futex":
+    if not fields or system_calls.names_by_number().get(int(fields[0])) != "futex":
         return None
     return None if int(fields[2], 16) & _PRIVATE_FLAG else int(fields[1], 16)
 
@@ -43,6 +43,6 @@ def regions(pid: int, proc_root: Path, most: int = MOST_REGIONS) -> Regions:
     return {file: tuple(spans) for file, spans in by_file.items()}
 
 
-def at(address: int, mapped: Regions) -> bytes | None:
+def region_at(address: int, mapped: Regions) -> bytes | None:
     """Return device and inode of the shared memory at an address; None if it is not shared."""
     return next((file for file, spans in mapped.items() if any(start <= address < end for start, end in spans)), None)

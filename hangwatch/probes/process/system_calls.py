@@ -30,7 +30,7 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 @cache
-def rows() -> dict[str, Row]:
+def calls_by_name() -> dict[str, Row]:
     """Return the table, by the name of the call."""
     return tables.load("hangwatch.tables", "system_calls.toml", dict[str, Row])
 
@@ -45,7 +45,9 @@ def read_fields(pid: int, proc_root: Path, thread: int | None = None) -> list[st
 
 
 @cache
-def names(machine: str = platform.machine()) -> dict[int, str]:
+def names_by_number(machine: str = platform.machine()) -> dict[int, str]:
     """Return the names of an architecture's calls by number; empty for an architecture that is not in the table."""
-    numbers = {name: {"x86_64": row.x86_64, "aarch64": row.aarch64}.get(machine) for name, row in rows().items()}
+    numbers = {
+        name: {"x86_64": row.x86_64, "aarch64": row.aarch64}.get(machine) for name, row in calls_by_name().items()
+    }
     return {number: name for name, number in numbers.items() if number is not None}

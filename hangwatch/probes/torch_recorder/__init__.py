@@ -26,7 +26,7 @@ from hangwatch.probes.process import process_memory, procfs
 from hangwatch.probes.torch_recorder import decode, layouts, libraries, search, symbols
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.libraries import Mapped, Mappings
-from hangwatch.probes.torch_recorder.memory_image import Place, Read, UnreadableError, fits
+from hangwatch.probes.torch_recorder.memory_image import Place, Read, UnreadableError, require
 
 MOST_MAPS_BYTES = 8 << 20
 MOST_SECONDS = 5.0  # for one process, without the symbols of its library
@@ -47,7 +47,7 @@ class Recorders:
         self._places_by_shape: dict[tuple[ProcessId, int], tuple[int, Layout]] = {}
         self._lasting: dict[ProcessId, tuple[RankRecords | Fault, ...]] = {}
 
-    def lasting(self, process: ProcessId) -> tuple[RankRecords | Fault, ...] | None:
+    def unchanging_part(self, process: ProcessId) -> tuple[RankRecords | Fault, ...] | None:
         """Return the unchanging part of what `read` has returned of a process, without records; None if nothing yet.
 
         That is a recorder with capacity, or one that is off: torch creates it once, at the first operation.
@@ -99,7 +99,7 @@ class Recorders:
         if not procfs.is_alive(process, self._proc_root):
             raise UnreadableError("ProcessGone", "the process has ended")
         (maps,) = self._reader(process, "maps")([(0, MOST_MAPS_BYTES)])
-        found = libraries.mapped(maps)
+        found = libraries.parse_maps(maps)
         if not found.libraries and len(maps) >= MOST_MAPS_BYTES:
             raise UnreadableError("TooLarge", f"it has more than {MOST_MAPS_BYTES >> 20} MiB of mappings")
         return found
@@ -113,7 +113,7 @@ class Recorders:
         candidates = layouts.candidates(from_symbols.version)
         if from_symbols.pointer is not None:
             (raw,) = read([(library.start + from_symbols.pointer, 8)])
-            fits(len(raw) == 8, "the pointer to it leads to no memory")
+            require(len(raw) == 8, "the pointer to it leads to no memory")
             address = int.from_bytes(raw, "little")
             if not address:
                 return _unused(library, candidates, from_symbols.version)

@@ -27,10 +27,10 @@ from hangwatch.probes.torch_recorder.memory_image import (
     Read,
     UnreadableError,
     content,
-    fits,
+    map_nodes,
+    require,
     spans,
     text_at,
-    tree,
     vector,
 )
 from hangwatch.probes.torch_recorder.rows import MOST_SEQUENCE, Rows, Shapes, Texts, Unpacked, record
@@ -64,23 +64,23 @@ def _head(raw: bytes, layout: Layout) -> _Head:
         int.from_bytes(raw[offset : offset + 8], "little") for offset in (layout.capacity, layout.next, layout.next_id)
     )
     epoch = int.from_bytes(raw[layout.reset_epoch : layout.reset_epoch + 8], "little") if layout.reset_epoch > 0 else 0
-    fits(enabled < 2 and captures < 2, "a flag is neither true nor false")
+    require(enabled < 2 and captures < 2, "a flag is neither true nor false")
     if not enabled:
-        fits(not any((begin, end, reserved, capacity, following, next_id, epoch)), "it is off, but holds records")
+        require(not any((begin, end, reserved, capacity, following, next_id, epoch)), "it is off, but holds records")
         raise UnreadableError("RecorderOff", "the flight recorder is off: its buffer has no capacity")
-    fits(begin <= end <= reserved and not begin % 8, "its buffer ends before it begins")
+    require(begin <= end <= reserved and not begin % 8, "its buffer ends before it begins")
     count, remainder = divmod(end - begin, layout.record_bytes)
-    fits(not remainder and not (reserved - begin) % layout.record_bytes, "its buffer does not hold whole records")
-    fits(capacity > 0 and count <= capacity, "it holds more records than its capacity")
+    require(not remainder and not (reserved - begin) % layout.record_bytes, "its buffer does not hold whole records")
+    require(capacity > 0 and count <= capacity, "it holds more records than its capacity")
     is_next = following < capacity if count == capacity else following == count * layout.moves_while_filling
-    fits(is_next, "its next index does not follow its last record")
-    fits(epoch < _MOST_EPOCHS and next_id < MOST_SEQUENCE, "a counter is out of its range")
+    require(is_next, "its next index does not follow its last record")
+    require(epoch < _MOST_EPOCHS and next_id < MOST_SEQUENCE, "a counter is out of its range")
     if not epoch:
-        fits(
+        require(
             next_id == count if count < capacity else next_id % capacity == following,
             "its counters do not match its records",
         )
-        fits(next_id >= count, "it holds more records than it counted")
+        require(next_id >= count, "it holds more records than it counted")
     return _Head(begin, count, capacity, following, next_id, epoch, raw[_MUTEX] != 0)
 
 
@@ -91,8 +91,8 @@ def could_be(raw: bytes, address: int, layout: Layout) -> bool:
         for offset in (layout.statuses, layout.members):
             root, left, right, count = struct.unpack_from("<QQQQ", raw, offset + 16)
             header = address + offset + 8
-            fits((root == 0 and left == right == header) if not count else bool(root and left and right), "a map")
-            fits(struct.unpack_from("<I", raw, offset + 8)[0] == 0 and count <= MOST_GROUPS, "a map")
+            require((root == 0 and left == right == header) if not count else bool(root and left and right), "a map")
+            require(struct.unpack_from("<I", raw, offset + 8)[0] == 0 and count <= MOST_GROUPS, "a map")
     except UnreadableError:
         return False
     return True
@@ -133,10 +133,10 @@ def _marks(entries: Sequence[_Entry], head: _Head, layout: Layout) -> list[_Mark
     unpack = Unpacked(wanted, layout.record_bytes).unpack
     marks = [_Mark._make(unpack(raw)) for raw, _ in entries]
     for number, mark in enumerate(marks, head.next_id - len(marks)):
-        fits(mark.id == number and mark.epoch == head.epoch, "records are not in sequence")
-        fits(max(mark.is_p2p, mark.is_completed, mark.is_retired) < 2, "a flag is neither true nor false")
-        fits(EARLIEST_UNIX_NS < mark.created < LATEST_UNIX_NS, "the time of a record is out of its range")
-        fits(mark.collective < MOST_SEQUENCE and mark.p2p < MOST_SEQUENCE, "a number is out of its range")
+        require(mark.id == number and mark.epoch == head.epoch, "records are not in sequence")
+        require(max(mark.is_p2p, mark.is_completed, mark.is_retired) < 2, "a flag is neither true nor false")
+        require(EARLIEST_UNIX_NS < mark.created < LATEST_UNIX_NS, "the time of a record is out of its range")
+        require(mark.collective < MOST_SEQUENCE and mark.p2p < MOST_SEQUENCE, "a number is out of its range")
     return marks
 
 
@@ -207,7 +207,7 @@ def _read_once(
         for row in rows
         if row.id >= first_id
     ]
-    fits(known_groups.issuperset(mark.group for mark in marks), "a record is of an unknown group")
+    require(known_groups.issuperset(mark.group for mark in marks), "a record is of an unknown group")
     return RankRecords(
         library=library,
         records=with_batches(records) if library == "nccl" else tuple(records),
@@ -257,7 +257,7 @@ def _stable(entries: list[_Entry], before: _Head, after: _Head) -> list[_Entry]:
 
 def _statuses(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[GroupStatus, ...]:
     at = layout.statuses
-    nodes = tree(image, address + at, raw[at : at + MAP_BYTES], 16, MOST_GROUPS)
+    nodes = map_nodes(image, address + at, raw[at : at + MAP_BYTES], 16, MOST_GROUPS)
     rows = [struct.unpack("<QQ", node.value) for node in nodes]
     size = max(layout.enqueued, layout.status_started, layout.status_completed) + 8
     statuses = []
@@ -266,23 +266,23 @@ def _statuses(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[G
             int(_SIGNED.unpack_from(status, offset)[0])
             for offset in (layout.enqueued, layout.status_started, layout.status_completed)
         ]
-        fits(all(-1 <= number < MOST_SEQUENCE for number in numbers), "the counts of a group are out of their range")
+        require(all(-1 <= number < MOST_SEQUENCE for number in numbers), "the counts of a group are out of their range")
         statuses.append(
             GroupStatus(group_id=group, last_enqueued=numbers[0], last_started=numbers[1], last_completed=numbers[2])
         )
-    fits(len({group for group, _ in rows}) == len(rows), "a map has a key twice")
+    require(len({group for group, _ in rows}) == len(rows), "a map has a key twice")
     return tuple(sorted(statuses, key=lambda status: status.group_id))
 
 
 def _members(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[GroupMembers, ...]:
     at = layout.members
-    nodes = tree(image, address + at, raw[at : at + MAP_BYTES], _NAMES_BYTES + _RANKS.size, MOST_GROUPS)
+    nodes = map_nodes(image, address + at, raw[at : at + MAP_BYTES], _NAMES_BYTES + _RANKS.size, MOST_GROUPS)
     rows = []
     for node in nodes:
         start = node.address + VALUE_OFFSET
         description, name = (text_at(node.value, offset, start) for offset in (0, 32))
         ranks = vector(_RANKS.unpack_from(node.value, _NAMES_BYTES))
-        fits(not ranks[0][1] % 8, "a list of ranks does not hold whole numbers")
+        require(not ranks[0][1] % 8, "a list of ranks does not hold whole numbers")
         if ranks[0][1] <= MOST_MEMBERS * 8:
             rows.append((name, description, ranks))
     contents = image.take_parts(part for row in rows for part in row)
@@ -290,8 +290,8 @@ def _members(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[Gr
     for name, description, ranks in rows:
         raw_ranks = content(ranks, contents)
         numbers = sorted(struct.unpack(f"<{len(raw_ranks) // 8}Q", raw_ranks))
-        fits(not numbers or numbers[-1] < MOST_RANK, "a rank is out of its range")
-        fits(len(set(numbers)) == len(numbers), "a rank is twice in a group")
+        require(not numbers or numbers[-1] < MOST_RANK, "a rank is out of its range")
+        require(len(set(numbers)) == len(numbers), "a rank is twice in a group")
         group_members = GroupMembers(
             name=texts.decode(name, contents), description=texts.decode(description, contents), ranks=spans(numbers)
         )

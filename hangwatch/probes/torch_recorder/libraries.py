@@ -32,7 +32,7 @@ class Mappings(NamedTuple):
     writable: tuple[tuple[int, int], ...]
 
 
-def mapped(maps: bytes) -> Mappings:
+def parse_maps(maps: bytes) -> Mappings:
     """Parse the maps: at most `MOST_LIBRARIES` libraries; of a library mapped twice the first mapping."""
     libraries: dict[tuple[bytes, bytes, bytes], Mapped] = {}
     writable: list[tuple[int, int]] = []

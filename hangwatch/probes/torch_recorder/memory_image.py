@@ -38,7 +38,7 @@ class UnreadableError(Exception):
         self.reason, self.detail = reason, detail
 
 
-def fits(condition: bool, what: str) -> None:
+def require(condition: bool, what: str) -> None:
     """Raise UnreadableError unless a condition holds that holds for every flight recorder."""
     if not condition:
         raise UnreadableError("UnknownLayout", what)
@@ -56,9 +56,11 @@ class Image:
         self._budget_bytes -= sum(count for _, count in places)
         if self._budget_bytes < 0:
             raise UnreadableError("TooLarge", f"it needs more than {MOST_BYTES >> 20} MiB")
-        fits(all(0 < address < 1 << 48 for address, count in places if count), "a pointer is not a valid address")
+        require(all(0 < address < 1 << 48 for address, count in places if count), "a pointer is not a valid address")
         pieces = self._read(places) if places else ()
-        fits([len(piece) for piece in pieces] == [count for _, count in places], "a pointer leads to unmapped memory")
+        require(
+            [len(piece) for piece in pieces] == [count for _, count in places], "a pointer leads to unmapped memory"
+        )
         return pieces
 
     def take_parts(self, parts: Iterable[Part]) -> dict[Place, bytes]:
@@ -96,9 +98,9 @@ def text(members: tuple[int, int, bytes], address: int) -> Part:
     """Return the std::string at `address` with this pointer, size and inline bytes. Raises UnreadableError."""
     pointer, size, inline = members
     if pointer == address + 16:
-        fits(size <= INLINE_STRING_BYTES, "a string is longer than its capacity")
+        require(size <= INLINE_STRING_BYTES, "a string is longer than its capacity")
         return NOWHERE, inline[:size]
-    fits(size <= MOST_STRING_BYTES, "a string is too long")
+    require(size <= MOST_STRING_BYTES, "a string is too long")
     return (pointer, size), b""
 
 
@@ -112,17 +114,17 @@ def small_vector(members: tuple[int, int, int, bytes], address: int, element_byt
     """Return the c10::SmallVector at `address` with this pointer, size, capacity and inline elements."""
     pointer, size, capacity, inline = members
     size_bytes = size * element_bytes
-    fits(size <= capacity, "a list is longer than its capacity")
+    require(size <= capacity, "a list is longer than its capacity")
     if pointer != address + 16:
         return (pointer, size_bytes), b""
-    fits(size_bytes <= len(inline), "a list is longer than its capacity")
+    require(size_bytes <= len(inline), "a list is longer than its capacity")
     return NOWHERE, inline[:size_bytes]
 
 
 def vector(members: tuple[int, int, int]) -> Part:
     """Return the std::vector with this begin, end and end of its capacity."""
     begin, end, reserved = members
-    fits(begin <= end <= reserved, "a list ends before it begins")
+    require(begin <= end <= reserved, "a list ends before it begins")
     return (begin, end - begin), b""
 
 
@@ -136,12 +138,12 @@ class Node(NamedTuple):
 VALUE_OFFSET = _NODE.size
 
 
-def tree(image: Image, address: int, raw: bytes, value_bytes: int, most: int) -> list[Node]:
+def map_nodes(image: Image, address: int, raw: bytes, value_bytes: int, most: int) -> list[Node]:
     """Return the nodes of the std::map at `address` with the bytes `raw`, in no order. Raises UnreadableError."""
     root, left, right, count = struct.unpack_from("<QQQQ", raw, 16)
     header = address + 8
     if count == 0:
-        fits(root == 0 and left == right == header, "an empty map is not empty")
+        require(root == 0 and left == right == header, "an empty map is not empty")
         return []
     if count > most:
         raise UnreadableError("TooLarge", f"{count:,} groups")
@@ -149,20 +151,22 @@ def tree(image: Image, address: int, raw: bytes, value_bytes: int, most: int) ->
     visited: set[int] = set()
     level = [(root, header)]
     for _ in range(MOST_DEPTH):
-        fits(len(visited) + len(level) <= count, "a map has more nodes than its count")
+        require(len(visited) + len(level) <= count, "a map has more nodes than its count")
         next_level: list[tuple[int, int]] = []
         for (node, parent), piece in zip(
             level, image.take([(node, _NODE.size + value_bytes) for node, _ in level]), strict=True
         ):
             color, parent_pointer, left, right = _NODE.unpack_from(piece)
-            fits(color < 2 and parent_pointer == parent and node not in visited and not node % 8, "a map is not a tree")
+            require(
+                color < 2 and parent_pointer == parent and node not in visited and not node % 8, "a map is not a tree"
+            )
             visited.add(node)
             nodes.append(Node(node, piece[_NODE.size :]))
             next_level += [(child, node) for child in (left, right) if child]
         level = next_level
         if not level:
             break
-    fits(len(nodes) == count, "a map has fewer nodes than its count")
+    require(len(nodes) == count, "a map has fewer nodes than its count")
     return nodes
 
 

@@ -11,7 +11,7 @@ from hangwatch import words
 from hangwatch.model.flight_records import FlightRecord, Library
 from hangwatch.probes.torch_recorder import layouts
 from hangwatch.probes.torch_recorder.layouts import Layout
-from hangwatch.probes.torch_recorder.memory_image import Part, Place, content, fits, small_vector, text, vector
+from hangwatch.probes.torch_recorder.memory_image import Part, Place, content, require, small_vector, text, vector
 
 MOST_TENSORS = 1024  # of one operation; beyond that sizes and types are omitted
 MOST_DIMENSIONS = 64  # of a tensor: c10's limit
@@ -159,10 +159,10 @@ class Shapes:
         code = "i" if self._layout.dim_bytes == 4 else "q"
         dims = [struct.unpack(f"<{len(raw) // self._layout.dim_bytes}{code}", raw) for raw in (inputs, outputs)]
         numbers = struct.unpack(f"<{len(sizes) // 8}q", sizes)
-        fits(all(0 <= dim <= MOST_DIMENSIONS for row in dims for dim in row), "a tensor has too many dimensions")
-        fits(sum(map(sum, dims)) == len(numbers), "sizes and dimensions of tensors differ")
-        fits(all(0 <= number < MOST_SEQUENCE for number in numbers), "a tensor has a negative size")
-        fits([len(row) for row in dims] == [len(input_types), len(output_types)], "a tensor has no type")
+        require(all(0 <= dim <= MOST_DIMENSIONS for row in dims for dim in row), "a tensor has too many dimensions")
+        require(sum(map(sum, dims)) == len(numbers), "sizes and dimensions of tensors differ")
+        require(all(0 <= number < MOST_SEQUENCE for number in numbers), "a tensor has a negative size")
+        require([len(row) for row in dims] == [len(input_types), len(output_types)], "a tensor has no type")
         shapes, at = [], 0
         for row in dims:
             shape = []
@@ -175,14 +175,14 @@ class Shapes:
 
 def _type_names(raw: bytes) -> tuple[str, ...]:
     names = layouts.dtypes()
-    fits(all(number <= len(names) for number in raw), "a tensor has an unknown type")
+    require(all(number <= len(names) for number in raw), "a tensor has an unknown type")
     return tuple(names[number] if number < len(names) else "Undefined" for number in raw)
 
 
 def record(row: Row, names: Sequence[str], tensors: Tensors, library: Library) -> FlightRecord:
     """Return the record of a row, with its texts and tensors. Raises UnreadableError if they are impossible."""
-    fits(row.timeout >= -1 and row.op < MOST_SEQUENCE, "a number is out of its range")
-    fits(row.is_started < 2, "a flag is neither true nor false")
+    require(row.timeout >= -1 and row.op < MOST_SEQUENCE, "a number is out of its range")
+    require(row.is_started < 2, "a flag is neither true nor false")
     is_completed = row.is_completed if library == "nccl" else row.is_retired
     name, description, operation, thread_name = names
     return FlightRecord(

@@ -57,7 +57,7 @@ class SymbolTables:
         self._locks: dict[_Key, threading.Lock] = {}
         self._runner = child.Runner("reader of symbols", starvation=STARVATION)
 
-    def left_behind(self) -> int:
+    def abandoned_children(self) -> int:
         """Return the number of children that wait for a file now."""
         return self._runner.abandoned.count()
 

@@ -96,7 +96,7 @@ def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
             return
         *lines, pending = (pending + received).split(b"\n")
         for line in lines:
-            order = decoding.json(line, Order)
+            order = decoding.decode_json(line, Order)
             if isinstance(order, Admit):
                 driver.admit(order.gpu)
             else:
@@ -112,7 +112,7 @@ def die_with(parent_pid: int) -> None:
 
 def main() -> None:
     """Own the driver until the parent is gone; report each failure of the driver as a `Failed` message."""
-    begin = decoding.json(sys.argv[1], Begin)
+    begin = decoding.decode_json(sys.argv[1], Begin)
     die_with(begin.parent_pid)
     parent = private_stdout()
     try:
@@ -123,7 +123,7 @@ def main() -> None:
     driver = Driver(begin, lambda gpu, purpose: send(parent, Asking(gpu=gpu, purpose=purpose)))
     try:
         driver.open_gpus()  # seconds per GPU without persistence mode: the parent waits longer before Hello
-        daemon_heap.give_back()  # memory used by imports
+        daemon_heap.trim()  # memory used by imports
         send(parent, Hello())
         serve(driver, parent, begin.sample_seconds)
     except pynvml.NVMLError as error:

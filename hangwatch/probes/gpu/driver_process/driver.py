@@ -34,8 +34,8 @@ class Driver:
 
     def __init__(self, begin: Begin, asking: Callable[[int | None, str], object]) -> None:
         self.asking = asking
-        self.left_out = dict(begin.left_out)
-        self._last, self._only = begin.last, begin.only
+        self.left_out = dict(begin.blocked)
+        self._last, self._only = begin.read_last, begin.only_gpu
         self.gpus: list[Gpu] = []
         self.lost: list[Fault] = []
         self.version: str | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from hangwatch import config
-from hangwatch.cli.incident_sources import client_of
+from hangwatch.cli.incident_sources import load_client
 from hangwatch.cli.usage_errors import InputError, MachineError
 from hangwatch.fleet.http_client import WebClient
 from hangwatch.formats import decoding, yaml_file
@@ -22,7 +22,7 @@ STATUS_DEADLINE_SECONDS = 5.0
 STATUS_MOST_BYTES = 64 << 20
 
 
-def answer_of(settings: config.Settings, source: str, url: str | None, http_config: Path | None) -> Any:
+def fetch_status(settings: config.Settings, source: str, url: str | None, http_config: Path | None) -> Any:
     """Return the decoded answer of /status. If the port refuses us, ask over the user socket for this user's jobs.
 
     With `url` or `http_config` only the port is asked. `source` names the settings in errors. Raises InputError, and
@@ -30,7 +30,7 @@ def answer_of(settings: config.Settings, source: str, url: str | None, http_conf
     """
     base = url or _local_url(settings.http)
     try:
-        return _fetch(f"{base.rstrip('/')}/status", client_of(http_config))
+        return _fetch(f"{base.rstrip('/')}/status", load_client(http_config))
     except InputError as error:
         if url is not None or http_config is not None:
             raise
@@ -38,7 +38,7 @@ def answer_of(settings: config.Settings, source: str, url: str | None, http_conf
 
         kind: type[Exception]
         try:
-            return decoding.plain(user_socket_client.ask(settings.socket.path, "/status"))
+            return decoding.decode_plain_json(user_socket_client.ask(settings.socket.path, "/status"))
         except user_socket_client.SocketError as refused:
             why = str(refused)
             kind = MachineError if isinstance(refused, user_socket_client.BusyError) else InputError
@@ -51,8 +51,8 @@ def answer_of(settings: config.Settings, source: str, url: str | None, http_conf
         ) from None
 
 
-def status_of(answer: Any) -> Status:
-    """Convert the answer of `answer_of` to a Status. Raises InputError."""
+def decode_status(answer: Any) -> Status:
+    """Convert the answer of `fetch_status` to a Status. Raises InputError."""
     try:
         return decoding.convert(answer, Status)
     except msgspec.ValidationError as error:
@@ -86,7 +86,7 @@ def _fetch(url: str, client: WebClient) -> Any:
     except ValueError as error:  # a bad URL
         raise InputError(f"--url {url}: {error}") from None
     try:
-        return decoding.plain(content)
+        return decoding.decode_plain_json(content)
     except (ValueError, RecursionError):
         raise InputError(f"the program that answers at {url} is not hangwatch\n  give its address: --url") from None
 

@@ -19,10 +19,10 @@ CHECK_NAME = "network"
 DEADLINE_SECONDS = 2 * ports.CONNECT_SECONDS + 1.0
 
 
-def run(wanted: Sequence[Port], clock: Clock) -> CheckResult:
+def try_ports(wanted: Sequence[Port], clock: Clock) -> CheckResult:
     """Try each port once. Ports that do not answer are the faults of the result."""
     ran_unix_seconds, began = clock.unix(), clock.monotonic()
-    answers = ports.try_all(wanted, DEADLINE_SECONDS)
+    answers = ports.connect_all(wanted, DEADLINE_SECONDS)
     faults = [fault for fault in answers.values() if fault is not None]
     verb = "answers" if len(answers) == 1 else "answer"
     return CheckResult(
@@ -38,14 +38,14 @@ def run(wanted: Sequence[Port], clock: Clock) -> CheckResult:
     )
 
 
-def status_of(reason: str) -> CheckStatus:
+def failure_status(reason: str) -> CheckStatus:
     """Return the status of a port that failed for `reason`."""
     return CheckStatus.WARNING if reason == "Refused" else CheckStatus.CRITICAL
 
 
 def _verdict(fault: Fault) -> CheckVerdict:
     return CheckVerdict(
-        status=status_of(fault.reason),
+        status=failure_status(fault.reason),
         reason=fault.reason,
         message=f"{fault.subject}: {fault.detail}",
         remedy=fault.remedy,

@@ -8,15 +8,12 @@ from hangwatch.collectives import rank_records
 from hangwatch.model import RankDump
 from hangwatch.stacks import activity
 from hangwatch.stacks.process_activity import find_standing
-from hangwatch.verdict.scene import GPU_IN_KERNEL_RATIO
 
 
 def is_needed(ranks: Iterable[RankDump], table: activity.Table) -> bool:
-    """True if one round of a rank may mislead: only a second one shows if it moves, or waits for its GPU.
+    """True if one round may mislead: a rank does not wait for others, or its flight recorder shows an old call.
 
-    That is so for a rank in unknown code, in a place that may be behind its GPU, or in no wait for ranks while its GPU
-    runs a kernel. It is so for a rank that waits for the workers of its loader, as healthy ranks do at each step, and
-    if a flight recorder shows that it may be blocked.
+    In a healthy job, too, a rank does not wait at each step. Only a second round shows if it moves.
     """
     return any(_may_mislead(rank, table) for rank in ranks)
 
@@ -27,10 +24,5 @@ def _may_mislead(rank: RankDump, table: activity.Table) -> bool:
         return False
     if rank_records.stands(last.recorders):
         return True
-    if not any(thread.frames for thread in last.threads):
-        return False
-    standing = find_standing(last.threads, table)
-    is_in_kernel = (rank.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
-    if standing.waits_for in {"unknown", "gpu"} or activity.known(standing.doing.activity).work_is_in == "workers":
-        return True
-    return is_in_kernel and standing.waits_for != "ranks"
+    has_stack = any(thread.frames for thread in last.threads)
+    return has_stack and find_standing(last.threads, table).waits_for != "ranks"

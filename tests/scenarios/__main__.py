@@ -19,7 +19,6 @@ COLUMNS = ("scenario", "truth", "page", "seconds to the page")
 def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
     """One line per job."""
     played = play(scenario.node, scenario.seconds, scenario.settings)
-    several = len(scenario.node.jobs) > 1
     rows = []
     for job_id, _ in scenario.node.jobs:
         job = played[job_id]
@@ -27,8 +26,7 @@ def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
         named = tuple(one.rank for one in verdict.named) if verdict and job.paged_at is not None else ()
         seconds = next((at - scenario.trouble_at for at in job.pages if at >= scenario.trouble_at), None)
         paged = _page(job.paged_at is not None, named, seconds if scenario.truth == "hang" else None)
-        name = f"{scenario.name} ({job_id})" if several else scenario.name
-        name += f" (known to be wrong: {scenario.weakness})" if scenario.weakness else ""
+        name = scenario.name + (f" (known to be wrong: {scenario.weakness})" if scenario.weakness else "")
         rows.append((name, scenario.truth, *paged))
     return rows
 
@@ -37,10 +35,8 @@ def process_rows(scenario: ProcessScenario) -> list[tuple[str, ...]]:
     """One line per job."""
     with tempfile.TemporaryDirectory() as directory:
         observed = scenario.run(Path(directory) / "state")
-    several = len(observed) > 1
     return [
-        _process_row(scenario.name, scenario.truth, *pair, f" ({at} of {len(observed)})" if several else "")
-        for at, pair in enumerate(zip(scenario.expected, observed, strict=True), 1)
+        _process_row(scenario.name, scenario.truth, *pair) for pair in zip(scenario.expected, observed, strict=True)
     ]
 
 
@@ -54,13 +50,13 @@ def crowd_rows(crowd: Crowd) -> list[tuple[str, ...]]:
     ]
 
 
-def _process_row(name: str, truth: str, expected: Expected, got: Observed, job: str = "") -> tuple[str, ...]:
+def _process_row(name: str, truth: str, expected: Expected, got: Observed) -> tuple[str, ...]:
     """Raises SystemExit when it went otherwise than expected, or cannot be played here."""
     wrong = got.unavailable or "; ".join(problems(expected, got))
     if wrong:
         raise SystemExit(f"{name}: {wrong}")
     seconds = got.seconds if expected.page else None
-    return (name + job, truth, *_page(got.pages > 0, got.named, seconds))
+    return (name, truth, *_page(got.pages > 0, got.named, seconds))
 
 
 def _page(paged: bool, named: tuple[int | None, ...], seconds: float | None) -> tuple[str, str]:
@@ -71,7 +67,7 @@ def _page(paged: bool, named: tuple[int | None, ...], seconds: float | None) -> 
 
 
 def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
-    """Both lists of rows, and their count; jobs that only train beside a hang count among the healthy ones."""
+    """Both lists, equal rows once, and the counts of jobs; one that only trains beside a hang counts as healthy."""
 
     def count(rows: list[tuple[str, ...]]) -> str:
         hangs = sum(row[1] == "hang" and row[2] != "no" for row in rows)
@@ -79,9 +75,9 @@ def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
 
     return (
         f"In virtual time, with the default settings: {count(virtual)}.\n\n"
-        f"{measurements_page.table(COLUMNS, virtual)}\n"
+        f"{measurements_page.table(COLUMNS, dict.fromkeys(virtual))}\n"
         f"With real processes, hold 3 s: {count(real)}.\n\n"
-        f"{measurements_page.table(COLUMNS, real)}"
+        f"{measurements_page.table(COLUMNS, dict.fromkeys(real))}"
     )
 
 

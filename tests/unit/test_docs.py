@@ -1,4 +1,4 @@
-"""Lengths of the pages: all together, sentences, lines, decisions, and the reading list of the architecture."""
+"""Lengths of the pages: all together, each decision, and the reading list of the architecture."""
 
 from __future__ import annotations
 
@@ -12,35 +12,10 @@ PAGES = sorted(
     page for page in ROOT.rglob("*.md") if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)
 )
 MOST_BYTES = 256_000
-MOST_WORDS = 35
-MOST_CHARACTERS = 120
-
-
-def prose(page: Path) -> list[str]:
-    """Lines of a page without code blocks, generated parts, tables, headings, images and quoted output."""
-    text = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"<!-- ([\w-]+): begin.*?<!-- \1: end -->", "", text, flags=re.DOTALL)
-    return ["" if line.lstrip().startswith(("|", "#", "![", ">")) else line for line in text.splitlines()]
-
-
-def sentences(lines: list[str]) -> list[str]:
-    """Sentences of prose: a blank line, a list item, or an end of a sentence parts them. Code is one word."""
-    found = []
-    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) )", "\n".join(lines)):
-        text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]+`", "code", paragraph.replace("\n", " ")))
-        found += re.split(r"(?<=[.!?:;])[\"*)]*\s+", text)
-    return found
 
 
 def test_all_pages_together_are_short() -> None:
     assert sum(page.stat().st_size for page in PAGES) <= MOST_BYTES
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_and_sentences_are_short(page: Path) -> None:
-    lines = prose(page)
-    assert [line for line in lines if len(line) > MOST_CHARACTERS] == []
-    assert [text for text in sentences(lines) if len(text.split()) > MOST_WORDS] == []
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/adr").glob("*.md")), ids=lambda page: page.stem)

@@ -141,7 +141,7 @@ def test_a_project_folder_is_read_for_its_dumps_and_the_rest_is_counted(tmp_path
     hidden.mkdir()
     (hidden / "activate").write_text("# not asked for\n")
     done = explain(tmp_path)
-    assert "26 files hold no stack dump that hangwatch knows" in " ".join(done.stdout.split())
+    assert "26 files hold no known stack dump and no log of a known rank" in " ".join(done.stdout.split())
     assert "skipped, not text: 1 file" in done.stdout
     assert "activate" not in done.stdout
 

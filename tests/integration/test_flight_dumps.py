@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 AS_AT_A_TIME_OUT_SECONDS = 610.0  # what program.py gives init_process_group, and some
 TIME_OUT_OF_GROUPS_SECONDS = 1810.0  # new_group has 1,800 s, whatever init_process_group was given
 OTHER_CLOCKS = "wrapped_reaches_back"  # a dump does not tell its node, so its buffer would have to reach back a minute
-KINDS = {"not_come": "NotCome", "circle": "Circle", "everybody": "EverybodyCame", "mismatch": "Mismatch"}
+KINDS = {"not_joined": "NotCome", "cycle": "Circle", "all_joined": "EverybodyCame", "mismatch": "Mismatch"}
 
 
 def verdict(folder: Path) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def test_a_hang_by_its_dumps_alone(name: str, tmp_path: Path) -> None:
     first = row.get("first_look") or (row["named"] if len(row.get("named", ())) == 1 else [])
     first = [] if name == OTHER_CLOCKS else list(first)
     assert (found["named"], ranks(found["first_look"])) == ([], first), found["message"]
-    kind = "circle" if name == "open_and_stuck" else row["kind"]  # that it does not wait, only its stack says
+    kind = "cycle" if name == "open_and_stuck" else row["kind"]  # that it does not wait, only its stack says
     assert found["kind"] == (KINDS.get(kind, "RecordsOnly") if first or "circle" in row else "RecordsOnly")
     assert "one moment" in found["message"]
     assert ("only their stacks can say" in found["message"]) == (found["kind"] == "Circle")

@@ -117,15 +117,15 @@ def test_every_command_refuses_it(command: str, tmp_path: Path) -> None:
 
 
 REFUSED_BY_RUN = {
-    "no address": ('[http]\nlisten = "no such host"\n', "is no address"),
+    "no address": ('[http]\nlisten = "no such host"\n', "not a valid address"),
     "no token": ('[http]\nincidents_token_file = "FOLDER/none"\n', "No such file"),
     "a short token": ('[http]\nincidents_token_file = "FOLDER/short"\n', "shorter than 16"),
     "an endless token": ('[http]\nincidents_token_file = "/dev/zero"\n', "is not a regular file"),
-    "a certificate without a key": ('[http]\ntls_certificate = "FOLDER/short"\n', "go together"),
+    "a certificate without a key": ('[http]\ntls_certificate = "FOLDER/short"\n', "set both"),
     "no PEM": ('[http]\ntls_certificate = "FOLDER/short"\ntls_key = "FOLDER/short"\n', "cannot be used"),
     "an endless PEM": ('[http]\ntls_certificate = "/dev/zero"\ntls_key = "/dev/zero"\n', "is not a regular file"),
     "one port for two": ("[http]\nport = 9836\nhealth_port = 9836\n", "are both 9836"),
-    "no port for health": ("[http]\nport = 65535\n", "is for health"),
+    "no port for health": ("[http]\nport = 65535\n", "set health_port"),
     "an activity without a name": (
         '[[activities.rules]]\nactivity = "No Name"\nfunction = "f"\n',
         "'No Name' is no name",
@@ -287,11 +287,11 @@ def test_text_of_a_million_frames_in_a_thread_is_refused(frame: str, tmp_path: P
     with path.open("w") as file:
         file.write('Process 7: python\nThread 7 (idle): "MainThread"\n')
         file.writelines(frame.format(number) for number in range(1_000_000))
-    refused("explain", str(path), says=f"{path}: left out: a thread has more than 16,384 frames", **SMALL)
+    refused("explain", str(path), says=f"{path}: not read: a thread has more than 16,384 frames", **SMALL)
     (tmp_path / "rank0.txt").write_text('Process 8: python\nThread 8 (idle): "MainThread"\n    f (a.py:1)\n')
     done = hangwatch("explain", str(tmp_path), **SMALL)
     assert done.returncode == 0, "the other files of the folder are read"
-    assert "left out: a thread has more than 16,384 frames" in " ".join(done.stdout.split())
+    assert "not read: a thread has more than 16,384 frames" in " ".join(done.stdout.split())
 
 
 TEN_FRAMES = "".join(f"    f{number} (a{number}.py:{number + 1})\n" for number in range(10))

@@ -25,7 +25,7 @@ from tests.watched import RealDaemon
 PAGE = (DOCS / "json.md").read_text()
 SCHEMA_OF = dict(re.findall(r"^\| `hangwatch (\w+) --json` .*\(([\w.]+\.schema\.json)\)", PAGE, re.MULTILINE))
 
-VERSIONS = {"report": 2, "status": 2}  # where it is no longer the first
+VERSIONS = {"report": 3, "status": 2}  # where it is no longer the first
 
 
 def printed(*arguments: str, code: int = 0) -> Any:

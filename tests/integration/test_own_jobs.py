@@ -229,7 +229,7 @@ def test_the_client_tells_nothing_to_a_socket_of_somebody_else(tmp_path: Path) -
         try:
             assert listening.stdout is not None and listening.stdout.readline()
             os.chown(his, 0, 0)
-            with pytest.raises(SocketError, match="neither root nor the user hangwatch listens there"):
+            with pytest.raises(SocketError, match="the listener is neither root nor the user hangwatch"):
                 user_socket_client.ask(str(his), "/status")
         finally:
             listening.kill()

@@ -179,7 +179,7 @@ def test_among_equal_stacks_the_rank_whose_log_alone_complains_is_the_first_to_l
         without = look(ranks, logs=False)
     (first,) = found.verdict.first_look
     assert (first.rank, found.verdict.named) == (2, ())
-    assert NCCL in first.why and "an InfiniBand or RoCE peer gave no answer" in first.why
+    assert NCCL in first.why and "an InfiniBand or RoCE peer did not respond" in first.why
     (vote,) = (vote for vote in found.verdict.evidence if vote.kind == "nccl_message")
     assert (vote.supports, NCCL in vote.message) == (None, True)
     assert "NCCL" not in found.verdict.message and "By the logs rank 2" in found.verdict.message

@@ -225,7 +225,7 @@ def test_who_may_not_enter_a_network_namespace_still_sees_its_connections(
         "header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()\n"
         "assert libc.capset(header, none) == 0\n"  # every one is given back, see capset(2)
         "found = sockets.read(int(sys.argv[1]), Path('/proc'))\n"
-        "print(*(f'{one.inode} {one.bytes}' for one in found.values()), sep=',')\n"
+        "print(*(f'{one.inode} {one.carried_bytes}' for one in found.values()), sep=',')\n"
     )
     seen = subprocess.run(
         [sys.executable, "-c", code, str(pid)], capture_output=True, text=True, timeout=60, check=True

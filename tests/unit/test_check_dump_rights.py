@@ -150,9 +150,9 @@ def test_the_kernel_refuses_another_user_and_nobody_is_stopped() -> None:
         "import os, sys\n"
         "from pathlib import Path\n"
         "from hangwatch.probes.process import dump_permissions as rights\n"
-        "rights.own(Path('/proc'))\n"
+        "rights.read_rights(Path('/proc'))\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "print(rights.may_attach(Path('/proc'), int(sys.argv[1])), rights.own(Path('/proc')).capabilities)\n"
+        "print(rights.may_attach(Path('/proc'), int(sys.argv[1])), rights.read_rights(Path('/proc')).capabilities)\n"
     )
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as target:
         answer = subprocess.run(

@@ -20,7 +20,7 @@ def reserved():  # the rest of an arena is mapped without any right, up to 64 Mi
     return sum(int(end, 16) - int(begin, 16) > 32 << 20 for begin, end in ends)
 
 if "share" in sys.argv:
-    assert heap.share()
+    assert heap.share_heap()
 blocks = []
 inside = threading.Barrier(9)
 threads = [threading.Thread(target=lambda: (inside.wait(), blocks.extend(bytes(20_000) for _ in range(200)), inside.wait())) for _ in range(8)]
@@ -31,7 +31,7 @@ kept = blocks[::50]
 blocks.clear()
 before = kib("VmRSS")
 if "give_back" in sys.argv:
-    assert heap.give_back()
+    assert heap.trim()
 print(arenas, before - kib("VmRSS"))
 """
 

@@ -239,7 +239,7 @@ def test_a_report_of_a_crash_says_who_died_and_how_in_all_forms() -> None:
     assert "  3 ranks, all ended on n1, world size 8" in report
     assert "<dt>Ranks</dt><dd>3 ranks, all ended, world size 8</dd>" in page
     for form in (report, page):
-        assert "none yet" not in form and "Captures" not in form and "Stacks of" not in form
+        assert "none yet" not in form and "Captures" not in form and "Stacks of the capture" not in form
         assert "crashed; found 2027-01-15 08:00:00 UTC" in form
         assert "is gone: segfault in libnccl.so.2" in form
     assert "> 1 rank: 1  is gone: segfault" in report and "2 ranks: 0,2  are gone: no such processes" in report

@@ -1,4 +1,4 @@
-"""One hangwatch on one node: what runs when, and what follows from it."""
+"""The daemon of one node: scheduled tasks, and the actions that follow from them."""
 
 from hangwatch.daemon.wiring import Daemon
 

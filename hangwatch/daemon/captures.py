@@ -1,4 +1,4 @@
-"""Looks at jobs: the stacks of all ranks taken and judged, the owners of the jobs in turn."""
+"""Takes and judges the stacks of all ranks of a job. Captures of different owners take turns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hangwatch.state.incident_timeline import CAPTURES_KEPT
 from hangwatch.verdict import second_round
 from hangwatch.verdict.diagnosis import Diagnosis
 
-log = logging.getLogger(__package__)  # one name for all parts: people filter by it
+log = logging.getLogger(__package__)  # one logger for the whole package: users filter by its name
 
 
 class _Asked(NamedTuple):
@@ -36,7 +36,10 @@ class _Asked(NamedTuple):
 
 
 class Looking:
-    """The looks of one daemon; `scan` finds the jobs anew, unless a scan began after the time that it is given."""
+    """The captures of one daemon.
+
+    `scan(since)` scans /proc for jobs, unless a scan began after `since` (CLOCK_MONOTONIC, seconds).
+    """
 
     def __init__(self, common: Common, scan: Callable[[float], None]) -> None:
         self._common, self._scan = common, scan
@@ -45,13 +48,13 @@ class Looking:
         self._slots = threading.BoundedSemaphore(parallel) if parallel else None
 
     def ask(self, wanted: TakeCapture) -> None:
-        """Let a capture wait for the turn of the job's owner."""
+        """Queue a capture. It runs when it is the turn of the job's owner."""
         entry = self._common.board.snapshot.jobs.get(wanted.job_key)
         self._turns.add(entry.job.share if entry else "", _Asked(wanted, self._common.clock()))
         self._common.beats.run_once("capture", self._in_turn)
 
     def _in_turn(self) -> None:
-        """The capture whose owner's turn it is; none where who waits has as many under way as one owner may."""
+        """Run the next queued capture, if its owner may run another one."""
         turn = self._turns.take()
         if turn is None:
             return
@@ -64,10 +67,10 @@ class Looking:
                 self._common.beats.run_once("capture", self._in_turn)
 
     def _look(self, wanted: TakeCapture, asked_at: float) -> None:
-        """Take the stacks of every rank of one job and judge them; if that fails, the job is not forgotten over it."""
+        """Take the stacks of every rank of one job and judge them. If that fails, the job is recorded as not judged."""
         common, settings = self._common, self._common.settings.detector
         try:
-            # Ranks that came or went since the last slow beat must be known before they are dumped.
+            # Ranks that started or ended since the last scheduled scan must be known before the dump.
             self._scan(asked_at)
             entry = common.board.snapshot.jobs.get(wanted.job_key)
             if entry is None or common.stop.is_set():
@@ -83,10 +86,10 @@ class Looking:
                 self._glanced(job.key, steps.motion_count(look.grouping))
                 return
             with common.handovers.running(job.name.in_log, "the scan after its capture"):
-                self._scan(common.clock())  # a job that ended while it was looked at has ended, and is not hung
+                self._scan(common.clock())  # a job that ended during its capture must not be judged as hung
                 common.do(common.board.change(steps.captured, look, now=common.clock(), settings=settings))
             log.info("%s: %s", job.name.in_log, look.verdict.message)
-        except Exception:  # whatever it was, this hang must not be lost with it
+        except Exception:  # whatever it was, the suspicion must not be lost
             log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)
             if wanted.is_glance:
                 self._glanced(wanted.job_key, MotionCount(frozen=0, moving=0))
@@ -102,7 +105,7 @@ class Looking:
         common.do(common.board.change(steps.glanced, job_key, seen, now=now, unix_now=unix_now, settings=settings))
 
     def asked_for(self, job: Job, rounds: int | None) -> Diagnosis | None:
-        """A look that the owner of a job has asked for, and waits for."""
+        """Run a capture for the job's owner, which waits for the result. None if the daemon is stopping."""
         with self._common.board.running("capture", self._common.clock()):
             return self.look_at(job, rounds=rounds or 1, looks_again=rounds is None, ask_nccl=False)
 
@@ -116,7 +119,12 @@ class Looking:
         looks_again: bool = False,
         ask_nccl: bool = True,
     ) -> Diagnosis | None:
-        """Capture and judge one job whose GPUs have these levels; None when the daemon was asked to stop meanwhile."""
+        """Capture and judge one job; None if the daemon was asked to stop meanwhile.
+
+        `levels` are the power levels of the job's GPUs, by uuid. `rounds` is the number of rounds, None for the
+        configured one. With `looks_again` and one round, a second round is taken if the first may mislead, see
+        `second_round`.
+        """
         common = self._common
         request = CaptureRequest(
             node=common.node,
@@ -140,9 +148,10 @@ class Looking:
         return None if common.stop.is_set() else look
 
     def _capture_bytes(self, job: Job) -> int:
-        """What one capture of a job may take: one part of its owner's room, of as many as his jobs that hang.
+        """Return how many bytes of stacks one capture of a job may keep.
 
-        What an earlier one took stays: n jobs that hang one after the other take 1 + 1/2 + ... + 1/n times the room.
+        The owner's limit is divided among its jobs that have an incident. Captures that were kept earlier are not cut:
+        n jobs that hang one after the other keep up to 1 + 1/2 + ... + 1/n times the limit.
         """
         entries = self._common.board.snapshot.jobs.values()
         others = sum(

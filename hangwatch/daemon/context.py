@@ -1,4 +1,4 @@
-"""What all parts of one daemon have in common."""
+"""The values that all parts of one daemon share."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from hangwatch.state.steps import Action
 
 
 class Handovers:
-    """What is found out of jobs and not handed to the store yet, each with the job's name; the end waits for it."""
+    """The steps that still run and may produce an incident, each with its job's name. Shutdown waits for them."""
 
     def __init__(self) -> None:
         self._open: list[tuple[str, str]] = []
 
     def begin(self, job: str, step: str) -> None:
-        """An incident of this job may come of this step."""
+        """Register a running step that may produce an incident of this job."""
         self._open.append((job, step))
 
     def end(self, job: str, step: str) -> None:
-        """It has come, or none has."""
+        """Remove the step: its incident was handed to the store, or it produced none."""
         self._open.remove((job, step))
 
     @contextmanager
     def running(self, job: str, step: str) -> Iterator[None]:
-        """Both around a block."""
+        """Register a step for the duration of a `with` block."""
         self.begin(job, step)
         try:
             yield
@@ -40,14 +40,15 @@ class Handovers:
             self.end(job, step)
 
     def open_steps(self) -> tuple[tuple[str, str], ...]:
-        """The job and the step of each that has not ended."""
+        """Return job and step of each one that is still running."""
         return tuple(self._open)
 
 
 class Common(NamedTuple):
-    """The board, the schedule, and where to look; `do` does what a step of the board asks for.
+    """The board, the schedule, and the sources of data.
 
-    `clock` is CLOCK_MONOTONIC in seconds; `stop` is set when the daemon was asked to end.
+    `do` carries out the actions that a step of the board returns. `clock` is CLOCK_MONOTONIC in seconds. `stop` is set
+    when the daemon is asked to end.
     """
 
     settings: Settings

@@ -1,4 +1,4 @@
-"""Looks after ranks that died: what they left is read, the owners of the jobs in turn."""
+"""Reads the crash artifacts of ranks that died. Different owners take turns."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hangwatch.probes.process.crash_artifacts import RankSnapshots
 from hangwatch.schedule import FairQueue
 from hangwatch.state import steps
 
-log = logging.getLogger(__package__)  # one name for all parts: people filter by it
+log = logging.getLogger(__package__)  # one logger for the whole package: users filter by its name
 
-MOST_DEAD_JOBS = 16  # of one owner, that wait for being read
+MOST_DEAD_JOBS = 16  # queued jobs of one owner
 _STEP = "the reading of what its dead ranks left"
 
 
 class DeadRanks:
-    """The dead ranks of one daemon; `last_seen` is what the scans of /proc know of them from when they lived."""
+    """The dead ranks of one daemon. `last_seen` is what the scans of /proc recorded of each rank while it lived."""
 
     def __init__(self, common: Common, last_seen: RankSnapshots) -> None:
         self._common, self._last_seen = common, last_seen
         self._turns: FairQueue[Job] = FairQueue(1)
 
     def look_after(self, job: Job) -> None:
-        """Let a job whose ranks are gone wait for being read; of an owner with too many the job is left out."""
+        """Queue the dead ranks of a job. Drop the job if `MOST_DEAD_JOBS` jobs of its owner are waiting already."""
         if not self._common.settings.crashes.read:
             return
         self._common.handovers.begin(job.name.in_log, _STEP)
@@ -38,19 +38,22 @@ class DeadRanks:
             self._leave_out(job)
 
     def read_last(self) -> None:
-        """Begin to read what still waits, in a thread: the beats have ended, and the end waits for `handovers`."""
+        """Start a thread that reads what is still queued.
+
+        At shutdown the schedule has stopped. The daemon waits for these reads by its `handovers`.
+        """
         threading.Thread(target=self._in_turn, name="last dead ranks", daemon=True).start()
 
     def _in_turn(self) -> None:
-        """The dead ranks whose owner's turn it is: his file system may give no answer, and keeps one thread at most.
+        """Read the next queued job; at shutdown, all of them, since the schedule no longer runs tasks.
 
-        All of them where the daemon is ending: no beat comes any more.
+        The owner's file system may not respond. One owner therefore blocks at most one thread.
         """
         while self._read_next() and self._common.stop.is_set():
             pass
 
     def _read_next(self) -> bool:
-        """Read those of one job; False where none waits whose owner may have another one."""
+        """Read the dead ranks of the next queued job. Return False if no waiting owner may run another read."""
         turn = self._turns.take()
         if turn is None:
             return False
@@ -63,14 +66,17 @@ class DeadRanks:
         return True
 
     def _leave_out(self, job: Job) -> None:
-        """Say that a job is left out: a user's jobs that end by the hundred must not fill the memory, nor the log."""
+        """Count a job that is dropped, and log only some of them.
+
+        A user whose jobs end by the hundred must fill neither the memory nor the log.
+        """
         unread = self._common.board.change(steps.left_unread)
-        if unread.bit_count() == 1:  # the first, and at doubling numbers
+        if unread.bit_count() == 1:  # powers of two: 1, 2, 4, 8, ...
             what = f"what its dead ranks left is not read: {MOST_DEAD_JOBS} jobs of {job.owner} wait for that"
             log.warning("%s: %s (%s since the start)", job.name.in_log, what, words.count(unread, "job"))
 
     def _read(self, job: Job) -> None:
-        """What ranks left that are gone; a crash makes an incident, an end in order none."""
+        """Read the crash artifacts of a job's dead ranks. Only a crash creates an incident; a normal exit does not."""
         common = self._common
         cores = common.settings.crashes.cores
         found = crash.collect_artifacts(job, common.node, self._last_seen, cores=cores, proc_root=common.proc_root)

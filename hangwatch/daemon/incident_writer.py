@@ -1,4 +1,4 @@
-"""Keeps incidents: on disk, with the power that led to them, and their hooks called once they are there to be read."""
+"""Writes incidents to disk with the power that led to them, and calls their hooks once the files can be read."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from hangwatch.state.board import Snapshot, extend
 from hangwatch.state.steps import SaveIncident
 from hangwatch.store import Store, StoreTakenError
 
-log = logging.getLogger(__package__)  # one name for all parts: people filter by it
+log = logging.getLogger(__package__)  # one logger for the whole package: users filter by its name
 
 PRUNE_SECONDS = 3600.0
 PRUNED_BY_AGE = 3
 STORE_SECONDS = 60.0
-LAST_SECONDS = 5.0  # for the incidents that are not written yet when the daemon ends
+LAST_SECONDS = 5.0  # at shutdown, for the incidents that are not written yet
 _POLL_SECONDS = 0.02
-LOCK_SECONDS = 3.0  # so long the start waits for a file system that may never answer
+LOCK_SECONDS = 3.0  # the longest that the start waits for a file system that may never respond
 
 
 class Keeping:
-    """The incidents of one daemon: those of the jobs on its board, and those that an earlier one left open."""
+    """The incidents of one daemon: of the jobs on its board, and those that an earlier daemon left open."""
 
     def __init__(self, common: Common, store: Store) -> None:
         self._common, self._board, self._store = common, common.board, store
@@ -48,9 +48,9 @@ class Keeping:
         self._hooks = Hooks(wanted, partial(common.beats.run_once, "hooks"), self._hook_ended)
 
     def refuse_second_daemon(self) -> None:
-        """Raise StoreTakenError where another daemon has the state directory; a disk that is broken or silent is none.
+        """Raise StoreTakenError if another daemon uses the state directory. A disk that fails is not reported here.
 
-        It is asked in a thread, since the file system may never answer; then `_tend_store` asks again.
+        The lock is taken in a thread, since the file system may never respond. Then `_tend_store` tries again.
         """
         taken: list[StoreTakenError] = []
 
@@ -69,20 +69,23 @@ class Keeping:
             raise taken[0]
 
     def begin(self) -> None:
-        """Put the care for the store on the schedule; it is opened at once."""
+        """Schedule the maintenance of the store, and open the store at once."""
         beats = self._common.beats
         beats.run_every(STORE_SECONDS, "store", "store", self._tend_store)
         beats.run_once("store", self._tend_store)
         beats.run_every(PRUNE_SECONDS, "store", "prune", self._prune, PRUNED_BY_AGE)
 
     def save(self, wanted: SaveIncident) -> None:
-        """Have an incident written as soon as those before it are."""
+        """Queue an incident to be written after those that are queued already."""
         self._unmarked.append(wanted)
         self._pending.append(wanted)
         self._common.beats.run_once("store", self._write_pending)
 
     def finish(self, seconds: float = LAST_SECONDS) -> None:
-        """Write what is not written yet, for at most so long, and log what is given up. The beats have ended."""
+        """Write the pending incidents for at most `seconds`, then log those that are given up.
+
+        The schedule has stopped, so a thread does it.
+        """
         ends = time.monotonic() + seconds
         last = threading.Thread(target=self._write_last, args=(ends,), name="last incidents", daemon=True)
         last.start()
@@ -100,7 +103,10 @@ class Keeping:
             log.error("%s: what may be an incident is given up: %s did not end within %g s", job, step, seconds)
 
     def _write_last(self, ends: float) -> None:
-        """Write what is pending, and what captures and reads that began before the end are about to hand over."""
+        """Write the pending incidents, and those that running captures and reads still produce.
+
+        It ends at `ends`, by `time.monotonic()`.
+        """
         self._write_pending()
         while self._common.handovers.open_steps() and time.monotonic() < ends:
             time.sleep(_POLL_SECONDS)
@@ -108,7 +114,7 @@ class Keeping:
         self._write_pending()
 
     def _write_pending(self) -> None:
-        """Write the incidents that wait; each has its marker on disk before the first of them is rendered."""
+        """Write the pending incidents. Each has its marker on disk before the first one is rendered."""
         with self._writing:
             while self._pending:
                 while self._unmarked:
@@ -127,7 +133,7 @@ class Keeping:
                 self._say_store(str(error))
 
     def resume(self, incidents: Iterable[Incident]) -> None:
-        """Go on with incidents that an earlier daemon left open, as far as their processes live and are found."""
+        """Continue incidents that an earlier daemon left open, as far as their processes live and a scan finds them."""
         processes = {process for incident in incidents for process in incident.job.processes}
         living = frozenset(filter(self._lives, processes))
         common, settings = self._common, self._common.settings.detector
@@ -139,7 +145,7 @@ class Keeping:
         return found is not None and found[0] == process and found[1] not in ENDED_STATES
 
     def _save(self, incident: Incident, moved_to: JobState | None = None) -> None:
-        """Write the incident with the power that led to it; a full disk costs this incident's folder, nothing else."""
+        """Write the incident with the power that led to it. A full disk loses only this incident's folder."""
         entry = self._board.snapshot.jobs.get(incident.job.key)
         if entry is not None:
             series = self._board.power_series(entry, self._common.settings.detector)
@@ -148,9 +154,9 @@ class Keeping:
         self._keep(incident, moved_to)
 
     def _keep(self, incident: Incident, moved_to: JobState | None = None) -> None:
-        """Write it, and then call the hook for which it is there to be read."""
+        """Write the incident, then call its hook."""
         folder = None
-        if self._board.snapshot.store_problem is None:  # else it is saved when the store is back, see `_tend_store`
+        if self._board.snapshot.store_problem is None:  # else `_tend_store` saves it when the store works again
             try:
                 folder = self._store.save(incident, render_files(incident))
             except StoreError as error:
@@ -162,7 +168,7 @@ class Keeping:
             self._prune()
 
     def _hook_ended(self, ended: HookResult) -> None:
-        """Tell what came of a hook, in the log and in the incident; what it printed is kept beside that."""
+        """Record the result of a hook in the log and in the incident; keep its output in the incident's folder."""
         call = ended.call
         self._board.put(Snapshot.with_hook, call.event, ended.outcome)
         level = logging.INFO if ended.is_ok else logging.WARNING
@@ -178,7 +184,7 @@ class Keeping:
             log.warning("what a hook printed cannot be kept: %s", error)
 
     def _tend_store(self) -> None:
-        """Open the store, and again once a minute after it failed. A full disk must not end the watch."""
+        """Open the store; after a failure, try again once a minute. A full disk must not stop monitoring."""
         if self._board.snapshot.store_problem is None:
             return
         try:
@@ -196,13 +202,13 @@ class Keeping:
                 self.save(SaveIncident(incident=entry.incident))
 
     def _say_store(self, problem: str | None) -> None:
-        """Say once that incidents cannot be kept, and why."""
+        """Log once that incidents cannot be kept, and why."""
         if problem is not None and problem != self._board.snapshot.store_problem:
             log.error("incidents cannot be kept: %s\n  the watch goes on; tried again every minute", problem)
         self._board.set(store_problem=problem)
 
     def _prune(self, by_age: int = 0) -> None:
-        """Keep the bounds of the store; a few that are old may go as well, see `Store.prune`."""
+        """Remove the incidents that exceed the limits of the store; see `Store.prune`."""
         if self._board.snapshot.store_problem is not None:
             return
         entries = self._board.snapshot.jobs.values()

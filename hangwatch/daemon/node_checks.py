@@ -1,4 +1,4 @@
-"""Runs the checks of the node, each on a beat of its own, and again when a job comes that they had missed."""
+"""Runs the checks of the node. Each is a scheduled task; a check that found no job runs again soon after one starts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
 
-CHECK_AGAIN_SECONDS = 30.0  # after a job came: it has begun by then
-CHECKED_AGAIN_PACE_SECONDS = 60.0  # of one check at most, whatever comes and goes
+CHECK_AGAIN_SECONDS = 30.0  # after a job was found; by then it has begun to work
+CHECKED_AGAIN_PACE_SECONDS = 60.0  # the shortest time between two such runs of one check
 
 
 class Checking:
-    """The checks of one daemon that are in `settings`, by name, and enabled there."""
+    """The checks of one daemon: those that `settings` (by name) contains and enables."""
 
     def __init__(self, common: Common, settings: Mapping[str, Settings]) -> None:
         self._common, self._settings = common, settings
@@ -32,13 +32,13 @@ class Checking:
         return settings is not None and settings.enabled
 
     def begin(self) -> None:
-        """Put every check on the schedule, the first time at once."""
+        """Schedule every check. The first runs start at once."""
         for check in self._checks.values():
             self._common.beats.run_every(check.every_seconds, "checks", f"check-{check.name}", self._check, check.name)
             self._common.beats.run_once("checks", self._check, check.name)
 
     def _check(self, name: str) -> None:
-        """One run of one check."""
+        """Run one check."""
         self._began[name] = time.time()
         node = self._node()
         result = runner.run(self._checks[name], node, self._settings[name], self._windows[name])
@@ -47,9 +47,9 @@ class Checking:
             self.again((name,))
 
     def again(self, names: Iterable[str]) -> None:
-        """Let those of these checks that had nothing to look at look soon, since a job has come.
+        """Run soon those of these checks that were ABSENT when they last ran, since a job has started.
 
-        A user's jobs that come and go by the second make no check run more than once a minute.
+        A check is brought forward at most once a minute, even if a user's jobs start and end every second.
         """
         now, found = self._common.clock(), self._common.board.snapshot.checks
         for name in names:
@@ -60,7 +60,7 @@ class Checking:
                 self._common.beats.run_within(CHECK_AGAIN_SECONDS, f"check-{name}")
 
     def missed(self, beat: str) -> bool:
-        """Whether this beat is that of a check, whose last turn is not over; the check says so from now on."""
+        """Record that a check is still running at its next tick. Return False if the task `beat` is not a check."""
         name = beat.removeprefix("check-")
         if name not in self._checks:
             return False

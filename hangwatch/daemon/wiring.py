@@ -1,9 +1,9 @@
-"""Wiring and lifecycle: the beats feed the board, what they ask for is done, and readers of the board are served.
+"""Wires the parts of the daemon together, and starts and stops them.
 
-A power sample steps the detector (`_sample`), a slow beat scans /proc (`_discover`), a suspicion takes and judges
-stacks (`Looking`), and each check has a beat of its own (`Checking`). What a beat finds goes through a pure step of
-`progress` to the board, and what that step wants done is done (`_do`). A thread that blocks for ever is left behind at
-exit: the last line of a daemon is `os._exit`.
+The scheduled tasks: `_sample` feeds power samples to the detector, `_discover` scans /proc. A suspicion starts a
+capture (`Looking`). Each check is a task (`Checking`). A task changes the board through a pure step of `state.steps`,
+and `_do` carries out the actions which that step returns. A thread that blocks for ever is abandoned at exit: the
+daemon ends with `os._exit`.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from hangwatch.store import Store
 from hangwatch.web.http_server import Server, usable_url
 from hangwatch.web.user_socket import UserSocket
 
-log = logging.getLogger(__package__)  # one name for all parts: people filter by it
+log = logging.getLogger(__package__)  # one logger for the whole package: users filter by its name
 
 STATUS_SECONDS = 10.0
-BEATS_MISSED = 10.0  # so many sample periods without a beat, and the daemon calls itself unhealthy
+BEATS_MISSED = 10.0  # after this many sample periods without a sample, the daemon reports itself unhealthy
 SCAN_DEADLINE_SECONDS = 10.0
-STUCK_SECONDS = 60.0  # so long over its budget, and a scan or a capture does not come back
+STUCK_SECONDS = 60.0  # a scan or capture that overruns its budget by this much is stuck
 
 
 class Daemon:
-    """One hangwatch on one node.
+    """The daemon of one node.
 
-    `gpus` is where power comes from: the driver's sampler, or the demo's simulated node. `check_settings` are the
-    checks to run, by name; none run without it. `clock` is CLOCK_MONOTONIC in seconds.
+    `gpus` is the source of power readings: the driver's sampler, or the demo's simulated node. `check_settings` holds
+    the checks to run, by name; without it no check runs. `clock` is CLOCK_MONOTONIC in seconds.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class Daemon:
             settings, self.node, self.board, self.store, scan=self._discover, look=self.looking.asked_for, clock=clock
         )
 
-    # --- the beats ---------------------------------------------------------------------------------------------
+    # --- scheduled tasks ---------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
-        """One power sample: step every job, and do what follows."""
+        """Feed the newest power sample to every job, and do what follows."""
         self._sampled_at = self._clock()
         sweep, sampler = self._gpus.latest(), self._gpus.status()
         self._say_driver(sampler.fault)
@@ -139,9 +139,9 @@ class Daemon:
         self._do(wanted)
 
     def _discover(self, since: float | None = None) -> None:
-        """One scan of /proc: which jobs are there? A scan that began after this CLOCK_MONOTONIC time (now) will do.
+        """Scan /proc for jobs, unless a scan began after `since` (CLOCK_MONOTONIC, seconds; by default, now).
 
-        So all who wait while a scan runs share the next one, however many they are.
+        All callers that wait while a scan runs share the next scan.
         """
         wanted_at = self._clock() if since is None else since
         if self._scanned_at > wanted_at:
@@ -169,7 +169,7 @@ class Daemon:
         finally:
             self._scanning.release()
 
-    # --- what follows from them --------------------------------------------------------------------------------
+    # --- actions and log lines ---------------------------------------------------------------------------------
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -186,7 +186,7 @@ class Daemon:
                 log.log(level, "%s: %s: %s", action.job.in_log, states, action.message)
 
     def _say_left_out(self, left_out: tuple[LeftOut, ...]) -> None:
-        """Say once of each owner that some of his is not watched."""
+        """Log once for each owner that some of its jobs or ranks are not monitored."""
         owners = frozenset(one.owner for one in left_out)
         for one in left_out:
             if one.owner not in self._left_out_owners:
@@ -194,7 +194,7 @@ class Daemon:
         self._left_out_owners = owners
 
     def _say_driver(self, fault: Fault | None) -> None:
-        """Say once that there is no driver, and once that it is back; everything that needs no GPU works on."""
+        """Log once that there is no driver, and once that it is back. Everything that needs no GPU continues."""
         trouble = f"{fault.reason}: {fault.detail}" if fault else None
         if trouble == self._driver_trouble:
             return
@@ -205,14 +205,17 @@ class Daemon:
             log.info("GPU readings are back")
 
     def _on_missed(self, beat: str) -> None:
-        """A beat has not come back while its next turn is due; a late sample is what `unhealthy` tells."""
+        """Report that a task still runs at its next tick. A late sample is reported by `unhealthy`."""
         if not self._checking.missed(beat) and beat != "sample":
             log.warning("%s has not come back from its last turn", beat)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Serve, and start every beat. Raises StoreTakenError, ServeError or PortTakenError, before anything runs."""
+        """Start the server and every task.
+
+        Raises StoreTakenError, ServeError or PortTakenError before any task runs.
+        """
         self._keeping.refuse_second_daemon()
         self._server = Server(
             self.settings.http,
@@ -240,7 +243,7 @@ class Daemon:
         self._notifier.ready()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Block until `ask_to_stop`, or for so long; whether it was asked."""
+        """Block until `ask_to_stop`, or for at most `seconds`. True if the daemon was asked to stop."""
         return self._stop.wait(seconds)
 
     def ask_to_stop(self) -> None:
@@ -248,7 +251,7 @@ class Daemon:
         self._stop.set()
 
     def stop(self) -> None:
-        """End every beat and the server; a thread that hangs in the kernel is not waited for."""
+        """Stop every task and the server. A thread that hangs in the kernel is not waited for."""
         self._stop.set()
         self._notifier.stopping()
         self._beats.stop()
@@ -266,14 +269,17 @@ class Daemon:
         self._notifier.status(f"{len(entries)} jobs{': ' + states if states else ''}")
 
     def _ping_watchdog(self) -> None:
-        """On a beat of its own: power may be sampled once a minute, and systemd will not wait that long."""
+        """Ping systemd if the daemon is healthy.
+
+        This is a separate task: power may be sampled only once a minute, which is longer than systemd waits.
+        """
         if self.unhealthy() is None:
             self._notifier.watchdog()
 
     # --- answers -----------------------------------------------------------------------------------------------
 
     def unhealthy(self) -> str | None:
-        """What is wrong with the daemon itself, in a sentence; None when it beats."""
+        """Return a sentence that says why the daemon itself is unhealthy; None if it is healthy."""
         now, snapshot = self._clock(), self.board.snapshot
         late = now - self._sampled_at
         limit = max(30.0, BEATS_MISSED * self.settings.gpu.sample_seconds)
@@ -286,5 +292,5 @@ class Daemon:
         return None
 
     def status(self) -> Status:
-        """What this daemon sees, without stacks and command lines."""
+        """Return the status of the jobs, GPUs and checks of this node, without stacks and command lines."""
         return status.view(self.board.snapshot, self.node, self._clock(), self.settings.detector)

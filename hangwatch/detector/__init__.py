@@ -1,13 +1,13 @@
-"""Is a job making progress? A pure step function: (watch, what was seen, now) -> (watch, actions).
+"""Decides if a job makes progress, by pure steps: (watch, observation, now) -> (watch, actions).
 
     starting -> training -> quiet -> suspected -> hung | stalled | waits_elsewhere | suspended | over
         -> recovered -> training
         -> ended
     starting, training, quiet, recovered -> unknown, without readings -> starting | training
 
-`step` is fed once per power sample, `unsampled` where none has come, `captured` once per finished capture, `glanced`
-once per glance, `end` when the ranks are gone. All times are CLOCK_MONOTONIC seconds, so a clock that steps changes
-nothing. Power raises a suspicion; only stacks decide it.
+`step` takes a power sample, `unsampled` the lack of one, `captured` a finished capture, `glanced` a finished light
+capture, `end` the end of the ranks. All times are CLOCK_MONOTONIC seconds, so a clock that steps changes nothing. Power
+raises a suspicion; only stacks decide it.
 """
 
 from hangwatch.detector.on_capture import captured, glanced, settled

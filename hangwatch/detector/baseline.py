@@ -1,4 +1,4 @@
-"""What is learnt of a job: which power is work, and how long it pauses where."""
+"""Learns from a job: which power is work (the learned baseline), and for how long it pauses at which place."""
 
 from __future__ import annotations
 
@@ -13,32 +13,35 @@ from hangwatch.detector.transitions import Action, go
 from hangwatch.detector.watch_parts import Recovered
 from hangwatch.model import JobState
 
-ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors, read each minute, may be the cause of a silence that begins later
+ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors are read each minute; a silence that they cause may begin later
 
 
 def taught(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
-    """The watch of a job whose ranks were seen moving: what it draws now is work, and that is looked at again."""
+    """Return the watch with the present power as learned baseline. It is verified by a later capture.
+
+    It is called when ranks were seen progressing.
+    """
     pause = 0.0 if watch.looks.low_since is None else doubled_pause(watch, settings)
     gpus = {uuid: power_level.teach(gpu) for uuid, gpu in watch.power.gpus.items()}
     return with_looks(with_power(watch, gpus=gpus), low_since=now, relook_pause_seconds=pause)
 
 
 def without_low_levels(watch: JobWatch, settings: Detector) -> JobWatch:
-    """What was once shown to be work, under the ordinary line, is work no more when a look does not confirm it."""
+    """Return the watch without the learned baselines under the usual threshold: a capture did not confirm them."""
     low = {uuid: gpu for uuid, gpu in watch.power.gpus.items() if power_level.is_low(gpu, settings)}
     untaught = {uuid: replace(gpu, taught_watts=None) for uuid, gpu in low.items()}
     return with_power(watch, gpus=watch.power.gpus | untaught)
 
 
 def recover(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """End an open incident: the job works again. Its pause is learnt once it is over."""
+    """Close an open incident: the job works again. `taught_by_pause` learns its pause later."""
     ended = _ended_pause(watch)
     watch, actions = go(watch, JobState.RECOVERED, message, now)
     return replace(watch, phase=Recovered(ended=ended)), actions
 
 
 def _ended_pause(watch: JobWatch) -> EndedPause | None:
-    """What may be learnt once power is back; ranks that move while it is not are no end of a pause."""
+    """Return the pause that ended when power came back; None if power is not back, even if ranks progress."""
     back_since = None if watch.open is None else watch.open.back_since
     if watch.silence is None or watch.suspicion is None or back_since is None:
         return None
@@ -47,7 +50,11 @@ def _ended_pause(watch: JobWatch) -> EndedPause | None:
 
 
 def taught_by_pause(watch: JobWatch, now: float) -> JobWatch:
-    """With the pause learnt that ended. Only now: whether ranks were replaced in it is what a later scan sees."""
+    """Return the watch with the pause that ended as a known pause.
+
+    It is called when the recovery is over: only a later scan shows if ranks were replaced during the pause. A pause
+    with GPU errors is not learned.
+    """
     ended = watch.phase.ended if isinstance(watch.phase, Recovered) else None
     if ended is None or had_gpu_errors(watch, ended.began):
         return watch
@@ -55,6 +62,6 @@ def taught_by_pause(watch: JobWatch, now: float) -> JobWatch:
 
 
 def had_gpu_errors(watch: JobWatch, silent_since: float | None) -> bool:
-    """Whether XIDs or link errors came on this node since shortly before the job fell silent."""
+    """True if XIDs or link errors occurred on this node since shortly before the job became silent."""
     errors = watch.power.gpu_errors_at
     return errors is not None and silent_since is not None and errors >= silent_since - ERRORS_BEFORE_SECONDS

@@ -1,4 +1,4 @@
-"""Which look at a job is due now: a glance, one more while an incident is open, the last one before its time-out."""
+"""Decides which capture is due: a light one, the next one of an open incident, or the last one before a timeout."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.transitions import Action, TakeCapture, confirm
 from hangwatch.model import JobState
 
-RELOOK_MAX_SECONDS = 3600.0  # longest pause before a job that draws little is glanced at again; the first is the hold
-CAPTURE_LOST_SECONDS = 300.0  # a capture that was asked for and never came back
+RELOOK_MAX_SECONDS = 3600.0  # longest pause between light captures of a job that draws little; the first is the hold
+CAPTURE_LOST_SECONDS = 300.0  # a capture that has not ended after this time is given up
 LOOK_SECONDS = Capture().usual_seconds
-LAST_LOOK_SECONDS = 30.0  # so long before a job ends itself its last look should be over; a fresher one is not repeated
+LAST_LOOK_SECONDS = 30.0  # time between the last capture and the timeout; a capture that is newer is not repeated
 
 
 def glance_when_due(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Ask for a glance where power alone can tell nothing: it fell and is flat, or the job draws little anyway."""
+    """Ask for a light capture where power alone cannot tell: power fell and is flat, or the job always draws little."""
     looks = watch.looks
     if looks.glancing_since is not None:
         is_lost = now - looks.glancing_since >= CAPTURE_LOST_SECONDS
@@ -30,7 +30,7 @@ def glance_when_due(
     fallen = [gpu for gpu in voters if power_level.is_under_work(gpu, settings)]
     flat = sum(power_level.flat_seconds(gpu, now) >= settings.hold_seconds for gpu in fallen)
     if has_quorum(flat, voters, settings) and _rested(looks.fall_glanced_at, now) >= looks.glance_pause_seconds:
-        # Another level: what was seen at the last one says nothing.
+        # A new power level: captures at the last one say nothing about it.
         watch = with_looks(watch, low_since=None, relook_pause_seconds=0.0, fall_glanced_at=now)
         reason = f"its power fell and has been flat for {settings.hold_seconds:.0f} s"
     elif min(_rested(looks.glanced_at, now), _low_seconds(watch, now)) >= _relook_pause(watch, settings):
@@ -42,14 +42,14 @@ def glance_when_due(
 
 
 def shown_nothing(watch: JobWatch, settings: Detector) -> JobWatch:
-    """After a glance that nothing came of, the next one comes later."""
+    """Return the watch after a light capture without a result: the next one comes later."""
     glance_pause = min(2 * watch.looks.glance_pause_seconds, RELOOK_MAX_SECONDS)
     relook_pause = doubled_pause(watch, settings)
     return with_looks(watch, glance_pause_seconds=glance_pause, relook_pause_seconds=relook_pause)
 
 
 def doubled_pause(watch: JobWatch, settings: Detector) -> float:
-    """The pause in seconds after one more glance at a job that draws little."""
+    """Return the pause in seconds until the next light capture of a job that draws little: twice the last pause."""
     return min(2 * _relook_pause(watch, settings), RELOOK_MAX_SECONDS)
 
 
@@ -66,7 +66,7 @@ def _low_seconds(watch: JobWatch, now: float) -> float:
 
 
 def look_when_due(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Ask for the next look at an open incident, where its time has come."""
+    """Ask for the next capture of an open incident if it is due."""
     wanted_at = None if watch.open is None else watch.open.capture_wanted_at
     if not watch.looks.capturing and wanted_at is not None and now >= wanted_at:
         watch = with_open(with_looks(watch, capturing=True), capture_wanted_at=None)
@@ -75,10 +75,11 @@ def look_when_due(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, 
 
 
 def last_look(watch: JobWatch, now: float, look_seconds: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """One more look, once in a hang, before its time-out ends the job and takes what could be seen with it.
+    """Ask for one more capture, once per hang, shortly before the collective timeout ends the job.
 
-    Nobody knows when a job began to wait that was never at work. So short before its end that a look would meet dying
-    ranks none begins.
+    After the timeout, the processes and their stacks are gone. A job that was never busy is skipped: it is unknown when
+    it began to wait. A capture that would meet ranks while they die is not started. `look_seconds` is the usual
+    duration of a capture.
     """
     may_end = watch.state in (JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE) and watch.power.was_busy
     time_out, looks = watch.time_out.seconds, watch.looks
@@ -98,7 +99,7 @@ def last_look(watch: JobWatch, now: float, look_seconds: float) -> tuple[JobWatc
 
 
 def unless_lost(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Take it that a look which has not come back for so long never will: its job is stalled, and looked at again."""
+    """Give up a capture that has not ended in time: the job is stalled, and the next capture is planned."""
     if now - watch.since >= CAPTURE_LOST_SECONDS:
         message = f"its stacks could not be taken in {CAPTURE_LOST_SECONDS:g} s"
         return confirm(with_looks(watch, capturing=False), JobState.STALLED, message, now, settings)

@@ -1,4 +1,4 @@
-"""What the GPUs of a job say together: quiet, fallen, down, or back at work."""
+"""Judges the GPUs of a job together: quiet, fallen, down, or back at work."""
 
 from __future__ import annotations
 
@@ -9,39 +9,42 @@ from hangwatch.detector.power_level import GpuPower
 
 
 def has_quorum(count: int, voters: list[GpuPower], settings: Detector) -> bool:
-    """Whether so many of the GPUs speak for the job."""
+    """True if `count` GPUs are enough to speak for the job."""
     return count >= settings.quorum * len(voters)
 
 
 def is_quiet(voters: list[GpuPower], settings: Detector) -> bool:
-    """Whether the job is quiet: enough of its GPUs are at their quiet line, or under it."""
+    """True if the job is quiet: enough of its GPUs are at or under their low-power threshold."""
     return has_quorum(sum(power_level.is_quiet(gpu, settings) for gpu in voters), voters, settings)
 
 
 def quiet_uuids(watch: JobWatch, settings: Detector) -> frozenset[str]:
-    """The GPUs that are quiet, by uuid."""
+    """Return the uuids of the GPUs that are quiet."""
     return frozenset(uuid for uuid, gpu in watch.power.gpus.items() if power_level.is_quiet(gpu, settings))
 
 
 def has_fallen(voters: list[GpuPower], settings: Detector) -> bool:
-    """Whether the job draws less than at its work, by as much as makes a glance worth it."""
+    """True if the job draws so much less than at work that a light capture is worthwhile."""
     return has_quorum(sum(power_level.is_under_work(gpu, settings) for gpu in voters), voters, settings)
 
 
 def is_down(voters: list[GpuPower], settings: Detector) -> bool:
-    """Whether the job draws less than it does at work, or was taught so."""
+    """True if enough GPUs are low by the usual threshold or have a learned baseline."""
     down = sum(gpu.taught_watts is not None or power_level.is_low(gpu, settings) for gpu in voters)
     return has_quorum(down, voters, settings)
 
 
 def is_still_down(watch: JobWatch, settings: Detector) -> bool:
-    """Whether the power that a glance was for has lasted as long as the glance."""
+    """True if the power that caused a light capture stayed low until the capture ended."""
     voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
     return not watch.power.was_busy or has_fallen(voters, settings) or is_down(voters, settings)
 
 
 def is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> bool:
-    """Power is back: over the quiet line, or for a job that never rose, over what only work draws."""
+    """True if power is back: over the low-power threshold.
+
+    For a job that never rose, and for one without a threshold: at a level that only work draws.
+    """
     fell = watch.suspicion is not None and watch.suspicion.fell
     if (watch.power.was_busy or fell) and any(
         power_level.quiet_line_watts(gpu, settings) is not None for gpu in voters

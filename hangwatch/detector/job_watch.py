@@ -1,6 +1,6 @@
-"""What the detector remembers of one job: from when it is found, over joins and restarts, to whether it pages now.
+"""The memory of the detector: all that it knows of one job, from the first scan, over restarts, to its page.
 
-All times are CLOCK_MONOTONIC seconds, so a clock that steps changes nothing. How one state follows another:
+All times are CLOCK_MONOTONIC seconds, so a clock that steps changes nothing. The transitions between states:
 `hangwatch.detector`.
 """
 
@@ -35,13 +35,16 @@ STALLED_STATES = frozenset({JobState.STALLED, JobState.WAITS_ELSEWHERE}) | RESTI
 
 
 class MotionCount(Value, frozen=True):
-    """What a capture found: how many ranks are frozen, moving, or could not be judged; `who` moves, in words.
+    """The result of a capture: how many ranks are frozen (do not progress), moving (progress), or unknown (not judged).
 
-    `stacked` of them gave a stack, `absent` of the frozen have no process; `came`: so many have one only since the look
-    began. `resting` is the state of a job that stands still and is not hung; one that `serves` waits for clients.
-    `places` are where those stand for whom the others wait, see `pauses`. `movers` are those that move; of those in
-    `stays` only several looks tell whether they do; `settled` of these have stood so in the looks before, too.
-    `waits_elsewhere`: all wait for ranks of other nodes, see `hang.elsewhere`.
+    * `who`: the moving ranks, in words. `movers`: the same ranks.
+    * `stacked`: the ranks that gave a stack. `absent`: the frozen ranks without a process. `came`: the ranks of which
+      the process started after the capture began.
+    * `resting`: the state of a job that does not progress and is not hung. `serves`: an idle server waits for requests.
+    * `places`: where the ranks are that the others wait for, see `known_pauses`.
+    * `stays`: the ranks that stay between a few lines; only several captures tell if these progress. `settled`: how
+      many of them stayed there in earlier captures, too.
+    * `waits_elsewhere`: all ranks wait for ranks of other nodes, see `verdict.remote_wait`.
     """
 
     frozen: int
@@ -61,26 +64,26 @@ class MotionCount(Value, frozen=True):
 
     @property
     def total(self) -> int:
-        """All ranks that should have been seen."""
+        """The number of ranks that should have been seen."""
         return self.frozen + self.moving + self.unknown
 
     @property
     def is_well(self) -> bool:
-        """Whether what the job draws is no sign of a hang."""
+        """True if the present power of the job is no sign of a hang."""
         return self.most_move or self.serves
 
     @property
     def most_move(self) -> bool:
-        """Whether more than half of them move, not just half."""
+        """True if more than half of the ranks progress."""
         return self.moving * 2 > self.total
 
 
 class JobWatch(Value, frozen=True):
-    """What the detector remembers of one job.
+    """The memory of the detector for one job.
 
-    `since`: its state began; `message` says why. `pauses` are those that ended by themselves. A part is set exactly in
-    its states: `phase` in starting, recovered and unknown; `silence` in quiet, suspected and the open states;
-    `suspicion` in suspected and the open states; `open` in the open states.
+    `since` is when the state began, `message` the reason. `pauses` are the known pauses, which ended by themselves. A
+    part is set exactly in its states: `phase` in starting, recovered and unknown; `silence` in quiet, suspected and the
+    open states; `suspicion` in suspected and the open states; `open` in the open states.
     """
 
     identity: JobIdentity
@@ -98,44 +101,45 @@ class JobWatch(Value, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether an incident of this job is open."""
+        """True if an incident of this job is open."""
         return self.state in OPEN_STATES
 
     @property
     def is_starting(self) -> bool:
-        """Whether it has shown no work yet, as far as its GPUs could be read."""
+        """True if the job has shown no work yet, as far as its GPUs could be read."""
         return (self.phase.before if isinstance(self.phase, Unknown) else self.state) is JobState.STARTING
 
     @property
     def quiet_since(self) -> float | None:
-        """Since when the job is silent; None when it is not."""
+        """The time at which the silence began; None if the job is not silent."""
         return None if self.silence is None else self.silence.since
 
 
 def with_power(watch: JobWatch, **changes: Any) -> JobWatch:
-    """The watch with these fields of its power changed."""
+    """Return the watch with these fields of its power changed."""
     return replace(watch, power=replace(watch.power, **changes))
 
 
 def with_looks(watch: JobWatch, **changes: Any) -> JobWatch:
-    """The watch with these fields of its looks changed."""
+    """Return the watch with these fields of its capture record changed."""
     return replace(watch, looks=replace(watch.looks, **changes))
 
 
 def with_suspicion(watch: JobWatch, **changes: Any) -> JobWatch:
-    """The watch with these fields of its suspicion changed."""
+    """Return the watch with these fields of its suspicion changed."""
     return replace(watch, suspicion=replace(watch.suspicion or Suspicion(), **changes))
 
 
 def with_open(watch: JobWatch, **changes: Any) -> JobWatch:
-    """The watch of an open incident with these fields of it changed."""
+    """Return the watch with these fields of its open incident changed."""
     return replace(watch, open=replace(watch.open or OpenIncident(), **changes))
 
 
 def begin(job: Job, now: float, started: float | None = None, earlier: JobWatch | None = None) -> JobWatch:
-    """A new watch for a job that was just found; `started` is when its processes began, where that is known.
+    """Return a new watch for a job that was just found.
 
-    It keeps the pauses of an `earlier` watch, of the processes that were started again.
+    `started` is the time at which its processes began, if known. The known pauses of an `earlier` watch are kept if the
+    processes were started again.
     """
     began = now if started is None else min(now, started)
     identity = JobIdentity(
@@ -156,7 +160,7 @@ def begin(job: Job, now: float, started: float | None = None, earlier: JobWatch 
 
 
 def resumed(watch: JobWatch, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobWatch:
-    """The watch of a job whose open incident was left by an earlier daemon: as it was then, and looked at at once.
+    """Return the watch of a job of which an earlier daemon left an incident open. The next capture is due at once.
 
     `now` is CLOCK_MONOTONIC, `unix_now` the same moment by the clock that wrote the incident, both in seconds.
     """
@@ -197,14 +201,17 @@ def resumed(watch: JobWatch, incident: Incident, now: float, unix_now: float, se
 
 
 def generation(job: Job) -> frozenset[ProcessId]:
-    """The processes that are the job; one that is not in an earlier generation means that the job was restarted."""
+    """Return the processes that form the job.
+
+    A process that is not in an earlier generation shows that the job was restarted.
+    """
     return frozenset(job.processes)
 
 
 def is_restart(watch: JobWatch, job: Job) -> bool:
-    """Whether ranks run that the watch has never seen while ranks that it knew are gone.
+    """True if ranks run that the watch has never seen, while ranks that it knew are gone.
 
-    Ranks are none of a launcher that had none, nor it one of theirs, though it be one process: execve(2) keeps the pid.
+    Also true if a launcher without ranks now has ranks, or the reverse, even in one process: execve(2) keeps the pid.
     """
     if watch.identity.has_ranks != (job.waiting is None):
         return True
@@ -214,8 +221,10 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
 
 
 def joined(watch: JobWatch, job: Job) -> JobWatch:
-    """The watch by the job's name and key; ranks that came later in start-up belong to the generation, ranks that went
-    stay in it."""
+    """Return the watch with the job's present name and key.
+
+    Ranks that started later are added to the generation. Ranks that are gone stay in it.
+    """
     identity = replace(
         watch.identity,
         job_id=job.job_id,
@@ -228,17 +237,19 @@ def joined(watch: JobWatch, job: Job) -> JobWatch:
 
 
 def merged(watch: JobWatch, other: JobWatch) -> JobWatch:
-    """The first of two watches whose processes turned out to be one job, with what the other knows of its GPUs."""
+    """Return the first of two watches of which the processes are one job, with the GPUs that only the other knows."""
     first, second = watch.identity, other.identity
     identity = replace(first, generation=first.generation | second.generation, began=min(first.began, second.began))
     return replace(with_power(watch, gpus={**other.power.gpus, **watch.power.gpus}), identity=identity)
 
 
 def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
-    """Whether the on-call should be paged now: hung, or stalled for longer than its hold. Never without any stack.
+    """True if the job should page now: hung, or stalled for longer than its hold.
 
-    Hung where the job has paused before it pages later, see `pauses`. A job that rests is paged for as a stalled one
-    where ranks on other nodes may wait for it; one that waits for other nodes as well, and before its collective ends.
+    * A hung job with a known pause at this place pages later, see `known_pauses`.
+    * A stalled job pages only after a capture that found a stack or judged a rank.
+    * A job at rest (suspended, over) pages like a stalled one if ranks on other nodes may wait for it.
+    * A job that waits for other nodes pages like a stalled one, and in any case before its collective timeout.
     """
     if watch.state is JobState.HUNG:
         return quiet_seconds(watch, now) >= pause_hold_seconds(watch, now, settings)
@@ -254,7 +265,7 @@ def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
 
 
 def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
-    """Whether what a job at work waits in on other nodes times out before long: then nobody is left to be paged for."""
+    """True if a job waits for other nodes and its collective will time out soon. A page after that finds no process."""
     time_out = watch.time_out.seconds
     if watch.state is not JobState.WAITS_ELSEWHERE or time_out is None or not watch.power.was_busy:
         return False
@@ -262,18 +273,18 @@ def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
 
 
 def pause_hold_seconds(watch: JobWatch, now: float, settings: Detector) -> float:
-    """For how long a hang pages not yet, because the job has paused at this place before; see `pauses`."""
+    """Return for how long a hang must last before it pages, if the place has a known pause; see `known_pauses`."""
     return known_pauses.hold_seconds(
         longest_pause_seconds(watch, now), settings.stalled_hold_seconds, watch.time_out.seconds
     )
 
 
 def longest_pause_seconds(watch: JobWatch, now: float) -> float | None:
-    """The longest pause that is known of the places where the job stands; None where there is none."""
+    """Return the longest known pause at the places where the job is now; None if there is none."""
     places = frozenset[str]() if watch.suspicion is None else watch.suspicion.places
     return known_pauses.longest_seconds(watch.pauses, places, now)
 
 
 def quiet_seconds(watch: JobWatch, now: float) -> float:
-    """For how long the job has been quiet; 0 when it is not."""
+    """Return for how long the job has been quiet; 0 if it is not."""
     return 0.0 if watch.silence is None else max(0.0, now - watch.silence.since)

@@ -1,8 +1,8 @@
-"""Pure: pauses of a job that ended by themselves, and how much longer it may stand still where it has paused before.
+"""Known pauses: pauses of a job that ended by themselves. A job may stand still longer at such a place before it pages.
 
-A job that waits four minutes for a generation server every ten minutes looks hung each time, and goes on each time. The
-place where its awaited rank stood, and for how long power was away, is learnt, and such a place pages later. A place is
-the key of a group: so it says which code, never which rank, and its owner can make as many as he likes.
+A job that waits four minutes for a generation server every ten minutes looks hung each time, and continues each time.
+The place of the awaited rank and the duration of the low power are learned, and such a place pages later. A place is
+the key of a group: it names the code and not the rank. The owner of a job can create any number of places. Pure.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from hangwatch.model import Grouping, Motion, RankId, Signature, Value
 FORGOTTEN_SECONDS = 86400.0
 MOST_PAUSES = 64
 MOST_PLACES = 16
-END_MARGIN_SECONDS = 120.0  # so long before the job ends itself its hang must have paged
+END_MARGIN_SECONDS = 120.0  # a hang must page at least this long before the collective timeout ends the job
 
 NOWHERE = "nowhere"
-"""The place of a look that shows a hang's picture, or no stack of who is awaited: it is never learnt."""
+"""The place of a capture that looks like a hang, or in which an awaited rank gave no stack. It is never remembered."""
 
 
 class Pause(Value, frozen=True):
-    """A place where the job stood still and went on: its longest pause there, and when one was last seen there.
+    """A place at which the job stopped and continued: its longest pause there, and when the last one was seen.
 
     Times are CLOCK_MONOTONIC seconds.
     """
@@ -32,7 +32,7 @@ class Pause(Value, frozen=True):
 
 
 class EndedPause(Value, frozen=True):
-    """A pause after which power came back: where its looks found the awaited ranks, when it began, how long it was."""
+    """A pause after which power came back: the places of the awaited ranks, when it began, and its length."""
 
     places: frozenset[str]
     began: float
@@ -40,9 +40,10 @@ class EndedPause(Value, frozen=True):
 
 
 def places_of(grouping: Grouping, named: Collection[RankId]) -> frozenset[str]:
-    """Where the ranks stand for which the others wait: the named ones, else all that are not in a wait.
+    """Return the places of the ranks that the others wait for: the named ranks, else all ranks that do not wait.
 
-    Nowhere, where every rank is in a wait, or one of these gave no stack. Empty where one of these moves: it works.
+    `NOWHERE` if every rank waits, if an awaited rank gave no stack, or if there are too many places. Empty if an
+    awaited rank progresses: the job works.
     """
     told = [group for group in grouping.groups if group.waits_for not in {"ranks", "gpu"}]
     awaited = [group for group in told if any(one.signature is not Signature.BEHIND_GPU for one in group.members)]
@@ -58,13 +59,16 @@ def places_of(grouping: Grouping, named: Collection[RankId]) -> frozenset[str]:
 
 
 def also(places: frozenset[str], seen: frozenset[str]) -> frozenset[str]:
-    """The places of a pause with those of one more look; nowhere is added where they are too many to be one pause."""
+    """Return the places of a pause with those of one more capture.
+
+    Too many places are not one pause: then `NOWHERE` is added instead.
+    """
     both = places | seen
     return both if len(both) <= MOST_PLACES else places | {NOWHERE}
 
 
 def learn(pauses: tuple[Pause, ...], ended: EndedPause, now: float) -> tuple[Pause, ...]:
-    """The pauses with one more that ended by itself; one entry per place, those seen last are kept."""
+    """Return the pauses with one more that ended by itself. Each place has one entry; the latest are kept."""
     if NOWHERE in ended.places:
         return pauses
     known = {pause.place: pause for pause in pauses if now - pause.seen_at < FORGOTTEN_SECONDS}
@@ -76,16 +80,16 @@ def learn(pauses: tuple[Pause, ...], ended: EndedPause, now: float) -> tuple[Pau
 
 
 def longest_seconds(pauses: Collection[Pause], places: Collection[str], now: float) -> float | None:
-    """The longest pause that is known of all of these places; None where one of them is not known, or there is none."""
+    """Return the longest pause that is known of all these places; None if a place is not known, or there is none."""
     known = {pause.place: pause.longest_seconds for pause in pauses if now - pause.seen_at < FORGOTTEN_SECONDS}
     lengths = [known.get(place) for place in places]
     return None if None in lengths else min((length for length in lengths if length is not None), default=None)
 
 
 def hold_seconds(longest: float | None, stalled_hold_seconds: float, collective_seconds: float | None) -> float:
-    """How long a hung job may be quiet before it pages: twice its longest pause here, 0 where it is not known to pause.
+    """Return for how long a hung job may be quiet before it pages: twice its longest pause at this place, else 0.
 
-    At most the stalled hold, and so long that `END_MARGIN_SECONDS` are left of what a collective waits (None: no end).
+    At most the stalled hold, and at most until `END_MARGIN_SECONDS` before the collective timeout (None: no timeout).
     """
     if longest is None:
         return 0.0

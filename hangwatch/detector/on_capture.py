@@ -1,4 +1,4 @@
-"""The states of a job by the stacks of its ranks: what a capture and a glance change in them."""
+"""Steps of a job's state by the stacks of its ranks: a capture and a light capture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hangwatch.detector.transitions import Action, confirm, go, look_again, susp
 from hangwatch.detector.watch_parts import GLANCE_SECONDS
 from hangwatch.model import JobState, RankId, Stay
 
-STANDSTILL_HOLDS = 2.0  # between so few places for so many holds, and a rank that looked moving cannot be judged
+STANDSTILL_HOLDS = 2.0  # a rank that moves between few places for this many holds cannot be judged
 _RESTING_WORDS = {
     JobState.SUSPENDED: "all {} ranks are stopped or frozen",
     JobState.OVER: "training is over: of its {} ranks none is connected to another one",
@@ -32,18 +32,18 @@ _RESTING_WORDS = {
 
 
 def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Take the outcome of a capture that `step` asked for."""
+    """Take the result of a capture that `step` asked for."""
     watch = with_looks(with_power(watch, serves=seen.serves), capturing=False, captured_at=now)
     if watch.state is not JobState.SUSPECTED and not watch.is_open:
         return watch, ()
     if seen.frozen + seen.moving + seen.stacked > 0:
         watch = with_suspicion(watch, saw_stacks=True)
     watch, seen = _with_other_looks(watch, seen, now, settings)
-    if not watch.identity.has_ranks:  # whether its launcher moves says nothing: the other node may be in a queue
+    if not watch.identity.has_ranks:  # a launcher that moves says nothing: the other node may wait in a queue
         return confirm(watch, JobState.STALLED, "its launcher still has no rank", now, settings)
     if seen.serves:
         return _well(watch, f"all {seen.total} ranks wait for clients: an idle service", now, settings)
-    # Before it was ever at work a job has no connections either.
+    # A job that has not begun to work has no connections either.
     if seen.resting is JobState.SUSPENDED or (seen.resting is JobState.OVER and watch.power.was_busy):
         watch = _also_at(watch, frozenset({known_pauses.NOWHERE}))
         return confirm(watch, seen.resting, _RESTING_WORDS[seen.resting].format(seen.total), now, settings)
@@ -59,7 +59,10 @@ def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector)
 
 
 def _judged(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """What a job is that has no reason to rest, and of which few or no ranks move: hung, stalled, waiting elsewhere."""
+    """Decide on a job that has no reason to rest and of which at most half of the ranks progress.
+
+    It is hung, stalled, or waits for other nodes.
+    """
     before = 0 if watch.suspicion is None else watch.suspicion.frozen_captures
     frozen_captures = before + 1 if seen.frozen == seen.total > 0 else 0
     watch = _also_at(with_suspicion(watch, frozen_captures=frozen_captures), seen.places)
@@ -85,15 +88,18 @@ def _judged(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) 
 
 
 def _only_waits(watch: JobWatch, seen: MotionCount) -> bool:
-    """Whether a frozen job is no hang of this node: its ranks wait for others, and no GPU here has shown an error.
+    """True if all ranks wait for ranks of other nodes, and no GPU of this node has shown an error.
 
-    Once hung it stays so: a page must not come and go.
+    A hung job stays hung: its page must not come and go.
     """
     return seen.waits_elsewhere and watch.state is not JobState.HUNG and not had_gpu_errors(watch, watch.quiet_since)
 
 
 def _with_movers(watch: JobWatch, seen: MotionCount) -> JobWatch:
-    """Ranks of a light job that move in turn are no hang, though each look finds most at the line where it waits."""
+    """Return the watch of a job that was never busy, with the ranks that progress in this capture.
+
+    Its ranks may progress in turn, while each capture finds most of them waiting. That is no hang.
+    """
     if watch.power.was_busy or watch.state is JobState.HUNG:
         return watch
     before = frozenset[RankId]() if watch.suspicion is None else watch.suspicion.moved
@@ -101,13 +107,13 @@ def _with_movers(watch: JobWatch, seen: MotionCount) -> JobWatch:
 
 
 def _also_at(watch: JobWatch, places: frozenset[str]) -> JobWatch:
-    """The watch with the places of one more look."""
+    """Return the watch with the places of one more capture."""
     before = frozenset[str]() if watch.suspicion is None else watch.suspicion.places
     return with_suspicion(watch, places=known_pauses.also(before, places))
 
 
 def _well(watch: JobWatch, message: str, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """What the job draws now is no sign of a hang; that is learnt, and looked at again."""
+    """Learn that the present power is no sign of a hang; it is verified again later."""
     watch = taught(watch, now, settings)
     if watch.is_open:
         return recover(watch, message, now)
@@ -115,7 +121,7 @@ def _well(watch: JobWatch, message: str, now: float, settings: Detector) -> tupl
 
 
 def _are_late(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> bool:
-    """Whether those who have no process were never there, in a job that starts: it may not be their turn yet."""
+    """True if the absent ranks of a starting job have never existed: a launcher may start them later."""
     all_known_live = len(watch.identity.generation) - seen.came <= seen.total - seen.absent
     is_starting = not watch.power.was_busy and now - watch.identity.began < settings.startup_stalled_hold_seconds
     return seen.absent > 0 and all_known_live and is_starting
@@ -130,9 +136,9 @@ def _paused_before(watch: JobWatch, now: float, settings: Detector) -> str:
 
 
 def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Take the outcome of a glance that `step` asked for: movement teaches, a standstill begins a suspicion.
+    """Take the result of a light capture that `step` asked for. Progress is learned; a standstill begins a suspicion.
 
-    Where it tells neither, what the job was taught does not hold any more.
+    If it shows neither, the learned baselines under the usual threshold no longer hold.
     """
     watch = with_looks(with_power(watch, serves=seen.serves), glancing_since=None, glanced_at=now)
     if watch.state is not JobState.TRAINING:
@@ -152,7 +158,7 @@ def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) 
 
 
 def settled(watch: JobWatch, found: Mapping[RankId, Stay], now: float, settings: Detector) -> frozenset[RankId]:
-    """The ranks of one more look that have stood between the same few lines for minutes, of whatever motion."""
+    """Return the ranks that have stayed between the same few lines for minutes, this capture included."""
     standstills = standstill.followed(watch.looks.standstills, found, now)
     return frozenset(standstill.settled(standstills, now, STANDSTILL_HOLDS * settings.hold_seconds))
 
@@ -160,7 +166,7 @@ def settled(watch: JobWatch, found: Mapping[RankId, Stay], now: float, settings:
 def _with_other_looks(
     watch: JobWatch, seen: MotionCount, now: float, settings: Detector
 ) -> tuple[JobWatch, MotionCount]:
-    """What a look shows in the light of the ones before: who only went to and fro for minutes cannot be judged."""
+    """Correct a capture by the earlier ones. A rank that moved between the same few lines for minutes is not judged."""
     ranks = settled(watch, seen.stays, now, settings)
     to_and_fro = len(ranks & seen.movers)
     seen = replace(seen, moving=seen.moving - to_and_fro, unknown=seen.unknown + to_and_fro, settled=len(ranks))

@@ -1,4 +1,4 @@
-"""The states of a job by its power: what each sample, and each that did not come, changes in them."""
+"""Steps of a job's state by its power: a sample, and the lack of one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hangwatch.detector.transitions import Action, go, suspect
 from hangwatch.detector.watch_parts import Recovered, Silence, Starting, Unknown
 from hangwatch.model import GpuSample, JobState
 
-RECOVERED_SHOWN_SECONDS = 60.0  # long enough for a Prometheus that scrapes every 15 or 30 s to see it
-SAMPLE_GAP_SECONDS = 10.0  # longer without samples, and the gap does not count as quiet time
+RECOVERED_SHOWN_SECONDS = 60.0  # long enough to be seen by a Prometheus that scrapes every 15 or 30 s
+SAMPLE_GAP_SECONDS = 10.0  # a longer gap between samples does not count as quiet time
 _BY_POWER = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.RECOVERED})
 _NOT_KNOWN = "no GPU of it gives readings: whether it works is not known, and no hang of it is noticed"
 
@@ -34,10 +34,10 @@ def step(
     gpu_errors_at: float | None = None,
     look_seconds: float = LOOK_SECONDS,
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Take one power sample of the GPUs that the job holds, by uuid; `idle` are idle levels in W, by uuid.
+    """Take one power sample of the GPUs that the job holds. `samples` and `idle` (idle levels in W) are by uuid.
 
-    A pause between samples that is longer than `gap_seconds` does not count as quiet time. `gpu_errors_at` is when XIDs
-    or link errors last came on this node. `look_seconds` is how long a capture usually takes.
+    A gap between samples that is longer than `gap_seconds` does not count as quiet time. `gpu_errors_at` is when XIDs
+    or link errors last occurred on this node. `look_seconds` is the usual duration of a capture.
     """
     if watch.state is JobState.ENDED:
         return watch, ()
@@ -46,7 +46,7 @@ def step(
         uuid: power_level.observe(watch.power.gpus.get(uuid, GpuPower()), sample, levels.get(uuid), now)
         for uuid, sample in samples.items()
     }
-    # A GPU that vanished keeps its history for the report, but has no reading and so no vote.
+    # A GPU that vanished keeps its history for the report. Without a reading it does not count in the quorum.
     vanished = {uuid: replace(gpu, recent=()) for uuid, gpu in watch.power.gpus.items() if uuid not in gpus}
     gap = 0.0 if watch.power.sampled_at is None else now - watch.power.sampled_at
     watch = with_power(watch, gpus=vanished | gpus, sampled_at=now, gpu_errors_at=gpu_errors_at)
@@ -66,9 +66,9 @@ def step(
 
 
 def unsampled(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Take it that no power sample has come: after the hold it is not known how the job fares.
+    """Take note that there is no power sample. After the hold the state of the job is unknown.
 
-    Of a launcher without ranks no power is asked.
+    A launcher without ranks needs no power.
     """
     if not watch.identity.has_ranks or watch.state not in _BY_POWER:
         return watch, ()
@@ -81,14 +81,14 @@ def unsampled(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch
 
 
 def _without_readings(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """No GPU of the job can be read: that is no sign of a hang, and no sign of work either."""
+    """Handle a sample in which no GPU of the job could be read: it is a sign neither of a hang nor of work."""
     if watch.state is JobState.QUIET:
         return go(watch, JobState.TRAINING, "no GPU of the job can be read", now)
     return unsampled(watch, now, settings)
 
 
 def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """A launcher without ranks has no power to judge by: it is looked at after the holds of a start."""
+    """Handle a launcher without ranks. It has no power to judge by: a capture is taken after the holds of a start."""
     if watch.state is JobState.STARTING and _is_start_over(watch, now, settings):
         return suspect(watch, f"no rank, {now - watch.identity.began:.0f} s after its launcher began to wait", now)
     if watch.state is JobState.SUSPECTED:
@@ -113,14 +113,15 @@ def _starting(
 
 
 def _is_start_over(watch: JobWatch, now: float, settings: Detector) -> bool:
-    """Whether a start has had its time. A daemon that was restarted beside an old job waits for the ordinary hold."""
+    """True if a start took too long. If the daemon was restarted next to an old job, the ordinary hold applies."""
     return now - watch.identity.began >= settings.startup_hold_seconds and now - watch.since >= settings.hold_seconds
 
 
 def _over_plain_line_since(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> float | None:
-    """By the plain line a job has something to fall from once it was over it for as long as a fall must last.
+    """Return since when the job draws more than the fixed threshold; None if it does not.
 
-    A job that loads its model or downloads its data draws idle power in health, a moment of more notwithstanding.
+    Only power that lasts as long as a fall must last counts as work. A job that loads its model or downloads data draws
+    idle power while it is healthy, with short peaks.
     """
     if not has_quorum(sum(power_level.is_over_plain_line(gpu, settings) for gpu in voters), voters, settings):
         return None
@@ -133,7 +134,7 @@ def _training(
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if is_quiet(voters, settings):
         return _fall_quiet(watch, voters, now, settings)
-    # A job that never worked hard has no level to fall from: only a later look can tell that it stands still.
+    # A job that was never busy has no level to fall from: only a later capture can show a standstill.
     power, looks = watch.power, watch.looks
     low = not power.was_busy or is_down(voters, settings)
     is_busy = has_quorum(sum(power_level.is_busy(gpu, settings) for gpu in voters), voters, settings)
@@ -170,7 +171,10 @@ def _fall_quiet(
 
 
 def _only_the_same(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> JobWatch:
-    """Only GPUs that were quiet all the time count: in a pipeline there is always somebody who waits."""
+    """Keep the GPUs that were quiet all the time; if they are too few, the silence begins again.
+
+    Another GPU may be waiting at each moment in a healthy pipeline.
+    """
     quiet = quiet_uuids(watch, settings)
     if watch.silence is not None:
         throughout = watch.silence.gpus & quiet
@@ -229,7 +233,7 @@ _RULES = {
 
 
 def _forget_gap(watch: JobWatch, gap: float) -> JobWatch:
-    """Move what is being timed by the length of a gap in the samples: nobody knows what happened in it."""
+    """Shift all timers by the length of a gap in the samples: it is unknown what happened in the gap."""
 
     def moved(since: float | None) -> float | None:
         return None if since is None else since + gap

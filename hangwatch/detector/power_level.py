@@ -1,8 +1,8 @@
-"""Is a GPU quiet? Its floor, its busy level, and the line between them. Pure.
+"""Power levels of a GPU: its floor, its busy level, and the low-power threshold between them. Pure.
 
-A hung job does not fall to the idle power of its GPUs: ranks that wait inside a collective spin, and draw 14 to 29 %
-of the power limit. So the line is drawn between the floor (idle) and what this job drew while it worked. Beside it
-there may be a plain line, a share of the power limit, which asks neither what the GPU idled nor what it worked at.
+A hung job does not fall to the idle power of its GPUs: ranks that wait inside a collective spin, and draw 14 to 29 % of
+the power limit. So the threshold lies between the floor (idle) and what this job drew while it worked. There may also
+be a fixed threshold, a ratio of the power limit, which depends neither on the idle level nor on the busy level.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ from msgspec.structs import replace
 from hangwatch.config import Detector
 from hangwatch.model import GpuSample, Value
 
-SMOOTHING_SAMPLES = 5  # a median of five: one odd sample neither starts nor ends a quiet time
+SMOOTHING_SAMPLES = 5  # a median of five: a single outlier neither starts nor ends a quiet time
 BUCKETS = 60  # the busy window is kept and forgotten in sixtieths
 BUSY_QUANTILE = 0.9
-NARROWEST_WATTS = 20.0  # between idle and work: less is noise
-FLAT_SPREAD = 0.03  # a run is flat while the smoothed power stays within this of its mean
-FALL_SECONDS = 10.0  # flat for so long, and what lies far under the work is not taken for work
-FALLEN_RATIO = 0.75  # of the working level; power that is flat under it is no proof of anything, and worth a glance
-FALLEN_LIGHT_RATIO = 0.9  # the same where the power is one that only hangs, idle cards and light jobs draw
-STUCK_MARGIN = 1.1  # over this times the level at which all stood still, power is back
+NARROWEST_WATTS = 20.0  # a smaller difference between idle and work is noise
+FLAT_SPREAD = 0.03  # a run is flat while the smoothed power stays within this ratio of its mean
+FALL_SECONDS = 10.0  # power far below the working level that is flat for this long is not counted as work
+FALLEN_RATIO = 0.75  # of the working level; flat power below it proves nothing and is worth a light capture
+FALLEN_LIGHT_RATIO = 0.9  # the same, for power that only hangs, idle GPUs and light jobs draw
+STUCK_MARGIN = 1.1  # power is back above this multiple of the level of the standstill
 
 
 class GpuPower(Value, frozen=True):
-    """The power history of one GPU that one job holds. Watts; `work` are samples of past buckets, oldest first.
+    """The power history of one GPU that one job holds, in watts.
 
-    `busy_watts` is None until the GPU worked. `taught_watts` is a lower working level that a capture with moving
-    ranks has shown to be honest work; it is dropped once the power has risen well over it. `flat_*` are of the
-    present run of flat power: since when on CLOCK_MONOTONIC, its mean, its samples. `stuck_watts`, while the job is
-    suspected or worse, is the level at which a glance found it standing still.
+    * `work` holds the samples of past buckets, oldest first. `busy_watts` is None until the GPU worked.
+    * `taught_watts` is the learned baseline: a lower working level at which a capture saw ranks progress. It is dropped
+      when power rises well above it.
+    * `flat_since_seconds` (CLOCK_MONOTONIC), `flat_mean_watts` and `flat_samples` describe the present run of flat
+      power.
+    * `stuck_watts` is the level at which a light capture found a standstill; it is set while the job is suspected or an
+      incident is open.
     """
 
     recent: tuple[float, ...] = ()
@@ -52,17 +55,17 @@ class GpuPower(Value, frozen=True):
 
     @property
     def watts(self) -> float | None:
-        """The smoothed power, None before the first sample."""
+        """The smoothed power; None before the first sample."""
         return _smoothed(self.recent)
 
 
-@functools.lru_cache(maxsize=1024)  # asked for many times of each sample, on a node with more GPUs than anybody builds
+@functools.lru_cache(maxsize=1024)  # called many times for each sample; the size exceeds the GPUs of any node
 def _smoothed(recent: tuple[float, ...]) -> float | None:
     return median(recent) if recent else None
 
 
 def floor_watts(gpu: GpuPower, settings: Detector) -> float | None:
-    """What the GPU draws doing nothing: its own idle level where that was seen, else a share of its limit."""
+    """Return the idle power: the GPU's own idle level if it was measured, else a ratio of its power limit."""
     if gpu.idle_watts is not None:
         return gpu.idle_watts
     return None if gpu.limit_watts is None else settings.idle_ratio_of_limit * gpu.limit_watts
@@ -76,10 +79,10 @@ def _line(gpu: GpuPower, busy: float | None, settings: Detector) -> float | None
 
 
 def quiet_line_watts(gpu: GpuPower, settings: Detector) -> float | None:
-    """At or under this the GPU is quiet. None while it has no busy level, or works no harder than it idles.
+    """Return the low-power threshold. None if the GPU has no busy level, or works no harder than it idles.
 
-    The plain line counts as well, but for a GPU of which a level at or under it was shown to be work; and what a
-    glance showed to be a standstill is quiet, whatever the lines.
+    The fixed threshold also counts, except for a GPU of which a learned baseline is at or under it. A level at which a
+    light capture found a standstill is always low.
     """
     if gpu.stuck_watts is not None:
         return max(STUCK_MARGIN * gpu.stuck_watts, _ordinary_line(gpu, settings) or 0.0)
@@ -90,7 +93,7 @@ def quiet_line_watts(gpu: GpuPower, settings: Detector) -> float | None:
 
 
 def plain_line_watts(gpu: GpuPower, settings: Detector) -> float | None:
-    """The configured share of the power limit; None where none is configured or the limit is unknown."""
+    """Return the fixed threshold, a ratio of the power limit; None if it is not configured or the limit is unknown."""
     if not settings.quiet_watts_ratio_of_limit or gpu.limit_watts is None:
         return None
     return settings.quiet_watts_ratio_of_limit * gpu.limit_watts
@@ -104,31 +107,31 @@ def _ordinary_line(gpu: GpuPower, settings: Detector) -> float | None:
 
 
 def is_quiet(gpu: GpuPower, settings: Detector) -> bool:
-    """Whether the smoothed power is at or under the quiet line; False where either is unknown."""
+    """True if the smoothed power is at or under the low-power threshold; False if either is unknown."""
     line, watts = quiet_line_watts(gpu, settings), gpu.watts
     return line is not None and watts is not None and watts <= line
 
 
 def is_low(gpu: GpuPower, settings: Detector) -> bool:
-    """Like `is_quiet`, but by the ordinary busy level even where a capture taught a lower one."""
+    """True if the power is low by the usual threshold, ignoring a learned baseline; False if either is unknown."""
     line, watts = _ordinary_line(gpu, settings), gpu.watts
     return line is not None and watts is not None and watts <= line
 
 
 def is_over_plain_line(gpu: GpuPower, settings: Detector) -> bool:
-    """Whether the smoothed power is over the plain line; False where either is unknown."""
+    """True if the smoothed power is over the fixed threshold; False if either is unknown."""
     line, watts = plain_line_watts(gpu, settings), gpu.watts
     return line is not None and watts is not None and watts > line
 
 
 def is_busy(gpu: GpuPower, settings: Detector) -> bool:
-    """Whether the GPU draws what only real work draws, judged without any history."""
+    """True if the GPU draws as much as only real work draws. Its history does not matter."""
     watts = gpu.watts
     return watts is not None and gpu.limit_watts is not None and watts >= settings.busy_ratio_of_limit * gpu.limit_watts
 
 
 def has_worked(gpu: GpuPower, settings: Detector) -> bool:
-    """Whether its busy level is one that only real work draws."""
+    """True if its busy level is one that only real work draws."""
     return (
         gpu.busy_watts is not None
         and gpu.limit_watts is not None
@@ -137,9 +140,9 @@ def has_worked(gpu: GpuPower, settings: Detector) -> bool:
 
 
 def is_under_work(gpu: GpuPower, settings: Detector) -> bool:
-    """Whether the smoothed power lies far under the working level, be it learnt or taught.
+    """True if the smoothed power is far below the busy level, or below the learned baseline if there is one.
 
-    Far is a quarter; a tenth is enough under `busy_ratio_of_limit`, where the measured hangs lie.
+    Far means a quarter. A tenth is enough under `busy_ratio_of_limit`, where the measured hangs are.
     """
     level, watts = gpu.busy_watts if gpu.taught_watts is None else gpu.taught_watts, gpu.watts
     if level is None or watts is None:
@@ -149,12 +152,15 @@ def is_under_work(gpu: GpuPower, settings: Detector) -> bool:
 
 
 def flat_seconds(gpu: GpuPower, now: float) -> float:
-    """For how long the power has been flat; 0 without a reading."""
+    """Return for how long the power has been flat; 0 without a reading."""
     return 0.0 if gpu.flat_since_seconds is None else now - gpu.flat_since_seconds
 
 
 def observe(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: float) -> GpuPower:
-    """Add one sample, taken at `now` on CLOCK_MONOTONIC; one without a power reading leaves no trace in the history."""
+    """Return the history with one more sample, taken at `now` (CLOCK_MONOTONIC).
+
+    A sample without power clears the recent samples and ends the flat run.
+    """
     if sample.power_watts is None:
         return replace(forget_run(gpu), recent=())
     gpu = replace(
@@ -171,15 +177,15 @@ def observe(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: flo
 
 
 def forget_run(gpu: GpuPower) -> GpuPower:
-    """As if the power had not been flat before: nobody knows what it was in between."""
+    """Return the history without the run of flat power: the power in a gap is unknown."""
     return gpu if gpu.flat_since_seconds is None else replace(gpu, flat_since_seconds=None)
 
 
 def learn(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
-    """Count the newest sample as work, unless the GPU is low at this moment (a pause is no work).
+    """Count the newest sample as work, unless the GPU is low now (a pause is no work).
 
-    Nor is power that fell and stays flat, until a look has shown that it is, see `teach`: taken for work it would lower
-    the line under which it lies.
+    Power that fell and stays flat does not count either, until a capture shows that it is work, see `teach`. Otherwise
+    it would lower the threshold that should detect it.
     """
     watts = gpu.watts
     if watts is None or is_low(gpu, settings):
@@ -206,17 +212,17 @@ def learn(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
 
 
 def teach(gpu: GpuPower) -> GpuPower:
-    """Take the present power as a working level: ranks were seen moving at it."""
+    """Set the learned baseline to the present power: ranks were seen progressing at it."""
     return gpu if gpu.watts is None else replace(gpu, taught_watts=gpu.watts)
 
 
 def idle_levels(
     known: dict[str, float], samples: tuple[GpuSample, ...], held: frozenset[str], limit_ratio: float = 0.25
 ) -> dict[str, float]:
-    """The slowly averaged power of each GPU that no process and no job holds, by uuid: its own idle level.
+    """Return the idle level of each GPU, by uuid: the slow average of its power while no process and no job holds it.
 
-    A GPU that draws more than `limit_ratio` of its limit is at work for somebody whom this node cannot see (a pid
-    namespace hides the processes), and teaches nothing.
+    A GPU that draws more than `limit_ratio` of its limit is skipped: it works for a process that this node cannot see,
+    in another pid namespace.
     """
     levels = dict(known)
     for sample in samples:
@@ -229,9 +235,9 @@ def idle_levels(
 
 
 class GpuLevels(Value, frozen=True):
-    """What a GPU draws doing nothing, and doing this job's work, in watts.
+    """The power of a GPU when idle, and when it does this job's work, in watts.
 
-    `is_light`: this work draws no more than cards do in measured hangs, so such power proves nothing.
+    `is_light`: this work draws no more than GPUs in measured hangs, so such power proves nothing.
     """
 
     floor_watts: float
@@ -239,13 +245,13 @@ class GpuLevels(Value, frozen=True):
     is_light: bool = False
 
     def ratio(self, watts: float) -> float | None:
-        """Where so much power lies between the two, as 0 to 1; None where they are too close to tell."""
+        """Return where `watts` is between floor (0) and busy level (1); None if the two are too close to tell."""
         width = self.busy_watts - self.floor_watts
         return (watts - self.floor_watts) / width if width >= NARROWEST_WATTS else None
 
 
 def gpu_levels(gpus: Mapping[str, GpuPower], settings: Detector) -> dict[str, GpuLevels]:
-    """The levels of each GPU that has a history at work, by uuid."""
+    """Return the levels of each GPU that has a history at work, by uuid."""
     floors = {uuid: floor_watts(gpu, settings) for uuid, gpu in gpus.items()}
     return {
         uuid: GpuLevels(floor_watts=floor, busy_watts=gpu.busy_watts, is_light=not has_worked(gpu, settings))

@@ -1,7 +1,7 @@
-"""Pure: ranks that stand between the same few lines from look to look. What one look cannot tell of them, several can.
+"""Ranks that stay between the same few lines. One capture cannot judge them; several captures can. Pure.
 
-A loop that asks whether a collective is over changes its lines as one that computes does, and a rank at one line may
-wait or work. What works goes elsewhere in minutes, or draws power; what waits for ever does neither.
+A loop that polls a collective changes its lines like a loop that computes, and a rank at a single line may wait or
+work. A rank that works moves on in minutes, or draws power; a rank that waits for ever does neither.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FEWEST_LOOKS = 2
 
 
 class Standstill(Value, frozen=True):
-    """In how many looks in a row a rank stood between these places, and since when, on CLOCK_MONOTONIC."""
+    """The number of captures in a row in which a rank stayed between these places, and since when (CLOCK_MONOTONIC)."""
 
     stay: Stay
     since: float
@@ -23,12 +23,15 @@ class Standstill(Value, frozen=True):
 
 
 def of(grouping: Grouping) -> dict[RankId, Stay]:
-    """The stays of a look."""
+    """Return the stays in one capture."""
     return {member.id: member.stack.stay for member in grouping.members if member.stack.stay is not None}
 
 
 def followed(before: Mapping[RankId, Standstill], found: Mapping[RankId, Stay], now: float) -> dict[RankId, Standstill]:
-    """What was known with one more look: who is not in it, or stands elsewhere, begins anew."""
+    """Return the standstills with one more capture.
+
+    A rank that was seen at another place begins again. A rank that was not seen is dropped.
+    """
     return {rank: _followed(before.get(rank), stay, now) for rank, stay in found.items()}
 
 
@@ -42,7 +45,7 @@ def _followed(before: Standstill | None, stay: Stay, now: float) -> Standstill:
 
 
 def settled(known: Mapping[RankId, Standstill], now: float, seconds: float) -> Iterator[RankId]:
-    """The ranks that have stood so for so many seconds, by enough looks."""
+    """Yield the ranks that have stayed for at least `seconds`, over enough captures."""
     for rank, one in known.items():
         if one.looks >= FEWEST_LOOKS and now - one.since >= seconds:
             yield rank

@@ -1,4 +1,4 @@
-"""How a job goes from one state to another, and the looks that it asks for on its way."""
+"""Transitions between the states of a job, and the captures that they ask for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from hangwatch.model import OPEN_STATES, JobName, JobState, Value
 
 
 class TakeCapture(Value, frozen=True):
-    """Take the stacks of every rank of this job now; a glance, before there is a suspicion, pauses nothing.
-
-    `is_told`: the reason is worth a line in the job's timeline.
-    """
+    """Capture every rank of this job now. `is_glance`: a light capture; `is_told`: the timeline shows the reason."""
 
     job_key: str
     reason: str
@@ -25,7 +22,7 @@ class TakeCapture(Value, frozen=True):
 
 
 class Transition(Value, frozen=True):
-    """The job went from one state to another, and why, in one sentence."""
+    """A change of a job's state; `message` is the reason, in one sentence."""
 
     job: JobName
     before: JobState
@@ -37,7 +34,7 @@ Action: TypeAlias = TakeCapture | Transition
 
 
 def go(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Enter a state. What is timed in a silence is forgotten where that is over."""
+    """Enter a state. If it ends a silence, all that belongs to the silence is cleared."""
     name = JobName(job_id=watch.identity.job_id, job_key=watch.identity.job_key)
     move = Transition(job=name, before=watch.state, state=state, message=message)
     if state not in (JobState.QUIET, JobState.SUSPECTED) and state not in OPEN_STATES:
@@ -64,9 +61,9 @@ def suspect(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[A
 def confirm(
     watch: JobWatch, state: JobState, message: str, now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Enter or stay in an open state, and plan the next look."""
+    """Enter or keep an open state, and plan the next capture."""
     if watch.state is not state:
-        # A hung job in which something moves once has stood still all the same: its page must not come and go.
+        # A hung job that becomes stalled keeps its start time: its page must not come and go.
         stalled_since = now if watch.open is None or watch.open.stalled_since is None else watch.open.stalled_since
         if watch.state is JobState.HUNG:
             stalled_since = watch.since
@@ -78,14 +75,14 @@ def confirm(
 
 
 def look_again(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
-    """Plan the next look at an open incident: at doubling pauses."""
+    """Plan the next capture of an open incident. The pauses double."""
     before = 0.0 if watch.open is None else watch.open.capture_pause_seconds
     pause = min(max(settings.recapture_seconds, 2 * before), settings.recapture_max_seconds)
     return with_open(watch, capture_pause_seconds=pause, capture_wanted_at=now + pause)
 
 
 def end(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """The ranks are gone, or replaced by a restart."""
+    """End the job: its ranks are gone, or were replaced by a restart."""
     if watch.state is JobState.ENDED:
         return watch, ()
     return go(watch, JobState.ENDED, message, now)

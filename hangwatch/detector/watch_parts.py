@@ -1,6 +1,6 @@
 """The parts of a `JobWatch`: one struct for each concern, and one for each state or phase that has values of its own.
 
-All times are CLOCK_MONOTONIC seconds, None where they mean nothing.
+All times are CLOCK_MONOTONIC seconds; None means not set.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.standstill import Standstill
 from hangwatch.model import JobState, ProcessId, RankId, Value
 
-GLANCE_SECONDS = 300.0  # least time between two glances at power that fell and is flat
+GLANCE_SECONDS = 300.0  # shortest time between two light captures because of power that fell and is flat
 
 
 # --- in every state --------------------------------------------------------------------------------------------------
 
 
 class JobIdentity(Value, frozen=True):
-    """Which job it is. `generation` are the ranks' processes: a restart begins a new watch.
+    """The identity of the job.
 
-    `began`: when its processes did. `has_ranks` is false for a launcher that has none: it draws no power, and only time
-    tells. `is_elsewhere_too`: other nodes have ranks of it.
+    * `generation`: the processes of its ranks; a restart begins a new watch. `began`: when the processes began.
+    * `has_ranks`: false for a launcher without ranks, which draws no power and is judged by time only.
+    * `is_elsewhere_too`: other nodes have ranks of the job.
     """
 
     job_id: str
@@ -36,9 +37,9 @@ class JobIdentity(Value, frozen=True):
 
 
 class CollectiveTimeout(Value, frozen=True):
-    """How long a collective of the job waits in seconds: by its environment, and as the last look found it recorded.
+    """The collective timeout of the job in seconds: by its environment, and as the last capture found it recorded.
 
-    `recorded_seconds` is forgotten where a silence is over. None: for ever, or not recorded.
+    `recorded_seconds` is cleared when a silence is over. None: no timeout, or not recorded.
     """
 
     environment_seconds: float | None = None
@@ -46,16 +47,17 @@ class CollectiveTimeout(Value, frozen=True):
 
     @property
     def seconds(self) -> float | None:
-        """The recorded time-out, which stands above that of the environment; None for ever."""
+        """The recorded timeout, else that of the environment; None for no timeout."""
         return self.environment_seconds if self.recorded_seconds is None else self.recorded_seconds
 
 
 class PowerRecord(Value, frozen=True):
-    """The power of the job's GPUs, by uuid; a `stuck_watts` is set in suspected and the open states only.
+    """The power of the job's GPUs, by uuid. `stuck_watts` of a GPU is set only in suspected and the open states.
 
-    `was_busy`: it has been at work. `serves`: as the last look found it; its power is no measure of work until it is
-    busy. `sampled_at`: the last sample; `read_at`: the last one with a reading of a GPU of the job, so it is not later.
-    `gpu_errors_at`: when XIDs or link errors last came on this node.
+    * `was_busy`: the job has been at work. `serves`: the last capture found an idle server; its power says nothing
+      about work until it is busy.
+    * `sampled_at`: the last sample. `read_at`: the last sample with a reading of a GPU of the job.
+    * `gpu_errors_at`: when XIDs or link errors last occurred on this node.
     """
 
     gpus: dict[str, GpuPower] = field(default_factory=dict)
@@ -67,16 +69,17 @@ class PowerRecord(Value, frozen=True):
 
 
 class LookRecord(Value, frozen=True):
-    """The captures and glances of the job, and what they found in a row.
+    """The captures and light captures of the job, and what consecutive ones found.
 
-    * `capturing`: a capture is under way. It is set in suspected, and where a capture goes on after its suspicion.
-      `captured_at`: the last one ended.
-    * `glancing_since`: a glance is under way; `glanced_at`: the last one ended. `fall_glanced_at`: the last one at
-      power that had fallen was asked for; `glance_pause_seconds` lie before the next, more after one that showed
-      nothing.
-    * `low_since`: since when the job draws little without being quiet (it was taught that level, or has never worked
-      hard), and was last seen moving; `relook_pause_seconds` later, or after the hold, it is glanced at again.
-    * `standstills` are the ranks that the last looks found between the same few lines.
+    * `capturing`: a capture runs. It is set in suspected, and while a capture outlasts its suspicion. `captured_at`:
+      when the last one ended.
+    * `glancing_since`: when the running light capture was asked for. `glanced_at`: when the last one ended.
+      `fall_glanced_at`: when the last one because of fallen power was asked for. The next one of this kind is due
+      `glance_pause_seconds` later; the pause grows after one without a result.
+    * `low_since`: since when the job draws little without being quiet (by its learned baseline, or because it was never
+      busy), or when its ranks were last seen progressing at that power. The next light capture is due
+      `relook_pause_seconds` later, or after the hold.
+    * `standstills`: the ranks that the last captures found between the same few lines.
     """
 
     capturing: bool = False
@@ -94,37 +97,39 @@ class LookRecord(Value, frozen=True):
 
 
 class Starting(Value, frozen=True):
-    """Starting only. `over_since`: since when the job draws more than the plain line of the settings."""
+    """Set in starting. `over_since`: since when the job draws more than the fixed threshold of the settings."""
 
     over_since: float | None = None
 
 
 class Recovered(Value, frozen=True):
-    """Recovered only. `ended`: the pause that is learnt from there."""
+    """Set in recovered. `ended`: the pause that is learned when the state ends."""
 
     ended: EndedPause | None = None
 
 
 class Unknown(Value, frozen=True):
-    """Unknown only. `before`: starting or training, which the job returns to with the next reading."""
+    """Set in unknown. `before`: starting or training, to which the job returns with the next reading."""
 
     before: JobState
 
 
 class Silence(Value, frozen=True):
-    """Quiet, suspected and the open states. `gpus`: in quiet, those that have been quiet since then, by uuid."""
+    """Set in quiet, suspected and the open states. `gpus`: in quiet, the uuids of the GPUs quiet since then."""
 
     since: float
     gpus: frozenset[str] = frozenset()
 
 
 class Suspicion(Value, frozen=True):
-    """Suspected and the open states: what the looks have found since the suspicion began.
+    """Set in suspected and the open states: what the captures have found since the suspicion began.
 
-    `fell`: it began with a fall of power, so power that is over the line again ends it. `saw_stacks`: a look found any
-    stack. `frozen_captures` in a row found every rank frozen. `places` are where the looks found the awaited ranks, see
-    `known_pauses`. `moved` are the ranks that were seen moving, of a job that never worked hard: its power proves
-    nothing. `last_look_at`: the look that was asked for since the job is going to end itself.
+    * `fell`: the suspicion began with a fall of power, so it ends when power is over the threshold again.
+    * `saw_stacks`: a capture found a stack or could judge a rank. `frozen_captures`: in how many consecutive captures
+      no rank progressed.
+    * `places`: where the captures found the awaited ranks, see `known_pauses`.
+    * `moved`: the ranks that were seen progressing, of a job that was never busy: its power proves nothing.
+    * `last_look_at`: when the last capture before the collective timeout was asked for.
     """
 
     fell: bool = False
@@ -136,10 +141,11 @@ class Suspicion(Value, frozen=True):
 
 
 class OpenIncident(Value, frozen=True):
-    """The open states only. `stalled_since` is set in all of them except hung.
+    """Set in the open states. `stalled_since` is set in all of them except hung.
 
-    `back_since`: power is back and not yet for long enough. `capture_wanted_at`: when the next look is due, None while
-    one is under way; `capture_pause_seconds` lie before it.
+    * `back_since`: since when power is back, but not yet for long enough.
+    * `capture_wanted_at`: when the next capture is due; None while one runs. `capture_pause_seconds`: the pause before
+      it.
     """
 
     stalled_since: float | None = None

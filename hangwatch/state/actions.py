@@ -1,4 +1,4 @@
-"""What is to be done after a step: incidents to keep, dead ranks to look after, and what the detector asks for."""
+"""The actions that a step of the board asks for: write incidents, read crash artifacts, and what the detector wants."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from hangwatch.model import Incident, Job, JobState, Value
 
 
 class SaveIncident(Value, frozen=True):
-    """Write this incident to disk; `is_watched`: with the power that its job has drawn meanwhile.
+    """Write this incident to disk.
 
-    `moved_to` is the state to which it has just moved, None where it is only told anew.
+    With `is_watched`, the power that its job has drawn since is added. `moved_to` is the state that the incident just
+    entered; None if only its content changed.
     """
 
     incident: Incident
@@ -20,10 +21,10 @@ class SaveIncident(Value, frozen=True):
 
 
 class ReadRemains(Value, frozen=True):
-    """Read what the ranks in `job.ended` left, some of which have just been found gone."""
+    """Read the crash artifacts of the ranks in `job.ended`, of which some have just ended."""
 
     job: Job
 
 
 Action: TypeAlias = detector.Action | SaveIncident | ReadRemains
-"""What is to be done about it: what the detector asks for, incidents to keep, and dead ranks to look after."""
+"""An action for the daemon: a request of the detector, an incident to write, or crash artifacts to read."""

@@ -1,7 +1,7 @@
-"""The latest of everything: one frozen `Snapshot` behind one lock, the only shared mutable state of the daemon.
+"""The board: one frozen `Snapshot` behind one lock, the only shared mutable state of the daemon.
 
-Writers replace the snapshot in one step (`change`); readers (a scrape, a status page) take the reference and never
-wait for a machine.
+Writers replace the snapshot in one step (`change`). Readers (a scrape, a status page) take the reference and never
+wait.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ SERIES_POINTS = 450
 
 
 class JobEntry(Value, frozen=True):
-    """One job as the daemon sees it: who it is, what the detector thinks, and its open incident.
+    """One job on the board: its processes, the memory of the detector, and its last incident.
 
-    `held_gpu`: the driver has listed one of its ranks, at any time in its life.
+    `held_gpu`: the driver has listed one of its ranks at some time in its life.
     """
 
     job: Job
@@ -56,32 +56,35 @@ class JobEntry(Value, frozen=True):
 
     @property
     def open_incident(self) -> Incident | None:
-        """Its incident while that is open."""
+        """The job's incident if it is open, else None."""
         return self.incident if self.incident is not None and self.incident.closed_unix_seconds is None else None
 
 
 class Crash(Value, frozen=True):
-    """A job whose ranks crashed: its incident, and when it was found, in CLOCK_MONOTONIC seconds."""
+    """An incident of a job of which ranks crashed, and when it was found (CLOCK_MONOTONIC seconds)."""
 
     incident: Incident
     found_monotonic_seconds: float
 
 
 class DumpHistogram(Value, frozen=True):
-    """Durations of single dumps in seconds: cumulative only when exported."""
+    """A histogram of the durations of single dumps, in seconds.
+
+    Counts are per bucket; they are made cumulative on export.
+    """
 
     counts: tuple[int, ...] = (0,) * (len(DUMP_BUCKETS_SECONDS) + 1)
     sum_seconds: float = 0.0
 
     def add(self, seconds: float) -> DumpHistogram:
-        """The histogram with one more observation."""
+        """Return the histogram with one more observation."""
         index = bisect_left(DUMP_BUCKETS_SECONDS, seconds)
         counts = tuple(count + (i == index) for i, count in enumerate(self.counts))
         return DumpHistogram(counts=counts, sum_seconds=self.sum_seconds + seconds)
 
 
 class Snapshot(Value, frozen=True):
-    """Everything that a reader can ask for, as of one moment."""
+    """All that a reader can ask for, at one moment."""
 
     sweep: GpuSweep | None = None
     sampler: SamplerStatus = SamplerStatus()
@@ -99,8 +102,8 @@ class Snapshot(Value, frozen=True):
     gpu_errors_at: float | None = None  # when XIDs or link errors last came, monotonic seconds
     crashes: tuple[Crash, ...] = ()  # the last ones, each job once
     crash_count: int = 0
-    unread_crash_count: int = 0  # jobs with dead ranks that were dropped unread: so many of their owner waited
-    left_open: tuple[Incident, ...] = ()  # by an earlier daemon; of jobs that live and no scan has found yet
+    unread_crash_count: int = 0  # jobs with dead ranks that were dropped because too many of their owner were queued
+    left_open: tuple[Incident, ...] = ()  # by an earlier daemon; the processes live, but no scan has found the job yet
     store_problem: str | None = "the store is not open yet"
 
     @property
@@ -114,54 +117,54 @@ class Snapshot(Value, frozen=True):
         return frozenset(entry.job.key for entry in self.living)
 
     def with_job(self, entry: JobEntry) -> Snapshot:
-        """The snapshot with this job added or replaced."""
+        """Return the snapshot with this job added or replaced."""
         return replace(self, jobs={**self.jobs, entry.job.key: entry})
 
     def without_job(self, key: str) -> Snapshot:
-        """The snapshot without this job."""
+        """Return the snapshot without this job."""
         return replace(self, jobs={other: entry for other, entry in self.jobs.items() if other != key})
 
     def with_check(self, result: CheckResult) -> Snapshot:
-        """The snapshot with the newest result of one check."""
+        """Return the snapshot with the newest result of one check."""
         return replace(self, checks={**self.checks, result.check: result})
 
     def with_running(self, beat: str, began: float) -> Snapshot:
-        """The snapshot with one more scan or capture, which began at this time."""
+        """Return the snapshot with one more running scan or capture. `began` is CLOCK_MONOTONIC in seconds."""
         return replace(self, running={**self.running, beat: (*self.running.get(beat, ()), began)})
 
     def with_over(self, beat: str, began: float) -> Snapshot:
-        """The snapshot without the scan or capture that began at this time."""
+        """Return the snapshot without the scan or capture that began at this time."""
         left = list(self.running.get(beat, ()))
         left.remove(began)
         return replace(self, running={**self.running, beat: tuple(left)})
 
     def running_seconds(self, beat: str, now: float) -> float:
-        """For how long the scan or capture that runs longest has been running; 0 when none is."""
+        """Return for how long the oldest running scan or capture has been running; 0 if none is running."""
         return max((now - began for began in self.running.get(beat, ())), default=0.0)
 
     def with_scan(self, seconds: float, left_out: tuple[LeftOut, ...]) -> Snapshot:
-        """The snapshot with how long the newest scan took, and what it left out."""
+        """Return the snapshot with the duration of the newest scan, and what exceeded a limit in it."""
         return replace(self, scan_seconds=seconds, left_out=left_out)
 
     def with_dump(self, seconds: float, fault: Fault | None) -> Snapshot:
-        """The snapshot with one more dump: how long it took, and what went wrong, if anything."""
+        """Return the snapshot with one more dump: its duration, and its fault if it failed."""
         counted = replace(self, dumps=self.dumps.add(seconds))
         return counted if fault is None else counted.count("dump_failures", fault.reason)
 
     def with_hook(self, event: str, outcome: str) -> Snapshot:
-        """The snapshot with one more hook that ended so, or was not called."""
+        """Return the snapshot with one more hook of this outcome."""
         key = (event, outcome)
         return replace(self, hook_runs={**self.hook_runs, key: self.hook_runs.get(key, 0) + 1})
 
     def with_power(self, incident: Incident) -> Snapshot:
-        """The snapshot with the power series of this incident, where it is still its job's."""
+        """Return the snapshot with the power series of this incident, if its job still has this incident."""
         entry = self.jobs.get(incident.job.key)
         if entry is None or entry.incident is None or entry.incident.incident_id != incident.incident_id:
             return self
         return self.with_job(replace(entry, incident=replace(entry.incident, power=incident.power)))
 
     def count(self, name: str, key: str) -> Snapshot:
-        """The snapshot with one more under `key` in the counter `captures` or `dump_failures`."""
+        """Return the snapshot with the counter `captures` or `dump_failures` increased by one for `key`."""
         counter: dict[str, int] = getattr(self, name)
         return replace(self, **{name: {**counter, key: counter.get(key, 0) + 1}})
 
@@ -176,13 +179,13 @@ class Board:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The present snapshot; it never changes after it was taken."""
+        """The present snapshot. It is immutable."""
         return self._snapshot
 
     def change(
         self, step: Callable[Concatenate[Snapshot, P], tuple[Snapshot, T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Replace the snapshot by what `step(snapshot, ...)` makes of it, and return what else `step` returned.
+        """Replace the snapshot by the one that `step(snapshot, ...)` returns, and return the second value of `step`.
 
         `step` runs under the lock: it must be quick and must not touch the machine.
         """
@@ -202,7 +205,7 @@ class Board:
 
     @contextmanager
     def running(self, beat: str, began: float) -> Iterator[None]:
-        """Tell readers of a scan or a capture while it runs; it begins at this CLOCK_MONOTONIC time, in seconds."""
+        """Show a scan or capture on the board while it runs. `began` is CLOCK_MONOTONIC in seconds."""
         self.put(Snapshot.with_running, beat, began)
         try:
             yield
@@ -210,7 +213,7 @@ class Board:
             self.put(Snapshot.with_over, beat, began)
 
     def remember_power(self, sweep: GpuSweep) -> None:
-        """Keep the powers of a sweep for the reports, for the last 15 minutes."""
+        """Add the power of each GPU in a sweep to the history of the last 15 minutes, for the reports."""
         oldest = sweep.taken_unix_seconds - HISTORY_SECONDS
         with self._lock:
             for gpu in sweep.gpus:
@@ -224,7 +227,7 @@ class Board:
                     del self._history[uuid]
 
     def power_series(self, entry: JobEntry, settings: Detector) -> tuple[PowerSeries, ...]:
-        """The last 15 minutes of the power of a job's GPUs, thinned to a bounded number of points."""
+        """Return the power of a job's GPUs in the last 15 minutes, reduced to a bounded number of points."""
         with self._lock:
             history = {uuid: tuple(self._history.get(uuid, ())) for uuid in entry.job.gpu_uuids}
         index = {gpu.uuid: gpu.index for gpu in (self._snapshot.sweep.gpus if self._snapshot.sweep else ())}
@@ -252,7 +255,7 @@ class Board:
 
 
 def thin(points: Iterable[tuple[float, float]], most: int) -> tuple[tuple[float, float], ...]:
-    """Every n-th point and the last, so that at most about `most` remain."""
+    """Return every n-th point and the last one: at most about `most` points."""
     kept = tuple(points)
     stride = max(1, -(-len(kept) // most))
     thinned = kept[::stride]
@@ -260,7 +263,10 @@ def thin(points: Iterable[tuple[float, float]], most: int) -> tuple[tuple[float,
 
 
 def extend(old: tuple[PowerSeries, ...], new: tuple[PowerSeries, ...]) -> tuple[PowerSeries, ...]:
-    """An incident's series with the points that came since: the beginning is kept, the whole stays bounded."""
+    """Return an incident's series with the points that are newer.
+
+    The beginning is kept; the number of points is bounded.
+    """
     by_uuid = {series.uuid: series for series in new}
     extended = []
     for series in old:

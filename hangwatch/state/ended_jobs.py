@@ -1,4 +1,4 @@
-"""What of a job is there no more: its local ranks that are absent, and its processes that ended."""
+"""The parts of a job that are gone: absent local ranks, and processes that ended."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from hangwatch.model import EndedProcess, Job, ProcessId, gaps, spans
 from hangwatch.state.actions import ReadRemains
 from hangwatch.state.board import JobEntry
 
-ENDED_RANKS_KEPT = 1024  # of a job, the newest: as many as can live at once, so who died first is among them
+ENDED_RANKS_KEPT = 1024  # the newest of a job; as many as can live at the same time, so the first that died is included
 ENDED_WORKERS_KEPT = 64
 
 
 def with_known_absent(entry: JobEntry, job: Job) -> Job:
-    """Local ranks that were there and went are absent, also where no environment says how many there should be."""
+    """Return the job with its absent local ranks.
+
+    A local rank that the job had before and no longer has is absent, even if the environment does not tell the number
+    of ranks.
+    """
     here = sorted({rank.local_rank for rank in job.ranks if rank.local_rank is not None})
     before = [range(rank.local_rank, rank.local_rank + 1) for rank in entry.job.ranks if rank.local_rank is not None]
     known = (*before, *entry.job.absent, *job.absent)
@@ -24,7 +28,7 @@ def with_known_absent(entry: JobEntry, job: Job) -> Job:
 
 
 def with_ended(before: Job, job: Job, unix_now: float) -> Job:
-    """The job with those of its processes that were there before and are gone: by them the kernel's log is read."""
+    """Return the job with its processes that ended since `before`. The kernel's log is searched for these processes."""
     present = {process for process, *_ in _processes(job)}
     gone = [
         EndedProcess(id=process, rank=rank, local_rank=local, gone_unix_seconds=unix_now, is_worker=is_worker)
@@ -37,7 +41,7 @@ def with_ended(before: Job, job: Job, unix_now: float) -> Job:
 
 
 def remains(before: Job, after: Job) -> tuple[ReadRemains, ...]:
-    """What is to be read where a rank is gone that was there before."""
+    """Return the action that reads crash artifacts, if a rank ended since `before`."""
     known = {one.id for one in before.ended}
     new = any(not one.is_worker and one.id not in known for one in after.ended)
     return (ReadRemains(job=after),) if new else ()

@@ -1,4 +1,4 @@
-"""The timeline and the incident of a job: what transitions, captures and hooks change in them, and when it closes."""
+"""Updates the timeline and the incident of a job by transitions, captures and hooks, and closes the incident."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict.diagnosis import Diagnosis
 
 TIMELINE_LENGTH = 60
-CAPTURES_KEPT = 4  # the first, which shows how it began, and the last ones
+CAPTURES_KEPT = 4  # the first, which shows the beginning, and the last three
 
 
 def settle(
     entry: JobEntry, wanted: tuple[detector.Action, ...], unix_now: float
 ) -> tuple[JobEntry, tuple[Action, ...]]:
-    """Note the transitions, and the looks that are worth it, in the job's timeline and carry them into its incident."""
+    """Add the transitions, and the captures that deserve a line, to the job's timeline and to its incident."""
     actions: list[Action] = list(wanted)
     for move in wanted:
         if isinstance(move, detector.TakeCapture):
@@ -41,7 +41,7 @@ def settle(
 
 
 def _told(entry: JobEntry, message: str, unix_now: float) -> tuple[JobEntry, tuple[Action, ...]]:
-    """Put a line into the timeline of a job whose state is what it was, and into that of its open incident."""
+    """Add a line to the timeline of a job and of its open incident. The state does not change."""
     line = TimelineEntry(unix_seconds=unix_now, state=entry.watch.state, message=message)
     entry = replace(entry, timeline=(*entry.timeline, line)[-TIMELINE_LENGTH:])
     if entry.open_incident is None:
@@ -51,7 +51,7 @@ def _told(entry: JobEntry, message: str, unix_now: float) -> tuple[JobEntry, tup
 
 
 def with_capture(entry: JobEntry, look: Diagnosis) -> Incident:
-    """The job's open incident with one more capture, or a new one."""
+    """Return the job's open incident with one more capture, or a new incident."""
     incident = entry.incident
     if incident is None or incident.closed_unix_seconds is not None:
         return look.incident(entry.job, entry.watch.state, entry.timeline)
@@ -72,7 +72,7 @@ def with_capture(entry: JobEntry, look: Diagnosis) -> Incident:
 def noted(
     snapshot: Snapshot, incident: Incident, message: str, *, unix_now: float
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Put a line into the timeline of an incident, where it still is its job's: what a hook came to."""
+    """Add the result of a hook to the timeline of an incident, if its job still has this incident."""
     entry = snapshot.jobs.get(incident.job.key)
     if entry is None or entry.incident is None or entry.incident.incident_id != incident.incident_id:
         return snapshot, ()

@@ -1,4 +1,4 @@
-"""Which job of a scan is which on the board: a watch follows its processes, and a job keeps its name and its key."""
+"""Finds the jobs of a scan on the board. A watch follows its processes; a job keeps its name and its key."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from hangwatch.state.board import JobEntry, Snapshot
 
 
 class Match(NamedTuple):
-    """A job as a scan found it, and the watches of its processes; the first is the one that goes on."""
+    """A job of a scan, and the entries of which the watches know its processes. The first entry continues."""
 
     job: Job
     entries: tuple[JobEntry, ...]
 
 
 def matched(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Match]:
-    """A watch follows its processes, whatever the scan calls them; where a job fell apart, the part with most ranks."""
+    """Match each job of a scan with the watches of its processes, under any name.
+
+    If the processes of a watch are now in several jobs, the job with the most known processes gets the watch.
+    """
     holders = {process: entry for entry in snapshot.living for process in entry.watch.identity.generation}
     matches: list[Match] = []
     followed: set[str] = set()
@@ -36,27 +39,28 @@ def matched(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Match]:
 
 
 def _progress(entry: JobEntry) -> int:
-    """The order in which watches that become one are preferred: whose incident is open comes first."""
+    """Return the rank of an entry when watches are merged: an open incident comes first, a starting job last."""
     if entry.watch.is_open:
         return 0
     return 1 if _is_pinned(entry) else 3 if entry.watch.is_starting else 2
 
 
 def _is_pinned(entry: JobEntry) -> bool:
-    """Whether a capture that is under way or an incident goes by its key."""
+    """True if a running capture or an incident refers to the job by its key."""
     return entry.watch.is_open or entry.watch.looks.capturing or entry.incident is not None
 
 
 def with_kept_names(matches: Sequence[Match]) -> dict[str, Match]:
-    """The jobs by key. A job is its processes: while they live it keeps the name and the key that it had.
+    """Return the matched jobs by key. While its processes live, a job keeps its name and its key.
 
-    What a scan would call it may change: by a second job in the same Slurm allocation, by a launcher that was killed,
-    by a stranger who says that he is this job. Whoever comes later is told apart, whatever his claim. Before the job
-    was at work its name may change, too, but not by a stranger.
+    A scan may give it another name: because of a second job in the same Slurm allocation, a launcher that was killed,
+    or a process of another user that claims to be this job. A job that comes later gets a different name, for any
+    claim. A job that has not begun to work takes the name of the scan, except a name that only tells it apart from
+    another claimant.
 
-    Who came first and never held a GPU by the driver's list gives the key to whom the scan gives it and who holds one:
-    else who copies a job's variables before it starts would be that job on all nodes. Nobody loses his key while a
-    capture or an incident goes by it.
+    Exception: a job that the driver never listed on a GPU gives the key to a job that the driver does list and that has
+    this key in the scan. Otherwise a copy of the job's variables, started first, would have its key on all nodes. A key
+    does not change while a capture or an incident refers to it.
     """
     found: dict[str, Match] = {}
     for match in sorted(matches, key=_precedence):
@@ -72,7 +76,7 @@ def with_kept_names(matches: Sequence[Match]) -> dict[str, Match]:
 
 
 def _wanted(match: Match) -> Job:
-    """The job by whose name and key this one goes, where they are free."""
+    """Return the job of which this one should have the name and the key, if these are free."""
     job, entry = match.job, next(iter(match.entries), None)
     if entry is None:
         return job
@@ -83,7 +87,10 @@ def _wanted(match: Match) -> Job:
 
 
 def _precedence(match: Match) -> tuple[bool, bool, bool, bool]:
-    """Of jobs that want one key: whom it is pinned to, who was seen on a GPU, who has it, who is known."""
+    """Return the order of jobs that want the same key.
+
+    First a pinned job, then one that the driver has listed on a GPU, then the one that has the key, then a known job.
+    """
     entry = next(iter(match.entries), None)
     if entry is None:
         return True, not match.job.holds_gpu, True, True
@@ -92,7 +99,7 @@ def _precedence(match: Match) -> tuple[bool, bool, bool, bool]:
 
 
 def as_one(entries: Sequence[JobEntry]) -> JobEntry:
-    """The first of these, with what the others know of their processes and GPUs."""
+    """Return the first entry, with the processes and GPUs that the others know."""
     first, *others = entries
     watch = functools.reduce(job_watch.merged, [other.watch for other in others], first.watch)
     return replace(first, watch=watch, held_gpu=any(entry.held_gpu for entry in entries))

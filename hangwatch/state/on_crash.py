@@ -1,4 +1,4 @@
-"""The crashes on the board: ranks that died, each job once, and of one owner so many."""
+"""Steps of the board for ranks that crashed. Each job is shown once, and each owner has a limit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CRASHES_SHOWN_PER_SHARE = 8
 
 
 def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take it that ranks of a job have crashed; of the same processes the incident that is there is told anew.
+    """Record the incident of a crash. If the same ranks already have one, that incident is updated.
 
-    Of a job that goes on without them it is known from now on why they died.
+    If the job continues without the dead ranks, its entry gets the causes of death.
     """
     snapshot = _with_died(snapshot, incident.job)
     processes = _gone_ranks(incident)
@@ -28,7 +28,7 @@ def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snap
             incident, incident_id=before.incident.incident_id, opened_unix_seconds=before.incident.opened_unix_seconds
         )
     if before is None and not incident.verdict.named and any(one.incident.verdict.named for one in same):
-        return replace(snapshot, crash_count=snapshot.crash_count + 1), ()  # those who followed, or the next attempt's
+        return replace(snapshot, crash_count=snapshot.crash_count + 1), ()  # later deaths, or the next attempt
     crash = Crash(incident=incident, found_monotonic_seconds=before.found_monotonic_seconds if before else now)
     others = [one for one in kept if one not in same]
     of_share = [one for one in others if one.incident.job.share == incident.job.share]
@@ -38,13 +38,13 @@ def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snap
         snapshot, crashes=(*others, crash)[-CRASHES_SHOWN:], crash_count=snapshot.crash_count + (before is None)
     )
     if before is None and len(of_share) >= CRASHES_SHOWN_PER_SHARE:
-        return snapshot, ()  # any user can make ranks that die, and the store is everybody's
+        return snapshot, ()  # any user can create ranks that die, and all users share the store
     moved_to = JobState.ENDED if before is None else None
     return snapshot, (SaveIncident(incident=incident, is_watched=False, moved_to=moved_to),)
 
 
 def left_unread(snapshot: Snapshot) -> tuple[Snapshot, int]:
-    """Count a job with dead ranks that is not looked after; and how many there have been."""
+    """Count a job of which the dead ranks are not read, and return the new count."""
     count = snapshot.unread_crash_count + 1
     return replace(snapshot, unread_crash_count=count), count
 

@@ -1,4 +1,4 @@
-"""What a look at the stacks of a job does to it: a capture, a glance, or one that came to nothing."""
+"""Steps of the board for a capture, a light capture, and a capture that failed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hangwatch.verdict.remote_wait import waits_elsewhere
 def captured(
     snapshot: Snapshot, look: Diagnosis, *, now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take what a capture showed: the job is hung, stalled, at rest, or honestly at work."""
+    """Take the result of a capture: the job is hung, stalled, at rest, or at work."""
     entry = snapshot.jobs.get(look.capture.job_key)
     if entry is None:
         return snapshot, ()
@@ -46,7 +46,7 @@ def captured(
 
 
 def _with_timeout(watch: JobWatch, look: Diagnosis) -> JobWatch:
-    """The time-out that the open operations have recorded stands above what the environment lets assume."""
+    """Return the watch with the timeout that the open operations recorded; it overrides that of the environment."""
     told = timeout_forecast.recorded_seconds(look.grouping)
     return watch if told is None else replace(watch, time_out=replace(watch.time_out, recorded_seconds=told))
 
@@ -54,7 +54,7 @@ def _with_timeout(watch: JobWatch, look: Diagnosis) -> JobWatch:
 def glanced(
     snapshot: Snapshot, job_key: str, seen: MotionCount, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take what a glance showed, which pauses nothing: it opens no incident, but may begin a suspicion."""
+    """Take the result of a light capture. It opens no incident, but may begin a suspicion."""
     entry = snapshot.jobs.get(job_key)
     if entry is None:
         return snapshot, ()
@@ -66,7 +66,7 @@ def glanced(
 def unjudged(
     snapshot: Snapshot, job_key: str, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take it that a capture failed as a whole: nothing is known of the ranks, and it is tried again later."""
+    """Take note that a capture failed: nothing is known of the ranks, and it is repeated later."""
     entry = snapshot.jobs.get(job_key)
     if entry is None:
         return snapshot, ()
@@ -77,9 +77,9 @@ def unjudged(
 
 
 def motion_count(grouping: Grouping) -> MotionCount:
-    """How many ranks of a capture are frozen, moving or unjudged. A rank that is gone makes no progress: frozen.
+    """Count the ranks of a capture that are frozen, moving, or not judged.
 
-    A job of which nothing is left is unjudged.
+    A rank that is gone is frozen: it cannot progress. If all ranks are gone, they are not judged.
     """
     ended = all(group.gone for group in grouping.groups)
     frozen = moving = unknown = 0

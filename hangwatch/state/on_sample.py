@@ -1,4 +1,4 @@
-"""What a power sample does to the jobs on the board, and a check that tells of errors of GPUs."""
+"""Steps of the board for a power sample, and for a check that reports GPU errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sampled(
     gap_seconds: float,
     look_seconds: float = LOOK_SECONDS,
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Feed one sweep to every job; `now` is CLOCK_MONOTONIC in seconds, and a look takes `look_seconds`."""
+    """Give one sweep to every job. `now` is CLOCK_MONOTONIC in seconds, `look_seconds` the usual time of a capture."""
     held = frozenset(uuid for entry in snapshot.living for uuid in entry.job.gpu_uuids)
     snapshot = replace(
         snapshot, sweep=sweep, sampler=status, idle_watts=idle_levels(snapshot.idle_watts, sweep.gpus, held)
@@ -55,7 +55,7 @@ def sampled(
 def unsampled(
     snapshot: Snapshot, status: SamplerStatus, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take it that no new sweep has come; `now` is CLOCK_MONOTONIC in seconds."""
+    """Take note that there is no new sweep. `now` is CLOCK_MONOTONIC in seconds."""
     snapshot = replace(snapshot, sampler=status)
     actions: list[Action] = []
     for entry in snapshot.living:
@@ -68,7 +68,7 @@ def unsampled(
 
 
 def checked(snapshot: Snapshot, result: CheckResult, *, now: float) -> Snapshot:
-    """Take the newest result of one check; `now` is CLOCK_MONOTONIC in seconds. XIDs and link errors are timed."""
+    """Take the newest result of one check. `now` (CLOCK_MONOTONIC, seconds) is recorded if it shows new GPU errors."""
     before = snapshot.checks.get(result.check)
     came = result.check == nvlink_status.CHECK.name and result.verdict.status >= CheckStatus.WARNING
     if result.check == xid.CHECK.name and before is not None:

@@ -1,4 +1,4 @@
-"""What a scan of /proc does to the jobs on the board: they begin, go on, start again and end."""
+"""Steps of the board for a scan of /proc: jobs begin, continue, restart and end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ RANKS_CAME = "its ranks have come"
 def discovered(
     snapshot: Snapshot, jobs: Iterable[Job], now: float, unix_now: float, ticks_per_second: float = 100.0
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take the jobs that a scan found: begin, restart and end watches; start_ticks are `ticks_per_second`."""
+    """Take the jobs that a scan found: begin, restart and end watches.
+
+    `now` is CLOCK_MONOTONIC in seconds. `ticks_per_second` is the unit of `start_ticks`.
+    """
     actions: list[Action] = []
     before = _ranks_of_launchers(snapshot)
     jobs = [job for job in jobs if not _has_just_lost_its_ranks(job, before, now)]
@@ -51,7 +54,7 @@ def discovered(
             has_come = missing.job.waiting is not None and missing.job.launcher_id in led
             ended, more = _missed(missing, now, unix_now, has_come=has_come)
             actions += more
-            # The job goes on with its ranks, which may know it by another name: it is not shown twice.
+            # The job continues with its ranks, possibly under another name: it must not be shown twice.
             snapshot = snapshot.without_job(missing.job.key) if has_come else snapshot.with_job(ended)
         elif now - missing.watch.since > ENDED_SHOWN_SECONDS:
             snapshot = snapshot.without_job(missing.job.key)
@@ -59,7 +62,7 @@ def discovered(
 
 
 def _started_seconds(job: Job, before: dict[ProcessId, JobWatch], ticks_per_second: float) -> float:
-    """When its processes began, by CLOCK_MONOTONIC; of a launcher that had ranks, when it lost them."""
+    """Return when the job's processes began (CLOCK_MONOTONIC); for a launcher that had ranks, when it lost them."""
     started = min((process.start_ticks for process in job.processes), default=0) / ticks_per_second
     if job.waiting and job.launcher_id in before:
         return max(started, before[job.launcher_id].since)
@@ -69,7 +72,7 @@ def _started_seconds(job: Job, before: dict[ProcessId, JobWatch], ticks_per_seco
 def _found(
     entry: JobEntry | None, job: Job, started: float, now: float, unix_now: float
 ) -> tuple[JobEntry, tuple[Action, ...]]:
-    """The job as the scan found it: its watch goes on, or one begins where it is new, has ended or started again."""
+    """Return the entry of a job that the scan found. A new, ended or restarted job gets a new watch."""
     actions: tuple[Action, ...] = ()
     if entry is not None and job_watch.is_restart(entry.watch, job):
         reason = RANKS_CAME if entry.job.waiting else "its ranks were replaced by new ones"
@@ -77,7 +80,7 @@ def _found(
         entry, more = _end(entry, reason, now, unix_now)
         actions = (*gone, *more)
     if entry is None or entry.watch.state is JobState.ENDED:
-        # Pods of uid 0 may have one key between them: what one was taught is not the other's.
+        # Pods of uid 0 may have the same key: the known pauses of one must not be used for the other.
         is_same = entry is not None and entry.job.share == job.share
         watch = job_watch.begin(job, now, started, entry.watch if entry is not None and is_same else None)
         return JobEntry(job=job, watch=watch, held_gpu=job.holds_gpu), actions
@@ -88,7 +91,7 @@ def _found(
 
 
 def _missed(entry: JobEntry, now: float, unix_now: float, *, has_come: bool) -> tuple[JobEntry, tuple[Action, ...]]:
-    """The end of a job that the scan did not find; `has_come`: it was a launcher, and its ranks are there now."""
+    """Return the ended entry of a job that the scan did not find. `has_come`: it was a launcher that now has ranks."""
     reason = WAITS_NO_MORE if entry.job.waiting else "all its ranks on this node have ended"
     gone = remains(entry.job, with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
     ended, actions = _end(entry, RANKS_CAME if has_come else reason, now, unix_now)
@@ -96,15 +99,16 @@ def _missed(entry: JobEntry, now: float, unix_now: float, *, has_come: bool) -> 
 
 
 def _ranks_of_launchers(snapshot: Snapshot) -> dict[ProcessId, JobWatch]:
-    """By launcher, the watch of the ranks that it has or had."""
+    """Return, by launcher, the watch of the ranks that it has or had."""
     entries = [entry for entry in snapshot.jobs.values() if entry.job.ranks]
     return {launcher: entry.watch for entry in entries for launcher in entry.job.launcher_ids}
 
 
 def _has_just_lost_its_ranks(job: Job, before: Mapping[ProcessId, JobWatch], now: float) -> bool:
-    """Whether it is a launcher at the end of a job that was watched, or between two starts of its ranks.
+    """True if a launcher is at the end of a monitored job, or between two starts of its ranks.
 
-    That job ends, and its ranks may come again; only who is still without any when its end is no longer shown waits.
+    That job ends, and its ranks may start again. The launcher counts as waiting only if it still has no ranks when the
+    ended job is no longer shown.
     """
     watch = before.get(job.launcher_id) if job.waiting and job.launcher_id else None
     return watch is not None and (watch.state is not JobState.ENDED or now - watch.since <= ENDED_SHOWN_SECONDS)
@@ -116,7 +120,7 @@ def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[Jo
 
 
 def _without_old_ends(snapshot: Snapshot) -> Snapshot:
-    """Of a user or pod the last jobs that ended: processes that come and go by the hundred fill no board."""
+    """Return the snapshot with only the last ended jobs of each owner: many short jobs must not fill the board."""
     ended = [entry for entry in snapshot.jobs.values() if entry.watch.state is JobState.ENDED]
     seen = Counter[str]()
     for entry in sorted(ended, key=lambda entry: -entry.watch.since):

@@ -1,4 +1,4 @@
-"""What becomes of the incidents that an earlier daemon left open."""
+"""Restores the incidents that an earlier daemon left open."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def resumed(
     unix_now: float,
     settings: Detector,
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take up the open incidents that an earlier daemon left, newest first; `living` are the processes that live.
+    """Restore the incidents that an earlier daemon left open, newest first. `living` are the processes that live.
 
-    Where the same processes are found the incident goes on. Where none lives, or other ranks are in their place, it is
-    closed with that reason. Where no scan has found them yet it waits in `left_open`.
+    An incident continues if its processes are found. It is closed, with the reason, if none of them lives or other
+    ranks replaced them. It stays in `left_open` if no scan has found them yet.
     """
     actions: list[Action] = []
     waiting: list[Incident] = []
@@ -55,7 +55,7 @@ def resumed(
 
 
 def _closed_meanwhile(entry: JobEntry | None, ranks: frozenset[ProcessId], living: frozenset[ProcessId]) -> str | None:
-    """Why an incident that was left open does not go on; None where it does, or may."""
+    """Return why an incident that was left open is closed; None if it continues, or may do so later."""
     if not ranks & living:
         return "its processes were gone when hangwatch was started again"
     if entry is None:
@@ -71,12 +71,12 @@ def _closed_meanwhile(entry: JobEntry | None, ranks: frozenset[ProcessId], livin
 
 
 def _resumed(entry: JobEntry, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobEntry:
-    """The job under the name that it had, with its incident, looked at at once."""
+    """Return the job's entry with its former name and its incident. The next capture is due at once."""
     job = with_known_absent(replace(entry, job=incident.job), entry.job)
     job = replace(job, job_id=incident.job.job_id, job_key=incident.job.key)
     timeline = incident.timeline
     if timeline and timeline[-1].message == STARTED_AGAIN:
-        timeline = timeline[:-1]  # a daemon that is started again and again
+        timeline = timeline[:-1]  # only one such line if the daemon is restarted repeatedly
     timeline = (*timeline, TimelineEntry(unix_seconds=unix_now, state=incident.state, message=STARTED_AGAIN))
     incident = replace(incident, job=job, timeline=timeline)
     watch = job_watch.resumed(entry.watch, incident, now, unix_now, settings)

@@ -1,4 +1,4 @@
-"""What the daemon sees, as one value: the answer of /status and the source of `hangwatch status`. Pure."""
+"""The status of the node as one value: the answer of /status and the source of `hangwatch status`. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks are [first, last] of each 
 
 
 class JobStatus(Value, frozen=True):
-    """One job as /status shows it; no command line, no stack. `job_name` is what its user calls it.
+    """One job as /status shows it, without command lines and stacks. `job_name` is the name that its user gave it.
 
-    `power_watts` is what its GPUs draw together, `line_watts` at or under what all of them would be quiet; null where
-    one of them has no reading, or no line yet. `ends_itself_unix_seconds` is when its own collective time-out ends it.
+    `power_watts` is the sum over its GPUs, `line_watts` the sum of their low-power thresholds; null if a GPU has no
+    reading or no threshold yet. `ends_itself_unix_seconds` is when the job's own collective timeout ends it.
     """
 
     job_id: str
@@ -43,9 +43,9 @@ class JobStatus(Value, frozen=True):
 
 
 class GpuStatus(Value, frozen=True):
-    """One GPU as /status shows it; `fault` says why one has no readings.
+    """One GPU as /status shows it. `fault` is the reason if there are no readings.
 
-    `jobs` hold it: several that claim it, where the driver does not say which does.
+    `jobs` are the jobs that hold it; several if they claim it and the driver does not say which one holds it.
     """
 
     index: int
@@ -58,7 +58,7 @@ class GpuStatus(Value, frozen=True):
 
 
 class CheckLine(Value, frozen=True):
-    """One check as /status shows it; `ran_unix_seconds` is when it looked, null from a daemon that does not say."""
+    """One check as /status shows it. `ran_unix_seconds` is when it ran; null from a daemon that does not report it."""
 
     check: str
     status: str
@@ -68,7 +68,7 @@ class CheckLine(Value, frozen=True):
 
 
 class Status(Value, frozen=True, kw_only=True):
-    """What the local daemon sees: the answer of /status; docs/json.md describes it."""
+    """The status of a node: the answer of /status. docs/json.md describes it."""
 
     schema_version: int = SCHEMA_VERSION
     node: str
@@ -81,7 +81,7 @@ class Status(Value, frozen=True, kw_only=True):
 
 
 def view(snapshot: Snapshot, node: str, now: float, settings: Detector = _USUAL) -> Status:
-    """The status of a snapshot; `now` is CLOCK_MONOTONIC in seconds. It holds no stack and no command line."""
+    """Return the status of a snapshot, without stacks and command lines. `now` is CLOCK_MONOTONIC in seconds."""
     sampler = snapshot.sampler
     silent = sampler.fault.detail if sampler.fault else "no answer from the driver yet"
     return Status(
@@ -134,7 +134,10 @@ def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
 
 
 def _holders(gpu: GpuSample, jobs: Iterable[Job]) -> list[Job]:
-    """Whose it is: an environment can claim any GPU, so where the driver shows a process of a job on it, that job."""
+    """Return the jobs that hold a GPU.
+
+    An environment can claim any GPU. So if the driver lists a process of some jobs on it, only these jobs count.
+    """
     claims = [job for job in jobs if gpu.uuid in job.gpu_uuids]
     return [job for job in claims if not job.pids.isdisjoint(gpu.pids)] or claims
 
@@ -173,14 +176,16 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
 
 
 def _total(watts: Iterable[float | None]) -> float | None:
-    """The sum; None where there is nothing to sum, or one of them is not known."""
+    """Return the sum; None if there is nothing to sum or a value is unknown."""
     known = list(watts)
     return sum(one for one in known if one is not None) if known and None not in known else None
 
 
 def _present_incident(entry: JobEntry) -> Incident | None:
-    """The open incident; a closed one only while the state is what it ended in: a new silence is not told by an old
-    verdict."""
+    """Return the open incident, or the closed one while the job is still recovered or ended.
+
+    Later, an old verdict must not be shown for a new silence.
+    """
     incident = entry.incident
     if incident is None or incident.closed_unix_seconds is None:
         return incident

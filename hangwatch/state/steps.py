@@ -1,6 +1,6 @@
-"""The steps that change the board. Each takes a snapshot and returns the new one, with the actions that follow.
+"""The steps that change the board. Each takes a snapshot, and returns the new snapshot and the actions that follow.
 
-The daemon carries out the actions. Incidents open, change and close here, and nowhere else.
+The daemon carries out the actions. Incidents open, change and close only here.
 """
 
 from hangwatch.state.actions import Action, ReadRemains, SaveIncident

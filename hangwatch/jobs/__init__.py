@@ -1,1 +1,1 @@
-"""Which processes form a training job, and which rank each of them is. Pure."""
+"""Finds the training jobs among the processes of a node, and the rank of each process. Pure."""

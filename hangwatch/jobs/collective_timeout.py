@@ -1,9 +1,9 @@
-"""Pure: how long a job waits in a collective before torch.distributed ends it, and its stacks with it.
+"""The collective timeout of a job: after this time torch.distributed ends the ranks, and their stacks are lost. Pure.
 
-It stands on the ground since two rooms ask: `checks`, whether that is longer than a look takes, and `hang`, which pages
-before it. It is read from the environment that the ranks were started with, and from PyTorch's defaults: 600 s for NCCL
-(1800 s before PyTorch 2.2), 1800 s for gloo, 480 s for the watchdog's heartbeat. A time-out that the job's own code
-passes to `init_process_group` stands in what its ranks have recorded, where that can be read, and then above this.
+`checks` compare it with the duration of a capture, and the detector pages before it. It is read from the environment of
+the ranks, else it is PyTorch's default: 600 s for NCCL (1800 s before PyTorch 2.2), 1800 s for gloo, 480 s for the
+heartbeat of the watchdog. A timeout that the job's code passes to `init_process_group` is in the flight recorder of its
+ranks. If that can be read, it overrides this one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hangwatch.model import Job, JobName, Value
 NCCL_DEFAULT_SECONDS = 600.0
 OTHER_DEFAULT_SECONDS = 1800.0
 HEARTBEAT_DEFAULT_SECONDS = 480.0
-MOST = 1e9  # seconds or minutes that count; a variable may hold hundreds of digits
+MOST = 1e9  # larger numbers (seconds or minutes) are cut to this; a variable may hold hundreds of digits
 VARIABLES = frozenset(
     {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
@@ -31,9 +31,11 @@ VARIABLES = frozenset(
 
 
 class Patience(Value, frozen=True):
-    """How long a job waits. `collective_seconds` is None when it waits for ever, `heartbeat_seconds` without monitor.
+    """The timeouts of a job in seconds.
 
-    `source` says where the first one comes from. `ignored` are variables that are set and that nothing reads.
+    * `collective_seconds`: None if there is no timeout. `source`: where it comes from.
+    * `heartbeat_seconds`: None if the job has no heartbeat monitor.
+    * `ignored`: variables that are set although no library reads them.
     """
 
     job: JobName
@@ -44,7 +46,7 @@ class Patience(Value, frozen=True):
 
 
 def patience(job: Job, environ: Mapping[str, str]) -> Patience:
-    """What PyTorch and DeepSpeed make of these variables."""
+    """Return the timeouts that PyTorch and DeepSpeed read from these variables."""
     uses_nccl = bool(job.gpu_uuids)
     seconds: float | None = NCCL_DEFAULT_SECONDS if uses_nccl else OTHER_DEFAULT_SECONDS
     source = f"PyTorch's default for {'NCCL' if uses_nccl else 'gloo'}"
@@ -58,7 +60,7 @@ def patience(job: Job, environ: Mapping[str, str]) -> Patience:
     heartbeat = None
     if uses_nccl and environ.get("TORCH_NCCL_ENABLE_MONITORING") != "0":
         heartbeat = _number(environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")) or HEARTBEAT_DEFAULT_SECONDS
-    # A widespread myth: neither NCCL nor PyTorch reads it.
+    # Often recommended, but neither NCCL nor PyTorch reads it.
     ignored = tuple(name for name in ("NCCL_TIMEOUT",) if name in environ)
     return Patience(
         job=job.name, collective_seconds=seconds, source=source, heartbeat_seconds=heartbeat, ignored=ignored

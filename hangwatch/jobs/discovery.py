@@ -1,4 +1,4 @@
-"""Pure: a snapshot of processes -> the training jobs of this node, with their ranks, workers and GPUs."""
+"""Turns a snapshot of processes into the training jobs of this node, with their ranks, workers and GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hangwatch.jobs.process_tree import INIT_PID, Tree, by_start
 from hangwatch.model import FoundJobs, GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
 
 _DEFAULT_LIMITS = config.Jobs()
-_MAX_NAME = 48  # of what a launcher gave; a checksum and a pid may follow
+_MAX_NAME = 48  # characters of the name that a launcher gave; a checksum and a pid may follow
 _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
 
@@ -32,12 +32,13 @@ def find(
     ticks_per_second: int = 100,
     endpoints: Mapping[ProcessId, str] = MappingProxyType({}),
 ) -> FoundJobs:
-    """The jobs among `processes` on the node of that name, by job_id, and what is beyond the limits.
+    """Return the jobs among `processes`, sorted by job_id, and what exceeds a limit.
 
-    A job is what has the variables of a launcher (see launchers.toml), or what mp.spawn started and holds GPUs; its
-    ranks are processes of one owner (see `owners`), whatever others write into their environments. `ticks_per_second`
-    is the unit of `start_ticks`: a process that began after `gpus` was read cannot be the one that the driver meant by
-    its pid. `endpoints` are the stores to which the processes of `needs_endpoint` are connected, where they are.
+    A job is a set of processes with the variables of a launcher (see launchers.toml), ranks of mp.spawn or fork, or a
+    launcher without ranks; see `membership`. All ranks have one owner (see `owners`), whatever other users write into
+    their environments. `node` is the name of this node. `ticks_per_second` is the unit of `start_ticks`: a process that
+    began after `gpus` was read is not the one that the driver listed under its pid. `endpoints` are the stores to which
+    the processes of `needs_endpoint` are connected.
     """
     tree = Tree(processes)
     samples = _samples(gpus, tree, ticks_per_second)
@@ -49,13 +50,13 @@ def find(
 
 
 def told_apart(job: Job) -> Job:
-    """This job by the name and the key that it has where another one holds its own."""
+    """Return this job with the name and the key that it gets if another job holds its own."""
     name = _told_apart_by(_Name(job.job_id, job.key), job.processes[0].pid)
     return replace(job, job_id=name.job_id, job_key=name.job_key)
 
 
 def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
-    """These pids as the ranks of one job, whatever they are; a pid that has no process becomes a rank that is gone."""
+    """Return a job of which these processes are the ranks. A pid without a process becomes a rank that is gone."""
     tree = Tree(processes)
     chosen = dict.fromkeys(pids)
     ranks = []
@@ -66,7 +67,7 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
         else:
             seat = process_role.seat(process, None)
             if seat is not None and seat.variables.led_by_first and process_role.node_number(process.environ, seat):
-                seat = None  # of another node than the first its rank follows from how many are on each
+                seat = None  # after the first node, the rank depends on the unknown number of ranks on each node
             ranks.append(_rank(process, seat, place=None, tree=tree, samples=(), ranks=set(chosen)))
     return Job(
         job_id=_safe("pids-" + "-".join(map(str, chosen))), launcher="pids", launcher_id=None, ranks=tuple(ranks)
@@ -78,7 +79,7 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
 
 def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
     first, first_seat = _first(crew)
-    # Arguments stay where they are: they hold keys of trackers and hubs.
+    # Arguments are not read: they hold keys of trackers and hubs.
     program = process_role.program_name((crew.head or first).cmdline if first_seat is None else first.cmdline)
     local_world_size = first_seat.local_world_size if first_seat else None
     found = [
@@ -112,12 +113,12 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
 
 
 def _first(crew: Crew) -> tuple[Process, Seat | None]:
-    """Its first rank; its launcher, which has no seat, while it has none."""
+    """Return the first rank; while there is none, the launcher, which has no rank slot."""
     return crew.members[0] if crew.members else (crew.processes[0], None)
 
 
 def _without_others(ranks: list[Rank], tree: Tree) -> tuple[list[Rank], tuple[str, ...]]:
-    """The ranks without what runs below them as somebody else, through sudo: their owner reads the stacks of all."""
+    """Remove the workers that run as another user, for example through sudo: the job's owner can read all stacks."""
     kept = [
         replace(rank, workers=tuple(worker for worker in rank.workers if _is_own(worker, rank, tree))) for rank in ranks
     ]
@@ -132,7 +133,7 @@ def _is_own(worker: Worker, rank: Rank, tree: Tree) -> bool:
 
 
 def _uid(crew: Crew) -> int | None:
-    """Who may read of all ranks, as the node knows him; a number in a pod says nothing of the users of the node."""
+    """Return the user id that may read all ranks; None if they differ, and in a pod, which has its own user ids."""
     uids = {None if process.is_setuid else process.uid for process in crew.processes}
     return uids.pop() if len(uids) == 1 and not crew.owner.place else None
 
@@ -149,7 +150,7 @@ def _rank(
     local_rank = seat.local_rank if seat else place
     others = ranks - {process.id.pid}
     below = [child for child in tree.descendants(process, others) if not process_role.is_resource_tracker(child)]
-    # Loader workers first, then other Python: where dumps are bounded, these are the ones that explain a rank.
+    # Loader workers first, then other Python: if the number of dumps is limited, these explain a rank best.
     below.sort(
         key=lambda child: (not process_role.is_loader_worker(child), not process_role.is_python(child), child.id)
     )
@@ -164,7 +165,7 @@ def _rank(
 
 
 def _samples(gpus: GpuSweep | None, tree: Tree, ticks_per_second: int) -> list[GpuSample]:
-    """The GPUs, with only those pids that were the same process when the driver was asked."""
+    """Return the GPUs, each with only those pids that were the same process when the driver was asked."""
     if gpus is None:
         return []
     last_ticks = gpus.taken_monotonic_seconds * ticks_per_second
@@ -179,7 +180,7 @@ def _samples(gpus: GpuSweep | None, tree: Tree, ticks_per_second: int) -> list[G
 
 
 class _Name(NamedTuple):
-    """The name of a job for people, its key, and what its user calls it."""
+    """The display name of a job, its key, and the name that its user gave it."""
 
     job_id: str
     job_key: str
@@ -187,10 +188,10 @@ class _Name(NamedTuple):
 
 
 def _names(crews: list[Crew], tree: Tree, node: str, order: Callable[[Crew], tuple[int, ...]]) -> list[_Name]:
-    """A name for each job, the same on all its nodes where anything says it.
+    """Return a name for each job, which is the same on all its nodes if its variables say enough.
 
-    Of several with one key the one with the best claim has it, the others get a pid each: whoever copies a job's
-    variables must not change what that job is called.
+    If several jobs have the same key, the one with the best claim keeps it. The others get a pid in their names: a copy
+    of a job's variables must not change the name of that job.
     """
     names = [_name(crew, tree, node) for crew in crews]
     best: dict[str, Crew] = {}
@@ -221,7 +222,7 @@ def _name(crew: Crew, tree: Tree, node: str) -> _Name:
     if not name:
         is_here = True
         origin = _origin(crew, tree)
-        # One shell may have started several jobs that have no launcher; their ports differ.
+        # One shell may have started several jobs without a launcher; their ports differ.
         is_told_by_port = port and crew.head is None
         name = f"pid{origin.pid}-{origin.start_ticks}" + (f"-{port}" if is_told_by_port else "")
     key = _key(name, crew.owner.name, address, port, node if is_here else "")
@@ -229,7 +230,7 @@ def _name(crew: Crew, tree: Tree, node: str) -> _Name:
 
 
 def _job_name(crew: Crew, node: str) -> str:
-    """What people call it, by its first rank, else by its launcher."""
+    """Return the name that the user gave the job, by its first rank, else by its launcher."""
     told = (
         process_role.job_name(one.environ, in_pod=owners.is_in_pod(one), node=node)
         for one in filter(None, (_first(crew)[0], crew.head))
@@ -238,7 +239,7 @@ def _job_name(crew: Crew, node: str) -> str:
 
 
 def _meeting_place(crew: Crew) -> tuple[str, str]:
-    """Address and port at which its ranks, or the launchers of all its nodes, meet; empty where nothing says it."""
+    """Return address and port at which the ranks, or the launchers of all nodes, meet; empty if unknown."""
     if crew.waiting is None:
         return process_role.rendezvous(crew.processes[0].environ)
     if crew.waiting.port is None:
@@ -248,12 +249,12 @@ def _meeting_place(crew: Crew) -> tuple[str, str]:
 
 
 def _key(*parts: str) -> str:
-    """A checksum that nobody can aim at: 64 bits of BLAKE2b, in hex."""
+    """Return a checksum for which no collision can be made on purpose: 64 bits of BLAKE2b, in hex."""
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def _origin(crew: Crew, tree: Tree) -> ProcessId:
-    """The launcher; else the one parent of all ranks; else the rank that started first."""
+    """Return the launcher; else the common parent of all ranks; else the rank that started first."""
     if crew.head is not None:
         return crew.head.id
     parents = {parent.id if (parent := tree.parent(process)) else None for process, _ in crew.members}
@@ -264,6 +265,6 @@ def _origin(crew: Crew, tree: Tree) -> ProcessId:
 
 
 def _safe(text: str) -> str:
-    """A name that serves as a label and in the name of a folder; a changed one ends in a checksum of the original."""
+    """Return a name that is safe as a label and as a folder name. A changed one ends in a checksum of the original."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".-_")[:_MAX_NAME]
     return clean if clean == text else f"{clean}-{zlib.crc32(text.encode()):08x}".lstrip("-")

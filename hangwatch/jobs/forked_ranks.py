@@ -1,7 +1,7 @@
-"""Pure: ranks that were forked and execute no program of their own: notebook_launcher, ddp_fork, a Pool of processes.
+"""Ranks that were forked and execute no program of their own: notebook_launcher, ddp_fork, a Pool of processes. Pure.
 
-Each writes its rank into its environment, where the kernel does not show it: that was laid down when its parent began.
-So only the driver tells that they are ranks.
+Each writes its rank into its environment. The kernel does not show that: it shows the environment at the start of the
+parent's program. So only the driver's list of GPU processes shows that they are ranks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hangwatch.model import GpuSample, Process
 def siblings(
     tree: Tree, samples: Sequence[GpuSample], ranks: Collection[int]
 ) -> list[tuple[Process, tuple[Process, ...]]]:
-    """Python processes with their forks: two or more of one owner, each of which shares its GPUs with no other one.
+    """Return Python processes with their forks: two or more of one owner, which share no GPU with each other.
 
-    Their parent holds no GPU itself: CUDA does not outlive a fork, so who holds one has forked helpers. Not of a server
-    or a notebook, nor of what runs within the pids in `ranks`.
+    A parent that holds a GPU itself is skipped: CUDA does not survive a fork, so its forks are helpers. Also skipped
+    are forks of a server or a notebook, and processes below the pids in `ranks`.
     """
     held: defaultdict[int, set[str]] = defaultdict(set)
     for gpu in samples:

@@ -1,7 +1,7 @@
-"""Pure: a snapshot of processes -> crews: which of them are the ranks of one job, and who sits on which seat.
+"""Finds the processes of each job in a snapshot, and the rank slot of each process. Pure.
 
-What an environment says is what its user wrote there. So processes are one crew only where the kernel names one owner,
-and a seat that a living process holds is given to nobody else.
+An environment holds what its user wrote. So processes belong to one job only if the kernel names one owner for them,
+and a rank slot that a living process holds is not given to another one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from hangwatch.model import GpuSample, Process, ProcessId, Waiting
 
 
 class Crew(NamedTuple):
-    """The processes of one job. A member without a seat knows only its place in the order of start.
+    """The processes of one job. A member without a rank slot only has its place in the order of start.
 
-    Without any member it is a launcher that has no rank, its head, and `waiting` is what it was told. `more_heads` are
-    the launchers of its other parts.
+    Without members, it is a launcher (`head`) that has no rank yet, and `waiting` holds its options. `more_heads` are
+    the launchers of the other parts of the job.
     """
 
     launcher: str
@@ -38,13 +38,13 @@ class Crew(NamedTuple):
 
     @property
     def processes(self) -> list[Process]:
-        """Its ranks, or its launcher while it has none."""
+        """Its ranks; while there are none, its launcher."""
         launcher = [self.head] if self.head is not None else []
         return [process for process, _ in self.members] or launcher
 
     @property
     def began_ticks(self) -> int:
-        """When its first rank started, or its launcher."""
+        """The start time of its first rank, else of its launcher, in ticks since boot."""
         return min(process.id.start_ticks for process in self.processes)
 
 
@@ -56,7 +56,10 @@ class _Seated(NamedTuple):
 
 
 def find_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
-    """The crews among these processes; `samples` tell who holds a GPU, `endpoints` who is connected to which store."""
+    """Return the jobs among these processes.
+
+    `samples` list the processes on each GPU. `endpoints` are the stores to which processes are connected.
+    """
     crews = _seated_crews(tree, samples, endpoints)
     seated = {process.id.pid for crew in crews for process, _ in crew.members}
     crews += _spawned_crews(tree, samples, seated)
@@ -67,7 +70,7 @@ def find_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[Proc
     return crews
 
 
-# --- ranks that know who they are ----------------------------------------------------------------------------------
+# --- ranks with a rank slot in their environment --------------------------------------------------------------------
 
 
 def _seated_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
@@ -77,7 +80,7 @@ def _seated_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[P
     led = {_owned_run(seated) for group in groups.values() for seated in group if seated.head is not None}
     crews = []
     for group in groups.values():
-        # What a dead launcher left behind of a run that lives on is no job of its own.
+        # The remaining processes of a dead launcher, if the run continues, are not a separate job.
         if group[0].head is None and _owned_run(group[0]) in led:
             continue
         for part in _without_doubles(group, tree):
@@ -88,10 +91,10 @@ def _seated_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[P
 
 
 def needs_endpoint(process: Process) -> int | None:
-    """The port of its store, for a process of which only the store tells to which job it belongs; None for others.
+    """Return the port of a rank's store, if only the store shows to which job the rank belongs; else None.
 
-    That is the rank of a job that may lie in several pods or containers: all ranks of a run hold a connection to one
-    store, and who copies their variables holds none.
+    This is a rank of a job that may be spread over several pods or containers. All ranks of a run have a connection to
+    one store; a process that copies their variables has none.
     """
     port = process_role.rendezvous(process.environ)[1]
     if not owner_of(process).place or process_role.is_loader_worker(process) or not process_role.is_python(process):
@@ -100,26 +103,27 @@ def needs_endpoint(process: Process) -> int | None:
 
 
 def claim(crew: Crew, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> tuple[int, ...]:
-    """An order of claims to one name or seat, the best first.
+    """Return the sort key of claims to one name or rank slot, the best first.
 
-    Who holds a GPU by the driver's word comes before who is connected to a store, and that before who is older.
+    First a job that the driver lists on a GPU, then one that is connected to a store, then the older one.
     """
     connected = any(process.id in endpoints for process, _ in crew.members)
     return not holds_gpu(crew, samples), not connected, crew.began_ticks, crew.processes[0].id.pid
 
 
 def holds_gpu(crew: Crew, samples: Sequence[GpuSample]) -> bool:
-    """Whether the driver lists one of its ranks."""
+    """True if the driver lists one of its ranks."""
     return any(process.id.pid in gpu.pids for gpu in samples for process, _ in crew.members)
 
 
 def _joined(crews: list[Crew], samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
-    """Crews of one run and size that have different ranks are one job: pods or containers with a part each.
+    """Join jobs of one run and size with different ranks: the parts of a job in several pods or containers.
 
-    Only where the kernel says that they belong together: by one owner and place, or by connections to one store. Until
-    a job in two pods has connected it is two jobs; a stranger who copied its variables is one for ever.
+    Parts are joined only if the kernel shows that they belong together: by one owner and place, or by connections to
+    one store. A job in two pods is two jobs until it has connected. A copy of its variables by another user always
+    stays another job.
 
-    Who has the best claim holds its ranks: another one, while its process lives, is a job of its own.
+    The job with the best claim holds its ranks. Another claimant is a job of its own while that process lives.
     """
     runs: dict[tuple[object, ...], _Run] = {}
     for crew in sorted(crews, key=lambda crew: claim(crew, samples, endpoints)):
@@ -131,10 +135,10 @@ def _joined(crews: list[Crew], samples: Sequence[GpuSample], endpoints: Mapping[
 
 
 class _Run:
-    """The jobs that one run may be so far, the best claim first.
+    """The jobs that one run consists of so far, the best claim first.
 
-    One user can make thousands of claimants to one rank. So that each is not compared with each, it is kept who has a
-    rank, an owner or a store: as numbers of which bit n stands for job n.
+    One user can create thousands of claimants to one rank. To avoid comparing each with each, `_having` maps a rank, an
+    owner or a set of stores to the jobs that have it, as a bit set: bit n stands for job n.
     """
 
     def __init__(self) -> None:
@@ -142,7 +146,7 @@ class _Run:
         self._having: defaultdict[Hashable, int] = defaultdict(int)
 
     def place(self, crew: Crew, stores: frozenset[str]) -> None:
-        """Take a crew into the first job that has none of its ranks and to which the kernel says that it belongs."""
+        """Add a part to the first job that has none of its ranks and belongs to it by the kernel; else begin a job."""
         ranks = {_rank_number(member) for member in crew.members}
         taken = functools.reduce(operator.or_, (self._having[rank] for rank in ranks))
         of_it = self._having[crew.owner] | (self._having[stores] if stores else 0)
@@ -159,19 +163,19 @@ class _Run:
 
 
 class _Part:
-    """Crews that are taken for one job so far; the first has the best claim."""
+    """The parts that form one job so far; the first has the best claim."""
 
     def __init__(self, crew: Crew, ranks: set[int], stores: frozenset[str]) -> None:
         self.crews, self.ranks, self.stores = [crew], ranks, stores
 
     def add(self, crew: Crew, ranks: set[int], stores: frozenset[str]) -> None:
-        """Take a crew into it."""
+        """Add a part to the job."""
         self.crews.append(crew)
         self.ranks |= ranks
         self.stores |= stores
 
     def joined(self) -> Crew:
-        """All as one."""
+        """Return all parts as one job."""
         first = self.crews[0]
         members = sorted((member for crew in self.crews for member in crew.members), key=_rank_number)
         heads = tuple(crew.head for crew in self.crews[1:] if crew.head is not None)
@@ -210,8 +214,8 @@ def _seated(tree: Tree) -> Iterator[_Seated]:
             continue
         head = next((up for up in tree.ancestors(process) if up.id.pid in kinds), None)
         seat = process_role.seat(process, kinds[head.id.pid] if head else None)
-        # A process above a launcher has the seat of its node (Kubernetes, srun), not of a rank. A rank may start a
-        # job within the job, though; its seat has a local rank.
+        # A process above a launcher has the number of its node (Kubernetes, srun), not of a rank. Exception: a rank
+        # that starts a job within the job; it has a local rank.
         if seat is None:
             continue
         if seat.variables.led_by_first:
@@ -233,7 +237,7 @@ def _known(tree: Tree, pid: int) -> Process:
 
 
 def _crew_key(seated: _Seated) -> tuple[object, ...]:
-    """What makes processes one crew: their launcher, else their run. Never the environment alone."""
+    """Return the key that joins processes to one job: their launcher, else their run. Never the environment alone."""
     if seated.head is not None:
         return seated.owner, seated.head.id
     return seated.owner, None, *_run(seated.process, seated.seat), seated.seat.world_size
@@ -244,7 +248,7 @@ def _owned_run(seated: _Seated) -> tuple[object, ...]:
 
 
 def _run(process: Process, seat: Seat) -> tuple[str, ...]:
-    """What tells one run of an owner from another where no launcher is left to tell it."""
+    """Return the key that distinguishes the runs of one owner if there is no launcher."""
     run_id = process_role.run_id(process.environ, seat)
     return (run_id,) if run_id else process_role.rendezvous(process.environ)
 
@@ -256,9 +260,10 @@ def _launcher_name(seated: _Seated) -> str:
 
 
 def _without_doubles(group: list[_Seated], tree: Tree) -> list[list[_Seated]]:
-    """Split what has no launcher and has a rank twice, or two attempts: jobs in containers share addresses and ports.
+    """Split a group without a launcher if it has a rank twice, or two attempts.
 
-    What stands together afterwards has one parent. An attempt counts only among siblings: anybody can write a number.
+    Containers may share addresses and ports. The processes of each part then have the same parent. An attempt counts
+    only among siblings: any process can write a number.
     """
     is_one = len({seated.seat.attempt for seated in group}) == 1 and not _has_doubles(group, tree)
     if group[0].head is not None or is_one:
@@ -277,7 +282,10 @@ def _has_doubles(group: list[_Seated], tree: Tree) -> bool:
 
 
 def _ranks_of(group: list[_Seated], tree: Tree, samples: Sequence[GpuSample]) -> list[tuple[Process, Seat | None]]:
-    """One process per rank: of the latest attempt, a Python one, the topmost of those that inherited the seat."""
+    """Return one process per rank of the latest attempt: the topmost of those with the same rank slot.
+
+    Only Python processes count, and those that the driver lists on a GPU.
+    """
     group = [seated for seated in group if seated.seat.variables.read_by_torch] or group
     attempt = max(seated.seat.attempt for seated in group)
     on_gpu = {pid for gpu in samples for pid in gpu.pids}
@@ -288,7 +296,7 @@ def _ranks_of(group: list[_Seated], tree: Tree, samples: Sequence[GpuSample]) ->
         and (process_role.is_python(seated.process) or seated.process.id.pid in on_gpu)
     ]
     chosen: dict[int, _Seated] = {}
-    # A helper that outlived its parent hangs under init and is younger: it must not take the seat.
+    # A helper that outlived its parent is a child of init, and younger: it must not take the rank slot.
     for seated in sorted(_topmost(group, tree), key=_orphans_last_youngest_first):
         chosen.setdefault(seated.seat.rank, seated)
     return [(chosen[rank].process, chosen[rank].seat) for rank in sorted(chosen)]
@@ -307,7 +315,7 @@ def _topmost(group: list[_Seated], tree: Tree) -> list[_Seated]:
     ]
 
 
-# --- ranks of mp.spawn, which only know their place in the order of start -------------------------------------------
+# --- ranks of mp.spawn, which only have a place in the order of start -----------------------------------------------
 
 
 def _spawned_crews(tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> list[Crew]:
@@ -330,19 +338,19 @@ def _of_siblings(launcher: str, head: Process | None, members: Sequence[Process]
 
 
 def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
-    """Those that hold a GPU, themselves or below; if none does, all that were started with an address to meet at."""
+    """Return the processes that hold a GPU, directly or by a child; else those that have a rendezvous address."""
     members = [process for process in group if process.id.pid in holders]
     members = members or [process for process in group if process_role.rendezvous(process.environ)[0]]
     return sorted(members, key=by_start)
 
 
-# --- ranks whose environment may not be read ------------------------------------------------------------------------
+# --- ranks with an environment that may not be read -----------------------------------------------------------------
 
 
 def _hidden_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
-    """The Python children of a launcher, where this daemon lacks the right to read who they are.
+    """Return the Python children of launchers, if this daemon has no permission to read their environment.
 
-    That they cannot be dumped must be told when the job hangs, not kept silent for the whole of its life.
+    When the job hangs, its page must say that they cannot be dumped. So they are monitored from the start.
     """
     heads = {head.id for crew in known for head in (crew.head, *crew.more_heads) if head is not None}
     crews = []
@@ -366,11 +374,11 @@ def _may_be_rank(process: Process) -> bool:
 
 
 def _waiting_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
-    """The launchers that have started nothing: torchrun that waits for another node, mpirun before its tasks.
+    """Return the launchers that have no child: torchrun that waits for another node, mpirun before its tasks.
 
-    One with any child is none: `accelerate launch` on one GPU gives its child no rank, DeepSpeed's runner has only
-    ssh below it, and srun starts shells. So of nested launchers the innermost counts. What runs below a rank belongs to
-    that rank's job.
+    A launcher with any child is not one of them: `accelerate launch` on one GPU gives its child no rank, DeepSpeed's
+    runner only has ssh below it, and srun starts shells. Of nested launchers, the innermost counts. Processes below a
+    rank belong to that rank's job.
     """
     ranks = {process.id.pid for crew in known for process, _ in crew.members}
     crews = []
@@ -384,5 +392,5 @@ def _waiting_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
 
 
 def _is_fork(process: Process, parent: Process | None) -> bool:
-    """Whether it is a child that has not executed its program yet, and so looks as its parent does."""
+    """True if it is a child that has not executed its program yet: it still looks like its parent."""
     return parent is not None and (process.comm, process.cmdline) == (parent.comm, parent.cmdline)

@@ -1,7 +1,7 @@
-"""Pure: whose process is it, as the kernel says? An environment is written by its user, a control group is not.
+"""The owner of a process, as the kernel names it: a user can write its environment, but not its control group. Pure.
 
-The owner of a process is its Slurm job, else its Kubernetes pod, each by the path of its control group, else the real
-user id as the host sees it. How paths are read: `tables/cgroups`.
+The owner is the Slurm job, else the Kubernetes pod, both by the path of the control group, else the real user id as the
+host sees it. `tables/cgroups` reads the paths.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _PLACE_CHARACTERS = 64
 
 
 class Owner(NamedTuple):
-    """Whose a process is. `name` says it to people and is the same on all nodes.
+    """The owner of a process. `name` is for people, and the same on all nodes.
 
-    `place` tells apart the pods of one user, and the containers of root, in which everybody is uid 0; it is empty where
-    the name alone tells enough.
+    `place` distinguishes the pods of one user, and the containers of root, in which every process has uid 0. It is
+    empty if the name is enough.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Owner(NamedTuple):
 
     @property
     def share(self) -> str:
-        """Who is given a share of what one node watches, in words; a long place is cut, and ends in its checksum."""
+        """The holder of a quota on this node, in words. A long place is cut, and ends in its checksum."""
         if len(self.place) <= _PLACE_CHARACTERS:
             return f"{self.name}, {self.place}" if self.place else self.name
         checksum = blake2b(self.place.encode("utf-8", "replace"), digest_size=8).hexdigest()
@@ -35,7 +35,7 @@ class Owner(NamedTuple):
 
 
 def owner_of(process: Process) -> Owner:
-    """The owner of a process; "an unknown user" where the kernel did not say."""
+    """Return the owner of a process; "an unknown user" if the kernel did not tell."""
     for path in process.cgroups:
         if job := cgroups.slurm_job(path):
             return Owner(f"Slurm job {job}")
@@ -47,5 +47,5 @@ def owner_of(process: Process) -> Owner:
 
 
 def is_in_pod(process: Process) -> bool:
-    """Whether the kernel says that it runs in a pod of Kubernetes."""
+    """True if the process runs in a Kubernetes pod, according to the kernel."""
     return any(cgroups.pod(path) is not None for path in process.cgroups)

@@ -1,7 +1,7 @@
-"""Pure: what one process says of its place in a job: the launcher that it is, or the seat that a launcher gave it.
+"""The role of one process in a job, by its own data: a launcher, or the rank slot that a launcher gave it. Pure.
 
-A seat is a rank and what goes with it, read from the variables that launchers set. Every process that descends from a
-rank inherits the same variables, so a seat alone makes no rank: `jobs` decides who sits on it.
+A rank slot is a rank and the numbers that belong to it, read from the variables that launchers set. Every process below
+a rank inherits the same variables, so they do not make a process a rank: `membership` decides which process is.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MAX_RANKS = 1 << 20  # the largest clusters have some 200,000 GPUs
 
 _BY_PROGRAM = {name: row for row in TABLE.launchers for name in row.programs}
 _BY_COMM = {comm: row for row in TABLE.launchers for comm in row.comms}
-_MAX_TOLD = 64  # characters of each thing that a launcher was told
+_MAX_TOLD = 64  # characters of each option of a launcher
 _MAX_NAME_READ = 253  # a host name with its domain
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 class Seat(NamedTuple):
-    """A rank as the environment of a process states it, and the row of the table whose variables say so.
+    """A rank slot: the rank that the environment of a process states, and the table row of the variables that state it.
 
-    `doubts` are sentences about numbers that are not believed: they count as not given.
+    `doubts` are sentences about numbers that are too large to be true; these numbers count as not given.
     """
 
     launcher: str
@@ -43,7 +43,7 @@ class Seat(NamedTuple):
 
 
 def launcher_kind(process: Process) -> str | None:
-    """Which launcher this process is, by its name in the table ("torchrun", "srun"); None when it is none."""
+    """Return the launcher that this process is, by its name in the table ("torchrun", "srun"), else None."""
     row = _row(process)
     return row.name if row else None
 
@@ -57,10 +57,10 @@ def _row(process: Process) -> Launcher | None:
 
 
 def waiting(process: Process) -> Waiting | None:
-    """What this launcher was told of ranks that are to come; None where alone it is no job (see `alone` in the table).
+    """Return the options of this launcher about its ranks; None if alone it is not a job (see `alone` in the table).
 
-    What a user wrote into a command line is shown, cut short, and decides nothing. Who has none is between two
-    programs.
+    User input from a command line is shown, cut short, and decides nothing. A process without a command line is just
+    about to execute another program.
     """
     row = _row(process)
     if row is None or not process.cmdline or not {program(process.cmdline), process.comm} & set(row.alone):
@@ -79,7 +79,7 @@ def waiting(process: Process) -> Waiting | None:
 
 
 def _told(process: Process, names: Sequence[str]) -> str:
-    """The value of the first of these options or variables that is given; an option counts with "_" for "-"."""
+    """Return the value of the first of these options or variables that is set. "_" in an option counts as "-"."""
     for name in names:
         value = _option(process.cmdline, name) if name.startswith("--") else process.environ.get(name, "")
         if value:
@@ -96,18 +96,18 @@ def _option(cmdline: Sequence[str], wanted: str) -> str:
 
 
 def starts_only_ranks(kind: str | None) -> bool:
-    """Whether the Python children of this kind of launcher are ranks, each of them."""
+    """True if every Python child of this kind of launcher is a rank."""
     return any(row.starts_only_ranks for row in TABLE.launchers if row.name == kind)
 
 
 def base_name(path: str) -> str:
-    """As `PurePosixPath(path).name`, which takes ten times as long: a scan asks this of every process of a node."""
+    """Return `PurePosixPath(path).name`, but ten times as fast: a scan calls this for every process of the node."""
     name = path.rpartition("/")[2]
     return name if name not in ("", ".") else PurePosixPath(path).name
 
 
 def program(cmdline: Sequence[str]) -> str:
-    """What a command line runs: the module after -m, "-c", the script's name, or the program itself."""
+    """Return the program of a command line: the module after -m, "-c", the script's name, or the program itself."""
     if not cmdline:
         return ""
     name = base_name(cmdline[0])
@@ -125,7 +125,7 @@ def program(cmdline: Sequence[str]) -> str:
 
 
 def program_name(cmdline: Sequence[str]) -> str:
-    """What a command line runs, for everybody to read: one word without secrets.
+    """Return the program of a command line for all readers: one word without secrets.
 
     A process that sets its title can have its whole command line in its first argument.
     """
@@ -134,10 +134,10 @@ def program_name(cmdline: Sequence[str]) -> str:
 
 
 def seat(process: Process, launcher: str | None) -> Seat | None:
-    """The rank that this process's environment states; `launcher` is the kind of the nearest launcher above it.
+    """Return the rank slot in a process's environment. `launcher` is the kind of the nearest launcher above it.
 
-    The table is asked row by row: RANK and WORLD_SIZE win, since with torchrun under srun the variables of Slurm are
-    the agent's.
+    The rows of the table are tried in order. RANK and WORLD_SIZE come first: with torchrun under srun, the variables of
+    Slurm belong to the agent.
     """
     if not process.environ:  # most processes of a node, at each scan
         return None
@@ -145,14 +145,14 @@ def seat(process: Process, launcher: str | None) -> Seat | None:
         if row.ranks is None or (row.ranks.only_below and launcher != row.name):
             continue
         found = _seat(process.environ, row.name, row.ranks)
-        # One process alone under srun or mpirun is a program that was started so: a notebook, or one that starts ranks.
+        # A single process under srun or mpirun is not a rank: a notebook, for example, or a launcher of ranks.
         if found is not None and (found.world_size != 1 or row.ranks.read_by_torch):
             return found
     return None
 
 
 def scheduled_id(environ: Mapping[str, str]) -> str:
-    """What the scheduler calls the job, with its step where that is not the first; empty where it knows of none."""
+    """Return the scheduler's id of the job, with its step if that is not the first; empty if no scheduler set one."""
     for scheduler in TABLE.schedulers:
         job_id = environ.get(scheduler.job_id)
         if job_id:
@@ -163,7 +163,7 @@ def scheduled_id(environ: Mapping[str, str]) -> str:
 
 
 def job_name(environ: Mapping[str, str], *, in_pod: bool, node: str) -> str:
-    """What people call the job, by the first variable of the table that tells; empty where none does."""
+    """Return the name that the user gave the job, by the first variable of the table that has one; else ""."""
     for row in TABLE.names:
         value = environ.get(row.variable, "")[:_MAX_NAME_READ]
         is_of_node = row.is_host_name and value.partition(".")[0] == node.partition(".")[0]
@@ -176,50 +176,50 @@ def job_name(environ: Mapping[str, str], *, in_pod: bool, node: str) -> str:
 
 
 def node_number(environ: Mapping[str, str], seat: Seat) -> int | None:
-    """Which of the job's nodes it is on, by the variable of its launcher; None where nothing believable says it."""
+    """Return the number of this node in the job, by the launcher's variable; None if it is not set or not plausible."""
     return _number(environ, seat.variables.node_id)
 
 
 def run_id(environ: Mapping[str, str], seat: Seat) -> str:
-    """What the launcher calls the run, on all nodes alike; empty where it was given no name."""
+    """Return the launcher's name of the run, which is the same on all nodes; empty if it has none."""
     name = environ.get(seat.variables.job_id, "")
     return "" if name == seat.variables.no_job_id else name
 
 
 def launcher_of(environ: Mapping[str, str], seat: Seat) -> str:
-    """The launcher of a rank whose launcher is not to be seen: by the variable that it alone sets, else "plain"."""
+    """Return the launcher of a rank with an invisible launcher: by a variable that only it sets, else "plain"."""
     return seat.launcher if seat.variables.led_by_first or seat.variables.job_id in environ else "plain"
 
 
 def rendezvous(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Address and port at which the ranks meet, empty where they are not set."""
+    """Return address and port at which the ranks meet; empty if not set."""
     return environ.get(TABLE.rendezvous.address, ""), environ.get(TABLE.rendezvous.port, "")
 
 
 def is_python(process: Process) -> bool:
-    """Whether the process looks like a Python interpreter, by its name or by what started it."""
+    """True if the process looks like a Python interpreter, by its name or its command line."""
     if process.comm.startswith(TABLE.python_comms):
         return True
     return bool(process.cmdline) and base_name(process.cmdline[0]).startswith(("python", "pypy"))
 
 
 def is_loader_worker(process: Process) -> bool:
-    """Whether this is a DataLoader worker, which has its rank's command line and environment."""
+    """True if this is a DataLoader worker. It has the command line and the environment of its rank."""
     return process.comm == "pt_data_worker"
 
 
 def is_resource_tracker(process: Process) -> bool:
-    """Whether this is multiprocessing's bookkeeper, which works for nobody's progress."""
+    """True if this is the resource tracker of multiprocessing, which no rank waits for."""
     return any("multiprocessing.resource_tracker" in argument for argument in process.cmdline)
 
 
 def is_spawned(process: Process) -> bool:
-    """Whether multiprocessing started this process with its spawn method, as mp.spawn does."""
+    """True if multiprocessing started this process with its spawn method, as mp.spawn does."""
     return not is_loader_worker(process) and any("multiprocessing.spawn" in argument for argument in process.cmdline)
 
 
 def is_server(process: Process) -> bool:
-    """Whether the command line names a program that serves requests or a notebook."""
+    """True if the command line names a program that serves requests or a notebook."""
     return any(word in argument.lower() for argument in process.cmdline[:4] for word in TABLE.servers)
 
 
@@ -246,7 +246,7 @@ def _seat(environ: Mapping[str, str], launcher: str, variables: RankVariables) -
 
 
 def _number(environ: Mapping[str, str], *names: str) -> int | None:
-    """The first of these variables that holds a number of a believable size."""
+    """Return the first of these variables that holds a number of a plausible size."""
     for name in names:
         value = environ.get(name, "")
         if value.isascii() and value.isdecimal() and len(value) < 10 and int(value) <= MAX_RANKS:
@@ -255,7 +255,7 @@ def _number(environ: Mapping[str, str], *names: str) -> int | None:
 
 
 def _unbelievable(environ: Mapping[str, str], names: Sequence[str], most: int) -> list[str]:
-    """A sentence about each of these variables that holds a number over `most`."""
+    """Return a sentence about each of these variables that holds a number over `most`."""
     said = ((name, environ.get(name, "")) for name in names)
     numbers = [(name, value) for name, value in said if value.isascii() and value.isdecimal()]
     return [
@@ -266,7 +266,7 @@ def _unbelievable(environ: Mapping[str, str], names: Sequence[str], most: int) -
 
 
 def _local_tasks(environ: Mapping[str, str], variables: RankVariables) -> int | None:
-    """How many tasks the step has on this node: "8(x2),4" and node 2 give 4."""
+    """Return the number of tasks that the step has on this node: "8(x2),4" and node 2 give 4."""
     node = _number(environ, variables.node_id)
     layout = next(filter(None, map(environ.get, variables.tasks_per_node)), "")
     if node is None:

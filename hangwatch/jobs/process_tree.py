@@ -1,4 +1,4 @@
-"""Pure: who is whose child, among the processes of a snapshot."""
+"""The parents and children of the processes in a snapshot. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_DEPTH = 64
 
 
 class Tree:
-    """Who is whose child, among what still runs. A parent that is younger than its child is another process."""
+    """The running processes by parent. A parent that is younger than its child is another process with a reused pid."""
 
     def __init__(self, processes: Sequence[Process]) -> None:
         self._by_pid = {process.id.pid: process for process in processes if process.state not in ENDED_STATES}
@@ -25,18 +25,18 @@ class Tree:
         return iter(self._by_pid.values())
 
     def get(self, pid: int) -> Process | None:
-        """The process of this pid, None where there is none."""
+        """Return the process with this pid; None if there is none."""
         return self._by_pid.get(pid)
 
     def parent(self, process: Process) -> Process | None:
-        """Who started it, None where that one is gone."""
+        """Return the parent of a process; None if it is gone."""
         parent = self._by_pid.get(process.parent_pid)
         return parent if parent is not None and parent.id.start_ticks <= process.id.start_ticks else None
 
     def ancestors(self, process: Process) -> Iterator[Process]:
-        """From the parent upwards, 64 at most: a user can make a chain of any length, and each link is looked at.
+        """Yield the ancestors from the parent upwards, at most 64: a user can create a chain of any length.
 
-        A snapshot is not taken at one moment, so a circle is thinkable: each once.
+        A snapshot is not taken at one moment, so it may contain a cycle. Each process is yielded once.
         """
         seen = {process.id.pid}
         parent = self.parent(process)
@@ -46,11 +46,11 @@ class Tree:
             parent = self.parent(parent)
 
     def children(self, process: Process) -> Sequence[Process]:
-        """What it started itself."""
+        """Return the direct children of a process."""
         return self._children.get(process.id.pid, ())
 
     def with_ancestors(self, pids: Iterable[int]) -> set[int]:
-        """The pids of these that still run, and of all above them; each process is looked at once."""
+        """Return those of these pids that still run, and all their ancestors. Each process is visited once."""
         found: set[int] = set()
         for pid in pids:
             process = self.get(pid)
@@ -60,7 +60,7 @@ class Tree:
         return found
 
     def descendants(self, process: Process, stop: Iterable[int] = ()) -> Iterator[Process]:
-        """All below a process, nearest first, without the subtrees of the pids in `stop`."""
+        """Yield all descendants of a process, nearest first, without the subtrees of the pids in `stop`."""
         seen = {process.id.pid, *stop}
         queue = [process]
         for parent in queue:
@@ -72,10 +72,10 @@ class Tree:
 
 
 def by_start(process: Process) -> tuple[int, int]:
-    """The order in which processes began."""
+    """Return the sort key for the order in which processes began."""
     return process.id.start_ticks, process.id.pid
 
 
 def is_within(process: Process, pids: Collection[int], tree: Tree) -> bool:
-    """Whether it is one of these, or below one of them."""
+    """True if the process is one of these, or a descendant of one."""
     return process.id.pid in pids or any(up.id.pid in pids for up in tree.ancestors(process))

@@ -1,6 +1,7 @@
-"""Pure: jobs whose first rank on a node is the program itself, which starts the others (Lightning without a launcher).
+"""Jobs of which the first rank on a node is the program itself, which starts the others. Pure.
 
-No variable tells that it is a rank: only that its children have all places on the node but the first.
+Lightning without a launcher does this. No variable shows that the program is a rank. It is inferred: its children have
+all local ranks except the first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hangwatch.tables.launchers import TABLE
 
 
 class _Family(NamedTuple):
-    """What ranks have in common that one process started."""
+    """The values that the ranks started by one process have in common."""
 
     parent_pid: int
     owner: Owner
@@ -31,12 +32,12 @@ class _Family(NamedTuple):
 
 
 def seated(tree: Tree, started: Iterable[tuple[Process, Seat]]) -> Iterator[tuple[Process, Seat]]:
-    """All ranks of such jobs with their seats; `started` are those that were started by a first one.
+    """Yield all ranks of such jobs with their rank slots. `started` are the ranks that a first rank started.
 
-    Who started them is rank 0 of the node where it is Python, of their owner, and says of no seat itself. It set the
-    variables of the meeting place in its own environment, too, where the kernel does not show them. A first one that
-    has died, so that init is their parent, is absent. How many ranks a node has is told by the highest of them; of
-    other nodes than the first the numbers follow from it, and where it cannot be right they are no job.
+    The parent is local rank 0 if it is a Python process of the same owner without a rank slot. It set the variables of
+    the rendezvous in its own environment, too, but the kernel does not show them. If it has died, init is the parent,
+    and local rank 0 is absent. The highest rank tells the number of ranks on the node. On nodes after the first, the
+    global ranks follow from that number; if it cannot be right, the processes are not a job.
     """
     families: defaultdict[_Family, list[tuple[Process, Seat]]] = defaultdict(list)
     for process, seat in started:

@@ -1,4 +1,4 @@
-"""Pure: which GPUs a rank holds, by the driver's list of processes, else by what its environment allows it."""
+"""Finds the GPUs of a rank: by the driver's list of processes, else by its environment. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hangwatch.tables.launchers import TABLE
 def gpus_of(
     pids: Collection[int], environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[GpuSample]
 ) -> tuple[str, ...]:
-    """The uuids of the GPUs that hold any of `pids` (a rank and its children), in the order of their index.
+    """Return the uuids of the GPUs that hold any of `pids` (a rank and its children), ordered by index.
 
-    A rank that has not touched its GPU yet is in no list of the driver's: then its environment tells, by the custom
-    that local rank N takes the Nth GPU it can see. What others hold by the driver's word, no environment gives away.
+    A rank that has not used its GPU yet is not in the driver's list. Then its environment decides, by the convention
+    that local rank N takes the Nth visible GPU. A GPU on which the driver lists other processes is not given to it.
     """
     held = tuple(gpu.uuid for gpu in gpus if not set(pids).isdisjoint(gpu.pids))
     if held:
@@ -24,7 +24,7 @@ def gpus_of(
 
 
 def _claimed(environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[GpuSample]) -> tuple[str, ...]:
-    """The GPU that the environment gives a rank; the only one where there is no choice."""
+    """Return the GPU that the environment gives a rank; the only visible GPU if there is one."""
     visible = _visible(environ, [gpu.uuid for gpu in sorted(gpus, key=lambda gpu: gpu.index)])
     if len(visible) == 1:
         return tuple(visible)
@@ -34,7 +34,7 @@ def _claimed(environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[
 
 
 def _visible(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
-    """The GPUs that CUDA shows this process, first its number 0; see CUDA_VISIBLE_DEVICES in NVIDIA's guide."""
+    """Return the GPUs that CUDA shows this process, number 0 first; see CUDA_VISIBLE_DEVICES in NVIDIA's guide."""
     granted = _granted(environ, uuids)
     value = environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
@@ -45,21 +45,25 @@ def _visible(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
     found: list[str] = []
     for name in names:
         uuid = _one(name, granted)
-        if uuid is None:  # CUDA stops at the first one it does not know
+        if uuid is None:  # CUDA stops at the first unknown name
             break
         found.append(uuid)
     return found
 
 
 def _granted(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
-    """The GPUs of a container that was given some of them by uuid; else all of the node."""
+    """Return the GPUs of a container that was given some of them by uuid; else all GPUs of the node."""
     names = environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",")
     inside = [uuid for uuid in uuids if uuid in names]
     return inside or uuids
 
 
 def _renumbered(environ: Mapping[str, str], names: list[str], uuids: list[str]) -> list[str]:
-    """With Slurm's device cgroups a step counts its GPUs from 0; a variable of its own has the node's numbers."""
+    """Return the GPUs that Slurm gave a step, by the node's numbers, if the step counts its GPUs from 0.
+
+    It does in Slurm's device cgroups. Then Slurm's own variable has the node's numbers. Else all of `uuids` are
+    returned.
+    """
     values = (environ.get(name) for scheduler in TABLE.schedulers for name in scheduler.gpus)
     given = next(filter(None, values), "").split(",")
     if not all(name.isdecimal() for name in given) or set(names) <= set(given):

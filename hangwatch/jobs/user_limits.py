@@ -1,7 +1,7 @@
-"""Pure: how much of one owner's crews is watched, so that nobody's processes crowd out another's job.
+"""Limits how many jobs and ranks of one owner are monitored. Pure.
 
-Who holds a GPU by the driver's list comes first, then who has ranks, then who began first: what is written into
-environments counts for nothing. What is left out is told.
+Processes of one user must not displace the job of another one. First come jobs that the driver lists on a GPU, then
+jobs with ranks, then older jobs. Environments do not count. What exceeds a limit is reported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OTHERS = "others"
 def watched(
     crews: Sequence[Crew], tree: Tree, samples: Sequence[GpuSample], limits: config.Jobs
 ) -> tuple[list[Crew], tuple[LeftOut, ...]]:
-    """The crews to watch, each of at most `max_ranks_per_job` ranks, and what is left out of each owner's."""
+    """Return the jobs to monitor, each cut to `max_ranks_per_job` ranks, and what is not monitored of each owner."""
     holders = _holders(tree, samples)
     trimmed = [_trimmed(crew, holders, limits.max_ranks_per_job) for crew in crews]
     jobs, ranks = Counter[str](), Counter[str]()
@@ -38,7 +38,10 @@ def watched(
 
 
 def folded(left_out: Sequence[LeftOut]) -> tuple[LeftOut, ...]:
-    """One for each owner, most ranks first; behind the first 16 all are one: a user may have many uids."""
+    """Return one entry per owner, most ranks first.
+
+    After the first 16, all others are one entry: a user may have many uids.
+    """
     found: dict[str, LeftOut] = {}
     for one in left_out:
         before = found.get(one.owner, LeftOut(owner=one.owner))
@@ -57,7 +60,7 @@ def folded(left_out: Sequence[LeftOut]) -> tuple[LeftOut, ...]:
 
 
 def _chosen(crews: Sequence[Crew], holders: set[int], limits: config.Jobs) -> set[int]:
-    """The places of the crews that are watched: of each owner the first, and of the node the owners in turn."""
+    """Return the indices of the jobs to monitor: each owner's first ones, and for the node, the owners in turn."""
     order = sorted(range(len(crews)), key=lambda place: _precedence(crews[place], holders))
     jobs, ranks = Counter[object](), Counter[object]()
     turns = []
@@ -80,7 +83,7 @@ def _holds(crew: Crew, holders: set[int]) -> bool:
 
 
 def _holders(tree: Tree, samples: Sequence[GpuSample]) -> set[int]:
-    """Who holds a GPU, itself or by a child."""
+    """Return the pids of the processes that hold a GPU, directly or by a child."""
     return tree.with_ancestors(pid for gpu in samples for pid in gpu.pids)
 
 

@@ -46,7 +46,7 @@ class QueuedItem(NamedTuple, Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """A fair queue: the owner who was served longest ago is next, however much another owner queues.
+    """A fair queue of items. The owner that was served longest ago is next, however much another owner queues.
 
     At most `most_per_owner` items of one owner run at the same time: the other threads stay free for other owners.
     """

@@ -1,4 +1,4 @@
-"""Pure: values in words, the same in verdicts, reports and pages: counts, times, ranks, nodes, foreign text."""
+"""Values as text, the same in verdicts, reports and pages: counts, times, ranks, nodes, foreign text. Pure."""
 
 from __future__ import annotations
 
@@ -19,41 +19,42 @@ _NAME_CHARACTERS = 48
 
 
 def printable(text: str) -> str:
-    """The text with everything a terminal or a browser could act on (escapes, line ends, direction) spelt out."""
+    """Return the text with all escaped that a terminal or a browser could act on: escapes, line ends, direction."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
 def elided(text: str, characters: int) -> str:
-    """Printable text of at most so many characters."""
+    """Return printable text of at most `characters` characters."""
     text = printable(text)
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
 def plain(text: str) -> str:
-    """A foreign name as one word that means nothing to Markdown, HTML, a shell or PromQL, of 48 characters at most."""
+    """Return a foreign name as one word of at most 48 characters that is safe in Markdown, HTML, a shell and PromQL."""
     return _NOT_PLAIN.sub("_", text[: 4 * _NAME_CHARACTERS]).strip("._-")[:_NAME_CHARACTERS]
 
 
 def which_job(job: Job) -> str:
-    """Which job is meant, for who is woken: `llama-70b of user ada (Slurm job 4711, train.py)`.
+    """Return a job as text for a page: `llama-70b of user ada (Slurm job 4711, train.py)`.
 
-    What its user wrote stands beside the owner that the kernel names; the job id is left out where that says it.
+    The user's own words are followed by the owner that the kernel names. The job id is omitted if the owner contains
+    it.
     """
     name, user = plain(job.job_name), plain(job.user or "")
     number = job.owner.removeprefix("Slurm job ")
     owner = f"Slurm job {job.job_id}" if job.job_id.partition(".")[0] == number else job.owner
     is_told = not name or owner.endswith(job.job_id)
     of = f" of user {user}" if user and job.user != job.owner else ""
-    if job.uid is not None and job.user == f"uid {job.uid}" != job.owner:  # the kernel's word, where there is no name
+    if job.uid is not None and job.user == f"uid {job.uid}" != job.owner:  # the kernel's user id, if there is no name
         of = f" of {job.user}"
     places = ", ".join(filter(None, ("" if is_told else job.job_id, owner, plain(job.program))))
     return f"{name or job.job_id}{of}" + (f" ({places})" if places else "")
 
 
 def utc(unix_seconds: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
-    """A wall clock time for people on many nodes; a number that is no time is shown as it is."""
+    """Return a time in UTC. An invalid time is shown as a number."""
     try:
         return datetime.fromtimestamp(unix_seconds, timezone.utc).strftime(form)
     except (ValueError, OverflowError, OSError):
@@ -61,10 +62,11 @@ def utc(unix_seconds: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
 
 
 def incident_name(job: Job, opened_unix_seconds: float) -> str:
-    """`<UTC time>-<job>-<key>`, safe as the name of a folder, at most 90 characters.
+    """Return `<UTC time>-<job>-<key>`, which is safe as a folder name and has at most 90 characters.
 
-    The key, cut, keeps two owners' jobs of one name apart that hang in one second; an incident of before keys has none.
-    A job id that had to be changed or cut gets a hash. Raises ValueError for a time that no calendar has.
+    The first characters of the key distinguish jobs of two owners that have one name and hang in the same second. Very
+    old incidents have no key. A job id that was changed or cut gets a hash. Raises ValueError for a time that no
+    calendar has.
     """
     job_id, key = job.job_id, re.sub(r"[^0-9a-z]+", "", job.job_key)[:_KEY_CHARACTERS]
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", job_id)[:_JOB_CHARACTERS]
@@ -79,7 +81,7 @@ def incident_name(job: Job, opened_unix_seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`4.2 s`, `3 min 05 s`, `2 h 03 min`, `4 d 02 h`: two units at most."""
+    """Return a duration in at most two units: `4.2 s`, `3 min 05 s`, `2 h 03 min`, `4 d 02 h`."""
     if seconds < 60 or not math.isfinite(seconds):
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -90,7 +92,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """`12 s ago`, `3 min ago`, `5 h ago`: one unit, for the moment of an event."""
+    """Return the age of an event in one unit: `12 s ago`, `3 min ago`, `5 h ago`."""
     for unit, length in (("h", 3600.0), ("min", 60.0)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"
@@ -98,17 +100,17 @@ def ago(seconds: float) -> str:
 
 
 def count(number: int, noun: str = "rank") -> str:
-    """`1 rank`, `16,384 ranks`."""
+    """Return a number with its noun: `1 rank`, `16,384 ranks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def listing(words: Sequence[str]) -> str:
-    """Words joined by commas and "and"."""
+    """Join words by commas and "and"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def fold(numbers: Iterable[int]) -> str:
-    """Numbers as ranges: 0, 1, 2, 5 is "0-2,5"; empty for none."""
+    """Return numbers as ranges: 0, 1, 2, 5 is "0-2,5"; empty if there are no numbers."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -119,7 +121,7 @@ def fold(numbers: Iterable[int]) -> str:
 
 
 def unfold(text: str) -> tuple[int, ...] | None:
-    """The numbers below 10,000 of a list such as "0-3,6"; None for what is none."""
+    """Return the numbers below 10,000 of a list such as "0-3,6"; None if the text is not such a list."""
     from ClusterShell.RangeSet import RangeSet, RangeSetParseError
 
     if re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*", text) is None:
@@ -131,20 +133,21 @@ def unfold(text: str) -> tuple[int, ...] | None:
 
 
 def fold_ranges(ranges: Iterable[range]) -> str:
-    """Ranges as `fold` writes them, without counting them out: range(0, 3) and range(5, 6) are "0-2,5"."""
+    """Return ranges in the form of `fold`, without listing their numbers: range(0, 3) and range(5, 6) are "0-2,5"."""
     ends = ((numbers.start, numbers.stop - 1) for numbers in ranges)
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
 def count_ranges(ranges: Iterable[range], noun: str = "rank") -> str:
-    """How many numbers are in these ranges, however large: "5 ranks"."""
+    """Return the number of values in these ranges, however large, with a noun: "5 ranks"."""
     return count(sum(numbers.stop - numbers.start for numbers in ranges), noun)
 
 
 def fold_nodes(nodes: Iterable[str]) -> str:
-    """Node names as a set: node1, node2, node3 is "node[1-3]"; what is no plain name is listed behind them.
+    """Return node names as a set: node1, node2, node3 is "node[1-3]". Unusual names are listed after the set.
 
-    To ClusterShell such may mean a billion nodes ("a[0-999999999]"), or a group that it runs a program to look up.
+    ClusterShell could read an unusual name as a billion nodes ("a[0-999999999]"), or as a group for which it runs a
+    program.
     """
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
@@ -158,7 +161,7 @@ def fold_nodes(nodes: Iterable[str]) -> str:
 
 
 def fold_ids(ids: Iterable[RankId]) -> str:
-    """Ranks for a column: `0-6,8-511`; where global ranks are unknown, local ranks or pids by node; "?" for none."""
+    """Return ranks for a column: `0-6,8-511`; without global ranks, local ranks or pids by node. "?" for no ranks."""
     numbered: list[int] = []
     by_node: dict[str, list[RankId]] = {}
     for rank in ids:
@@ -177,14 +180,14 @@ def fold_ids(ids: Iterable[RankId]) -> str:
 
 
 def who(ranks: Sequence[RankId]) -> str:
-    """Ranks in a sentence: `rank 7 on gpu-a12 (local rank 7, pid 4711)`; several are folded: `ranks 0-6 on a and b`."""
+    """Return ranks for a sentence: `rank 7 on gpu-a12 (local rank 7, pid 4711)`, or folded: `ranks 0-6 on a and b`."""
     if len(ranks) == 1:
         return _who(ranks[0])
     return f"{_folded(ranks)}{_places(ranks)}"
 
 
 def _who(rank: RankId) -> str:
-    """One rank with all that is known of it: the global rank names it, else the local rank, else the pid."""
+    """Return one rank with all that is known of it. Its name is the global rank, else the local rank, else the pid."""
     numbers = (("rank", rank.rank), ("local rank", rank.local_rank), ("pid", rank.pid))
     name, *rest = [f"{kind} {number}" for kind, number in numbers if number is not None] or ["a rank"]
     where = f" on {printable(rank.node)}" if rank.node else ""

@@ -1,12 +1,12 @@
-"""Every value that passes between rooms, in the order in which they flow. Read this first.
+"""Every value that passes between packages, in the order in which they flow. Read this first.
 
-All values are frozen. Units stand in the names; ratios run from 0 to 1; times named `*_unix_seconds` are wall clock
-(for people and for other nodes), times named `*_monotonic_seconds` are CLOCK_MONOTONIC (for intervals).
+All values are frozen. A field's name ends in its unit; ratios run from 0 to 1. Times named `*_unix_seconds` are wall
+clock (for people and for other nodes), times named `*_monotonic_seconds` are CLOCK_MONOTONIC (for intervals).
 
-Asking the machine has three outcomes, everywhere the same: a value; `None`, the device does not have it (no error,
-nothing is exported); `Fault`, it should have answered and did not. Never 0, -1 or "N/A" in place of a reading.
+Reading the machine has three outcomes: a value; `None`, the device does not have it (no error, nothing is exported);
+`Fault`, it should have answered and did not. Never 0, -1 or "N/A" in place of a reading.
 
-Everybody imports from here; the imports below are the table of contents, and each module knows those above it only.
+All packages import from here. The imports below are the table of contents; each module imports only modules above it.
 """
 
 from hangwatch.model.value import Value, Fault

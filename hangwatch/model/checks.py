@@ -8,7 +8,7 @@ from hangwatch.model.value import Fault, Value
 
 
 class CheckStatus(int, Enum):
-    """Nagios' order with UNKNOWN between well and sick: it is shown as neither."""
+    """Status of a check, in Nagios' order except for UNKNOWN, between OK and WARNING: it is shown as neither."""
 
     OK = 0
     UNKNOWN = 1
@@ -17,7 +17,9 @@ class CheckStatus(int, Enum):
 
 
 class CheckVerdict(Value, frozen=True):
-    """What a check says: CamelCase reason for machines, a sentence for people (also when all is well), what to type."""
+    """The answer of a check: CamelCase reason for machines, a sentence for people (also when all is well), what to
+    type.
+    """
 
     status: CheckStatus
     reason: str
@@ -26,7 +28,7 @@ class CheckVerdict(Value, frozen=True):
 
 
 class Point(Value, frozen=True):
-    """One exported number of a check, as `hangwatch_<name>`: it ends in a base unit; `kind` is gauge or counter."""
+    """A number that a check exports as `hangwatch_<name>`. The name ends in a base unit; `kind` is gauge or counter."""
 
     name: str
     value: float
@@ -36,7 +38,7 @@ class Point(Value, frozen=True):
 
 
 class CheckResult(Value, frozen=True):
-    """One run of one check, as the guard around it saw it. `success` is false when the check itself failed to run."""
+    """One run of one check, recorded by the guard around it. `success` is false if the check itself failed to run."""
 
     check: str
     verdict: CheckVerdict

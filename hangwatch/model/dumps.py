@@ -1,4 +1,4 @@
-"""Dumps, what a look holds of every rank: probes -> hang.capture -> hang.grouping."""
+"""Dumps, the raw content of a capture for every rank: probes -> capture -> stacks.grouping."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hangwatch.model.waits import AsksRank, Awaited, FileLock, KernelCall, Store
 
 
 class ThreadCounters(Value, frozen=True):
-    """What the kernel counted of one thread: seconds on a core (user and system), system time alone, its switches.
+    """Kernel counters of one thread: CPU time (user and system), system time alone, context switches.
 
-    `delay_seconds`: ready to run, it waited for a core. It gave the core away itself in voluntary switches (it slept,
-    it waited), and lost it in involuntary ones.
+    `delay_seconds` is the time in which it was ready to run and waited for a core. A switch is voluntary if the thread
+    slept or waited, involuntary if the core was taken from it.
     """
 
     read_monotonic_seconds: float
@@ -28,34 +28,38 @@ class ThreadCounters(Value, frozen=True):
 
 
 class ProcessDump(Value, frozen=True):
-    """One process in one round: its stacks, or the fault that stands in their place, and what the kernel says of it.
+    """One process in one round: its stacks, or the fault in their place, and its state by the kernel.
 
-    `state` is the letter of /proc/PID/stat, None when the process was gone. `io_bytes` is rchar + wchar of
-    /proc/PID/io, `fetched_bytes` its read_bytes: what storage gave, for pages of mapped files as well. `state_after` is
-    read again once the dump is over, so that a process left stopped is noticed. `called` is the device (major:minor) of
-    the file system on whose file it is in a system call, asked only where py-spy itself hangs.
+    None in a field: not seen. `state` is the letter of /proc/PID/stat, None if the process was gone. `state_after` is
+    read again after the dump, so that a process which the dump left stopped is noticed. `io_bytes` is rchar + wchar of
+    /proc/PID/io, `fetched_bytes` its read_bytes: bytes from storage, including pages of mapped files. `called` is the
+    device (major:minor) of the file system of the file that it is in a system call on; read only if py-spy itself
+    hangs.
 
-    Of the main thread: `call`, the system call it was in, and its counters before and after the dump, which makes
-    switches of its own. `socket_bytes` were carried by its TCP connections since the first round, `children_bytes` and
-    `children_cpu_seconds` are what its child processes moved and used that are no workers, asked only where it waits
-    for one. `awaited` is outside of the job. Of one that is in `D` in a call that writes: `device_bytes` that the
-    device of the file has written, and `dirty_bytes` that wait in the whole node for being written. None: not seen.
+    Of the main thread: `call` is the system call it was in; `main_before` and `main_after` are its counters before and
+    after the dump, which causes switches itself. `awaited` is a peer outside of the job. If it is in `D` in a call that
+    writes: `device_bytes` is what the device of the file has written, `dirty_bytes` what waits in the whole node for
+    being written. `waits_in_torch`: it slept in code of torch, NCCL or CUDA, whatever line of Python called that.
 
-    `frozen_cgroup` is the control group whose freezer holds it. `peers` are the ways that lead from it to other ranks
-    of its job: open TCP connections to them or to their store (to anybody, where the job has ranks on other nodes), and
-    pipes and Unix sockets on which its main thread receives, but for such to its `server`. None: not seen.
+    `socket_bytes` were carried by the TCP connections of the process since the first round. `children_bytes` and
+    `children_cpu_seconds` are what its child processes moved and used, without workers; read only if it waits for a
+    child. `frozen_cgroup` is the control group that freezes it. `peers` counts its connections to other ranks of
+    its job: open TCP connections to them or to their store (to any address, if the job has ranks on other nodes), and
+    pipes and Unix sockets on which its main thread receives, except those to its `server`.
 
-    `server` is the process that waits for clients, its main thread on a socket that listens: itself, or a rank or a
-    process above it to which all lead from which its own main thread receives. `file_lock` is the lock of a file for
-    which its main thread waits, `shares_lock` whether it waits for a lock in memory that another rank of its job maps,
-    too. `store` is what its sockets show of the store of its job; `awaits_store` says which thread receives an answer
-    of it: the main thread, or, where that sleeps, another. `asks_rank` says who of it receives from another rank of its
-    job here: the main thread, where that sleeps another, or a process that it started and waits for. `stuck_on` is the
-    file or pipe that its main thread reads or writes, where nobody of its job has it open. `enclosed_at` is where it
-    waits for others of its job, if no other node reaches that while the job has ranks there. `recorders` are PyTorch's
-    flight recorders in its memory, one for each library, shortened (`hang.recorded.shortened`); `recorder_faults` say
-    why one could not be read. None of both: it is a worker, or was not asked any more in this round. `waits_in_torch`:
-    its main thread slept in code of torch, NCCL or CUDA, whatever line of Python called that.
+    `server` is the process that waits for clients, with its main thread on a listening socket: this process, or a rank
+    or a process above it to which all connections lead that its main thread receives from. `file_lock` is the file lock
+    that its main thread waits for; `shares_lock`: it waits for a lock in memory that another rank of its job maps, too.
+    `store` is what its sockets show of the store of its job; `awaits_store` names the thread that receives an answer
+    from the store: the main thread or, if that sleeps, another. `asks_rank` names what receives from another rank of
+    its job on this node: the main thread; another thread, if the main thread sleeps; or a child process that it waits
+    for. `stuck_on` is the file or pipe that its main thread reads or writes, if no other process of its job has it
+    open. `enclosed_at` is the place at which it waits for others of its job, if no other node reaches that place while
+    the job has ranks there.
+
+    `recorders` are PyTorch's flight recorders in its memory, one for each library, shortened by
+    `collectives.rank_records.shortened`; `recorder_faults` say why a recorder could not be read. Both are empty for a
+    worker, and if the recorders were not read in this round.
     """
 
     taken_monotonic_seconds: float
@@ -95,10 +99,10 @@ class ProcessDump(Value, frozen=True):
 
 
 class KernelLine(Value, frozen=True):
-    """A line of the kernel's log about a rank, a file system that it has mounted, or a device of its node.
+    """A kernel log line about a rank, a file system that it has mounted, or a device of its node.
 
-    `name` is its row of kernel_lines.toml, `subject` what it names, `where` the library in which it happened; a process
-    chooses the names of both. `text` is the line, bounded and printable.
+    `name` is its row of kernel_lines.toml, `subject` the thing that the line names, `where` the library in which it
+    happened. A process chooses the text of `subject` and `where`. `text` is the line, bounded and printable.
     """
 
     name: str
@@ -109,9 +113,9 @@ class KernelLine(Value, frozen=True):
 
 
 class OutputEnd(Value, frozen=True):
-    """The end of a regular file to which a rank writes: its bytes, as they are, and which file of which size it is.
+    """The end of a regular file to which a rank writes: its raw bytes, and the identity and size of the file.
 
-    `file` is equal for ranks that share it; `path` is printable, and the job's word.
+    `file` is equal for ranks that share it; `path` is printable and under the job's control.
     """
 
     file: str
@@ -122,16 +126,16 @@ class OutputEnd(Value, frozen=True):
 
 
 class LastLines(Value, frozen=True):
-    """The last lines of a file to which a rank writes, bounded and printable: the job's words."""
+    """The last lines of a file to which a rank writes, bounded and printable; the job controls the text."""
 
     path: str
     lines: tuple[str, ...]
 
 
 class ProcessDetails(Value, frozen=True):
-    """What psutil tells of a process; None, or nothing listed, where it could not be read. Texts are the job's words.
+    """Details of a process from psutil; None or empty if it could not be read. The job controls the texts.
 
-    `cpus` are those on which it may run, folded; of the lists the first 32, bounded and printable.
+    `cpus` are those on which it may run, folded. Each list has at most 32 entries, bounded and printable.
     """
 
     resident_bytes: int | None = None
@@ -147,7 +151,7 @@ class ProcessDetails(Value, frozen=True):
 
 
 class RankId(Value, frozen=True):
-    """Who a rank is, for people and across nodes. Fields are None where the source does not say."""
+    """Identity of a rank, for people and across nodes. A field is None if the source does not tell it."""
 
     node: str | None = None
     rank: int | None = None
@@ -155,7 +159,7 @@ class RankId(Value, frozen=True):
     pid: int | None = None
 
     def sort_key(self) -> tuple[int, str, int, int]:
-        """Orders by global rank, then node, local rank and pid; unknown numbers last."""
+        """Order by global rank, then node, local rank and pid; unknown numbers last."""
         last = 1 << 62
         return (
             last if self.rank is None else self.rank,
@@ -175,12 +179,12 @@ class WorkerDump(Value, frozen=True):
 
 
 class Launched(Value, frozen=True):
-    """How many collectives of one operation a rank has launched in one communicator whose ranks are not alike.
+    """Number of launches of one operation by one rank, in a communicator with unequal numbers.
 
-    By NCCL's own word, the same in every answer. `communicator` is its hash, `size` how many ranks it has. `count` is
-    None where NCCL does not reach the rank; `lowest` and `highest` are those of all its ranks that answered, on
-    whatever node. `is_whole`: all of them did. `elsewhere` says which of its processes that are no ranks of this node
-    have launched the least, or are not reached.
+    The source is NCCL, with the same numbers in every answer. `communicator` is its hash, `size` its number of ranks.
+    `count` is None if NCCL does not reach the rank; `lowest` and `highest` are those of all its ranks that answered, on
+    any node. `is_whole`: all ranks answered. `elsewhere` lists those of its processes that are not ranks of this node
+    and have launched the least, or are not reached.
     """
 
     communicator: str
@@ -194,10 +198,10 @@ class Launched(Value, frozen=True):
 
 
 class NcclRas(Value, frozen=True):
-    """What NCCL's RAS said of one rank in so many answers, the last so many seconds after the first.
+    """Report of NCCL's RAS about one rank, from `answers` answers within `seconds` seconds.
 
-    It is in so many `communicators`; in `even` of them all ranks have launched as much of everything, and launched
-    nothing more between the answers. `launched` are those that stand still and are not even.
+    The rank is in `communicators` communicators. In `even` of them all ranks have launched the same numbers of
+    operations, and launched nothing between the answers. `launched` are those that make no progress and are uneven.
     """
 
     version: str
@@ -211,17 +215,19 @@ class NcclRas(Value, frozen=True):
 class RankDump(Value, frozen=True):
     """Everything a capture holds of one rank: one `ProcessDump` per round, its workers, its GPU numbers at that time.
 
-    `gone` is true when this node answers and the process of the rank does not exist; it is never set for a rank of
-    another node or one that merely did not answer. `waiting` is set where this is no rank but a launcher that has none.
-    `silent_mount` names the file system under its program that gives no answer, so that py-spy hangs on it;
-    `waits_for_mount`: in every round the kernel showed it in a call on that one. `busy_power_ratio`: where its power
-    lies between the floor (0) and the busy level (1) of its own GPU, None without a history; `works_lightly`: that busy
-    level is one that cards draw in a hang, too. What its NVLinks and its PCIe carried per second is the sum of both
-    directions, of the busiest of its GPUs, over the rounds; `gpu_use` is that of the GPU whose SM had most to do, and
-    `ports` are those of its node. `kernel_call` is read once the ranks are judged, of those that are named or to be
-    looked at first, and so are `worker_call`, where it waits for a worker, `last_lines` and `details`. `kernel_lines`
-    are those of the kernel's log since the job began. `nccl_ras` is None where NCCL was not asked, and `nccl_ras_fault`
-    says why, or why it said nothing. `died` as in `EndedProcess`.
+    `gone` is true if this node answers and the process of the rank does not exist; it is never set for a rank of
+    another node or a rank that merely did not answer. `waiting` is set if this is a launcher without ranks.
+    `silent_mount` names the file system under its program that does not respond, so that py-spy hangs on it;
+    `waits_for_mount`: in every round the kernel showed it in a call on that file system.
+
+    `busy_power_ratio` is the position of the power between the floor (0) and the busy level (1) of this GPU, None
+    without a history; `works_lightly`: GPUs draw as much as that busy level in a hang, too. NVLink and PCIe bytes are
+    the sum of both directions of its busiest GPU, over the rounds. `gpu_use` is that of the GPU with the highest SM
+    use, `ports` are those of its node.
+
+    `kernel_call`, `last_lines` and `details` are read after the ranks are judged, only for ranks that are named or to
+    be checked first; so is `worker_call`, if the rank waits for a worker. `kernel_lines` are those since the job began.
+    `nccl_ras` is None if NCCL was not asked or did not respond; `nccl_ras_fault` says why. `died` as in `EndedProcess`.
     """
 
     id: RankId
@@ -250,7 +256,7 @@ class RankDump(Value, frozen=True):
 
 
 class Setting(Value, frozen=True):
-    """A value of a variable, None where it is not set, and the ranks that have it: the first 64 of so many."""
+    """A value of a variable, None if it is not set, and the first 64 of the `count` ranks that have it."""
 
     value: str | None
     ranks: tuple[RankId, ...]
@@ -258,7 +264,7 @@ class Setting(Value, frozen=True):
 
 
 class Difference(Value, frozen=True):
-    """A variable that not all ranks have alike: its values, the rarest first, and what it explains."""
+    """A variable that differs between ranks: its values, the rarest first, and what the difference explains."""
 
     name: str
     why: str
@@ -271,7 +277,7 @@ class Difference(Value, frozen=True):
 
 
 class Environment(Value, frozen=True):
-    """What the ranks were started with, of the variables that `tables/environment_names` allows: bounded, printable."""
+    """Start environment of the ranks: the variables that `tables/environment_names` allows, bounded and printable."""
 
     differences: tuple[Difference, ...] = ()
     common: tuple[tuple[str, str], ...] = ()

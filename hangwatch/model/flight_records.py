@@ -1,9 +1,9 @@
-"""What PyTorch's flight recorder holds of one process: which collectives it has enqueued, and which are still open.
+"""The content of PyTorch's flight recorder of one process: collectives that it enqueued, and which are still open.
 
-On the ground, under `model`, since a dump of a rank carries it. Read by `probes.torch_recorder`, judged by
-`hang.waitfor`. Names of operations, numbers, sizes and times; never a tensor. The process can write all of it: it is
-bounded and printable, and no more to be believed than its stacks. Who writes a record, and when:
-torch/csrc/distributed/c10d/FlightRecorder.hpp.
+The lowest layer of `model`, since a dump of a rank contains it. `probes.torch_recorder` reads it, `collectives` judges
+it. It holds names of operations, numbers, sizes and times; never a tensor. The process can write all of it: it is
+bounded and printable, and no more trustworthy than the stacks of the process. The writer of a record, and when it is
+written: torch/csrc/distributed/c10d/FlightRecorder.hpp.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from typing import Literal, TypeAlias
 import msgspec
 
 EARLIEST_UNIX_NS, LATEST_UNIX_NS = 1_420_000_000 * 10**9, 4_102_444_800 * 10**9  # 2015 to 2100
-"""A record of another time is none."""
+"""A record with a time outside of this range is not valid."""
 
 _COALESCED = "coalesced"
 Library: TypeAlias = Literal["gloo", "nccl"]
-"""Whose operations a recorder holds: libtorch_cpu has one of gloo's, libtorch_cuda one of NCCL's."""
+"""The library that a recorder belongs to: libtorch_cpu has the recorder of gloo, libtorch_cuda that of NCCL."""
 
 
 class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One operation that a process enqueued.
 
-    `id` counts the records of one `reset_epoch` from 0. `group_id` is a counter of the process alone; `group_name` is
-    the same on all ranks ("" under TORCH_DISTRIBUTED_DEBUG=DETAIL), `group_description` repeats. `p2p_seq` and `op_id`
-    count in one process, and are never to be compared with those of another one. `created_unix_ns` is when it was
-    enqueued. `state`: NCCL's is completed when the watchdog has seen it completed, gloo's when it is retired;
-    `is_retired` with NCCL alone says little, since a time-out retires, too. `is_coalesced_part`: a later record of the
-    same group and numbers closes the batch, and stands for this one, which is never retired. `thread_id` is
+    `id` counts the records of one `reset_epoch` from 0. `group_id` is a counter of this process; `group_name` is the
+    same on all ranks ("" under TORCH_DISTRIBUTED_DEBUG=DETAIL); several groups may have the same `group_description`.
+    `p2p_seq` and `op_id` count in one process: never compare them with those of another process. `created_unix_ns` is
+    the time of enqueueing.
+
+    `state` is completed with NCCL when the watchdog has seen the completion, with gloo when the record is retired. With
+    NCCL `is_retired` alone says little, since a timeout retires a record, too. `is_coalesced_part`: a later record of
+    the same group and numbers closes the batch and represents this record, which is never retired. `thread_id` is
     std::thread::id, as the recorder's own dump prints it.
     """
 
@@ -58,15 +60,16 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not completed."""
+        """True if the operation has not completed."""
         return self.state == "open"
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The last operation of a group that was enqueued, seen started and seen completed; -1 is none.
+    """The last operation of a group that was enqueued, seen started and seen completed; -1 if there is no such
+    operation.
 
-    The numbers mix collectives with point-to-point operations and may fall back: they only tell that open work has lost
-    its record.
+    The numbers mix collectives with point-to-point operations and may decrease. They only show that open work has
+    lost its record.
     """
 
     group_id: int
@@ -76,7 +79,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GroupMembers(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The global ranks of a group as [first, last] of each range; NCCL alone, gloo's recorder keeps no true list."""
+    """The global ranks of a group as [first, last] of each range. NCCL only: gloo's recorder keeps no correct list."""
 
     name: str
     description: str
@@ -84,14 +87,13 @@ class GroupMembers(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """One recorder of one process, as it was at one moment.
+    """One recorder of one process at one moment.
 
-    `records` are those of the newest epoch, oldest first; some that are done may be left out, see `Recorders.read`.
-    `oldest_id` is the id of the oldest that is there (`next_id` where there is none): what was enqueued before is not
-    known, `is_wrapped` where there was such. `next_id` is how many
-    operations the epoch has had. `torch_version` is that of the installation beside the library, which the
-    job's owner can write, "" where it was not read; `layout` is the version whose table row fitted what was found.
-    `found_by` a symbol of the library, or by the shape of the object in its data.
+    `records` are those of the newest epoch, oldest first; some completed ones may be missing, see `Recorders.read`.
+    `oldest_id` is the id of the oldest record (`next_id` if there is no record); `is_wrapped`: older operations existed
+    and are not known. `next_id` is the number of operations in the epoch. `torch_version` is that of the installation
+    next to the library, which the job's owner can write; "" if it was not read. `layout` is the version whose table row
+    fitted. `found_by`: the recorder was located by a symbol of the library, or by the shape of the object in its data.
     """
 
     library: Library
@@ -111,7 +113,10 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_batches(records: Sequence[FlightRecord]) -> tuple[FlightRecord, ...]:
-    """NCCL's records with the parts of batches marked: a later one of the same group and number closes them."""
+    """Return NCCL's records with `is_coalesced_part` set on parts of a batch that a later record closes.
+
+    The closing record has the same group and number.
+    """
     closed: set[tuple[int, bool, int]] = set()
     marked = []
     for record in reversed(records):

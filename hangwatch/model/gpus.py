@@ -1,4 +1,4 @@
-"""GPUs, and what their links carry: probes.nvml -> daemon, hang.traffic."""
+"""GPUs, and the traffic of their links: probes.gpu -> daemon, stacks.link_traffic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hangwatch.model.value import Fault, Value
 
 
 class GpuSample(Value, frozen=True):
-    """One reading of one GPU. A field is None where this GPU does not have it, or where `faults` says why."""
+    """One reading of one GPU. A field is None if this GPU does not have it, or if `faults` says why it is missing."""
 
     index: int
     uuid: str
@@ -24,7 +24,7 @@ class GpuSample(Value, frozen=True):
 
 
 class GpuSweep(Value, frozen=True):
-    """All GPUs of the node, read once. One lost GPU of eight is seven samples and one fault."""
+    """All GPUs of the node, read once. With one lost GPU of eight: seven samples and one fault."""
 
     taken_monotonic_seconds: float
     taken_unix_seconds: float
@@ -41,10 +41,10 @@ class GpuSweep(Value, frozen=True):
 
 
 class GpuUse(Value, frozen=True):
-    """What a GPU did over some seconds by its own counters (GPM of NVML, from Hopper on), as ratios of what it could.
+    """Use of a GPU over some seconds by its own counters (GPM of NVML, from Hopper on), as ratios of the maximum.
 
-    `sm_ratio`: of its multiprocessors (SM) so many had a kernel. `tensor_ratio`: the time in tensor operations.
-    `dram_ratio`: of the bandwidth of its memory.
+    `sm_ratio`: multiprocessors (SM) that had a kernel. `tensor_ratio`: time in tensor operations. `dram_ratio`:
+    bandwidth of its memory.
     """
 
     sm_ratio: float
@@ -53,12 +53,13 @@ class GpuUse(Value, frozen=True):
 
 
 class GpuTraffic(Value, frozen=True):
-    """What the links of one GPU have carried, as (sent, received), and what it did.
+    """Traffic of the links of one GPU, as (sent, received), and the use of the GPU.
 
-    Bytes since some moment that nobody knows, counted by the GPU: they wrap. `nvlink_bytes` is data without protocol,
-    over all NVLinks. Each pair is None where this GPU or driver counts nothing, counts in 32 bits, or answers an error;
-    all are with MIG, where they are those of other instances as well. `pcie_bytes_per_second`, only without such a
-    counter, is what NVML saw in 20 ms. `use` is that since the reading before, None in the first and after a minute.
+    The GPU counts bytes since an unknown moment; the counters wrap. `nvlink_bytes` is data without protocol overhead,
+    over all NVLinks. Each pair is None if this GPU or driver does not count, counts in 32 bits, or returns an error.
+    All pairs are None with MIG, where the counters include other instances. `pcie_bytes_per_second` is what NVML
+    measured in 20 ms; it is set only without a PCIe byte counter. `use` is that since the previous reading, None in the
+    first reading and after a gap of one minute.
     """
 
     index: int
@@ -71,7 +72,7 @@ class GpuTraffic(Value, frozen=True):
 
 
 class PortCounters(Value, frozen=True):
-    """One port at one time: what it has carried in both directions, and its counters of errors."""
+    """One port at one time: the bytes that it carried in both directions, and its error counters."""
 
     name: str
     carried_bytes: int
@@ -79,9 +80,9 @@ class PortCounters(Value, frozen=True):
 
 
 class PortTraffic(Value, frozen=True):
-    """What the InfiniBand and RoCE ports of a node did during a look.
+    """Traffic of the InfiniBand and RoCE ports of a node during a capture.
 
-    `bytes_per_second` is the sum over all ports and both directions. `worse` are the counters of errors that grew, as
+    `bytes_per_second` is the sum over all ports and both directions. `worse` are the error counters that grew, as
     `mlx5_3/1 link_downed +1`.
     """
 
@@ -92,9 +93,9 @@ class PortTraffic(Value, frozen=True):
 class GpuReadings(Value, frozen=True):
     """Load of the GPUs of one rank during a capture. A field is None if the device does not have it.
 
-    `busy_power_ratio` is where its power lies between the floor (0) and the busy level (1) of its own GPU, None without
-    a history. NVLink and PCIe bytes are the sum of both directions, of the busiest of its GPUs, over the rounds. `use`
-    is that of the GPU whose SMs had most to do. `ports` are the InfiniBand and RoCE ports of its node.
+    `busy_power_ratio` is the position of the power between the floor (0) and the busy level (1) of this GPU, None
+    without a history. NVLink and PCIe bytes are the sum of both directions of the rank's busiest GPU, over the rounds.
+    `use` is that of the GPU with the highest SM use. `ports` are the InfiniBand and RoCE ports of its node.
     """
 
     power_watts: float | None = None
@@ -107,18 +108,18 @@ class GpuReadings(Value, frozen=True):
 
 
 class TrafficSweep(Value, frozen=True):
-    """What the links of all GPUs have carried, read once."""
+    """The traffic of the links of all GPUs, read once."""
 
     gpus: tuple[GpuTraffic, ...] = ()
     faults: tuple[Fault, ...] = ()
 
 
 class SamplerStatus(Value, frozen=True):
-    """How the sampling of GPUs itself fares.
+    """State of the GPU sampler itself.
 
-    `alive`: the driver is open and answers. `stalled`: it was asked and did not answer within its deadline. `fault`
-    says why there are no samples ("DriverNotFound" on a machine without the driver). `restarts` counts sampling
-    processes that had to be replaced, `abandoned` those that could not even be killed and still exist.
+    `alive`: the driver is open and answers. `stalled`: the driver did not answer within its deadline. `fault` says why
+    there are no samples ("DriverNotFound" on a machine without the driver). `restarts` counts sampling processes that
+    were replaced, `abandoned` those that could not be killed and still exist.
     """
 
     alive: bool = False

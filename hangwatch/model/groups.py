@@ -1,4 +1,4 @@
-"""Groups, and what flight recorders add to them: hang.grouping, hang.recorded -> hang.culprit, fleet.merge."""
+"""Groups, and what flight recorders add to them: stacks.grouping, collectives -> verdict, fleet.merge."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hangwatch.model.waits import KernelCall, Waits, WorkerCall
 
 
 class Enqueued(Value, frozen=True):
-    """One operation that a rank enqueued: its number in its group, and when it was, by the clock of its node.
+    """One operation that a rank enqueued: its number in its group, and the time by the clock of its node.
 
     `order` rises with each operation of the process. `stays_open`: it was open in the first and in the last round of
-    the look in which its recorder was read. `sizes` only of operations that ask for equal ones on all ranks. `by_main`
-    is false where it is known that another thread than the main one enqueued it.
+    the capture in which its recorder was read. `sizes` is set only for operations that require equal sizes on all
+    ranks. `by_main` is false if a thread other than the main thread is known to have enqueued it.
     """
 
     number: int
@@ -36,11 +36,12 @@ class Enqueued(Value, frozen=True):
 
 
 class GroupRecords(Value, frozen=True):
-    """What one rank has enqueued in one process group: the number of its newest collective, and the last few.
+    """Operations that one rank enqueued in one process group: the number of its newest collective, and the last few.
 
-    A group is known by its library and name; of a name that a process made more than once it is the newest, and
-    `generation` counts those that are seen. `has_lost_open`: an operation is open that the recorder shows no more.
-    `ranks` are its global ranks, [first, last] of each range, as NCCL lists them; empty where nothing does.
+    Library and name identify a group. If a process made several groups of one name, this is the newest, and
+    `generation` counts the groups of this name that were seen. `has_lost_open`: an operation is open that the recorder
+    no longer shows. `ranks` are the global ranks of the group, [first, last] of each range, as NCCL lists them; empty
+    if no source lists them.
     """
 
     library: Library
@@ -54,9 +55,10 @@ class GroupRecords(Value, frozen=True):
 
 
 class Recorded(Value, frozen=True):
-    """What the flight recorder of one library showed of a rank: whether it still has all of its operations.
+    """The flight recorder of one library in a rank, and whether it still has all operations (`is_wrapped`: it does
+    not).
 
-    `oldest_unix_seconds` is when the oldest that it shows was enqueued, None where it shows none.
+    `oldest_unix_seconds` is the time at which the oldest operation in it was enqueued, None if it has no operation.
     """
 
     library: Library
@@ -66,10 +68,10 @@ class Recorded(Value, frozen=True):
 
 
 class Stay(Value, frozen=True):
-    """The few places between which a rank stood in a look in which nothing showed that it works.
+    """The few places between which a rank moved in a capture in which nothing showed that it works.
 
-    `within` is a short hash of the function of the program and of all around it, each of `places` one of a line of that
-    function with all that stood inside of it.
+    `within` is a short hash of the function of the program and of all its callers. Each of `places` is a hash of a line
+    of that function and of all frames inside of it.
     """
 
     within: str
@@ -79,11 +81,11 @@ class Stay(Value, frozen=True):
 class StackFacts(Value, frozen=True):
     """Place of a rank in its program, over the rounds of a capture.
 
-    All fields keep their defaults if no round has a stack. `waited_before`: in an earlier round the rank was in a wait
-    for other ranks, so it does come to meet them. `owns_gil` is that of its main thread. `user_frames` are the
-    innermost frames of the user's own program in the stack that tells, with lines and without locals. `task` is the
-    frame of the user's own program in which a task of a ThreadPoolExecutor was in every round, in no wait for another
-    thread. `stay` is set if only other captures can tell whether the rank works.
+    All fields keep their defaults if no round has a stack. `waited_before`: in an earlier round the rank waited for
+    other ranks, so it does reach the collective. `owns_gil` is that of its main thread. `user_frames` are the innermost
+    frames of the user's own program in the most informative stack, with lines and without locals. `task` is the frame
+    of the user's own program in which a task of a ThreadPoolExecutor was in every round while it did not wait for
+    another thread. `stay` is set if only other captures can show whether the rank works.
     """
 
     waited_before: bool = False
@@ -94,11 +96,11 @@ class StackFacts(Value, frozen=True):
 
 
 class KernelFacts(Value, frozen=True):
-    """State of a rank's process by the kernel, and the system call in which its main thread is.
+    """State of a rank's process by the kernel, and the system call that its main thread is in.
 
     `state` is the letter that /proc/PID/stat showed in every round; if the rounds differ, the last one that is not `D`.
-    `wchan` is that of the round whose stack is shown. `receives`: in the last round the main thread was in a call that
-    receives. `is_held_outside`: in every round it was in one call that no other thread of its process ends.
+    `wchan` is that of the round of the stack that is shown. `receives`: in the last round the main thread was in a call
+    that receives. `is_held_outside`: in every round it was in one call that no other thread of its process ends.
     `silent_mount`, `waits_for_mount`, `call`, `worker_call` and `lines` are as in `RankDump` (`kernel_call`,
     `kernel_lines`).
     """
@@ -130,9 +132,9 @@ class Usage(Value, frozen=True):
 class RecorderFacts(Value, frozen=True):
     """Collectives of a rank, by the flight recorders in its process and by NCCL's RAS.
 
-    `libraries` has one entry for each library whose recorder could be read; it holds the first and the last round in
-    which that was so. `faults` say why a recorder was not read in two rounds. `nccl_ras` is None if NCCL was not asked
-    or gave no answer; `nccl_ras_fault` says why, where that is known.
+    `libraries` has one entry for each library with a readable recorder; it holds the first and the last round in which
+    it was read. `faults` say why a recorder was not read in two rounds. `nccl_ras` is None if NCCL was not asked or did
+    not respond; `nccl_ras_fault` says why, if that is known.
     """
 
     libraries: tuple[Recorded, ...] = ()
@@ -144,12 +146,12 @@ class RecorderFacts(Value, frozen=True):
 class Member(Value, frozen=True):
     """One rank in a group, with all that a capture of `rounds` rounds showed of it.
 
-    A part whose source gave nothing has only defaults. `signature` is the behaviour that was measured; `motion` follows
-    from it, or from the progress of its flight recorders. `waits` holds the facts of all rounds: `peers` counts its
-    workers too and is the most of any round, `store` is that of the last round, but "retries" only if no round showed a
-    connection; `enclosed_at` is that of the last round, and every other field is set only if it was the same in all.
-    There `asks_rank` may be that of a worker for which the rank waits, and `awaits_store` is "thread" only if the rank
-    waits for a thread. `waiting` and `died` are as in `RankDump`.
+    A part without data from its source has only defaults. `signature` is the measured behaviour; `motion` follows from
+    it, or from the progress of the rank's flight recorders. `waits` holds the facts of all rounds: `peers` counts its
+    workers too and is the maximum of all rounds; `store` is that of the last round, and "retries" only if no round
+    showed a connection; `enclosed_at` is that of the last round; every other field is set only if it was the same in
+    all rounds. There `asks_rank` may be that of a worker for which the rank waits, and `awaits_store` is "thread" only
+    if the rank waits for a thread. `waiting` and `died` are as in `RankDump`.
     """
 
     id: RankId
@@ -167,14 +169,14 @@ class Member(Value, frozen=True):
 
 
 class Group(Value, frozen=True):
-    """Ranks whose stacks have the same key, shown by one representative.
+    """Ranks with the same stack key, shown by one representative.
 
     `key` is a short hash of the normalised stack. `activity` is a name from activities.toml ("collective_wait", ...),
-    `operation` the collective or call it is in ("all_reduce"). `fault` stands in place of frames for ranks that could
-    not be dumped. `threads` are the representative's other Python threads, `workers` its worker processes.
-    `waits_for` is "ranks", "gpu" (a GPU synchronisation, or compute that may stand behind one), "lock" (a lock or a
-    file that somebody else must give), "thread", "nothing" or "unknown".
-    `phase` is the part of the program around it ("evaluation", "checkpoint"), None where no frame tells.
+    `operation` the collective or call it is in ("all_reduce"). `fault` is set instead of frames for ranks that could
+    not be dumped. `threads` are the representative's other Python threads, `workers` its worker processes. `waits_for`
+    is "ranks", "gpu" (a GPU synchronisation, or compute that may be queued behind one), "lock" (a lock or a file that
+    another thread or process must release or provide), "thread", "nothing" or "unknown". `phase` is the enclosing part
+    of the program ("evaluation", "checkpoint"), None if no frame shows it.
     """
 
     key: str
@@ -191,7 +193,7 @@ class Group(Value, frozen=True):
 
     @property
     def motion(self) -> Motion:
-        """Moving if any member moves; frozen only if every member is."""
+        """Moving if any member moves; frozen only if every member is frozen."""
         motions = {member.motion for member in self.members}
         if Motion.MOVING in motions:
             return Motion.MOVING
@@ -199,30 +201,30 @@ class Group(Value, frozen=True):
 
     @property
     def size(self) -> int:
-        """How many ranks it holds."""
+        """Number of ranks in the group."""
         return len(self.members)
 
     @property
     def waits(self) -> bool:
-        """Whether it stands in a wait that ends when other ranks come."""
+        """True if the group is in a wait that ends when other ranks arrive."""
         return self.waits_for == "ranks"
 
     @property
     def holds_gil(self) -> bool:
-        """Whether at least half of its ranks hold the GIL."""
+        """True if at least half of its ranks hold the GIL."""
         owners = sum(member.stack.owns_gil is True for member in self.members)
         return owners > 0 and owners * 2 >= self.size
 
     @property
     def runs_python(self) -> bool:
-        """Whether it is busy with Python code that no rule knows: it holds the GIL, and so waits for nothing."""
+        """True if it runs Python code that no rule knows: it holds the GIL, so it waits for nothing."""
         return self.waits_for == "unknown" and self.holds_gil
 
 
 class Grouping(Value, frozen=True):
-    """The groups of a job, largest first. This is what nodes send each other and what merges.
+    """The groups of a job, largest first: the value that nodes exchange and that `fleet.merge` merges.
 
-    `world_size` is None where nothing says it.
+    `world_size` is None if no source tells it.
     """
 
     groups: tuple[Group, ...]
@@ -236,21 +238,21 @@ class Grouping(Value, frozen=True):
 
     @property
     def absent(self) -> tuple[range, ...]:
-        """Ranks that should exist and gave no answer: gaps in the numbers, and what is missing of the world size.
+        """Ranks that should exist and did not respond: gaps in the numbers, and the ranks missing from the world size.
 
-        As ranges in rising order, since a world size is a number that anybody can write into an environment.
+        As ranges in rising order, since a world size comes from an environment, in which any user can write any number.
         """
         known = self._known()
         return gaps(known, max(known[-1] + 1, self.world_size or 0)) if known else ()
 
     @property
     def ranks_known(self) -> int:
-        """How many ranks are known to exist: the world size, the highest rank, and all that answered or should have."""
+        """Number of ranks known to exist: the world size, or members plus absent ranks if that is larger."""
         return max(self.world_size or 0, len(self.members) + sum(ranks.stop - ranks.start for ranks in self.absent))
 
     @property
     def unanswered(self) -> tuple[range, ...]:
-        """Absent ranks among those that were asked. With one node in view these lie between its own."""
+        """Absent ranks among those that were asked. With one node in view these lie between the node's own ranks."""
         if not self._is_one_node():
             return self.absent
         known = self._known()
@@ -258,7 +260,7 @@ class Grouping(Value, frozen=True):
 
     @property
     def elsewhere(self) -> tuple[range, ...]:
-        """Absent ranks that were not asked: with one node in view those under and over its numbers."""
+        """Absent ranks that were not asked: with one node in view, those below its lowest and above its highest."""
         if not self._is_one_node():
             return ()
         known = self._known()
@@ -273,7 +275,7 @@ class Grouping(Value, frozen=True):
 
 
 def gaps(known: Iterable[int], end: int, start: int = 0) -> tuple[range, ...]:
-    """The numbers from `start` to before `end` that are not among `known`, which rise."""
+    """Return the numbers from `start` up to, not including, `end` that are not in `known`, which must be sorted."""
     found = []
     for number in (*known, end):
         before = min(number, end)
@@ -284,7 +286,7 @@ def gaps(known: Iterable[int], end: int, start: int = 0) -> tuple[range, ...]:
 
 
 def spans(ranges: Iterable[range]) -> tuple[tuple[int, int], ...]:
-    """Ranges as they are written down: [first, last] of each; those that overlap or touch are one."""
+    """Return [first, last] of each range; ranges that overlap or touch become one."""
     merged: list[list[int]] = []
     for numbers in sorted(ranges, key=lambda numbers: numbers.start):
         if merged and numbers.start <= merged[-1][1] + 1:

@@ -10,12 +10,12 @@ from hangwatch.model.value import Value
 from hangwatch.model.verdicts import Verdict
 
 CRASHED = "Crashed"
-"""The kind of verdict on ranks that died; any user can have such incidents in numbers."""
+"""The kind of a verdict on ranks that died. A user can cause any number of such incidents."""
 
 INCIDENT_VERSION = 3  # 2: Job.absent_local_ranks are ranges; 3: Member has parts
 
 MOST_RANKS = 1 << 24
-"""A job of more ranks than this is not believed, whoever says so."""
+"""A larger world size is not believed, whatever its source."""
 
 
 class PowerSeries(Value, frozen=True):
@@ -32,7 +32,7 @@ class PowerSeries(Value, frozen=True):
 
 
 class TimelineEntry(Value, frozen=True):
-    """One line of a job's timeline: the state that it came to, and the sentence that explains it."""
+    """One line of a job's timeline: the new state, and the sentence that explains it."""
 
     unix_seconds: float
     state: JobState
@@ -42,8 +42,8 @@ class TimelineEntry(Value, frozen=True):
 class Incident(Value, frozen=True):
     """One suspicion of one job on this node, from the first capture to its end. `incident.json` is this value.
 
-    `schema_version` rises where a field changes its meaning or goes; `incident_file.load` reads every version up to
-    this one.
+    `schema_version` rises when a field changes its meaning or is removed; `incident_file.load` reads every version up
+    to this one.
     """
 
     incident_id: str

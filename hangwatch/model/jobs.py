@@ -1,4 +1,4 @@
-"""Processes and jobs: probes.procs -> hang.jobs."""
+"""Processes and jobs: probes.process -> jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Process(Value, frozen=True):
     """One process as /proc shows it. `environ` holds only variables of `tables/launchers`, as its user wrote them.
 
     `uid` is the real user id in the namespace of the daemon, `cgroups` are the different paths of /proc/PID/cgroup.
-    `is_setuid` where its effective or saved user id is another: then it is more than a process of that user.
+    `is_setuid`: its effective or saved user id differs from `uid`, so it has more rights than that user.
     """
 
     id: ProcessId
@@ -45,7 +45,7 @@ class Worker(Value, frozen=True):
 
 
 class Rank(Value, frozen=True):
-    """One rank of a job on this node. `gpu_uuids` are those it holds by NVML, else those its environment gives it."""
+    """One rank of a job on this node. `gpu_uuids` are those it holds by NVML, else those named in its environment."""
 
     id: ProcessId
     rank: int | None
@@ -55,23 +55,25 @@ class Rank(Value, frozen=True):
 
 
 INTERFACES_OF_ONE_NODE = frozenset({"lo", "docker0"})
-"""Over which no other node is reached: the loopback, and docker's bridge with the same network on each."""
+"""Interfaces that reach no other node: the loopback, and docker's bridge, which has the same network on each node."""
 
 
 PortUse: TypeAlias = Literal["serving", "connected", "silent", "retries", "none"]
-"""What a process has to do with a port that somebody serves; "silent": its request to connect has no answer.
+"""The relation of a process to a port that another process serves.
 
-"retries": it has no connection and its main thread sleeps, as one does between attempts that are refused.
+"silent": its request to connect has no answer. "retries": it has no connection and its main thread sleeps, as between
+attempts that are refused.
 """
 
 
 class Waiting(Value, frozen=True):
-    """A launcher that has no rank: what it was told, as its user wrote it, and what its own sockets show.
+    """A launcher without ranks: its settings, as its user wrote them, and the state of its own sockets.
 
-    `nodes` is how many it wants ("2", "1:4"), `endpoint` where the launchers of all nodes meet; empty where it was not
-    told. All are bounded, printable and believed for words only. What follows is None until it is measured: `seconds`
-    since it began; `socket`: it is "serving" the endpoint itself, "connected" to it, its request to connect is "silent"
-    (without an answer), or it has "none" there. `peers` are the addresses at the other end, 8 at most.
+    `nodes` is the number it wants ("2", "1:4"), `endpoint` the address at which the launchers of all nodes meet; empty
+    if not set. All texts are bounded and printable, and used only as words in messages. The other fields are None until
+    they are measured: `seconds` since it began; `socket`: it is "serving" the endpoint itself, "connected" to it, its
+    request to connect is "silent" (without an answer), or it has "none" there. `peers` are the addresses at the other
+    end, 8 at most.
     """
 
     launcher: str
@@ -84,31 +86,31 @@ class Waiting(Value, frozen=True):
 
     @property
     def port(self) -> int | None:
-        """The port of the endpoint, None where it was told none that can be one."""
+        """The port of the endpoint, None if it has no valid port."""
         number = self.endpoint.rpartition(":")[2]
         is_port = number.isascii() and number.isdecimal() and len(number) < 6 and 0 < int(number) < 1 << 16
         return int(number) if is_port else None
 
     @property
     def is_for_nodes(self) -> bool:
-        """Whether it was told of more than one node."""
+        """True if its settings ask for more than one node."""
         return self.nodes not in ("", "1", "1:1")
 
 
 class JobName(Value, frozen=True):
-    """Which job is meant: its name for people, and the key that tells it from every other. It reads as the name."""
+    """Identity of a job: its name for people, and the key that distinguishes it from every other. `str` is the name."""
 
     job_id: str
     job_key: str
 
     @property
     def labels(self) -> dict[str, str]:
-        """What every series about it is labelled with."""
+        """The labels of every series about the job."""
         return {"job_id": self.job_id, "job_key": self.job_key}
 
     @property
     def in_log(self) -> str:
-        """`job train (6d1c0f5a9e27b384)`: two jobs of one name look alike without the key, which commands take, too."""
+        """`job train (6d1c0f5a9e27b384)`: the key, which commands accept, distinguishes two jobs of one name."""
         return f"job {self.job_id} ({self.job_key})"
 
     def __str__(self) -> str:
@@ -116,13 +118,13 @@ class JobName(Value, frozen=True):
 
 
 class Died(Value, frozen=True):
-    """What the files that a dead rank left say of its end, bounded and printable.
+    """The end of a dead rank by its crash artifacts, bounded and printable.
 
-    `text` stands in metrics, pages and the daemon's log: of an exception its type and place. `detail` is the owner's
-    word, without secrets of known forms, for who may read the incident; empty where `text` says all.
+    `text` is shown in metrics, pages and the daemon's log: of an exception its type and place. `detail` is the owner's
+    text, without secrets of known forms, for readers who may read the incident; empty if `text` says all.
 
-    `of_others`: it complains of a lost or silent rank, so it followed somebody. `is_first`: of all that died on its
-    node none has died before it, as far as something tells.
+    `of_others`: it complains of a lost or silent rank, so another rank failed before it. `is_first`: no rank of this
+    node is known to have died before it.
     """
 
     text: str
@@ -133,14 +135,15 @@ class Died(Value, frozen=True):
 
     @property
     def told(self) -> str:
-        """All that is known, for who may read the incident."""
+        """The full text, for users who may read the incident."""
         return self.detail or self.text
 
 
 class EndedProcess(Value, frozen=True):
-    """A rank of a job, or a worker of it, whose process is gone: a scan that ended at `gone_unix_seconds` missed it.
+    """A rank of a job, or a worker of it, which no longer has a process: a scan that ended at `gone_unix_seconds`
+    missed it.
 
-    `died` is known once what it left has been read, see `crash`.
+    `died` is set once its crash artifacts have been read, see `crash`.
     """
 
     id: ProcessId
@@ -154,19 +157,18 @@ class EndedProcess(Value, frozen=True):
 class Job(Value, frozen=True):
     """All ranks of one job on this node; or its launcher, `launcher_id`, while it has none (`waiting`).
 
-    `job_id` is a name for people, which the job's user chose; `job_key` is a checksum of that, of the owner that the
-    kernel names, of the address at which the ranks meet, and of the node where the job is on one node only: what is
-    equal on all nodes of a job, and cannot be made equal by somebody else. `owner` and `user` are that owner and the
-    name that the environment gives; `uid` is the user id that all ranks have on this node, None where they differ or a
-    rank is a setuid program, and in a pod, whose users are not those of the node. `more_launcher_ids` are the launchers
-    of its other pods or containers on this node. `share` says who is given a share of
-    what one node bears: the owner, and the pod or container where the owner alone tells too little. `holds_gpu`: the
-    driver lists one of its ranks. `absent_local_ranks` are those that should be on this node and have no process:
-    [first, last] of each range, since an environment says how many there should be. `ended` are processes of it that
-    were seen and are gone, so many at most. `notes` are sentences about what was found.
+    `job_id` is a name for people, which the job's user chose. `job_key` is a checksum of that name, of the owner by the
+    kernel, of the address at which the ranks meet, and, for a job on one node only, of the node: it is equal on all
+    nodes of a job, and no other user can make an equal one. `owner` is that owner, `user` the name in the environment.
+    `uid` is the user id of all ranks on this node, None if they differ, if a rank is a setuid program, or in a pod,
+    where user ids are not those of the node. `more_launcher_ids` are the launchers of its other pods or containers on
+    this node. `share` is the key of the per-user limits: the owner, and the pod or container if the owner alone is too
+    coarse. `holds_gpu`: the driver lists one of its ranks. `absent_local_ranks` are those that should be on this node
+    and have no process: [first, last] of each range, since the expected number comes from an environment. `ended` are
+    processes of it that were seen and are gone, limited in number. `notes` are sentences about the scan.
 
-    `job_name` is what the user calls it where a scheduler or an operator tells (Slurm's job name, the PyTorchJob),
-    `program` the script that its ranks run: both bounded, of plain characters, and believed for words only.
+    `job_name` is the user's name for it, from a scheduler or an operator (Slurm's job name, the PyTorchJob), `program`
+    the script that its ranks run. Both are bounded, of plain characters, and used only as words in messages.
     """
 
     job_id: str
@@ -203,11 +205,11 @@ class Job(Value, frozen=True):
 
     @property
     def key(self) -> str:
-        """What tells this job from every other; the name in an incident of before there were keys."""
+        """The key that distinguishes this job from every other; the name in incidents older than keys."""
         return self.job_key or self.job_id
 
     def is_called(self, wanted: str) -> bool:
-        """Whether it goes by this: its key, its id, or the name that its user gave it."""
+        """True if `wanted` is its key, its id, or the name that its user gave it."""
         return bool(wanted) and wanted in (self.key, self.job_id, self.job_name)
 
     @property
@@ -222,7 +224,7 @@ class Job(Value, frozen=True):
 
     @property
     def pids(self) -> frozenset[int]:
-        """The processes of its ranks and of their workers."""
+        """The pids of its ranks and of their workers."""
         ids = [process for rank in self.ranks for process in (rank.id, *(worker.id for worker in rank.workers))]
         return frozenset(process.pid for process in ids)
 
@@ -233,19 +235,19 @@ class Job(Value, frozen=True):
 
     @property
     def ranks_here(self) -> int:
-        """How many ranks it should have on this node, those without a process included."""
+        """Number of ranks that it should have on this node, including those without a process."""
         return len(self.ranks) + sum(last + 1 - first for first, last in self.absent_local_ranks)
 
     @property
     def is_elsewhere_too(self) -> bool:
-        """Whether it has ranks that are not of this node, as far as anything says how many there are."""
+        """True if it has ranks on other nodes, as far as its world size is known."""
         return (self.world_size or 0) > max(len(self.ranks), self.local_world_size or 0)
 
 
 def called(wanted: str, jobs: Iterable[Job]) -> list[Job]:
-    """The jobs that are meant by this: the one of this key, else those of this id, else those whose user calls them so.
+    """Return the job with the key `wanted`, else the jobs with this id, else those with this user-given name.
 
-    Several where users chose one name.
+    Several jobs if users chose the same name.
     """
     known = [job for job in jobs if job.is_called(wanted)]
     by_key = [job for job in known if job.key == wanted]
@@ -253,7 +255,9 @@ def called(wanted: str, jobs: Iterable[Job]) -> list[Job]:
 
 
 class LeftOut(Value, frozen=True):
-    """What an owner has on this node beyond what is watched of him: whole jobs, ranks, and processes not even read."""
+    """Number of things of one owner on this node that are not monitored: whole jobs, ranks, and processes not even
+    read.
+    """
 
     owner: str
     jobs: int = 0
@@ -265,7 +269,7 @@ class LeftOut(Value, frozen=True):
 
 
 class FoundJobs(Value, frozen=True):
-    """What a scan found: the jobs to watch, and what was left out."""
+    """Result of a scan: the jobs to monitor, and the counts of what is not monitored."""
 
     jobs: tuple[Job, ...] = ()
     left_out: tuple[LeftOut, ...] = ()

@@ -1,4 +1,4 @@
-"""Stacks: frames, threads, and those that explain a group beside its main thread."""
+"""Stacks: frames, threads, and stacks other than the main thread's that explain a group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hangwatch.model.value import Value
 
 
 class Frame(Value, frozen=True):
-    """One frame of a stack. `file` is the short path; `line` is None where it is not known."""
+    """One frame of a stack. `file` is the short path; `line` is None if it is not known."""
 
     function: str
     file: str
@@ -16,7 +16,7 @@ class Frame(Value, frozen=True):
 
     @property
     def place(self) -> tuple[str, str]:
-        """Where it stands, to the function: that and the file."""
+        """Function and file, without the line."""
         return self.function, self.file
 
     def __str__(self) -> str:
@@ -25,10 +25,10 @@ class Frame(Value, frozen=True):
 
 
 class Thread(Value, frozen=True):
-    """One thread of a dump, frames innermost first. `name` is None where the source gives none.
+    """One thread of a dump, frames innermost first. `name` is None if the source gives none.
 
-    `installed_frames`: so many of the innermost frames lie in the standard library or in installed packages; None where
-    the source does not tell. `pthread_id` is what pthread_self(3) gives in it, None where the source gives none.
+    `installed_frames` is the number of innermost frames in the standard library or in installed packages; None if the
+    source does not tell. `pthread_id` is the thread's pthread_self(3), None if the source gives none.
     """
 
     name: str | None
@@ -42,10 +42,10 @@ class Thread(Value, frozen=True):
 
 
 class Stack(Value, frozen=True):
-    """A named stack that explains a group beside its MainThread: another thread, or a worker process.
+    """A named stack that explains a group in addition to its MainThread: another thread, or a worker process.
 
-    Of a worker process `pid` and the letter of `state` are known, and `own`: the innermost frame of the user's own
-    code in what it does, None where it does nothing (it waits for its next task).
+    A worker process has a `pid` and the letter of its `state`. `own` is the innermost frame of the user's own code in
+    it, None if it is idle (it waits for its next task).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Detection: where a job stands (hang.detector -> daemon), and what a rank does by measurement (hang.motion)."""
+"""States of a job (detector -> daemon), and the measured behaviour of a rank (stacks.progress)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class JobState(str, Enum):
-    """Where a job stands; see docs/architecture.md for the transitions."""
+    """State of a job; see docs/architecture.md for the transitions."""
 
     STARTING = "starting"
     UNKNOWN = "unknown"
@@ -26,11 +26,11 @@ OPEN_STATES = frozenset({JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHE
 """The states in which an incident is open."""
 
 RESTING_STATES = frozenset({JobState.SUSPENDED, JobState.OVER})
-"""The states of a job that stands still for a reason that is no hang of this node."""
+"""The states of a job that does not progress for a reason other than a hang of this node."""
 
 
 class Motion(str, Enum):
-    """Whether a rank made progress between the rounds of a capture; unknown after a single round."""
+    """Progress of a rank between the rounds of a capture; unknown after a single round."""
 
     FROZEN = "frozen"
     MOVING = "moving"
@@ -38,7 +38,7 @@ class Motion(str, Enum):
 
 
 class Signature(str, Enum):
-    """What a rank does by measurement, whatever its functions are called; see docs/verdicts.md."""
+    """Measured behaviour of a rank, independent of the names of its functions; see docs/verdicts.md."""
 
     GONE = "gone"
     STOPPED = "stopped"
@@ -54,7 +54,7 @@ class Signature(str, Enum):
 
     @property
     def motion(self) -> Motion:
-        """What that means for progress."""
+        """The progress that follows from this behaviour."""
         return _MOTIONS.get(self, Motion.UNKNOWN)
 
 

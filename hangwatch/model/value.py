@@ -1,4 +1,4 @@
-"""What every value is, and the fault that stands in place of one."""
+"""Base class of all values, and `Fault`, returned instead of a value that could not be read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Fault(Value, frozen=True):
     """Something that should have answered and did not.
 
     `subject` is what was asked ("gpu 3", "pid 4711"), `reason` a CamelCase word for machines ("GpuIsLost"), `detail`
-    the foreign error in its own words, `remedy` what to type or do, empty when there is nothing to do. `about` is
-    "target" where the fault says something of what was asked, "tool" where it may be ours alone: said by the door that
-    makes the fault, which knows; without a word it is ours, and nobody is accused by it.
+    the original error text, `remedy` what to type or do, empty when there is nothing to do. `about` is "target" if the
+    fault is evidence about `subject`, and "tool" if the cause may be hangwatch itself. The adapter that makes the fault
+    decides; the default is "tool", which makes no rank a suspect.
     """
 
     subject: str

@@ -9,7 +9,7 @@ from hangwatch.model.value import Value
 
 
 class Confidence(str, Enum):
-    """How sure a verdict is; docs/verdicts.md states the rules."""
+    """Confidence of a verdict; docs/verdicts.md states the rules."""
 
     HIGH = "high"
     MEDIUM = "medium"
@@ -18,7 +18,7 @@ class Confidence(str, Enum):
 
 
 class Evidence(Value, frozen=True):
-    """One vote: what was seen, of whom, and whether it speaks for the verdict (None: neither for nor against)."""
+    """One piece of evidence: an observation, its ranks, and whether it supports the verdict (None: neutral)."""
 
     kind: str
     message: str
@@ -27,16 +27,16 @@ class Evidence(Value, frozen=True):
 
 
 class FirstLook(RankId, frozen=True, kw_only=True):
-    """A rank to look at first where nobody can be accused: why this one, and what would settle it."""
+    """A rank to check first when no rank can be named: why this rank, and what would settle it."""
 
     why: str
     settle: str
 
 
 class Verdict(Value, frozen=True):
-    """Who is the odd one, or why nobody can be named. `named` is empty when nobody is accused.
+    """The suspect ranks (`named`), or the reason why no rank can be named (`named` is empty).
 
-    `first_look` accuses nobody: it says where to begin.
+    `first_look` are hints where to begin, not suspects.
     """
 
     kind: str
@@ -48,10 +48,11 @@ class Verdict(Value, frozen=True):
 
 
 class Supplement(Value, frozen=True):
-    """Facts beside a capture: from logs, the kernel's log or environments. `verdict.supplements` adds them.
+    """Facts in addition to a capture: from logs, the kernel log or environments. `verdict.supplements` adds them.
 
     `headline` is the message of a verdict on these facts alone. A verdict that names no rank gets the `sentence`, and
-    `check_first` if it has no such rank; with `only_if_stuck` only if the job neither progresses nor rests.
+    `check_first` if it has no such rank. With `only_if_stuck` this happens only if the job neither progresses nor
+    rests.
     """
 
     evidence: tuple[Evidence, ...] = ()

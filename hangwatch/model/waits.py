@@ -1,4 +1,4 @@
-"""What a process waits for, by the kernel's word: its system call, what is behind that, the store of its job."""
+"""Waits of a process by the kernel: its system call, the targets of that call, the store of its job."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ ENDED_STATES = frozenset("ZXx")
 """Letters of /proc/PID/stat of a process that has ended: a zombie, or dead."""
 
 STOPPED_STATES = frozenset("Tt")
-"""Letters of a process that a signal or a tracer holds."""
+"""Letters of a process that a signal or a tracer has stopped."""
 
 BLOCKED_STATES = frozenset("D")
 """The letter of a process inside a system call that no signal ends."""
 
 FUSE_WAITS = frozenset({"request_wait_answer"})
-"""Where in the kernel a process waits for the answer of a FUSE server, in state S at first (fs/fuse/dev.c)."""
+"""Kernel functions in which a process waits for the answer of a FUSE server, in state S at first (fs/fuse/dev.c)."""
 
 AsksRank = Literal["main", "thread", "child"]
-"""Who of a process receives from another rank: its main thread, another one, or a process that it awaits."""
+"""The part of a process that receives from another rank: main thread, another thread, or a child that it waits for."""
 
 
 class SystemCall(Value, frozen=True):
-    """The system call that a thread is in: its number and name, what kind of call that is, and what it is about.
+    """The system call that a thread is in: its number and name, its kind, and its arguments.
 
-    `descriptors` are its files and sockets; `child` is the one process that it waits for, as its own pid namespace
-    numbers it.
+    `descriptors` are its files and sockets; `child` is the one process that it waits for, as numbered in its own pid
+    namespace.
     """
 
     number: int
@@ -39,10 +39,10 @@ class SystemCall(Value, frozen=True):
 
 
 class FileLock(Value, frozen=True):
-    """A lock of the file at `path` for which a process waits, and who holds it; None where the kernel does not say.
+    """A file lock on `path` that a process waits for, and its holder; None if the kernel does not say.
 
-    It lists no holder that has ended and left its lock to a process that it started, and none on another node.
-    `by_child`: who waits for it is a process that this one started and waits for.
+    The kernel lists no holder that has ended and passed its lock to a child process, and none on another node.
+    `by_child`: a child process, which this process waits for, waits for the lock.
     """
 
     path: str
@@ -52,12 +52,12 @@ class FileLock(Value, frozen=True):
 
 
 class Behind(Value, frozen=True):
-    """What stands behind one descriptor of a system call. All texts are bounded and printable.
+    """The target of one descriptor of a system call. All texts are bounded and printable.
 
-    `what` is the path of a file, the address of a peer, or what the kernel calls it; `mount` is the file system of a
-    file, which another machine or a process serves where it `is_remote`. `other_pid` and `other_comm` are a process of
-    this node that has the other end of a pipe, Unix socket or connection, maybe the rank itself; None where none was
-    found. `is_lost`: the kernel knows that nobody is at the other end now.
+    `what` is the path of a file, the address of a peer, or the kernel's name for it. `mount` is the file system of a
+    file; `is_remote`: another machine or a process serves it. `other_pid` and `other_comm` are a process of this node
+    that has the other end of a pipe, Unix socket or connection, maybe the rank itself; None if no such process was
+    seen. `is_lost`: the kernel knows that the other end is closed.
     """
 
     kind: Literal["file", "pipe", "connection", "unix", "listening", "other"]
@@ -70,11 +70,11 @@ class Behind(Value, frozen=True):
 
 
 class KernelCall(Value, frozen=True):
-    """The system call in which the main thread of a rank stood in the last `rounds` of a look, and after it.
+    """The system call that the main thread of a rank was in for the last `rounds` rounds of a capture, and after it.
 
-    `name` is the kernel's, `says` the same with a preposition. `behind` are its first few descriptors, of so many
-    `descriptors`; `path` is what it was called with, as its owner wrote it; the child that it waits for, and the lock
-    of a file, where it is about such.
+    `name` is the kernel's, `says` the same with a preposition. `behind` are its first few descriptors out of
+    `descriptors`; `path` is the path argument, as its owner wrote it. `child_pid`, `child_comm` and `file_lock` are set
+    if it waits for a child or a file lock.
     """
 
     name: str
@@ -96,7 +96,7 @@ class WorkerCall(Value, frozen=True):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, as somebody wrote it, is loopback by itself: `localhost` or an address, no node's name."""
+    """True if a host, as a user wrote it, is loopback by itself: `localhost` or an address, not the name of a node."""
     name = host.strip("[]")
     try:
         return ipaddress.ip_address(name).is_loopback
@@ -105,7 +105,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Store(Value, frozen=True):
-    """The store at which the ranks of a job meet, and what the sockets of one process show of it.
+    """The store at which the ranks of a job meet, and the state of one process's sockets to it.
 
     `endpoint` is as its user wrote it, bounded and printable.
     """
@@ -115,17 +115,17 @@ class Store(Value, frozen=True):
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether its address is each node's own, as somebody wrote it."""
+        """True if its address, as a user wrote it, is a loopback address: another store on each node."""
         return is_loopback(self.endpoint.rpartition(":")[0])
 
     @property
     def has_connection(self) -> bool:
-        """Whether it serves the store, is connected to it, or its request to connect is on its way."""
+        """True if the process serves the store, is connected to it, or its request to connect is pending."""
         return self.socket not in ("none", "retries")
 
 
 class Awaited(Value, frozen=True):
-    """Somebody outside of the job for whom a process waits; `is_lost`: the kernel knows that nobody is there now."""
+    """A peer outside of the job for which a process waits; `is_lost`: the kernel knows that the other end is closed."""
 
     who: str
     is_lost: bool = False
@@ -134,13 +134,13 @@ class Awaited(Value, frozen=True):
 class Waits(Value, frozen=True):
     """Everything that a process waits for outside of itself, and its connections to other ranks, by the kernel.
 
-    `frozen_cgroup` is the control group whose freezer holds it, `awaited` a peer outside of the job. `server` is the
+    `frozen_cgroup` is the control group that freezes it, `awaited` a peer outside of the job. `server` is the
     pid of the process that waits for clients and from which this one receives; it may be the process itself.
-    `file_lock` is the lock of a file for which it waits; `shares_lock`: it waits for a lock in memory that another rank
-    of its job maps too. `asks_rank` names the part of it that receives from another rank of its job. `stuck_on` is the
-    file or pipe that it reads or writes and that no other process of its job has open. `waits_in_torch`: its main
+    `file_lock` is the file lock that it waits for; `shares_lock`: it waits for a lock in memory that another rank of
+    its job maps too. `asks_rank` names the part of it that receives from another rank of its job. `stuck_on` is the
+    file or pipe that it reads or writes, if no other process of its job has it open. `waits_in_torch`: its main
     thread sleeps in code of torch, NCCL or CUDA; None if that was not seen. `store` is the store of its job;
-    `awaits_store` names the thread that receives an answer of it. `peers` counts the connections to other ranks, None
+    `awaits_store` names the thread that receives an answer from it. `peers` counts the connections to other ranks, None
     if they were not seen. `enclosed_at` is the place of its wait for other ranks, if no other node of the job reaches
     that place. Details: `ProcessDump`.
     """

@@ -1,4 +1,4 @@
-"""The stacks of every rank of a job and of its workers, taken under deadlines."""
+"""Captures: stacks of all ranks of a job and of their workers, taken under deadlines."""
 
 from hangwatch.capture.request import CaptureRequest, GpuSources, NodePaths
 from hangwatch.capture.rounds import capture, job_of_pids

@@ -1,6 +1,6 @@
-"""What the processes of a job exchange with others: bytes over their connections, children, who is outside of the job.
+"""Connections of a job's processes: carried bytes, child processes, peers outside of the job.
 
-Read once a round, within bounds, from the kernel; nothing is asked of a process. What is not permitted stays None.
+Read from the kernel once a round, within limits; no process is asked. What hangwatch may not read stays None.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from hangwatch.probes.network.sockets import Connection, Connections, End
 from hangwatch.probes.node import filesystems
 from hangwatch.probes.process import blocked_call, file_locks, main_thread, proc_pid, procfs, shared_locks
 
-_DEADLINE_SECONDS = 2.0  # for what one round reads of connections
+_DEADLINE_SECONDS = 2.0  # for reading connections in one round
 _MOST_NAMESPACES = 8
 _MOST_CHILDREN = 64
 _MOST_ENDPOINT_CHARACTERS = 80
 _MOST_PATH_CHARACTERS = 200
-_MOST_PARENTS = 16  # of so many ranks: those of a job on one node are started alike
+_MOST_PARENTS = 16  # ranks; those of a job on one node are started alike
 _MOST_THREADS = 64
-_MOST_REGIONS = 1 << 16  # of shared memory, over all ranks: some 300 bytes each
-_MOST_ANCESTORS = 4  # a shell, a launcher and the like between a server and its workers
+_MOST_REGIONS = 1 << 16  # of shared memory, over all ranks: about 300 bytes each
+_MOST_ANCESTORS = 4  # between a server and its workers: a shell, a launcher
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
 
 
 class _Counted:
-    """Bytes of the connections of one process. One that is closed loses its counter, not what was counted."""
+    """Bytes carried by the connections of one process. Bytes of a connection that was closed remain in the sum."""
 
     def __init__(self) -> None:
         self._before: dict[int, int] | None = None
@@ -95,7 +95,7 @@ class Surroundings:
         self._of_one_node: frozenset[str] = frozenset()
 
     def begin_round(self) -> None:
-        """Read the connections of every namespace of the job, and who holds which."""
+        """Read the connections of every network namespace of the job, and the processes that hold them."""
         end = time.monotonic() + _DEADLINE_SECONDS
         self._sockets, self._tables, self._inside, self._ends, self._open = {}, {}, set(), {}, {}
         self._writable, self._shared, self._shared_seconds = {}, {}, 0.0
@@ -120,7 +120,7 @@ class Surroundings:
         self._servers = {} if self._is_elsewhere_too else self._find_servers(spaces)
 
     def _find_servers(self, spaces: Mapping[str | None, Connections | None]) -> dict[int, frozenset[str]]:
-        """Ranks, and processes above them, that wait for clients, with the far ends of their pipes and Unix sockets."""
+        """Return ranks and their ancestors that wait for clients, with the far ends of their pipes and Unix sockets."""
         ranks = [pid for pid, rank in self._rank_of.items() if pid == rank]
         above = dict.fromkeys(itertools.chain.from_iterable(map(self._ancestors, ranks[:_MOST_PARENTS])))
         for pid in above:
@@ -134,7 +134,7 @@ class Surroundings:
         return {pid: self._far_ends(pid) for pid in serving}
 
     def exchanged(self, pid: int, dump: ProcessDump) -> ProcessDump:
-        """The dump of a process, with what it has exchanged by this round; `call` and `state` are known."""
+        """Return the dump with all fields about connections; `call` and `state` must be set."""
         call, state = dump.call, dump.state
         kind = call.kind if call else None
         awaited, children_bytes, children_cpu = None, None, None
@@ -196,13 +196,13 @@ class Surroundings:
         )
 
     def _shares_lock(self, pid: int) -> bool:
-        """Whether a rank waits for a lock in memory that another rank maps, too: that one may hold it."""
+        """True if a rank waits for a lock in memory that another rank maps, too: that rank may hold it."""
         address = shared_locks.awaited_address(pid, self._root) if self._rank_of.get(pid) == pid else None
         place = None if address is None else shared_locks.region_at(address, self._regions(pid))
         return place is not None and any(place in self._regions(rank) for rank in self._ranks - {pid})
 
     def _regions(self, pid: int) -> shared_locks.Regions:
-        """Its shared memory, read once a round; none is known once that has taken a round's time."""
+        """Return the shared memory of a process, read once a round; empty once the reads overran the deadline."""
         if pid not in self._shared:
             began, ranks = time.monotonic(), len(set(self._rank_of.values()))
             is_late = self._shared_seconds > _DEADLINE_SECONDS
@@ -212,9 +212,9 @@ class Surroundings:
         return self._shared[pid]
 
     def _stuck_on(self, pid: int, call: SystemCall) -> str | None:
-        """The one file, FIFO or pipe that a call reads or writes; None where a process of the job has it open, too.
+        """Return the one file, FIFO or pipe that a call reads or writes; None if a process of the job has it open, too.
 
-        A terminal is no file, and a pipe of which a process holds both ends wakes it itself.
+        A terminal does not count. Neither does a pipe with both ends in this process, which can wake itself.
         """
         if call.kind not in ("receives", "writes") or len(call.descriptors) != 1:
             return None
@@ -229,7 +229,7 @@ class Surroundings:
         )
 
     def _is_shared(self, pid: int, link: str) -> bool:
-        """Whether it has a link twice, or another process of the job, one of its children or who started it has it."""
+        """True if the process has the link twice, or if another process of the job, a child or an ancestor has it."""
         if list(self._all_links(pid)).count(link) > 1:
             return True
         children = procfs.read_children(pid, self._root, _MOST_CHILDREN)
@@ -238,13 +238,13 @@ class Surroundings:
         return any(link in self._links_of(other) for other in others if other != pid)
 
     def _links_of(self, pid: int) -> frozenset[str]:
-        """What a process has open, read once a round."""
+        """Return the open files of a process, read once a round."""
         if pid not in self._open:
             self._open[pid] = frozenset(self._all_links(pid))
         return self._open[pid]
 
     def _written_by(self, pid: int) -> frozenset[str]:
-        """What a process has open for writing, read once a round."""
+        """Return the files that a process has open for writing, read once a round."""
         if pid not in self._writable:
             self._writable[pid] = blocked_call.writable_files(pid, self._root)
         return self._writable[pid]
@@ -258,7 +258,7 @@ class Surroundings:
         return Store(endpoint=self._store_endpoint, socket="retries" if use == "none" and sleeps else use)
 
     def _awaits_store(self, pid: int, call: SystemCall) -> Literal["main", "thread"] | None:
-        """Which thread of a rank receives an answer of its store, as `store.wait` does: some rank is to set a key."""
+        """Return the thread that receives an answer of the store, as `store.wait` does until a rank sets the key."""
         held, port = self._held(pid) or {}, self._store_port
         asked = {descriptor for descriptor, one in held.items() if one.is_open and one.remote[1] == port}
         if not asked or self._rank_of.get(pid) != pid:
@@ -271,7 +271,7 @@ class Surroundings:
         return "thread" if any(not asked.isdisjoint(one.descriptors) for one in receive) else None
 
     def _enclosed_at(self, pid: int) -> str | None:
-        """Where a rank waits for others that no other node reaches; None too where all ranks are here."""
+        """Return the place of a rank's wait that no other node reaches; None also if all ranks are on this node."""
         held = self._held(pid)
         if held is None or not self._is_elsewhere_too or pid not in self._rank_of:
             return None
@@ -288,10 +288,10 @@ class Surroundings:
         return frozenset(address for one in known if one.is_of_one_node for address in one.addresses)
 
     def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> int | None:
-        """How many ways lead from a process to other ranks: connections, and what its main thread receives from.
+        """Count the connections to other ranks, and the pipes and sockets that the main thread receives from.
 
-        Where the job has ranks on other nodes any connection may lead to one. `is_apart`: what its main thread receives
-        from is known, and is a child or who waits for clients.
+        If the job has ranks on other nodes, any connection may lead to one. `is_apart`: the main thread is known to
+        receive from a child or from the server.
         """
         held = self._held(pid)
         if held is None:
@@ -306,7 +306,7 @@ class Surroundings:
         return found + sum(link.startswith(("pipe:", "socket:")) for link in links)
 
     def _stays_here(self, connection: Connection) -> bool:
-        """Whether the other end may be a rank of this node, or the store."""
+        """True if the other end may be a rank of this node, or the store."""
         local, remote = connection.local, connection.remote
         return remote[1] == self._store_port or remote in self._inside or remote[0] == local[0]
 
@@ -318,7 +318,7 @@ class Surroundings:
             yield pid
 
     def _awaits_clients(self, pid: int, call: SystemCall) -> bool:
-        """Whether its main thread waits on a socket that listens, and on no connection to somebody of its job."""
+        """True if the main thread waits on a listening socket, and on no connection inside of the job."""
         if call.kind != "receives":
             return False
         held, every = self._held(pid) or {}, self._sockets.get(pid, {})
@@ -328,14 +328,14 @@ class Surroundings:
         return listens and all(one.listens or self._leaves_job(one) for one in tcp)
 
     def _far_ends(self, pid: int) -> frozenset[str]:
-        """As /proc/PID/fd calls them, in whatever process holds them; both ends of a pipe are called alike."""
+        """Return the far ends, named as in /proc/PID/fd of their holder; both ends of a pipe have one name."""
         links = self._all_links(pid)
         peers = (self._unix[inode].peer for inode in self._sockets.get(pid, {}).values() if inode in self._unix)
         pipes = {link for link in links if link.startswith("pipe:")}
         return frozenset(pipes | {f"socket:[{peer}]" for peer in peers if peer is not None})
 
     def _server(self, pid: int, call: SystemCall) -> int | None:
-        """Who waits for clients: itself, or the one process to which all lead from which its main thread receives."""
+        """Return the process that waits for clients: this one, or the far end of all that it receives from."""
         if self._is_elsewhere_too or call.kind != "receives":
             return None
         if self._awaits_clients(pid, call):
@@ -351,7 +351,7 @@ class Surroundings:
         return self._counted.setdefault(pid, _Counted()).total(held.values())
 
     def _held(self, pid: int) -> dict[int, Connection] | None:
-        """The connections of a process by descriptor."""
+        """Return the connections of a process by descriptor."""
         table, held = self._tables.get(pid), self._sockets.get(pid)
         if table is None or held is None:
             return None
@@ -365,13 +365,13 @@ class Surroundings:
         return Awaited(who=sockets.format_end(found[0].remote), is_lost=all(one.is_lost for one in found))
 
     def _person(self, pid: int, descriptors: Iterable[int]) -> Awaited | None:
-        """Who sits at the terminal from which it reads: a debugger's prompt, a question of the program."""
+        """Return the person at the terminal that it reads: at a debugger's prompt, or a question of the program."""
         links = self._links(pid, itertools.islice(descriptors, 16))
         terminal = next((link for link in links if _TERMINAL.fullmatch(link)), None)
         return None if terminal is None else Awaited(who=f"a person at the terminal {terminal}")
 
     def _leaves_job(self, connection: Connection) -> bool:
-        """Whether the other end is nobody of this job here, nor its store."""
+        """True if the other end is neither a process of this job on this node nor the store."""
         remote = connection.remote
         return connection.is_open and remote[1] != self._store_port and remote not in self._inside
 
@@ -380,10 +380,10 @@ class Surroundings:
         return frozenset(link for link in links if link.startswith("pipe:"))
 
     def _children(self, pid: int, call: SystemCall, pipes: frozenset[str]) -> list[int]:
-        """The children that are waited for, with all below them: by pid, or by the other end of the pipe.
+        """Return the children that are waited for and their children: by pid, or by the other end of the pipe.
 
-        A loader worker at a pipe is none of them: it has rounds of its own, and is judged by these. It was forked, so
-        it runs the same program; what the rank started runs another one.
+        A loader worker at a pipe is excluded: it has its own rounds, and is judged by these. A loader worker was
+        forked, so it runs the same program; other children of a rank run another program.
         """
         found = list(procfs.read_children(pid, self._root, _MOST_CHILDREN))
         if pipes:
@@ -402,7 +402,7 @@ class Surroundings:
         return alive
 
     def _program(self, pid: int) -> str | None:
-        """The path of the file that a process runs; None where it is gone or that may not be read."""
+        """Return the path of the program file of a process; None if it is gone or not readable."""
         with contextlib.suppress(OSError):
             return os.readlink(f"{self._root}/{pid}/exe")  # noqa: PTH115 - a magic link, not a path
         return None
@@ -411,18 +411,18 @@ class Surroundings:
         return any(link in pipes for link in self._all_links(pid))
 
     def _all_links(self, pid: int) -> Collection[str]:
-        """What all descriptors of a process are; nothing where that may not be read."""
+        """Return the targets of all descriptors of a process; empty if they may not be read."""
         try:
             return sockets.descriptors(pid, self._root).values()
         except OSError:
             return ()
 
     def _links(self, pid: int, descriptors: Iterable[int]) -> Iterator[str]:
-        """What these descriptors of a process are, as far as that may be read."""
+        """Return the targets of these descriptors of a process, as far as they may be read."""
         return filter(None, (blocked_call.link_of(pid, one, self._root) for one in descriptors))
 
     def _connected(self, child: int) -> Awaited | None:
-        """A child that is connected to somebody outside of the job."""
+        """Return a child that is connected to a peer outside of the job."""
         held = [one for one in (self._held(child) or {}).values() if self._leaves_job(one)]
         if not held:
             return None
@@ -431,10 +431,10 @@ class Surroundings:
         return Awaited(who=who, is_lost=all(one.is_lost for one in held))
 
     def _living(self, children: Sequence[int]) -> Awaited | None:
-        """Who is waited for where no child is connected to anybody: one that works elsewhere or sleeps is idle, too.
+        """Return a child that is waited for although no child has a connection: it works or sleeps outside of the job.
 
-        One that is a rank, or is connected within the job, is of the job. One that is stopped, or in `D`, does nothing
-        for anybody.
+        None if a child is a rank or has a connection: then it belongs to the job. None if a child is stopped or in `D`:
+        it makes no progress.
         """
         ranks = set(self._rank_of.values())
         if any(one.is_open for child in children for one in (self._held(child) or {}).values()):

@@ -1,4 +1,4 @@
-"""One look: what the ranks of a job do: captured, grouped, judged."""
+"""Diagnosis of one job: capture, grouping and verdict."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _DETAILS_DEADLINE_SECONDS = 3.0
 def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagnosis:
     """Take the stacks of every rank of a job on this node (see `capture`), group them and judge the groups.
 
-    What costs more, such as the kernel's word on a call, is read only of the ranks that the first verdict is about.
+    Costly facts, such as the target of a system call, are read only for the ranks that the first verdict is about.
     """
     settings, stop, proc_root = request.settings, request.stop, request.paths.proc_root
     taken = capture(job, request)
@@ -80,7 +80,7 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
 
 
 def _with_calls(taken: Capture, look: Diagnosis, pointed: list[int], job: Job, proc_root: Path) -> Capture:
-    """The ranks with the system calls of those at whom the look points, and of the workers for which these wait."""
+    """Add the system calls of the ranks at `pointed`, and of the workers for which these wait."""
     calls = _kernel_calls(_rounds_of(taken, pointed), job, proc_root)
     at_work = _workers_at_work(look, pointed)
     worker_calls = _kernel_calls(_rounds_of_workers(taken, at_work), job, proc_root)
@@ -98,7 +98,7 @@ def _with_calls(taken: Capture, look: Diagnosis, pointed: list[int], job: Job, p
 
 
 def _with_kernel_lines(taken: Capture, job: Job, paths: NodePaths) -> Capture:
-    """The ranks with what the kernel's log says of them; where it cannot be read, `check xid` says so."""
+    """Add the kernel log lines about each rank. If the log cannot be read, `check xid` reports it."""
     log = kmsg.SHARED.read(paths.kernel_log)
     if not isinstance(log, kmsg.KernelEvents):
         return taken
@@ -110,7 +110,7 @@ def _with_kernel_lines(taken: Capture, job: Job, paths: NodePaths) -> Capture:
 
 
 def _own_ranks(taken: Capture, job: Job, proc_root: Path) -> dict[RankId, tuple[ProcessId, int]]:
-    """The processes of the ranks that are the job owner's in each regard, with their user id: he reads the incident."""
+    """Return the processes that run entirely as the job's owner, with their user id: the owner reads the incident."""
     ids = {process.pid: process for process in job.processes}
     found = {}
     for rank in taken.ranks:
@@ -135,7 +135,7 @@ def _environs(
 def _outputs(
     own: Mapping[RankId, tuple[ProcessId, int]], job: Job, stop: threading.Event, proc_root: Path
 ) -> tuple[dict[RankId, tuple[OutputEnd, ...]], tuple[str, ...]]:
-    """The ends of what the ranks write to files of the job's owner, and what could not be read."""
+    """Return the ends of the files that the ranks write to, if the job's owner owns them, and notes on failed reads."""
     if not own:
         return {}, ()
     found, faults = rank_output.read(
@@ -152,10 +152,10 @@ def _outputs(
 def _logs(
     ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]
 ) -> tuple[tuple[RankLog, ...], dict[RankId, tuple[LastLines, ...]]]:
-    """What each rank says, and its last lines."""
+    """Return the parsed log of each rank, and its last lines."""
     if not ends:
         return (), {}
-    from hangwatch.explain.logs import live_output  # only a look needs it
+    from hangwatch.explain.logs import live_output  # only a diagnosis needs it
 
     return live_output.logs_of(ends, inner_pids), {rank: live_output.last_lines(found) for rank, found in ends.items()}
 
@@ -163,7 +163,7 @@ def _logs(
 def _details(
     own: Mapping[RankId, tuple[ProcessId, int]], job: Job, pids: Collection[int], stop: threading.Event
 ) -> dict[RankId, ProcessDetails]:
-    """What psutil tells of these ranks, where they still are their owner's afterwards."""
+    """Return details from psutil about these ranks, if they still belong to their owner after the read."""
     targets = {rank: target for rank, (target, _) in own.items() if target.pid in pids}
     found = process_details.read(
         list(targets.values()), share=job.share or job.owner, deadline_seconds=_DETAILS_DEADLINE_SECONDS, stop=stop
@@ -176,7 +176,7 @@ def _details(
 
 
 def _pointed_at(look: Diagnosis) -> list[int]:
-    """The pids of those at whom it points, or would once other looks told that the lines of nobody show work."""
+    """Return the pids that are named or checked first, with or without the motion of ranks that have a `stay`."""
     stays = [member.id for member in look.grouping.members if member.stack.stay is not None]
     verdicts = (look.verdict, look.without_motion_of(stays).verdict)
     ranks = (rank for verdict in verdicts for rank in (*verdict.named, *verdict.first_look))
@@ -188,7 +188,7 @@ def _rounds_of(taken: Capture, pids: Collection[int]) -> dict[int, Sequence[Proc
 
 
 def _workers_at_work(look: Diagnosis, pids: Collection[int]) -> dict[int | None, int]:
-    """The worker for which each of these ranks waits, where it does that alone in its group; by pid."""
+    """Return the worker for which a rank waits, by pid of the rank; only for a rank that is alone in its group."""
     found: dict[int | None, int] = {}
     for group in look.grouping.groups:
         worker = clauses.at_work(group)
@@ -211,7 +211,7 @@ def _worker_call(pid: int | None, calls: Mapping[int, KernelCall]) -> WorkerCall
 
 
 def _kernel_calls(rounds: Mapping[int, Sequence[ProcessDump]], job: Job, proc_root: Path) -> dict[int, KernelCall]:
-    """The system calls of these processes, by pid: of those that are what was dumped, and whose owner reads it."""
+    """Return system calls by pid, only of processes that are still those dumped and belong to the job's owner."""
     end = time.monotonic() + _CALLS_DEADLINE_SECONDS
     ids = {process.pid: process for process in job.processes}
     ids |= {worker.id.pid: worker.id for rank in job.ranks for worker in rank.workers}

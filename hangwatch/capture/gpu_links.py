@@ -1,4 +1,4 @@
-"""What the links of the GPUs of a job, and the ports of its node, carry while the rounds of a capture go on."""
+"""Traffic of a job's GPU links and of its node's ports during the rounds of a capture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hangwatch.stacks.link_traffic import port_traffic
 
 
 class Links:
-    """The counters of one capture: those of GPUs read in each round, until there is no answer; those of ports twice.
+    """The counters of one capture. GPUs are read in each round until one read fails, ports twice.
 
     With `is_counting` they are read from the first round on, else only after `begin`.
     """
@@ -29,20 +29,20 @@ class Links:
         self._reading_ports: Future[tuple[PortCounters, ...]] | None = None
 
     def begin(self) -> None:
-        """Count from now on, in a capture that was to have a single round."""
+        """Start to count, in a capture that was planned with a single round."""
         self._is_counting, self._since = True, time.monotonic()
         self._traffic += [self._read_traffic()] if self._read_traffic else []
         self._ports = infiniband.TRAFFIC.read(self._sys_root)
 
     def begin_round(self, number: int, pool: Executor) -> None:
-        """Have the counters read in threads of this pool, beside the dumps of the round; the first has number 0."""
+        """Read the counters in threads of `pool`, parallel to the dumps of the round; the first has number 0."""
         if self._is_counting and self._read_traffic and None not in self._traffic:
             self._reading = pool.submit(self._read_traffic)
         if self._is_counting and number == 0:
             self._reading_ports = pool.submit(infiniband.TRAFFIC.read, self._sys_root)
 
     def end_round(self) -> None:
-        """Take what was read in this round."""
+        """Store the counters that were read in this round."""
         if self._reading is not None:
             self._traffic.append(self._reading.result())
         if self._reading_ports is not None:
@@ -50,11 +50,11 @@ class Links:
         self._reading = self._reading_ports = None
 
     def of_gpus(self) -> list[TrafficSweep]:
-        """What was read of the links of GPUs, in order."""
+        """Return the traffic of GPU links, in order of reading."""
         return [one for one in self._traffic if one is not None]
 
     def of_ports(self) -> PortTraffic | None:
-        """What the ports have carried until now; None where nobody counts, or none was read twice."""
+        """Return the traffic of the ports until now; None if nothing was counted, or no port was read twice."""
         if not self._ports:
             return None
         return port_traffic(self._ports, infiniband.TRAFFIC.read(self._sys_root), time.monotonic() - self._since)

@@ -1,4 +1,4 @@
-"""Finds the jobs of this node, again and again, for the daemon, `dump` and `check`."""
+"""Repeated search for the jobs of this node, for the daemon, `dump` and `check`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _DEFAULT_LIMITS = config.Jobs()
 
 
 class JobScan:
-    """Finds the jobs of this node, again and again: keeps what never changes, and how ranks were seen last.
+    """Repeated search for the jobs of this node. It keeps what never changes, and the last snapshot of each rank.
 
-    `processes` is the scan that finds them, for who asks for others.
+    `processes` is the underlying scan of processes, for callers that need other processes.
     """
 
     def __init__(self, proc_root: Path = procfs.PROC, limits: config.Jobs = _DEFAULT_LIMITS) -> None:
@@ -31,12 +31,12 @@ class JobScan:
         self._limits = limits
         self.processes = ProcessScan(proc_root)
         self._endpoints: dict[ProcessId, str] = {}
-        self._asked: dict[ProcessId, int] = {}  # in the how-manieth scan last, of those without an endpoint
+        self._asked: dict[ProcessId, int] = {}  # last scan that searched for its endpoint
         self._scans = 0
         self.last_seen = crash_artifacts.RankSnapshots(proc_root, limits.max_ranks_per_owner)
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
-        """The jobs on the node of this name; what holds a GPU by `sweep` is read whoever started it."""
+        """Return the jobs on `node`. A process that holds a GPU by `sweep` is read whatever launcher started it."""
         holders = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
         processes = self.processes.processes(
             holders,
@@ -59,9 +59,10 @@ class JobScan:
         return replace(found, left_out=user_limits.folded([*found.left_out, *unread])) if unread else found
 
     def _connected(self, processes: Sequence[Process]) -> dict[ProcessId, str]:
-        """The stores of the processes that need one; asked of so many new ones in each scan, and for so long.
+        """Return the stores of the processes that need one; at most `ENDPOINTS_PER_SCAN` new ones, in limited time.
 
-        The owners in turn, and who was asked longest ago: who is never connected must not keep others from being asked.
+        Owners take turns, and the process that was tried longest ago comes first: a process that never connects must
+        not keep others waiting.
         """
         ends = time.monotonic() + self._limits.scan_budget_seconds
         self._scans += 1

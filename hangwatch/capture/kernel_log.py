@@ -1,7 +1,7 @@
-"""Which lines of the kernel's log speak of the ranks of a job: by pid, by mounted file system, or of their node.
+"""Kernel log lines about the ranks of a job: by pid, by mounted file system, or about their node.
 
-The kernel counts pids in the initial pid namespace, so by pid only where the daemon sees that one. Lines from before
-the job began are none of it.
+The kernel logs pids of the initial pid namespace, so lines are matched by pid only if the daemon is in that namespace.
+Lines from before the job began are ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hangwatch.tables import kernel_lines
 
 LINES_OF_A_RANK = 8
 SLACK_SECONDS = 60.0
-"""The clock of the log is its own and drifts against that of processes; no pid comes round again so soon."""
+"""The clock of the log drifts against that of processes; no pid is reused so soon."""
 
 _TEXT_CHARACTERS = 300
 
@@ -26,9 +26,9 @@ _TEXT_CHARACTERS = 300
 def lines_of(
     job: Job, said: Sequence[LoggedLine], *, now: float, unix_now: float, proc_root: Path
 ) -> dict[int, tuple[KernelLine, ...]]:
-    """By the pid of a rank, living or ended, the newest lines that speak of it or of its workers, oldest first.
+    """Return the newest lines about each rank or its workers, oldest first, by pid of the rank, alive or ended.
 
-    `now` is CLOCK_MONOTONIC and `unix_now` the same moment, in seconds.
+    `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, in seconds.
     """
     ids = [*job.processes, *(one.id for one in job.ended)]
     if not ids or not said:
@@ -56,7 +56,7 @@ def lines_of(
 def _by_pid(
     job: Job, said: Sequence[LoggedLine], now: float, unix_now: float, proc_root: Path
 ) -> Iterator[tuple[int, LoggedLine]]:
-    """Lines that name a process of the job while that lived, or a thread of it that is still blocked in the kernel."""
+    """Yield lines about a process of the job during its life, or about a thread that is still blocked."""
     if not proc_pid.sees_all_pids(proc_root):
         return
     known = _processes(job, now, unix_now)
@@ -74,7 +74,7 @@ def _by_pid(
 
 
 def _processes(job: Job, now: float, unix_now: float) -> dict[int, tuple[int, ProcessId, float]]:
-    """By pid: the pid of the rank that it belongs to, which process it is, and when it was gone, in CLOCK_MONOTONIC."""
+    """Return by pid: the pid of its rank, its identity, and the CLOCK_MONOTONIC time at which it ended, or `now`."""
     by_place = {(rank.rank, rank.local_rank): rank.id.pid for rank in job.ranks}
     by_place |= {(one.rank, one.local_rank): one.id.pid for one in job.ended if not one.is_worker}
     found = {}
@@ -88,7 +88,7 @@ def _processes(job: Job, now: float, unix_now: float) -> dict[int, tuple[int, Pr
 
 
 def _is_blocked(pid: int, thread: int, proc_root: Path) -> bool:
-    """Whether this is a thread of the process, in an uninterruptible sleep now; see proc_pid_stat(5)."""
+    """True if this is a thread of the process in an uninterruptible sleep now; see proc_pid_stat(5)."""
     try:
         stat = (proc_root / str(pid) / "task" / str(thread) / "stat").read_bytes()
     except OSError:
@@ -97,7 +97,7 @@ def _is_blocked(pid: int, thread: int, proc_root: Path) -> bool:
 
 
 def _by_mount(job: Job, said: Sequence[LoggedLine], proc_root: Path) -> Iterator[tuple[int, LoggedLine]]:
-    """Lines about a file system that a rank has mounted, and about devices of this node, which all ranks may use."""
+    """Yield lines about a file system that a rank has mounted, and about devices of this node for all ranks."""
     rows = kernel_lines.load()
     lines = [line for line in said if rows[line.name].names not in {"process", "task"}]
     if not lines:

@@ -1,4 +1,4 @@
-"""What a launcher without ranks waits for, by its own sockets."""
+"""The wait of a launcher without ranks, by its own sockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PEERS_LISTED = 8
 
 
 def waits_for(job: Job, proc_root: Path) -> Waiting | None:
-    """What a launcher without ranks waits for, by its own sockets: nobody connects to an address that a user wrote."""
+    """Measure the wait of a launcher by its own sockets; never connect to an address that a user wrote."""
     if job.waiting is None or job.launcher_id is None:
         return None
     since = job.launcher_id.start_ticks / procfs.TICKS_PER_SECOND
@@ -26,7 +26,7 @@ def waits_for(job: Job, proc_root: Path) -> Waiting | None:
 
 
 def _with_sockets(waiting: Waiting, port: int, held: Sequence[sockets.Connection]) -> Waiting:
-    """What sockets at the port of its endpoint tell; one that serves it is its own first client, too."""
+    """Add the state of the sockets at the endpoint's port; a launcher that serves it is also its first client."""
     use = sockets.classify_port_use(port, held)
     if use == "serving":
         own = {one.local for one in held}

@@ -1,4 +1,4 @@
-"""NCCL asked of itself, beside the rounds: how far it says that the ranks of a job are."""
+"""Query of NCCL's RAS during the rounds: how many collectives the ranks of a job have launched."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hangwatch.probes.network import nccl_ras
 
 
 class Said(NamedTuple):
-    """What NCCL said of the ranks of a job, or why it said nothing."""
+    """The answer of NCCL about the ranks of a job, or the reason why there is none."""
 
     of_ranks: dict[ProcessId, NcclRas]
     fault: Fault | None
 
 
 def is_recorded(dumps: Iterable[ProcessDump]) -> bool:
-    """Whether a flight recorder of NCCL was read, so that NCCL itself need not be asked."""
+    """True if a flight recorder of NCCL was read, so that NCCL need not be asked."""
     return any(recorder.library == "nccl" and recorder.records for dump in dumps for recorder in dump.recorders)
 
 
 def asked(job: Job, settings: config.Capture, stop: threading.Event, proc_root: Path) -> Said:
-    """What NCCL says of itself, until its deadline; of a job without NCCL nothing, and no fault."""
+    """Ask NCCL about its collectives, until the deadline. A job without NCCL gets an empty answer without a fault."""
     ranks = [rank.id for rank in job.ranks]
     if not settings.nccl_ras:
         return Said({}, nccl_ras.OFF if nccl_ras.has_nccl(ranks, proc_root) else None)

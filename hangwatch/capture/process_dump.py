@@ -1,4 +1,4 @@
-"""One process in one round: what the kernel says of it, its stacks, and what its flight recorders show."""
+"""Dump of one process in one round: its state by the kernel, its stacks, and its flight recorders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LATE = ("RoundDeadline", "the round was over before its turn came")
 
 
 class Taker(NamedTuple):
-    """What all dumps of one capture have in common."""
+    """The settings and shared parts of all dumps of one capture."""
 
     request: CaptureRequest
     around: Surroundings
@@ -39,7 +39,7 @@ class Taker(NamedTuple):
     room: stack_limits.Room
 
     def take(self, target: ProcessId, end: float) -> ProcessDump:
-        """One process in one round; `end` is the round's deadline on CLOCK_MONOTONIC."""
+        """Dump one process in one round; `end` is the round's deadline on CLOCK_MONOTONIC."""
         proc_root = self.request.paths.proc_root
         counters = procfs.read_counters(target.pid, proc_root)
         now = time.monotonic()
@@ -67,7 +67,7 @@ class Taker(NamedTuple):
             before = main_thread.read_counters(target.pid, proc_root)
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
             after = main_thread.read_counters(target.pid, proc_root)
-        if (fault := self._anothers(target)) is not None:  # it has become so meanwhile: execve keeps the pid
+        if (fault := self._anothers(target)) is not None:  # checked again: execve keeps the pid
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
         if self.request.observe_dump is not None:
             self.request.observe_dump(answer.duration_seconds, answer.fault)
@@ -90,9 +90,9 @@ class Taker(NamedTuple):
         )
 
     def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[tuple[RankRecords, ...], tuple[Fault, ...]]:
-        """What the flight recorders of a rank show, and why one could not be read.
+        """Read the flight recorders of a rank, and the reasons why one could not be read.
 
-        Of its workers, and where the round is over, nothing.
+        Empty for its workers, and after the end of the round.
         """
         if target not in self.ranks or self.request.stop.is_set() or left_seconds <= 0:
             return (), ()
@@ -104,7 +104,7 @@ class Taker(NamedTuple):
         )
 
     def _anothers(self, target: ProcessId) -> Fault | None:
-        """Why the job's owner, who may read the incident, must not see this process: to the kernel it is not his."""
+        """Return a fault if the process runs as another user: the job's owner, who reads incidents, must not see it."""
         ids = procfs.read_user_ids(target.pid, self.request.paths.proc_root)
         if not self.reader_uid or not ids or set(ids) == {self.reader_uid}:
             return None
@@ -114,7 +114,7 @@ class Taker(NamedTuple):
 
     @contextmanager
     def _slot(self, left_seconds: float) -> Iterator[None]:
-        """One of the places for a dump; without one when the round is over, which `_stacks` says."""
+        """Hold one slot for a dump, or none if the round ends first, which `_stacks` reports."""
         has_one = self.request.slots is not None and self.request.slots.acquire(timeout=max(0.0, left_seconds))
         try:
             yield
@@ -156,11 +156,11 @@ class Taker(NamedTuple):
             return (), replace(answer, json=None, fault=Fault(subject=subject, reason="BadDump", detail=str(error)))
 
     def _deadline_seconds(self, left_seconds: float) -> float:
-        """How long one dump may take: what is left of its round, at most."""
+        """Return the deadline of one dump, at most the rest of its round."""
         return min(self.request.settings.dump_deadline_seconds, left_seconds)
 
     def _second(self, target: ProcessId, answer: pyspy.PyspyAnswer, left_seconds: float) -> pyspy.PyspyAnswer:
-        """What pystack reads where py-spy could not; a process that neither can read is asked for once."""
+        """Read the stacks with pystack if py-spy failed; a process that neither can read is tried only once."""
         if answer.fault is None or not self.request.settings.pystack or target in self.unreadable or left_seconds <= 0:
             return answer
         second = pystack.dump(

@@ -1,6 +1,6 @@
-"""Whether a rank, or a process that it started and waits for, waits for another rank of the job.
+"""Waits of a rank, or of a child process that it waits for, for another rank of the job.
 
-By the kernel's word: who holds the lock of a file, who has the other end of a connection, who may write into a FIFO.
+The kernel tells the holder of a file lock, the process at the other end of a connection, and the writers of a FIFO.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from hangwatch.probes.process import blocked_call, file_locks, main_thread
 _MOST_CHILDREN = 16  # of one rank
 _MOST_DESCRIPTORS = 16  # of one call
 _MOST_THREADS = 64
-_ANY_HOST = (bytes(4), bytes(16))  # who listens at all addresses of its node
+_ANY_HOST = (bytes(4), bytes(16))  # listening on all addresses of the node
 
 
 class OtherRanks(NamedTuple):
-    """The ranks of a job on this node as one of them, `own`, sees them: their `pids`, and what leads to them.
+    """The ranks of a job on this node from the view of one of them, `own`: their `pids`, and the connections to them.
 
-    `ends` are those of their connections, and `listening` where they listen, each with the pid of its rank: who has
-    connected there waits even if not accepted. `store_port` is the store's, which answers for itself; `held` are the
-    connections of a process by descriptor, `links` what it has open, `written` what for writing.
+    `ends` are the local ends of their connections, and `listening` their listening ends, each with the pid of its rank:
+    a connection to such an end counts even if it is not accepted yet. `store_port` is the port of the store, which is
+    excluded. `held` returns the connections of a process by descriptor, `links` its open files, `written` its files
+    open for writing.
     """
 
     own: int
@@ -41,7 +42,7 @@ class OtherRanks(NamedTuple):
     proc_root: Path
 
     def lock_for(self, children: Iterable[int]) -> FileLock | None:
-        """The lock of a file for which one of the children waits and which one of these ranks holds."""
+        """Return the file lock that one of the children waits for and that another rank holds."""
         for child in itertools.islice(children, _MOST_CHILDREN):
             call = main_thread.read_call(child, self.proc_root)
             if call is None or call.kind != "locks":
@@ -52,9 +53,9 @@ class OtherRanks(NamedTuple):
         return None
 
     def asked_by(self, pid: int, call: SystemCall, children: Sequence[int]) -> AsksRank | None:
-        """Who of a process receives from one of them: its main thread, in `call`, a child that it awaits, or a thread.
+        """Return the part of a process that receives from another rank: main thread (in `call`), child, or thread.
 
-        Of another thread only a call about one descriptor counts: those of gloo and NCCL watch all their connections.
+        For another thread only a call with one descriptor counts: threads of gloo and NCCL watch all their connections.
         """
         if self._receives(pid, call):
             return "main"
@@ -70,7 +71,7 @@ class OtherRanks(NamedTuple):
         return "thread" if any(self._receives(pid, one) for one in about_one) else None
 
     def _receives(self, pid: int, call: SystemCall | None) -> bool:
-        """Whether this call of a process receives over a connection to one, or from what one of them writes to."""
+        """True if this call receives over a connection to another rank, or from a file that another rank writes."""
         if call is None or call.kind != "receives":
             return False
         held = self.held(pid) or {}

@@ -1,4 +1,4 @@
-"""Dumps of ranks, out of those of their processes: those that are there, gone, or were never seen."""
+"""Dumps of ranks, made from those of their processes: ranks that exist, are gone, or were never seen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ABSENT_LISTED = 64
 
 
 class GpuNumbers(NamedTuple):
-    """What the driver tells of the GPUs of one rank; None where it does not."""
+    """Numbers of the driver about the GPUs of one rank; None if the driver does not tell."""
 
     power_watts: float | None
     utilization_ratio: float | None
@@ -43,7 +43,7 @@ class GpuNumbers(NamedTuple):
 def gpu_numbers(
     rank: Rank, sweeps: Sequence[GpuSweep], levels: Mapping[str, GpuLevels], carried: Sequence[TrafficSweep]
 ) -> GpuNumbers:
-    """Means over all sweeps and all GPUs of a rank; of its links, those of its busiest GPU."""
+    """Return means over all sweeps and all GPUs of a rank; for links, the numbers of its busiest GPU."""
     held = [gpu for sweep in sweeps for gpu in sweep.gpus if gpu.uuid in rank.gpu_uuids]
     known = [(levels[gpu.uuid], gpu.power_watts) for gpu in held if gpu.uuid in levels and gpu.power_watts is not None]
     return GpuNumbers(
@@ -68,7 +68,7 @@ def of_rank(
     numbers: GpuNumbers,
     silent: Mapping[int, filesystems.Mount],
 ) -> RankDump:
-    """The dump of a rank and of its workers, out of the rounds in which they were taken; `silent` are mounts by pid."""
+    """Make the dump of a rank and of its workers from all rounds; `silent` are mounts that do not respond, by pid."""
     mount = silent.get(rank.id.pid)
     rounds = tuple(silent_mounts.told(one[rank.id], mount) for one in taken)
     return RankDump(
@@ -96,14 +96,15 @@ def _worker_dump(worker: Worker, rounds: tuple[ProcessDump, ...], mount: filesys
 
 
 def _is_gone(dump: ProcessDump) -> bool:
-    """By what /proc says, not by what py-spy complains of."""
+    """True by /proc, not by an error of py-spy."""
     return (dump.state_after or "X") in ENDED_STATES
 
 
 def absent(job: Job, node: str) -> tuple[RankDump, ...]:
-    """The ranks that should be on this node and have no process, with their number where it was seen or others tell it.
+    """Return the ranks that should be on this node and have no process, with their numbers if known.
 
-    As many as a node has ranks, at most: how many should be there is a number in an environment.
+    A number is known if the rank was seen, or follows from other ranks. At most `ABSENT_LISTED`: the expected number of
+    ranks comes from an environment.
     """
     offsets = {
         rank.rank - rank.local_rank for rank in job.ranks if rank.rank is not None and rank.local_rank is not None

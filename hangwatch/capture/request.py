@@ -1,4 +1,4 @@
-"""A request for one capture: what to take of a job's ranks, by which limits, and where this node's values are read."""
+"""A request for one capture: what to read of a job's ranks, the limits, and the paths of this node."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hangwatch.probes.process import procfs
 from hangwatch.probes.process.pyspy import DumpMode
 
 ObserveDump: TypeAlias = Callable[[float, Fault | None], None]
-"""Called after each dump with its duration in seconds and what went wrong, if anything."""
+"""Called after each dump with its duration in seconds and its fault, if any."""
 
 
 class NodePaths(Value, frozen=True):
-    """Where this node is read; `pyspy_path` is a py-spy to run instead of the installed one."""
+    """Paths from which this node is read; `pyspy_path` is a py-spy to run instead of the installed one."""
 
     proc_root: Path = procfs.PROC
     sys_root: Path = Path("/sys")
@@ -30,10 +30,10 @@ class NodePaths(Value, frozen=True):
 
 
 class GpuSources(Value, frozen=True):
-    """Where the GPU numbers of a capture come from.
+    """Sources of the GPU numbers of a capture.
 
-    `read_sweep` is called after each round, and a rank's numbers are the mean of what it gave. `read_traffic` is called
-    in each round, in a thread beside the dumps, until it has no answer. `levels` are those of the job's GPUs, by uuid.
+    `read_sweep` is called after each round; a rank's numbers are the mean of its results. `read_traffic` is called in
+    each round, in a thread parallel to the dumps, until it returns None. `levels` are those of the job's GPUs, by uuid.
     """
 
     read_sweep: Callable[[], GpuSweep | None] | None = None
@@ -42,16 +42,16 @@ class GpuSources(Value, frozen=True):
 
 
 class CaptureRequest(Value, frozen=True):
-    """What one capture of a job takes, and what it shares with others.
+    """Settings of one capture of a job, and the resources that it shares with other captures.
 
-    * `rounds`: how many; None for as many as the settings say. `needs_second_round` is asked after a single one, with
-      what it showed of the ranks.
-    * `mode`: what each dump shows, and whether it may pause its process.
-    * `ask_nccl`: with more than one round, NCCL itself is asked beside the later ones where the first round read no
-      flight recorder of NCCL.
-    * `kept_stacks_bytes`: about so much of the stacks is kept, see `stack_limits`.
-    * `stop`: once it is set, the capture returns what it has, within a second. `slots` bounds the dumps at the same
-      time over all captures that share it.
+    * `rounds`: number of rounds; None for the number in the settings. `needs_second_round` is called after a single
+      round, with the dumps of that round.
+    * `mode`: the content of each dump, and whether it may pause its process.
+    * `ask_nccl`: with more than one round, ask NCCL during the later ones if the first round read no flight recorder
+      of NCCL.
+    * `kept_stacks_bytes`: approximate limit of the stacks that are kept, see `stack_limits`.
+    * `stop`: once it is set, the capture returns within a second with the dumps so far. `slots` limits the simultaneous
+      dumps of all captures that share it.
     """
 
     node: str

@@ -1,4 +1,4 @@
-"""Ranks -> dumps: every rank of a job and its workers, in rounds, several at a time, everything under a deadline."""
+"""Capture of a job: dumps of every rank and its workers, in rounds, several in parallel, all under a deadline."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from hangwatch.probes.process.process_scan import ProcessScan
 
 
 def capture(job: Job, request: CaptureRequest) -> Capture:
-    """Take the stacks of every rank of `job` and of its workers, in as many rounds as the request says.
+    """Take the stacks of every rank of `job` and of its workers, in as many rounds as the request asks for.
 
-    Of a job without ranks its launcher stands in their place, with what its sockets show of whom it waits for.
+    For a job without ranks, its launcher takes their place, with the state of its sockets to the peers that it waits
+    for.
 
-    A rank that cannot be dumped keeps its place: what the kernel says of it, and the fault. A rank whose process does
-    not exist any more, or that was absent before, is `gone`. Never raises for what it finds: processes come and go.
+    A rank that cannot be dumped stays in the result, with its state by the kernel and the fault. A rank without a
+    process, now or before, is `gone`. Nothing is raised for processes that start or end during the capture.
     """
     began, began_unix = time.monotonic(), time.time()
     rounds = _Rounds(job, request)
@@ -58,7 +59,7 @@ def capture(job: Job, request: CaptureRequest) -> Capture:
 
 
 class _Rounds:
-    """The rounds of one capture of `ranks`: `taken` are the dumps of each that is over, by process of `targets`."""
+    """The rounds of one capture of `ranks`: `taken` has the dumps of each finished round, by process of `targets`."""
 
     def __init__(self, job: Job, request: CaptureRequest) -> None:
         settings, paths = request.settings, request.paths
@@ -83,11 +84,11 @@ class _Rounds:
         self.taken: list[dict[ProcessId, ProcessDump]] = []
 
     def take_all(self) -> tuple[nccl_query.Said, PortTraffic | None]:
-        """Take all rounds; what NCCL said beside them, and what the ports of this node counted."""
+        """Take all rounds; return the answer of NCCL during them, and the traffic of this node's ports."""
         request, settings = self._request, self._request.settings
         asked: Future[nccl_query.Said] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as beside:
-            # Native dumps need 340 MB each: one at a time.
+            # Native dumps need 340 MB each: only one at a time.
             parallel = 1 if request.mode.native else settings.parallel
             with ThreadPoolExecutor(parallel, thread_name_prefix="dump") as pool:
                 while len(self.taken) < self._wanted:
@@ -119,12 +120,12 @@ class _Rounds:
                 self._links.begin()
 
     def _is_nccl_due(self) -> bool:
-        """True after the first of several rounds, where it read no flight recorder of NCCL."""
+        """True after the first of several rounds, if it read no flight recorder of NCCL."""
         is_first_of_several = len(self.taken) == 1 and self._wanted > 1
         return is_first_of_several and self._request.ask_nccl and not nccl_query.is_recorded(self.taken[0].values())
 
     def rank_dumps(self, silent: Mapping[int, Mount]) -> list[RankDump]:
-        """The ranks by the rounds so far; `silent` are the file systems that do not answer, by pid."""
+        """Return the ranks by the rounds so far; `silent` are the file systems that do not respond, by pid."""
         carried, levels = self._links.of_gpus(), self._request.gpus.levels
         numbers = (rank_dumps.gpu_numbers(rank, self._sweeps, levels, carried) for rank in self.ranks)
         return [
@@ -134,7 +135,7 @@ class _Rounds:
 
 
 def _targets(ranks: Sequence[Rank], max_workers: int) -> list[ProcessId]:
-    """All ranks first, close together in time; then their workers."""
+    """Return all ranks first, so that their dumps are close together in time; then their workers."""
     workers = (worker.id for rank in ranks for worker in rank.workers[:max_workers])
     return list(dict.fromkeys([*(rank.id for rank in ranks), *workers]))
 
@@ -142,7 +143,7 @@ def _targets(ranks: Sequence[Rank], max_workers: int) -> list[ProcessId]:
 def _notes(
     job: Job, settings: config.Capture, taken: Sequence[dict[ProcessId, ProcessDump]], *, interrupted: bool
 ) -> tuple[str, ...]:
-    """What a reader of the dumps must know and cannot see in them."""
+    """Return what a reader of the dumps must know and cannot see in them."""
     notes = list(job.notes)
     workers = [len(rank.workers) for rank in job.ranks]
     left_out = sum(max(0, count - settings.max_workers_per_rank) for count in workers)
@@ -172,9 +173,9 @@ def _notes(
 
 
 def job_of_pids(pids: Sequence[int], scan: ProcessScan | None = None) -> Job:
-    """These processes as if they were the ranks of one job, with their workers, for a capture that a person asks for.
+    """Return a job with these processes as ranks, with their workers, for a capture that a person asks for.
 
     A pid that does not exist becomes a rank that is gone. A `scan` that has read this node's processes before reads
-    only what is new.
+    only new ones.
     """
     return discovery.job_of_pids((scan or ProcessScan()).processes(pids), pids)

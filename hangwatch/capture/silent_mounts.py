@@ -1,4 +1,4 @@
-"""File systems that give no answer, under the processes on which a dump hangs."""
+"""File systems that do not respond, under processes on which py-spy hangs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOUNT_DEADLINE_SECONDS = 3.0
 def silent(
     targets: Sequence[ProcessId], taken: Sequence[dict[ProcessId, ProcessDump]], proc_root: Path
 ) -> dict[int, filesystems.Mount]:
-    """Of each process on which py-spy hangs the file system that gives no answer, by pid: asked, not told by a name."""
+    """Return file systems that did not respond to a test, by pid of the process on which py-spy hangs."""
     stuck = [target.pid for target in targets if any(_hung(one[target].fault) for one in taken)]
     return filesystems.SHARED.find_silent_mounts(proc_root, stuck, _MOUNT_DEADLINE_SECONDS) if stuck else {}
 
@@ -27,7 +27,7 @@ def _hung(fault: Fault | None) -> bool:
 
 
 def told(dump: ProcessDump, mount: filesystems.Mount | None) -> ProcessDump:
-    """The dump with a word about the file system on which it hung, where there is one."""
+    """Add the file system on which the dump hung to its fault, if there is one."""
     if mount is None or dump.fault is None or not _hung(dump.fault):
         return dump
     detail = f"{dump.fault.detail}; its program or a library lies on {mount}, which gives no answer"
@@ -35,7 +35,7 @@ def told(dump: ProcessDump, mount: filesystems.Mount | None) -> ProcessDump:
 
 
 def waits_for(rounds: Sequence[ProcessDump], mount: filesystems.Mount | None) -> bool:
-    """Whether the kernel shows a process in a call on this file system in every round."""
+    """True if the kernel shows the process in a call on this file system in every round."""
     if mount is None:
         return False
     places = FUSE_WAITS if mount.type.startswith("fuse") else frozenset[str]()

@@ -1,7 +1,7 @@
-"""Pure: how much of its stacks is kept of each process, so that those of no owner's jobs fill the daemon's memory.
+"""Limits on the kept stacks of each process, so that the jobs of one owner cannot fill the daemon's memory.
 
-Names are cut where stacks are read; here threads are left out, and of a long main stack the middle. What is kept of a
-process depends on no other one, so that a stack that stands is the same in each round.
+Names are cut where stacks are read. This module drops threads, and the middle of a long main stack. The result for a
+process depends on no other process, so an unchanged stack is the same in each round.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from msgspec.structs import replace
 
 from hangwatch.model import Frame, Thread
 
-FRAME_BYTES = 200  # in memory and in an incident.json, beside its names
-OF_OWNER_BYTES = 64 << 20  # in the captures that are kept of one owner's jobs, as many as hang when one is taken
-INNERMOST_FRAMES, OUTERMOST_FRAMES = 32, 16  # of a main thread, however little room there is
+FRAME_BYTES = 200  # in memory and in an incident.json, in addition to its names
+OF_OWNER_BYTES = 64 << 20  # in the kept captures of one owner's jobs, for as many jobs as hang at the time of a capture
+INNERMOST_FRAMES, OUTERMOST_FRAMES = 32, 16  # of a main thread, however low the limit is
 
 
 class Room(NamedTuple):
-    """Bytes of stacks that are kept of a rank, and of a worker of one, in one round."""
+    """Bytes of stacks that are kept of a rank, and of a worker, in one round."""
 
     rank_bytes: int
     worker_bytes: int
 
 
 def room(capture_bytes: int, ranks: int, workers: int, rounds: int) -> Room:
-    """Half of a capture is for its ranks, half for their workers."""
+    """Divide the bytes of a capture: half for its ranks, half for their workers."""
     half = capture_bytes // (2 * max(1, rounds))
     return Room(half // max(1, ranks), half // max(1, workers))
 
 
 def kept(threads: Sequence[Thread], most_bytes: int) -> tuple[Thread, ...]:
-    """The threads that there is room for, in their order, the main one before all others.
+    """Return the threads that fit into the limit, in their order; the main thread has priority.
 
-    Of the main thread something is always kept. A thread without frames behind them says how many are not.
+    Part of the main thread is always kept. The last thread, without frames, tells the number of dropped threads.
     """
     if size_bytes(threads) <= most_bytes:
         return tuple(threads)
@@ -52,7 +52,7 @@ def kept(threads: Sequence[Thread], most_bytes: int) -> tuple[Thread, ...]:
 
 
 def size_bytes(threads: Iterable[Thread]) -> int:
-    """What stacks take, about."""
+    """Return the approximate size of stacks in bytes."""
     return sum(FRAME_BYTES + sum(map(_frame_bytes, thread.frames)) for thread in threads)
 
 

@@ -1,1 +1,1 @@
-"""Many nodes: merging what they saw, and collecting it."""
+"""Many nodes: collect and merge their groups."""

@@ -1,7 +1,7 @@
-"""Pure: nodes with nothing but py-spy: a line of shell that finds ranks and calls it, and what that prints, read.
+"""Pure: nodes without hangwatch: a shell command that finds ranks and runs py-spy on them; the parser of its output.
 
-Processes with RANK in their environment are ranks, without those whose parent is a Python of the same rank (loader
-workers); where an environment may not be read, the children of torchrun are, and their numbers are not known.
+Processes with RANK in their environment are ranks, except those with a Python parent of the same rank (loader workers).
+If an environment is not readable, the children of torchrun are ranks, with unknown numbers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from hangwatch.model import MOST_RANKS
 MOST_PROCESSES = 512  # of one node
 MOST_TEXT_BYTES = 400_000  # of one process and round
 
-# sh of any node, without what csh would change in single quotes (!), and without %h, %n and %u, which pdsh replaces.
-# What a job's owner has written comes back as base64, or of a few letters only. Every 32 processes are waited for.
+# For sh of any node. It is passed in single quotes: without !, which csh expands there, and without %h, %n and %u,
+# which pdsh replaces. Text that a job's owner wrote is printed as base64, or reduced to a few characters. Every 32
+# processes it waits for all.
 _SCRIPT = r"""
 spy() { timeout -k 1 @EACH@ @PYSPY@ "$@"; };
 spy --version >/dev/null 2>&1 </dev/null || exit 127;
@@ -55,10 +56,10 @@ _TEXT = re.compile(r"([0-9]{1,10})\.([0-9]{1,2}) ([A-Za-z0-9+/=]*)")
 
 
 class Process(NamedTuple):
-    """One process that py-spy was called for, with what it printed in each round.
+    """One process that py-spy was run on, with its output in each round.
 
-    `run` is torchrun's run id and the place where the job meets, as the process was told; `uid` is the kernel's word.
-    `rank` is None where the environment may not be read.
+    `run` is torchrun's run id and the rendezvous address, from the environment of the process; `uid` is from the
+    kernel. `rank` is None if the environment is not readable.
     """
 
     node: str
@@ -71,12 +72,12 @@ class Process(NamedTuple):
 
     @property
     def job(self) -> tuple[int, str]:
-        """What ranks of one job have in common."""
+        """The key that ranks of one job share."""
         return self.uid, self.run
 
 
 class Found(NamedTuple):
-    """What one node printed, and when it began and ended, by its clock."""
+    """The output of one node, and the times at which it began and ended, by its clock."""
 
     began_unix_seconds: float
     printed_unix_seconds: float
@@ -90,7 +91,7 @@ class _Form(msgspec.Struct):
 
 
 def command(py_spy: str, seconds: float, rounds: int, wanted: str = "") -> str:
-    """What runs on a node, as a shell reads it; `py_spy` is how py-spy is called there, `wanted` one run of several."""
+    """Return the shell command for a node; `py_spy` is the py-spy command there, `wanted` selects a run."""
     values = {
         "EACH": f"{max(2.0, seconds / (rounds + 2)):.0f}",
         "PYSPY": py_spy,
@@ -116,7 +117,7 @@ class Replies(RollCall[Found]):
 
     @property
     def jobs(self) -> Mapping[tuple[int, str], list[Process]]:
-        """The processes of each job, by owner and run; those of which nothing else is known are one of their owner."""
+        """The processes of each job, by owner and run; processes without a known run are one job of their owner."""
         found: dict[tuple[int, str], list[Process]] = defaultdict(list)
         for process in self.processes:
             found[process.job].append(process)

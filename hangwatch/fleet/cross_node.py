@@ -1,4 +1,4 @@
-"""Pure: what only the view over nodes tells, as evidence beside a verdict. It accuses nobody."""
+"""Pure: evidence that only the view over all nodes shows, added to a verdict. It never adds a suspect."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hangwatch.verdict import judge as culprit
 
 _SHOWN = 200
 _CHANCE = 0.01
-"""How likely it may be, at most, that as many ranks drawn blindly share what the odd ranks share."""
+"""Highest probability that as many randomly drawn ranks share what the suspects share."""
 _MOST_GROUPS = 1 << 12
 _NAME_SHOWN = 48
 
 
 class ClockOffset(Value, frozen=True):
-    """By how much the clock of a node is at least ahead of ours (negative: behind)."""
+    """Minimum by which the clock of a node is ahead of ours, in seconds (negative: behind)."""
 
     node: str
     seconds: float
@@ -36,7 +36,7 @@ def judge(
     clocks: Sequence[ClockOffset] = (),
     leaves: Mapping[str, Leaf] = MappingProxyType({}),
 ) -> Verdict:
-    """The verdict on groups of many nodes (`ranks_here` as in `judge.judge`), with what the nodes tell beside it.
+    """Return the verdict on groups of many nodes (`ranks_here` as in `judge.judge`), with evidence from the nodes.
 
     `unanswered` are the nodes that were asked and did not answer, `leaves` the leaf switches of nodes.
     """
@@ -59,7 +59,7 @@ def _silent(nodes: Sequence[str]) -> tuple[Evidence, ...]:
 
 
 def _shared_node(verdict: Verdict, grouping: Grouping) -> tuple[Evidence, ...]:
-    """Whether several ranks that the verdict points at are on one node, and whether others are there, too."""
+    """Return evidence if all suspects are on one node, with the number of other ranks on it."""
     ranks: Sequence[RankId] = verdict.named or verdict.first_look
     nodes = {rank.node for rank in ranks}
     node = next(iter(nodes), None)
@@ -78,7 +78,7 @@ def _shared_node(verdict: Verdict, grouping: Grouping) -> tuple[Evidence, ...]:
 
 
 class _Part(NamedTuple):
-    """Ranks of one node, rail, leaf switch or process group: its name, and who is in it, by place in the grouping."""
+    """Ranks of one node, rail, leaf switch or process group: its name, and its ranks, by place in the grouping."""
 
     kind: str
     name: str
@@ -86,9 +86,9 @@ class _Part(NamedTuple):
 
 
 def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) -> tuple[Evidence, ...]:
-    """What all odd ranks share beside a node, where as many ranks drawn blindly from the job hardly would.
+    """Return what all suspects share, except a node, if as many randomly drawn ranks of the job hardly would share it.
 
-    Of such parts within each other the smallest is told: who is on one node is on one switch.
+    If one such part contains another, the smaller is returned: ranks on one node are also on one switch.
     """
     odd_ids = {_key(rank) for rank in verdict.named or verdict.first_look}
     odd = frozenset(place for place, member in enumerate(grouping.members) if _key(member.id) in odd_ids)
@@ -106,24 +106,24 @@ def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) ->
 
 
 def _says_more(one: _Part, part: _Part) -> bool:
-    """Whether it is smaller, or of those that hold the same ranks the node, or the first of a kind by name."""
+    """True if `one` is smaller; for equal ranks, if it is the node, or the first of its kind by name."""
     same = one.ranks == part.ranks and (one.kind == "node" or (one.kind == part.kind and one.name < part.name))
     return one.ranks < part.ranks or same
 
 
 def _key(rank: RankId) -> tuple[object, ...]:
-    """A rank to be looked at first is a RankId with more to it."""
+    """Return the identity of a rank; a rank to check first is a RankId with more fields."""
     return rank.node, rank.rank, rank.local_rank, rank.pid
 
 
 def _chance(part: _Part, odd: frozenset[int], everybody: int, parts: int) -> float:
-    """How likely so many ranks drawn blindly are all in one of so many parts of this size: hypergeometric, at most."""
+    """Return an upper bound (hypergeometric) of the probability that one part holds all randomly drawn ranks."""
     logarithm = _ways_logarithm(len(part.ranks), len(odd)) - _ways_logarithm(everybody, len(odd))
     return min(1.0, parts * exp(min(0.0, logarithm)))
 
 
 def _ways_logarithm(size: int, drawn: int) -> float:
-    """The logarithm of how many ways there are to draw so many: of half of 100,000 the number has 30,000 digits."""
+    """Return the logarithm of the number of ways to draw: for half of 100,000 the number has 30,000 digits."""
     return lgamma(size + 1) - lgamma(drawn + 1) - lgamma(size - drawn + 1)
 
 
@@ -141,7 +141,7 @@ def _nodes(grouping: Grouping) -> Iterator[_Part]:
 
 
 def _rails(grouping: Grouping) -> Iterator[_Part]:
-    """The GPUs, and mostly network adapters, of one number on all nodes."""
+    """Yield the GPUs, and usually network adapters, of one number on all nodes."""
     places = enumerate(grouping.members)
     numbers = ((place, None if one.id.local_rank is None else str(one.id.local_rank)) for place, one in places)
     yield from _by("rail", "are on one rail, local rank ", numbers)
@@ -163,7 +163,7 @@ def _by(kind: str, said: str, names: Iterator[tuple[int, str | None]]) -> Iterat
 
 
 def _groups(grouping: Grouping) -> Iterator[_Part]:
-    """Process groups of the flight recorders, but for those of the whole job; who has a record of one is in it."""
+    """Yield process groups of the flight recorders, except those of the whole job; a rank with a record is a member."""
     ranks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for place, member in enumerate(grouping.members):
         for recorder in member.recorder.libraries:

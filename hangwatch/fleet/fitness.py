@@ -1,4 +1,4 @@
-"""Pure: what many nodes say of their fitness -> findings, each with its nodes, and what differs between them."""
+"""Pure: check reports of many nodes -> findings, each with its nodes, and differences between nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SEVERITY = {status.name: int(status) for status in EXIT_CODES}
 
 
 class FaultSaid(msgspec.Struct, frozen=True):
-    """What did not answer: with --to a port."""
+    """A target that did not answer: with --to a port."""
 
     subject: str
     reason: str
@@ -43,7 +43,7 @@ class FaultSaid(msgspec.Struct, frozen=True):
 
 
 class CheckSaid(msgspec.Struct, frozen=True):
-    """One check on one node, as far as nodes are compared by it."""
+    """The result of one check on one node, with the fields that are compared between nodes."""
 
     check: str
     status: Status
@@ -54,7 +54,7 @@ class CheckSaid(msgspec.Struct, frozen=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """What is read of `hangwatch check --json`, bounded."""
+    """The fields that are read from `hangwatch check --json`, bounded."""
 
     schema_version: int
     checks: tuple[CheckSaid, ...]
@@ -64,7 +64,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 class Finding(Value, frozen=True):
-    """What several nodes say in the same words, or what is said of them. `check` is a check, or what was compared."""
+    """A result that several nodes share, or a result about them. `check` is a check, or the name of a comparison."""
 
     nodes: tuple[str, ...]
     check: str
@@ -155,9 +155,9 @@ def _bounded_facts(facts: Facts) -> Facts:
 
 
 def findings(reports: Mapping[str, NodeReport], *, every_wording: bool = False) -> list[Finding]:
-    """What checks on nodes have found, the same of several nodes once.
+    """Return the results of checks that are not OK; equal results of several nodes are one finding.
 
-    Numbers differ from node to node: one wording stands for all of a check and reason, unless all are asked for.
+    Numbers differ from node to node: one wording represents all of a check and reason, except with `every_wording`.
     """
     nodes_of: dict[tuple[CheckSaid | str, ...], list[tuple[str, CheckSaid]]] = defaultdict(list)
     for node, report in reports.items():
@@ -184,7 +184,7 @@ def _folded(saying: Sequence[tuple[str, CheckSaid]]) -> Finding:
 
 
 def unreached(reports: Mapping[str, NodeReport]) -> list[Finding]:
-    """Which nodes do not reach which ports: those that fail the same way between the same nodes are one finding."""
+    """Return the ports that nodes do not reach; equal failures between the same nodes are one finding."""
     told: dict[tuple[str, str], dict[str, FaultSaid]] = defaultdict(dict)
     for node, report in reports.items():
         for fault in (fault for said in report.checks for fault in said.faults):
@@ -207,7 +207,7 @@ def unreached(reports: Mapping[str, NodeReport]) -> list[Finding]:
 
 
 def differences(reports: Mapping[str, NodeReport]) -> list[Difference]:
-    """Facts that are not the same on all nodes that tell them; those of a job, on all nodes of the job."""
+    """Return facts that differ between the nodes that report them; facts of a job, between the nodes of the job."""
     told: dict[tuple[str, str | None, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for node, report in reports.items():
         for name, value in report.facts.node.items():
@@ -228,7 +228,7 @@ def _held(nodes_of: Mapping[str, Sequence[str]]) -> Iterable[Held]:
 
 
 def of_difference(difference: Difference) -> Finding:
-    """A difference as a finding about those that are not as most are; about all where no value is that of most."""
+    """Return a finding about the nodes that differ from the majority; without a majority, about all nodes."""
     most, *others = difference.values
     asked = sum(len(held.nodes) for held in difference.values)
     odd = sorted({node for held in others for node in held.nodes})
@@ -247,7 +247,7 @@ def of_difference(difference: Difference) -> Finding:
 
 
 def of_clocks(clocks: Iterable[ClockOffset]) -> list[Finding]:
-    """Clocks that differ from that of the node that asks."""
+    """Return findings about clocks that differ from that of the asking node."""
     return [
         Finding(
             nodes=(offset.node,),
@@ -263,7 +263,7 @@ def of_clocks(clocks: Iterable[ClockOffset]) -> list[Finding]:
 
 
 def of_absent(replies: Fitness) -> list[Finding]:
-    """Nodes of which nothing is known."""
+    """Return findings about nodes without a report."""
     found = [Finding(tuple(sorted(nodes)), "answer", "UNKNOWN", "NoAnswer", why, "") for why, nodes in replies.failed]
     if replies.silent:
         why = "did not answer by the deadline, or cannot be reached"
@@ -272,12 +272,12 @@ def of_absent(replies: Fitness) -> list[Finding]:
 
 
 def ranked(found: Iterable[Finding]) -> list[Finding]:
-    """The most severe first, then by check."""
+    """Return the findings, most severe first, then by check."""
     return sorted(found, key=lambda one: (-_SEVERITY[one.status], one.check, one.reason, one.nodes))
 
 
 def worst(found: Iterable[Finding]) -> Status:
-    """The most severe status, OK without a finding."""
+    """Return the most severe status; OK without a finding."""
     statuses: list[Status] = [one.status for one in found]
     return max(statuses, key=_SEVERITY.__getitem__, default="OK")
 

@@ -1,6 +1,6 @@
-"""By what a client says who it is, and whom it trusts, in the format of Prometheus' `http_config` (promtool's file).
+"""Client credentials and trust, in the format of Prometheus' `http_config` (promtool's file).
 
-No password is ever on a command line, where everybody on the machine can read it.
+No password is ever on a command line, which all users of the machine can read.
 
 Format: Prometheus, docs/configuration/promtool.md.
 """
@@ -19,7 +19,7 @@ from hangwatch.formats import bounded_read, yaml_file
 from hangwatch.formats.yaml_file import Document
 
 MAX_SECRET_BYTES = 64 << 10
-MAX_PEM_BYTES = 16 << 20  # a bundle of authorities
+MAX_PEM_BYTES = 16 << 20  # a bundle of certificate authorities
 NOT_CARRIED = {
     ("oauth2",): "give basic_auth or authorization",
     ("bearer_token",): "give authorization with credentials_file",
@@ -67,31 +67,34 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WebClient(NamedTuple):
-    """The header that says who asks, None where nobody is to know, and the trust of connections by https."""
+    """The Authorization header, None for an anonymous client, and the TLS settings of https connections."""
 
     authorization: str | None
     tls: ssl.SSLContext
 
 
 class _Named(ssl.SSLContext):
-    """Verifies another name than the one that is connected to."""
+    """A TLS context that verifies another name than the host that is connected to."""
 
     server_name: str | None = None
 
     def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
-        """As for any other, with that name."""
+        """Wrap a socket with `server_name`, if that is set."""
         if self.server_name is not None:
             options["server_hostname"] = self.server_name
         return super().wrap_socket(*arguments, **options)
 
 
 def anonymous() -> WebClient:
-    """Somebody who trusts the authorities of the machine, and says nothing of himself."""
+    """Return a client without credentials that trusts the authorities of the machine."""
     return WebClient(None, ssl.create_default_context())
 
 
 def load(path: Path) -> WebClient:
-    """Read such a file, and those that it names, relative to its folder. Raises YamlError with file, line and key."""
+    """Read an `http_config` file, and the files that it names, relative to its folder.
+
+    Raises YamlError with file, line and key.
+    """
     document = yaml_file.read(path)
     for keys, instead in NOT_CARRIED.items():
         if keys in document.lines:
@@ -124,7 +127,7 @@ def _authorization(document: Document, found: _File) -> str | None:
 
 
 def _secret(document: Document, section: str, key: str, value: str, file: str) -> str:
-    """What is given, or stands in a file, without the line end. Raises YamlError."""
+    """Return the value, or the content of the file without the line end. Raises YamlError."""
     if bool(value) == bool(file):
         raise document.error_at((section, key), f"either {key} or {key}_file is needed")
     if value:
@@ -155,7 +158,7 @@ def _tls(document: Document, wanted: _TlsConfig) -> ssl.SSLContext:
         raise document.error_at(("tls_config",), "cert_file and key_file go together; only one of them is set")
     if wanted.cert_file:
         try:
-            # Without a password here, OpenSSL would ask the terminal for that of an encrypted key.
+            # Without this empty password, OpenSSL would ask for the password of an encrypted key on the terminal.
             context.load_cert_chain(
                 document.path.parent / wanted.cert_file, document.path.parent / wanted.key_file, password=""
             )

@@ -1,6 +1,6 @@
-"""Fetches the incidents of nodes from their daemons, many at the same time; no answer is believed to be whole or small.
+"""Download of incidents from the daemons of many nodes in parallel; answers may be incomplete or huge.
 
-No redirect is followed and nothing is decompressed. Each node has one deadline for all that it is asked.
+No redirect is followed and nothing is decompressed. Each node has one deadline for all its requests.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _REFUSED: dict[int, str] = {
 
 
 class AddressError(UserError):
-    """A URL that cannot be meant; the message says why."""
+    """A URL that is not valid here; the message says why."""
 
 
 class FetchError(Exception):
-    """A node that was reached and gave nothing; the message says why."""
+    """A node that was reached and returned no incident; the message says why."""
 
 
 class Site(NamedTuple):
-    """Where a node serves: the URL up to its own pages. `incident` is the one that is meant, None for its newest."""
+    """The address of a node's daemon: the URL up to its pages. `incident` is the requested one, None for its newest."""
 
     node: str
     base: str
@@ -59,7 +59,7 @@ class Site(NamedTuple):
 
 
 def site(url: str) -> Site:
-    """What a URL means: a daemon, or one of its incidents; named after its host. Raises AddressError."""
+    """Parse the URL of a daemon, or of one of its incidents; the site is named after its host. Raises AddressError."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -82,7 +82,7 @@ def site(url: str) -> Site:
 
 
 def named_shortly(sites: Sequence[Site]) -> list[Site]:
-    """The same, without their ports where the hosts alone tell them apart."""
+    """Return the sites without ports in their names, if the hosts alone are distinct."""
     hosts = [re.sub(r":[0-9]+$", "", one.node).strip("[]") for one in sites]
     bases = {host: {one.base for one, other in zip(sites, hosts, strict=True) if other == host} for host in set(hosts)}
     return [one._replace(node=host) if len(bases[host]) == 1 else one for one, host in zip(sites, hosts, strict=True)]
@@ -98,25 +98,25 @@ def fetch(
     on_failure: Callable[[str, str], None],
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> None:
-    """Ask all, and hand on each incident as it comes, as what its node printed; a node without one gives nothing.
+    """Ask all sites, and pass on each incident on arrival, as output of its node; a node without one passes nothing.
 
-    `wanted` is the id, key or name of a job; without it that of every job with an open incident, else the newest one. A
-    node that cannot be reached, or has not answered after `deadline_seconds`, is late; `on_failure` takes the node and
-    why for others.
+    `wanted` is the id, key or name of a job; None asks for every job with an open incident, or the newest incident if
+    none is open. A node that cannot be reached, or has not answered after `deadline_seconds`, is late; `on_failure`
+    gets the name of any other failed node and the reason.
     """
     asyncio.run(_Fetching(client, wanted, deadline_seconds, on_reply, on_failure).all(sites, on_progress))
 
 
 def page(url: str, client: WebClient, *, most_bytes: int, deadline_seconds: float) -> bytes:
-    """One page, within bounds of bytes and time. Raises FetchError, and TimeoutError where nobody answers."""
+    """Return one page, limited in bytes and time. Raises FetchError, and TimeoutError if there is no answer."""
     try:
         return asyncio.run(asyncio.wait_for(_page(url, client, most_bytes, deadline_seconds), deadline_seconds))
-    except asyncio.TimeoutError as error:  # which is another one than TimeoutError in Python 3.10
+    except asyncio.TimeoutError as error:  # not the built-in TimeoutError in Python 3.10
         raise TimeoutError(str(error) or f"no answer in {deadline_seconds:g} s") from None
 
 
 class _Fetching:
-    """One question to many nodes."""
+    """One request to many nodes."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _Fetching:
             self._on_reply(Reply(one.node, body, 0, asked, time.time()))
 
     async def _newest(self, one: Site) -> list[str]:
-        """Raises FetchError."""
+        """Return the names of the incidents to fetch. Raises FetchError."""
         body = await _page(f"{one.base}/incidents", self._client, MOST_LIST_BYTES, self._deadline_seconds)
         try:
             listed = decoding.decode_json(body, Incidents).incidents
@@ -170,7 +170,7 @@ class _Fetching:
 
 
 def chosen(listed: Sequence[Summary], wanted: str | None) -> list[str]:
-    """Those of a node's incidents that are meant, by their folders: of each job the newest, see `fetch`."""
+    """Return the folders of the wanted incidents of a node: the newest of each job, see `fetch`."""
     readable = [one for one in listed if not one.problem and _FOLDER.fullmatch(one.folder)]
     newest_first = sorted(readable, key=lambda one: (one.opened_unix_seconds, one.folder), reverse=True)
     if wanted is not None:
@@ -184,8 +184,8 @@ def chosen(listed: Sequence[Summary], wanted: str | None) -> list[str]:
 
 
 async def _page(url: str, client: WebClient, most_bytes: int, deadline_seconds: float) -> bytes:
-    """Raises FetchError, TimeoutError where nobody answers."""
-    logging.getLogger("tornado").setLevel(logging.CRITICAL)  # what a node sends wrong is told by us
+    """Return one page. Raises FetchError, and TimeoutError if there is no answer."""
+    logging.getLogger("tornado").setLevel(logging.CRITICAL)  # hangwatch reports wrong answers itself
     connection = SimpleAsyncHTTPClient(
         force_instance=True,
         max_buffer_size=most_bytes + MAX_HEADER_BYTES,
@@ -205,7 +205,7 @@ async def _page(url: str, client: WebClient, most_bytes: int, deadline_seconds: 
     try:
         answer = await connection.fetch(request, raise_error=False)
         error = answer.error if answer.code == 599 else None
-    except Exception as raised:  # tornado has errors of its own for each way to answer wrongly
+    except Exception as raised:  # tornado has its own errors for each kind of wrong answer
         answer, error = None, raised
     finally:
         connection.close()
@@ -219,7 +219,7 @@ async def _page(url: str, client: WebClient, most_bytes: int, deadline_seconds: 
 
 
 def _explained(error: BaseException, url: str, most_bytes: int) -> Exception:
-    """TimeoutError where nobody was there to answer, else FetchError."""
+    """Return TimeoutError if nothing answered, else FetchError."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return FetchError(f"its certificate is not trusted: {error.verify_message}: --http-config FILE with tls_config")
     if isinstance(error, ssl.SSLError):

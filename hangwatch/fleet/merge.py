@@ -1,4 +1,4 @@
-"""Pure: the groups of many nodes as one."""
+"""Pure: merge the groups of many nodes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SHOWN = 200
 
 
 def merge(a: Grouping, b: Grouping) -> Grouping:
-    """The grouping of both; associative and commutative, `merge(group(a), group(b)) == group(a + b)`."""
+    """Merge two groupings; associative and commutative: `merge(group(a), group(b)) == group(a + b)`."""
     return merge_all((a, b))
 
 
 def merge_all(groupings: Iterable[Grouping]) -> Grouping:
-    """The grouping of all, in one pass; the largest world size that somebody knows counts."""
+    """Merge groupings in one pass; the largest known world size is used."""
     parts = tuple(groupings)
     sizes = [part.world_size for part in parts if part.world_size is not None]
     return merge_groups(
@@ -36,7 +36,7 @@ def merge_all(groupings: Iterable[Grouping]) -> Grouping:
 
 
 class Gathering:
-    """Sightings as they come in, in any order: of each job the newest of each node. Equal stacks are held once."""
+    """Sightings in any order: the newest of each job and node. Equal stacks are stored once."""
 
     def __init__(self) -> None:
         self._newest: dict[str, dict[str, Sighting]] = defaultdict(dict)
@@ -45,7 +45,7 @@ class Gathering:
         self._values: dict[object, object] = {}
 
     def add(self, sighting: Sighting) -> None:
-        """Take one in; an older one of the same node and job is put aside."""
+        """Add a sighting; of several of one node and job only the newest counts."""
         key, node = sighting.job.key, sighting.node
         before = self._newest[key].get(node)
         if before is not None:
@@ -58,26 +58,26 @@ class Gathering:
 
     @property
     def jobs(self) -> Mapping[str, Job]:
-        """The jobs that were seen, by key, each as its first node names it."""
+        """The jobs that were seen, by key, each as named by its first node."""
         return {key: found[min(found)].job for key, found in sorted(self._newest.items())}
 
     def nodes(self, key: str) -> frozenset[str]:
-        """The nodes on which a job was seen."""
+        """Return the nodes on which a job was seen."""
         return frozenset(self._newest[key])
 
     def ranks_here(self, key: str) -> int | None:
-        """How many ranks a job has on the one node where it was seen; None where that is several nodes."""
+        """Return the number of ranks of a job on the only node where it was seen; None for several nodes."""
         sightings = list(self._newest[key].values())
         return sightings[0].job.ranks_here or None if len(sightings) == 1 else None
 
     def leaves(self, keys: Iterable[str]) -> dict[str, Leaf]:
-        """The leaf switch of each node where Slurm told the ranks of these jobs."""
+        """Return the leaf switch of each node, if Slurm passed it to the ranks of these jobs."""
         said = ((node, one) for key in keys for node, one in self._newest[key].items())
         found = ((node, topology.leaf_by_slurm(one.job.environ.get(topology.ADDRESS, ""))) for node, one in said)
         return {node: leaf for node, leaf in found if leaf is not None}
 
     def merged(self, keys: Iterable[str]) -> Grouping:
-        """The groups of these jobs as one job, with notes on what does not fit together."""
+        """Merge the groups of these jobs into one job, with notes on contradictions."""
         keys = list(keys)
         sightings = [found for key in keys for _, found in sorted(self._newest[key].items())]
         merged = merge_all(sighting.grouping for sighting in sightings)
@@ -86,7 +86,7 @@ class Gathering:
         return replace(merged, notes=(*merged.notes, *notes))
 
     def _share_values(self, grouping: Grouping) -> None:
-        """Put what is equal in many ranks, shapes and frames, in place of their own: half of the memory of a fleet."""
+        """Share equal values (frames, shapes) between ranks: this saves half of the memory of a fleet."""
         one = self._values.setdefault
         for group in grouping.groups:
             for member in group.members:
@@ -99,7 +99,7 @@ class Gathering:
                             force_setattr(done, "sizes", one(done.sizes, done.sizes))
 
     def _with_shared_stacks(self, group: Group) -> Group:
-        """The same group; what is shown of it is that of an earlier one where that is equal."""
+        """Return the same group; its stacks are shared with an earlier equal group."""
         memberless = replace(group, members=())
         return replace(self._shown.setdefault(memberless, memberless), members=group.members)
 
@@ -108,7 +108,7 @@ def _age(sighting: Sighting) -> tuple[float, bytes]:
     return sighting.opened_unix_seconds, encode(sighting)
 
 
-# --- what does not fit together --------------------------------------------------------------------------------------
+# --- contradictions --------------------------------------------------------------------------------------------------
 
 
 def _nodes(nodes: Iterable[str]) -> str:
@@ -122,7 +122,7 @@ def _outdated(older: Sequence[str]) -> list[str]:
 
 
 def _apart(sightings: Sequence[Sighting]) -> list[str]:
-    """What nodes saw minutes apart may be of two hangs."""
+    """Note that sightings are minutes apart: they may be of two hangs."""
     ordered = sorted(sightings, key=lambda one: (one.opened_unix_seconds, one.node))
     first, last = ordered[0], ordered[-1]
     apart = last.opened_unix_seconds - first.opened_unix_seconds

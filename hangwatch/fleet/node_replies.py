@@ -1,4 +1,7 @@
-"""Pure: what nodes replied -> who answered, who did not and why, and what they saw. A node speaks of itself alone."""
+"""Pure: replies of nodes -> nodes that answered, nodes that did not and why, and their sightings.
+
+A node's answer counts only for that node.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ LEAST_OFFSET_SECONDS = 1.0
 _NOT_FOUND = 127  # sh(1), timeout(1): no such command
 _NOT_EXECUTABLE = 126
 _UNREACHED = 255  # ssh(1)
-_TIMED_OUT = frozenset({124, 137})  # timeout(1): its time was over, and SIGKILL was needed
+_TIMED_OUT = frozenset({124, 137})  # timeout(1): 124 time over, 137 SIGKILL was needed
 _DUMPED = frozenset({0, 1})  # 1: no job runs there
 _REASON_CHARACTERS = 300
 _COMPLAINT_LINES = 8
@@ -32,15 +35,15 @@ AnswerT = TypeVar("AnswerT")
 
 
 class AnswerError(Exception):
-    """What a node sent is no answer; the message says why."""
+    """An invalid answer of a node; the message says why."""
 
 
 class RollCall(Generic[AnswerT]):
-    """Who has answered one question and who has not; replies are taken in as they come.
+    """Nodes that answered one question and nodes that did not; replies are added on arrival.
 
-    `read` makes an answer of what a node printed, under the name by which it was asked; it raises AnswerError. With the
-    exit codes of `answered` a node says something. `moments` are the first and the last time in an answer, by the clock
-    of its node; clocks that differ by less than `least_offset_seconds` are not told. `tool` is what runs there.
+    `read` parses the output of a node, given with the node's name; it raises AnswerError. `answered` are the exit codes
+    with which a node gives an answer. `moments` returns the first and the last time in an answer, by the clock of its
+    node; a clock difference below `least_offset_seconds` is not reported. `tool` is the program that runs on the node.
     """
 
     def __init__(
@@ -64,16 +67,16 @@ class RollCall(Generic[AnswerT]):
 
     @property
     def failed(self) -> list[tuple[str, list[str]]]:
-        """Why nodes that could be reached gave no answer, each reason with its nodes; the most frequent first."""
+        """Reasons why nodes that were reached did not answer, each with its nodes; the most frequent first."""
         return _folded(self._failed)
 
     @property
     def complaints(self) -> list[tuple[str, list[str]]]:
-        """What nodes said beside their answers, each text with its nodes; the most frequent first."""
+        """Texts that nodes printed on standard error, each with its nodes; the most frequent first."""
         return _folded(self._complaints)
 
     def take(self, reply: Reply) -> AnswerT | None:
-        """Take a reply in. Returns its answer, None without one."""
+        """Add a reply. Return its answer, or None."""
         if reply.is_late or reply.status in _TIMED_OUT or reply.status == _UNREACHED:
             self.silent.append(reply.node)
             return None
@@ -89,17 +92,17 @@ class RollCall(Generic[AnswerT]):
         return answer
 
     def fail(self, node: str, why: str) -> None:
-        """Take in that a node was reached, and what kept it from an answer."""
+        """Record that a node was reached but failed, and why."""
         self._failed[words.elided(words.printable(why), _REASON_CHARACTERS)].append(node)
 
     def complain(self, complaints: Mapping[str, bytes]) -> None:
-        """Take in what nodes printed on standard error."""
+        """Record what nodes printed on standard error."""
         for node, complaint in complaints.items():
             if said := _text(complaint):
                 self._complaints[said].append(node)
 
     def _printed(self, reply: Reply) -> bytes:
-        """The JSON in a reply. Raises AnswerError, which says why there is none."""
+        """Return the JSON in a reply. Raises AnswerError with the reason if there is none."""
         if reply.is_too_large:
             raise AnswerError(f"sent more than {MOST_ANSWER_BYTES >> 20} MiB")
         if reply.status in (_NOT_FOUND, _NOT_EXECUTABLE):
@@ -113,7 +116,7 @@ class RollCall(Generic[AnswerT]):
 
 
 class Replies(RollCall[GroupedDump]):
-    """All replies to `hangwatch dump --json --grouped`; `with_stacks`: they hold every stack, too."""
+    """All replies to `hangwatch dump --json --grouped`; `with_stacks`: they contain every stack, too."""
 
     def __init__(self, *, with_stacks: bool = False) -> None:
         read = _dump_with_stacks if with_stacks else _dump
@@ -122,7 +125,7 @@ class Replies(RollCall[GroupedDump]):
         self.without_job: list[str] = []
 
     def take(self, reply: Reply) -> GroupedDump | None:
-        """Take a reply in. What the node said of its jobs, under the name by which it was asked; None without that."""
+        """Add a reply. Return the jobs of the node, under the name by which it was asked; None without an answer."""
         dump = super().take(reply)
         if dump is None:
             return None
@@ -144,7 +147,7 @@ def _text(complaint: bytes) -> str:
 
 
 def _start(output: bytes) -> int | None:
-    """Where the form begins: behind what a login prints. None without one."""
+    """Return the offset of the JSON, after the text that a login prints; None without JSON."""
     if output.startswith(b"{"):
         return 0
     at = output.find(b"\n{")
@@ -173,7 +176,7 @@ def _capture_of(capture: Capture, node: str) -> Capture:
 
 
 def _of_node(dump: GroupedDump, node: str) -> GroupedDump:
-    """The same, of the node that was asked, whatever it calls itself and others."""
+    """Return the dump with the name of the node that was asked, whatever the dump calls itself and other nodes."""
     return replace(dump, node=node, jobs=tuple(_sighting_of(one, node) for one in dump.jobs))
 
 
@@ -188,7 +191,7 @@ def _members_of(members: Iterable[Member], node: str) -> Iterable[Member]:
 
 
 def _offset(reply: Reply, first_unix_seconds: float, last_unix_seconds: float) -> float:
-    """By how much the clocks differ at least: the node worked between our question and our end of its answer."""
+    """Return the least clock difference in seconds: the node worked between our question and the end of its answer."""
     ahead = last_unix_seconds - reply.ended_unix_seconds
     behind = first_unix_seconds - reply.asked_unix_seconds
     return ahead if ahead > 0 else min(behind, 0.0)

@@ -12,13 +12,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class NodesError(UserError):
-    """A set of nodes that cannot be meant; the message says why."""
+    """A set of nodes that is not valid; the message says why."""
 
 
 def expand(text: str) -> list[str]:
-    """The names in a set of nodes, in ClusterShell's syntax, each once. Raises NodesError.
+    """Return the names in a set of nodes, in ClusterShell's syntax, each once. Raises NodesError.
 
-    A name is that of a host: what begins with "-" would be an option of ssh.
+    Only names of hosts are accepted: a name that begins with "-" would be an option of ssh.
     """
     from ClusterShell.NodeSet import NodeSet, NodeSetException
     from ClusterShell.NodeUtils import GroupResolverError
@@ -39,7 +39,7 @@ def expand(text: str) -> list[str]:
 
 
 def named(names: list[str]) -> list[str]:
-    """These names. Raises NodesError for one that is none of a host."""
+    """Return the names unchanged. Raises NodesError for a name that is not a host name."""
     strange = next((name for name in names if not _NAME.fullmatch(name)), None)
     if strange is not None:
         raise NodesError(f"--nodes: {strange!r} is no name of a host")

@@ -1,4 +1,4 @@
-"""Finds the nodes of a job by what Prometheus has scraped of them."""
+"""Nodes of a job, from the series that Prometheus has scraped."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hangwatch.fleet.incident_fetch import AddressError, Site, site
 from hangwatch.formats import decoding
 
 MOST_BYTES = 64 << 20
-LOOKS_BACK = "1h"  # so long a node that is gone still belongs to its job
+LOOKS_BACK = "1h"  # a node that is gone still belongs to its job for this time
 
 
 T = TypeVar("T")
 
 
 class PrometheusError(Exception):
-    """What cannot be learnt from a Prometheus; the message says why, and what to do."""
+    """A failed query of Prometheus; the message says why, and what to do."""
 
 
 class _Labels(msgspec.Struct):
@@ -56,9 +56,9 @@ class _Active(msgspec.Struct):
 
 
 def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], list[str]]:
-    """The key of a job by its id, key or name, where its nodes serve, and the nodes of which that is not known.
+    """Return the key of a job by its id, key or name, the sites of its nodes, and its nodes without a known site.
 
-    `get` takes a path of Prometheus' HTTP API and gives the answer. Raises PrometheusError.
+    `get` takes a path of Prometheus' HTTP API and returns the answer. Raises PrometheusError.
     """
     text = json.dumps(job, ensure_ascii=False)
     info = "last_over_time(hangwatch_job_info{%s=%s}[%s])"
@@ -80,7 +80,7 @@ def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], li
 
 
 def _site(instance: str, scrape_url: str) -> Site | None:
-    """Beside the metrics, named as Prometheus names it; None of who is scraped no more, or at what is no address."""
+    """Return the site next to the metrics, named as in Prometheus; None if no longer scraped, or without valid URL."""
     try:
         parts = urlsplit(scrape_url)
         return site(f"{parts.scheme}://{parts.netloc}{parts.path.rpartition('/')[0]}")._replace(node=instance)

@@ -1,4 +1,4 @@
-"""Asks many nodes at the same time, by ClusterShell's engine; no answer is believed to be whole, small or quick."""
+"""Commands on many nodes in parallel, by ClusterShell's engine; answers may be incomplete, huge or late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ClusterShell.Worker.Exec import ExecClient, ExecWorker
 from hangwatch.fleet.transports import OneForAll, OnePerNode, Transport
 from hangwatch.formats import decoding
 
-FANOUT = 256  # nodes that are asked at once; each takes a process and three descriptors here
+FANOUT = 256  # nodes asked at once; each takes a process and three descriptors here
 MOST_ANSWER_BYTES = 32 << 20
 MOST_COMPLAINT_BYTES = 4 << 10
 MOST_LINE_BYTES = 1 << 20
@@ -24,10 +24,10 @@ _ENDING = re.compile(rb"=([0-9]{1,3})")
 
 
 class Reply(NamedTuple):
-    """What came back from one node, and when it was asked and had answered, by our clock.
+    """The output of one node, and the times of question and answer, by our clock.
 
-    `status` is the exit code of its command; None where there was no end by the deadline, or where nobody tells it.
-    `is_late`: the deadline passed. `is_too_large`: it sent more than is read.
+    `status` is the exit code of its command; None if the command did not end by the deadline, or if no source tells it.
+    `is_late`: the deadline passed. `is_too_large`: it sent more than the limit.
     """
 
     node: str
@@ -40,7 +40,7 @@ class Reply(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How many nodes have ended, of how many, after how long."""
+    """Number of nodes that have ended, number of nodes in all, and elapsed seconds."""
 
     ended: int
     asked: int
@@ -55,12 +55,12 @@ def ask(
     on_reply: Callable[[Reply], None],
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Mapping[str, bytes]:
-    """Ask all nodes, and hand on each reply as it comes; every node has one, by its deadline at the latest.
+    """Ask all nodes, and pass on each reply on arrival; every node has one, by its deadline at the latest.
 
-    Returns what nodes printed on standard error, which may come behind their replies.
+    Return what nodes printed on standard error, which may arrive after their replies.
 
-    Of more than `FANOUT` nodes the others are asked as these end, and have as long. What was started has ended when
-    this returns, also by an exception. Raises OSError where the command of the transport cannot be started.
+    With more than `FANOUT` nodes, the rest are asked as others end, and have the same time. All started processes have
+    ended when this returns or raises. Raises OSError if the command of the transport cannot be started.
     """
     task = task_self()
     task.set_info("fanout", FANOUT)
@@ -79,7 +79,7 @@ def ask(
 
 
 class _Collecting:
-    """What has come so far; the handler of ClusterShell's events, of which only its timer is used."""
+    """Replies so far; also the handler of ClusterShell's events, of which only the timer is used."""
 
     def __init__(
         self, nodes: Sequence[str], on_reply: Callable[[Reply], None], on_progress: Callable[[Progress], None]
@@ -100,7 +100,7 @@ class _Collecting:
         return node in self._waiting
 
     def take(self, node: str, text: bytes, *, is_complaint: bool) -> bool:
-        """Whether more is taken of this node."""
+        """Add output of a node; return True if it may send more."""
         if is_complaint and node in self.complaints:
             self.complaints[node] += text[: MOST_COMPLAINT_BYTES - len(self.complaints[node])]
             return True
@@ -117,7 +117,7 @@ class _Collecting:
         return bool(self._output.get(node))
 
     def is_whole(self, node: str) -> bool:
-        """Whether a node has sent a whole JSON value."""
+        """True if a node has sent a complete JSON value."""
         try:
             decoding.decode_json(self._output[node], msgspec.Raw)
         except (msgspec.DecodeError, ValueError, RecursionError):
@@ -142,18 +142,18 @@ class _Collecting:
         self.ev_timer(None)
 
     def finish(self) -> None:
-        """Of whom nothing is known any more."""
+        """Report all nodes that are still waiting."""
         for node in list(self._waiting):
             self.ended(node, None, is_late=node not in self._too_large)
 
     def ev_timer(self, _: object) -> None:
-        """Called by ClusterShell."""
+        """Report progress; called by ClusterShell."""
         now = time.monotonic()
         self._on_progress(Progress(self._asked - len(self._waiting), self._asked, now - self._began))
 
 
 class _Client(ExecClient):  # type: ignore[misc]
-    """One process that we started: of its output not lines are kept but so many bytes."""
+    """One process that we started. It keeps a limited number of bytes of output instead of lines."""
 
     worker: _Worker
 
@@ -181,12 +181,12 @@ class _NodeClient(_Client):
 
 
 class _AllClient(_Client):
-    """The process that asks all nodes: what a line is labelled with tells of which node it is."""
+    """The process that asks all nodes: the label of a line tells its node."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)
         self._node_of: dict[str, str] = {}
-        self._complaints: dict[str, bytes] = {}  # by labels of whom no name has come: two streams have no order
+        self._complaints: dict[str, bytes] = {}  # by label, while its name is unknown: two streams have no order
 
     def _arguments(self) -> Sequence[str]:
         assert isinstance(self.worker.transport, OneForAll)
@@ -223,7 +223,7 @@ class _AllClient(_Client):
         elif is_complaint:
             collecting.take(node, text + b"\n", is_complaint=True)
         elif text.startswith(b"{") or collecting.has_begun(node):
-            # Without line ends: srun(1) cuts lines of more than 1,024 bytes, and JSON needs none between its tokens.
+            # Without line ends: srun(1) splits lines of more than 1,024 bytes, and JSON needs none between its tokens.
             taken = collecting.take(node, text, is_complaint=False)
             if taken and text == b"}" and collecting.is_whole(node):
                 collecting.ended(node, None)

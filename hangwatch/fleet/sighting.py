@@ -1,4 +1,4 @@
-"""What one node saw of one job, without its stacks: what a node sends, and all that merging reads of incident.json."""
+"""Sightings: one job on one node without its stacks; the answer of a node, and what merging reads of incident.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hangwatch.model import INCIDENT_VERSION, Capture, Grouping, Incident, Job, 
 
 
 class Sighting(Value, frozen=True):
-    """The groups of one job on one node, as they were when an incident of it was opened or it was dumped."""
+    """The groups of one job on one node, when an incident of it was opened or when it was dumped."""
 
     node: str
     job: Job
@@ -26,10 +26,10 @@ class Sighting(Value, frozen=True):
 
 
 class GroupedDump(Value, frozen=True):
-    """`hangwatch dump --json --grouped`: what merging needs of every job on a node, and no stack but one of each group.
+    """`hangwatch dump --json --grouped`: what merging needs of every job on a node, with one stack of each group.
 
     `printed_unix_seconds` is the wall clock of the node when it answered. `schema_version` is that of an incident.
-    `captures` hold every stack of these jobs where they were asked for; merging passes over them.
+    `captures` hold every stack of these jobs if requested; merging ignores them.
     """
 
     schema_version: int
@@ -41,7 +41,7 @@ class GroupedDump(Value, frozen=True):
 
 
 class _Found(msgspec.Struct):
-    """A grouped dump, or an incident: the decoder passes over its captures, power and timeline."""
+    """A grouped dump, or an incident: the decoder skips its captures, power and timeline."""
 
     node: str
     job: Job | None = None
@@ -69,7 +69,7 @@ _ANSWER_VERSION = 1  # of `hangwatch dump --json` without --grouped
 
 
 def of(incident: Incident) -> Sighting:
-    """What merging needs of an incident; of the environment that is on which switch the node is."""
+    """Make a sighting from an incident; of the environment it keeps only the switch of the node."""
     environ = {name: value for name, value in incident.job.environ.items() if name == topology.ADDRESS}
     job = replace(incident.job, environ=environ, waiting=None)
     return Sighting(
@@ -80,7 +80,7 @@ def of(incident: Incident) -> Sighting:
 def grouped(
     node: str, incidents: Sequence[Incident], printed_unix_seconds: float, *, with_stacks: bool = False
 ) -> GroupedDump:
-    """The answer of a node that was asked now."""
+    """Make the answer of a node that is asked now."""
     return GroupedDump(
         schema_version=INCIDENT_VERSION,
         hangwatch_version=__version__,
@@ -92,9 +92,9 @@ def grouped(
 
 
 def read(path: Path, file: BinaryIO) -> GroupedDump:
-    """What an open file holds, as `parse` tells it; of an incident.json only what lies before the captures is read.
+    """Read an open file as `parse` does; of an incident.json only the part before the captures.
 
-    Raises StoreError, and FileError where reading fails.
+    Raises StoreError, and FileError if reading fails.
     """
     head = incident_file.read_head(file)
     if head is not None:
@@ -105,9 +105,9 @@ def read(path: Path, file: BinaryIO) -> GroupedDump:
 
 
 def parse(path: Path, content: bytes) -> GroupedDump:
-    """What a file holds: an incident, or what `hangwatch dump --json --grouped` printed. `path` is for the message.
+    """Parse an incident, or the output of `hangwatch dump --json --grouped`. `path` is for the message.
 
-    Raises StoreError, which says what is wrong: no incident, of a newer version, numbers beyond belief.
+    Raises StoreError with the reason: no incident, a newer version, incredible numbers.
     """
     try:
         found = _DECODER.decode(content)
@@ -140,7 +140,7 @@ def parse(path: Path, content: bytes) -> GroupedDump:
 
 
 def captures(path: Path, content: bytes) -> tuple[Capture, ...]:
-    """Every stack that `hangwatch dump --json --grouped --stacks` printed. `path` is for the message.
+    """Return every stack in the output of `hangwatch dump --json --grouped --stacks`. `path` is for the message.
 
     Raises StoreError.
     """
@@ -155,7 +155,7 @@ def _is_whole(found: _Found) -> bool:
 
 
 def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
-    """An incident that the model reads as a whole. Raises StoreError, which says why it is none."""
+    """Read an incident with the full model. Raises StoreError with the reason if it is not an incident."""
     try:
         incident = incident_file.parse(path, content)
     except incident_file.StoreError:
@@ -174,7 +174,7 @@ def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
 
 
 def _dump_version(content: bytes) -> int | None:
-    """Return the schema version of what `hangwatch dump --json` printed; None if it is no dump or a newer one."""
+    """Return the schema version in the output of `hangwatch dump --json`; None if it is no dump or a newer one."""
     try:
         version = decoding.decode_json(content, _WithJobs).schema_version
     except (msgspec.DecodeError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Which leaf switch a node is on: as Slurm tells its tasks, or as a file of topology.conf says. For words only."""
+"""The leaf switch of a node, from Slurm's environment of its tasks or a topology.conf file. Used only in messages."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ _PAIR = re.compile(r"(\S+)\s*:\s*(\S+)")
 
 
 class TopologyError(UserError):
-    """A file that says of no node which switch it is on; the message says where."""
+    """A file that names no switch of a node; the message says where."""
 
 
 class Leaf(Value, frozen=True):
-    """The leaf switch of a node, bounded and printable, and who says so."""
+    """The leaf switch of a node, bounded and printable, and the source of this information."""
 
     switch: str
     source: str
 
 
 def leaf_by_slurm(address: str) -> Leaf | None:
-    """Of `SLURM_TOPOLOGY_ADDR`, the switches from the root down to the node by dots, the one above the node.
+    """Return the leaf switch from `SLURM_TOPOLOGY_ADDR`, which lists the switches from the root to the node, with dots.
 
-    None where it has no switch. See srun(1).
+    None if it has no switch. See srun(1).
     """
     *_, switch, node = ["", "", *address.split(".")]
     return Leaf(_printable(switch), ADDRESS) if switch and node else None
 
 
 def read(path: Path) -> dict[str, Leaf]:
-    """The leaf switch of each node, of lines `SwitchName=s1 Nodes=node[1-8]` or `node[1-8]: s1`.
+    """Return the leaf switch of each node, from lines `SwitchName=s1 Nodes=node[1-8]` or `node[1-8]: s1`.
 
-    The first are those of Slurm's topology.conf(5); switches of switches say nothing of nodes. Raises TopologyError,
-    and NodesError for what is no set of nodes.
+    The first form is that of Slurm's topology.conf(5); its lines about switches of switches are skipped. Raises
+    TopologyError, and NodesError for an invalid set of nodes.
     """
     try:
         text = bounded_read.read(path, _MOST_BYTES, flags=os.O_NONBLOCK).decode("utf-8", "replace")

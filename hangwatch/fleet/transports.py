@@ -1,4 +1,4 @@
-"""Pure: the commands that carry a question to a node and its answer back, by ssh, pdsh, srun, kubectl, or here."""
+"""Pure: commands that run hangwatch on a node and return its output, by ssh, pdsh, srun, kubectl, or locally."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hangwatch.formats import decoding
 
 Via: TypeAlias = Literal["ssh", "pdsh", "srun", "kubectl", "local"]
 
-# Ends the command when our end of its standard input closes, which happens whatever we die of, and after the deadline.
-# One line, without a quotation mark: it passes through the shell of a user, which may be csh.
+# Ends the command when our end of its standard input closes, whatever ends us, and after the deadline. One line,
+# without a quotation mark: it passes through the login shell of a user, which may be csh.
 _WATCHED = (
     "exec 3<&0; timeout -k 2 {seconds:.0f} {command} </dev/null & p=$!; "
     "(read x <&3; kill $p) >/dev/null 2>&1 & w=$!; "
@@ -57,17 +57,17 @@ class _List(msgspec.Struct):
 
 
 class OnePerNode(NamedTuple):
-    """A command of its own for each node."""
+    """A separate command for each node."""
 
     command: Callable[[str], Sequence[str]]
 
 
 class OneForAll(NamedTuple):
-    """One command that asks all nodes and puts a label before each line of theirs.
+    """One command that asks all nodes and puts a label before each line of their output.
 
-    `label` splits a line into the label and the rest, `status` finds in a line of its own a node and how its command
-    ended. With `names_itself` labels are no nodes: the first line of each is the name of its node, the last one "=" and
-    the exit code.
+    `label` splits a line into the label and the rest; `status` returns the node and exit code in a line that reports
+    them. With `names_itself` labels are not node names: the first line of each label is the name of its node, the last
+    one "=" and the exit code.
     """
 
     command: Sequence[str]
@@ -80,15 +80,15 @@ Transport: TypeAlias = OnePerNode | OneForAll
 
 
 def script(command: str, seconds: float, ending: str = "exit $s") -> str:
-    """What a shell on the node runs: the command, for so long at most, and no longer than somebody asks.
+    """Return the shell script for a node: the command, ended at the deadline or when the asking process is gone.
 
-    `ending` is what it does with the exit code.
+    `ending` is the code after it, with the exit code in `$s`.
     """
     return _WATCHED.format(seconds=max(1.0, seconds), command=command, ending=ending)
 
 
 def ssh(command: str, seconds: float, options: Sequence[str] = ()) -> OnePerNode:
-    """A connection for each node, for whose name %h stands in the command; nobody is asked for a password."""
+    """Return the command for one connection per node, without a password prompt; %h in `command` is the node's name."""
     usual = ("-x", "-a", "-oBatchMode=yes", f"-oConnectTimeout={max(1, round(seconds))}")
 
     def of(node: str) -> Sequence[str]:
@@ -99,10 +99,10 @@ def ssh(command: str, seconds: float, options: Sequence[str] = ()) -> OnePerNode
 
 
 def local(command: str, seconds: float) -> OnePerNode:
-    """Here, once for each name, for which %h stands in the command: `ip netns exec %h hangwatch`.
+    """Return the command that runs locally, once for each name, for %h in it: `ip netns exec %h hangwatch`.
 
-    The shell that we end is another one than the shell that runs the script, as behind ssh(1): ended between the start
-    of the command and that of what watches it, the script would leave the command behind.
+    The shell that we end is not the shell that runs the script, as with ssh(1). If the script ended between the start
+    of the command and the start of its watcher, the command would continue to run.
     """
     return OnePerNode(lambda node: ["sh", "-c", 'sh -c "$0"; exit $?', script(_named(command, node), seconds)])
 
@@ -112,7 +112,7 @@ def _named(command: str, node: str) -> str:
 
 
 def kubectl(command: str, seconds: float, pods: Mapping[str, Pod], options: Sequence[str] = ()) -> OnePerNode:
-    """In the pod of hangwatch on each node, for whose name %h stands in the command."""
+    """Return the command that runs in the pod of hangwatch on each node; %h in `command` is the node's name."""
 
     def of(node: str) -> Sequence[str]:
         pod = pods[node]
@@ -123,13 +123,13 @@ def kubectl(command: str, seconds: float, pods: Mapping[str, Pod], options: Sequ
 
 
 def pods_by_node(listed: bytes) -> dict[str, Pod]:
-    """What `kubectl get pods --output json` printed, by node. Raises ValueError."""
+    """Parse the output of `kubectl get pods --output json`; pods by node. Raises ValueError."""
     found = decoding.decode_json(listed, _List)
     return {item.spec.node: Pod(item.metadata.namespace, item.metadata.name) for item in found.items if item.spec.node}
 
 
 def nodes_of_pods(listed: bytes) -> list[str]:
-    """The nodes of the pods that `kubectl get pods --output json` printed, save of those that have ended.
+    """Return the nodes of pods in the output of `kubectl get pods --output json`, except pods that have ended.
 
     Raises ValueError.
     """
@@ -138,13 +138,13 @@ def nodes_of_pods(listed: bytes) -> list[str]:
 
 
 def pdsh(command: str, seconds: float, nodes: str, fanout: int, options: Sequence[str] = ()) -> OneForAll:
-    """One pdsh for all nodes; its own clocks are not relied on."""
+    """Return one pdsh command for all nodes; its own timeouts are not used."""
     asked = f"sh -c {shlex.quote(script(command, seconds))}"
     return OneForAll(["pdsh", "-f", str(fanout), *options, "-w", nodes, asked], _labelled(_PDSH_LINE), _pdsh_status)
 
 
 def srun(command: str, seconds: float, nodes: Sequence[str], job: str, options: Sequence[str] = ()) -> OneForAll:
-    """One step beside those of the job, a task on each node, without a GPU; slurmd says on which node a task is."""
+    """Return one step next to those of the job, a task on each node, without a GPU; slurmd tells the node of a task."""
     step = ["--overlap", f"--jobid={job}", "--gres=gpu:0", "--label", "--kill-on-bad-exit=0"]
     where = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
     asked = command.replace("%h", "$SLURMD_NODENAME")

@@ -1,4 +1,4 @@
-"""The ways in which one rank stops making progress. Standard library only: ranks import it."""
+"""Faults that stop the progress of one rank. Standard library only: ranks import it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 
 
 def deadlock(_me: object) -> None:
-    """Wait for a lock whose holder waits for something that never comes."""
+    """Wait for a lock that a thread holds while it waits forever."""
     lock, held = threading.Lock(), threading.Event()
     threading.Thread(target=upload_metrics, args=(lock, held), name="metrics-uploader", daemon=True).start()
     held.wait()
@@ -16,7 +16,7 @@ def deadlock(_me: object) -> None:
 
 
 def upload_metrics(lock: threading.Lock, held: threading.Event) -> None:
-    """Hold the lock while an answer is awaited that never comes."""
+    """Hold the lock during the wait for an answer that never arrives."""
     answer = threading.Event()
     with lock:
         held.set()
@@ -24,13 +24,13 @@ def upload_metrics(lock: threading.Lock, held: threading.Event) -> None:
 
 
 def log_metrics(lock: threading.Lock) -> None:
-    """Take the lock of the metrics."""
+    """Acquire the lock of the metrics."""
     with lock:
         pass
 
 
 def pack_sequences(_me: object) -> None:
-    """Loop for ever in Python; gives way to others, so that a demo does not slow down the machine it runs on."""
+    """Loop forever in Python, with low priority, so that a demo does not slow down the machine it runs on."""
     os.nice(10)
     room, length = 4096, 0
     while length != room:

@@ -1,9 +1,9 @@
-"""The launcher of the simulated job: starts the ranks as torchrun's agent does, and is where their collectives meet.
+"""The launcher of the simulated job: starts the ranks as torchrun's agent does, and serves their collectives.
 
-Started by `hangwatch.demo.simulated_node`, which sends a line per order on standard input: `WHOM ORDER`. WHOM is a
-rank, `all`, `peers` (the ranks of the other nodes) or `launcher`. It reads a line per event on standard output:
-`ready PID...` once all ranks have joined, `given` when an order has been handed out, `resumed` at the first step after
-that. The end of standard input ends the job. Standard library only, as for the ranks.
+Started by `hangwatch.demo.simulated_node`, which sends a line per order on standard input: `TARGET ORDER`. TARGET is a
+rank, `all`, `peers` (the ranks of the other nodes) or `launcher`. It reads a line per event on standard output: `ready
+PID...` once all ranks have joined, `given` when an order has been handed out, `resumed` at the first step after that.
+The end of standard input ends the job. Standard library only, as for the ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Launcher:
-    """The ranks of this node, who of them has arrived at a collective, and what to ask of them next."""
+    """The ranks of this node, the ranks that have joined the current collective, and the next orders."""
 
     def __init__(self, folder: str, run_id: str, ranks: int, nodes: int, worker: str) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ class Launcher:
         self.readers.register(ours, selectors.EVENT_READ, partial(self.hear, local_rank))
 
     def torchrun_environ(self, local_rank: int) -> dict[str, str]:
-        """What torchrun's agent puts into the environment of a rank of the first node."""
+        """Return the environment that torchrun's agent gives to a rank of the first node."""
         numbers = {
             "RANK": local_rank,
             "LOCAL_RANK": local_rank,
@@ -81,14 +81,14 @@ class Launcher:
         return names | {name: str(number) for name, number in numbers.items()}
 
     def serve(self) -> None:
-        """Carry collectives and orders until standard input ends."""
+        """Serve collectives and orders until standard input ends."""
         while not self.ended:
             for key, _ in self.readers.select():
                 read: Callable[[], None] = key.data
                 read()
 
     def read_orders(self) -> None:
-        """Take what has come on standard input."""
+        """Read orders from standard input."""
         text = os.read(sys.stdin.fileno(), LONGEST_MESSAGE_BYTES).decode()
         self.ended = not text
         *lines, self.unread = (self.unread + text).split("\n")
@@ -96,7 +96,7 @@ class Launcher:
             self.obey(line)
 
     def obey(self, line: str) -> None:
-        """Take one order; ranks hear of theirs with the answer to the next all_reduce."""
+        """Handle one order; a rank receives its order with the answer to the next all_reduce."""
         whom, _, order = line.partition(" ")
         if whom == "peers":
             self.others_arrive = order != "stay-away"
@@ -107,14 +107,14 @@ class Launcher:
             self.orders |= dict.fromkeys(self.pids, order) if whom == "all" else {int(whom): order}
 
     def hear(self, local_rank: int) -> None:
-        """Take a message of a rank; an empty one means that it has ended."""
+        """Handle a message of a rank; an empty one means that the rank has ended."""
         message = self.peers[local_rank].recv(LONGEST_MESSAGE_BYTES).decode()
         if message:
             operation, _, value = message.partition(" ")
             self.arrived[local_rank] = (operation, float(value))
             self.complete_collective()
             return
-        # Like torchrun, reap it and wait for the others, for it ended without an error.
+        # Like torchrun, reap it and wait for the others, because it ended without an error.
         self.readers.unregister(self.peers[local_rank])
         self.peers.pop(local_rank).close()
         os.waitpid(self.pids[local_rank], 0)
@@ -155,7 +155,7 @@ class Launcher:
         self.start()
 
     def end(self) -> None:
-        """Kill the ranks that are left, and reap them and their loaders."""
+        """Kill the remaining ranks, and reap them and their loaders."""
         for local_rank in self.peers:
             os.kill(self.pids[local_rank], signal.SIGKILL)
         try:
@@ -166,7 +166,7 @@ class Launcher:
 
 
 def say(event: str) -> None:
-    """Tell the simulated node of an event."""
+    """Send an event to the simulated node."""
     sys.stdout.write(f"{event}\n")
     sys.stdout.flush()
 
@@ -175,7 +175,7 @@ def main() -> None:
     """`launcher FOLDER RUN_ID RANKS NODES WORKER_MODULE FIRST_ORDER`."""
     folder, run_id, ranks, nodes, worker, first_order = sys.argv[1:]
     become("pt_elastic", os.getppid(), Path(folder))
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that `end` can wait for loaders whose rank is gone
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that `end` can wait for loaders of dead ranks
     launcher = Launcher(folder, run_id, int(ranks), int(nodes), worker)
     try:
         launcher.start()

@@ -1,4 +1,4 @@
-"""A data loader in a process of its own, forked from its rank and named `pt_data_worker` as torch names it.
+"""A data loader in a separate process, forked from its rank and named `pt_data_worker` as torch names it.
 
 Standard library only: ranks import it.
 """
@@ -17,14 +17,14 @@ _UP = b"."
 
 
 class Loader(NamedTuple):
-    """A rank's ends of the two pipes to its loader: the names of shards go out, batches come back."""
+    """A rank's ends of the two pipes to its loader: it sends names of shards and receives batches."""
 
     requests: int
     batches: int
 
 
 def start(folder: Path) -> Loader:
-    """Fork the loader and wait until it is up; it dies with its rank."""
+    """Fork the loader and wait until it has started; it dies with its rank."""
     request_read, request_write = os.pipe()
     batch_read, batch_write = os.pipe()
     rank = os.getpid()
@@ -41,7 +41,7 @@ def start(folder: Path) -> Loader:
 
 
 def next_batch(loader: Loader, shard: str = GOOD_SHARD) -> bytes:
-    """Ask the loader for a batch of that shard and wait for it."""
+    """Request a batch of a shard from the loader and wait for it."""
     os.write(loader.requests, f"{shard}\n".encode())
     batch = b""
     while len(batch) < BATCH_BYTES:
@@ -53,7 +53,7 @@ def next_batch(loader: Loader, shard: str = GOOD_SHARD) -> bytes:
 
 
 def read_shard(shard: str) -> bytes:
-    """One batch; a shard on storage that does not answer (here: a FIFO) blocks as on a hung mount."""
+    """Read one batch; a shard on storage that does not answer (a FIFO in the demo) blocks as on a hung mount."""
     with open(shard, "rb") as file:  # noqa: PTH123 - pathlib's frame would hide this one
         return file.read(BATCH_BYTES)
 

@@ -1,6 +1,6 @@
-"""A notebook that holds a GPU: it computed for a while, and now nobody runs a cell. It is no rank of any job.
+"""A notebook that holds a GPU: it computed for a while, and now runs no cell. It is not a rank of any job.
 
-Started and spoken to as `hangwatch.demo.launcher` is; the order `idle` ends the running cell. Standard library only.
+Started and controlled like `hangwatch.demo.launcher`; the order `idle` ends the running cell. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STEP_SECONDS = 0.1
 
 
 def run_cell(phases: Phases) -> None:
-    """Compute until somebody interrupts the cell."""
+    """Compute until an order interrupts the cell."""
     while not select.select([sys.stdin], [], [], 0)[0]:
         phases.enter(0, Phase.COMPUTE)
         time.sleep(STEP_SECONDS)
@@ -27,13 +27,13 @@ def run_cell(phases: Phases) -> None:
 
 
 def wait_for_cell(phases: Phases) -> None:
-    """Wait as a kernel waits for its next cell; here until the end of standard input."""
+    """Wait as a kernel waits for its next cell; in the demo until the end of standard input."""
     phases.enter(0, Phase.IDLE)
     sys.stdin.readline()
 
 
 def main() -> None:
-    """`notebook FOLDER`, and arguments that a launcher takes and a notebook has no use for."""
+    """Run as `notebook FOLDER`; other arguments, which a launcher takes, are ignored."""
     folder = Path(sys.argv[1])
     become("python", os.getppid(), folder)
     phases = Phases(folder / "phases")

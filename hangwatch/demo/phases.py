@@ -1,7 +1,7 @@
-"""What each rank is doing, in memory that ranks write and the simulated GPUs read.
+"""The current phase of each rank, in memory that ranks write and the simulated GPUs read.
 
-Standard library only: ranks import it. A rank that got stuck cannot tell anybody. So a slot holds what the rank began,
-and when: the reader sees that a phase has become too old to be work.
+Standard library only: ranks import it. A stuck rank cannot report that it is stuck. So a slot holds the phase and its
+start time: the reader sees that a phase is too old to be work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SLOT = struct.Struct("=dq")
 
 
 class Phase(IntEnum):
-    """What a rank was doing when it last said so."""
+    """The phase that a rank last entered."""
 
     STARTING = 0
     LOADING = 1
@@ -29,14 +29,14 @@ class Phase(IntEnum):
 
 
 class Seen(NamedTuple):
-    """A phase and for how many seconds it has lasted."""
+    """A phase and the seconds since its begin."""
 
     phase: Phase
     age_seconds: float
 
 
 class Phases:
-    """One slot per local rank in a small shared file; each rank writes its own slot only."""
+    """One slot per local rank in a small shared file; each rank writes only its own slot."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -44,19 +44,19 @@ class Phases:
 
     @staticmethod
     def create(path: Path, ranks: int) -> Phases:
-        """Make the file with all ranks in STARTING."""
+        """Create the file with all ranks in STARTING."""
         path.write_bytes(_SLOT.pack(time.monotonic(), Phase.STARTING) * ranks)
         return Phases(path)
 
     def enter(self, local_rank: int, phase: Phase) -> None:
-        """Say what this rank begins to do now."""
+        """Record that this rank enters a phase now."""
         _SLOT.pack_into(self._memory, local_rank * _SLOT.size, time.monotonic(), phase)
 
     def read(self, local_rank: int) -> Seen:
-        """What a rank said last, and how long ago."""
+        """Return the phase that a rank last entered, and its age."""
         since, phase = _SLOT.unpack_from(self._memory, local_rank * _SLOT.size)
         return Seen(Phase(phase), time.monotonic() - since)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Unmap the memory."""
         self._memory.close()

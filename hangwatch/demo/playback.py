@@ -1,4 +1,4 @@
-"""Plays a scenario on a simulated node under the real daemon, and judges what the daemon made of it."""
+"""Playback of a scenario on a simulated node under the real daemon, and a judgement of the daemon's answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NewDaemon: TypeAlias = Callable[..., Daemon]
 
 
 class Outcome(Value, frozen=True):
-    """How a scenario went. `seconds` run from the trouble to the answer; `report` is the folder of the incident."""
+    """Result of a scenario. `seconds` run from the fault to the answer; `report` is the folder of the incident."""
 
     scenario: str
     right: bool
@@ -51,9 +51,9 @@ class Outcome(Value, frozen=True):
 
 
 def settings(directory: Path) -> Settings:
-    """What the demo's daemon runs with: everything quicker, and rules for the demo's own collectives and loader.
+    """Return the settings of the demo's daemon: shorter times, and rules for the demo's own collectives and loader.
 
-    A site teaches hangwatch its own code in the same way. What is left out is known: `next_batch`, `evaluate`.
+    A site adds rules for its own code in the same way. `next_batch` and `evaluate` need no rule: hangwatch knows them.
     """
     return Settings(
         gpu=config.Gpu(sample_seconds=0.25),
@@ -80,7 +80,7 @@ def settings(directory: Path) -> Settings:
 
 
 def descriptions() -> dict[str, str]:
-    """What happens in each scenario, by name."""
+    """Return a description of each scenario, by name."""
     return {
         name: f"one rank {scenario.what}" if scenario.whom == "one" else scenario.what
         for name, scenario in SCENARIOS.items()
@@ -96,9 +96,9 @@ def play(
     directory: Path | None = None,
     new_daemon: NewDaemon = Daemon,
 ) -> Outcome:
-    """Play the scenario of that name; `say` gets a line for everything that happens.
+    """Play the scenario `name`; `say` is called with a line for every event.
 
-    The same `seed` plants the same rank. `directory` gets the incident and the daemon's log; without it
+    The same `seed` plants the fault in the same rank. `directory` is for the incident and the daemon's log; default is
     `hangwatch-demo` in the current directory. Every process is ended, also when this raises: NodeError when the
     simulated node fails, StoreError when the directory cannot be used.
     """
@@ -134,7 +134,7 @@ def _play(
 
 
 class Watcher:
-    """Follows one job on the daemon's board and says each change of its state."""
+    """Follows one job on the daemon's board and reports each change of its state."""
 
     def __init__(self, daemon: Daemon, job_id: str, say: Callable[[str], None]) -> None:
         self._daemon = daemon
@@ -147,7 +147,7 @@ class Watcher:
         self.saw_job = False
 
     def look(self) -> JobEntry | None:
-        """The job as it is now; None while the daemon knows no such job."""
+        """Return the job as it is now; None while the daemon does not know it."""
         jobs = self._daemon.board.snapshot.jobs
         self.saw_job |= bool(jobs)
         entry = next((entry for entry in jobs.values() if entry.job.job_id == self._job_id), None)
@@ -165,11 +165,11 @@ class Watcher:
         return entry
 
     def follow(self, seconds: float) -> None:
-        """Say what happens for so long."""
+        """Report events for this time."""
         wait_until(lambda: self.look() is None and False, seconds)
 
     def is_in(self, *states: JobState) -> bool:
-        """Whether the job is in one of these states now."""
+        """True if the job is in one of these states now."""
         entry = self.look()
         return entry is not None and entry.watch.state in states
 
@@ -183,7 +183,7 @@ def _train(scenario: Scenario, watcher: Watcher) -> None:
 
 
 def _await_answer(scenario: Scenario, node: SimulatedNode, watcher: Watcher) -> None:
-    """Wait for the page of a hang; for a healthy scenario, until it is over and the job is training."""
+    """Wait for the page of a hang; for a healthy scenario, until it has ended and the job is training."""
     if scenario.right is Answer.NO_JOB:
         watcher.follow(IDLE_SECONDS)
         return
@@ -220,7 +220,7 @@ def _judge(scenario: Scenario, planted: int | None, seconds: float, watcher: Wat
 
 
 def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdict | None) -> tuple[bool, str]:
-    """Whether the answer was right, and a sentence about it."""
+    """Return True if the answer was right, and a sentence about it."""
     named = [one.rank for one in verdict.named] if verdict else []
     names = f"rank {', '.join(map(str, named))}" if named else "nobody"
     paged = f"paged and named {names}" if watcher.paged else "did not page"
@@ -239,7 +239,7 @@ def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdic
 
 
 def _report(daemon: Daemon, job_id: str) -> Path | None:
-    """The folder of the job's incident once it is written; None when that takes too long."""
+    """Return the folder of the job's incident once it is written; None at the deadline."""
     store = daemon.store
     assert store is not None
 

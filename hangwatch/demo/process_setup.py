@@ -1,4 +1,4 @@
-"""How a process of the simulated node presents itself to the kernel. Standard library only: ranks import it."""
+"""Name, visibility and lifetime of a process of the simulated node. Standard library only: ranks import it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 PROCESSES = "proc"
-"""In the folder of a simulated node: a view of /proc with the processes of that node only."""
+"""In the folder of a simulated node: a view of /proc with only the processes of that node."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61
@@ -16,14 +16,14 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 def become(comm: str, parent: int, folder: Path) -> None:
-    """Be named `comm`, appear in the node's view of /proc, and die with `parent`; see prctl(2).
+    """Set the name to `comm`, appear in the node's view of /proc, and die with `parent`; see prctl(2).
 
-    Under Yama only ancestors may trace a process; py-spy, which is none, is let in.
+    Under Yama only ancestors may trace a process; this lets py-spy, which is not an ancestor, trace it, too.
     """
     Path("/proc/self/comm").write_text(comm)
     (folder / PROCESSES / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY)
-    if os.getppid() != parent:  # it died before the first prctl
+    if os.getppid() != parent:  # the parent died before the first prctl
         os.kill(os.getpid(), signal.SIGKILL)

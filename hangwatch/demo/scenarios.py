@@ -1,4 +1,4 @@
-"""What the demo can play, and what the right answer to it is.
+"""The scenarios of the demo, and the right answer to each.
 
 To add a scenario: an order in `worker.ORDERS` and a row here.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Answer(Enum):
-    """What hangwatch should make of a scenario."""
+    """The right answer of hangwatch to a scenario."""
 
     NAMES_PLANTED = "a page that names the planted rank"
     NAMES_NOBODY = "a page that names nobody: all ranks here wait"
@@ -20,7 +20,7 @@ class Answer(Enum):
 
 
 class Scenario(NamedTuple):
-    """One scenario: `order` goes to `whom` (`one` random rank, `all`, or the `peers` on other nodes)."""
+    """One scenario: `order` is sent to `whom` (`one` random rank, `all`, or the `peers` on other nodes)."""
 
     name: str
     what: str
@@ -31,7 +31,7 @@ class Scenario(NamedTuple):
     program: str = "hangwatch.demo.launcher"
 
     def planted_rank(self, ranks: int, seed: int) -> int | None:
-        """The rank that gets stuck, if it is one of this node."""
+        """Return the rank that gets stuck; None if no rank of this node does."""
         return random.Random(seed).randrange(ranks) if self.whom == "one" else None  # noqa: S311 - a die, no key
 
 

@@ -1,7 +1,7 @@
-"""Simulated GPUs whose power follows what the ranks of a simulated node really do.
+"""Simulated GPUs with a power that follows the real behaviour of the ranks of a simulated node.
 
-The levels are those of H100 with a limit of 700 W: measured hung jobs lie at 14 to 29 % of the limit, at 100 %
-utilisation where ranks wait in NCCL, and often at 0 % on the rank that they wait for.
+The levels are those of H100 with a limit of 700 W: measured hung jobs draw 14 to 29 % of the limit, at 100 %
+utilisation on ranks that wait in NCCL, and often at 0 % on the rank that they wait for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DRAINED_SECONDS = 1.0  # NVML averages power over a second, and queued kernels r
 
 
 class Load(NamedTuple):
-    """What a GPU draws, give or take, and how busy the driver says that it is."""
+    """Power of a GPU, its random spread, and the utilisation that the driver reports."""
 
     watts: float
     spread_watts: float
@@ -43,7 +43,7 @@ _AT_ONCE = {
 
 
 def load(seen: Seen, alive: bool = True) -> Load:
-    """What the GPU of a rank does that has been in this phase for that long."""
+    """Return the load of the GPU of a rank that has been in this phase for this time."""
     if not alive:
         return IDLE
     if seen.phase in _AT_ONCE:
@@ -54,20 +54,20 @@ def load(seen: Seen, alive: bool = True) -> Load:
 
 
 class SimulatedGpus:
-    """One GPU per rank of the simulated jobs; stands where the daemon otherwise asks the driver."""
+    """One GPU per rank of the simulated jobs; replaces the driver as the daemon's source."""
 
     def __init__(self, *nodes: SimulatedNode, seed: int = 0) -> None:
         self._ranks = [(node, local_rank) for node in nodes for local_rank in range(node.ranks)]
         self._random = random.Random(seed)  # noqa: S311 - noise of a sensor
 
     def start(self) -> None:
-        """Nothing to start: a sweep is read when it is asked for."""
+        """Do nothing: a sweep is read on demand."""
 
     def stop(self) -> None:
-        """Nothing to stop."""
+        """Do nothing."""
 
     def latest(self) -> GpuSweep:
-        """All GPUs, now."""
+        """Return a sweep of all GPUs now."""
         return GpuSweep(
             taken_monotonic_seconds=time.monotonic(),
             taken_unix_seconds=time.time(),
@@ -76,11 +76,11 @@ class SimulatedGpus:
         )
 
     def status(self) -> SamplerStatus:
-        """How the sampling fares: always well."""
+        """Return the status of the sampler: always alive."""
         return SamplerStatus(alive=True, last_answer_monotonic_seconds=time.monotonic())
 
     def query(self, kind: type[DetailsT], deadline_seconds: float) -> Fault:
-        """Details are what only a driver has."""
+        """Return a fault: only a driver has details."""
         return Fault(
             subject="simulated GPUs",
             reason="NotSimulated",

@@ -1,4 +1,4 @@
-"""A simulated node, seen from outside: starts its processes, gives orders, hears of events, ends everything."""
+"""A simulated node from outside: starts its processes, sends orders, reads events, ends everything."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hangwatch.errors import UserError
 
 START_DEADLINE_SECONDS = 30.0
 END_DEADLINE_SECONDS = 10.0
-KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")  # none of a batch job in which the demo may itself run
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")  # no variable of a batch job in which the demo may run
 
 
 class NodeError(UserError):
-    """The simulated node did not do what it should; the message says what, and holds the end of its log."""
+    """A failure of the simulated node; the message says which, with the end of its log."""
 
 
 class SimulatedNode:
     """`ranks` worker processes of a job over `nodes` nodes, of which this is the first.
 
     A context manager: on leaving it, every process that it started is gone. `pids` are those of the ranks, by local
-    rank; `proc_root` is a view of /proc that shows no process but the node's. `program` is the module that starts them,
-    `worker` the one that a rank runs, `first_order` (WHOM ORDER) what it does before its first step. The processes also
-    die with this one, however it dies.
+    rank; `proc_root` is a view of /proc with only the node's processes. `program` is the module that starts them,
+    `worker` the module that a rank runs, `first_order` (TARGET ORDER) the order before its first step. The processes
+    also die with this process, however it dies.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class SimulatedNode:
         self.close()
 
     def order(self, whom: int | str, order: str) -> None:
-        """Ask a rank, `all` ranks or the `peers` on other nodes for something; waits until they know."""
+        """Send an order to a rank, `all` ranks or the `peers` on other nodes; wait until they have it."""
         self._write(f"{whom} {order}\n")
         self.wait_for_event("given", START_DEADLINE_SECONDS)
 
     def restart(self) -> None:
-        """Let the launcher replace all ranks; waits until the new ones are there."""
+        """Let the launcher replace all ranks; wait until the new ranks have joined."""
         self._write("launcher restart\n")
         self.wait_for_event("ready", START_DEADLINE_SECONDS)
 
     def wait_for_event(self, event: str, deadline_seconds: float) -> list[str]:
-        """The words after the next event of that name. Raises NodeError when it does not come in time."""
+        """Return the words after the next event of that name. Raises NodeError if it does not arrive in time."""
         end = time.monotonic() + deadline_seconds
         while True:
             words = self._next_event(end - time.monotonic())
@@ -102,21 +102,21 @@ class SimulatedNode:
                 return words[1:]
 
     def has_said(self, event: str) -> bool:
-        """Whether an event has come in the meantime; does not wait."""
+        """True if an event has arrived in the meantime; does not wait."""
         while (words := self._next_event(0.0)) is not None:
             if words[0] == event:
                 return True
         return False
 
     def is_alive(self, local_rank: int) -> bool:
-        """Whether the process of a rank exists."""
+        """True if the process of a rank exists."""
         return Path(f"/proc/{self.pids[local_rank]}").exists()
 
     def close(self) -> None:
         """End all processes and remove the folder; the launcher reaps its ranks before it exits."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # an order that a dead launcher did not take
+                with contextlib.suppress(BrokenPipeError):  # an order that a dead launcher did not read
                     pipe.close()
         try:
             self._process.wait(END_DEADLINE_SECONDS)
@@ -158,7 +158,7 @@ class SimulatedNode:
 
 
 def _link_kernel_files(proc_root: Path) -> None:
-    """All of /proc but its processes: those of the node link themselves in when they start."""
+    """Link all of /proc except its processes: those of the node link themselves when they start."""
     proc_root.mkdir()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -166,7 +166,7 @@ def _link_kernel_files(proc_root: Path) -> None:
 
 
 def wait_until(condition: Callable[[], bool], deadline_seconds: float, every_seconds: float = 0.05) -> bool:
-    """Whether the condition became true before the deadline."""
+    """Return True as soon as the condition is true, False at the deadline."""
     end = time.monotonic() + deadline_seconds
     while not condition():
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Collectives over a Unix socket to the launcher. A rank that waits for its peers is really blocked in here.
+"""Collectives over a Unix socket to the launcher. A rank that waits for its peers is really blocked here.
 
 Standard library only: ranks import it.
 """
@@ -12,14 +12,14 @@ LONGEST_MESSAGE_BYTES = 4096
 
 
 class Reduced(NamedTuple):
-    """The sum over all ranks, and what the launcher asks this rank to do next ("" is: go on)."""
+    """The sum over all ranks, and the launcher's next order for this rank ("go": continue)."""
 
     total: float
     order: str
 
 
 def join(peers: socket.socket) -> str:
-    """Block until every rank of the job has started; returns what the launcher asks this rank to do first."""
+    """Block until every rank of the job has started; return the launcher's first order for this rank."""
     peers.send(b"join 0")
     return peers.recv(LONGEST_MESSAGE_BYTES).decode().partition(" ")[2]
 

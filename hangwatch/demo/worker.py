@@ -1,6 +1,6 @@
-"""One rank of the simulated job: load, compute, all_reduce, again and again, until it is asked for something else.
+"""One rank of the simulated job: load, compute, all_reduce, again and again, until it receives another order.
 
-Standard library only, started with `python -SE`: a rank is up in some 30 ms.
+Standard library only, started with `python -SE`: a rank starts in about 30 ms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK_BYTES = 1 << 18
 
 
 class Rank(NamedTuple):
-    """What a rank knows of itself, and its connections."""
+    """The numbers of a rank, and its connections."""
 
     rank: int
     local_rank: int
@@ -36,12 +36,12 @@ class Rank(NamedTuple):
     loader: loader.Loader
 
     def begins(self, phase: Phase) -> None:
-        """Say what this rank does from now on."""
+        """Record that this rank enters a phase."""
         self.phases.enter(self.local_rank, phase)
 
 
 def compute(batch: bytes, cpu_seconds: float) -> float:
-    """Stands for kernels on a GPU: a little work of the CPU that launches them, and a wait for them."""
+    """Simulate kernels on a GPU: a little work of the CPU that launches them, and a wait for them."""
     loss, end = 0.0, time.thread_time() + cpu_seconds
     while time.thread_time() < end:
         loss += sum(batch[::64])
@@ -50,7 +50,7 @@ def compute(batch: bytes, cpu_seconds: float) -> float:
 
 
 def train(me: Rank) -> None:
-    """Steps without end; what the launcher asks for is done between two of them."""
+    """Train forever; orders of the launcher are executed between two steps."""
     order = join(me.peers)
     while True:
         name, *words = order.split()
@@ -60,7 +60,7 @@ def train(me: Rank) -> None:
 
 
 def train_step(me: Rank) -> str:
-    """One step; returns what the launcher asks for next."""
+    """Train one step; return the launcher's next order."""
     me.begins(Phase.LOADING)
     batch = loader.next_batch(me.loader)
     me.begins(Phase.COMPUTE)
@@ -86,7 +86,7 @@ def save_checkpoint(folder: Path, seconds: float) -> None:
 
 
 def checkpoint(me: Rank, seconds: str) -> None:
-    """Rank 0 writes, the others wait for it."""
+    """Write a checkpoint on rank 0; the others wait for it."""
     if me.rank == 0:
         me.begins(Phase.CHECKPOINT)
         save_checkpoint(me.folder, float(seconds))
@@ -107,14 +107,14 @@ def evaluate(me: Rank, seconds: float) -> None:
 
 
 def score(answers: bytes) -> float:
-    """How good the answers are."""
+    """Return a score of the answers."""
     precision = compute(answers, EVALUATION_CPU_SECONDS)
     recall = compute(answers[::2], EVALUATION_CPU_SECONDS)
     return precision + recall
 
 
 def evaluation(me: Rank, seconds: str) -> None:
-    """All ranks evaluate, then go on together."""
+    """Evaluate on all ranks, then continue together."""
     me.begins(Phase.EVALUATION)
     evaluate(me, float(seconds))
     me.begins(Phase.COLLECTIVE)
@@ -122,12 +122,12 @@ def evaluation(me: Rank, seconds: str) -> None:
 
 
 def leave(_me: Rank) -> None:
-    """End as a rank that runs out of data before the others: no error, so the launcher lets them go on."""
+    """End like a rank that runs out of data before the others: no error, so the launcher lets them continue."""
     sys.exit(0)
 
 
 def train_from_stuck_storage(me: Rank) -> None:
-    """The loader is sent to a shard that never answers."""
+    """Send the loader to a shard that never answers."""
     me.begins(Phase.LOADING)
     loader.next_batch(me.loader, shard=str(me.folder / "stuck-shard"))
 
@@ -144,7 +144,7 @@ ORDERS: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    """`worker FOLDER SOCKET_FD`, with torchrun's variables in the environment."""
+    """Run as `worker FOLDER SOCKET_FD`, with torchrun's variables in the environment."""
     folder, connection = Path(sys.argv[1]), int(sys.argv[2])
     become(Path("/proc/self/comm").read_text().strip(), os.getppid(), folder)
     me = Rank(

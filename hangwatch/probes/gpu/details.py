@@ -179,8 +179,9 @@ class FabricDetails(Value, frozen=True):
 
 
 class GpuFirmware(Value, frozen=True):
-    """The firmware of a GPU. `inforom` is its InfoROM image version, `cuda_version` the newest that its driver
-    supports.
+    """The firmware of a GPU.
+
+    `inforom` is its InfoROM image version, `cuda_version` the newest CUDA version that its driver supports.
     """
 
     index: int

@@ -303,7 +303,7 @@ class NvmlSampler:
         return self._abandoned
 
     def _hanging_in_driver(self) -> int:
-        """Count those that hang in a call that a new process would make, too."""
+        """Return the number of abandoned processes that hang in a call that a new process would make, too."""
         with self._changed:
             return sum(child.asking.gpu is None for child in self._reap())
 
@@ -332,7 +332,7 @@ class NvmlSampler:
             future.set_result(answer)
 
     def _suspend(self, asking: Asking) -> None:
-        """Stop asking for the kind of details that made the driver block.
+        """Suspend the kind of details that made the driver block.
 
         Questions are answered in order. So if no GPU was being asked, the first open question is the one it blocked on.
         """

@@ -46,7 +46,7 @@ def send(parent: BinaryIO, message: Message) -> None:
 
 
 def answer(question: Question, driver: Driver, between: Callable[[], object]) -> Answer:
-    """Collect the details; call `between` now and then, so that sampling goes on."""
+    """Collect the details; call `between` after each GPU, so that sampling goes on."""
     details = _details(question.kind, driver, between)
     if isinstance(details, Fault):
         return Answer(number=question.number, fault=details)

@@ -79,7 +79,7 @@ FABRIC_PROBLEMS = {"DegradedBandwidth": 0, "RouteRecovery": 2, "RouteUnhealthy":
 """Two-bit fields of the fabric health mask by their shift: 0 not supported, 1 true, 2 false (nvml.h)."""
 
 MISCONFIGURATION_SHIFT = 8
-"""A four-bit field: 0 not supported, 1 none, above that one of the words below (nvml.h)."""
+"""A four-bit field: 0 not supported, 1 none, greater values as in `MISCONFIGURATIONS` (nvml.h)."""
 
 MISCONFIGURATIONS = {
     2: "IncorrectSystemGuid",

@@ -33,7 +33,7 @@ TO_NODE = "/d/hangwatch-node?var-node=${__value.raw}&${__url_time_range}"
 
 
 def dashboard() -> builders.Dashboard:  # long: the panels in their order on the page
-    """The fleet dashboard."""
+    """Build the fleet dashboard."""
     built = page(
         "hangwatch-fleet",
         "hangwatch / Fleet",

@@ -28,7 +28,7 @@ RANK = "rank {{rank}}, GPU {{gpu}}, {{instance}}"
 
 
 def dashboard() -> builders.Dashboard:
-    """The job dashboard."""
+    """Build the job dashboard."""
     built = page(
         "hangwatch-job",
         "hangwatch / Job",

@@ -31,7 +31,7 @@ GPU = f'{ON},gpu=~"$gpu"'
 
 
 def dashboard() -> builders.Dashboard:
-    """The node dashboard."""
+    """Build the node dashboard."""
     built = page(
         "hangwatch-node",
         "hangwatch / Node",

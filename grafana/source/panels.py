@@ -1,4 +1,4 @@
-"""Panels, states with their colours, variables and annotations that the three dashboards share."""
+"""Panels, states with their colours, variables and annotations for all three dashboards."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Panel: TypeAlias = Builder[dashboard.Panel]
 Colours: TypeAlias = Mapping[str, tuple[str, str]]  # value -> (text, colour)
 
 TO_JOB = "/d/hangwatch-job?var-job_key=${__data.fields.Key}&${__url_time_range}"
-"""A link from a table that has the column "Key"."""
+"""A link to the job dashboard, for a table with the column "Key"."""
 
 OWNER = "* on (job_id, job_key) group_left (owner) max by (job_id, job_key, owner) (hangwatch_job_info)"
-"""Adds the owner to a number about a job: jobs of several users may have the same name."""
+"""PromQL that adds the owner to a number about a job: jobs of several users may have the same name."""
 
 NAME = "{{job_id}}, {{owner}}"
 
@@ -70,7 +70,7 @@ NEUTRAL = ((None, "blue"),)
 
 
 def query(expr: str, legend: str, *, as_table: bool = False, ref: str = "A") -> prometheus.Dataquery:
-    """One PromQL target; `as_table` asks for its value now, with labels as columns."""
+    """Return one PromQL target; `as_table` asks for its value now, with labels as columns."""
     target = prometheus.Dataquery().expr(" ".join(expr.split())).legend_format(legend).ref_id(ref).datasource(SOURCE)
     return target.format(PromQueryFormat.TABLE).instant() if as_table else target.range()
 
@@ -86,7 +86,7 @@ def big_number(
     values: Colours | None = None,
     name_of: str = "",
 ) -> Panel:
-    """One number, coloured by thresholds; `name_of` shows a label's value in place of the number."""
+    """Return a panel with one number, coloured by thresholds; `name_of` shows a label's value instead."""
     return (
         stat.Panel()
         .title(title)
@@ -107,7 +107,7 @@ def big_number(
     )
 
 
-def lines(  # noqa: PLR0913 - what differs between panels, each with a default
+def lines(  # noqa: PLR0913 - one parameter for each difference between panels, each with a default
     title: str,
     unit: str,
     targets: Sequence[tuple[str, str]],
@@ -122,9 +122,10 @@ def lines(  # noqa: PLR0913 - what differs between panels, each with a default
     repeat: str | None = None,
     empty: str = "nothing in this time",
 ) -> Panel:
-    """Lines over time; `targets` are (PromQL, legend), `dashed` colours the lines that are limits, by legend.
+    """Return a panel with lines over time.
 
-    `empty` is what stands there, as in every panel, where there is no data: why there may be none.
+    `targets` are (PromQL, legend). `dashed` colours the lines that are limits, by legend. `empty` is the text of a
+    panel without data: the possible reason.
     """
     panel = (
         timeseries.Panel()
@@ -174,7 +175,7 @@ def timeline(
     height: int = 7,
     empty: str = "nothing in this time",
 ) -> Panel:
-    """One bar per series, coloured by what its value means."""
+    """Return a panel with one bar per series, coloured by the meaning of its value."""
     return (
         statetimeline.Panel()
         .title(title)
@@ -199,7 +200,7 @@ def timeline(
     )
 
 
-def rows(  # noqa: PLR0913 - what differs between tables, each with a default
+def rows(  # noqa: PLR0913 - one parameter for each difference between tables, each with a default
     title: str,
     targets: str | Sequence[str],
     columns: Mapping[str, str],
@@ -213,10 +214,9 @@ def rows(  # noqa: PLR0913 - what differs between tables, each with a default
     units: Mapping[str, str] | None = None,
     widths: Mapping[str, int] | None = None,
 ) -> Panel:
-    """A table of what holds now: `columns` maps labels (or "Value", "Value #A") to headings, in order.
+    """Return a table of current values: `columns` maps labels (or "Value", "Value #A") to headings, in order.
 
-    `colours`, `links`, `units` and `widths` (pixels) are by heading. Several targets are merged by the labels that they
-    have in common.
+    `colours`, `links`, `units` and `widths` (pixels) are by heading. Several targets are joined on their common labels.
     """
     exprs = [targets] if isinstance(targets, str) else list(targets)
     panel = (
@@ -249,7 +249,7 @@ def rows(  # noqa: PLR0913 - what differs between tables, each with a default
 
 
 def variable(name: str, label: str, values: str, *, many: bool = False) -> builders.QueryVariable:
-    """A variable that lists the values of a label; `many` begins with all of them."""
+    """Return a variable that lists the values of a label; `many` allows several, and selects all at first."""
     built = (
         builders.QueryVariable(name)
         .label(label)
@@ -266,7 +266,7 @@ def variable(name: str, label: str, values: str, *, many: bool = False) -> build
 
 
 def job_variable(where: str = "", *, many: bool = False) -> builders.QueryVariable:
-    """A variable that lists jobs by their title; its value is the key. `where` are label matchers."""
+    """Return a variable that lists jobs by their title; its value is the key. `where` are label matchers."""
     # One title per job: the titles of its nodes may differ while a node has no rank yet.
     values = f"query_result(topk by (job_key) (1, max by (job_key, title) (hangwatch_job_info{{{where}}})))"
     return (
@@ -279,7 +279,7 @@ def job_variable(where: str = "", *, many: bool = False) -> builders.QueryVariab
 def page(
     uid: str, title: str, about: str, variables: Sequence[Builder[dashboard.VariableModel]], where: str
 ) -> builders.Dashboard:
-    """An empty dashboard with its variables, its annotations and links to the others; `where` are label matchers."""
+    """Return a dashboard without panels: its variables, annotations and links. `where` are label matchers."""
     opened = f"max by (job_id, job_key) (hangwatch_incident_opened_timestamp_seconds{{{where}}}) * 1000"
     built = (
         builders.Dashboard(title)
@@ -306,7 +306,7 @@ def page(
 
 
 def as_json(built: builders.Dashboard) -> str:
-    """The file that Grafana imports."""
+    """Return the JSON that Grafana imports."""
     done = built.build()
     within = ((panel, *getattr(panel, "panels", ())) for panel in done.panels or ())
     for number, panel in enumerate(itertools.chain.from_iterable(within), start=1):
@@ -315,7 +315,9 @@ def as_json(built: builders.Dashboard) -> str:
 
 
 class _Event(Builder[dashboard.AnnotationQuery], dashboard.AnnotationQuery):
-    """An annotation at the time that is the value of a series; the library's model lacks Prometheus' own fields."""
+    """An annotation at the Unix time that is the value of a series; Prometheus' own fields are not in the library's
+    model.
+    """
 
     def __init__(self, name: str, expr: str) -> None:
         super().__init__(name=name, datasource=SOURCE, enable=True, icon_color="red", expr=expr)

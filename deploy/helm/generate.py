@@ -1,4 +1,4 @@
-"""Renews what the chart says twice: README.md from values.yaml, and the configuration's part of values.schema.json.
+"""Generator of the chart's derived files: README.md from values.yaml, and the `config` part of values.schema.json.
 
 `make golden` writes both; a test fails while either file is stale.
 """
@@ -26,7 +26,7 @@ _COMMENT = re.compile(r"^ *# ?(-- )?(.*)")
 
 
 def readme() -> str:
-    """The chart's README: what it is, how to install it, a table of every value."""
+    """Return the chart's README: its purpose, its installation, a table of every value."""
     text = (CHART / "values.yaml").read_text()
     chart, values = yaml.safe_load((CHART / "Chart.yaml").read_text()), yaml.safe_load(text)
     rows = [
@@ -63,9 +63,9 @@ def readme() -> str:
 
 
 def schema() -> str:
-    """values.schema.json with the configuration's part made from the code's own Settings.
+    """Return values.schema.json, with its `config` part made from the code's Settings.
 
-    Draft 7 and `definitions`, not newer: the engine of Helm 3 knows no later one.
+    It uses draft 7 and `definitions`: Helm 3 does not know newer drafts.
     """
     current = json.loads(SCHEMA.read_text())
     settings = {name: check.settings for name, check in registry.checks().items()}
@@ -83,7 +83,7 @@ def schema() -> str:
 
 
 def _narrow(root: dict[str, Any], parts: dict[str, Any]) -> None:
-    """Additional conditions of the templates: a port and a folder that a pod can have, neither of them null."""
+    """Add conditions of the templates: port and folder must be valid for a pod, and not null."""
     root["required"] = ["http", "store"]
     parts["Http"]["required"] = ["port"]
     parts["Http"]["properties"]["port"]["minimum"] = 1
@@ -93,7 +93,7 @@ def _narrow(root: dict[str, Any], parts: dict[str, Any]) -> None:
 
 
 def _documented(text: str, values: dict[str, Any]) -> Iterator[tuple[list[str], str]]:
-    """Paths of the values to list, with their comments: a documented one stands for all below it."""
+    """Yield the paths of the values to list, with their comments; a documented value represents all values below it."""
     path: list[str] = []
     comment: list[str] = []
     done: list[str] | None = None

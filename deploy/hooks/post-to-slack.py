@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Posts the verdict to Slack, without Alertmanager. Python 3.6 or later, no packages.
+"""Hook that posts the verdict to Slack, without Alertmanager. Python 3.6 or later, no packages.
 
     on_hung = ["/etc/hangwatch/hooks/post-to-slack.py", "{incident}", "/etc/hangwatch/slack-url"]
 
-The file holds the URL of an incoming webhook, for the user hangwatch alone to read. Each node of a job posts by itself.
+The file holds the URL of an incoming webhook; only the user hangwatch may read it. Each node of a job posts separately.
 """
 
 import json

@@ -315,8 +315,9 @@ def as_json(built: builders.Dashboard) -> str:
 
 
 class _Event(Builder[dashboard.AnnotationQuery], dashboard.AnnotationQuery):
-    """An annotation at the Unix time that is the value of a series; Prometheus' own fields are not in the library's
-    model.
+    """An annotation at the Unix time that is the value of a series.
+
+    The library's model lacks Prometheus' own fields.
     """
 
     def __init__(self, name: str, expr: str) -> None:

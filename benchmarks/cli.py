@@ -1,12 +1,13 @@
-"""What a command costs to start, and what a dump costs beside plain py-spy on the same processes.
+"""Cost to start a command, and cost of a dump compared with plain py-spy on the same processes.
 
     .venv/bin/python benchmarks/cli.py [--ranks 8] [--workers 8] [--rounds 5] [--python PATH]
 
-Each command and its counterpart run in turn, so that what else the machine does hits both; the ratio is that of their
-median CPU times (user and system, with children), and of how long they took. Modules are compiled before, as pip does
-it; `--python` is that of another installation, as nodes have it. Starts stand beside an empty Python; `hangwatch dump`
-of a job of so many real processes beside one `py-spy dump --nonblocking --json` for each of the same processes, one
-after the other. A dump of one process, in the same turns, tells what is paid once, whatever the number of processes.
+Each command and its counterpart run in turn, so that other load on the machine affects both. The ratio is that of their
+median CPU times (user and system, with children), and of their wall clock times. Modules are compiled before, as pip
+does; `--python` is that of another installation, as on nodes. Starts are compared with an empty Python; `hangwatch
+dump` of a job of real processes with one `py-spy dump --nonblocking --json` for each of the same processes, one after
+the other. A dump of one process, in the same turns, shows the fixed cost, which does not depend on the number of
+processes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ RANK = f"import subprocess, sys; loaders = [{LOADER} for _ in range({{}})]; {WAI
 
 
 class Cost(NamedTuple):
-    """Of one command, its children included."""
+    """The cost of one command, including its children."""
 
     cpu_seconds: float
     wall_seconds: float
@@ -62,7 +63,7 @@ def quietly(*command: object) -> Callable[[], object]:
 
 
 def in_turn(runs: Sequence[Callable[[], object]], rounds: int) -> list[list[Cost]]:
-    """The costs of each of `runs`, in turns of all of them, after one that does not count."""
+    """Return the costs of each of `runs`, run in turns, after one turn that does not count."""
     for run in runs:
         run()
     turns = [[cost_of(run) for run in runs] for _ in range(rounds)]
@@ -87,7 +88,7 @@ def children_of(pid: int) -> Iterator[int]:
 
 
 def job(stack: ExitStack, ranks: int, workers: int) -> list[int]:
-    """Processes as a launcher would start them; the pids of ranks and workers. They end when their input does."""
+    """Start processes like a launcher; return the pids of ranks and workers. They end when their input does."""
     pids = []
     for rank in range(ranks):
         environ = {
@@ -120,7 +121,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as compiled:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = compiled
-        python = Path(os.path.abspath(chosen.python))  # noqa: PTH100 - not where a link of the environment leads
+        python = Path(os.path.abspath(chosen.python))  # noqa: PTH100 - do not resolve the environment's links
         measure(python, chosen.ranks, chosen.workers, chosen.rounds)
 
 

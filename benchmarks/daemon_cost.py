@@ -1,14 +1,14 @@
-"""What hangwatch costs while nothing is wrong: memory and CPU of the daemon and its GPU child.
+"""Cost of hangwatch while nothing is wrong: memory and CPU of the daemon and its GPU child.
 
     .venv/bin/python benchmarks/daemon_cost.py [--seconds 60] [--processes 600] [--without-checks] [--python PATH]
 
-A real `hangwatch run` at its defaults (1 Hz, 8 GPUs of the fake driver, all checks on), beside so many idle processes
-and one healthy torchrun-like job of 8 ranks. CPU seconds come from /proc/PID/stat of the daemon, its child and what
-both have reaped; memory is Pss, so that pages shared with other Pythons are not counted twice, and Rss beside it. It
-also watches TracerPid of every rank and counts py-spy processes: both must stay 0 while nothing is suspected.
+A real `hangwatch run` at its defaults (1 Hz, 8 GPUs of the fake driver, all checks on), next to idle processes and one
+healthy torchrun-like job of 8 ranks. CPU seconds come from /proc/PID/stat of the daemon, its child and what both have
+reaped. Memory is Pss, which does not count pages shared with other Pythons twice, and Rss. It also watches TracerPid of
+every rank and counts py-spy processes: both must stay 0 while nothing is suspected.
 
-With PATH, the Python of an installation as nodes have it (`pip install .` into an environment of its own), the daemon
-carries nothing that only the packages of the tests bring: msgspec imports typing_extensions where it is there.
+PATH is the Python of an installation as on nodes (`pip install .` into a separate environment). Then the daemon loads
+nothing that only the packages of the tests bring: msgspec imports typing_extensions if it is installed.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def main() -> None:
     options.add_argument("--without-checks", action="store_true")
     options.add_argument("--python", default=sys.executable)
     chosen = options.parse_args()
-    python = os.path.abspath(chosen.python)  # noqa: PTH100 - not where a link of the environment leads
-    os.chdir("/")  # where another hangwatch lies that is no installation
+    python = os.path.abspath(chosen.python)  # noqa: PTH100 - do not resolve the environment's links
+    os.chdir("/")  # not the folder of another hangwatch that is not an installation
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         crowd = [subprocess.Popen(["sleep", "1000"]) for _ in range(chosen.processes)]
@@ -84,7 +84,7 @@ def main() -> None:
 
             sections |= {f"checks.{name}": {"enabled": False} for name in registry.checks()}
         daemon = stack.enter_context(RealDaemon(folder / "hw", driver.environ, python=python, **sections))
-        time.sleep(15)  # start-up is not what is measured
+        time.sleep(15)  # do not measure the start
         assert daemon.job_state(node.run_id) == "training", daemon.log
         measured = [daemon.process.pid, *children(daemon.process.pid)]
         before = {pid: cpu_seconds(pid) for pid in measured}

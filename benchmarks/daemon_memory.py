@@ -1,10 +1,10 @@
-"""What many hangs leave behind in the daemon's memory.
+"""Growth of the daemon's memory over many hangs.
 
     .venv/bin/python benchmarks/daemon_memory.py [--lives 40]
 
-A real `hangwatch run` with short holds beside one job of 8 ranks that trains, hangs at a lock, is captured and paged,
-and is restarted by its launcher, again and again. Memory is Rss of /proc/PID/smaps_rollup, and VmHWM, the most it ever
-was. With power sampled five times a second the history of 15 minutes holds five times as much as by default.
+A real `hangwatch run` with short holds next to one job of 8 ranks that trains, hangs at a lock, is captured and paged,
+and is restarted by its launcher, again and again. Memory is Rss of /proc/PID/smaps_rollup, and VmHWM, its maximum. With
+power sampled five times a second, the history of 15 minutes has five times as many samples as by default.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What each source of evidence costs: a whole look with everything, with nothing beside the stacks, and with one alone.
+"""Cost of each source of evidence: a diagnosis with all sources, with only the stacks, and with one source each.
 
     .venv/bin/python benchmarks/evidence.py [--ranks 8] [--turns 5]
 
-A real job over gloo stands in a collective that one rank does not join. Each look is a process of its own, so that its
-memory is its own: three rounds, 0.2 s apart. Times are medians of wall clock and of the CPU of the look and its
-children; the ratio is to the look with nothing. That the target is not paused is shown by its own clock: one rank asks
-the time without end, and its longest gap is told beside that while nobody looks.
+A real job over gloo waits in a collective that one rank does not join. Each diagnosis runs in a separate process, so
+that its memory is measured alone: three rounds, 0.2 s apart. Times are medians of wall clock and of the CPU of the
+diagnosis and its children; the ratio is to the diagnosis with only the stacks. The target's own clock shows that it is
+not paused: one rank reads the time in a loop, and its longest gap is printed next to the gap without any diagnosis.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from hangwatch.capture import CaptureRequest, diagnosis, job_of_pids  # noqa: E4
 from hangwatch.stacks import activity  # noqa: E402
 
 SOURCES = tuple(one.name for one in msgspec.structs.fields(config.Capture) if isinstance(one.default, bool))
-"""The switches of [capture]: a source that can be turned off has one."""
+"""The switches of [capture]: each source that can be turned off has one."""
 ALL, NOTHING = "all of them", "none of them"
 
 
 class Cost(NamedTuple):
-    """Of one look: seconds, CPU seconds of it and its children, and the most memory of any process of it, in bytes."""
+    """Cost of one diagnosis: seconds, CPU seconds with children, and the peak memory of its largest process (bytes)."""
 
     wall_seconds: float
     cpu_seconds: float
@@ -50,7 +50,7 @@ def settings(chosen: str) -> config.Capture:
 
 
 def look_once(chosen: str, pids: Sequence[int]) -> Cost:
-    """In this process."""
+    """Run one diagnosis in this process."""
     job = job_of_pids(pids)
     ranks = tuple(msgspec.structs.replace(rank, rank=number) for number, rank in enumerate(job.ranks))
     job = msgspec.structs.replace(job, ranks=ranks, world_size=len(pids))

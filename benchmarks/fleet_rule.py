@@ -1,11 +1,11 @@
-"""What the rules on jobs cost a Prometheus when one large job hangs: before and after a change of them, in one run.
+"""Cost of the rules on jobs in a Prometheus when one large job hangs: several versions of the rules in one run.
 
     .venv/bin/python benchmarks/fleet_rule.py [--ranks 16384] [--nodes-of 8] RULES...
 
-The series are those that each node exports of an incident in which one rank has not come to a collective of the default
-group, and every rank has used two more groups. One server of loopback shows them, a real Prometheus scrapes it and
-evaluates one file of rules after the other. Counted is the CPU of that process between two evaluations of the group
-`hangwatch-jobs`, the scrape left out: on a machine that others use, wall time says little.
+The series are those that each node exports of an incident in which one rank has not joined a collective of the default
+group, and every rank has used two more groups. One server on loopback serves them, and a real Prometheus scrapes it and
+evaluates one file of rules after the other. The result is the CPU time of that process between two evaluations of the
+group `hangwatch-jobs`, without the scrape: on a shared machine, wall time says little.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ MOST_SECONDS = 300.0
 
 
 def rank(number: int, odd: int) -> Member:
-    """One of all: it waits in number 6 of the default group, and has used two more."""
+    """Return one rank: it waits in number 6 of the default group, or is late, and has used two more groups."""
     more = {f"tp{number // 8}": (900, 901), f"dp{number % 8}": (70, 71)}
     return standing(number, {WORLD: (5, 6) if number == odd else (6, 6), **more})
 
 
 def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
-    """What all nodes export of the job, with the labels that Prometheus would add."""
+    """Yield the series that all nodes export of the job, with the labels that Prometheus would add."""
     odd = ranks * 3 // 5
     for node, first in enumerate(range(0, ranks, ranks_of_node)):
         here = [rank(number, odd) for number in range(first, min(first + ranks_of_node, ranks))]
@@ -83,7 +83,7 @@ def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
 
 
 def serve(body: bytes) -> ThreadingHTTPServer:
-    """A server of this text, on loopback."""
+    """Start a server of this text on loopback."""
 
     class Exporter(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -102,16 +102,16 @@ def serve(body: bytes) -> ThreadingHTTPServer:
 
 
 class Fleet(RealPrometheus):
-    """A Prometheus that takes job and instance from what it scrapes."""
+    """A Prometheus that keeps the labels job and instance of what it scrapes."""
 
     def command(self) -> list[str]:
-        """As of the others."""
+        """Return the command, with a configuration that keeps these labels."""
         self._config["scrape_configs"][0]["honor_labels"] = True
         return super().command()
 
 
 class Cost(NamedTuple):
-    """CPU seconds of one evaluation of the group, and how many ranks the last one named or set apart."""
+    """CPU seconds of one evaluation of the group, and the number of suspect ranks in the last one."""
 
     cpu_seconds: float
     evaluations: int
@@ -119,7 +119,7 @@ class Cost(NamedTuple):
 
 
 def measure(port: int, rules: Path, rounds: int) -> Cost:
-    """What so many evaluations cost, after the first that named somebody."""
+    """Measure the cost of `rounds` evaluations, after the first one that found a suspect rank."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Fleet(Path(folder), {"all": f"127.0.0.1:{port}"}, rules=[rules], scrape_seconds=SCRAPE_SECONDS) as prometheus,
@@ -140,7 +140,7 @@ def measure(port: int, rules: Path, rounds: int) -> Cost:
 
 
 def _spent(prometheus: RealPrometheus) -> tuple[int, float]:
-    """How often the group has been evaluated, and the CPU seconds of the process, by its own counters."""
+    """Return the number of evaluations of the group, and the CPU seconds of the process, by its own counters."""
     with urllib.request.urlopen(f"{prometheus.url}/metrics") as answer:
         text = answer.read().decode()
     iterations, missed = (

@@ -1,10 +1,9 @@
-"""What one glance costs: CPU time of hangwatch and its py-spys, and how often a rank was switched to because of it.
+"""Cost of one light capture: CPU time of hangwatch and its py-spys, and the context switches of the ranks.
 
     .venv/bin/python benchmarks/glance_cost.py [--ranks 8] [--workers 8] [--rounds 10]
 
-A glance is the capture of a job without a second try of its dumps: three rounds, nothing paused. It is taken as the
-daemon takes it, but without the five seconds between its rounds, beside a job of so many real ranks and loader workers
-that sleep.
+A light capture does not try its dumps a second time: three rounds, nothing paused. It is taken as the daemon takes it,
+but without the five seconds between its rounds, of a job of real ranks and loader workers that sleep.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What users can do to the daemon by environments alone: its memory, a scrape, and another user's page meanwhile.
+"""Effect of hostile environments on the daemon: its memory, a scrape, and another user's page at the same time.
 
     .venv/bin/python benchmarks/hostile_environ.py [--large 40] [--world-size 4000000] [--jobs 300]
 
 A real `hangwatch run` with the fake driver of 4 GPUs and one job of 4 ranks that trains on them. Then, as another user
-where this one is root: so many processes with 3 MB of NCCL_* each; two ranks of a very large world that claim the job's
-GPUs; one rank each of so many jobs that miss 1,023 local ranks each. The job hangs, and must page. The largest RSS of
-the daemon, the slowest scrape, and the time from the fall of power to the page are printed, before and under attack.
+if this one is root: processes with 3 MB of NCCL_* each; two ranks of a very large world that claim the job's GPUs; and
+jobs with one rank each that lack 1,023 local ranks each. The job hangs, and must page. The largest RSS of the daemon,
+the slowest scrape, and the time from the drop of power to the page are printed, before and under attack.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SECONDS_UNDER_ATTACK = 20.0
 
 
 def peak_mebibytes(pid: int) -> float:
-    """The largest resident set since the process began, VmHWM of proc_pid_status(5)."""
+    """Return the largest resident set since the process began, VmHWM of proc_pid_status(5)."""
     rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(rows["VmHWM"].split()[0]) / 1024
 
 
 def scrape_seconds(daemon: RealDaemon) -> tuple[float, int]:
-    """How long one scrape takes, and its bytes."""
+    """Return the seconds that one scrape takes, and its bytes."""
     began = time.monotonic()
     size = len(daemon.get("/metrics"))
     return time.monotonic() - began, size

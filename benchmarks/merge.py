@@ -1,15 +1,15 @@
-"""What `hangwatch merge` takes, in CPU time and memory, at 2,048 and 12,500 nodes of 8 ranks.
+"""Cost of `hangwatch merge`: CPU time and memory at 2,048 and 12,500 nodes of 8 ranks.
 
 usage: python benchmarks/merge.py [--nodes N ...]
 
 Each node's incident.json holds three rounds of stacks as the daemon writes them: per rank a main thread of 16 frames,
 two other threads and a flight recorder; one rank in 1024 is in its data loader, the others wait in one collective. The
-files are written first; then the real command reads their folder in a process of its own. "CPU" is all that this
-process took, the interpreter's start included, "peak" its largest resident set, both of the best of three turns. A
-machine shared with others adds to CPU time, too: "loop" is the CPU time of 3,000,000 multiplications right before and
-after, and "loops" how many of those the turn took that took fewest. "whole" is a process that decodes incidents as the
-model has them, and merges and judges those, once: what it costs to read more than merging uses. The
-first turn compiles the modules, as pip does it once.
+files are written first; then the real command reads their folder in a separate process. "CPU" is the CPU time of that
+process, including the start of the interpreter, "peak" its largest resident set; each is the best of three turns. Other
+load on the machine increases CPU time, too. So "loop" is the CPU time of 3,000,000 multiplications right before and
+after, and "loops" the CPU time of a turn divided by that of its loop, the smallest of all turns. "whole" is a process
+that decodes incidents with the full model, and merges and judges them, once: the cost of reading more than merging
+uses. The first turn compiles the modules, as pip does once.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ RANKS_PER_NODE = 8
 TURNS = 3
 LATE = 5
 LATE_NODES_EVERY = 1024 // RANKS_PER_NODE
-NODE, FIRST_RANK = "the-node", 900_000_000  # what the bytes of one node's file are searched for
+NODE, FIRST_RANK = "the-node", 900_000_000  # searched for and replaced in the bytes of one node's file
 OUTER = [f"layer_{number} (mine/model_{number % 3}.py:{100 + number})" for number in range(10)]
 
 
 def records(is_late: bool) -> RankRecords:
-    """The newest 24 of what a rank enqueued in three groups; the last of the default group is open, or has not come."""
+    """Return the newest 24 records of a rank in three groups, and one more, open, unless the rank is late."""
     done = [_record(number, state="completed") for number in range(24)]
     newest = [] if is_late else [_record(24, state="open")]
     held = (*done, *newest)
@@ -124,7 +124,7 @@ def rank_dump(local: int, is_late: bool) -> RankDump:
 
 
 def node_file(nodes: int, *, has_late: bool) -> bytes:
-    """incident.json of one node."""
+    """Return the incident.json of one node."""
     ranks = tuple(rank_dump(local, has_late and local == LATE) for local in range(RANKS_PER_NODE))
     taken = Capture(
         job_id="big",
@@ -161,12 +161,12 @@ def node_file(nodes: int, *, has_late: bool) -> bytes:
         grouping=grouping,
         captures=(taken,),
     )
-    # The verdict's sentence may name ranks with a thousands separator; nothing that merging reads does.
+    # The verdict's sentence may name ranks with a thousands separator; merging reads no such text.
     return incident_file.encode(incident)
 
 
 def write_nodes(folder: Path, nodes: int) -> int:
-    """One folder for each node; returns the bytes of all files."""
+    """Write one folder for each node; return the bytes of all files."""
     calm, late = (node_file(nodes, has_late=has_late) for has_late in (False, True))
     total = 0
     for number in range(nodes):
@@ -186,7 +186,7 @@ def late_ranks(nodes: int) -> list[int]:
 
 
 def whole(folder: Path) -> None:
-    """Merge as if there were only the model's own types."""
+    """Merge with the full model instead of the types of `fleet.sighting`."""
     incidents = [incident_file.load(path) for path in sorted(folder.iterdir())]
     verdict = judge.judge(merge_all(incident.grouping for incident in incidents))
     print(json.dumps({"verdict": {"named": [{"rank": rank.rank} for rank in verdict.named]}}))
@@ -203,7 +203,7 @@ class Turn(NamedTuple):
 
 
 def measured(command: list[str], nodes: int) -> Turn:
-    """A command, which must name the late ranks, between two loops."""
+    """Run a command, which must name the late ranks, between two loops."""
     before = loop()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -1,11 +1,11 @@
-"""What hostile clients on the port cost those who scrape it, over plain HTTP and over TLS.
+"""Effect of hostile clients of the port on scrapes, over plain HTTP and over TLS.
 
     .venv/bin/python benchmarks/port.py [--idle 1000] [--slow 50] [--requests 40] [--series 2000]
 
-The server of the daemon alone in a process of its own, with so many series. Beside it, so many connections that say
-nothing (opened anew as they are closed), so many that send a byte a second, and as many that ask for /metrics and
-read a byte a second, on both ports. Meanwhile /metrics and health are
-asked for in turn; printed are median and maximum of their latencies, and memory, descriptors and CPU of the server.
+The server of the daemon runs alone in a separate process. On both ports there are connections that send nothing
+(replaced when they are closed), connections that send a byte a second, and connections that request /metrics and read a
+byte a second. Meanwhile /metrics and health are requested in turn. The result is the median and maximum of their
+latencies, and memory, descriptors and CPU of the server.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from hangwatch.web.http_server import Server  # noqa: E402
 from tests.conftest import wait_for  # noqa: E402
 
 REOPENED = 100  # connections a second
-WRONG = float("inf")  # no answer, or another one than 200
+WRONG = float("inf")  # no answer, or a status other than 200
 
 
 class Crowd:
-    """Hostile connections to one port, kept up by a process; at most REOPENED a second replace closed ones."""
+    """Hostile connections to one port, kept open by a process; at most REOPENED a second replace closed ones."""
 
     def __init__(self, port: int, *, idle: int, slow: int, context: ssl.SSLContext | None) -> None:
         self._address, self._context = ("127.0.0.1", port), context
@@ -71,7 +71,7 @@ class Crowd:
                 one = key.fileobj
                 assert isinstance(one, socket.socket)
                 if self._open[one] == "slow reader":
-                    continue  # it takes what it gets with the next byte
+                    continue  # it reads with the next byte
                 with contextlib.suppress(OSError):
                     if one.recv(1000):
                         continue
@@ -119,7 +119,7 @@ class Crowd:
 
 
 def latency(port: int, path: str, context: ssl.SSLContext | None, deadline: float) -> float:
-    """Seconds from connect to the last byte; WRONG where there is no good answer."""
+    """Return seconds from connect to the last byte; WRONG without a good answer."""
     began = time.monotonic()
     door = (
         HTTPSConnection("127.0.0.1", port, timeout=deadline, context=context)
@@ -155,7 +155,7 @@ def cpu_seconds(pid: int) -> float:
 
 @contextlib.contextmanager
 def server(folder: Path, tls: bool, series: int) -> Iterator[tuple[int, int, int, ssl.SSLContext | None]]:
-    """The pid, the port, the port of health (0 where there is none), and what a client needs for TLS."""
+    """Yield the pid, the port, the port of health (0 if there is none), and the TLS context of a client."""
     pair, context = ["", ""], None
     if tls:
         pair = [str(folder / "cert.pem"), str(folder / "key.pem")]
@@ -198,7 +198,7 @@ def besieged(chosen: argparse.Namespace, tls: bool) -> None:
         tempfile.TemporaryDirectory() as folder,
         server(Path(folder), tls, chosen.series) as (pid, port, health_port, context),
     ):
-        own = None if health_port else context  # before there was a port for health, it was asked for on the other
+        own = None if health_port else context  # releases without a port for health answer on the other
         latency(port, "/metrics", context, chosen.deadline)
         before = row(pid, "VmRSS")
         alone = [latency(port, "/metrics", context, chosen.deadline) for _ in range(chosen.requests)]

@@ -1,11 +1,11 @@
-"""What reading the flight recorder costs, beside py-spy's dump of the same rank: in one run, so that the ratios hold.
+"""Cost of reading the flight recorder, compared with py-spy's dump of the same rank in the same run.
 
     .venv/bin/python benchmarks/recorder.py [--ranks 8] [--rounds 10]
 
-A real job over gloo whose buffers are full (2,000 records) stands in a collective that one rank does not join, as in a
-hang. Times are wall clock and CPU of the reader and its children, medians. That the target is not paused is shown by
-its own clock: one rank asks the time without end, and its longest gap is compared while nobody reads, while the
-recorder is read, and while py-spy dumps with a pause.
+A real job over gloo with full buffers (2,000 records) waits in a collective that one rank does not join, as in a hang.
+Times are wall clock and CPU of the reader and its children, medians. The target's own clock shows that it is not
+paused: one rank reads the time in a loop, and its longest gap is compared without any reader, while the recorder is
+read, and while py-spy dumps with a pause.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def cpu_seconds() -> float:
 
 
 def median(rounds: int, action: Callable[[], object]) -> tuple[float, float]:
-    """Wall and CPU seconds of one call."""
+    """Return wall and CPU seconds of one call."""
     walls, cpus = [], []
     for _ in range(rounds):
         wall, cpu = time.monotonic(), cpu_seconds()
@@ -88,7 +88,7 @@ def median(rounds: int, action: Callable[[], object]) -> tuple[float, float]:
 
 
 def gap_seconds(folder: Path, during: Callable[[], object]) -> float:
-    """The longest time in which the target's own clock stood still while something else was done."""
+    """Return the longest gap of the target's own clock during an action."""
 
     def told() -> float:
         (folder / "tell").touch()
@@ -113,7 +113,7 @@ def row(what: str, wall: float, cpu: float, beside: float) -> None:
 
 @contextlib.contextmanager
 def hung_job(ranks: int) -> Iterator[tuple[Path, list[int]]]:
-    """A job that stands in a collective which rank 0 does not join: its folder, and its pids by rank."""
+    """Start a job that waits in a collective which rank 0 does not join; yield its folder, and its pids by rank."""
     with tempfile.TemporaryDirectory() as name, socket.socket() as free:
         folder = Path(name)
         free.bind(("127.0.0.1", 0))

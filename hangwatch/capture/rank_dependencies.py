@@ -1,6 +1,6 @@
 """Waits of a rank, or of a child process that it waits for, for another rank of the job.
 
-The kernel tells the holder of a file lock, the process at the other end of a connection, and the writers of a FIFO.
+The kernel names the holder of a file lock, the process at the other end of a connection, and the writers of a FIFO.
 """
 
 from __future__ import annotations

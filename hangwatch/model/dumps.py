@@ -38,8 +38,8 @@ class ProcessDump(Value, frozen=True):
 
     Of the main thread: `call` is the system call it was in; `main_before` and `main_after` are its counters before and
     after the dump, which causes switches itself. `awaited` is a peer outside of the job. If it is in `D` in a call that
-    writes: `device_bytes` is what the device of the file has written, `dirty_bytes` what waits in the whole node for
-    being written. `waits_in_torch`: it slept in code of torch, NCCL or CUDA, whatever line of Python called that.
+    writes: `device_bytes` is what the device of the file has written, `dirty_bytes` what the whole node has yet to
+    write. `waits_in_torch`: it slept in code of torch, NCCL or CUDA, whatever line of Python called that.
 
     `socket_bytes` were carried by the TCP connections of the process since the first round. `children_bytes` and
     `children_cpu_seconds` are what its child processes moved and used, without workers; read only if it waits for a

@@ -17,7 +17,7 @@ class Fault(Value, frozen=True):
     `subject` is what was asked ("gpu 3", "pid 4711"), `reason` a CamelCase word for machines ("GpuIsLost"), `detail`
     the original error text, `remedy` what to type or do, empty when there is nothing to do. `about` is "target" if the
     fault is evidence about `subject`, and "tool" if the cause may be hangwatch itself. The adapter that makes the fault
-    decides; the default is "tool", which makes no rank a suspect.
+    decides; the default is "tool", which is no evidence against a rank.
     """
 
     subject: str

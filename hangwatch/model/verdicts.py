@@ -34,9 +34,9 @@ class FirstLook(RankId, frozen=True, kw_only=True):
 
 
 class Verdict(Value, frozen=True):
-    """The suspect ranks (`named`), or the reason why no rank can be named (`named` is empty).
+    """The culprits (`named`), or the reason why no rank can be named (`named` is empty).
 
-    `first_look` are hints where to begin, not suspects.
+    `first_look` are hints where to begin, not culprits.
     """
 
     kind: str

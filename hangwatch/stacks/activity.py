@@ -1,4 +1,4 @@
-"""Pure: a stack -> what it is doing, by the rules of activities.toml."""
+"""Pure: classify what a stack is doing, by the rules of activities.toml."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Whose = Literal["anybody", "library", "installed"]
 Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders", "at_master", "boot"]
 
 SERVING = "serving"
-"""The activity of who was measured to wait for clients, whatever its functions are called."""
+"""The activity of a rank that was measured waiting for clients. The names of its functions do not matter."""
 _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
 _CHECKOUT = r"/(?:/(?:.*/)?)?"  # the root, or any folder of a whole path: a short path that still begins with `/`
@@ -32,7 +32,7 @@ _WILD = frozenset("*?[")
 
 
 class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """What the table says of an activity; the columns are explained at the top of activities.toml."""
+    """An activity of the table. The columns are explained at the top of activities.toml."""
 
     waits_for: WaitsFor
     says: str
@@ -81,7 +81,7 @@ class _Tables(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Doing(NamedTuple):
-    """What a stack is doing: an activity of the table, the operation where one is known, a wait for ranks or not."""
+    """The activity of a stack, its operation (None if unknown), and `waits`: True if it waits for other ranks."""
 
     activity: str
     operation: str | None
@@ -89,17 +89,17 @@ class Doing(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A rule's match: what the stack is doing, and how deep in it the frame stands that tells (-1: none)."""
+    """The match of a rule: the activity of the stack, and the index of the frame that decided it (-1: no frame)."""
 
     doing: Doing
     depth: int
 
 
 class _Globs:
-    """Names that one of several globs fits, see fnmatch(3). They are compiled when a name comes that may fit one.
+    """Names that match at least one of several globs, see fnmatch(3).
 
-    Most names of functions stand in rules as they are, and most rules are never asked about a file: to compile all of
-    them takes longer than to read the table. So does to compile those in which some words stand that the name lacks.
+    The globs are compiled at the first name that may match. Compiling all of them takes longer than reading the table,
+    and most names are rejected by the literal part of each glob.
     """
 
     def __init__(self, globs: Iterable[str], expression: Callable[[str], str]) -> None:
@@ -109,7 +109,7 @@ class _Globs:
         self._pattern: re.Pattern[str] | None = None
 
     def match(self, name: str) -> bool:
-        """Whether one of them fits the whole name."""
+        """True if a glob matches the whole name."""
         if not any(literal in name for literal in self.literals):
             return False
         if self._pattern is None:
@@ -118,12 +118,12 @@ class _Globs:
 
 
 def _literal(glob: str) -> str:
-    """The longest part that stands in every name that a glob fits; nothing is told of what follows a `[`."""
+    """Return the longest literal part of a glob. It is in every name that matches. Text after a `[` is ignored."""
     return max(re.split(r"[*?]", glob.partition("[")[0]), key=len)
 
 
 class _Names:
-    """Names as they are, and others by globs."""
+    """A set of plain names and globs."""
 
     def __init__(self, names: Iterable[str]) -> None:
         parted = {name: _WILD.isdisjoint(name) for name in names}
@@ -131,12 +131,12 @@ class _Names:
         self.globs = _Globs((name for name, is_plain in parted.items() if not is_plain), translate)
 
     def match(self, name: str) -> bool:
-        """Whether this is one of them."""
+        """True if the name is in the set."""
         return name in self.plain or self.globs.match(name)
 
 
 class _Candidates:
-    """The rules that may fit a function in a file, by the words that stand in both: few of a hundred do."""
+    """An index of the rules by the literal words in their patterns. Few of hundreds of rules may match a frame."""
 
     def __init__(self, rules: Iterable[_Compiled]) -> None:
         self._by_name: dict[str, set[int]] = {}
@@ -152,7 +152,7 @@ class _Candidates:
                     found.setdefault(word, set()).add(number)
 
     def find(self, function: str, file: str) -> list[int]:
-        """The numbers of these rules, in order."""
+        """Return the numbers of the rules that may match, in order."""
         by_function = self._by_name.get(function, set()).union(*_whose_word_is_in(function, self._by_word))
         return sorted(by_function & set[int]().union(*_whose_word_is_in(file, self._by_file)))
 
@@ -172,7 +172,7 @@ class _Compiled(NamedTuple):
     runs_program: bool
 
     def may_be_of(self, of_user: bool | None) -> bool:
-        """Whether the rule speaks about a frame of the user's own program (True), of others (False) or of either."""
+        """True if the rule applies to a frame. `of_user`: the frame is of the user's program; None: unknown."""
         return {"anybody": True, "library": of_user is not True, "installed": of_user is False}[self.whose]
 
 
@@ -183,15 +183,16 @@ def _compile(rule: _Rule) -> _Compiled:
 
 
 def _patterns(row: _Rule | _Marked) -> tuple[_Names, _Globs]:
-    """Return what a plain name of a function, and a short path with a `/` before it, must match."""
+    """Return the patterns for a function's plain name, and for a short path with a `/` before it."""
     files = row.files or ((row.file,) if row.file else ("*/*",))
     return _Names(row.functions), _Globs(files, _path)
 
 
 def _path(pattern: str) -> str:
-    """Return the expression of a file pattern, which begins at the root of a package or of the standard library.
+    """Return the regular expression of a file pattern. It begins at the root of a package or of the standard library.
 
-    Exceptions: one that begins with `*/`, and a package of `checkouts` in a whole path, which does not tell its root.
+    Exceptions: a pattern that begins with `*/`, and a package of `checkouts`. The latter also matches in a whole path,
+    which does not show where the package begins.
     """
     if pattern.startswith("*/"):
         return translate(pattern)
@@ -201,9 +202,9 @@ def _path(pattern: str) -> str:
 
 
 class Table:
-    """The rules, compiled. Answers are remembered per frame and per stack, since most ranks show the same ones.
+    """The rules, compiled. Results are cached per frame and per stack, since most ranks have the same stacks.
 
-    `installed_frames` of a stack, as in `model.Thread`, tells which of its frames are of the user's own program.
+    `installed_frames` of a stack tells which of its frames belong to the user's program, see `model.Thread`.
     """
 
     def __init__(self, rules: Sequence[_Rule]) -> None:
@@ -213,15 +214,15 @@ class Table:
         self._of_stack: dict[tuple[tuple[stack_frames.Place, ...], int | None], Match] = {}
 
     def classify(self, frames: Sequence[Frame], installed_frames: int | None = None) -> Doing:
-        """What a stack (innermost frame first) is doing: (activity, operation or None, waits for other ranks)."""
+        """Return what a stack (innermost frame first) is doing."""
         return self.match(frames, installed_frames).doing
 
     def classify_thread(self, thread: Thread) -> Doing:
-        """As `classify`, of a thread's stack."""
+        """Return what the stack of a thread is doing."""
         return self.classify(thread.frames, thread.installed_frames)
 
     def match(self, frames: Sequence[Frame], installed_frames: int | None = None) -> Match:
-        """As `classify`, with the place in the stack that told it."""
+        """Return what a stack is doing, and the frame that decided it."""
         stack = tuple(frame.place for frame in frames)
         found = self._of_stack.get((stack, installed_frames))
         if found is None:
@@ -232,16 +233,16 @@ class Table:
         return found
 
     def context(self, frames: Sequence[Frame]) -> Doing | None:
-        """What the part of the program around a stack does, whatever its innermost frames do; None: no frame tells.
+        """Return what the program around a stack does, whatever its innermost frames do. None if no frame tells.
 
-        What a function of the user's program is called tells it, too.
+        Names of functions of the user's program count, too.
         """
         stack = _of_anybody(frames)
         found = self._first(stack, _python(stack), "context")
         return self._widened(stack, *found).doing if found else None
 
     def phase(self, frames: Sequence[Frame]) -> str | None:
-        """The activity of the part of the program around a stack ("evaluation"); None where no frame tells."""
+        """Return the activity of the phase of the program around a stack ("evaluation"). None if no frame tells."""
         for owned in _of_anybody(frames):
             rule = self._rules_of(owned).get("context")
             if rule and known(rule.activity).phase:
@@ -254,7 +255,7 @@ class Table:
         if importing([owned.place for owned in stack], python):
             return Match(Doing("import", None, waits=False), python[0])
         program = list(itertools.takewhile(lambda index: not is_marked("boot", *stack[index].place), python))
-        # Where the boot frame is the innermost one, it decides only if a rule is certain of it, as of an idle actor.
+        # If the boot frame is the innermost one, it decides only by a `certain` rule, for example for an idle actor.
         awaits_task: _Places = (("certain", python[:1]), ("native", native))
         for order, indexes in _in_order(program, native) if program else awaits_task:
             found = self._first(stack, indexes, order)
@@ -272,14 +273,14 @@ class Table:
         return None
 
     def _stands_around_wait(self, stack: Sequence[_Owned], index: int) -> bool:
-        """Whether the call that a frame made has come to a wait, a lock or I/O that a rule knows."""
+        """True if the call that this frame made is now in a wait, a lock or I/O that a rule knows."""
         within = (place for place in _python(stack)[:_LEAF_DEPTH] if place < index)
         return any(self._rules_of(stack[place]).keys() & {"leaf", "base"} for place in within)
 
     def _widened(self, stack: Sequence[_Owned], index: int, rule: _Compiled) -> Match:
-        """An activity is named by the call that the program made: the outermost frame of the same file.
+        """Extend a match outwards to the call that the program made: the outermost frame of the same file.
 
-        Around a wait, frames of thin wrappers (loggers, context managers) are passed over.
+        For a wait for ranks, frames of thin wrappers (loggers, context managers) in between are skipped.
         """
         last, named, told = index, index, rule
         waits = known(rule.activity).waits_for == "ranks"
@@ -316,16 +317,16 @@ class Table:
 
 
 class _Owned(NamedTuple):
-    """A frame, and whether it is of the user's own program; None: nothing tells."""
+    """A frame, and True if it belongs to the user's program; None if unknown."""
 
     place: stack_frames.Place
     by_user: bool | None
 
 
 def _rooted_path(owned: _Owned) -> str:
-    """Return the short path with `/` before it; the user's own `queue.py` is in a folder that no pattern names.
+    """Return the short path with `/` before it. A user's own `queue.py` is moved to a folder that no pattern matches.
 
-    Exception: a whole path. It tells the folder itself, and in an archive the standard library may lie, too.
+    Exception: a whole path, which shows the folder itself. The standard library may be in an archive with a whole path.
     """
     file = stack_frames.short_path(owned.place[1])
     is_users = owned.by_user is True and not owned.place[1].startswith("/")
@@ -334,7 +335,7 @@ def _rooted_path(owned: _Owned) -> str:
 
 
 def _is_of_program(owned: _Owned) -> bool:
-    """True for Python code of the user's program. Where nothing tells: of no package that the table names."""
+    """True for Python code of the user's program. If unknown: true if the table names no package of it."""
     if stack_frames.is_native(*owned.place):
         return False
     file = stack_frames.short_path(owned.place[1])
@@ -351,7 +352,7 @@ _Places = tuple[tuple[Order, list[int]], ...]
 
 
 def _in_order(python: list[int], native: list[int]) -> _Places:
-    """Return the places of the frames about which the rules of each order are asked."""
+    """Return the indexes of the frames to which the rules of each order apply, in the order in which they are tried."""
     return (
         ("entered", python),
         ("certain", python),
@@ -374,15 +375,15 @@ def _python(stack: Sequence[_Owned]) -> list[int]:
 
 
 def _leaf(stack: Sequence[_Owned]) -> int:
-    """The place of the innermost Python frame; of the innermost of all where there is none."""
+    """Return the index of the innermost Python frame, 0 if there is none."""
     return next(iter(_python(stack)), 0)
 
 
 def _label(stack: Sequence[_Owned], index: int) -> str:
-    """The name of a frame; of one without a name (a lambda, an address) that of the next one around it that has one.
+    """Return the name of a frame. For a frame without a name (a lambda, an address): of the next named one around it.
 
-    Compiled code is named by the compiled code right around it, else by the innermost Python function; a library is the
-    name only where nothing else is known, since an address means nothing.
+    Compiled code is named by the compiled code directly around it, else by the innermost Python function. The name of a
+    library is the last resort.
     """
     around = [owned.place for owned in stack[index:]]
     compiled = itertools.takewhile(lambda place: stack_frames.is_native(*place), around)
@@ -394,7 +395,7 @@ def _label(stack: Sequence[_Owned], index: int) -> str:
 
 
 def importing(stack: Sequence[stack_frames.Place], python: Sequence[int]) -> bool:
-    """Whether nothing but module bodies lies between the innermost frame and the import machinery."""
+    """True if only module bodies lie between the innermost frame and the import machinery."""
     for index in python:
         if stack_frames.is_import(stack[index][1]):
             return True
@@ -409,9 +410,10 @@ def _built_in() -> _Tables:
 
 
 def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
-    """The built-in table; `extra_rules` of the configuration come first and are certain.
+    """Return the built-in table with `extra_rules` of the configuration, which come first and have the order `certain`.
 
-    Raises config.ConfigError when a rule names no activity of the table in lower_case words.
+    Raises config.ConfigError if an activity in a rule is not a lower_case name, or is a misspelling of one in the
+    table.
     """
     built_in = _built_in()
     extra = []
@@ -422,7 +424,7 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
                 f"  allowed: {', '.join(built_in.activities)}, or a new name in lower_case"
             )
         near = difflib.get_close_matches(rule.activity, built_in.activities, n=1, cutoff=0.8)
-        if near and rule.activity not in built_in.activities:  # a new name waits for nothing, and is accused first
+        if near and rule.activity not in built_in.activities:  # a new activity waits for nothing
             raise config.ConfigError(
                 f"[activities] rules[{number}]: activity {rule.activity!r} looks like {near[0]!r}, misspelt\n"
                 f"  type {near[0]!r}, or choose a name that is further from it"
@@ -441,13 +443,13 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all activities of the built-in table."""
+    """Return the names of all activities of the built-in table."""
     return tuple(_built_in().activities)
 
 
 @cache
 def packages() -> frozenset[str]:
-    """The packages that the built-in table names, in its rules or as no program of a user's."""
+    """Return the packages that are not a user's program: those in the rules, and the list `packages` of the table."""
     paths = (path for rule in _built_in().rules for path in (*rule.files, rule.file) if "/" in path)
     named = (path.partition("/")[0] for path in paths)
     return frozenset(package for package in named if package.isidentifier()).union(_built_in().packages)
@@ -455,7 +457,7 @@ def packages() -> frozenset[str]:
 
 @cache
 def known(name: str) -> Activity:
-    """What follows from an activity; one that only the user's rules name waits for nothing."""
+    """Return the row of an activity. An activity that only the user's rules name waits for nothing."""
     return _built_in().activities.get(name) or Activity("nothing", f"is in {name.replace('_', ' ')} ({{operation}})")
 
 
@@ -466,13 +468,13 @@ def _marks(mark: Mark) -> tuple[tuple[_Names, _Globs], ...]:
 
 @lru_cache(maxsize=_CACHE_LIMIT)
 def is_marked(mark: Mark, function: str, file: str = "") -> bool:
-    """Whether a frame, or the name of a collective, bears a mark of the table."""
+    """True if a frame, or the name of a collective, has this mark in the table."""
     name, path = stack_frames.plain_name(function), f"/{stack_frames.short_path(file)}"
     return any(functions.match(name) and files.match(path) for functions, files in _marks(mark))
 
 
 def says(name: str, operation: str | None) -> str:
-    """A clause for a sentence about one rank: "waits in all_reduce", "is loading data (DataLoader)"."""
+    """Return a clause for a sentence about one rank: "waits in all_reduce", "is loading data (DataLoader)"."""
     clause = known(name).says
     if operation:
         return clause.replace("{operation}", operation)
@@ -480,5 +482,5 @@ def says(name: str, operation: str | None) -> str:
 
 
 def phase_words(name: str, phase: str | None) -> str:
-    """Where in the program an activity stands: "during evaluation"; empty where that is the activity itself."""
+    """Return the phase of the program that an activity is in: "during evaluation". Empty if that is the activity."""
     return "" if phase is None or phase == name else known(phase).phase or ""

@@ -1,4 +1,4 @@
-"""Pure: what of a stack is the same on every rank: plain names, short paths, no launcher, no addresses."""
+"""Pure: the parts of a stack that are the same on every rank: plain names, short paths, no launcher, no addresses."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from functools import lru_cache
 from hangwatch.model import Frame, Thread
 
 Place = tuple[str, str]
-"""Function and short file of one frame: what is compared between ranks and nodes."""
+"""The function and the short file of a frame: this is compared between ranks and nodes."""
 
-# Where packages lie that are not the user's: a wheel or an egg that is imported as it is, site-packages, the standard
-# library, also in an archive.
+# Where packages lie that are not the user's: a wheel or an egg that is imported without unpacking, site-packages, the
+# standard library (also in an archive).
 _INSTALLED = re.compile(
     r"^.*\.(?:whl|egg)/|^(?:.*?/)?(?:site-packages|dist-packages)/"
     r"|^(?:.*?/)?lib(?:64)?/python[23](?:\.\d+)?t?/|^(?:.*?/)?python3\d+t?\.zip/"
 )
 _ARCHIVE = re.compile(r"^.*(?:\.(?:zip|pex|par|xar|pyz)|#link-tree)/")  # the user's program may lie there, too
 _GENERATED = re.compile(r"^.*/torchinductor[^/]*/.*$|^<eval_with_key>.*$|^<ipython-input.*$|^.*/tmp/(?:tmp)?[^/]*/")
-_INDUCTOR = re.compile(r"^c[a-z2-7]{51}\.py$")  # by a hash; py-spy prints no folder
+_INDUCTOR = re.compile(r"^c[a-z2-7]{51}\.py$")  # named by a hash; py-spy prints no folder
 _GENERATED_NAMES = (("torchinductor", "<inductor>"), ("<eval_with_key>", "<eval_with_key>"), ("<ipython", "<ipython>"))
 _C_LIBRARY = re.compile(r"(^|/)(libc|libpthread|ld-linux|linux-vdso|\[vdso)[-.\]\w]*")
 _NATIVE_FILE = re.compile(r"\.so(?:\.|$)|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|rs|S|s)$|^python[\d.]*$|^\[|^\?*$|^lib[^/]*$")
 
-# Of the folders in the standard library, those whose name a project hardly gives to its own.
+# Packages of the standard library with names that a project hardly uses for its own folders.
 _STANDARD_PACKAGES = frozenset(
     {
         "asyncio",
@@ -75,19 +75,19 @@ _LAUNCHER_FILES = (
     "hydra/_internal/hydra.py",
 )
 _THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
-_LONGEST_NAME = 1000  # a process chooses its names, and brackets within brackets are taken away one by one
+_LONGEST_NAME = 1000  # a process chooses its names, and nested brackets are removed level by level
 _BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)|\[[^\[\]]*\]")
 
 
 def plain_name(function: str) -> str:
-    """The name without class and enclosing functions: `Condition.wait` and `wait` are both `wait`."""
+    """Return the name without class and enclosing functions: `Condition.wait` and `wait` are both `wait`."""
     name = function.rsplit(".", 1)[-1]
     return name or function
 
 
 @lru_cache(maxsize=1 << 16)
 def short_path(file: str) -> str:
-    """The path from the package on, the same under every prefix and temporary folder."""
+    """Return the path from the package on, which is the same under every prefix and temporary folder."""
     short = _ARCHIVE.sub("", _INSTALLED.sub("", file))
     if _INDUCTOR.match(short):
         return "<inductor>"
@@ -101,7 +101,7 @@ def short_path(file: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def is_native(function: str, file: str) -> bool:
-    """Whether a frame is compiled code, which `py-spy --native` shows: it changes while a thread spins in one call."""
+    """True if a frame is compiled code, shown by `py-spy --native`. It changes while a thread spins in one call."""
     if file.startswith("<") or file.endswith((".py", ".pyx", ".pyc")) or function == "<module>":
         return False
     return function.startswith("0x") or _NATIVE_FILE.search(file) is not None
@@ -123,9 +123,9 @@ def _is_launcher(function: str, file: str) -> bool:
 
 
 def called(place: Place) -> str | None:
-    """The name by which people know a function; None of one without (a lambda, an address, a wrapper of C++'s own).
+    """Return the name by which people know a function. None if it has no name (a lambda, an address, a C++ wrapper).
 
-    Of C++ without the parameters of its templates and its own: `c10d::Reducer::finalize_backward`.
+    For C++ it is without template and function parameters: `c10d::Reducer::finalize_backward`.
     """
     function, file = place
     if not is_native(function, file):
@@ -146,10 +146,10 @@ def _is_standard(file: str) -> bool:
 
 
 def owned_by_user(files: Sequence[str], installed_frames: int | None) -> tuple[bool | None, ...]:
-    """Of the file of each frame, innermost first, whether the user's own program holds it; None: nothing tells.
+    """Return for the file of each frame, innermost first, if it belongs to the user's program; None if unknown.
 
-    A whole path tells; else `installed_frames` (`model.Thread`): what stands inside is no user's, the frame after
-    them is, and so is what lies in the same package or folder as that one.
+    A whole path decides. Else `installed_frames` (`model.Thread`) does: the frames before that index are of libraries.
+    The frame at that index is the user's, and so are files in the same package or folder.
     """
     cut = len(files) if installed_frames is None else installed_frames
     known = files[cut] if cut < len(files) else None
@@ -160,7 +160,7 @@ def owned_by_user(files: Sequence[str], installed_frames: int | None) -> tuple[b
 
 
 def _is_users(file: str, known: str | None) -> bool | None:
-    """Whether a file is of the user's own program; `known` is one that is."""
+    """True if a file belongs to the user's program; `known` is a file that does."""
     if _INSTALLED.match(file) or file.startswith("<frozen "):
         return False
     if file.startswith("<") or _GENERATED.match(file) or _INDUCTOR.match(file):
@@ -179,10 +179,10 @@ def _package(file: str) -> str:
 
 
 def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
-    """The frames that decide whether two stacks are the same, innermost first.
+    """Return the frames that decide whether two stacks are the same, innermost first.
 
-    Launcher frames are cut at the outer end; frames of the import machinery and native frames everywhere. Where
-    nothing else is left, they stay.
+    Removed are launcher frames at the outer end, and frames of the import machinery and native frames everywhere. If no
+    frame is left, native frames count.
     """
     end = len(frames)
     while end and _is_launcher(frames[end - 1].function, frames[end - 1].file):
@@ -196,7 +196,7 @@ def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
 
 
 def _native_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
-    """What stays the same in compiled frames: names, without addresses and without the C library's spinning."""
+    """Return the native frames that stay the same: with a name, and not of the C library, which change in a spin."""
     return tuple(
         (frame.function, short_path(frame.file))
         for frame in frames
@@ -211,10 +211,10 @@ def _without_address(frame: Frame) -> Place:
 
 
 def is_import(file: str) -> bool:
-    """Whether a file is Python's import machinery."""
+    """True if a file is Python's import machinery."""
     return _is_importlib(file)
 
 
 def main_thread(threads: Iterable[Thread]) -> Thread | None:
-    """The thread that runs the program, None where the dump does not tell it."""
+    """Return the thread that runs the program, None if the dump does not show it."""
     return next((thread for thread in threads if thread.is_main), None)

@@ -1,4 +1,4 @@
-"""Pure: ranks whose processes stand at the same place -> groups."""
+"""Pure: ranks at the same place -> groups."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def group_ranks(
     settings: config.Capture,
     world_size: int | None = None,
 ) -> Grouping:
-    """Group ranks whose processes stand at the same place, by the last round that has stacks.
+    """Group ranks that are at the same place, by the last round that has stacks.
 
-    `world_size` is the number of ranks of the job, None where nothing says it (a capture says it itself). Ranks that
-    could not be dumped are grouped by the kind of their fault, ranks whose process is gone by themselves, and of these
-    those that died first.
+    `world_size` is the number of ranks of the job, None if unknown (a capture has its own). Ranks that could not be
+    dumped are grouped by the kind of their fault. Ranks with an ended process are a group of their own, and so are
+    those of them that died first.
     """
     notes: tuple[str, ...] = ()
     if isinstance(capture, Capture):
@@ -93,10 +93,10 @@ def group_ranks(
 
 
 def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterable[str]) -> Grouping:
-    """Put groups together: equal keys become one group, each rank keeps one place, the largest group comes first.
+    """Merge groups: equal keys become one group, each rank is in one group only, the largest group comes first.
 
-    A group is shown by its lowest rank. A rank that is in two groups stays in the one with the smaller key, so that the
-    order of `groups` never matters.
+    A group is represented by its lowest rank. A rank in two groups stays in the group with the smaller key, so the
+    order of `groups` does not matter.
     """
     by_key: dict[str, list[Group]] = {}
     for group in groups:
@@ -128,7 +128,7 @@ _Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ..
 
 
 class _Answer(NamedTuple):
-    """What a rank showed last: where it stands in which dump, or the fault in place of a stack, or that it is gone."""
+    """The last state of a rank: where it is, in which dump; or the fault instead of a stack; or `gone`."""
 
     key: str
     standing: Standing | None
@@ -138,7 +138,7 @@ class _Answer(NamedTuple):
 
 
 def _identity(rank: RankId) -> _Identity:
-    """What makes two dumps the same rank: its global rank on its node, else its local rank, else its pid."""
+    """Return what makes two dumps the same rank: its global rank on its node, else its local rank, else its pid."""
     if rank.rank is not None:
         return rank.node, rank.rank, None, None
     if rank.local_rank is not None:
@@ -147,7 +147,7 @@ def _identity(rank: RankId) -> _Identity:
 
 
 class _Memory:
-    """Where processes stand. Most ranks stand alike: each stack is read once, each place is judged once."""
+    """A cache of where processes are. Most ranks are alike: each stack is read once, each place is judged once."""
 
     def __init__(self, table: activity.Table) -> None:
         self.table = table
@@ -156,7 +156,7 @@ class _Memory:
         self._user_frames: dict[tuple[tuple[Frame, ...], int | None], tuple[Frame, ...]] = {}
 
     def standing(self, dump: ProcessDump) -> Standing | None:
-        """Where a process stands in one round, None without a stack."""
+        """Return where a process is in one round, None without a stack."""
         if not any(thread.frames for thread in dump.threads):
             return None
         stacks = tuple(
@@ -175,7 +175,7 @@ class _Memory:
         return found
 
     def user_frames(self, thread: Thread) -> tuple[Frame, ...]:
-        """As `user_code.user_frames`."""
+        """Return the user's frames, cached. See `user_code.user_frames`."""
         stack = thread.frames, thread.installed_frames
         found = self._user_frames.get(stack)
         if found is None:
@@ -203,13 +203,15 @@ def _answer(
 
 
 def _by_measurement(standing: Standing, measured: progress.Measured, rank: RankDump, in_torch: Set[str]) -> Standing:
-    """A rank that was measured behind its GPU, at a lock of a file or in shared memory, or at clients, waits for that.
+    """Correct where a rank is by what was measured; the names of its functions do not matter.
 
-    Whatever its functions are called. So does one that sleeps in torch's own code, which no frame of Python shows, for
-    its GPU or for other ranks; and one that waits for an answer of the store, for the rank that is to set a key. Those
-    at the same place that were not are another group: one of them may be the one that is waited for. But of who could
-    not be looked at, or was met awake in one round, that is not known: at one of the places `in_torch` it stands as the
-    others do.
+    A rank measured behind its GPU, at a lock of a file or in shared memory, or waiting for clients, waits for that. A
+    rank asleep in torch's own code, which no Python frame shows, waits for its GPU or for other ranks. A rank that
+    waits for an answer of the store waits for the rank that must set the key.
+
+    Ranks at the same place without that measurement are another group: the others may be waiting for one of them.
+    Exception: for a rank that could not be measured, or that was awake in one round, this is not known. At a place in
+    `in_torch` it is grouped with the others.
     """
     waits = measured.waits
     if waits.file_lock is not None and standing.waits_for not in ("ranks", "gpu"):
@@ -304,7 +306,10 @@ def _gpu_readings(rank: RankDump) -> GpuReadings:
 def _asks_rank(
     rank: RankDump, standing: Standing | None, waits: Waits, processes: Set[tuple[str | None, int]]
 ) -> AsksRank | None:
-    """Who of it waits for another rank; of its workers only where it waits for them. `processes` are those of ranks."""
+    """Return what of it waits for another rank: a thread or a child. A worker counts only if the rank waits for it.
+
+    `processes` are the (node, pid) of all ranks.
+    """
     own = waits.asks_rank
     if own is not None or standing is None or activity.known(standing.doing.activity).work_is_in != "workers":
         return own
@@ -323,9 +328,9 @@ def _awaits_store(waits: Waits, standing: Standing | None) -> Literal["main", "t
 def _motion(
     rounds: Sequence[ProcessDump], standings: Sequence[Standing | None], measured: progress.Measured, memory: _Memory
 ) -> Motion:
-    """Whether a rank made progress: by what it has recorded, unless its program's own lines changed; else by behaviour.
+    """Return the motion of a rank: by its flight recorder unless the user's lines changed, else by its behaviour.
 
-    A process that has ended, or is stopped, is frozen whatever it has recorded.
+    A process that has ended or is stopped is frozen, whatever it has recorded.
     """
     behaves = measured.signature.motion
     if len(rounds) < 2 or not all(dump.recorders for dump in rounds):
@@ -346,7 +351,7 @@ def _motion(
 
 
 def _task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
-    """Where a task of an executor's thread stood in the user's own program in every round, of two at least."""
+    """Return the user's frame in which an executor's task was in every round. None with fewer than two rounds."""
     if len(rounds) < 2:
         return None
     found = [{frame: None for thread in dump.threads for frame in _tasks(thread, table)} for dump in rounds]
@@ -354,7 +359,7 @@ def _task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
 
 
 def _tasks(thread: Thread, table: activity.Table) -> tuple[Frame, ...]:
-    """The innermost frame of the user's program in the task of an executor's thread; who awaits orders has none."""
+    """Return the innermost user frame in the task of an executor's thread. Empty for a thread that waits for orders."""
     if thread.is_main or not any(_is_executor(frame) for frame in thread.frames):
         return ()
     frames = tuple(itertools.takewhile(lambda frame: not _is_executor(frame), thread.frames))
@@ -374,13 +379,13 @@ def _receives(rounds: Sequence[ProcessDump]) -> bool:
 
 
 def _comes(standing: Standing) -> bool:
-    """Whether a process waits for other ranks to meet them. One that leaves or serves waits, but does not come."""
+    """True if a process waits for other ranks to join it. A rank that shuts down or serves waits, but does not join."""
     known = activity.known(standing.doing.activity)
     return standing.waits_for == "ranks" and not known.leaves_the_job and not known.idles
 
 
 def _state(rounds: Sequence[ProcessDump]) -> str | None:
-    """The state of all rounds; where they differ, the last one outside `D`: a passing disk wait is no news."""
+    """Return the state of all rounds. If they differ, the last one outside `D`: a short disk wait does not matter."""
     if len(rounds) == 1:
         return rounds[0].state
     states = [dump.state for dump in rounds if dump.state is not None]
@@ -417,7 +422,7 @@ def _shown(thread: Thread, table: activity.Table) -> Stack:
 
 
 def _without_start(thread: Thread) -> Thread:
-    """The thread without the frames that started it, which are those of a wait; as it is, where it has no others."""
+    """Return the thread without the frames that started it, which look like a wait. Unchanged if it has only those."""
     frames = thread.frames
     while frames and not thread.is_main and frames[-1].file.endswith(_STARTS):
         frames = frames[:-1]
@@ -425,7 +430,7 @@ def _without_start(thread: Thread) -> Thread:
 
 
 def _workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
-    """The worker processes of one rank, equal stacks once, the most common first."""
+    """Return the worker processes of one rank: equal stacks once, the most common first."""
     counted: dict[tuple[stack_frames.Place, ...], list[tuple[WorkerDump, Thread]]] = {}
     for worker in rank.workers:
         threads = worker.rounds[-1].threads if worker.rounds else ()
@@ -437,7 +442,7 @@ def _workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
 
 
 def _worker(count: int, worker: WorkerDump, thread: Thread, table: activity.Table) -> Stack:
-    """Some equal workers, shown by one."""
+    """Return one stack that stands for several equal workers."""
     return Stack(
         name=f"{count} x {worker.comm}",
         frames=thread.frames,
@@ -449,7 +454,7 @@ def _worker(count: int, worker: WorkerDump, thread: Thread, table: activity.Tabl
 
 
 def _own_frame(thread: Thread) -> Frame | None:
-    """The innermost frame of the user's code in a worker's task; a forked one has its parent's frames around that."""
+    """Return the innermost frame of the user's code in a worker's task. The parent's frames around it do not count."""
     task = list(itertools.takewhile(lambda frame: not frame.file.endswith(_LOADER_LOOP), thread.frames))
     within = task[thread.installed_frames or 0 :] if len(task) < len(thread.frames) else []
     return next(iter(within), None)

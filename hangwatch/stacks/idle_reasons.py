@@ -1,4 +1,4 @@
-"""Pure: does a job stand still for a reason that is no hang? By measurement, whatever its functions are called."""
+"""Pure: find out if a job is idle for a reason other than a hang, by measurement. Names of functions do not decide."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ _WAITS_FOR_CLIENTS = frozenset({Signature.BLOCKED, Signature.POLLS, Signature.AW
 
 
 def resting_state(grouping: Grouping) -> JobState | None:
-    """The state of a job that is suspended or over; None for one that is judged as others are.
+    """Return the state of a job that is suspended or over; None for a job that must be judged.
 
-    Suspended: every rank was stopped or frozen in every round. Over: a job of several ranks in which nothing leads from
-    one that lives to another one, all GPUs idle; so it is before training begins, which the grouping cannot tell. Of a
-    rank that gave no stack nobody knows what it waits for; who is refused at the store waits for who is to serve it,
-    and who waits for a lock file for the process that holds it, or has died and left it. Who waits for the others to
-    join waits for them without any connection where the store is a file (`init_method="file://..."`).
+    Suspended: every rank was stopped or frozen in every round. Over: a job of several ranks in which no live rank has a
+    connection to another rank, and all GPUs are idle. A job looks the same before training begins; the grouping cannot
+    tell the two apart.
+
+    A job is not over if one of these is true:
+    * A rank gave no stack: it is not known what it waits for.
+    * A rank's connection to the store is refused: it waits for the rank that serves the store.
+    * A rank waits for a lock file: its holder may be alive, or may have died without removing it.
+    * A rank waits for others to join through a file (`init_method="file://..."`), which needs no connection.
     """
     members = grouping.members
     if members and all(member.signature is Signature.STOPPED for member in members):
@@ -39,10 +43,10 @@ def resting_state(grouping: Grouping) -> JobState | None:
 
 
 def is_serving(grouping: Grouping) -> bool:
-    """Whether this is a service without requests, and not a job that trains.
+    """True if this is a service without requests, not a job that trains.
 
-    Every rank waits for clients on a socket that listens, or receives from nobody but a process that does; or the ranks
-    stand behind their GPUs for one that itself waits for clients.
+    Every rank waits for clients on a listening socket, or receives only from a process that does. Or the ranks wait
+    behind their GPUs for a rank that itself waits for clients.
     """
     members = grouping.members
     waits = any(_awaits_clients(member) and member.waits.server == member.id.pid for member in members)
@@ -51,7 +55,7 @@ def is_serving(grouping: Grouping) -> bool:
 
 
 def is_refused(group: Group, member: Member) -> bool:
-    """Whether a rank wants to meet the others at MASTER_ADDR, and each attempt to connect there fails at once."""
+    """True if a rank tries to join the others at MASTER_ADDR, and each attempt to connect fails at once."""
     if member.waits.store is None or member.waits.store.socket != "retries":
         return False
     return any(activity.is_marked("at_master", frame.function, frame.file) for frame in group.frames)
@@ -68,7 +72,10 @@ def _is_idle(member: Member) -> bool:
 
 
 def _is_alone(member: Member) -> bool:
-    """Nothing leads from it to another rank, and it does what needs none. In `D` it may be what others wait for."""
-    has_lock = member.waits.shares_lock or member.waits.file_lock is not None  # that may be another rank's
+    """True if a rank has no connection to another rank and does something that needs no other rank.
+
+    A rank in `D` does not count: the others may be waiting for it.
+    """
+    has_lock = member.waits.shares_lock or member.waits.file_lock is not None  # the lock may be another rank's
     waits = has_lock or member.kernel.state in BLOCKED_STATES or member.signature not in _WAITS_FOR_NO_RANK
     return member.waits.peers == 0 and _is_idle(member) and not waits and member.waiting is None

@@ -1,4 +1,4 @@
-"""Pure: what the kernel showed of a rank in every round of a look; what one round shows may be chance."""
+"""Pure: what the kernel shows of a rank in every round of a capture. A single round may be chance."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _of_round: attrgetter[tuple[Any, ...]] = attrgetter(*_FIELDS)
 
 
 def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
-    """Return what a process waits for in all of its rounds, in one pass over them; other fields have their defaults.
+    """Return what a process waits for in all of its rounds. Fields that differ between rounds have their defaults.
 
-    `frozen_cgroup` and `awaited` may change from round to round; those of the last one are returned.
+    `frozen_cgroup` and `awaited` may change from round to round; those of the last round are returned.
     """
     read = [_of_round(dump) for dump in rounds]
     if all(values == _of_round(_NOTHING) for values in read):
@@ -35,7 +35,7 @@ def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
 
 
 def peers(rank: RankDump) -> int | None:
-    """How many ways lead from a rank and its workers to other ranks, at most; None where a round did not see it."""
+    """Return the most connections of a rank and its workers to other ranks. None if a round did not see them."""
     rounds = [*rank.rounds, *(dump for worker in rank.workers for dump in worker.rounds)]
     found = [dump.peers for dump in rounds]
     known = [count for count in found if count is not None]
@@ -43,9 +43,10 @@ def peers(rank: RankDump) -> int | None:
 
 
 def store(rank: RankDump) -> Store | None:
-    """What the sockets of a rank showed of its store at last; that it retries only where no round showed a connection.
+    """Return what the sockets of a rank showed of its store in the last round.
 
-    One round without a sleep does not speak against it: then it was about to try again.
+    `retries` is kept only if no round showed a connection. One round without a sleep does not disprove it: the process
+    was then about to try again.
     """
     found = [dump.store for dump in rank.rounds if dump.store is not None]
     if not found or found[-1].has_connection:
@@ -56,11 +57,11 @@ def store(rank: RankDump) -> Store | None:
 
 
 def is_held_outside(rank: RankDump, waits: Waits) -> bool:
-    """Whether its main thread stood, in every round, in one call that no other thread of its process ends.
+    """True if in every round its main thread was in one call that no other thread of its process can end.
 
-    It waits for a child that receives from no other rank, a file or pipe of nobody else in its job, the lock of another
-    process, somebody outside, or in `D`. What it only receives, or a lock between threads, another thread may give; a
-    sleep may be one of many.
+    It waits for a child that receives from no other rank, for a file or pipe that no other process of its job has, for
+    the lock of another process, for a remote peer, or it is in `D`. A receive or a lock between threads may be ended by
+    another thread. A sleep may be one of many.
     """
     if len(rank.rounds) < 2 or waits.asks_rank is not None:
         return False

@@ -1,9 +1,7 @@
-"""Pure: how much the links of a rank's GPUs, and the ports of its node, carried during a look, and what the GPUs did.
+"""Pure: traffic of a rank's GPU links and of its node's ports during a capture, and the use of its GPUs.
 
-From counters that were read with its rounds.
-
-A counter that fell has wrapped or was set back, and what flowed meanwhile is not known. One that wrapped unseen shows
-less than flowed: a rate is never too high.
+The counters are read with the rounds. A counter that fell has wrapped or was reset: that interval is unknown. A counter
+that wrapped unnoticed shows less than was carried, so a rate is never too high.
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ _MOST_WORSE = 8
 
 
 class LinkRates(NamedTuple):
-    """Bytes per second in both directions together, of the busiest GPU; None where nothing was counted."""
+    """Bytes per second in both directions together, of the busiest GPU; None if not counted."""
 
     nvlink: float | None = None
     pcie: float | None = None
 
 
 def link_rates(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> LinkRates:
-    """What the links of these GPUs carried between the first and the last of `sweeps`."""
+    """Return what the links of these GPUs carried between the first and the last of `sweeps`."""
     read = _readings(uuids, sweeps)
     return LinkRates(
         nvlink=_most(_counted(readings, lambda one: one.nvlink_bytes) for readings in read),
@@ -36,15 +34,15 @@ def link_rates(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> LinkRa
 
 
 def gpu_use(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> GpuUse | None:
-    """What the one of these GPUs did whose SM had most to do, on average; None where none told it."""
+    """Return the mean use of the GPU with the highest SM ratio. None if no GPU reported its use."""
     told = ([one.use for one in readings[1:] if one.use is not None] for readings in _readings(uuids, sweeps))
     return max(map(_mean_use, filter(None, told)), key=lambda use: use.sm_ratio, default=None)
 
 
 def port_traffic(first: Sequence[PortCounters], last: Sequence[PortCounters], seconds: float) -> PortTraffic | None:
-    """What the ports of a node did between two readings; None where no port was read twice.
+    """Return what the ports of a node carried between two readings. None if no port was read twice.
 
-    A counter that fell was reset, or is full: of it nothing follows.
+    A counter that fell was reset or has overflowed; it is ignored.
     """
     before = {port.name: port for port in first}
     pairs = [(before[port.name], port) for port in last if port.name in before]
@@ -86,7 +84,7 @@ def _pcie(readings: Sequence[GpuTraffic]) -> float | None:
 
 
 def _counted(readings: Sequence[GpuTraffic], read: Callable[[GpuTraffic], _Pair | None]) -> float | None:
-    """The mean rate over the intervals at both ends of which there is a count, and none that fell."""
+    """Return the mean rate over the intervals that have a count at both ends and in which no count fell."""
     carried = seconds = 0.0
     for one, two in pairwise(readings):
         before, after = read(one), read(two)

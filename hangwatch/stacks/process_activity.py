@@ -1,4 +1,4 @@
-"""Pure: where one process stands, told by all of its Python threads together."""
+"""Pure: where a process is, judged by all of its Python threads together."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hangwatch.stacks import frames as stack_frames
 
 
 class Standing(NamedTuple):
-    """Where a process stands: what it is doing, and a key that is the same for all that stand there.
+    """Where a process is: its activity, and a key that is equal for all processes at the same place.
 
-    `telling` is the thread that tells, `others` are those that are shown beside it: places in the dump's threads.
+    `telling` is the thread that decides, `others` are the threads shown next to it: both as indexes into the dump's
+    threads.
     """
 
     key: str
@@ -26,11 +27,11 @@ class Standing(NamedTuple):
 
 
 def find_standing(threads: Sequence[Thread], table: activity.Table) -> Standing:
-    """Where the process of these threads stands.
+    """Return where the process with these threads is.
 
-    MainThread tells. Another thread tells in its place when MainThread leaves the work to it (it waits for it, or is in
-    the backward pass, whose hooks run in autograd's threads), or when MainThread is not in the dump. Threads in a
-    collective belong to the key beside MainThread; other threads do not: that one rank has them is no news.
+    MainThread decides. Another thread decides instead if MainThread waits for it, if MainThread is in the backward pass
+    (its hooks run in autograd's threads), or if MainThread is not in the dump. Threads in a collective belong to the
+    key, too. Other threads do not: it does not matter if only one rank has them.
     """
     main = stack_frames.main_thread(threads)
     others = tuple(thread for thread in threads if thread is not main and _python(thread))
@@ -58,7 +59,7 @@ def find_standing(threads: Sequence[Thread], table: activity.Table) -> Standing:
 
 
 def _doing(thread: Thread, table: activity.Table) -> activity.Doing:
-    """What a thread does; one that waits for a thread, queue or child process does what it started that for."""
+    """Return what a thread does. If it waits for a thread, queue or child process: what it started that for."""
     doing = table.classify_thread(thread)
     if activity.known(doing.activity).waits_for == "thread":
         around = table.context(thread.frames)
@@ -68,7 +69,7 @@ def _doing(thread: Thread, table: activity.Table) -> activity.Doing:
 
 
 def _in_its_stead(doing: activity.Doing, others: Sequence[Thread], table: activity.Table) -> tuple[Thread, ...]:
-    """Threads that show what the process waits for instead: a loader behind its pin-memory thread waits for the GPU."""
+    """Return the threads that show the real wait: a loader behind its pin-memory thread waits for the GPU."""
     operation = activity.known(doing.activity).unless_a_thread_is_in
     if operation is None:
         return ()
@@ -93,12 +94,12 @@ def _telling(
 
 
 def _of_engine(thread: Thread) -> bool:
-    """A thread that compiled code started and that runs Python hooks: it has no name and no start in threading.py."""
+    """True for a thread that compiled code started to run Python hooks: it has no name and no start in threading.py."""
     return not thread.name and not thread.frames[-1].file.endswith("threading.py")
 
 
 def _best(threads: Iterable[Thread], table: activity.Table) -> Thread | None:
-    """The thread that says most, by the column `tells`; among equals the smallest stack, whatever their order."""
+    """Return the thread that tells most, by the column `tells`; among equals the one with the smallest stack."""
     telling = [
         (tells, stack_frames.key_places(thread.frames), thread)
         for thread in threads
@@ -112,7 +113,7 @@ def _python(thread: Thread) -> bool:
 
 
 def _is_service(thread: Thread) -> bool:
-    """Threads that serve a library (queue feeders, pin memory, progress bars, watchdogs) and idle pool threads."""
+    """True for a thread that serves a library (queue feeder, progress bar, watchdog) and an idle pool thread."""
     return _has("service", thread) and not _has("work", thread)
 
 

@@ -1,4 +1,4 @@
-"""Pure: what does a rank do, by measurement? Names of functions decide nothing here.
+"""Pure: what a rank does, by measurement. Names of functions decide nothing here.
 
 The signature of a rank is made of what changed between the rounds of a capture: lines, bytes, the time and the switches
 of its main thread, the power and the links of its GPU. The thresholds, and where they come from: docs/verdicts.md.
@@ -33,14 +33,14 @@ from hangwatch.stacks.rates import POLLS_PER_SECOND, MainRates, Rates, over
 SPINNING_RATIO = 0.5  # of the time its main thread runs, or waits for a core
 GPU_AT_WORK_RATIO = 0.75  # between the floor and the busy level of its own GPU
 _GPU_IN_KERNEL_RATIO = 0.5
-MOST_PLACES_OF_A_STAY = 3  # a loop that asks has its condition, its pause, and maybe a count
-LINK_AT_WORK_BYTES_PER_SECOND = 2e9  # a kernel that hangs polls with less: docs/verdicts.md
+MOST_PLACES_OF_A_STAY = 3  # a polling loop has its condition, its pause, and maybe a counter
+LINK_AT_WORK_BYTES_PER_SECOND = 2e9  # a hanging kernel polls with less: docs/verdicts.md
 _ROUNDS_OF_SLEEP = 3
 _ASLEEP = frozenset("S") | BLOCKED_STATES | STOPPED_STATES
 
 
 class Measured(NamedTuple):
-    """The signature of a rank with the numbers that made it, workers included in `cpu_ratio` and `io_bytes`."""
+    """The signature of a rank and the numbers behind it. `cpu_ratio` and `io_bytes_per_second` include workers."""
 
     signature: Signature
     cpu_ratio: float | None = None
@@ -57,12 +57,15 @@ def measure(
     *,
     mount_holds_job: bool = False,
 ) -> Measured:
-    """The signature of one rank; `standings` is where it stood in each round, None for a round without a stack.
+    """Return the signature of one rank; `standings` is where it was in each round, None for a round without a stack.
 
-    One that cannot be dumped is stopped or blocked when the kernel says so (`T`, `D` in every round). Where a file
-    system under its program gives no answer, so that nobody can dump it, it is also blocked when it slept through three
-    rounds without CPU and I/O, or waits for that file system; and with `mount_holds_job` (another rank of the job waits
-    for it) when it spins without I/O, as one that waits for ranks does. One round tells only that it is gone.
+    A rank that cannot be dumped is stopped or blocked if the kernel shows `T` or `D` in every round. If a file system
+    under its program does not respond, so that it cannot be dumped, it is also blocked in these cases:
+    * It slept through three rounds without CPU and I/O, or waits for that file system.
+    * `mount_holds_job` (a rank of the job or its worker waits for that file system), and it spins without I/O, like a
+      rank that waits for other ranks.
+
+    From a single round only the end of the process is known.
     """
     waits = kernel_facts.read_waits(rank.rounds)
     if len(rank.rounds) < 2 and all(len(worker.rounds) < 2 for worker in rank.workers):
@@ -80,7 +83,7 @@ def measure(
 
 
 def asks_again(member: Member) -> bool:
-    """Whether it polls; or only its lines changed, as those of a loop do, while it mostly slept, again and again."""
+    """True if a rank polls, or if it mostly slept and only its lines changed, as in a polling loop."""
     if member.signature is not Signature.COMPUTES:
         return member.signature is Signature.POLLS
     return over(member.usage.switches_per_second, POLLS_PER_SECOND) and not over(
@@ -89,10 +92,10 @@ def asks_again(member: Member) -> bool:
 
 
 class _Stood(NamedTuple):
-    """Where a process stood in one round: its program's own frames, what stands inside them, and whose the GIL was.
+    """Where a process was in one round: frames of its program, library frames inside them, and if it held the GIL.
 
-    `in_lock`, and `at_loader`, at the workers of its data loader: by the table of activities; that parts two ways to
-    stand still, and makes nobody move.
+    `in_lock` and `at_loader` (it waits for the workers of its data loader) come from the table of activities. They only
+    tell two ways of standing still apart; they never make a rank count as moving.
     """
 
     own: tuple[_Line, ...]
@@ -119,7 +122,7 @@ _Line = tuple[str, str, int | None]
 
 
 class _Seen(NamedTuple):
-    """All that was measured of one rank."""
+    """All measurements of one rank."""
 
     rank: RankDump
     stood: Sequence[_Stood]
@@ -132,46 +135,46 @@ class _Seen(NamedTuple):
 
     @property
     def uses_cpu(self) -> bool:
-        """Whether any of its processes does."""
+        """True if any of its processes uses CPU."""
         return over(self.total.cpu_ratio, self.settings.motion_cpu_ratio)
 
     def carries(self, used: Rates) -> bool:
-        """Whether so much flows that it is work."""
+        """True if the bytes per second are enough to count as work."""
         return over(used.io_bytes, self.settings.motion_io_bytes_per_second)
 
     def is_in(self, states: frozenset[str]) -> bool:
-        """Whether the kernel showed its main thread in these states in every round."""
+        """True if the kernel showed its main thread in one of these states in every round."""
         return all(dump.state in states for dump in self.rank.rounds)
 
     @property
     def gpu_works(self) -> bool:
-        """Whether its GPU draws what work draws, or its links carry what only work moves."""
+        """True if its GPU draws the power of work, or its links carry what only work moves."""
         links = (self.rank.nvlink_bytes_per_second, self.rank.pcie_bytes_per_second)
         at_work = over(self.rank.busy_power_ratio, GPU_AT_WORK_RATIO) and not self.rank.works_lightly
         return at_work or any(over(carried, LINK_AT_WORK_BYTES_PER_SECOND) for carried in links)
 
     @property
     def gpu_tells_nothing(self) -> bool:
-        """Whether it draws what its work draws, and that is so little that a hang may draw it, too."""
+        """True if its GPU draws as much as its work does, but that is so little that a hang may draw it, too."""
         ratio = self.rank.busy_power_ratio
         return self.rank.works_lightly and (ratio is None or ratio > GPU_AT_WORK_RATIO)
 
     @property
     def workers_work(self) -> bool:
-        """Whether its workers or children do."""
+        """True if its workers or children work."""
         if any(_worker_computes(worker.rounds, self.settings) for worker in self.rank.workers):
             return True
         return any(map(self.carries, self.others))
 
     @property
     def spins(self) -> bool:
-        """Whether its main thread runs all the time; of a process without counters of threads, whether the process."""
+        """True if its main thread runs all the time. Without counters of threads: if the process does."""
         ratio = self.own.cpu_ratio if self.main.runnable_ratio is None else self.main.runnable_ratio
         return ratio is not None and ratio >= SPINNING_RATIO
 
 
 def _signature(seen: _Seen, *, mount_holds_job: bool) -> Signature:
-    """The first that fits, from what is certain to what is left."""
+    """Return the first signature that fits, beginning with the most certain ones."""
     rounds = seen.rank.rounds
     if _is_gone(seen.rank):
         return Signature.GONE
@@ -216,12 +219,12 @@ def _by_stack(seen: _Seen) -> Signature:
 
 
 def _is_in_lock(seen: _Seen) -> bool:
-    """Whether it is blocked in a lock, whatever its GPU reads: a kernel may be under way that it started before."""
+    """True if it is blocked in a lock. Its GPU does not matter: it may still run a kernel that was started before."""
     return all(stood.in_lock for stood in seen.stood) and _at_one_line(seen) is Signature.BLOCKED
 
 
 def _waits_for_another_process(seen: _Seen) -> bool:
-    """Whether it sleeps in what no GPU ends: a call about a file, a child or somebody outside; or at loader workers."""
+    """True if it sleeps in a call that no GPU ends (file, child, remote peer), or waits for its loader workers."""
     at_loader = bool(seen.rank.workers) and all(stood.at_loader for stood in seen.stood)
     return kernel_facts.is_held_outside(seen.rank, seen.waits) or (
         at_loader and _at_one_line(seen) is Signature.BLOCKED
@@ -229,9 +232,9 @@ def _waits_for_another_process(seen: _Seen) -> bool:
 
 
 def _stay(seen: _Seen, signature: Signature) -> Stay | None:
-    """Where a rank stands of which one look cannot tell whether it works; None where it can, or where it went about.
+    """Return the place of a rank, if one capture cannot tell if it works; None if it can, or if the rank moved around.
 
-    Lines that alternate may be a loop that works, or one that asks again and again for what never comes.
+    Lines that alternate may be a loop that works, or one that polls for something that never happens.
     """
     is_moving = signature.motion is Motion.MOVING
     if signature.motion is Motion.FROZEN or len(seen.stood) < 2 or (is_moving and not _may_ask(seen, signature)):
@@ -244,7 +247,7 @@ def _stay(seen: _Seen, signature: Signature) -> Stay | None:
 
 
 def _may_ask(seen: _Seen, signature: Signature) -> bool:
-    """Whether nothing but its lines says that it works."""
+    """True if only its changing lines indicate that it works."""
     if signature is not Signature.COMPUTES or seen.gpu_works or seen.gpu_tells_nothing:
         return False
     return not seen.carries(seen.own) and not seen.workers_work
@@ -255,7 +258,7 @@ def _digest(part: object) -> str:
 
 
 def _at_one_line(seen: _Seen) -> Signature:
-    """Nothing changes and nothing flows: how does it wait?"""
+    """Return how a rank waits that does not move and carries no data."""
     if seen.spins:
         return Signature.SPINS
     if seen.main.polls or _sleeps_again(seen):
@@ -268,23 +271,23 @@ def _at_one_line(seen: _Seen) -> Signature:
 
 
 def _sleeps_again(seen: _Seen) -> bool:
-    """Whether it sleeps, has woken in between and sleeps again: however long, that ends by itself.
+    """True if it sleeps, woke in between and sleeps again. However long the sleeps are, they end by themselves.
 
-    A round may have met it awake, between two sleeps; two must have met it asleep.
+    Rounds in which it was awake between two sleeps do not matter; at least two rounds must have seen it asleep.
     """
     calls = [dump.call.kind for dump in seen.rank.rounds if dump.call is not None]
     return len(calls) > 1 and set(calls) == {"sleeps"} and over(seen.main.switches, 0.0)
 
 
 def _is_behind_gpu(seen: _Seen) -> bool:
-    """Whether its GPU runs a kernel that does no work, while no Python of the telling thread runs."""
+    """True if its GPU runs a kernel that does no work, while the deciding thread runs no Python."""
     at_work = seen.rank.utilization_ratio
     holds_gil = any(stood.owns_gil is True for stood in seen.stood)
     return at_work is not None and at_work >= _GPU_IN_KERNEL_RATIO and not holds_gil
 
 
 def _unseen(seen: _Seen, *, mount_holds_job: bool) -> Signature:
-    """A rank without any stack: only the kernel's word tells."""
+    """Return the signature of a rank without any stack, by what the kernel shows."""
     if seen.is_in(BLOCKED_STATES | STOPPED_STATES) and not over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
         return Signature.TRANSFERS if seen.carries(seen.own) else Signature.BLOCKED
     rank, total = seen.rank, seen.total
@@ -297,10 +300,9 @@ def _unseen(seen: _Seen, *, mount_holds_job: bool) -> Signature:
 
 
 def _computes(stood: Sequence[_Stood], main: MainRates, used: Rates, settings: config.Capture) -> bool:
-    """Whether lines of the program changed; or lines inside of it, while it computed.
+    """True if lines of the program changed, or library lines inside of it while it used CPU.
 
-    What a library's loop does inside one line of the program may be no more than polling: that takes no time, or the
-    kernel's.
+    A library's loop inside one line of the program may be only polling: it uses no CPU, or mostly system time.
     """
     if any(before.own != after.own for before, after in pairwise(stood)):
         return True
@@ -324,7 +326,7 @@ def _lines(thread: Thread, begin: int, end: int | None) -> tuple[_Line, ...]:
 
 
 def _writes_back(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
-    """Whether what a process waits for in a write is being written: by the device of the file, else by the node."""
+    """True if the data that a process waits for in a write is being written, by the file's device, else by the node."""
     first, last = rounds[0], rounds[-1]
     seconds = last.taken_monotonic_seconds - first.taken_monotonic_seconds
     if seconds <= 0:

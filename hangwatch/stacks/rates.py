@@ -13,9 +13,9 @@ _FEWEST_POLLS = 2
 
 
 class Rates(NamedTuple):
-    """What processes used per second between the first and the last round; None where a counter is missing.
+    """The use of processes per second between the first and the last round; None where a counter is missing.
 
-    `cpu_ratio` is of one core, `io_bytes` those of files and sockets.
+    `cpu_ratio` is a ratio of one core, `io_bytes` counts files and sockets.
     """
 
     cpu_ratio: float | None
@@ -23,9 +23,10 @@ class Rates(NamedTuple):
 
 
 class MainRates(NamedTuple):
-    """What the main thread did per second between the dumps: on a core, ready to run, giving the core away itself.
+    """The use of the main thread per second between the dumps: CPU, CPU or ready to run, voluntary context switches.
 
-    `polls`: it gave the core away in every interval, and often enough; `is_in_kernel`: there it spent most of its time.
+    `polls`: it switched voluntarily in every interval, and often enough. `is_in_kernel`: most of its CPU time was
+    system time.
     """
 
     cpu_ratio: float | None = None
@@ -36,7 +37,10 @@ class MainRates(NamedTuple):
 
 
 def of_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
-    """Between the dumps: from after the one to before the next, since a dump makes switches of its own."""
+    """Return the rates of the main thread.
+
+    Each interval is from after one dump to before the next: dumps cause switches themselves.
+    """
     spans = [(one.main_after, two.main_before) for one, two in pairwise(rounds)]
     known = [(after, before) for after, before in spans if after is not None and before is not None]
     seconds = sum(two.read_monotonic_seconds - one.read_monotonic_seconds for one, two in known)
@@ -61,20 +65,20 @@ def of_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
 
 
 def of_process(rounds: Sequence[ProcessDump]) -> Rates:
-    """What a process used, from the first round to the last."""
+    """Return the rates of a process from the first round to the last."""
     seconds = _seconds(rounds)
     if seconds is None:
         return Rates(None, None)
     first, last = rounds[0], rounds[-1]
     files, sockets = (first.io_bytes, last.io_bytes), (first.socket_bytes, last.socket_bytes)
     called, fetched = _growth(*files, seconds), _growth(first.fetched_bytes, last.fetched_bytes, seconds)
-    read = called if fetched is None else max(called or 0.0, fetched)  # what a call reads from storage is in both
+    read = called if fetched is None else max(called or 0.0, fetched)  # both count storage reads
     carried = total([read, _growth(*sockets, seconds)])
     return Rates(_growth(first.cpu_seconds, last.cpu_seconds, seconds), carried)
 
 
 def of_children(rounds: Sequence[ProcessDump]) -> Rates:
-    """What the children of a process used that are no workers of it."""
+    """Return the rates of the children of a process that are not its data-loader workers."""
     seconds = _seconds(rounds)
     if seconds is None:
         return Rates(None, None)
@@ -97,11 +101,11 @@ def _growth(first: float | None, last: float | None, seconds: float) -> float | 
 
 
 def total(values: Sequence[float | None]) -> float | None:
-    """The sum of those that are known, None where none is."""
+    """Return the sum of the known values, None if no value is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 def over(value: float | None, limit: float) -> bool:
-    """Whether it is known, and more than that."""
+    """True if the value is known and above the limit."""
     return value is not None and value > limit

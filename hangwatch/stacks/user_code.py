@@ -1,4 +1,4 @@
-"""Pure: which frames of a stack are the user's own program, and which ranks stand at the same line of it."""
+"""Pure: which frames of a stack belong to the user's program, and which ranks are at the same line of it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _ENTERS = ("__enter__", "__aenter__")
 
 
 def user_frames(thread: Thread) -> tuple[Frame, ...]:
-    """The innermost frames of the user's own program in a stack, 16 at most; none where only libraries are known.
+    """Return the innermost frames of the user's program in a stack, at most 16. Empty if only libraries are known.
 
-    Where the paths do not tell, as in py-spy's text, what is of no package that the table knows is the user's.
+    If the paths do not tell, as in py-spy's text, a file belongs to the user unless the table knows its package.
     """
     places = tuple(frame.place for frame in thread.frames)
     frames = (thread.frames[index] for index in _users(places, thread.installed_frames))
@@ -29,7 +29,7 @@ def user_frames(thread: Thread) -> tuple[Frame, ...]:
 
 @lru_cache(maxsize=1 << 10)
 def _users(places: tuple[stack_frames.Place, ...], installed_frames: int | None) -> tuple[int, ...]:
-    """Which of these frames are the user's, remembered: most ranks stand alike."""
+    """Return the indexes of the user's frames. Cached, since most ranks have the same stack."""
     owned = stack_frames.owned_by_user([file for _, file in places], installed_frames)
     found = (
         index
@@ -41,34 +41,34 @@ def _users(places: tuple[stack_frames.Place, ...], installed_frames: int | None)
 
 @lru_cache(maxsize=1 << 16)
 def _is_library(function: str, file: str) -> bool:
-    """Whether a frame is compiled, generated, or of a package that the table knows."""
+    """True if a frame is compiled, generated, or of a package that the table knows."""
     is_code = not stack_frames.short_path(file).startswith("<") and not stack_frames.is_native(function, file)
     return not is_code or file.partition("/")[0].removesuffix(".py") in activity.packages()
 
 
 def python_frames(group: Group) -> list[Frame]:
-    """The frames by which a group is shown, without compiled ones."""
+    """Return the frames that represent a group, without compiled ones."""
     return [frame for frame in group.frames if not stack_frames.is_native(frame.function, frame.file)]
 
 
 def own_frame(group: Group) -> Frame | None:
-    """The innermost frame of the user's program that has a name, at the line of the rank that stands for the group."""
+    """Return the innermost named frame of the user's program, with the line of the rank that represents the group."""
     frames = group.members[0].stack.user_frames
     named = (frame for frame in frames if stack_frames.called(frame.place))
     return next(named, next(iter(frames), None))
 
 
 def is_in_user_code(group: Group) -> bool:
-    """Whether its innermost Python frame is the user's: no library's function stands inside it."""
+    """True if its innermost Python frame is the user's: it has not called into a library."""
     own, python = group.members[0].stack.user_frames, python_frames(group)
     return bool(own and python) and own[0].place == python[0].place
 
 
 def is_before(group: Group, other: Group) -> bool:
-    """Whether it stands, or enters a `with` block, at an earlier line of the function in which the other one went on.
+    """True if `group` is at, or enters a `with` block at, an earlier line of the function in which `other` went on.
 
-    Around that both stand in the same functions at the same lines. So stands who waits for a lock that the other holds,
-    or may, where a line is not known.
+    The frames around that function must be equal, with equal lines. This is how a rank looks that waits for a lock
+    which the other one holds, or may hold if a line is not known.
     """
     own, others = python_frames(group)[::-1], python_frames(other)[::-1]
     for place, (frame, ahead) in enumerate(zip(own, others, strict=False)):
@@ -86,7 +86,7 @@ def is_before(group: Group, other: Group) -> bool:
 
 
 def caller(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost frame outside of the library that runs collectives: who called it."""
+    """Return the innermost frame outside of the library that runs collectives: the caller."""
     for frame in frames:
         is_library_call = activity.is_marked("collective", frame.function, frame.file)
         if not is_library_call and not stack_frames.is_native(frame.function, frame.file):
@@ -95,16 +95,16 @@ def caller(frames: Sequence[Frame]) -> Frame | None:
 
 
 def by_line(grouping: Grouping) -> Grouping:
-    """The grouping with groups that agree in the lines of the user's code, too, largest first."""
+    """Return the grouping with groups that also agree in the lines of the user's code, largest first."""
     parts = (part for group in grouping.groups for part in split_by_line(group))
     ordered = sorted(parts, key=lambda part: (-part.size, part.members[0].id.sort_key()))
     return structs.replace(grouping, groups=tuple(ordered))
 
 
 def split_by_line(group: Group) -> tuple[Group, ...]:
-    """The group as parts that stand at the same lines of the user's code, largest first; whole where they agree.
+    """Split a group by the lines of the user's code, largest part first.
 
-    So it is where lines are missing, and where there are more than eight: those are of ranks that run.
+    It stays whole if lines are missing, and if there are more than eight different ones: then its ranks are running.
     """
     lines = dict.fromkeys(member.stack.user_frames for member in group.members)
     are_known = all(frame.line is not None for own in lines for frame in own)
@@ -123,7 +123,7 @@ def split_by_line(group: Group) -> tuple[Group, ...]:
 
 
 def _at_lines(frames: Sequence[Frame], own: Sequence[Frame]) -> tuple[Frame, ...]:
-    """The frames of one rank, with the lines at which another one stands in the same functions."""
+    """Return the frames of one rank with the lines of another rank, which is in the same functions."""
     left, found = list(own), []
     for frame in frames:
         same = bool(left) and frame.place == left[0].place

@@ -9,9 +9,9 @@ Node = TypeVar("Node")
 
 
 def strongly_connected(ways: Mapping[Node, Sequence[Node]]) -> Iterator[list[Node]]:
-    """The strongly connected parts of a graph, each node in one, by Tarjan's algorithm without recursion.
+    """Yield the strongly connected parts of a graph, each node in one of them: Tarjan's algorithm without recursion.
 
-    `ways` are the nodes to which each leads. It takes time for each node and each way once.
+    `ways` are the nodes to which each node leads. The time is linear in nodes and edges.
     """
     order: dict[Node, int] = {}
     lowest: dict[Node, int] = {}

@@ -14,11 +14,11 @@ from hangwatch.model.flight_records import Library
 _MOST_ORDERED = 8
 
 Sides: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
-"""What ranks enqueued instead of the same, with these ranks: the largest side first."""
+"""The different things that ranks of one group enqueued, with their ranks: the largest side first."""
 
 
 def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
-    """Return what members enqueued under one number at which some wait; () if it is the same.
+    """Return what members enqueued differently under one number at which some wait; () if they do not differ.
 
     The operation is compared, then its types, then its sizes.
     """

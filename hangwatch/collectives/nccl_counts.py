@@ -35,7 +35,7 @@ _SHOWN = 4
 _MOST_IDS = 64
 
 Names = Mapping[tuple[str, int], ProcessId]
-"""The ranks of a node, by their address and the pid in their own PID namespace."""
+"""The ranks of a node by their address and the pid in their own PID namespace."""
 
 
 def counts_by_rank(
@@ -105,7 +105,7 @@ def _is_even(communicator: Communicator) -> bool:
 def _uneven(
     communicator: Communicator, by_process: Mapping[ProcessId, Sequence[RasRank]], names: Names
 ) -> Iterator[tuple[ProcessId, Launched]]:
-    """The counts of each process for each operation of which the ranks of a communicator launched different numbers."""
+    """Yield the counts of each process for each operation that the ranks did not launch equally often."""
     unreached = communicator.unreached
     lost = {process for process, ranks in by_process.items() if any(rank in unreached for rank in ranks)}
     for process in lost:
@@ -143,7 +143,7 @@ def _launched(
 
 
 def _on_other_nodes(ranks: Iterable[RasRank], names: Names) -> tuple[str, ...]:
-    """The ranks that are no processes of this node, in words."""
+    """Return the ranks that are not processes of this node, in words."""
     texts = (
         f"its rank {rank.rank} (process {rank.pid} at {rank.host})"
         for rank in ranks
@@ -192,9 +192,10 @@ def _launched_by(member: Member) -> tuple[Launched, ...]:
 
 
 def _as_recorded(member: Member, *, is_open: bool) -> Member:
-    """The member with its counts as records of a flight recorder; with `is_open` what others have not launched is open.
+    """Return the member with its counts as records of a flight recorder.
 
-    A communicator of which a rank did not answer is left out: it is not known which rank is last.
+    With `is_open` the operations that others have not launched are open. A communicator is left out if one of its ranks
+    did not respond: it is not known which rank is last.
     """
     seconds = member.recorder.nccl_ras.seconds if member.recorder.nccl_ras else 0.0
     groups = tuple(
@@ -217,7 +218,7 @@ def _as_recorded(member: Member, *, is_open: bool) -> Member:
 
 
 def _open_operation(launched: Launched, seconds: float) -> Enqueued:
-    """The first operation that other ranks have not launched."""
+    """Return the first operation that other ranks have not launched."""
     return Enqueued(
         number=launched.lowest + 1,
         operation=launched.operation,
@@ -232,7 +233,7 @@ def _open_operation(launched: Launched, seconds: float) -> Enqueued:
 
 
 def evidence(members: Iterable[Member]) -> tuple[Evidence, ...]:
-    """Return the counts of each communicator whose ranks differ, else one line if all ranks are even."""
+    """Return the counts of each communicator with different counts, else one line if all ranks are even."""
     asked = [(member, member.recorder.nccl_ras) for member in members if member.recorder.nccl_ras is not None]
     uneven: dict[tuple[str, str], list[tuple[RankId, Launched]]] = defaultdict(list)
     for member, ras in asked:
@@ -254,7 +255,7 @@ def _evidence(ras: NcclRas, ids: Sequence[RankId], text: str) -> Evidence:
 
 
 def _line(counts: Sequence[tuple[RankId, Launched]]) -> str:
-    """The counts of ranks in one communicator, the lowest first, and the ranks of other nodes that are behind."""
+    """Return the counts of ranks in one communicator, the lowest first, and ranks of other nodes that are behind."""
     first = counts[0][1]
     by_count: dict[int | None, list[RankId]] = defaultdict(list)
     for rank, launched in counts:

@@ -1,4 +1,4 @@
-"""Pure: the flight recorder of a rank, seen in two rounds or once, to the records that count; see `wait_graph`."""
+"""Pure: the flight recorder of a rank, read in two rounds or once -> the records that count; see `wait_graph`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ MOST_GROUPS = 64
 NEWEST_KEPT = 4
 _OPEN_KEPT = 8
 _MOST_DIMENSIONS = 8
-_STANDS_SECONDS = 10.0  # of healthy jobs most steps are shorter; who is wrong pays one round more
+_STANDS_SECONDS = 10.0  # most steps of healthy jobs are shorter; a wrong guess costs one more round
 
-# torch/distributed/flight_recorder/components/types.py: those whose input sizes are equal on all ranks.
+# torch/distributed/flight_recorder/components/types.py: operations with equal input sizes on all ranks.
 _EQUAL_SIZES = frozenset(
     {"all_reduce", "_all_gather_base", "all_gather_into_tensor", "_reduce_scatter_base", "broadcast"}
 )
 
 
 def shortened(records: RankRecords) -> RankRecords:
-    """A recorder without the records that no rule asks for: kept are the oldest of all, and of each group a few.
+    """Return a recorder with only the records that a rule needs: the oldest one, and a few of each group.
 
-    The oldest is that from which on none was left out. The few are the newest ones of a group, and of its open ones the
-    oldest. Of more than 64 groups those last used are kept.
+    The oldest is the first one after which no record is missing. The few are the newest of a group and the oldest open
+    ones. Of more than 64 groups the last used ones are kept.
     """
     by_group: dict[tuple[str, int], list[FlightRecord]] = {}
     for record in records.records:
@@ -49,11 +49,11 @@ def shortened(records: RankRecords) -> RankRecords:
 
 
 def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None = None) -> tuple[Recorded, ...]:
-    """Return the records that count of the recorders of one process, given by round.
+    """Return the records that count, for the recorders of one process, given by round.
 
-    Of each library these are the records in both the first and the last round in which it was read. A recorder that was
-    read in only one round does not count. Of two recorders of one library (two copies of torch) the last counts.
-    `main_thread_id` is `model.Thread.pthread_id` of its main thread, None if unknown.
+    For each library these are the records in both the first and the last round in which it was read. A recorder that
+    was read in only one round does not count. If a library has two recorders (two copies of torch), the last one
+    counts. `main_thread_id` is `model.Thread.pthread_id` of its main thread, None if unknown.
     """
     if not any(rounds):
         return ()
@@ -75,7 +75,7 @@ def faults(rounds: Sequence[Sequence[Fault]], usable: Iterable[Recorded]) -> tup
 
 
 def library_of(fault: Fault) -> Library | None:
-    """Return the library whose recorder a fault is about, None if it is about all of the process."""
+    """Return the library with the recorder that a fault is about, None if it is about the whole process."""
     return next((library for library in get_args(Library) if fault.subject.endswith(f" {library}")), None)
 
 
@@ -90,10 +90,10 @@ def stands(recorders: Iterable[RankRecords]) -> bool:
 
 
 def recorded_once(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[Recorded, ...]:
-    """Return the records that count of recorders that were read once: open, and enqueued before that time.
+    """Return the records that count, for recorders that were read once: open ones enqueued before that time.
 
-    That time must be so early that every rank of a healthy job would have joined. Time-outs are left out: they are
-    over.
+    That time must be so early that every rank of a healthy job would have joined. Timeouts are left out: they have
+    expired.
     """
 
     def of_one(recorder: RankRecords) -> Recorded:
@@ -110,16 +110,16 @@ def recorded_once(recorders: Sequence[RankRecords], opened_before_unix_seconds: 
 
 def _recorded(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> Recorded | None:
     if first.reset_epoch != last.reset_epoch or last.next_id < first.next_id:
-        return None  # emptied between the rounds, or another one
+        return None  # emptied between the rounds, or another recorder
     stays_open = {_identity(record) for record in first.records if _counts_as_open(record)}
     return _with_open(last, stays_open, main_thread_id)
 
 
 def _with_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None) -> Recorded:
-    """A recorder by its groups; of what is open in it these operations stay so."""
+    """Return a recorder by its groups. Its open operations in `stays_open` are marked so."""
     by_name: dict[str, dict[int, list[FlightRecord]]] = {}
     for record in last.records:
-        if record.group_name:  # all are "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: nothing tells them apart
+        if record.group_name:  # all are "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: then groups cannot be told apart
             by_name.setdefault(record.group_name, {}).setdefault(record.group_id, []).append(record)
     whole = (record for record in last.records if record.id >= last.oldest_id)
     oldest = next((record.created_unix_ns / 1e9 for record in whole), None)
@@ -139,7 +139,7 @@ def _group(
     stays_open: set[tuple[int, int, int]],
     main_thread_id: int | None,
 ) -> GroupRecords:
-    """The newest group of this name in this process."""
+    """Return the newest group of this name in this process."""
     newest = max(by_id)
     records = by_id[newest]
     statuses = (status for status in last.groups if status.group_id == newest)
@@ -162,7 +162,7 @@ def _group(
 
 
 def _is_one_gone(status: GroupStatus, completed: list[FlightRecord]) -> bool:
-    """True if an operation that torch does not count as completed has no record in its group any more.
+    """True if an operation that torch does not count as completed no longer has a record in its group.
 
     Gloo completes in several threads, so the last one counted may be older than the last one enqueued.
     """
@@ -197,14 +197,14 @@ def _identity(record: FlightRecord) -> tuple[int, int, int]:
 
 
 def _counts_as_open(record: FlightRecord) -> bool:
-    """True if it has not completed. In NCCL parts of a batch never complete; the closing record stands for them."""
+    """True if it has not completed. In NCCL, parts of a batch never complete; the closing record represents them."""
     return record.is_open and not record.is_coalesced_part
 
 
 class Progress(NamedTuple):
     """The progress of a process in one round: its oldest open operation, and the newest one of its main thread.
 
-    Both as (library, epoch, id), None without one. `by_main`: the open one is of its main thread.
+    Both are (library, epoch, id), or None. `by_main`: the open one is of its main thread.
     """
 
     opened: tuple[str, int, int] | None

@@ -1,11 +1,11 @@
-"""Pure: the wait-for graph of a job: which ranks wait in which operation, and which ranks these wait for.
+"""Pure: the wait-for graph of a job: which ranks wait in which operation, and which ranks they wait for.
 
 It states facts; `verdict.sequence_rules` decides what follows, docs/verdicts.md explains the rules. Only operations
 that are open in the first and in the last round of a capture count: a single reading of a healthy job is torn.
 
-An open record is no proof of a wait: an asynchronous operation is open while its rank computes. A rank without an open
-record may wait all the same: gloo records no send, recv, monitored_barrier, new_group and no wait for the store. So the
-graph also holds the `Stance` of each awaited rank.
+An open record does not prove a wait: an asynchronous operation is open while its rank computes. A rank without an open
+record may wait all the same: gloo does not record send, recv, monitored_barrier, new_group and waits for the store. So
+the graph also holds the `Stance` of each awaited rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hangwatch.model import STOPPED_STATES, Member
 from hangwatch.model.flight_records import Library
 
 Stance = Literal["elsewhere", "held", "waits", "unclear"]
-"""What stack and kernel say of a rank, also a label of a metric.
+"""The state of a rank by its stack and the kernel, also a label of a metric.
 
 "elsewhere": it waits for nothing. "held": it waits for a lock, a file or a time, and no known rank ends that wait.
 "waits": it waits for other ranks. "unclear": none of these is certain.
@@ -33,10 +33,10 @@ _MOST_NUMBERS = 8  # pending operations of one group
 
 
 class PendingOperation(NamedTuple):
-    """One operation of one group in which ranks wait for others.
+    """An operation of a group in which ranks wait for others.
 
-    `members` are the ranks of the group as far as they are known, all of them if `is_whole`. The ranks in `waiting`
-    have had it open for at least `seconds`, those in `missing` have not joined, of those in `unknown` it is not known.
+    `members` are the known ranks of the group, all of them if `is_whole`. The ranks in `waiting` have had the operation
+    open for at least `seconds`. Those in `missing` have not joined. For those in `unknown` that is not known.
     """
 
     library: Library
@@ -136,7 +136,7 @@ def _by_rank(members: Iterable[Member]) -> dict[int, Member]:
 
 
 def _joined(group: ProcessGroup) -> set[int]:
-    """Return the members whose numbers are known, except a single waiter: others may not wait for its operation."""
+    """Return the members with a known number, except a single waiter: others may not wait for its operation."""
     return group.newest.keys() - (group.waits.keys() if len(group.waits) == 1 else set())
 
 
@@ -147,7 +147,7 @@ def _is_partial(by_rank: Mapping[int, Member], groups: Iterable[ProcessGroup], w
 
 
 def _pending(group: ProcessGroup) -> Iterator[PendingOperation]:
-    """The pending operations of one group: one for each number at which ranks wait, of many the lowest and the last."""
+    """Yield one pending operation for each number at which ranks wait; if there are many, the lowest and the last."""
     by_number: dict[int, list[int]] = defaultdict(list)
     for rank, wait in group.waits.items():
         by_number[wait.number].append(rank)
@@ -172,7 +172,7 @@ def _pending(group: ProcessGroup) -> Iterator[PendingOperation]:
 
 
 def _find_cycle(groups: Sequence[ProcessGroup]) -> tuple[int, ...]:
-    """Return ranks that all wait for each other, () without any: of several cycles the one with the lowest rank.
+    """Return ranks that all wait for each other, () if there are none. Of several cycles, the one with the lowest rank.
 
     A rank waits for all members of a group with a lower number. Sorted by number these come first. So one node for each
     place in that order, with an edge to the place before it, keeps the graph linear.

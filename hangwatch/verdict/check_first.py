@@ -1,4 +1,4 @@
-"""Pure: the rules for ranks to check first when none can be named, as one table. `judge` applies its gate to them, too.
+"""Pure: the rules for ranks to check first if none can be named, as one table. `judge` applies its gate to them, too.
 
 Such a rank differs from the others for a general reason, but is innocent too often to be named by stacks alone.
 """
@@ -29,11 +29,11 @@ from hangwatch.verdict.wording import check_first_reasons, settling
 ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 
 
-# --- which ranks stand apart ------------------------------------------------------------------------------------------
+# --- which ranks differ -----------------------------------------------------------------------------------------------
 
 
 def _apart(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence[Group]]:
-    """Return the one group for which `wanted` is true, besides the largest group; none if there are several."""
+    """Return the only group for which `wanted` is true, except the largest group; none if there are several."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
         found = [group for group in scene.stacked[1:] if wanted(scene, group)]
@@ -72,9 +72,10 @@ def _is_few_in_a_collective(scene: Scene, group: Group) -> bool:
 
 
 def _is_at_another_line(scene: Scene, _: Group) -> bool:
-    """The same functions, other lines of the user's code, and no rank moves.
+    """True if groups in the same functions are at other lines of the user's code, and no rank moves.
 
-    In health, too, the root of a collective calls it from a line of its own, and so do the stages of a pipeline.
+    In a healthy job, too, the root of a collective may call it from a line of its own, and so may the stages of a
+    pipeline.
     """
     return scene.have_parted and not scene.has_movers
 
@@ -85,7 +86,7 @@ def _idles(group: Group) -> bool:
 
 
 def _idle_servers(scene: Scene) -> Sequence[Group]:
-    """Ranks in a loop without anything to serve, while others have gone on into a collective."""
+    """Return ranks in a loop that serves requests, without a request, while others have gone on into a collective."""
     return _beside_collectives(scene, _idles)
 
 
@@ -97,14 +98,14 @@ def _awaits_orders(group: Group) -> bool:
 
 
 def _idle_side(scene: Scene) -> Sequence[Group]:
-    """Ranks that wait for their next order, while others have gone on into a collective."""
+    """Return ranks that wait for their next order, while others have gone on into a collective."""
     return _beside_collectives(scene, _awaits_orders)
 
 
 def _awaits_answer(scene: Scene, group: Group) -> bool:
     """True if it waits for an answer or for events, while all others wait for their GPUs.
 
-    An engine may healthily wait so for its next request while others are in a collective, but no rank begins a step
+    A healthy engine may wait like this for its next request while others are in a collective, but no rank begins a step
     alone.
     """
     others = [other for other in scene.stacked if other is not group]
@@ -119,7 +120,7 @@ def _asks(group: Group) -> bool:
 
 
 def _asking_side(scene: Scene) -> Sequence[Group]:
-    """Ranks that wait for an answer, while others have gone on into a collective."""
+    """Return ranks that wait for an answer, while others have gone on into a collective."""
     return _beside_collectives(scene, _asks)
 
 
@@ -131,7 +132,7 @@ def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequen
 
 
 def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
-    """Ranks about which the kernel logged a line with one of these names, whatever their stacks show."""
+    """Return a function that finds the ranks about which the kernel logged a line with one of these names."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
         return parts_of(scene.stacked, lambda member: any(line.name in names for line in member.kernel.lines))
@@ -140,7 +141,7 @@ def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
 
 
 def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
-    """As `_is_in_own_code`, while others wait for a lock that no rank outside of this group is known to hold."""
+    """True as for `_is_in_own_code`, while others wait for a lock that only this group may hold."""
     own = set(map(process_of, group.members))
     holders = {lock_holder(member) for member in scene.locked_out if process_of(member) not in own}
     return holders <= own and _is_in_own_code(scene, group)
@@ -158,7 +159,7 @@ def _has_a_collective(group: Group) -> bool:
 
 
 def _holders(scene: Scene) -> Sequence[Group]:
-    """Ranks that hold the lock of a file for which another rank waits."""
+    """Return ranks that hold the lock of a file for which another rank waits."""
     members = scene.grouping.members
     held = {lock_holder(member) for member in members if member.waits.file_lock is not None}
     stacked = (group for group in scene.stacked if group.waits_for != "gpu")
@@ -178,7 +179,7 @@ def _other_of_two(scene: Scene) -> Sequence[Group]:
 
 
 def _busy_half(scene: Scene) -> Sequence[Group]:
-    """Ranks in one known activity, while all others are in one call of one collective."""
+    """Return ranks in one known activity, while all others are in one call of one collective."""
     busy = [group for group in scene.stacked if group.waits_for == "nothing"]
     others = [group for group in scene.stacked if group not in busy]
     is_one = len({group.activity for group in busy}) == len(others) == 1
@@ -190,7 +191,7 @@ def _is_behind_gpu(_: Scene, group: Group) -> bool:
 
 
 def _low_power(scene: Scene) -> Sequence[Group]:
-    """Ranks whose GPUs all draw less than every GPU that works."""
+    """Return the ranks with GPUs that all draw less power than every GPU that works."""
     working = [member for group in scene.stacked for member in group.members if _gpu_works(member.signature)]
     still = [group for group in scene.stacked if not any(_gpu_works(member.signature) for member in group.members)]
     drawn = [member.gpu.power_watts for group in still for member in group.members]

@@ -45,7 +45,7 @@ class Diagnosis(Value, frozen=True):
     logs: tuple[RankLog, ...] = ()
 
     def without_motion_of(self, ranks: Collection[RankId]) -> Diagnosis:
-        """The same, judged anew, where other looks tell of these ranks that their lines show no work."""
+        """Return the diagnosis judged anew, if other captures show that these ranks do no work where they move."""
         if not any(member.id in ranks and member.motion is Motion.MOVING for member in self.grouping.members):
             return self
         groups = tuple(_without_motion_of(group, ranks) for group in self.grouping.groups)
@@ -53,11 +53,11 @@ class Diagnosis(Value, frozen=True):
         return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here, self.logs))
 
     def read_by_owner(self, job: Job) -> Job:
-        """This job, with a uid only where that user may read all that is in this look: a process can become another."""
+        """Return this job, with a uid only if that user may read all of this capture: a process can change its user."""
         return job if job.uid == self.uid else replace(job, uid=None)
 
     def incident(self, job: Job, state: JobState, timeline: tuple[TimelineEntry, ...] = ()) -> Incident:
-        """The incident that begins with this look; `job` and `state` are what is known of the job by now."""
+        """Return the incident that begins with this capture; `job` and `state` are the newest known."""
         return Incident(
             incident_id=words.incident_name(job, self.judged_unix_seconds),
             node=self.capture.node,
@@ -83,7 +83,7 @@ def diagnose(
     ranks_here: int | None = None,
     logs: tuple[RankLog, ...] = (),
 ) -> Diagnosis:
-    """Pure: what a capture shows; of so many ranks that the job should have on this node, else of those captured."""
+    """Pure: group and judge a capture. `ranks_here`: the job's ranks on this node; None: only those captured."""
     grouping = group_ranks(taken, activities, settings)
     return Diagnosis(
         capture=taken,

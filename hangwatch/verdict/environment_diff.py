@@ -1,4 +1,4 @@
-"""Pure: the environments of the ranks of a job -> what differs between them, and what all have. It names no rank."""
+"""Pure: environments of the ranks of a job -> the variables that differ, and those that all have. Names no rank."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _VALUE_CHARACTERS = 200
 
 
 def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
-    """Return the variables that differ among ranks, the rarest first, and those that all have; None if none was read.
+    """Return the variables that differ among ranks, the rarest first, and those that all have. None if none was read.
 
-    Variables that should differ by the table are left out, and those with nearly as many values as ranks.
+    Left out are variables that should differ by the table, and those with nearly as many values as ranks.
     """
     if not environs:
         return None
@@ -53,7 +53,7 @@ def _difference(name: str, why: str, by_value: Mapping[str | None, list[RankId]]
 
 
 def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterator[Evidence]:
-    """Yield the differences as evidence, first those of ranks which the verdict names or checks first."""
+    """Yield the differences as evidence, first those of ranks that the verdict names or checks first."""
     pids = {(rank.node, rank.rank, rank.pid) for rank in pointed}
 
     def is_theirs(one: Difference) -> bool:
@@ -65,7 +65,7 @@ def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterat
 
 
 def said(one: Difference) -> str:
-    """`NCCL_SOCKET_IFNAME differs: eth1 on rank 3, eth0 on 7 others`."""
+    """Return a difference in words: `NCCL_SOCKET_IFNAME differs: eth1 on rank 3, eth0 on 7 others`."""
     *odd, most = one.settings
     told = [f"{_value(setting)} on {words.who(setting.ranks)}" for setting in odd]
     rest = f"{_value(most)} on {words.count(most.count, 'other')}"

@@ -1,4 +1,4 @@
-"""Pure: evidence with its numbers: what speaks for a verdict beside the stacks, and what is only context."""
+"""Pure: evidence with its numbers: the support for a verdict besides the stacks, and context."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DRAM_OF_WORK = 0.02
 
 
 def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
-    """All evidence on a finding in a scene, in the order in which a report shows it."""
+    """Return all evidence on a finding in a scene, in the order in which a report shows it."""
     if finding.kind == "NoRanks":
         return tuple(context(scene.grouping))
     is_named = finding.is_named and finding.kind != "MountSilent"
@@ -62,7 +62,7 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
 
 
 def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
-    """Evidence from the kernel, NCCL and counters of the nodes, for any finding."""
+    """Yield evidence from the kernel, NCCL and counters of the nodes, for any finding."""
     suspects, members = {member.id for member in finding.members}, scene.grouping.members
     named = suspects if finding.is_named else set()
     yield from in_kernel([member for member in members if member.id in suspects], members)
@@ -75,7 +75,7 @@ def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
 
 
 def on_named(suspects: Sequence[Group], others: Sequence[Group]) -> Iterator[Evidence]:
-    """The activities of the suspects and of the others, and how their numbers differ."""
+    """Yield the activities of the suspects and of the others, and how their numbers differ."""
     members = [member for group in suspects for member in group.members]
     rest = [member for group in others for member in group.members]
     for group in suspects:
@@ -100,7 +100,7 @@ def on_named(suspects: Sequence[Group], others: Sequence[Group]) -> Iterator[Evi
 
 
 def context(grouping: Grouping) -> Iterator[Evidence]:
-    """Evidence for a verdict that names no rank: the groups, other threads, GPUs that differ."""
+    """Yield evidence for a verdict that names no rank: the groups, other threads, GPUs that differ."""
     groups = grouping.groups
     for group in groups[:6]:
         yield _evidence("group", group.members, f"{_who(group.members)}: {_shows(group)}")
@@ -117,7 +117,7 @@ def context(grouping: Grouping) -> Iterator[Evidence]:
 
 
 def absence(grouping: Grouping) -> Iterator[Evidence]:
-    """Ranks without an answer: those among the ones that answered, apart from those of nodes that were not asked."""
+    """Yield the ranks without an answer, apart from ranks of nodes that were not asked."""
     if grouping.unanswered:
         silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)})"
         message = f"no answer from {silent}: not accused, a collection loses healthy ranks too, but look there first"
@@ -129,7 +129,7 @@ def absence(grouping: Grouping) -> Iterator[Evidence]:
 
 
 def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterator[Evidence]:
-    """The system calls of these ranks, where they were asked for, with what is behind them."""
+    """Yield the system calls of these ranks, if they were read, with the file, pipe or peer of each."""
     by_node: dict[str | None, dict[int, RankId]] = {}
     for member in everybody:
         if member.id.pid is not None:
@@ -143,7 +143,7 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterato
 
 
 def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evidence]:
-    """The crash artifacts of ranks that are gone, the earliest first."""
+    """Yield the crash artifacts of ranks that are gone, the earliest first."""
     told = [(member.died, member) for member in members if member.died is not None]
     told.sort(key=lambda entry: entry[0].unix_seconds)
     for one, member in told[:_MOST_DIED]:
@@ -153,7 +153,7 @@ def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evide
 
 
 def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evidence]:
-    """Lines of the kernel's log about these ranks, those of a process first, each once for all its ranks."""
+    """Yield lines of the kernel's log about these ranks: lines about a process first, each once for all its ranks."""
     by_line: dict[tuple[str | None, KernelLine], list[Member]] = {}
     for member in members:
         for line in member.kernel.lines:
@@ -168,12 +168,12 @@ def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator
 
 
 def launchers(members: Sequence[Member]) -> Evidence:
-    """Nodes on which a launcher of the job has no rank, beside the ranks of others."""
+    """Return the nodes on which a launcher of the job has no rank, while others have some."""
     return _evidence("launcher", members, "; ".join(map(job_headlines.launcher, members[:_CONTEXT_THREADS])))
 
 
 def enclosed(grouping: Grouping) -> Iterator[Evidence]:
-    """Ranks that wait for others where no other node can reach them."""
+    """Yield ranks that wait for others at an address that no other node can reach."""
     members = [member for member in grouping.members if member.waits.enclosed_at is not None]
     if members:
         where = words.listing(sorted({str(member.waits.enclosed_at) for member in members})[:2])
@@ -182,7 +182,7 @@ def enclosed(grouping: Grouping) -> Iterator[Evidence]:
 
 
 def machine(members: Sequence[Member]) -> Iterator[Evidence]:
-    """Evidence from counters of the nodes: GPUs whose kernels only wait, ports with new errors."""
+    """Yield evidence from counters of the nodes: GPUs on which kernels only wait, and ports with new errors."""
     uses = [member.gpu.use for member in members if member.gpu.use is not None]
     if uses and len(uses) == len(members) and all(map(_only_waits, uses)):
         message = (
@@ -247,7 +247,7 @@ _STATES = {"D": "blocked in the kernel", "T": "stopped", "t": "stopped by a trac
 
 
 def _alone(members: Sequence[Member]) -> Iterator[Evidence]:
-    """The measurements of each suspect."""
+    """Yield the measurements of each suspect."""
     for member in members[:8]:
         if member.signature in _SIGNATURES and member.usage.main_cpu_ratio is not None:
             does = f"{_who([member])} {_SIGNATURES[member.signature]}"
@@ -261,7 +261,7 @@ def _alone(members: Sequence[Member]) -> Iterator[Evidence]:
 
 
 def _numbers(member: Member) -> list[str]:
-    """The measurements of one rank, the most telling first."""
+    """Return the measurements of one rank, the most telling first."""
     parts = [f"main thread at {member.usage.main_cpu_ratio or 0.0:.0%} of a core"]
     if member.usage.switches_per_second is not None:
         parts.append(f"{member.usage.switches_per_second:.1f} pauses of its own per second")
@@ -286,7 +286,7 @@ def _numbers(member: Member) -> list[str]:
 
 
 def _compared(members: Sequence[Member], rest: Sequence[Member]) -> Iterator[Evidence]:
-    """The numbers of the suspects beside those of the others."""
+    """Yield the numbers of the suspects next to those of the others."""
     drawn, used, busy = power(members, rest), utilization(members, rest), cpu(members, rest)
     if drawn.is_measured:
         own, others = f"{median(drawn.suspects):.0f} W", f"{median(drawn.others):.0f} W"

@@ -1,4 +1,4 @@
-"""Pure: what a rule is, and what it finds in a scene. A finding states facts; `evidence` and `render` add the rest."""
+"""Pure: a rule, and what it finds in a scene. A finding states facts; `evidence` and `render` add the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Text: TypeAlias = "Callable[[Finding], str]"
 
 
 class Rule(NamedTuple):
-    """A rule names its `suspects` if enough other ranks wait for them.
+    """A rule that names its `suspects` if enough other ranks wait for them.
 
     `description` of the suspects is printed in docs/verdicts.md. The ranks that wait for one of the kinds in `waiting`
     must be at least half of the ranks in `half_of`, and outnumber the suspects. `half_of`: "dumped" are the other ranks
@@ -22,9 +22,9 @@ class Rule(NamedTuple):
     equal, "more" allows one against one, "three times" does not.
 
     `by_stack`: the suspects are found by their stacks, so a rank in the same place does not wait for them. The first
-    such rule with suspects ends the search, except one that `gives_way`. `weigh` may change the `confidence`.
+    such rule with suspects ends the search, except a rule that `gives_way`. `weigh` may change the `confidence`.
 
-    A rule to check ranks first names none; `settle` says what would show more. It names them only if it `may_name` and
+    A rule to check ranks first names none; `settle` tells what would show more. It names them only if it `may_name` and
     the measurements agree. `says` and `settle` make its text, see `render`.
     """
 
@@ -44,13 +44,13 @@ class Rule(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A kind of verdict with its facts: the `suspects` are named if it has a confidence, else to be checked first.
+    """A kind of verdict with its facts: its `suspects` are named if it has a confidence, else checked first.
 
     `others` are the other ranks with a stack. `rule` is set if a rule compared the two. `answer` is what follows from
     sequence numbers; it decided if `by_numbers`. The groups of `scene` may be split by lines. `says` and `settle` make
     its text. `apart` are other groups that differ. `contradicted` is the finding by stacks that sequence numbers
-    disprove. `caveat` is the last sentence of the text. `open_then` is what was open in dumps of flight recorders of
-    one moment.
+    disprove. `caveat` is the last sentence of the text. `open_then` is what was open at the moment of the flight
+    recorder dumps.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Pure: groups -> verdict. The one module that decides which rank is named; the rules in words: docs/verdicts.md."""
+"""Pure: groups -> verdict. The only module that decides which rank is named; the rules in words: docs/verdicts.md."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _BY_ANSWER: dict[str, tuple[str, Text, str]] = {
 def judge(
     grouping: Grouping, ranks_here: int | None = None, dumped_records: recorder_dumps.Records | None = None
 ) -> Verdict:
-    """Name the odd ranks of a job with the evidence, or say why no rank can be named.
+    """Name the ranks that block a job, with the evidence, or tell why no rank can be named.
 
-    `ranks_here` is how many ranks the job has on the one node that was captured; None if all of the job was captured.
-    `dumped_records` are flight recorders that torch dumped at one moment.
+    `ranks_here` is the number of ranks of the job on the one node that was captured; None if the whole job was
+    captured. `dumped_records` are flight recorders that torch dumped at one moment.
     """
     scene = survey(grouping, ranks_here)
     finding = find(scene)
@@ -54,10 +54,10 @@ def judge(
 def find(scene: Scene) -> Finding:
     """Return the first finding in the order of evidence; a job that works or rests has no suspects.
 
-    A rank named by sequence numbers comes first, then the kernel's word on a rank, then what else the numbers show,
-    then the stacks. A rank named by stacks is not named if the numbers show that it has joined. NCCL's own counts are
-    weaker: a rank that is only behind by them is shown if stacks name no rank. A rank that merely did not answer is
-    never named, and launchers are no ranks.
+    The order: a rank named by sequence numbers, a rank named by the kernel, other results of the numbers, the stacks. A
+    rank that the stacks point at is not named if the numbers show that it has joined. NCCL's own counts are weaker: a
+    rank that is behind only by them is shown if the stacks name no rank. A rank that merely did not respond is never
+    named. Launchers are not ranks.
     """
     if scene.launchers and len(scene.launchers) == len(scene.grouping.members):
         return Finding("NoRanks", scene, job_headlines.no_ranks)
@@ -109,7 +109,7 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
 
 
 def _outweighs(answer: Answer) -> bool:
-    """True if the answer is stronger than naming by stacks: flight recorders, and not merely a still open operation."""
+    """True if the answer is stronger than stacks: it is of flight recorders, and not merely a still open operation."""
     return not answer.by_counts and answer.kind != "still_open"
 
 
@@ -119,7 +119,7 @@ def _contradicts(answer: Answer, named: Finding) -> bool:
 
 
 def _contradiction(named: Finding, answer: Answer) -> Finding:
-    """No rank is named: both answers are shown."""
+    """Return a finding that names no rank and shows both answers."""
     return named._replace(
         kind="Contradiction",
         says=sequence_numbers.contradiction,
@@ -199,7 +199,7 @@ def _name(finding: Finding) -> Finding:
     if rule.may_name or is_supported(members, finding.others):
         sure = min(sure + 1, len(_CONFIDENCES) - 1)
     apart = _stand_apart(finding) if rule.by_stack else ()
-    is_outside = any(member.signature is Signature.AWAITS_OUTSIDE for member in members)  # it may answer, unseen
+    is_outside = any(member.signature is Signature.AWAITS_OUTSIDE for member in members)  # it may respond later
     if is_outside or finding.scene.is_part or apart:
         sure = min(sure, _CONFIDENCES.index(Confidence.MEDIUM))
     return finding._replace(confidence=_CONFIDENCES[sure], apart=apart)
@@ -217,7 +217,7 @@ def _stand_apart(finding: Finding) -> tuple[Group, ...]:
     return apart if count_ranks(apart) <= len(finding.members) else ()
 
 
-# --- where no rank is named ------------------------------------------------------------------------------------------
+# --- if no rank is named ----------------------------------------------------------------------------------------------
 
 
 def _mount_silent(scene: Scene) -> Finding | None:
@@ -235,7 +235,7 @@ def _mount_silent(scene: Scene) -> Finding | None:
 
 
 def _enclosed(scene: Scene) -> Finding | None:
-    """All wait for ranks, and most where no other node can reach them, while the job has ranks there."""
+    """Find that all ranks wait for others, most of them at an address that the job's other nodes cannot reach."""
     all_wait = all(group.waits_for == "ranks" for group in scene.stacked)
     if not all_wait or len(scene.enclosed) * 2 <= scene.stacks:
         return None
@@ -243,14 +243,14 @@ def _enclosed(scene: Scene) -> Finding | None:
 
 
 def _refused(scene: Scene) -> Finding | None:
-    """All want to meet at the store and are refused there, except a rank that serves it itself, at another address."""
+    """Find that all ranks are refused at the store, except a rank that serves it itself, at another address."""
     if not scene.refused or len(scene.refused) + len(scene.store_servers) < scene.stacks:
         return None
     return Finding("MasterRefused", scene, job_headlines.refused)
 
 
 def _open(scene: Scene, *, is_quiet: bool) -> Finding:
-    """Find which ranks to check first if none is named, else how the ranks stand.
+    """Find the ranks to check first if none is named, else where the ranks are.
 
     Ranks to check first are named with low confidence if the measurements agree, and no rule on stacks would apply if
     more ranks had answered (`is_quiet`).
@@ -268,7 +268,7 @@ def _open(scene: Scene, *, is_quiet: bool) -> Finding:
 
 
 def _with_odd_gpu(standing: Finding) -> Finding | None:
-    """All ranks wait in one place, and the GPU of one stands out: its kernel may never have begun."""
+    """Find that all ranks wait in one place, and one GPU differs: its kernel may never have begun."""
     members = standing.scene.grouping.members
     odd = standing.scene.odd_gpu
     if standing.kind != "AllWaiting" or odd is None or len(members) < standing.scene.grouping.ranks_known:
@@ -278,7 +278,7 @@ def _with_odd_gpu(standing: Finding) -> Finding | None:
 
 
 def _with_stuck_task(standing: Finding) -> Finding | None:
-    """All ranks are in one place and do not move, but few have a task of an executor in the program's own code."""
+    """Find that all ranks are in one place and do not move, but few have an executor's task in the user's code."""
     scene = standing.scene
     group = scene.stacked[0] if len(scene.stacked) == 1 and not scene.failed else None
     suspects = parts_of((group,) if group is not None else (), _has_task)
@@ -293,7 +293,7 @@ def _has_task(member: Member) -> bool:
 
 
 def _standing(scene: Scene, fine: Scene) -> Finding:
-    """Find how ranks stand if none is named; the groups of `fine` are split by lines."""
+    """Find where the ranks are if none is named; the groups of `fine` are split by lines."""
     groups = scene.stacked
     wait = all(group.waits_for in {"ranks", "gpu"} for group in groups)
     if groups and not scene.failed:

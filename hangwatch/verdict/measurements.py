@@ -1,4 +1,4 @@
-"""Pure: the numbers that the machine gives of some ranks, compared with those of all others."""
+"""Pure: measurements of some ranks, compared with those of all others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Read = Callable[[Member], float | None]
 
 
 class Compared(NamedTuple):
-    """One number of the suspects, and of all others that have it."""
+    """A measurement of the suspects, and of all others that have it."""
 
     suspects: list[float]
     others: list[float]
@@ -32,40 +32,40 @@ class Compared(NamedTuple):
 
     @property
     def draws_less(self) -> bool:
-        """True if all draw less than nine tenths of what any other draws."""
+        """True if all suspects draw less than nine tenths of what any other rank draws."""
         return self.is_measured and max(self.suspects) < _POWER_RATIO * min(self.others)
 
     def is_lower(self, gap: float) -> bool:
-        """True if all are lower than every other, by this gap."""
+        """True if all suspects are lower than every other rank by at least this gap."""
         return self.is_measured and max(self.suspects) <= min(self.others) - gap
 
     def is_apart(self, gap: float) -> bool:
-        """True if the middle ones are this far apart."""
+        """True if the medians differ by at least this gap."""
         return self.is_measured and abs(median(self.suspects) - median(self.others)) >= gap
 
 
 def compare(members: Iterable[Member], others: Iterable[Member], read: Read) -> Compared:
-    """One number of these members, and of the others."""
+    """Return one measurement of these members, and of the others."""
     return Compared(values(members, read), values(others, read))
 
 
 def power(members: Iterable[Member], others: Iterable[Member]) -> Compared:
-    """The power of their GPUs in watts."""
+    """Return the power of their GPUs in watts."""
     return compare(members, others, lambda one: one.gpu.power_watts)
 
 
 def utilization(members: Iterable[Member], others: Iterable[Member]) -> Compared:
-    """The utilization of their GPUs as a ratio."""
+    """Return the utilization of their GPUs as a ratio."""
     return compare(members, others, lambda one: one.gpu.utilization_ratio)
 
 
 def cpu(members: Iterable[Member], others: Iterable[Member]) -> Compared:
-    """The CPU use of their processes as a ratio of a core."""
+    """Return the CPU use of their processes as a ratio of a core."""
     return compare(members, others, lambda one: one.usage.cpu_ratio)
 
 
 def is_supported(members: Sequence[Member], others: Sequence[Group]) -> bool:
-    """True if the machine speaks for naming these ranks: power, utilization or CPU differ from those of the others."""
+    """True if power, utilization or CPU of these ranks differ from those of the others."""
     rest = [member for group in others for member in group.members]
     return (
         power(members, rest).draws_less
@@ -89,7 +89,7 @@ def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) ->
 
 
 class OddGpu(NamedTuple):
-    """The rank whose GPU differs from all others in one number, with that number of all others."""
+    """The rank with a GPU that differs from all others in one number, with that number of all others."""
 
     member: Member
     number: Literal["power", "utilization", "kernel"]
@@ -98,7 +98,7 @@ class OddGpu(NamedTuple):
 
 
 def find_odd_gpu(members: Sequence[Member]) -> OddGpu | None:
-    """Return the one rank whose GPU differs from all others; None if there is none, or several.
+    """Return the only rank with a GPU that differs from all others. None if there is no such rank, or several.
 
     It draws less than nine tenths of any other, or is idle while all others are busy, or has no kernel while all others
     have one. There must be three ranks or more, all with that number.
@@ -120,7 +120,10 @@ def find_odd_gpu(members: Sequence[Member]) -> OddGpu | None:
 
 
 def _lowest(members: Sequence[Member], read: Read) -> tuple[Member, float, list[float]] | None:
-    """Return the member with the lowest value, it and all others; None for two members, or if a value is missing."""
+    """Return the member with the lowest value, that value, and the values of all others.
+
+    None for fewer than three members, or if a value is missing.
+    """
     measured = values(members, read)
     if len(measured) < max(_FEWEST_TO_STAND_OUT, len(members)):
         return None
@@ -130,7 +133,7 @@ def _lowest(members: Sequence[Member], read: Read) -> tuple[Member, float, list[
 
 
 def find_lone(members: Sequence[Member], read: Read, gap: float) -> tuple[Member, float, list[float]] | None:
-    """Return the single member whose value is far from all others, its value and theirs; None if there is none."""
+    """Return the only member with a value far from all others, its value and theirs. None without such a member."""
     measured = [(member, value) for member in members if (value := read(member)) is not None]
     if len(measured) < _FEWEST_TO_STAND_OUT:
         return None
@@ -142,5 +145,5 @@ def find_lone(members: Sequence[Member], read: Read, gap: float) -> tuple[Member
 
 
 def values(members: Iterable[Member], read: Read) -> list[float]:
-    """The number of each member that has it."""
+    """Return the value of each member that has it."""
     return [value for value in map(read, members) if value is not None]

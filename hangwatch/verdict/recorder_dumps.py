@@ -1,7 +1,7 @@
-"""Pure: flight recorders that torch dumped itself, at one moment, beside the stacks of their ranks or without any.
+"""Pure: flight recorders that torch dumped itself, at one moment, with or without the stacks of their ranks.
 
 A dump may be minutes older or newer than the stacks, so a rank is named by it with medium confidence at most. A rank
-without a stack is checked first at most.
+without a stack is at most checked first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def without_stacks(ranks: Iterable[int], stacked: Iterable[RankDump]) -> Iterato
 
 
 def with_records(grouping: Grouping, records: Records, opened_before_unix_seconds: float) -> Grouping:
-    """Return the grouping with these records of its ranks, except ranks whose recorders were read in several rounds."""
+    """Return the grouping with these records of its ranks, unless their recorders were read in several rounds."""
 
     def recorded(member: Member) -> Member:
         found = () if member.recorder.libraries or member.id.rank is None else records.get(member.id.rank, ())

@@ -9,12 +9,12 @@ from hangwatch.verdict.sequence_rules import decide
 
 
 def waits_elsewhere(grouping: Grouping, verdict: Verdict, *, is_elsewhere_too: bool) -> bool:
-    """True if no rank of this node holds the job up: every rank waits for ranks of other nodes.
+    """True if no rank of this node blocks the job: every rank waits for ranks of other nodes.
 
     Flight recorders show this exactly: every rank of this node has joined what is pending, or waits in another
     operation itself, and members of these groups are on other nodes. Without records all ranks must be in one wait, and
     the job must be known to have ranks on other nodes (`is_elsewhere_too`). A rank that is named or to be checked first
-    is of this node, so then it is false.
+    is on this node, so then it is false.
     """
     members = [member for member in grouping.members if not member.waiting]
     stance = stance_of(grouping)

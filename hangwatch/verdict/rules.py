@@ -1,4 +1,4 @@
-"""Pure: the rules by which ranks are named, as one table. `judge` applies them, docs/verdicts.md prints them."""
+"""Pure: the rules that name ranks, as one table. `judge` applies them, docs/verdicts.md prints them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from hangwatch.verdict.scene import (
 )
 from hangwatch.verdict.wording import rank_headlines
 
-# --- which ranks are suspect, and how sure that is -------------------------------------------------------------------
+# --- which ranks are suspects, and how certain that is ---------------------------------------------------------------
 
 
 def _stacked_where(
     wanted: Callable[[Group], bool], also: Callable[[Group, Member], bool] = lambda _group, _member: True
 ) -> Callable[[Scene], Sequence[Group]]:
-    """Ranks of the groups for which `wanted` is true, without ranks that may be victims.
+    """Return a function that finds the ranks of groups for which `wanted` is true, without ranks that may be victims.
 
-    Not a rank that was seen in a wait for ranks before: it does join. Not a rank that was measured waiting for its GPU,
-    or may be, see `may_be_behind_gpu`. Not a rank that spins without the GIL while another is blocked outside of every
-    wait: its GPU may wait for that one. Not a rank which, by the kernel, waits for a lock that another rank holds or
-    may hold, for a key of the store, or for data of another rank.
+    Left out are:
+    * a rank that was seen waiting for ranks before: it does join,
+    * a rank that was measured waiting for its GPU, or may be, see `may_be_behind_gpu`,
+    * a rank that spins without the GIL while another is blocked outside of every wait: its GPU may wait for that one,
+    * a rank which, by the kernel, waits for a lock that another rank holds or may hold, for a key of the store, or for
+      data of another rank.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -55,7 +57,7 @@ def _stacked_where(
 
 
 def _without_held_up(may_be_suspects: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
-    """The same, without ranks that may wait for a lock in which another rank is, see `is_before`.
+    """Return that function without ranks that may wait for a lock which another rank holds, see `is_before`.
 
     Stacks alone do not show that. If the kernel was asked about a rank, it was asked about locks, too.
     """
@@ -79,9 +81,9 @@ def _is_in_torch(group: Group, member: Member) -> bool:
 
 
 def _is_held(group: Group, member: Member) -> bool:
-    """True if it was measured to wait for something, with a GPU that has nothing to do.
+    """True if it was measured waiting for something, with an idle GPU.
 
-    Where its calls may read a tensor it may be blocked behind its GPU: then it must be known what it waits for.
+    If its calls may read a tensor, it may be blocked behind its GPU: then it must be known what it waits for.
     """
     idle = member.gpu.utilization_ratio is not None and member.gpu.utilization_ratio < GPU_IN_KERNEL_RATIO
     is_known = member.waits.awaited is not None or member.waits.stuck_on is not None
@@ -90,17 +92,17 @@ def _is_held(group: Group, member: Member) -> bool:
 
 
 def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
-    """Ranks of which the kernel says so in every round, however their dump failed."""
+    """Return the ranks for which `wanted` is true, except ranks without a process. A failed dump does not matter."""
     return parts_of((group for group in scene.grouping.groups if group not in scene.gone), wanted)
 
 
 def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
-    """Ranks without a process that are known to have crashed: the one that died first, else all."""
+    """Return ranks without a process that are known to have crashed: the one that died first, else all."""
     return died_first(scene) or parts_of(scene.gone, has_crashed)
 
 
 def _gone_without_another(scene: Scene) -> Sequence[Group]:
-    """Ranks without a process that are not known to have followed another rank."""
+    """Return ranks without a process that are not known to have died after another rank."""
 
     def followed(member: Member) -> bool:
         return member.died is not None and member.died.of_others
@@ -109,7 +111,7 @@ def _gone_without_another(scene: Scene) -> Sequence[Group]:
 
 
 def died_first(scene: Scene) -> Sequence[Group]:
-    """Ranks without a process which, by their crash artifacts, died before all others."""
+    """Return ranks without a process which, by their crash artifacts, died before all others."""
 
     def is_first(member: Member) -> bool:
         return member.died is not None and member.died.is_first and not member.died.of_others
@@ -123,15 +125,15 @@ def has_crashed(member: Member) -> bool:
 
 
 def _stopped(scene: Scene) -> Sequence[Group]:
-    """Ranks in state T or t, and those that a freezer holds, whatever state that is shown as."""
+    """Return ranks in state T or t, and those that a freezer holds, in any state."""
     return _where(scene, lambda member: member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None)
 
 
 def _blocked(scene: Scene) -> Sequence[Group]:
-    """Ranks in state D in every round, and those that wait for the file system on which py-spy hangs.
+    """Return ranks in state D in every round, and those that wait for the file system on which py-spy hangs.
 
-    Not one that was seen so once, in a wait for ranks: that passes, and it is where the others are. Nor one that was
-    seen so once and may be behind its GPU.
+    Left out are ranks that were seen in only one round, if they wait for ranks or may be behind their GPU: that may
+    pass.
     """
 
     def is_blocked(member: Member) -> bool:
@@ -147,12 +149,12 @@ def _blocked(scene: Scene) -> Sequence[Group]:
 
 
 def _undumpable(scene: Scene) -> Sequence[Group]:
-    """Ranks that cannot be dumped, by a fault that says something of them."""
+    """Return ranks that cannot be dumped, if the fault is about the rank itself."""
     return parts_of(scene.failed, lambda member: not may_be_behind_gpu(member))
 
 
 def _deaf_master(scene: Scene) -> Sequence[Group]:
-    """Rank 0 if it does not serve the store while others are refused there."""
+    """Return rank 0 if it does not serve the store while others are refused there."""
     if not scene.refused:
         return []
 
@@ -164,29 +166,29 @@ def _deaf_master(scene: Scene) -> Sequence[Group]:
 
 
 def _weigh_deaf_master(finding: Finding) -> Confidence:
-    """Less sure if it works: it may still be starting."""
+    """Return a lower confidence if rank 0 works: it may still be starting."""
     works = any(member.signature in {Signature.SPINS, Signature.COMPUTES} for member in finding.members)
     return Confidence.MEDIUM if works else Confidence.HIGH
 
 
 def _weigh_gone(finding: Finding) -> Confidence:
-    """Less sure where most of the others show GPU waits only."""
+    """Return a lower confidence if most of the others show only GPU waits."""
     return Confidence.HIGH if finding.waiting("ranks") * 2 >= count_ranks(finding.others) else Confidence.MEDIUM
 
 
 def _weigh_blocked(finding: Finding) -> Confidence:
-    """A disk wait passes: one round is not enough to be sure."""
+    """Return a lower confidence after one round: a disk wait passes."""
     return Confidence.HIGH if min(member.rounds for member in finding.members) > 1 else Confidence.MEDIUM
 
 
 def _weigh_undumpable(finding: Finding) -> Confidence:
-    """Sure where three neighbours could be dumped and three quarters of the job wait explicitly."""
+    """Return a high confidence if three neighbours could be dumped and three quarters of the job wait for ranks."""
     explicit = finding.waiting("ranks") * 4 >= 3 * finding.scene.answered
     return Confidence.HIGH if explicit and finding.fewest_neighbours >= 3 else Confidence.MEDIUM
 
 
 def _weigh_outside(finding: Finding, sure: Confidence) -> Confidence:
-    """Less sure where few wait explicitly for ranks (GPU waits are weaker) or where many are named."""
+    """Return a lower confidence if few ranks wait for ranks (GPU waits are weaker), or if many are named."""
     named, answered = len(finding.members), finding.scene.answered
     explicit = finding.waiting("ranks")
     if sure is Confidence.MEDIUM and explicit * 2 < answered - named:

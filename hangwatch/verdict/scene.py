@@ -1,4 +1,4 @@
-"""Pure: the ranks of a job, surveyed once: stacks, failed dumps, waits, progress."""
+"""Pure: the ranks of a job sorted once for all rules: by stacks, failed dumps, waits, progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hangwatch.verdict.measurements import OddGpu, find_odd_gpu
 
 GPU_IN_KERNEL_RATIO = 0.5
 DEADLY = frozenset(name for name, row in kernel_lines.load().items() if row.deadly)
-"""Lines of the kernel log which say that a process ended by a fault or was killed for memory."""
+"""Names of kernel log lines that report a process which ended by a fault or was killed for memory."""
 _REFUSALS = ("PermissionDenied", "CannotPause")  # of the rank, or of all that this user may touch
 _REST: dict[JobState | None, str] = {JobState.SUSPENDED: "Suspended", JobState.OVER: "Over"}
 
@@ -34,12 +34,12 @@ Process: TypeAlias = tuple[str | None, int | None]
 class Scene:
     """A grouping without its launchers (unless nothing else is in view), sorted by what its groups show.
 
-    `failed` have a fault that says something of the rank. `shut` have a file system under their program that does not
-    respond: a failed dump says nothing of them; `held` wait for it in the kernel. `existing` is the number of ranks
-    known to exist where we looked: on one node (`is_part`), or in the whole job. `health` is set if the job works or
-    rests; `moving` counts its ranks that progress. `enclosed` wait at an address that no other node reaches. `refused`
-    are refused at the store that `store_servers` serve. `is_blocked_outside`: a rank is blocked, but not in a wait for
-    ranks or GPUs.
+    `failed` have a fault that is about the rank itself. `shut` have a file system under their program that does not
+    respond, so their failed dump tells nothing about them; `held` wait for it in the kernel. `existing` is the number
+    of ranks known to exist where we looked: on one node (`is_part`), or in the whole job. `health` is set if the job
+    works or rests; `moving` counts its ranks that progress. `enclosed` wait at an address that no other node reaches.
+    `refused` are refused at the store that `store_servers` serve. `is_blocked_outside`: a rank is blocked, but not in a
+    wait for ranks or GPUs.
     """
 
     grouping: Grouping
@@ -82,7 +82,7 @@ class Scene:
 
     @cached_property
     def odd_gpu(self) -> OddGpu | None:
-        """The one rank whose GPU differs from all others."""
+        """The only rank with a GPU that differs from all others."""
         return find_odd_gpu(self.grouping.members)
 
     @cached_property
@@ -108,7 +108,7 @@ class Scene:
 
     @cached_property
     def locked_out(self) -> tuple[Member, ...]:
-        """Ranks that wait for the lock of a file whose holder is known."""
+        """The ranks that wait for the lock of a file with a known holder."""
         members = (member for group in self.stacked for member in group.members)
         return tuple(
             member for member in members if member.waits.file_lock is not None and member.waits.file_lock.holder_pid
@@ -131,7 +131,7 @@ class Scene:
 
     @cached_property
     def only_roles(self) -> bool:
-        """True for sender and receivers of one rooted collective, entered through the same helper."""
+        """True for the sender and receivers of one rooted collective, entered through the same helper."""
         groups = self.stacked
         if len(groups) != 2 or not all(group.waits for group in groups):
             return False
@@ -157,7 +157,7 @@ class Scene:
 
 
 def survey(grouping: Grouping, ranks_here: int | None) -> Scene:
-    """A grouping, sorted for the rules; `ranks_here` as in `judge`."""
+    """Sort a grouping for the rules; `ranks_here` as in `judge`."""
     launchers = tuple(member for member in grouping.members if member.waiting)
     if launchers:
         ranks = tuple(parts_of(grouping.groups, lambda member: not member.waiting))
@@ -199,7 +199,7 @@ def survey(grouping: Grouping, ranks_here: int | None) -> Scene:
 
 
 def _tells(group: Group, stacks_by_node: Mapping[str | None, int]) -> bool:
-    """True if a failed dump says something of the rank; a refusal does only where a neighbour could be dumped."""
+    """True if a failed dump is about the rank itself. A refusal is, if another rank of the node could be dumped."""
     if group.fault is None or group.fault.about != "target":
         return False
     return group.fault.reason not in _REFUSALS or all(stacks_by_node.get(m.id.node) for m in group.members)
@@ -226,10 +226,10 @@ def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
 def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str, is_in_code: bool) -> Stance:
     """Return the stance of a rank by its stack, system call and state; `kind` is what its group waits for.
 
-    A rank that waits for a lock held by a rank of the job waits for that rank. A rank that receives from an unknown
-    sender, or waits for a lock in memory that another rank maps, too, may wait for any rank. So may a rank that waits
-    for a lock or a thread while another thread of it waits for ranks, and one that asks repeatedly in its own code. A
-    rank that sleeps in torch's code waits, though no frame of Python shows it.
+    A rank that waits for a lock held by a rank of the job waits for that rank. A rank may wait for any rank if it
+    receives from an unknown sender, or waits for a lock in memory that another rank maps, too. So may a rank that waits
+    for a lock or a thread while another thread of it waits for ranks, and a rank that polls in its own code. A rank
+    that sleeps in torch's code waits, though no frame of Python shows it.
     """
     if member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None:
         return "elsewhere"
@@ -263,7 +263,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
 
 
 def open_operations(member: Member) -> Iterator[Enqueued]:
-    """The operations that the flight recorders of a rank show as open in the first and in the last round."""
+    """Yield the operations that the flight recorders of a rank show as open in the first and in the last round."""
     for recorder in member.recorder.libraries:
         for records in recorder.groups:
             yield from (one for one in records.operations if one.stays_open)
@@ -280,33 +280,33 @@ def waits_for(group: Group) -> str:
 
 
 def process_of(member: Member) -> Process:
-    """The process of a rank."""
+    """Return the process of a rank."""
     return member.id.node, member.id.pid
 
 
 def lock_holder(member: Member) -> Process | None:
-    """The process that holds the lock of a file for which a rank waits; None where it waits for none."""
+    """Return the process that holds the lock of a file for which a rank waits; None if it waits for no lock."""
     return None if member.waits.file_lock is None else (member.id.node, member.waits.file_lock.holder_pid)
 
 
 def may_be_behind_gpu(member: Member) -> bool:
-    """True if its GPU runs a kernel and it was seen in one round: only a second one tells whether it waits for that."""
+    """True if its GPU runs a kernel and it was seen in one round: only a second round tells if it waits for that."""
     return member.rounds < 2 and (member.gpu.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
 
 
 def asks_unknown_thread(group: Group) -> bool:
-    """True if it waits for a thread, and one of it is in functions that no rule knows: it may wait for ranks."""
+    """True if it waits for a thread, and a thread of it is in functions that no rule knows: it may wait for ranks."""
     threads = (activity.known(thread.activity) for thread in group.threads)
     return group.waits_for == "thread" and any(known.waits_for == "unknown" for known in threads)
 
 
 def wants_gil(group: Group) -> bool:
-    """True if a thread of it waits for the GIL: Python that runs gives it away, code that waits inside it does not."""
+    """True if a thread of it waits for the GIL: running Python releases it, code that waits with it does not."""
     return any(frame.function.startswith("take_gil") for thread in group.threads for frame in thread.frames)
 
 
 def is_rooted(group: Group) -> bool:
-    """True if it waits in a collective with a root rank, whose code or line may differ."""
+    """True if it waits in a collective with a root rank, which may be in other code or at another line."""
     return group.waits and activity.is_marked("rooted", group.operation or "")
 
 
@@ -327,18 +327,18 @@ def functions_of(group: Group) -> tuple[object, ...]:
 
 
 def part_of(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
-    """The group with only these members, None without any."""
+    """Return the group with only these members, None without any."""
     members = tuple(member for member in group.members if wanted(member))
     return structs.replace(group, members=members) if members else None
 
 
 def parts_of(groups: Iterable[Group], wanted: Callable[[Member], bool]) -> list[Group]:
-    """The groups with only these members, those that have any."""
+    """Return the groups that have such members, with only these."""
     parts = (part_of(group, wanted) for group in groups)
     return [part for part in parts if part]
 
 
 def without(suspects: Sequence[Group], groups: Sequence[Group]) -> tuple[Group, ...]:
-    """The groups without the suspected members."""
+    """Return the groups without the suspected members."""
     suspected = {member.id for group in suspects for member in group.members}
     return tuple(parts_of(groups, lambda member: member.id not in suspected))

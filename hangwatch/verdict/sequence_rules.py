@@ -1,7 +1,7 @@
-"""Pure: the rules on sequence numbers: a wait-for graph -> the ranks that `judge` may name, or has to check first.
+"""Pure: rules on sequence numbers: a wait-for graph -> the ranks that `judge` may name, or must check first.
 
-Of the awaited ranks only one that has no operation of its own open, and waits for no rank by its stack and the kernel,
-is named. Flight recorders come first. Where they show nothing, NCCL's own counts are read, which are weaker.
+An awaited rank is named only if it has no open operation of its own, and waits for no rank by its stack and the kernel.
+Flight recorders come first. If they show nothing, NCCL's own counts are read, which are weaker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Kind = Literal["not_joined", "cycle", "mismatch", "all_joined", "still_open", "n
 
 
 class Answer(NamedTuple):
-    """What follows from a wait-for graph: ranks to name, or to check first. `by_counts`: it is of NCCL's own counts.
+    """The result of a wait-for graph: ranks to name, or to check first. `by_counts`: it is from NCCL's own counts.
 
     The pending operation that matters most is the first of the graph.
     """
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 def decide(graph: WaitGraph) -> Answer:
-    """Return what follows from the records of flight recorders."""
+    """Return the result of the records of flight recorders."""
     answer = Answer("unknown", graph)
     if graph.mismatch:
         return answer._replace(kind="mismatch", check_first=_lone_side(graph))
@@ -40,9 +40,9 @@ def decide(graph: WaitGraph) -> Answer:
 
 
 def _decide_on_awaited(answer: Answer) -> Answer:
-    """Some ranks have not joined: what they have open decides, then what stack and kernel say of them."""
+    """Decide if some ranks have not joined: by what they have open, then by their stack and the kernel."""
     graph, stances = answer.graph, answer.graph.awaited
-    for stance in ("elsewhere", "held"):  # a rank that waits for nothing may be what holds up one in "held"
+    for stance in ("elsewhere", "held"):  # a rank that waits for nothing may block a rank in "held"
         if named := tuple(rank for rank, its in stances.items() if its == stance and rank not in graph.busy):
             waiting = graph.waiting | {rank for rank, its in stances.items() if its == "waits"}
             return answer._replace(kind="not_joined", named=named if len(named) <= len(waiting) else ())
@@ -87,7 +87,7 @@ def _find_still_open(graph: WaitGraph) -> tuple[PendingOperation, ...]:
 
 
 def answer_of(members: Sequence[Member], stance: Callable[[Member], Stance], world_size: int | None) -> Answer:
-    """Return what follows from flight recorders; from NCCL's own counts where no recorder shows a pending operation.
+    """Return the result of flight recorders; of NCCL's own counts if no recorder shows a pending operation.
 
     By counts a rank is named as by a flight recorder. A rank that is behind but not named is checked first, else a rank
     that NCCL does not reach.

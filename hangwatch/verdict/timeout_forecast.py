@@ -8,9 +8,9 @@ from hangwatch.verdict.scene import open_operations
 
 
 class TimeOut(Value, frozen=True):
-    """The seconds after which torch.distributed ends a job that waits; `source` says where they come from.
+    """The seconds after which torch.distributed ends a job that waits; `source` tells where they come from.
 
-    `at_unix_seconds` counts from when the job fell quiet; None if that was not seen, as in a dump by hand.
+    `at_unix_seconds` counts from when the job became quiet; None if that was not seen, as in a dump by hand.
     """
 
     seconds: float
@@ -19,7 +19,7 @@ class TimeOut(Value, frozen=True):
 
 
 def time_out(incident: Incident) -> TimeOut | None:
-    """None where nothing waits, where it waits for ever, and where the incident is closed."""
+    """Return the timeout of an incident. None if nothing waits or a wait has no limit, and for a closed incident."""
     waits = any(group.waits_for in ("ranks", "gpu") for group in incident.grouping.groups)
     if incident.closed_unix_seconds is not None or not waits or not incident.captures:
         return None

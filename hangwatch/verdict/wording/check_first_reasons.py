@@ -17,18 +17,18 @@ from hangwatch.verdict.wording.rank_headlines import why_gone
 
 
 def look_first(ranks: Sequence[Group], why: str, settle: str) -> str:
-    """The headline for ranks to check first, which are not named."""
+    """Return the headline for ranks to check first, which are not named."""
     stop = "" if settle.endswith("?") else "."
     return f"look first at {name_ranks(ranks)}: {why}. What would settle it: {settle}{stop} Nobody is accused."
 
 
 def died(finding: Finding) -> str:
-    """Ranks that are gone, if nothing shows that the others wait for them."""
+    """Describe ranks that are gone, if nothing shows that the others wait for them."""
     return f"it has no process any more{why_gone(finding.members)}"
 
 
 def hung_task(finding: Finding) -> str:
-    """Ranks of which the kernel logged that a thread is blocked."""
+    """Describe ranks with a thread that is blocked, by the kernel's log."""
     return (
         "by the kernel's log a thread of it has been blocked in the kernel (state D) for minutes, and still is, "
         f"while {others_wait(finding.others)}"
@@ -36,14 +36,14 @@ def hung_task(finding: Finding) -> str:
 
 
 def lost_worker(finding: Finding) -> str:
-    """Ranks with a worker that crashed or was killed."""
+    """Describe ranks with a worker that crashed or was killed."""
     ranks, others = finding.suspects, finding.others
     ends = sorted({end for group in ranks for member in group.members if (end := clauses.ended_by(member))})
     return f"by the kernel's log a worker process of it has ended ({words.listing(ends)}), while {others_wait(others)}"
 
 
 def holds_lock(finding: Finding) -> str:
-    """Ranks that hold a lock for which others wait, and what they do."""
+    """Describe ranks that hold a lock for which others wait, and what they do."""
     ranks, others = finding.suspects, finding.others
     held = {(member.id.node, member.id.pid) for group in ranks for member in group.members}
     locks = [
@@ -57,19 +57,19 @@ def holds_lock(finding: Finding) -> str:
 
 
 def stands_apart(finding: Finding) -> str:
-    """Ranks that do something else, and what the others wait for."""
+    """Describe ranks that do something else, and what the others wait for."""
     ranks, others = finding.suspects, finding.others
     return f"{'; '.join(map(describe_suspect, ranks))}, while {others_wait(others)}{common_line(others)}"
 
 
 def other_call(finding: Finding) -> str:
-    """Ranks in another wait than the others, both sides."""
+    """Describe ranks in another wait than the others, both sides."""
     ranks, others = finding.suspects, finding.others
     return f"{'; '.join(map(describe_suspect, ranks))}; {others_wait(others)}{common_line(others)}"
 
 
 def other_line(finding: Finding) -> str:
-    """Ranks at another line of the same functions."""
+    """Describe ranks at another line of the same functions."""
     (_, line), *rest = differing_lines((*finding.suspects, *finding.others))
     others = words.listing([f"{name_ranks([group])} at {other}" for group, other in rest])
     it = "it stands" if len(finding.members) == 1 else "they stand"
@@ -84,7 +84,7 @@ def differing_lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
 
 
 def without_a_thread(finding: Finding) -> str:
-    """Ranks with the same main thread as all others, but without a thread in a collective."""
+    """Describe ranks with the same main thread as all others, but without a thread in a collective."""
     others = finding.others
     has = "it has" if len(finding.members) == 1 else "they have"
     inside = {thread.frames[0].function for group in others for thread in group.threads[:1] if thread.frames}
@@ -93,13 +93,13 @@ def without_a_thread(finding: Finding) -> str:
 
 
 def has_not_joined(finding: Finding) -> str:
-    """Ranks that wait for something from outside of the job, while others have gone on."""
+    """Describe ranks that wait for something outside of the job, while others have gone on."""
     it = "it" if len(finding.members) == 1 else "they"
     return f"{it} {_doing(finding.suspects)}, and {_not_joined(finding)}"
 
 
 def awaits_orders(finding: Finding) -> str:
-    """Ranks that wait for their next order, while others have gone on."""
+    """Describe ranks that wait for their next order, while others have gone on."""
     it, wait = ("it", "waits") if len(finding.members) == 1 else ("they", "wait")
     loop = caller(finding.suspects[0].frames)
     return f"{it} {wait} for the next order in {loop}, and {_not_joined(finding)}"
@@ -119,7 +119,7 @@ def _doing(ranks: Sequence[Group]) -> str:
 
 
 def low_power(finding: Finding) -> str:
-    """Ranks whose GPUs draw less than those of the others, which work."""
+    """Describe ranks with GPUs that draw less than those of the others, which work."""
     ranks, others = finding.suspects, finding.others
     own, rest = ([m.gpu.power_watts or 0.0 for g in groups for m in g.members] for groups in (ranks, others))
     works = f"those of {name_ranks(others)} work ({min(rest):.0f} W and more)"
@@ -127,7 +127,7 @@ def low_power(finding: Finding) -> str:
 
 
 def odd_gpu(odd: OddGpu) -> str:
-    """The numbers of a rank whose GPU stands out, beginning with "its GPU"."""
+    """Return the numbers of a rank with a GPU that differs, beginning with "its GPU"."""
     if odd.number == "power":
         drawn = f"those of the others {min(odd.others):.0f} to {max(odd.others):.0f} W"
         return f"its GPU draws {odd.value:.0f} W, {drawn}"
@@ -137,12 +137,12 @@ def odd_gpu(odd: OddGpu) -> str:
 
 
 def ratios(values: Sequence[float]) -> str:
-    """The lowest and the highest of some ratios: "0.5%", "0.1% to 2.0%"."""
+    """Return the lowest and the highest of some ratios: "0.5%", "0.1% to 2.0%"."""
     low, high = f"{min(values):.1%}", f"{max(values):.1%}"
     return low if low == high else f"{low} to {high}"
 
 
 def stuck_task(member: Member) -> str:
-    """A rank with the same main thread as all others, and a stuck task of an executor."""
+    """Describe a rank with the same main thread as all others, and a stuck task of an executor."""
     rounds = words.count(member.rounds, "round")
     return f"a task of its ThreadPoolExecutor is in {member.stack.task}, in the user's code, in each of {rounds}"

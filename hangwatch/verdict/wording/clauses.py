@@ -66,7 +66,7 @@ def ended_by(member: Member) -> str | None:
 
 
 def _waits_for_file_lock(group: Group) -> str | None:
-    """The file lock that all ranks of a group wait for, by measurement; None if they differ."""
+    """Return the file lock that all ranks of a group wait for, by measurement; None if they differ."""
     locks = {member.waits.file_lock for member in group.members}
     lock = locks.pop() if len(locks) == 1 else None
     if lock is None:
@@ -76,13 +76,13 @@ def _waits_for_file_lock(group: Group) -> str | None:
 
 
 def _shares_lock(group: Group) -> str | None:
-    """A wait for a lock in shared memory, by measurement."""
+    """Return a clause for a wait for a lock in shared memory, by measurement."""
     shares = group.waits_for == "lock" and all(member.waits.shares_lock for member in group.members)
     return "waits for a lock in memory shared with another rank" if shares else None
 
 
 def _awaits_store(group: Group) -> str | None:
-    """A wait for a key of the store in unknown functions, by measurement."""
+    """Return a clause for a wait for a key of the store in unknown functions, by measurement."""
     asks = group.waits and activity.known(group.activity).waits_for == "unknown"
     waits = asks and all(member.waits.awaits_store == "main" for member in group.members)
     return f"waits for a key of the store in {_innermost_function(group)}" if waits else None
@@ -107,7 +107,7 @@ def worker_in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
     worker = member.kernel.worker_call
     if worker is None:
         return None
-    # What the rank's own state says of a file system, it does not say of its worker's.
+    # The state of the rank does not tell if the worker waits for a file system.
     of_worker = structs.replace(
         member,
         id=structs.replace(member.id, pid=worker.pid),
@@ -138,7 +138,7 @@ def tells_call(member: Member) -> bool:
 
 
 def tells_what_holds(member: Member) -> bool:
-    """True if that is known of its call, or of the call of the worker for which it waits."""
+    """True if more than the name is known of its call, or of the call of the worker for which it waits."""
     return _tells(member.kernel.call) or (
         member.kernel.worker_call is not None and _tells(member.kernel.worker_call.call)
     )
@@ -182,7 +182,7 @@ def _other(one: Behind, member: Member, ranks: Mapping[int, RankId]) -> str:
 
 
 def at_work(group: Group) -> Stack | None:
-    """The worker process that has a task, where the group leaves its work to workers."""
+    """Return the worker process that has a task, if the group leaves its work to workers."""
     if activity.known(group.activity).work_is_in != "workers":
         return None
     return next((worker for worker in group.workers if worker.own is not None), None)
@@ -195,7 +195,7 @@ def _which(worker: Stack) -> str:
 
 
 def _innermost(group: Group) -> str:
-    """The operation if it is known, else the innermost function."""
+    """Return the operation if it is known, else the innermost function."""
     return group.operation or _innermost_function(group)
 
 
@@ -222,7 +222,7 @@ def at(group: Group) -> str:
 
 
 def place(frame: Frame) -> str:
-    """File and line of a frame, the function where the line is not known."""
+    """Return the file and line of a frame; the function if the line is not known."""
     return str(frame) if frame.line is None else f"{frame.file}:{frame.line}"
 
 
@@ -240,7 +240,7 @@ def operations(groups: Iterable[Group]) -> str:
 
 
 def _measured(group: Group) -> str | None:
-    """The function of a wait that only measurements show."""
+    """Return the function of a wait that only measurements show."""
     if group.activity != "unknown" or group.waits_for != "gpu":
         return None
     own = _innermost_function(group)
@@ -248,12 +248,12 @@ def _measured(group: Group) -> str | None:
 
 
 def top(group: Group, depth: int = 4) -> str:
-    """The innermost frames of a group in one line."""
+    """Return the innermost frames of a group in one line."""
     return " < ".join(str(frame) for frame in group.frames[:depth])
 
 
 def may_come(members: Sequence[Member]) -> str:
-    """Return a hint if ranks that have not joined do not stand still."""
+    """Return a hint if ranks that have not joined are moving or use CPU."""
     who = "It" if len(members) == 1 else "Of them some"
     if any(member.motion is Motion.MOVING for member in members):
         return f" {who} {'is' if who == 'It' else 'are'} at work there, and may come when that is done."

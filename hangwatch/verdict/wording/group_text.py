@@ -1,4 +1,4 @@
-"""Pure: ranks and groups of ranks as clauses of a sentence: what each does, and what the others wait for."""
+"""Pure: ranks and groups of ranks as clauses: what each does, and what the others wait for."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def describe_rank(group: Group) -> str:
 
 
 def _at(group: Group, doing: str) -> str:
-    """The line of the user's code, unless the clause has it already."""
+    """Return the line of the user's code, unless the clause contains it already."""
     at = clauses.at(group)
     return "" if at.removeprefix(" at ") in doing else at
 
 
 def _apart_from(group: Group, others: Sequence[Group]) -> str:
-    """The innermost frame of a group that differs from another group with the same clause."""
+    """Return the innermost frame of a group that differs from another group with the same clause."""
     for other in others:
         if other is not group and describe(other) == describe(group):
             pairs = zip_longest(group.frames, other.frames)

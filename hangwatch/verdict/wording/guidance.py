@@ -17,13 +17,13 @@ ITS_GPU = (
     "XIDs of that GPU in the kernel log, the errors of its links (`nvidia-smi nvlink -e`) and of the network adapter "
     "beside it, and which kernel its stream is in"
 )
-"""What would settle whether a rank is held up by its GPU."""
+"""The checks that show if the GPU of a rank blocks it."""
 
 
 def where_to_look(grouping: Grouping) -> str:
     """Return sentences to put after a headline that names no rank, with a space before them.
 
-    First ranks that did not answer; then what the groups wait for, by measurement if possible, else by activity. Links
+    First ranks that did not respond; then what the groups wait for, by measurement if possible, else by activity. Links
     and sequence numbers only if all wait for ranks or GPUs.
     """
     groups = [group for group in grouping.groups if not group.fault and not group.gone]
@@ -77,7 +77,7 @@ def _absent(grouping: Grouping) -> list[str]:
 
 
 def _alike(grouping: Grouping, groups: list[Group]) -> list[str]:
-    """Hints if no group shows more than a wait, or nothing known."""
+    """Return hints if no group shows more than a wait or an unknown activity."""
     if grouping.unanswered:
         return []
     if any(group.waits_for not in {"ranks", "gpu"} for group in groups):
@@ -96,5 +96,5 @@ def _silent_nodes(grouping: Grouping) -> int:
 
 
 def _whole_nodes(silent: range, ranks: int) -> int:
-    """Return how many blocks of so many ranks, counted from rank 0, lie within a range."""
+    """Return how many blocks of `ranks` ranks, counted from rank 0, lie within a range."""
     return max(0, silent.stop // ranks - -(-silent.start // ranks))

@@ -15,13 +15,13 @@ _SHOWN = 4
 
 
 def moving(finding: Finding) -> str:
-    """The headline for a job at work."""
+    """Return the headline for a job at work."""
     moved = f"{finding.scene.moving:,} of {words.count(finding.scene.stacks)}"
     return f"{moved} moved between the rounds, the job is at work: {'; '.join(describe_each(finding.others))}."
 
 
 def suspended(finding: Finding) -> str:
-    """The headline for a job of which every rank is stopped or frozen, and possible reasons."""
+    """Return the headline for a job in which every rank is stopped or frozen, with possible reasons."""
     members = finding.scene.grouping.members
     who = f"{all_of(len(members))} are" if len(members) > 1 else f"{words.who([members[0].id])} is"
     frozen = sorted({member.waits.frozen_cgroup for member in members if member.waits.frozen_cgroup})
@@ -34,19 +34,19 @@ def suspended(finding: Finding) -> str:
 
 
 def over(finding: Finding) -> str:
-    """The headline for a job whose ranks are no longer connected to each other."""
+    """Return the headline for a job with ranks that are no longer connected to each other."""
     doing = f"; {'; '.join(describe_each(finding.others))}" if finding.others else ""
     return f"no rank is connected to another one or waits for one: training is over, or has not begun{doing}."
 
 
 def serving(finding: Finding) -> str:
-    """The headline for a service without requests."""
+    """Return the headline for a service without requests."""
     doing = "; ".join(describe_each(finding.others))
     return f"all ranks wait for clients: a service without requests, and no job that trains; {doing}."
 
 
 def no_ranks(finding: Finding) -> str:
-    """The headline for launchers that have started no rank."""
+    """Return the headline for launchers that have started no rank."""
     launchers, groups = finding.scene.launchers, finding.scene.grouping.groups
     said = "; ".join(launcher(member) for member in launchers[:_SHOWN])
     if len(launchers) > _SHOWN:
@@ -59,7 +59,7 @@ def no_ranks(finding: Finding) -> str:
 
 
 def launcher(member: Member) -> str:
-    """A launcher without ranks as a clause: for how long, where it waits, and what its sockets show."""
+    """Return a launcher without ranks as a clause: since when, where it waits, and what its sockets show."""
     waiting = member.waiting
     assert waiting is not None
     where = f"pid {member.id.pid}" + (f" on {words.printable(member.id.node)}" if member.id.node else "")
@@ -87,7 +87,7 @@ def _shown_by_sockets(waiting: Waiting) -> str:
 
 
 def mount_silent(finding: Finding) -> str:
-    """The headline for ranks whose program is on a file system that does not respond, and ranks that wait for it."""
+    """Return the headline for ranks with their program on a file system that does not respond, some waiting for it."""
     shut, held = finding.scene.shut, [member for member in finding.scene.shut if member.kernel.waits_for_mount]
     mounts = sorted({member.kernel.silent_mount for member in shut if member.kernel.silent_mount is not None})
     verb = "gives" if len(mounts) == 1 else "give"
@@ -101,7 +101,7 @@ def mount_silent(finding: Finding) -> str:
 
 
 def enclosed(finding: Finding) -> str:
-    """The headline for ranks that wait for others where no other node can reach them."""
+    """Return the headline for ranks that wait for others at an address that no other node can reach."""
     ranks, of = finding.scene.enclosed, finding.scene.stacks
     places = sorted({str(member.waits.enclosed_at) for member in ranks})
     more = f" and {len(places) - 2} more places" if len(places) > 2 else ""
@@ -115,7 +115,7 @@ def enclosed(finding: Finding) -> str:
 
 
 def refused(finding: Finding) -> str:
-    """The headline for ranks whose connections to their store are refused."""
+    """Return the headline for ranks that are refused at their store."""
     ranks, serving = finding.scene.refused, finding.scene.store_servers
     if serving:
         who = words.who([member.id for member in serving])
@@ -136,7 +136,7 @@ def refused(finding: Finding) -> str:
 
 
 def mismatch(finding: Finding) -> str:
-    """The headline for ranks that wait in different places."""
+    """Return the headline for ranks that wait in different places."""
     groups, has_numbers = finding.others, finding.scene.has_numbers
     tells = (
         "what the sequence numbers tell of it is in the evidence"
@@ -150,7 +150,7 @@ def mismatch(finding: Finding) -> str:
 
 
 def parted(finding: Finding) -> str:
-    """The headline for ranks in the same functions, at lines that differ."""
+    """Return the headline for ranks in the same functions, at different lines."""
     groups = finding.others
     stand = [f"{name_ranks([group])} at {line}" for group, line in differing_lines(groups)]
     doing = describe(groups[0], several=True)
@@ -158,7 +158,7 @@ def parted(finding: Finding) -> str:
 
 
 def together(finding: Finding) -> str:
-    """The headline for ranks that are all in one place, and where to look."""
+    """Return the headline for ranks that are all in one place, and where to look."""
     return _together(finding.others[0], finding.scene) + guidance.where_to_look(finding.scene.grouping)
 
 
@@ -178,7 +178,7 @@ def _together(group: Group, scene: Scene) -> str:
 
 
 def roles(finding: Finding) -> str:
-    """The headline for the sender and the receivers of one collective, and where to look."""
+    """Return the headline for the sender and the receivers of one collective, and where to look."""
     groups = finding.others
     root = min(groups, key=lambda group: group.size)
     return (
@@ -188,7 +188,7 @@ def roles(finding: Finding) -> str:
 
 
 def cannot_tell(finding: Finding) -> str:
-    """The headline if the groups allow no answer, and where to look."""
+    """Return the headline if the groups allow no answer, and where to look."""
     scene, groups = finding.scene, finding.others
     where = guidance.where_to_look(scene.grouping)
     if not groups:
@@ -203,7 +203,7 @@ def cannot_tell(finding: Finding) -> str:
 
 
 def of_this_node(scene: Scene) -> str:
-    """The ranks that were captured, for a verdict on one node of several; "" for one on the whole job."""
+    """Return which ranks were captured, for a verdict on one node of several; "" for a verdict on the whole job."""
     if not scene.is_part:
         return ""
     here, whole = words.count(scene.existing), f"{scene.grouping.ranks_known:,}"

@@ -1,4 +1,4 @@
-"""Pure: the headlines of findings that name ranks, and what is added to them."""
+"""Pure: the headlines of findings that name ranks, and hints added to them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SHOWN = 4
 
 
 def gone_first(finding: Finding) -> str:
-    """The headline for ranks without a process that died first, and for others that are gone."""
+    """Return the headline for ranks without a process that died first, and for others that are gone."""
     return gone(finding, finding.scene.gone)
 
 
 def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
-    """The headline for ranks without a process; `all_gone` are these and all others that are gone."""
+    """Return the headline for ranks without a process; `all_gone` are these and all others that are gone."""
     ids = rank_ids(finding.suspects)
     verb = "has no process any more" if len(ids) == 1 else "have no process any more"
     why = why_gone(finding.members)
@@ -31,7 +31,7 @@ def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
 
 
 def why_gone(members: Sequence[Member]) -> str:
-    """The reason in parentheses: by crash artifacts, else by the kernel's log; "" if neither has any."""
+    """Return the reason in parentheses: by crash artifacts, else by the kernel's log; "" if neither has one."""
     died = [member for member in members if member.died is not None and not member.died.of_others]
     first = min(died, key=lambda member: member.died.unix_seconds if member.died else 0.0, default=None)
     if first is not None and first.died is not None:
@@ -42,7 +42,7 @@ def why_gone(members: Sequence[Member]) -> str:
 
 
 def blocked(finding: Finding) -> str:
-    """The headline for ranks in a system call that does not return."""
+    """Return the headline for ranks in a system call that does not return."""
     mounts = {member.kernel.silent_mount for member in finding.members if member.kernel.waits_for_mount}
     mount = next(iter(mounts)) if len(mounts) == 1 else None
     how = f"waiting in the kernel for {mount}, which gives no answer" if mount else "blocked in the kernel (state D)"
@@ -50,7 +50,7 @@ def blocked(finding: Finding) -> str:
 
 
 def stopped(finding: Finding) -> str:
-    """The headline for stopped and frozen ranks."""
+    """Return the headline for stopped and frozen ranks."""
     frozen = {member.waits.frozen_cgroup for member in finding.members}
     if None not in frozen:
         return _held(finding, f"frozen (control group {words.listing(sorted(map(str, frozen)))})")
@@ -67,7 +67,7 @@ def _held(finding: Finding, how: str) -> str:
 
 
 def deaf_master(finding: Finding) -> str:
-    """The headline for a rank 0 that does not serve the store."""
+    """Return the headline for a rank 0 that does not serve the store."""
     ranks, others, members = finding.suspects, finding.others, finding.members
     return (
         f"{name_ranks(ranks)} does not listen at {store_endpoint(members)}, where the others look for it: "
@@ -77,14 +77,14 @@ def deaf_master(finding: Finding) -> str:
 
 
 def undumpable(finding: Finding) -> str:
-    """The headline for ranks without a stack, and how many ranks on the same node have one."""
+    """Return the headline for ranks without a stack, and how many ranks on the same node have one."""
     neighbours = finding.fewest_neighbours
     also = f", although {words.count(neighbours, 'other rank')} of its node could" if neighbours else ""
     return f"{name_ranks(finding.suspects)} cannot be dumped{also}, while {others_wait(finding.others)}."
 
 
 def outside(finding: Finding) -> str:
-    """The headline for ranks that are not where the others wait."""
+    """Return the headline for ranks that are not where the others wait."""
     ranks, others = finding.suspects, finding.others
     if not any(group.motion is Motion.MOVING for group in ranks):
         return f"{words.listing(describe_each(ranks))}, while {others_wait(others)}."
@@ -98,17 +98,17 @@ def outside(finding: Finding) -> str:
 
 
 def named(ranks: Sequence[Group], why: str) -> str:
-    """The headline for ranks that differ by stack and by measurements."""
+    """Return the headline for ranks that differ by stack and by measurements."""
     return f"{name_ranks(ranks)}: {why}"
 
 
 def apart_too(groups: Sequence[Group]) -> str:
-    """Other ranks that differ, though no rule names them."""
+    """Return a hint at other ranks that differ, though no rule names them."""
     return f" Look at others that stand apart, too: {'; '.join(describe_each(groups))}." if groups else ""
 
 
 def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
-    """A hint if the named ranks are all ranks of some nodes with several ranks, and other nodes have none of them."""
+    """Return a hint if the named ranks are all ranks of some nodes with several, and other nodes have none of them."""
     odd = Counter(member.id.node for member in named)
     ranks = Counter(member.id.node for member in grouping.members)
     nodes = sorted(words.printable(node) for node in odd if node is not None)

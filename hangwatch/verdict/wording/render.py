@@ -1,4 +1,4 @@
-"""Pure: a finding -> its verdict. `render` makes the text of every verdict, out of the other modules."""
+"""Pure: a finding -> its verdict. `render` makes the text of every verdict, with the other modules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
 
 
 def _message(finding: Finding, text: str, settle: str) -> str:
-    """The headline; if needed also ranks to check first, other ranks that differ, and where to look."""
+    """Return the headline; if needed also ranks to check first, other ranks that differ, and where to look."""
     grouping, here = finding.scene.grouping, job_headlines.of_this_node(finding.scene)
     if finding.contradicted is not None:
         return f"Nobody is accused: {text}. By the stacks: {render(finding.contradicted, ()).message}"
@@ -54,7 +54,7 @@ def _message(finding: Finding, text: str, settle: str) -> str:
 
 
 def _why(finding: Finding, member: Member, text: str) -> str:
-    """Why to check a rank first: the headline says it, unless all ranks are in the same place."""
+    """Return why to check a rank first: the headline tells it, unless all ranks are in the same place."""
     if finding.by_numbers or finding.rule is not None:
         return text
     if finding.odd_gpu is not None:
@@ -63,7 +63,7 @@ def _why(finding: Finding, member: Member, text: str) -> str:
 
 
 def _in_kernel(finding: Finding, evidence: Sequence[Evidence]) -> str:
-    """The call in which the only suspect is, if more than the name of the call is known."""
+    """Return the call in which the only suspect is, if more than the name of the call is known."""
     calls = [one.message for one in evidence if one.kind == "system_call"]
     is_one = len(calls) == len(finding.members) == 1 and clauses.tells_call(finding.members[0])
     return f" In the kernel, {calls[0]}." if is_one else ""

@@ -19,16 +19,16 @@ from hangwatch.verdict.wording.group_text import sentence
 _SHOWN = 4
 _DESCRIPTION_SHOWN = 40
 _MOST_IDS = 64
-_NO_DESCRIPTION = "undefined"  # of a group that was made without one: torch/distributed/distributed_c10d.py
+_NO_DESCRIPTION = "undefined"  # of a group without a description: torch/distributed/distributed_c10d.py
 
 
 def evidence(answer: Answer) -> tuple[Evidence, ...]:
-    """The pending operations, as evidence beside any verdict."""
+    """Return the pending operations, as evidence for any verdict."""
     return tuple(_sequence(one, _pending(one)) for one in answer.graph.pending[:_SHOWN])
 
 
 def open_then(answer: Answer) -> tuple[Evidence, ...]:
-    """The operations that were open at one moment; nothing shows for how long."""
+    """Return the operations that were open at one moment; nothing shows for how long."""
     return tuple(_sequence(one, _open_then(one)) for one in answer.graph.pending[:_SHOWN])
 
 
@@ -62,7 +62,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def group_words(pending: PendingOperation) -> str:
-    """The name of a group for people: the default group, or its description with its ranks."""
+    """Return the name of a group for people: the default group, or its description with its ranks."""
     if pending.is_default:
         return "the default group"
     description = "" if pending.description == _NO_DESCRIPTION else pending.description
@@ -96,7 +96,7 @@ def _open_then(pending: PendingOperation) -> str:
 
 
 def _others(pending: PendingOperation) -> Iterator[str]:
-    """The ranks that have not joined, and those of which that is not known."""
+    """Yield the ranks that have not joined, and those for which that is not known."""
     if pending.missing:
         yield f"{_ranks(pending.missing)} {'has' if len(pending.missing) == 1 else 'have'} not come"
     if pending.unknown:
@@ -106,7 +106,7 @@ def _others(pending: PendingOperation) -> Iterator[str]:
 
 
 def not_come(finding: Finding) -> str:
-    """The ranks that have not joined, in which operation others wait for them, and what they do instead."""
+    """Return which ranks have not joined, in which operation others wait for them, and what they do instead."""
     ranks = set(finding.answer.named or finding.answer.check_first)
     pending = max(
         (one for one in finding.answer.graph.pending if not ranks.isdisjoint(one.missing)),
@@ -131,7 +131,7 @@ def _doing(group: Group) -> str:
 
 
 def may_not_come(finding: Finding) -> str:
-    """The same of ranks that are not named, and why they are not."""
+    """Return the same for ranks that are not named, and why they are not."""
     return f"{not_come(finding)} {_why_not_named(finding)}"
 
 
@@ -159,7 +159,7 @@ def _asks_by_call(member: Member, scene: Scene) -> Literal["main"] | None:
 
 
 def circle(finding: Finding) -> str:
-    """The headline for ranks that wait for each other."""
+    """Return the headline for ranks that wait for each other."""
     graph, waits = finding.answer.graph, []
     for rank in graph.cycle[:_SHOWN]:
         pending = next(one for one in graph.pending if rank in one.waiting and set(one.missing) & set(graph.cycle))
@@ -171,14 +171,14 @@ def circle(finding: Finding) -> str:
 
 
 def mismatch(finding: Finding) -> str:
-    """The headline for ranks of one group that do not do the same."""
+    """Return the headline for ranks of one group that do not do the same."""
     graph = finding.answer.graph
     sides = "; ".join(f"{_ranks(ranks)}: {words.printable(text)}" for text, ranks in graph.mismatch[:_SHOWN])
     return f"The ranks of one group do not do the same ({_operations(graph.pending[:1])}). {sentence(sides)}."
 
 
 def still_open(finding: Finding) -> str:
-    """The headline for an operation that all have joined and some are still in.
+    """Return the headline for an operation that all have joined and some are still in.
 
     A collective with a root never ends if ranks name different roots.
     """
@@ -196,7 +196,7 @@ def _is_rooted(pending: PendingOperation) -> bool:
 
 
 def not_reached(finding: Finding) -> str:
-    """The headline for ranks that do not answer NCCL."""
+    """Return the headline for ranks that NCCL does not reach."""
     lost = finding.answer.check_first
     do = "does" if len(lost) == 1 else "do"
     silent = sentence(f"{_ranks(lost)} {do} not answer NCCL itself")
@@ -204,7 +204,7 @@ def not_reached(finding: Finding) -> str:
 
 
 def everybody(finding: Finding) -> str:
-    """The headline if all have joined: no rank's CPU is the cause, but one GPU may be."""
+    """Return the headline if all have joined: no rank's CPU is the cause, but one GPU may be."""
     pending, odd = finding.answer.graph.pending, finding.odd_gpu
     joined = (
         "By NCCL's own counts every rank has launched as much in each communicator, and nothing more since it was "
@@ -218,7 +218,7 @@ def everybody(finding: Finding) -> str:
 
 
 def records_only(finding: Finding) -> str:
-    """The headline for dumps of flight recorders without any stack, which point at no rank."""
+    """Return the headline for dumps of flight recorders without any stack, which point at no rank."""
     shown = [one.message for one in (*evidence(finding.answer), *open_then(finding.open_then))]
     ranks = words.count(len(finding.scene.grouping.members))
     text = "; ".join(shown) or "they show no open collective that can be compared"
@@ -226,7 +226,7 @@ def records_only(finding: Finding) -> str:
 
 
 def contradiction(finding: Finding) -> str:
-    """Why the ranks that the stacks would name are not named."""
+    """Return why the ranks that the stacks point at are not named."""
     ids = [member.id for member in finding.members]
     who, have = words.who(ids), "has" if len(ids) == 1 else "have"
     joined = _operations(finding.answer.graph.pending)

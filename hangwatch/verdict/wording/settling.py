@@ -1,4 +1,4 @@
-"""Pure: what would settle whether a rank to be checked first is the cause."""
+"""Pure: what would settle if a rank to be checked first is the cause."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ SLOW_CALL = "whether that call returns: its file system or service, state D and 
 
 
 def numbers(finding: Finding) -> str:
-    """Sequence numbers, in the evidence or still to be taken."""
+    """Return the hint on sequence numbers, which are in the evidence or still to be taken."""
     return NUMBERS_BELOW if finding.scene.has_numbers else SEQUENCE_NUMBERS
 
 
 def look_at(finding: Finding) -> str:
-    """The thing to look at for the activity of the suspects."""
+    """Return the thing to look at for the activity of the suspects."""
     said = activity.known(finding.suspects[0].activity).look_at
     return f"{said[:1].lower()}{said[1:]}".rstrip(".") if said else SLOW_CALL
 
 
 def native_frames(finding: Finding) -> str:
-    """The command that shows a call below Python."""
+    """Return the command that shows a call below Python."""
     return _native_frames(finding.members)
 
 
@@ -49,13 +49,13 @@ def _native_frames(members: Sequence[Member]) -> str:
 
 
 def what_holds(finding: Finding) -> str:
-    """Native frames, unless the kernel already shows what blocks the call."""
+    """Return the command for native frames, unless the kernel already shows what blocks the call."""
     untold = [member for member in finding.members if not clauses.tells_what_holds(member)]
     return _native_frames(untold) if untold else BEHIND_CALL
 
 
 def whether_it_waits(finding: Finding) -> str:
-    """The things that show if ranks still wait for a worker process that they have lost."""
+    """Return what shows if ranks still wait for a worker process that they have lost."""
     is_told = all(map(clauses.tells_call, finding.members))
     shown = "the call in which it stands" if is_told else "`hangwatch dump --native`"
     return f"whether it still waits for that worker: {shown}, and its log"

@@ -1,4 +1,4 @@
-"""Pure: one stream of lines, a file or what has one prefix in it: the stacks of any tool, and the log around them."""
+"""Pure: reads one stream of lines (a file, or its lines with one prefix): stacks of any tool, and log lines."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ _STAMP = re.compile(
 class Reader:
     """Reads one stream: stack dumps of any tool, and the remaining lines as `log`.
 
-    `strange` counts lines outside stack dumps. `has_dump`: it has the output of a tool; faulthandler prints into a log.
-    `is_log`: it is known to be a log, in which "Error: " is not of py-spy. If a dump begins after a stamp (`kubectl
-    logs --timestamps`, files below /var/log/pods), stamps are removed from then on; in a log they are kept.
+    `strange` counts lines outside stack dumps. `has_dump`: it has the output of a tool (faulthandler does not count: it
+    prints into a log). `is_log`: it is known to be a log, in which "Error: " is not a line of py-spy. If a dump begins
+    after a stamp (`kubectl logs --timestamps`, files below /var/log/pods), stamps are removed from then on; in a log
+    they are kept.
     """
 
     def __init__(self, interned: Interned, *, is_log: bool = False) -> None:
@@ -47,7 +48,7 @@ class Reader:
         self._is_stamped = False
 
     def feed(self, line: str, number: int) -> None:
-        """Take one line, without its prefix and line end; `number` is that of its file. Raises HugeStackError."""
+        """Read a line without its prefix and line end; `number` is its number in the file. Raises HugeStackError."""
         self._number = number
         if "\r" in line:
             line = last_written(line)

@@ -40,10 +40,11 @@ _TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autogr
 def without_tools(candidates: list[FoundProcess]) -> tuple[list[FoundProcess], list[FoundProcess]]:
     """Split candidates into ranks and other Python programs: wandb, tensorboard, system daemons.
 
-    A rank runs the same program as the processes in a collective; if no process is in one, as most processes. A
-    process in a collective is always a rank. If no process in a collective was forked by multiprocessing (or few of
-    all, if none is in one), a forked process works for a rank: it writes checkpoints or serves metrics. An error
-    without a process is no rank if there are stacks: with permission for those, all of the job can be read.
+    A rank runs the same program as the processes in a collective; if no process is in one, the same as most processes.
+    A process in a collective is always a rank. A forked process works for a rank (it writes checkpoints or serves
+    metrics) if no process in a collective was forked by multiprocessing; if none is in a collective, if fewer than half
+    were forked. An error without a process is not a rank if there are stacks: with permission for those, the whole job
+    can be read.
     """
     inside = [process for process in candidates if takes_part(process)]
     programs = {_program(process) for process in inside} - {""}

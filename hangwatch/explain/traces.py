@@ -244,7 +244,7 @@ class _Rank:
 
 
 def _rounds(processes: Sequence[FoundProcess]) -> tuple[ProcessDump, ...]:
-    """Return the rounds in the order of the text. The text has no times, so they are one second apart by definition."""
+    """Return the rounds in the order of the text. The text has no times, so they are defined as one second apart."""
     return tuple(
         ProcessDump(taken_monotonic_seconds=float(number), threads=process.threads, fault=process.fault)
         for number, process in enumerate(processes)
@@ -365,7 +365,7 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
 def _keys(processes: Sequence[FoundProcess]) -> Iterator[int | str | None]:
     """Yield keys that are equal for dumps of the same process: the pid, else the main thread's number (faulthandler).
 
-    A faulthandler dump of one thread has neither; it belongs to the process before it.
+    A faulthandler dump of a single thread has neither; it belongs to the process before it.
     """
     last: int | str | None = None
     for process in processes:

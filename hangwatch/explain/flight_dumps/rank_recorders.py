@@ -130,7 +130,7 @@ def _newest(files: Sequence[DumpFile]) -> tuple[DumpFile, ...]:
 
 
 def _several_note(by_rank: Mapping[int, Sequence[DumpFile]]) -> Iterator[str]:
-    """A note on ranks with several dumps: of several formats or runs."""
+    """Return a note on ranks with several dumps: of several formats or runs."""
     if by_rank:
         ranks = words.who([RankId(rank=rank) for rank in by_rank])
         have = "has" if len(by_rank) == 1 else "have"

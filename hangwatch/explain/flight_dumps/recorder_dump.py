@@ -1,7 +1,7 @@
 """Pure: parses a flight recorder dump of torch into the records that `probes.torch_recorder` reads of a live process.
 
 The watchdog writes a dump as a pickle when an operation times out, to TORCH_FR_DUMP_TEMP_FILE (formerly
-TORCH_NCCL_DEBUG_INFO_TEMP_FILE) plus the rank. A program makes one with `_dump_fr_trace()`, or as JSON with
+TORCH_NCCL_DEBUG_INFO_TEMP_FILE) plus the rank. A program writes one with `_dump_fr_trace()`, or as JSON with
 `_dump_fr_trace_json()`. The format by version: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, before torch 2.7
 NCCLUtils.hpp. The content is not trusted.
 """
@@ -31,7 +31,7 @@ from hangwatch.model.flight_records import (
     with_batches,
 )
 
-MOST_RECORDS = 1 << 17  # the newest of a larger buffer
+MOST_RECORDS = 1 << 17  # the newest ones of a larger buffer
 MOST_GROUPS = 4096
 _MOST_CONTAINERS = 2_000_000  # of JSON
 _MOST_COMMAS = 4_000_000
@@ -77,7 +77,7 @@ class FlightDump(NamedTuple):
 
     @property
     def opened(self) -> Iterator[FlightRecord]:
-        """The open operations."""
+        """Return the open operations."""
         return (
             record
             for recorder in self.recorders
@@ -293,7 +293,7 @@ def _ranks(value: object) -> list[int]:
     return numbers
 
 
-# --- what follows from it --------------------------------------------------------------------------------------------
+# --- conclusions -----------------------------------------------------------------------------------------------------
 
 
 class _Described(NamedTuple):

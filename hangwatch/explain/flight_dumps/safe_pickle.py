@@ -1,9 +1,9 @@
-"""Pure: a pickle that holds plain values, read without any of its classes and within bounds of memory and time.
+"""Pure: reads a pickle of plain values, without its classes and within limits of memory and time.
 
-A pickle is a program: it may import and call whatever it names, and grow a value that its few bytes do not show. So all
-of its opcodes are looked at before any of them runs: those that torch's pickler, or Python's, writes for dicts, lists,
-texts, numbers and pairs of texts are allowed, each makes one value at most, and there may be only so many. Opcodes and
-their arguments: pickletools in Python's library; what torch writes: torch/csrc/jit/serialization/pickler.cpp.
+A pickle is a program: it may import and call anything, and a few bytes of it may create a huge value. So all its
+opcodes are checked before one of them runs. Allowed are the opcodes that torch's pickler, or Python's, writes for
+dicts, lists, texts, numbers and pairs of texts. Each makes one value at most, and their number is limited. Opcodes and
+their arguments: pickletools in Python's library; the output of torch: torch/csrc/jit/serialization/pickler.cpp.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _STOP, _LONG1, _TUPLE2, _MEMOIZE = (_CODES[name] for name in ("STOP", "LONG1", "
 
 
 def plain_values(content: bytes) -> object:
-    """The value of a pickle of dicts, lists, pairs of texts, texts, numbers, booleans and None.
+    """Return the value of a pickle of dicts, lists, pairs of texts, texts, numbers, booleans and None.
 
     Lists and dicts may contain each other, and may be shared: a reader must limit how far it follows them. Raises
     ValueError with the reason for any other pickle, before any object is built.
@@ -60,13 +60,13 @@ def plain_values(content: bytes) -> object:
 
 
 def _refuse_all_else(content: bytes) -> None:
-    """Raises ValueError where an opcode is not allowed, too large or one too many, or where they end early.
+    """Raise ValueError if an opcode is not allowed, too large or one too many, or if the pickle ends early.
 
-    Tuples are pairs of texts alone: the hash of one that holds another is made by recursion, in C.
+    Only pairs of texts are allowed as tuples: the hash of a tuple within a tuple is recursive, in C.
     """
     texts_on_top = 0
     memoized: set[int] = set()
-    texts: set[int] = set()  # of these places
+    texts: set[int] = set()  # places in the memo that hold a text
     for code, argument in _opcodes(content):
         if code in _TEXTS:
             texts_on_top += 1
@@ -85,7 +85,7 @@ def _refuse_all_else(content: bytes) -> None:
 
 
 def _opcodes(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """The opcodes up to the last, each with its argument; of a text only the length. Raises ValueError."""
+    """Yield the opcodes up to the last one, each with its argument (for a text only its length). Raises ValueError."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
     place, left = 0, MOST_OPCODES

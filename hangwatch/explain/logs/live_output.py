@@ -18,7 +18,7 @@ _SHOWN_LINES = 10
 _SHOWN_CHARACTERS = 200
 _LINES_MASKED = 128  # a private key of 8,192 bits has 100 lines; its last lines alone do not look like a key
 _OF_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
-_OF_PID = re.compile(r"^\S{1,64}:(\d{1,10}):\d{1,10} \[\d{1,3}\] ")  # NCCL's: host, pid, thread, device
+_OF_PID = re.compile(r"^\S{1,64}:(\d{1,10}):\d{1,10} \[\d{1,3}\] ")  # format of NCCL: host, pid, thread, device
 
 
 def logs_of(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]) -> tuple[RankLog, ...]:

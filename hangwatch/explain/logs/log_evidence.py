@@ -1,4 +1,4 @@
-"""Pure: the logs of all ranks -> evidence. The rank that fails first is checked first, and never named."""
+"""Pure: the logs of all ranks -> evidence. The rank that fails first is to be checked first; it is never named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOT_FLUSHED = "output to a file may lie unwritten in the process without PYTHON
 
 
 class _Kind(NamedTuple):
-    """Failures of one kind, one for each rank that has it, the earliest first; `failure` is that one."""
+    """Failures of one kind, one for each rank that has it, the earliest first; `failure` is the earliest."""
 
     failure: Failure
     logs: tuple[RankLog, ...]
@@ -31,14 +31,14 @@ class _Kind(NamedTuple):
 
 
 class _First(NamedTuple):
-    """Who failed first, of its own; `order` says how that is known, empty where it needs no order."""
+    """The first failure that has a cause of its own. `order` tells how that is known; empty if there is only one."""
 
     kind: _Kind
     order: str
 
 
 def supplement(logs: Sequence[RankLog]) -> Supplement:
-    """Return what logs show beside stacks, or without any; a rank that fails first is checked first, never named."""
+    """Return what logs show, with or without stacks. The rank that fails first is checked first, but never named."""
     kinds, ends = _kinds(logs), log_ends.fold(logs)
     first, behind = _first_failure(kinds, logs), log_ends.behind(ends)
     caveat = log_ends.caveat([log.id for log in logs if first is None or not log.failures], log_ends.unwritten(logs))
@@ -51,10 +51,10 @@ def supplement(logs: Sequence[RankLog]) -> Supplement:
 
 
 def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Supplement:
-    """Return what logs show of a live job with so many ranks here.
+    """Return what logs show of a live job with `ranks_here` ranks on this node.
 
-    The rank that alone fails or complains is checked first, if at least half of the ranks have a log. No line of a log
-    is in the sentence, which metrics and pages carry.
+    A rank that alone fails or complains is checked first, if at least half of the ranks have a log. The sentence has no
+    line of a log, because metrics and pages show it.
     """
     kinds = _kinds(logs)
     are_enough = len(logs) * 2 >= max(ranks_here, 3)
@@ -70,7 +70,10 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
 
 
 def _first_to_complain(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterator[FirstLook]:
-    """Who failed first, else the one rank to which NCCL said what is a trouble; of at least three times as many."""
+    """Yield the ranks that failed first, else the only rank with a log line of NCCL about a problem.
+
+    There must be at least three times as many other ranks.
+    """
     first = _first_failure(kinds, logs)
     if first is not None:
         if len(first.kind.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.kind.ids) == 1:
@@ -104,11 +107,12 @@ def _headline(
     return f"{told[:1].upper()}{told[1:]}{caveat}. {accuses}"
 
 
-# --- who failed first ------------------------------------------------------------------------------------------------
+# --- the first failure
+# -------------------------------------------------------------------------------------------------
 
 
 def _kinds(logs: Sequence[RankLog]) -> list[_Kind]:
-    """The first failure of each rank, by its words without their numbers; the kinds that tell of a cause come first."""
+    """Return the first failure of each rank, grouped by its text without numbers; failures with a cause come first."""
     found: dict[tuple[str, bool], list[tuple[Failure, RankLog]]] = defaultdict(list)
     for log in logs:
         if log.failures:
@@ -127,7 +131,7 @@ def _kinds(logs: Sequence[RankLog]) -> list[_Kind]:
 
 
 def _first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _First | None:
-    """The kind of failure that came first, of those that complain of nobody else; None where nothing tells which."""
+    """Return the first kind of failure that does not blame other ranks. None if the order is unknown."""
     own = [kind for kind in kinds if not kind.failure.of_others]
     if len(own) <= 1:
         return _First(own[0], "") if own else None
@@ -142,7 +146,7 @@ def _first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _First | 
 
 
 def _told(first: _First) -> str:
-    """`first to fail: rank 7 at 2026-...: ValueError: ...`."""
+    """Describe the first failure: `first to fail: rank 7 at 2026-...: ValueError: ...`."""
     failure, ids = first.kind.failure, first.kind.ids
     several = f", {words.count(len(ids))} alike," if len(ids) > 1 else ""
     order = f" ({first.order})" if first.order else ""
@@ -180,7 +184,7 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[En
 
 
 def _messages(logs: Sequence[RankLog]) -> Iterator[Evidence]:
-    """What NCCL says, in words; what it chose only where it is not the same everywhere, or leads to no other node."""
+    """Yield the lines of NCCL in words. A setting counts only if ranks differ, or if it cannot reach another node."""
     said: dict[str, dict[str, list[RankLog]]] = defaultdict(lambda: defaultdict(list))
     for log in logs:
         for name, message in log.messages.items():
@@ -207,7 +211,10 @@ def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]
 
 
 def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
-    """Who wrote last long before the others: further from the one in the middle than that one from the last."""
+    """Yield the rank that stopped writing long before the others.
+
+    The time from its last line to the median must be longer than the time from the median to the last line of all.
+    """
     moments = [log.last.moment for log in logs if log.last]
     clock = common_clock(moments)
     timed = sorted(

@@ -400,10 +400,10 @@ def parse_error_file(text: str) -> Failure:
 
 
 def _raised_in(callstack: str, message: str) -> str:
-    """The innermost place in the program of the traceback in front of an exception's own line; empty without one.
+    """Return the innermost place in the program of the traceback before an exception's own line; empty without one.
 
-    `message` is "Type: text", as record_exception writes it, and the call stack has it behind the module's name. Lines
-    of its text, and of the exceptions that it came of, can look like a traceback and hold anything.
+    `message` is "Type: text", as record_exception writes it, and the call stack has it after the module's name. Lines
+    of its text, and of exceptions that caused it, can look like a traceback and contain anything.
     """
     said = message.removesuffix(": ")
     before = callstack.removesuffix("\n").removesuffix(said)
@@ -417,7 +417,7 @@ def _raised_in(callstack: str, message: str) -> str:
 
 
 def _where(line: str) -> str:
-    """The place that a line of a traceback names, where it is in the program; empty for other lines."""
+    """Return the place that a traceback line names, if it is in the program; empty for other lines."""
     found = _CODE.match(line)
     if found is None or pyspy_json.is_installed(found.group(1)):
         return ""

@@ -1,6 +1,6 @@
-"""Pure: what Python's `faulthandler` prints: `dump_traceback`, `dump_traceback_later`, on a signal, on a fatal error.
+"""Pure: reads what Python's `faulthandler` prints: `dump_traceback(_later)`, on a signal, on a fatal error.
 
-The form is that of `_Py_DumpTracebackThreads` in CPython's Python/traceback.c: threads from the youngest to the main
+The format is that of `_Py_DumpTracebackThreads` in CPython's Python/traceback.c: threads from the youngest to the main
 one, frames innermost first, no pid, and no names of threads before 3.14.
 """
 
@@ -37,7 +37,7 @@ def begins(line: str) -> bool:
 
 
 class Reader:
-    """One or more dumps, one below the other; where a main thread ends, the next dump begins."""
+    """Reads one or more dumps, one below the other. After the end of a main thread the next dump begins."""
 
     def __init__(self, interned: Interned) -> None:
         self._interned = interned
@@ -64,7 +64,7 @@ class Reader:
         return not line.strip() or _FATAL.match(line) is not None or _OTHER.match(line) is not None
 
     def end(self) -> list[FoundProcess]:
-        """The processes that were read, one for each dump."""
+        """Return the processes that were read, one for each dump."""
         self._close_thread()
         self._close_process()
         return self._processes
@@ -82,7 +82,7 @@ class Reader:
             self._close_process()
 
     def _close_process(self) -> None:
-        """The main thread is the last one: a stack deeper than 100 frames does not show where it began."""
+        """Close a process. Its last thread is the main one: a stack of over 100 frames does not show its beginning."""
         if any(thread.places for thread in self._threads):
             check_processes(len(self._processes))
             self._processes.append(process_of(None, self._threads, self._threads[-1], self._interned))

@@ -1,7 +1,7 @@
-"""Pure: what gdb prints for `thread apply all bt` and `thread apply all py-bt`, with and without python-gdb.
+"""Pure: reads what gdb prints for `thread apply all bt` and `thread apply all py-bt`, with and without python-gdb.
 
 Python frames come from python-gdb: as `Frame 0x..., for file F, line N, in NAME` among the arguments of the
-interpreter's own frames (until 3.10), or as the traceback of py-bt. Without it a stack is of compiled frames alone.
+interpreter's own frames (until 3.10), or as the traceback of py-bt. Without it a stack has only compiled frames.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WHERE = re.compile(r" (?:(from) (\S+)|(at) (\S+?)(?::\d+)?)$")
 _INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^call_function$|^do_call_core$")
 _INTERPRETER_FILE = re.compile(r"^(?:\.{0,2}/)*(?:Python|Objects|Include|Programs|Parser)/|(?:^|/)Modules/main\.c$")
 _C_LIBRARY = re.compile(r"(?:^|/)(?:nptl|sysdeps|csu)/")
-_LONGEST_PREAMBLE = 500  # lines before the first thread: the others that it found, what it warns of
+_LONGEST_PREAMBLE = 500  # lines before the first thread: other threads that gdb found, and its warnings
 _SAID = re.compile(
     r"^(?:\[|warning: |Traceback \(most recent call first\):|Unable to |\(|Using host libthread_db|\s|\d+\t)"
 )
@@ -43,7 +43,7 @@ def begins(line: str) -> bool:
 
 
 def died_in(lines: Iterable[str]) -> tuple[str, ...]:
-    """The compiled frames of thread 1 of a core, the one that died, innermost first; with those of the C library."""
+    """Return the compiled frames of thread 1 of a core (which died), innermost first, with those of the C library."""
     found: list[str] = []
     is_it = False
     for line in lines:
@@ -57,7 +57,7 @@ def died_in(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 class Reader:
-    """One or more processes, one below the other; threads count down to 1, which is the main one."""
+    """Reads one or more processes, one below the other; threads count down to 1, which is the main one."""
 
     def __init__(self, interned: Interned) -> None:
         self._interned = interned
@@ -70,7 +70,7 @@ class Reader:
         self._clear()
 
     def feed(self, line: str) -> bool:
-        """Take a line; False where it is no part of what gdb prints."""
+        """Read a line. Returns false if it is not part of the output of gdb."""
         if found := _THREAD.match(line):
             number = int(found.group(1))
             self._close_thread()
@@ -104,7 +104,7 @@ class Reader:
     def _clear(self) -> None:
         self._places: list[Place] = []
         self._traced: list[Place] = []
-        self._shown = ""  # the address of the Python frame that was shown last: two compiled ones may print it
+        self._shown = ""  # the address of the Python frame that was shown last: two compiled frames may print it
 
     def _frame(self, text: str) -> None:
         name = _name(text)
@@ -152,7 +152,7 @@ def _is_of_c_library(place: Place) -> bool:
 
 
 def _name(text: str) -> str:
-    """The function of a frame: what stands before its arguments, which begin outside of any template's brackets."""
+    """Return the function of a frame: the text before its arguments, which begin outside of template brackets."""
     depth = 0
     for index, character in enumerate(text):
         if character == "<":

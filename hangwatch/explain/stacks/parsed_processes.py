@@ -50,7 +50,7 @@ def check_processes(processes: int) -> None:
 
 
 class FoundProcess(NamedTuple):
-    """One process of a text: its threads, or a fault instead. A `pid` that is not printed is not set."""
+    """A process of a text: its threads, or a fault instead. A `pid` that is not printed is not set."""
 
     pid: int | None
     command: str
@@ -69,7 +69,7 @@ class Place(NamedTuple):
 
 
 class StackText(Protocol):
-    """The reader of one kind of text, from the first line that is its own to the first that is not."""
+    """The reader of one kind of text, from the first line that belongs to it to the first that does not."""
 
     def feed(self, line: str) -> bool:
         """Read a line. Returns false if it is not part of this text; the text has ended then."""
@@ -79,7 +79,7 @@ class StackText(Protocol):
 
 
 class Interned:
-    """Stores equal frames and stacks once: thousands of ranks share them. `lines` are frames by line of text."""
+    """Stores equal frames and stacks once: thousands of ranks share them. `lines` are frames by their line of text."""
 
     def __init__(self) -> None:
         self.lines: dict[str, Frame] = {}
@@ -108,13 +108,13 @@ class Interned:
         return found
 
     def stack(self, frames: list[Frame]) -> tuple[Frame, ...]:
-        """The tuple of these frames, the same object for equal ones."""
+        """Return the tuple of these frames; equal frames have the same object."""
         stack = tuple(frames)
         return self._stacks.setdefault(stack, stack)
 
 
 def with_main(threads: list[Thread], pid: int | None) -> tuple[Thread, ...]:
-    """The threads, with the main one marked: by name, else by its id, else by the module at its outer end."""
+    """Return the threads with the main one marked: by its name, else by its id, else by the module at its outer end."""
     if any(thread.is_main for thread in threads):
         return tuple(threads)
     unnamed = [thread for thread in threads if thread.name is None]
@@ -125,7 +125,7 @@ def with_main(threads: list[Thread], pid: int | None) -> tuple[Thread, ...]:
 
 
 class FoundThread(NamedTuple):
-    """A thread as a tool prints it that gives whole paths: its frames innermost first."""
+    """A thread of a tool that prints absolute paths, with its frames innermost first."""
 
     thread_id: str
     places: list[Place]

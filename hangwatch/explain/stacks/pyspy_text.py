@@ -1,4 +1,4 @@
-"""Pure: the text that `py-spy dump` prints, of any version, line by line -> the processes in it."""
+"""Pure: reads the text that `py-spy dump` prints, of any version, line by line -> the processes in it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ODD_FRAME = re.compile(r"^\s{1,7}(\S.*?) \((.*)\)$")
 _ERROR = re.compile(r"^\s?(?:Error: |Failed to |Permission Denied|\S*py-spy: |\S+: py-spy: |thread '.*' panicked)")
 _CAUSE = re.compile(r"^\s*(?:Reason: |\d+: )(.*)$")
 _OF_ERROR = re.compile(r"^(?:Caused by:|note: |stack backtrace:)")
-_REASON = re.compile(r"^\s?Fault: ([A-Za-z]{1,40})$")  # as a report of hangwatch says it, after the error
+_REASON = re.compile(r"^\s?Fault: ([A-Za-z]{1,40})$")  # a report of hangwatch prints it after the error
 _RULE = re.compile(r"^\s?-{20,}$")
 _DEEP = re.compile(r"^\s{8,}")
 _JSON = re.compile(r"^\s*\[(?: ?\{|\s*$)")
@@ -65,7 +65,7 @@ class Reader:
         self._clear()
 
     def feed(self, line: str) -> None:
-        """Take one line, without its prefix and line end. Raises HugeStackError."""
+        """Read a line, without its prefix and line end. Raises HugeStackError."""
         frame = self._interned.lines.get(line)
         if frame is not None and self._thread is not None:
             self._add(frame)
@@ -86,7 +86,7 @@ class Reader:
             self._read(line)
 
     def end(self) -> None:
-        """Close what is still open; more lines may follow."""
+        """Close open parts; more lines may follow."""
         if self._text:
             self._end_json()
         self._finish()
@@ -115,7 +115,7 @@ class Reader:
             self._odd(line)
 
     def _header(self, line: str) -> None:
-        """A command line may span several lines; `Python v...` or a thread ends it."""
+        """Read a header. A command line may span several lines; `Python v...` or a thread ends it."""
         if _PYTHON.match(line):
             self._read, self._is_python = self._body, True
         elif not self._common(line):
@@ -219,7 +219,7 @@ class Reader:
         return fault if is_heard else structs.replace(fault, reason=self._reason)
 
     def _json(self, line: str) -> None:
-        """One line of a JSON dump, which ends with a bracket that is not indented."""
+        """Read a line of a JSON dump, which ends with a bracket that is not indented."""
         self._text.append(line)
         self._size += len(line)
         if (line.rstrip().endswith("]") and not line.startswith((" ", "\t"))) or self._size > _LARGEST_JSON:

@@ -1,6 +1,6 @@
-"""Pure: what `pystack remote` and `pystack core` print, with and without --native and --locals.
+"""Pure: reads what `pystack remote` and `pystack core` print, with and without --native and --locals.
 
-Frames come outermost first, threads from the youngest to the main one; a pid is not printed, but the main thread has
+Frames come outermost first, threads from the youngest to the main one. A pid is not printed, but the main thread has
 its number (gettid(2)).
 """
 
@@ -32,7 +32,7 @@ def begins(line: str) -> bool:
 
 
 class Reader:
-    """One or more processes, one below the other."""
+    """Reads one or more processes, one below the other."""
 
     def __init__(self, interned: Interned) -> None:
         self._interned = interned

@@ -1,4 +1,4 @@
-"""Certificates for tests, made by openssl(1): an authority, and who it vouches for."""
+"""Certificates for tests, made by openssl(1): an authority and the certificates that it signs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-d
 
 
 class Pair(NamedTuple):
-    """A certificate and its key, as files of PEM."""
+    """A certificate and its key, as PEM files."""
 
     certificate: Path
     key: Path
 
 
 def authority(folder: Path, name: str) -> Pair:
-    """One that vouches for others, by the name of its files in this folder."""
+    """Make a self-signed authority; `name` is the stem of its files in `folder`."""
     pair = Pair(folder / f"{name}.pem", folder / f"{name}-key.pem")
     _openssl(
         "req", "-x509", *EC, "-subj", f"/CN={name}", "-keyout", str(pair.key), "-out", str(pair.certificate),
@@ -30,7 +30,7 @@ def authority(folder: Path, name: str) -> Pair:
 
 
 def issued(by: Pair, folder: Path, name: str, alternative: str) -> Pair:
-    """One that `by` vouches for, with these subject alternative names: "DNS:a,IP:127.0.0.1"."""
+    """Make a certificate signed by `by`, with these subject alternative names: "DNS:a,IP:127.0.0.1"."""
     pair = Pair(folder / f"{name}.pem", folder / f"{name}-key.pem")
     _openssl(
         "req", "-x509", *EC, "-subj", f"/CN={name}", "-keyout", str(pair.key), "-out", str(pair.certificate),

@@ -1,4 +1,4 @@
-"""What all tests share: "nothing may skip" in CI, goldens, and deadlines instead of sleeps."""
+"""Fixtures and hooks of all tests: in CI no test may skip; goldens; deadlines instead of sleeps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from hypothesis import settings
 
 pytest_plugins = ["tests.fake_driver"]
 
-settings.register_profile("hangwatch", deadline=None)  # a loaded CI machine is no finding
+settings.register_profile("hangwatch", deadline=None)  # a test that is slow on a loaded CI machine is not a finding
 settings.load_profile("hangwatch")
 
 T = TypeVar("T")
 SHARED_MACHINE = 2.0
 DATA = Path(__file__).parent / "data"
 
-# Tests that share something big which their file starts once, and of test_torchrun also its order.
+# Files whose tests share something expensive that the file starts once. The tests of test_torchrun also need their
+# order.
 TOGETHER = (
     "deploy/test_container.py",
     "deploy/test_grafana.py",
@@ -38,7 +39,7 @@ TOGETHER = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Each test goes to the next worker that is free, but the files of `TOGETHER` go to one each, and go first."""
+    """Give each test to the next free worker. Each file of `TOGETHER` goes to one worker as a whole, and goes first."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -56,7 +57,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
-    """In CI a skip is a failure: the part that is missing must be installed by .ci/run."""
+    """In CI a skip is a failure: .ci/run must install the missing program."""
     outcome = yield
     report = outcome.get_result()
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("HANGWATCH_NOTHING_MAY_SKIP"):
@@ -65,10 +66,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
 
 
 def wait_for(probe: Callable[[], T], what: str, deadline_seconds: float = 60.0) -> T:
-    """Call `probe` until it returns something true; fail with `what` when the deadline passes.
+    """Call `probe` until it returns a true value; fail with `what` when the deadline passes.
 
-    It is asked ever less often, down to ten times a second: a probe may be a scrape, and others share the machine, for
-    which a deadline is twice as long as it is meant.
+    The pause between calls grows to 0.1 s: a probe may be a scrape. The machine is shared with other tests, therefore
+    the deadline is twice `deadline_seconds`.
     """
     deadline_seconds *= SHARED_MACHINE
     end = time.monotonic() + deadline_seconds
@@ -84,13 +85,13 @@ def wait_for(probe: Callable[[], T], what: str, deadline_seconds: float = 60.0) 
 
 
 def obeys_ctrl_c() -> None:
-    """Before exec: what a shell started behind `&` ignores SIGINT, and so does all that it starts."""
+    """Restore SIGINT (before exec): a program that a shell starts with `&` ignores it, and so do all its children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare text with tests/data/golden/<name>; `make golden` rewrites the file instead."""
+    """Compare text with tests/data/golden/<name>. `make golden` rewrites the file instead."""
 
     def compare(name: str, text: str) -> None:
         path = DATA / "golden" / name
@@ -105,7 +106,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def golden_part(request: pytest.FixtureRequest) -> Callable[[Path, str, Iterable[str]], None]:
-    """Compare lines with the part of a page between two marks of that name; `make golden` rewrites the part instead."""
+    """Compare lines with the part of a page between its two marks. `make golden` rewrites the part instead."""
 
     def compare(page: Path, name: str, lines: Iterable[str]) -> None:
         begin, end = (f"<!-- {name}: {word} -->" for word in ("begin, printed by `make golden`", "end"))

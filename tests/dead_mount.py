@@ -1,4 +1,4 @@
-"""File systems that never answer, or answer no more: FUSE. Needs root and /dev/fuse."""
+"""FUSE file systems that never respond or stop responding. Needs root and /dev/fuse."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SERVER = Path(__file__).with_name("fuse_server.py")
 
 @contextmanager
 def dead_mount(folder: Path) -> Iterator[Path]:
-    """Mount on `folder` what blocks every caller until the mount is taken away again.
+    """Mount a file system on `folder` which blocks every caller until it is unmounted.
 
-    The kernel sends each question to the descriptor of /dev/fuse, where nobody reads it. Closing that descriptor
-    wakes all who wait with ENOTCONN.
+    The kernel sends each request to the descriptor of /dev/fuse, which no process reads. Closing that descriptor wakes
+    all waiting processes with ENOTCONN.
     """
     with _fuse(folder):
         yield folder
@@ -30,9 +30,9 @@ def dead_mount(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def dying_mount(folder: Path, files: dict[str, Path]) -> Iterator[Callable[[], None]]:
-    """Mount `files` on `folder`, served until the function that is given is called: then nobody who asks is answered.
+    """Mount `files` on `folder`. The server stops responding when the yielded function is called.
 
-    Who is in a question that the server has read cannot be killed, until the mount is taken away again.
+    A process blocked in a request that the server has read cannot be killed until the file system is unmounted.
     """
     with _fuse(folder) as descriptor:
         server = subprocess.Popen(
@@ -40,7 +40,7 @@ def dying_mount(folder: Path, files: dict[str, Path]) -> Iterator[Callable[[], N
             pass_fds=[descriptor],
         )
         try:
-            assert folder.stat().st_ino == 1  # it answers
+            assert folder.stat().st_ino == 1  # it responds
             yield lambda: server.send_signal(signal.SIGUSR1)
         finally:
             server.kill()
@@ -49,7 +49,10 @@ def dying_mount(folder: Path, files: dict[str, Path]) -> Iterator[Callable[[], N
 
 @contextmanager
 def _fuse(folder: Path) -> Iterator[int]:
-    """A FUSE mount and the descriptor on which the kernel asks. Where that is closed, all who wait get ENOTCONN."""
+    """Mount FUSE; yield the descriptor that receives the requests.
+
+    After it is closed, all waiting processes get ENOTCONN.
+    """
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a file system")
     try:
@@ -72,7 +75,7 @@ def _fuse(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def tmpfs(folder: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of that size on `folder`. Needs root."""
+    """Mount a tmpfs of this size on `folder`. Needs root."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a file system")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The fake NVIDIA driver: tests/fake_nvml/nvml.c, compiled once per session, and the scenario it answers from."""
+"""The fake NVIDIA driver: tests/fake_nvml/nvml.c, compiled once per session, and the scenario that it reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NODE, SYS = 40, 50  # nvmlGpuTopologyLevel_t
 
 
 def gpus(count: int, name: str, watts: float, limit_watts: float, memory_gib: int) -> list[str]:
-    """Lines that every healthy node of `count` GPUs at work has in common."""
+    """Return the scenario lines that all healthy nodes with `count` GPUs at work have in common."""
     return [
         "driver_version 570.86.15",
         f"gpus {count}",
@@ -55,7 +55,7 @@ def gpus(count: int, name: str, watts: float, limit_watts: float, memory_gib: in
 
 
 def sockets(count: int, addresses: tuple[str, ...]) -> list[str]:
-    """Half of the GPUs on each of two sockets of 48 cores."""
+    """Return the scenario lines for two sockets of 48 cores, with half of the GPUs on each."""
     half = count // 2 or 1
     return [
         *(f"gpu {index} pci_bus_id 0000:{address}" for index, address in enumerate(addresses[:count])),
@@ -71,7 +71,7 @@ def sockets(count: int, addresses: tuple[str, ...]) -> list[str]:
 
 
 def h100(count: int = 8) -> list[str]:
-    """A healthy HGX node of H100 at work: 600 W of 700, 18 NVLinks of each GPU up to the NVSwitches."""
+    """Return a healthy HGX node of H100 at work: 600 W of 700 W per GPU, 18 NVLinks from each GPU to the NVSwitches."""
     return [
         *gpus(count, "NVIDIA H100 80GB HBM3", 600, 700, 80),
         *sockets(count, HGX_ADDRESSES),
@@ -91,7 +91,7 @@ def h100(count: int = 8) -> list[str]:
 
 
 def pcie_box(count: int = 4) -> list[str]:
-    """A healthy node of L40S on PCIe: no NVLink, no fabric, reads and writes between GPUs allowed."""
+    """Return a healthy PCIe node of L40S: no NVLink, no fabric; reads and writes between GPUs are allowed."""
     return [
         *gpus(count, "NVIDIA L40S", 300, 350, 48),
         *sockets(count, BOX_ADDRESSES),
@@ -103,10 +103,9 @@ def pcie_box(count: int = 4) -> list[str]:
 
 
 class FakeDriver:
-    """A scenario file and the environment that makes pynvml load the fake library and read it.
+    """A scenario file, and the environment that makes pynvml load the fake library and read the file.
 
-    `write` replaces the whole scenario at once (never half written for a reader); `add` appends lines to it, and the
-    last line that fits a question wins.
+    `write` replaces the whole scenario atomically. `add` appends lines; the last line that matches a query wins.
     """
 
     def __init__(self, library: Path, scenario: Path, lines: Iterable[str]) -> None:
@@ -132,12 +131,12 @@ class FakeDriver:
         self.write([line for line in self.lines if line not in lines])
 
     def vanish(self) -> None:
-        """From now on the driver is not loaded."""
+        """Make the driver unloaded from now on."""
         self.scenario.unlink()
 
 
 def compile_library(folder: Path) -> Path:
-    """Build the fake libnvidia-ml.so.1 in `folder`; skips the test where there is no C compiler."""
+    """Build the fake libnvidia-ml.so.1 in `folder`. Skip the test if there is no C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler (cc): the fake NVIDIA driver cannot be built")
@@ -157,5 +156,5 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def fake_driver(fake_nvml_library: Path, tmp_path: Path) -> Iterator[FakeDriver]:
-    """A node of 8 healthy H100 until the test says otherwise."""
+    """A node of 8 healthy H100 until the test changes it."""
     yield FakeDriver(fake_nvml_library, tmp_path / f"gpus{next(_numbers)}.scenario", h100())

@@ -1,9 +1,9 @@
-"""Is a free-threaded Python, which py-spy does not read, read by pystack's engine?
+"""Test that pystack's engine reads a free-threaded Python, which py-spy cannot read.
 
 usage: python -m tests.free_threaded PYTHON
 
-No package of the distributions that CI installs from has such an interpreter, so it is no test of the suite. Starts one
-with a second thread, captures it as a rank, and prints both stacks; ends with 1 where one is missing.
+Start a Python with a second thread, capture it as a rank, and print both stacks. Exit with 1 if a stack is missing.
+This is not in the test suite because no distribution package that CI installs has such an interpreter.
 """
 
 from __future__ import annotations

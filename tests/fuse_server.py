@@ -1,8 +1,8 @@
-"""A FUSE server for tests: serves a few files, and stops answering when told to, as a client whose storage went away.
+"""A FUSE server for tests: serves a few files and stops responding on demand, like a client that lost its storage.
 
-Run as a script with the descriptor of an opened /dev/fuse and NAME=PATH for each file. It answers until SIGUSR1; from
-then on it reads requests and answers none: who asks cannot even be killed (one that the server has not read could be).
-The layout of the messages is that of linux/fuse.h, see fuse(4).
+Run it as a script with the descriptor of an open /dev/fuse and NAME=PATH for each file. It responds until SIGUSR1.
+After that it reads requests and does not respond: a process blocked in a request that was read cannot be killed. A
+process in a request that the server has not read could be killed. Message layout: linux/fuse.h, see fuse(4).
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ MAX_WRITE = 128 << 10
 
 
 class Files:
-    """A folder of files; node 1 is the folder, node 2 the first file. Nothing is cached but what is in the pages."""
+    """A folder of files.
+
+    Node 1 is the folder, node 2 the first file. Nothing is cached except the data in the page cache.
+    """
 
     def __init__(self, files: dict[str, str]) -> None:
         self.names = list(files)
@@ -35,7 +38,7 @@ class Files:
         return ATTRIBUTES.pack(node, size, (size + 511) // 512, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
     def answer(self, operation: int, node: int, body: bytes) -> bytes | int:
-        """What follows the header of the answer, or the error."""
+        """Return the response body (without header) or an errno."""
         match operation:
             case 26:
                 return struct.pack("<IIIIHHIIHHI7I", 7, 31, MAX_WRITE, 0, 12, 9, MAX_WRITE, 1, 32, 0, *[0] * 8)
@@ -82,7 +85,7 @@ def serve(device: int, files: Files) -> None:
         try:
             os.write(device, ANSWER.pack(ANSWER.size + len(body), code, unique) + body)
         except OSError as error:
-            if error.errno != errno.ENOENT:  # who asked has gone
+            if error.errno != errno.ENOENT:  # the requesting process is gone
                 return
 
 

@@ -1,10 +1,11 @@
-"""Can a memory make the reader of flight recorders crash, or accept nonsense?
+"""Fuzz the reader of flight recorders: changed memory must not crash it or be accepted as nonsense.
 
 usage: python -m tests.fuzz_recorder [--count 1000000] [--seed 1] [--processes 2]
 
-Each memory holds a recorder of some version (`recorder_memory`) of which bytes, words, pointers or counts were changed, one
-or several at a time, or parts were cut off. The reader must give records or an UnreadableError, within its bounds. Nonsense
-is what no recorder can hold, see `nonsense`: a changed number that is a possible one cannot be told from a true one.
+Each memory holds a recorder of some version (`recorder_memory`). Bytes, words, pointers or counts in it are changed,
+one or several at a time, or parts are cut off. The reader must return records or raise UnreadableError, within its
+bounds. Nonsense is what no recorder can hold, see `nonsense`. A changed number that is still possible cannot be
+detected.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ NUMBERS = (
 
 
 class Seed:
-    """A memory that is whole, and where its recorder, its records and everything else lie."""
+    """An intact memory, and the positions of its recorder, its records and everything else."""
 
     def __init__(self, layout: Layout, records: int, capacity: int, epoch: int = 0) -> None:
         self.layout, self.memory = layout, Memory()
@@ -68,7 +69,7 @@ class Seed:
 
 
 def seeds() -> list[Seed]:
-    """Memories of every layout: a few records, a buffer that wrapped, a second epoch, an empty one."""
+    """Return memories of every layout: a few records, a buffer that wrapped, a second epoch, an empty recorder."""
     return [
         Seed(layout, records, capacity, epoch)
         for layout in layouts.candidates("")
@@ -82,7 +83,10 @@ def seeds() -> list[Seed]:
 
 
 def mutated(seed: Seed, chance: random.Random) -> Memory:
-    """The memory with some of it changed; half of the changes are in the recorder itself, which leads to all else."""
+    """Return a changed copy of the memory.
+
+    Half of the changes hit the recorder object, which points to everything else.
+    """
     memory = seed.memory.copy()
     first, end = memory.range
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
@@ -110,7 +114,7 @@ def mutated(seed: Seed, chance: random.Random) -> Memory:
 
 
 class Bounded:
-    """A reader of a memory that counts what it is asked for, and may lose the end of it."""
+    """A reader of a memory that counts the requests and may lose the end of the memory."""
 
     def __init__(self, memory: Memory, cut: int | None) -> None:
         self._memory, self._cut, self.bytes = memory, cut, 0
@@ -124,7 +128,7 @@ class Bounded:
 
 
 def nonsense(found: RankRecords, newest: int | None = None) -> str:
-    """What of this no recorder can hold; empty where it is all possible."""
+    """Describe what in these records no recorder can hold; empty if everything is possible."""
     records, groups = found.records, {group.group_id for group in found.groups}
     ids, all_ids = [record.id for record in records], range(found.oldest_id, found.next_id)
     rules = {
@@ -165,7 +169,7 @@ def nonsense(found: RankRecords, newest: int | None = None) -> str:
 
 
 def fuzz(count: int, seed: int) -> Counter[str]:
-    """How often each answer came; "NONSENSE ..." and "CRASH ..." are findings."""
+    """Count the answers; "NONSENSE ..." and "CRASH ..." are findings."""
     chance, all_seeds, answers = random.Random(seed), seeds(), Counter[str]()
     for number in range(count):
         whole = chance.choice(all_seeds)
@@ -175,7 +179,7 @@ def fuzz(count: int, seed: int) -> Counter[str]:
         layout = whole.layout if chance.random() < 0.9 else chance.choice(all_seeds).layout
         newest, library = chance.choice((None, None, 0, 2)), chance.choice(("nccl", "gloo"))
         try:
-            found = decode.read(  # a memory that stands still gives the same answer at each try
+            found = decode.read(  # a memory that does not change gives the same answer at each try
                 reader, whole.address, layout, library, time.time, newest=newest, tries=1
             )
             wrong = nonsense(found, newest)
@@ -190,7 +194,7 @@ def fuzz(count: int, seed: int) -> Counter[str]:
 
 
 def main() -> int:
-    """Print the answers; 1 where there is a finding."""
+    """Print the counts; return 1 if there is a finding."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--count", type=int, default=1_000_000)
     options.add_argument("--seed", type=int, default=1)

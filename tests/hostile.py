@@ -1,4 +1,4 @@
-"""What any user of a node can do with environments alone: sleeping processes that say of themselves what they like."""
+"""Attacks that any user of a node can make with environments alone: sleeping processes with arbitrary variables."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pathlib import Path
 
 NOBODY = 65534
 MEGABYTES_OF_NCCL = 3
-_STACK_BYTES = 64 << 20  # execve(2) takes a quarter of it for arguments and environment, and 6 MB at most
+_STACK_BYTES = 64 << 20  # execve(2) allows a quarter of it for arguments and environment, and at most 6 MB
 
 
 def large(count: int) -> list[dict[str, str]]:
-    """Environments of 3 MB, all of it under names that begin like those of NCCL."""
+    """Return environments of 3 MB, all of it under names that start like those of NCCL."""
     words = {f"NCCL_NOISE_{number}": "x" * 100_000 for number in range(10 * MEGABYTES_OF_NCCL)}
     return [{**_seat(rank, count, port=29400), **words} for rank in range(count)]
 
 
 def world(size: int, gpus: str) -> list[dict[str, str]]:
-    """Two ranks of a world of so many, which say that they hold these GPUs."""
+    """Return the environments of two ranks of a world of `size`; both claim these GPUs."""
     return [_seat(rank, size, port=29401) | {"CUDA_VISIBLE_DEVICES": gpus} for rank in range(2)]
 
 
 def jobs(count: int) -> list[dict[str, str]]:
-    """Ranks of as many jobs, each of which says that 1,023 more ranks should be on this node."""
+    """Return one environment for each of `count` jobs, which claims that 1,023 more ranks are on this node."""
     return [_seat(0, 4096, port=30000 + number) | {"LOCAL_WORLD_SIZE": "1024"} for number in range(count)]
 
 
@@ -43,9 +43,9 @@ def _seat(rank: int, size: int, *, port: int) -> dict[str, str]:
 
 
 class Crowd:
-    """Sleeping processes called `python`, one for each environment, of another user where this one is root.
+    """Sleeping processes called `python`, one per environment; as user `nobody` if the test runs as root.
 
-    All of them are gone when `with` is left.
+    All of them are ended at the end of `with`.
     """
 
     def __init__(self, environs: Iterable[Mapping[str, str]]) -> None:

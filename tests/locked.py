@@ -1,4 +1,4 @@
-"""Processes that a silent file system keeps, made by what any user can do: their memory is locked, or not to be read."""
+"""Processes blocked by a file system that does not respond; any user can make them. Their memory map is locked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
 
-# Arguments of each: the file, the number of its page that is the process's own, the user.
+# Arguments of each: the file, the number of the file page that this process uses, the user.
 _BEGIN = """
 import ctypes, os, sys, threading, time
 path, number, uid = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -29,7 +29,7 @@ os.setresuid(uid, uid, uid)
 print("ready", flush=True)
 sys.stdin.readline()
 """
-# A page of the file is written to, then something else is mapped in its place: the kernel writes the page back first,
+# A page of the file is written, then another mapping replaces it: the kernel first writes the page back
 # with mmap_lock held (fuse_vma_close of fs/fuse/file.c).
 _LOCKED = f"""
 {_BEGIN}
@@ -39,7 +39,7 @@ ctypes.memset(page, 65, 4096)
 libc.mmap(page, 4096, 3, 0x32, -1, 0)
 sys.stdin.readline()
 """
-# The array is mapped anew while the main thread waits: the kernel has copied it, and who reads it faults on the file.
+# The array is mapped again while the main thread waits. The kernel has a copy of it; a reader of it faults on the file.
 _POLLS = f"""
 {_BEGIN}
 array = libc.mmap(None, 4096, 3, 0x22, -1, 0)
@@ -58,7 +58,7 @@ libc.poll(array, 4, -1)
 
 @contextlib.contextmanager
 def locked(folder: Path, uid: int, count: int = 1) -> Iterator[list[int]]:
-    """The pids of so many Python processes of this user whose memory is locked, until the end. Needs root."""
+    """Yield pids of `count` Python processes of this user with locked memory until the end of `with`. Needs root."""
     with _kept(_LOCKED, folder, uid, count) as children:
         for child in children:
             wait_for(lambda pid=child.pid: targets.state(pid) == "D", "a locked process")
@@ -67,7 +67,10 @@ def locked(folder: Path, uid: int, count: int = 1) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def polling(folder: Path, uid: int, count: int) -> Iterator[list[int]]:
-    """The pids of so many processes of this user whose poll array nobody can read, until the end. Needs root."""
+    """Yield the pids of `count` processes of this user with an unreadable poll array until the end of `with`.
+
+    Needs root.
+    """
     with _kept(_POLLS, folder, uid, count) as children:
         for child in children:
             assert child.stdout is not None
@@ -77,7 +80,10 @@ def polling(folder: Path, uid: int, count: int) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _kept(program: str, folder: Path, uid: int, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many processes of a program over one file, let go once the file system of that file is silent."""
+    """Start `count` processes of a program on one file.
+
+    Let them continue once the file system has stopped responding.
+    """
     (folder / "content").write_bytes(bytes(4096 * count))
     environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     children: list[subprocess.Popen[bytes]] = []

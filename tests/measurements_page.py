@@ -1,6 +1,6 @@
-"""docs/measurements.md: its generated tables, each between two marks.
+"""The generated tables of docs/measurements.md, each between two marks.
 
-`python -m tests.measurements_page first-hour "make first-hour" < TABLE` replaces one.
+`python -m tests.measurements_page first-hour "make first-hour" < TABLE` replaces a table.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ PAGE = Path(__file__).parents[1] / "docs" / "measurements.md"
 
 
 def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [columns, tuple("---" for _ in columns), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def part(name: str) -> str:
-    """The generated text of that name."""
+    """Return the generated text of this name."""
     return re.findall(rf"<!-- {name}: begin -->\n(.*?)<!-- {name}: end -->", PAGE.read_text(), re.DOTALL)[0]
 
 
 def write(name: str, command: str, text: str) -> None:
-    """Replace the generated text of that name, with the command and today's date above it."""
+    """Replace the generated text of this name, with the command and today's date above it."""
     head = f"<!-- {name}: begin -->\n`{command}`, {datetime.date.today().isoformat()}.\n\n"
     page, places = re.subn(
         rf"<!-- {name}: begin -->.*?(?=<!-- {name}: end -->)", lambda _: head + text, PAGE.read_text(), flags=re.DOTALL

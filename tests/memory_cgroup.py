@@ -1,4 +1,4 @@
-"""A memory control group of a test's own, below the one it runs in: what the kernel counts of a process and its children."""
+"""A memory control group below that of the test: the kernel's accounting of a process and its children."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conftest import wait_for
 
 
 class MemoryCgroup:
-    """One control group with a limit in bytes; version 2 or 1, see cgroup-v2.rst and cgroup-v1/memory.rst."""
+    """A control group with a limit in bytes; version 2 or 1, see cgroup-v2.rst and cgroup-v1/memory.rst."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,7 +25,7 @@ class MemoryCgroup:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was charged at one time, page cache included."""
+        """Peak memory charged to the group, page cache included."""
         return int((self.folder / ("memory.peak" if self._is_v2 else "memory.max_usage_in_bytes")).read_text())
 
     @property
@@ -34,12 +34,12 @@ class MemoryCgroup:
         return int(dict(row.split() for row in rows)["oom_kill"])
 
     def joining(self, *command: str) -> list[str]:
-        """A command that runs in this group from its first page on."""
+        """Return a command that runs in this group from its first page on."""
         return ["sh", "-c", f'echo $$ > "{self.folder}/cgroup.procs" && exec "$@"', "sh", *command]
 
 
 def _own() -> Path:
-    """The folder of the control group that counts this process's memory."""
+    """Return the folder of the control group that counts this process's memory."""
     for row in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = row.split(":", 2)
         if "memory" in controllers.split(","):
@@ -49,7 +49,7 @@ def _own() -> Path:
 
 @contextlib.contextmanager
 def memory_cgroup(limit_bytes: int) -> Iterator[MemoryCgroup]:
-    """Empty and gone at the end; skips where none can be made or limited."""
+    """Make an empty group and remove it at the end. Skip the test if none can be made or limited."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=_own()))
     except OSError as error:

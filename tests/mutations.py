@@ -1,11 +1,11 @@
-"""Do the tests notice? Changes one place of the code at a time, and lists the changes that leave every test green.
+"""Mutation test: change one place of the code at a time and list the changes that no test notices.
 
 usage: python -m tests.mutations [--count 200] [--seed 1] [--only WORDS] [--workers 2]
 
-First the mutants that somebody has thought of (`NAMED`), then `--count` others, drawn by `--seed` from all that `mutants`
-makes of the modules of `TESTS`. Each runs in a copy of the tree, against the tests that matter to its module, until the
-first of them fails. `tests/equivalent_mutants.toml` holds those that were looked at and change nothing that matters, and
-why. Ends with 1 when a named mutant survives, or one in ten of those drawn that are not in that list.
+First the mutants written by hand (`NAMED`), then `--count` others, chosen by `--seed` from all that `mutants` makes of
+the modules of `TESTS`. Each mutant runs in a copy of the tree against the tests of its module until the first test
+fails. `tests/equivalent_mutants.toml` lists mutants that were examined and change nothing that matters, with the
+reason. Exit with 1 if a named mutant survives, or one in ten of the chosen mutants that are not in that list.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ else:
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-RUN_SECONDS = 900.0  # a single test that never comes back is noticed after 150 s
-UNCHANGED_SECONDS = 1800.0  # all tests of all modules, on the code as it is
+RUN_SECONDS = 900.0  # a single test that hangs is noticed after 150 s
+UNCHANGED_SECONDS = 1800.0  # all tests of all modules, on the unchanged code
 MOST_SURVIVORS = 0.10
 
 VERDICT_TESTS = (
@@ -70,7 +70,7 @@ PROGRESS_TESTS = (
     "unit/test_metrics.py",
 )
 STORE_TESTS = ("unit/test_store_bounds.py", "unit/test_store.py", "integration/test_readers.py")
-# Module -> the tests that matter to it, the quickest first.
+# Module -> its tests, the quickest first.
 TESTS = {
     "verdict/judge.py": VERDICT_TESTS,
     "verdict/rules.py": VERDICT_TESTS,
@@ -115,9 +115,9 @@ TESTS = {
 
 
 class Named(NamedTuple):
-    """A mutant that must not survive: the one line of the module that fits `line` is replaced, its indentation kept.
+    """A mutant that must not survive: replaces the only line that matches `line`, keeping its indentation.
 
-    `test` alone must notice it: on a loaded machine another one may fail for reasons of its own.
+    `test` must notice it without the others: on a loaded machine another test may fail for a different reason.
     """
 
     what: str
@@ -217,7 +217,10 @@ NAMED = (
 
 
 class Mutant(NamedTuple):
-    """The source of a module with one change; `line` is where it begins, counted from 1, `tests` what must notice it."""
+    """The source of a module with one change.
+
+    `line` is the first changed line, counted from 1; `tests` must notice it.
+    """
 
     module: str
     line: int
@@ -227,7 +230,7 @@ class Mutant(NamedTuple):
 
     @property
     def diff(self) -> tuple[str, str]:
-        """The lines that go and the lines that come, without indentation: what the list of equivalents is kept by."""
+        """The removed and the added lines, without indentation: the key in the list of equivalents."""
         before, after = self.source.splitlines(), self.changed.splitlines()
         most = min(len(before), len(after))
         begin = next((at for at in range(most) if before[at] != after[at]), most)
@@ -244,7 +247,7 @@ class Mutant(NamedTuple):
 
 
 class Equivalent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A mutant that may survive: what goes, what comes, and why nobody need notice."""
+    """A mutant that may survive: removed lines, added lines, and the reason why no test has to notice."""
 
     module: str
     before: str
@@ -266,12 +269,15 @@ _SWAPPED = {
 _WORD = re.compile(r"[A-Za-z]\w*")
 
 Edit = tuple[int, int, str]
-"""The bytes of the source from, up to, and what comes in their place."""
+"""First byte, end byte, and the new text."""
 
 
 def mutants(module: str, source: str) -> list[Mutant]:
-    """Every mutant of a module, in the order of its source: operators, comparisons and their boundaries, constants,
-    `not`, conditions, arguments that are left out, results that are not returned, statements that are not there."""
+    """Return every mutant of a module, in source order.
+
+    Mutated are operators, comparisons and their boundaries, constants, `not` and conditions. Arguments, returned
+    results and statements are removed.
+    """
     raw, tree = source.encode(), ast.parse(source)
     starts = [0]
     for line in raw.splitlines(keepends=True):
@@ -332,7 +338,7 @@ def _edits(tree: ast.Module, raw: bytes, starts: Sequence[int]) -> Iterator[Edit
 
 
 def _not_code(tree: ast.Module) -> Iterator[ast.AST]:
-    """What no test can notice, or any would: docstrings, annotations, decorators, arguments of classes, text in f-strings."""
+    """Yield code that no or every test notices: docstrings, annotations, decorators, class arguments, f-strings."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
             yield from (one for one in node.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
@@ -349,7 +355,7 @@ def _not_code(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _may_go(node: ast.AST) -> bool:
-    """Whether a statement can be left out without a name that is missed at once."""
+    """True if a statement can be removed without a name that is missed at once."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call)
     if isinstance(node, ast.Assign):
@@ -370,7 +376,7 @@ def _other_constants(value: object) -> tuple[str, ...]:
 
 
 def _left_out(begin: int, end: int, raw: bytes) -> Edit:
-    """An argument with the comma behind it, or before it where it is the last."""
+    """Remove an argument with the comma after it, or the comma before it if it is the last."""
     behind = re.compile(rb"\s*,\s*").match(raw, end)
     if behind:
         return begin, behind.end(), ""
@@ -382,7 +388,7 @@ def _left_out(begin: int, end: int, raw: bytes) -> Edit:
 
 
 class Copy:
-    """A copy of the tree in a folder of its own, in which one mutant after the other is tried."""
+    """A copy of the tree in its own folder, in which mutants are tried one after the other."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -393,7 +399,7 @@ class Copy:
             if name and (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
-        # Checked by content: two mutants of one second may have one size.
+        # Checked by content: two mutants made in the same second may have the same size.
         subprocess.run(
             [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "hangwatch", "tests"],
             cwd=folder,
@@ -401,7 +407,7 @@ class Copy:
         )
 
     def failing(self, mutant: Mutant) -> str:
-        """The first test that notices a mutant, and why; empty when none does."""
+        """Return the first test that notices a mutant, and its error; empty if no test does."""
         path = self.folder / "hangwatch" / mutant.module
         path.write_text(mutant.changed)
         try:
@@ -410,7 +416,7 @@ class Copy:
             path.write_text(mutant.source)
 
     def first_failure(self, tests: Sequence[str], run_seconds: float = RUN_SECONDS) -> str:
-        """Run these tests up to the first that fails."""
+        """Run these tests up to the first failure."""
         command = [
             ROOT / "tests" / "worker",
             sys.executable,
@@ -423,7 +429,7 @@ class Copy:
             "no:cacheprovider",
         ]
         environ = {**os.environ, "PYTHONPATH": str(self.folder)}
-        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests are rewritten by pytest once, not for each mutant
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pytest rewrites the tests once, not for each mutant
         try:
             done = subprocess.run(
                 [*command, "--timeout=150", *(f"tests/{test}" for test in tests)],
@@ -438,7 +444,7 @@ class Copy:
 
 
 def run(tried: Sequence[Mutant], copies: Sequence[Copy]) -> list[Mutant]:
-    """Try these mutants, one in each copy at a time, and give those that survive."""
+    """Try these mutants, one in each copy at a time; return the survivors."""
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     for copy in copies:
         free.put(copy)
@@ -461,12 +467,12 @@ def run(tried: Sequence[Mutant], copies: Sequence[Copy]) -> list[Mutant]:
 
 
 def source_of(module: str) -> str:
-    """The source of a module of hangwatch, by its path below the package."""
+    """Return the source of a module of hangwatch, by its path below the package."""
     return (ROOT / "hangwatch" / module).read_text()
 
 
 def named() -> list[Mutant]:
-    """The mutants of `NAMED`. Ends the program where a line is not found, or found twice: mend the pattern."""
+    """Return the mutants of `NAMED`. Exit if a line is not found or found twice: correct the pattern."""
     made = []
     for one in NAMED:
         source = source_of(one.module)
@@ -482,7 +488,7 @@ def named() -> list[Mutant]:
 
 
 def drawn(count: int, seed: int, words: str = "") -> list[Mutant]:
-    """So many of all mutants of the modules with these words in their path, by chance, in the order of their source."""
+    """Choose `count` mutants at random, in source order, from the modules with `words` in their path."""
     every = [mutant for module in TESTS if words in module for mutant in mutants(module, source_of(module))]
     chosen = sorted(random.Random(seed).sample(range(len(every)), min(count, len(every))))
     print(f"{len(chosen)} of {len(every)} mutants, seed {seed}")
@@ -490,7 +496,7 @@ def drawn(count: int, seed: int, words: str = "") -> list[Mutant]:
 
 
 def equivalents() -> dict[tuple[str, str, str], str]:
-    """Why a mutant may survive, by its module and its diff. Ends the program for one that is no mutant any more."""
+    """Return the reasons of the equivalents, by module and diff. Exit if an entry is not a mutant any longer."""
     rows = msgspec.convert(tomllib.loads(EQUIVALENT.read_text()).get("mutant", []), list[Equivalent])
     known = {(row.module, row.before, row.after): row.why for row in rows}
     named_modules = {row.module for row in rows}

@@ -1,7 +1,7 @@
-"""The nodes of a cluster on this machine: each in namespaces of its own (network, host name, processes), joined by a bridge.
+"""Cluster nodes on this machine: each has namespaces for network, host name and processes; a bridge connects them.
 
-Who enters `cluster` is on the bridge himself, as an operator's machine is: what he starts then reaches the nodes, and
-nothing else.
+The code inside `with cluster(...)` is on the bridge, too, like an operator's machine. The programs that it starts reach
+the nodes and nothing else.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ needs_namespaces = pytest.mark.skipif(
 BRIDGE = "cluster"
 _OPERATOR = "10.77.0.1"
 _CLONE_NEWNET = 0x40000000
-# The first process of a node; the shell stays to reap what is orphaned.
+# The first process of a node; the shell stays to reap orphans.
 _INIT = 'hostname "$1" && : >"$2" && sleep infinity; exit $?'
 
 
 class Node:
-    """One node: a host name, an address and processes of its own; the file systems are the machine's."""
+    """A node with its own host name, address and processes; the file systems are those of the machine."""
 
     def __init__(self, name: str, address: str, folder: Path) -> None:
         self.name, self.address = name, address
@@ -50,7 +50,7 @@ class Node:
         own = ["--net", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
         self._holder = subprocess.Popen(
             ["setpriv", "--pdeathsig=KILL", "unshare", *own, "sh", "-c", _INIT, "sh", name, up],
-            stderr=subprocess.DEVNULL,  # an unshare whose child is killed complains
+            stderr=subprocess.DEVNULL,  # unshare prints an error when its child is killed
         )
         wait_for(up.exists, f"node {name}")
         self._init = int(Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children").read_text())
@@ -62,25 +62,25 @@ class Node:
 
     @property
     def inside(self) -> list[str]:
-        """What to put in front of a command, so that it runs on this node."""
+        """Command prefix that runs a command on this node."""
         return ["nsenter", f"--target={self._init}", "--mount", "--net", "--uts", "--pid", "--"]
 
     def run(self, *command: str) -> None:
-        """A command on this node, to its end."""
+        """Run a command on this node and wait for its end."""
         subprocess.run([*self.inside, *command], check=True, timeout=60)
 
     @contextlib.contextmanager
     def cut_off(self) -> Iterator[None]:
-        """Nothing reaches it meanwhile, and it reaches nobody; its processes live."""
+        """Disconnect the node from the network inside `with`; its processes live."""
         _ip("link", "set", self.name, "down")
-        _ip("neighbour", "flush", "to", self.address)  # else what is sent to it is lost in silence until the deadline
+        _ip("neighbour", "flush", "to", self.address)  # otherwise packets to it are dropped silently until the deadline
         try:
             yield
         finally:
             _ip("link", "set", self.name, "up")
 
     def delete(self) -> None:
-        """As when the power fails: all of it is gone at once, and no connection says goodbye."""
+        """Delete the node as a power failure does: everything is gone at once and no connection is closed."""
         if self._holder.poll() is None:
             _ip("link", "delete", self.name)
             os.kill(self._init, signal.SIGKILL)
@@ -89,7 +89,10 @@ class Node:
 
 @contextlib.contextmanager
 def cluster(folder: Path, names: Iterable[str]) -> Iterator[dict[str, Node]]:
-    """Nodes of these names; who enters is beside them until it is left, and then they are gone."""
+    """Make nodes with these names.
+
+    The calling thread is on their network until the end of `with`; then they are deleted.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_own_network())
         _ip("link", "set", "lo", "up")
@@ -105,7 +108,7 @@ def cluster(folder: Path, names: Iterable[str]) -> Iterator[dict[str, Node]]:
 
 @contextlib.contextmanager
 def sshd_on(nodes: Mapping[str, Node], folder: Path) -> Iterator[Path]:
-    """An sshd on each node; a file of ssh's options that leads to them."""
+    """Run an sshd on each node; yield an ssh options file that leads to them."""
     assert SSHD is not None
     make_keys(folder)
     config = server_config(folder, ["0.0.0.0:22"])
@@ -120,7 +123,7 @@ def sshd_on(nodes: Mapping[str, Node], folder: Path) -> Iterator[Path]:
 
 
 class JobOverNodes:
-    """One torchrun job with one rank on each node, of a user of its own; gone when `with` is left."""
+    """A torchrun job with one rank on each node, run as a different user; ended at the end of `with`."""
 
     def __init__(
         self, folder: Path, program: str, nodes: Iterable[Node], *, uid: int, gpu: int, run_id: str, port: int
@@ -155,23 +158,23 @@ class JobOverNodes:
         self._stack.close()
 
     def wait_for_step(self, step: int) -> None:
-        """Until rank 0 has finished this step."""
+        """Wait until rank 0 has finished this step."""
         self.parts[0].wait_for_step(step)
 
     @property
     def steps(self) -> int:
-        """How many steps rank 0 has finished."""
+        """Number of steps that rank 0 has finished."""
         return self.parts[0].steps(0)
 
     @property
     def seconds_since_step(self) -> float:
-        """For how long rank 0 has finished none."""
+        """Seconds since rank 0 finished a step."""
         return time.time() - (self.folder / "steps-0").stat().st_mtime
 
 
 @contextlib.contextmanager
 def _own_network() -> Iterator[None]:
-    """This thread, and what it starts, in a network namespace of its own. See unshare(2), setns(2)."""
+    """Move this thread, and what it starts, to a new network namespace. See unshare(2), setns(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,7 +1,7 @@
-"""A server of ours that speaks as NCCL's RAS does, and the answers that it gives: as JSON, and as the text of before.
+"""A fake NCCL RAS server and its answers: as JSON, and as text (before NCCL 2.28).
 
-As a program it is a rank: `python -m tests.nccl_ras FOLDER PORT HOW [netns]` listens as RAS does, writes what it is
-asked into FOLDER/asked, and gives what lies in FOLDER/answer; `HOW` is what it does in place of that.
+As a program it is a rank: `python -m tests.nccl_ras FOLDER PORT HOW [netns]` listens as RAS does, writes its requests
+into FOLDER/asked, and sends the content of FOLDER/answer. `HOW` selects a misbehaviour instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_SENT = 1 << 30
 
 
 def rank(number: int, pid: int, host: str = "127.0.0.1", **counts: int) -> dict[str, Any]:
-    """One rank of a communicator, as NCCL 2.28 writes it."""
+    """Make a rank of a communicator, as NCCL 2.28 writes it."""
     return {
         "rank": number,
         "host": host,
@@ -49,7 +49,7 @@ def rank(number: int, pid: int, host: str = "127.0.0.1", **counts: int) -> dict[
 
 
 def missing(number: int, pid: int, host: str = "127.0.0.1", *, unresponsive: bool = True) -> dict[str, Any]:
-    """One rank that did not answer RAS; or that did, and has no such communicator."""
+    """Make a rank that did not respond to RAS, or that responded but does not have this communicator."""
     status = {"unresponsive": unresponsive, "considered_dead": False}
     return {"rank": number, "host": host, "pid": pid, "cuda_dev": number, "nvml_dev": number, "status": status}
 
@@ -57,7 +57,7 @@ def missing(number: int, pid: int, host: str = "127.0.0.1", *, unresponsive: boo
 def communicator(
     ranks: Sequence[Mapping[str, Any]], lost: Sequence[Mapping[str, Any]] = (), name: str = "0x27a079b828ff1a75"
 ) -> dict[str, Any]:
-    """One communicator of these ranks."""
+    """Make a communicator of these ranks."""
     return {
         "hash": name,
         "secondary_hash": "0x5:0x6",
@@ -70,7 +70,7 @@ def communicator(
 
 
 def as_json(*communicators: Mapping[str, Any], version: str = "2.28.9") -> str:
-    """A whole answer."""
+    """Make a complete answer."""
     answer = {
         "nccl_version": version,
         "cuda_runtime_version": 12080,
@@ -84,12 +84,12 @@ def as_json(*communicators: Mapping[str, Any], version: str = "2.28.9") -> str:
 
 
 def without_comma(answer: str) -> str:
-    """The same as NCCL 2.28.9 writes it: no comma before the status of a missing rank."""
+    """Make the answer as NCCL 2.28.9 writes it: no comma before the status of a missing rank."""
     head, found, tail = answer.partition('"missing_ranks": [')
     return head + found + tail.replace(',\n          "status"', '\n          "status"')
 
 
-# As NCCL prints it, but for the numbers; from its user guide, "RAS", and src/ras/client_support.cc.
+# As NCCL prints it, with other numbers; from its user guide, "RAS", and src/ras/client_support.cc.
 TEXT = """NCCL version 2.26.2 compiled with CUDA 12.6
 CUDA runtime version 12060, driver version 12060
 
@@ -126,7 +126,7 @@ Warnings
 
 
 def serve(listening: socket.socket, folder: Path, how: str) -> None:
-    """Clients one after the other, for good."""
+    """Serve one client after the other, forever."""
     while True:
         client, _ = listening.accept()
         with contextlib.suppress(OSError), client:
@@ -163,7 +163,7 @@ def _answer(client: socket.socket, folder: Path, how: str) -> None:
 
 
 def own_network() -> None:
-    """A network namespace of its own, whose loopback is up; see netdevice(7)."""
+    """Move to a new network namespace and bring its loopback up; see netdevice(7)."""
     if ctypes.CDLL(None, use_errno=True).unshare(0x40000000) != 0:  # CLONE_NEWNET
         raise OSError(ctypes.get_errno(), "unshare")
     with socket.socket() as channel:
@@ -171,7 +171,7 @@ def own_network() -> None:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket as RAS opens it."""
+    """Open a socket as RAS opens it."""
     listening = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -181,14 +181,14 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def stand() -> None:
-    """What every rank does, whatever it has launched."""
+    """Block forever in a lock: the main thread of every rank."""
     never = threading.Lock()
     never.acquire()
     never.acquire()
 
 
 def main(folder: Path, port: int, how: str, *more: str) -> None:
-    """The program; `how` is "mute" of a rank at which nobody listens."""
+    """Run as a rank; with `how` "mute" it does not listen."""
     if "netns" in more:
         own_network()
     if how != "mute":
@@ -198,7 +198,7 @@ def main(folder: Path, port: int, how: str, *more: str) -> None:
 
 
 def may_make_networks() -> bool:
-    """Whether this user may make network namespaces; tried in a process of its own, by no import of this file."""
+    """True if this user may make network namespaces; tried in a child process that does not import this file."""
     tried = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x40000000) != 0)"
     return subprocess.run([sys.executable, "-c", tried], check=False, timeout=60).returncode == 0
 
@@ -208,7 +208,7 @@ needs_networks = pytest.mark.skipif(not may_make_networks(), reason="needs root:
 
 @contextlib.contextmanager
 def process(folder: Path, how: str = "answer", *, beside: int | None = None, **environ: str) -> Iterator[int]:
-    """Such a process, alone in a network namespace or in that of a pid `beside`; its own pid."""
+    """Run this module as a rank in a new network namespace, or in that of the pid `beside`; yield its pid."""
     folder.mkdir(exist_ok=True)
     (folder / "ready").unlink(missing_ok=True)
     enter = [] if beside is None else ["nsenter", f"--net=/proc/{beside}/ns/net", "--"]

@@ -1,4 +1,4 @@
-"""Builds what checks look at: a fixture tree of /proc and /sys, jobs whose ranks live in it, and one run of a check."""
+"""Input for checks: a fixture tree of /proc and /sys, jobs with ranks in it, and single runs of a check."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALL_CAPABILITIES = "000001ffffffffff"
 
 
 class FakeClock:
-    """Both clocks, moved by hand."""
+    """A monotonic and a wall clock, moved by hand."""
 
     def __init__(self, monotonic: float = 1000.0, unix: float = 1.7e9) -> None:
         self.now_monotonic, self.now_unix = monotonic, unix
@@ -47,7 +47,7 @@ class FakeClock:
 
 
 class NodeTree:
-    """A node in a folder: write into `proc`, `sys` and `dev`, then ask for `node()`."""
+    """A node in a folder: write into `proc`, `sys` and `dev`, then call `node()`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.proc, self.sys, self.dev = root, root / "proc", root / "sys", root / "dev"
@@ -91,7 +91,7 @@ class NodeTree:
         capabilities: str = ALL_CAPABILITIES,
         seccomp: int = 0,
     ) -> None:
-        """A process as /proc shows it."""
+        """Write a process as /proc shows it."""
         home = f"proc/{pid}"
         self.write(f"{home}/comm", comm + "\n")
         self.write(f"{home}/limits", LIMITS.format(soft=soft, hard=hard))
@@ -113,12 +113,12 @@ class NodeTree:
 
 
 def job(*ranks: Rank, job_id: str = "77", **others: Any) -> Job:
-    """A torchrun job with these ranks."""
+    """Make a torchrun job with these ranks."""
     return Job(job_id=job_id, launcher="torchrun", launcher_id=None, ranks=ranks, **others)
 
 
 def rank(pid: int, local_rank: int = 0, *, workers: Iterable[int] = (), start_ticks: int = 100, **others: Any) -> Rank:
-    """A rank, with loader workers by pid."""
+    """Make a rank, with loader workers by pid."""
     return Rank(
         id=ProcessId(pid=pid, start_ticks=start_ticks),
         rank=local_rank,
@@ -129,18 +129,18 @@ def rank(pid: int, local_rank: int = 0, *, workers: Iterable[int] = (), start_ti
 
 
 def own_start_ticks(pid: int) -> int:
-    """When a real process started, as /proc says."""
+    """Return the start time of a real process from /proc, in ticks."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def real_rank(pid: int | None = None, local_rank: int = 0, **others: Any) -> Rank:
-    """A rank that is a real process, this one by default."""
+    """Make a rank for a real process, by default this one."""
     number = pid or os.getpid()
     return rank(number, local_rank, start_ticks=own_start_ticks(number), **others)
 
 
 class Checked:
-    """A check that is run again and again, as the daemon does."""
+    """A check that is run repeatedly, as the daemon does."""
 
     def __init__(self, name: str, **settings: Any) -> None:
         self.check = registry.checks()[name]
@@ -160,7 +160,7 @@ class Checked:
 
 
 def run(name: str, node: Node, **settings: Any) -> CheckResult:
-    """One run of one check, as `hangwatch check` does."""
+    """Run a check once, as `hangwatch check` does."""
     return Checked(name, **settings).run(node)
 
 
@@ -170,7 +170,7 @@ def told(result: CheckResult) -> tuple[str, str]:
 
 
 def values(result: CheckResult, name: str) -> dict[tuple[str, ...], float]:
-    """The points of one metric by the values of their labels, less those that say what job_id and local_rank say."""
+    """Return the points of a metric by their label values, without the labels that repeat job_id and local_rank."""
     series: dict[tuple[str, ...], float] = {}
     for point in result.points:
         if point.name == name:

@@ -1,4 +1,4 @@
-"""A /sys with a PCI bus on it, for probes and checks that take its root as an argument."""
+"""A /sys with a PCI bus, for probes and checks that take its root as an argument."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_device(
     driver: str | None = None,
     config_size: int = 4096,
 ) -> Path:
-    """One device at the end of `steps` ("pci0000:15", "0000:15:01.0", ...), with its link under bus/pci/devices."""
+    """Add a device at the end of `steps` ("pci0000:15", "0000:15:01.0", ...), with its link under bus/pci/devices."""
     folder = sys_root / "devices" / Path(*steps)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vendor").write_text(f"{vendor:#06x}\n")
@@ -40,7 +40,7 @@ def add_device(
 
 
 def add_nic(sys_root: Path, name: str, *steps: str, numa_node: int = 0) -> None:
-    """An RDMA card."""
+    """Add an RDMA card."""
     folder = add_device(sys_root, *steps, vendor=0x15B3, class_code=0x020700, numa_node=numa_node)
     card = sys_root / "class/infiniband" / name
     card.mkdir(parents=True)
@@ -48,7 +48,10 @@ def add_nic(sys_root: Path, name: str, *steps: str, numa_node: int = 0) -> None:
 
 
 def config_space(acs: int | None) -> bytes:
-    """4096 bytes of configuration: AER at 0x100, then ACS at 0x148 with this control register, where it is given."""
+    """Make 4096 bytes of configuration space: AER at 0x100.
+
+    If `acs` is given, ACS at 0x148 with this control register.
+    """
     space = bytearray(4096)
     following = 0x148 if acs is not None else 0
     struct.pack_into("<I", space, 0x100, 0x0001 | 1 << 16 | following << 20)
@@ -58,13 +61,13 @@ def config_space(acs: int | None) -> bytes:
 
 
 def bridge(sys_root: Path, *steps: str, acs: int | None = None, numa_node: int = 0) -> tuple[str, ...]:
-    """A PCI bridge; its steps, to hang devices under."""
+    """Add a PCI bridge; return its steps, under which devices are added."""
     add_device(sys_root, *steps, vendor=0x1000, class_code=0x060400, acs=acs, numa_node=numa_node)
     return steps
 
 
 def hgx(sys_root: Path, addresses: tuple[str, ...], *, switches: int = 4, acs: int | None = None) -> None:
-    """As a DGX H100: each GPU on a PCIe switch of its own, beside one RDMA card; NVSwitches on a bus of theirs."""
+    """Add the devices of a DGX H100: each GPU on a PCIe switch with an RDMA card, NVSwitches on a separate bus."""
     for index, address in enumerate(addresses):
         bus = f"0000:{int(address[:2], 16) - 3:02x}"
         node = int(index >= len(addresses) // 2)
@@ -80,7 +83,7 @@ def hgx(sys_root: Path, addresses: tuple[str, ...], *, switches: int = 4, acs: i
 
 
 def box(sys_root: Path, addresses: tuple[str, ...], *, iommu: str = "identity") -> None:
-    """As a PCIe server: each GPU on a root port of its own, no network card for RDMA."""
+    """Add the devices of a PCIe server: each GPU on its own root port, no network card for RDMA."""
     for index, address in enumerate(addresses):
         bus = f"0000:{int(address[:2], 16) - 1:02x}"
         port = bridge(sys_root, f"pci{bus}", f"{bus}:01.0", numa_node=int(index >= len(addresses) // 2))

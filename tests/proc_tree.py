@@ -1,16 +1,16 @@
-"""Trees like /proc from one readable text per situation (tests/data/proc/*.proc), and the other way round.
+"""Convert between trees like /proc and the text of a situation (tests/data/proc/*.proc).
 
-4711 (pt_elastic) S parent=4700 start=1000     a process; what follows is indented
+4711 (pt_elastic) S parent=4700 start=1000     a process; the indented lines below belong to it
   $ python3 /usr/bin/torchrun train.py         its command line, as a shell would split it
   + RANK=0 LOCAL_RANK=0                         its environment, any number of such lines
-  @ uid=1004 /slurm/uid_1004/job_7/step_0       whose it is: its real user id, and its control group
+  @ uid=1004 /slurm/uid_1004/job_7/step_0       its real user id and its control group
   @ uid=1004,0 /user.slice                      as above; its effective user id is 0
   > 10.0.0.5:29500                              a TCP connection that it holds
 = torchrun run-7, 2 of 4 ranks: 2/0 at 4720, 3/1 at 4721
-                                                a job that is found in it: launcher and id, ranks on this node and in
-                                                all, and for each its rank, local rank and pid
+                                                a job that must be found in it: launcher and id, number of ranks on
+                                                this node and in all; for each: rank, local rank, pid
 = torchrun run-7, no ranks: waits at 4711 (run-7, 2, node1:29400)
-                                                a launcher without ranks: its pid, and what it was told
+                                                a launcher without ranks: its pid and its arguments
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEAD = re.compile(r"(\d+) \((.*)\) ([A-Zt]) parent=(\d+) start=(\d+)")
 
 
 def lay_out(text: str, root: Path) -> Path:
-    """Write the processes of `text` as a tree like /proc under `root`; processes that are not in it are removed."""
+    """Write the processes of `text` as a tree like /proc under `root`; remove processes that are not in `text`."""
     for old in root.glob("[0-9]*"):
         shutil.rmtree(old)
     pid = 0
@@ -62,12 +62,12 @@ def lay_out(text: str, root: Path) -> Path:
 
 
 def stated(text: str) -> list[str]:
-    """The jobs that the text of a tree says are found in it; see `described`."""
+    """Return the jobs that the text of a tree expects; see `described`."""
     return [line.removeprefix("= ") for line in text.splitlines() if line.startswith("= ")]
 
 
 def described(job: Job) -> str:
-    """A job as the text of a tree states it."""
+    """Format a job as the text of a tree states it."""
     if job.waiting is not None:
         told = ", ".join(filter(None, (job.waiting.run_id, job.waiting.nodes, job.waiting.endpoint)))
         return f"{job.launcher} {job.job_id}, no ranks: waits at {job.processes[0].pid} ({told})"
@@ -88,7 +88,7 @@ def _begin(folder: Path, head: re.Match[str]) -> None:
 
 
 def _connect(folder: Path, address: str, port: int) -> None:
-    """One established connection, in the tables of a network namespace of the process's own."""
+    """Write an established connection into the tables of the process's own network namespace."""
     (number,) = struct.unpack("=I", socket.inet_aton(address))
     inode = 90_000 + int(folder.name)
     for name in ("net", "fd", "ns"):
@@ -107,7 +107,7 @@ def _connect(folder: Path, address: str, port: int) -> None:
 def record(
     pids: list[int], names: str = "RANK|SIZE|TORCHELASTIC|MASTER_|SLURM_|OMPI_|PMI|MPI_LOCAL|VISIBLE_DEV"
 ) -> str:
-    """The text of real processes: how the trees of real launchers were made."""
+    """Return the text of real processes. The trees of real launchers were made with it."""
     lines = []
     for pid in pids:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -123,7 +123,7 @@ def record(
 
 
 def sweep(pids_by_gpu: dict[int, tuple[int, ...]], taken_monotonic_seconds: float = 1e9) -> GpuSweep:
-    """GPUs with these processes on them; their uuids are GPU-a0, GPU-a1, ..."""
+    """Make GPUs used by these processes; their uuids are GPU-a0, GPU-a1, ..."""
     return GpuSweep(
         taken_monotonic_seconds=taken_monotonic_seconds,
         taken_unix_seconds=0.0,
@@ -132,12 +132,12 @@ def sweep(pids_by_gpu: dict[int, tuple[int, ...]], taken_monotonic_seconds: floa
 
 
 def jobs_in(name: str, root: Path, gpus: GpuSweep | None = None) -> tuple[Job, ...]:
-    """The jobs in the tree of that name, as a scan of it finds them."""
+    """Return the jobs that a scan finds in the tree of this name."""
     return JobScan(lay_out((FOLDER / f"{name}.proc").read_text(), root)).find(gpus, node="").jobs
 
 
 def pids_below(pid: int) -> list[int]:
-    """A real process and all that descend from it."""
+    """Return a real process and all its descendants."""
     found = [pid]
     for one in found:
         for task in Path(f"/proc/{one}/task").iterdir():

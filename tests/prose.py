@@ -81,7 +81,7 @@ LIST_ITEM = re.compile(r"\s*([-*+]|\d+\.)\s+")
 
 
 class Finding(NamedTuple):
-    """A place that breaks a rule; `text` is the place and, where there is one, what to write instead."""
+    """A place that breaks a rule. `text` quotes the place and may tell what to write instead."""
 
     file: str
     line: int
@@ -100,7 +100,7 @@ class Passage(NamedTuple):
 
 
 def _blank(match: re.Match[str]) -> str:
-    """A word as long as the match, with its line ends: positions stay the same."""
+    """Return a word as long as the match, with its line ends, so that positions stay the same."""
     return re.sub(r"[^\n]", "x", match[0])
 
 
@@ -137,20 +137,20 @@ def check_passage(file: str, passage: Passage, *, has_length_limit: bool = False
 
 
 def _around(text: str, match: re.Match[str]) -> str:
-    """The match between the words next to it."""
+    """Return the match with the two words before and after it."""
     before, after = text[: match.start()].split()[-2:], text[match.end() :].split()[:2]
     return '"' + " ".join((*before, match[0], *after)) + '"'
 
 
 def _docstrings(tree: ast.AST) -> Iterator[Passage]:
-    """The strings that are statements: docstrings of modules, classes, functions and attributes."""
+    """Yield the strings that are statements: docstrings of modules, classes, functions and attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield Passage(node.lineno, node.value.value)
 
 
 def _strings(tree: ast.AST) -> Iterator[Passage]:
-    """The string literals that have at least two words; an f-string is one text."""
+    """Yield the string literals with at least two words; an f-string is one text."""
     parts = set[int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -165,7 +165,7 @@ def _strings(tree: ast.AST) -> Iterator[Passage]:
 
 
 def _comments(source: str) -> Iterator[Passage]:
-    """The comments; lines that follow each other are one text."""
+    """Yield the comments; consecutive lines are one text."""
     first, last, lines = 0, -1, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -223,7 +223,7 @@ def check_table(file: str, source: str) -> Iterator[Finding]:
 
 
 def check_page(file: str, source: str) -> Iterator[Finding]:
-    """Check a Markdown page, without its code blocks; tables and headings have no limits of length."""
+    """Check a Markdown page without its code blocks. Tables and headings have no length limit."""
     lines, first = list[str](), 1
     fence = ""
     for number, line in enumerate((*source.splitlines(), ""), 1):
@@ -244,13 +244,13 @@ def check_page(file: str, source: str) -> Iterator[Finding]:
 
 
 def check(file: str, source: str) -> list[Finding]:
-    """Return the findings of one file, in the order of its lines; its suffix tells the language."""
+    """Return the findings of a file in line order; its suffix tells the language."""
     by_suffix = {".py": check_python, ".md": check_page, ".toml": check_table, ".yaml": check_table}
     return sorted(set(by_suffix[Path(file).suffix](file, source)))
 
 
 def files(*paths: Path) -> Iterator[Path]:
-    """The files that are checked: the paths themselves, and what is in the folders among them."""
+    """Yield the files to check: the paths themselves, and the files in the folders among them."""
     for path in paths:
         inside = sorted(path.rglob("*")) if path.is_dir() else [path]
         yield from (file for file in inside if file.suffix in SUFFIXES and not SKIPPED.search(file.as_posix()))

@@ -1,11 +1,11 @@
-"""Is the flight recorder of another torch read as the process itself prints it?
+"""Compare the flight recorder of another torch, as read from outside, with the dump that the process prints.
 
 usage: python -m tests.recorder_elsewhere [--root FOLDER] [--environ NAME=VALUE]... [--turns 50] PYTHON
 
-Starts real ranks over gloo (jobs/recorded.py) with an interpreter that has torch, reads their recorders from outside and
-compares every row with the process's own `_dump_fr_trace_json()`; then once more without the symbols of the library,
-which takes root. In FOLDER another distribution may lie, and PYTHON is a path in it: it becomes the root of each rank,
-in a mount namespace of its own, as in a container.
+Start real ranks over gloo (jobs/recorded.py) with an interpreter that has torch. Read their recorders from outside and
+compare every row with the process's own `_dump_fr_trace_json()`. Then repeat without the symbols of the library, which
+needs root. FOLDER may hold another distribution, and PYTHON is a path in it: FOLDER becomes the root of each rank, in a
+mount namespace of its own, as in a container.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VERSIONS = "import sys, torch; print(f'Python {sys.version.split()[0]}, torch {t
 
 
 class Job(NamedTuple):
-    """How the ranks are started: `before` are commands that run the one behind them."""
+    """The way to start the ranks: the `before` commands run the command after them."""
 
     ranks: int
     python: str = sys.executable
@@ -48,14 +48,14 @@ class Job(NamedTuple):
     environ: Mapping[str, str] = {}
 
     def command(self, *arguments: str) -> list[str]:
-        """The command of Python with these arguments."""
+        """Return the command that runs Python with these arguments."""
         inner = (*IN_ANOTHER_ROOT, str(self.root)) if self.root != Path("/") else ()
         return [*self.before, *inner, self.python, *arguments]
 
 
 @contextlib.contextmanager
 def running(folder: Path, job: Job) -> Iterator[list[ProcessId]]:
-    """The processes of a job that has met, which works in `folder`, below the job's root."""
+    """Start a job in `folder`, below the job's root; yield its processes when all ranks have connected."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -83,8 +83,10 @@ def have_met(paths: Sequence[Path], ranks: Sequence[subprocess.Popen[bytes]]) ->
 
 
 def without_symbols(library: Path, stripped: Path) -> tuple[str, ...]:
-    """A command that runs another one where a stripped copy of the library lies in its place: its path leads to another
-    file there, too, since it is a mount namespace of its own. Takes root."""
+    """Return a command prefix that puts a stripped copy of the library at the library's path.
+
+    It runs the command in a mount namespace of its own. Needs root.
+    """
     subprocess.run([shutil.which("strip") or "strip", "--strip-all", "-o", stripped, library], check=True)
     hide = 'mount --bind "$1" "$2"; shift 2; exec "$@"'
     return *_MOUNTING, hide, "sh", str(stripped), str(library)
@@ -97,7 +99,10 @@ def identity(pid: int) -> ProcessId:
 
 
 def read(process: ProcessId) -> RankRecords:
-    """Gloo's recorder: a build for CUDA has an unused one of NCCL's, too. Who had no core within its deadline is asked again."""
+    """Read gloo's recorder; a CUDA build also has an unused recorder of NCCL.
+
+    Retry if the read overran its deadline.
+    """
 
     def answered() -> RankRecords | Fault | None:
         answers = torch_recorder.SHARED.read(process)
@@ -110,7 +115,7 @@ def read(process: ProcessId) -> RankRecords:
 
 
 def as_row(record: FlightRecord) -> dict[str, Any]:
-    """A record as the recorder's own dump prints it, as far as gloo writes it."""
+    """Format a record as the recorder's own dump prints it, with the fields that gloo writes."""
     return {
         "record_id": record.id,
         "pg_id": record.group_id,
@@ -140,7 +145,7 @@ def without_state(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class Seen(NamedTuple):
-    """What was compared, and how it was found."""
+    """The counts of compared data, and the way in which the recorder was found."""
 
     snapshots: int
     rows: int
@@ -163,7 +168,7 @@ class Seen(NamedTuple):
 
 
 def compared(folder: Path, ranks: Sequence[ProcessId], turns: int) -> Seen:
-    """Compares `turns` times what is read of each rank, while it runs and while it stands, with its own dump."""
+    """Compare each rank's records, read while it runs and while it is blocked, with its own dump; `turns` times."""
     found: list[RankRecords] = []
     still_there = 0
     for turn in range(turns):
@@ -194,9 +199,9 @@ def compared(folder: Path, ranks: Sequence[ProcessId], turns: int) -> Seen:
 
 
 def same(told: dict[str, Any], found: RankRecords, early: RankRecords) -> int:
-    """Asserts that this is what the process told, and what was read earlier, while it ran, was true.
+    """Assert that the records equal the process's own dump and that records read earlier, while it ran, were true.
 
-    How many rows of the earlier ones are still there: none where the buffer was filled anew meanwhile.
+    Return the number of the earlier rows that still exist: 0 if the buffer was filled again meanwhile.
     """
     assert [as_row(record) for record in found.records] == told["entries"]
     assert {
@@ -216,7 +221,7 @@ def same(told: dict[str, Any], found: RankRecords, early: RankRecords) -> int:
 
 
 def main() -> None:
-    """Both comparisons."""
+    """Run both comparisons."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("python")
     options.add_argument("--root", type=Path, default=Path("/"))

@@ -1,6 +1,7 @@
-"""A memory with a flight recorder in it, laid out as any version of torch does: for what no CPU job can show.
+"""A memory with a flight recorder, laid out as any version of torch does: covers cases that no CPU job can show.
 
-`Memory` is an address space of pieces; `recorder` writes a recorder of so many records into it by the table of layouts.
+`Memory` is an address space made of pieces. `recorder` writes a recorder with any number of records into it, by the
+table of layouts.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ FLOAT = layouts.dtypes().index("Float")
 
 
 class Memory:
-    """Pieces of memory by their address; `new` gives zeroed ones one behind the other, as malloc(3) would."""
+    """Pieces of memory by their address; `new` adds zeroed pieces one after the other, as malloc(3) would."""
 
     def __init__(self, first: int = 0x7F0000000000) -> None:
         self._first, self._bytes = first, bytearray()
 
     @property
     def range(self) -> tuple[int, int]:
-        """Its first address and its end."""
+        """First address and end."""
         return self._first, self._first + len(self._bytes)
 
     def new(self, size: int) -> int:
-        """The address of so many zeroed bytes, aligned as those of malloc(3)."""
+        """Return the address of `size` zeroed bytes, aligned like those of malloc(3)."""
         address = self._first + len(self._bytes)
         self._bytes += bytes(-(-max(size, 1) // 16) * 16)
         return address
@@ -39,7 +40,7 @@ class Memory:
         struct.pack_into(f"<{code}", self._bytes, address - self._first, *values)
 
     def bytes_at(self, address: int, size: int) -> bytes:
-        """What stands there."""
+        """Return the bytes at an address."""
         start = address - self._first
         return bytes(self._bytes[start : start + size]) if 0 <= start < len(self._bytes) else b""
 
@@ -48,18 +49,18 @@ class Memory:
         self._bytes[address - self._first] = value
 
     def copy(self) -> Memory:
-        """Another one with the same content."""
+        """Return a copy with the same content."""
         other = Memory(self._first)
         other._bytes = bytearray(self._bytes)
         return other
 
     def read(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """As a reader of /proc/PID/mem does: what is there of each place."""
+        """Read like a reader of /proc/PID/mem: return the bytes of each place."""
         return [self.bytes_at(address, size) for address, size in places]
 
 
 class Operation(NamedTuple):
-    """One record to be written; `sizes` of inputs and outputs."""
+    """A record to be written; `sizes` are those of inputs and outputs."""
 
     group: int = 0
     name: str = "nccl:all_reduce"
@@ -76,7 +77,7 @@ class Operation(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group: its id in the process, its name, its description and the ranks that NCCL tells."""
+    """A group: its id in the process, its name, its description and the ranks that NCCL reports."""
 
     id: int = 0
     name: str = "0"
@@ -86,7 +87,7 @@ class Group(NamedTuple):
 
 
 def as_process(folder: Path, memory: Memory, address: int, library: str = "cuda") -> None:
-    """Write `maps` and `mem` of a process, into its folder of a /proc, whose library has the recorder at `address`."""
+    """Write `maps` and `mem` of a process into its folder of a /proc; its library has the recorder at `address`."""
     first, end = memory.range
     data = first - 0x2000
     folder.joinpath("maps").write_text(
@@ -101,7 +102,7 @@ def as_process(folder: Path, memory: Memory, address: int, library: str = "cuda"
 
 
 def text(memory: Memory, address: int, value: str) -> None:
-    """A std::string at this address."""
+    """Write a std::string at this address."""
     raw = value.encode()
     where = address + 16 if len(raw) < 16 else memory.new(len(raw))
     memory.put(address, "QQ", where, len(raw))
@@ -109,7 +110,7 @@ def text(memory: Memory, address: int, value: str) -> None:
 
 
 def vector(memory: Memory, address: int, raw: bytes) -> None:
-    """A std::vector at this address."""
+    """Write a std::vector at this address."""
     where = memory.new(len(raw)) if raw else 0
     memory.put(address, "QQQ", where, where + len(raw), where + len(raw))
     if raw:
@@ -117,7 +118,7 @@ def vector(memory: Memory, address: int, raw: bytes) -> None:
 
 
 def small(memory: Memory, address: int, numbers: Sequence[int], code: str, inline: int) -> None:
-    """A c10::SmallVector at this address."""
+    """Write a c10::SmallVector at this address."""
     raw = struct.pack(f"<{len(numbers)}{code}", *numbers)
     where = address + 16 if len(numbers) <= inline else memory.new(len(raw))
     memory.put(address, "QII", where, len(numbers), max(inline, len(numbers)))
@@ -125,7 +126,7 @@ def small(memory: Memory, address: int, numbers: Sequence[int], code: str, inlin
 
 
 def tree(memory: Memory, address: int, value_bytes: int, count: int) -> list[int]:
-    """A std::map at this address with so many nodes, balanced; the addresses of their values, in order."""
+    """Write a balanced std::map with `count` nodes at this address; return the addresses of the values, in order."""
     header, nodes = address + 8, [memory.new(32 + value_bytes) for _ in range(count)]
 
     def link(first: int, end: int, parent: int) -> int:
@@ -151,9 +152,9 @@ def recorder(
     epoch: int = 0,
     lead: int = 0,
 ) -> int:
-    """Write a recorder that has seen these operations, and keeps the last `capacity` of them; gives its address.
+    """Write a recorder that has seen these operations and keeps the last `capacity` of them; return its address.
 
-    In an `epoch` after the first the buffer holds `lead` records of the one before.
+    In an `epoch` after the first, the buffer also holds `lead` records of the previous epoch.
     """
     seen = list(operations)
     address = memory.new(layout.recorder_bytes)

@@ -1,11 +1,11 @@
-"""Do verdicts hold when the same hang is shown in another form? `make robustness`, or with folders of further cases.
+"""Test that verdicts hold when the same hang is shown in another form. Run by `make robustness`.
 
 usage: python -m tests.robustness [--verbose] [FOLDER...]
 
-Each case of tests/data/hangs.toml, and each folder in FOLDER that holds `expect.json` and dumps (`trace-*.out`), is judged
-as it is and in every form of `VARIATIONS`: another py-spy, another Python, half of the ranks. Prints how many verdicts
-each form changes, how many say to look first at somebody whom the case does not call guilty (elsewhere), and how many
-innocents are named. Ends with 1 when there are any of these.
+Each case of tests/data/hangs.toml, and each folder in FOLDER that holds `expect.json` and dumps (`trace-*.out`), is
+judged as it is and in every form of `VARIATIONS`: another py-spy, another Python, half of the ranks. Print for each
+form the number of changed verdicts, of verdicts that check an innocent rank first (elsewhere), and of innocent ranks
+that are named. Exit with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _KNOWN_LIBRARIES = activity.packages() | sys.stdlib_module_names
 _NATIVE_LEAF = Frame(function="__poll", file="libc.so.6")
 
 Place = tuple[str | None, int | None]
-"""A node and a rank on it: the node is None where ranks are numbered over the whole job."""
+"""A node and a rank on it. The node is None if ranks are numbered over the whole job."""
 
 
 class Case(NamedTuple):
-    """One known hang, and who is guilty of it."""
+    """A known hang and its guilty ranks."""
 
     name: str
     ranks: tuple[RankDump, ...]
@@ -48,23 +48,23 @@ class Case(NamedTuple):
     by_local_rank: bool = False
 
     def accused(self, verdict: Verdict) -> frozenset[Place]:
-        """Who is named, in the terms of `guilty`."""
+        """Return the named ranks as places, comparable with `guilty`."""
         return frozenset(map(self.place, verdict.named))
 
     def place(self, rank: RankId) -> Place:
-        """A rank in the terms of `guilty`."""
+        """Convert a rank to a place, comparable with `guilty`."""
         return (rank.node, rank.local_rank) if self.by_local_rank else (None, rank.rank)
 
 
 def known_cases() -> Iterator[Case]:
-    """Those of tests/data/hangs.toml. `guilty` of a case counts where its rules name nobody."""
+    """Yield the cases of tests/data/hangs.toml. If the rules name no rank, `guilty` of the case applies."""
     for case in CASES:
         guilty = frozenset((None, rank) for rank in case.get("guilty", case.get("named", ())))
         yield Case(case["name"], tuple(rank_dumps(case)), case.get("world_size"), guilty)
 
 
 def cases_of(folder: Path) -> Iterator[Case]:
-    """Those of a folder with a folder for each case."""
+    """Yield the cases of a folder that has a subfolder for each case."""
     for place in sorted(expectation.parent for expectation in folder.glob("*/expect.json")):
         expect = json.loads((place / "expect.json").read_text())
         local = expect.get("rank_kind") == "local"
@@ -108,7 +108,7 @@ def _native_leaf(thread: Thread) -> Thread:
 
 
 def _qualified_names(thread: Thread) -> Thread:
-    """As Python 3.11 and later print them."""
+    """Rename functions as Python 3.11 and later print them."""
     return _with_frames(thread, (replace(frame, function=_qualified(frame)) for frame in thread.frames))
 
 
@@ -118,7 +118,7 @@ def _qualified(frame: Frame) -> str:
 
 
 def _plain_names(thread: Thread) -> Thread:
-    """As Python 3.10 and earlier print them."""
+    """Rename functions as Python 3.10 and earlier print them."""
     return _with_frames(thread, (replace(frame, function=_plain(frame)) for frame in thread.frames))
 
 
@@ -128,7 +128,7 @@ def _plain(frame: Frame) -> str:
 
 
 def _whole_paths(thread: Thread) -> Thread:
-    """As `py-spy --full-filenames` prints them, which tells whose a file is."""
+    """Use whole paths, as `py-spy --full-filenames` prints them; a path tells which library a file belongs to."""
     whole = (replace(frame, file=_whole(frame.file, thread, index)) for index, frame in enumerate(thread.frames))
     return replace(_with_frames(thread, whole), installed_frames=None)
 
@@ -145,7 +145,7 @@ def _whole(file: str, thread: Thread, index: int) -> str:
 
 
 def _told_whose(thread: Thread) -> Thread:
-    """As py-spy's JSON tells it: how many of the innermost frames are of libraries."""
+    """Add the number of innermost frames that belong to libraries, as py-spy's JSON has it."""
     frames = itertools.takewhile(lambda place: _is_installed(place[1].file, thread, place[0]), enumerate(thread.frames))
     return replace(thread, installed_frames=sum(1 for _ in frames))
 
@@ -210,7 +210,7 @@ VARIATIONS: dict[str, Callable[[Sequence[RankDump]], Sequence[RankDump]]] = {
 
 
 class Judged(NamedTuple):
-    """One case in one form: what it says now and said as it is, and the innocents that it names."""
+    """A case in one form: its verdict in this form and in the original form."""
 
     case: Case
     variation: str
@@ -219,17 +219,17 @@ class Judged(NamedTuple):
 
     @property
     def changed(self) -> bool:
-        """Whether another verdict, or other ranks, are told."""
+        """True if the verdict or the named ranks differ."""
         return (self.before.kind, set(self.before.named)) != (self.after.kind, set(self.after.named))
 
     @property
     def innocents(self) -> frozenset[Place]:
-        """Who is named and not guilty."""
+        """Ranks that are named and not guilty."""
         return self.case.accused(self.after) - self.case.guilty
 
     @property
     def looks_elsewhere(self) -> bool:
-        """Whether somebody is to be looked at first whom the case does not call guilty: no accusation."""
+        """True if a rank to check first is not guilty. Such a rank is not blamed."""
         return not {self.case.place(rank) for rank in self.after.first_look} <= self.case.guilty
 
     def __str__(self) -> str:
@@ -237,7 +237,7 @@ class Judged(NamedTuple):
 
 
 def vary(case: Case) -> Iterator[Judged]:
-    """The case in every form that leaves any rank."""
+    """Judge the case in every form that leaves any rank."""
     before = _verdict(case, case.ranks)
     yield Judged(case, "as it is", before, before)
     for name, variation in VARIATIONS.items():
@@ -256,7 +256,7 @@ def _row(name: str, found: Sequence[Judged]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a row for each form and the totals. Returns the exit status."""
+    """Print a row for each form and the totals. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--verbose", action="store_true", help="also print each verdict that changes")

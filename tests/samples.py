@@ -1,6 +1,6 @@
 """Incidents as the daemon would write them, for tests and pictures of the report.
 
-Made by hand, not by the verdict rules, but for those that point at whom to look at first.
+They are made by hand, not by the verdict rules, except those that name a rank to check first.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def process_dump(pid: int, frames: tuple[Frame, ...], number: int) -> ProcessDum
 
 
 def blocked_dump(rank: int) -> RankDump:
-    """A rank in D whose stack py-spy could not read: what the kernel says stands in its place."""
+    """A rank in D state. py-spy could not read its stack; the kernel's data replaces it."""
     found = ProcessDump(
         taken_monotonic_seconds=900.0,
         fault=D_STATE,
@@ -219,7 +219,7 @@ D_STATE = Fault(
 
 
 def power(odd_local_ranks: frozenset[int], gpus: int = 8, quiet_at: float = OPENED - 128.0) -> tuple[PowerSeries, ...]:
-    """15 minutes at 1 Hz: training at some 610 W, then the quiet of a hang."""
+    """Make 15 minutes at 1 Hz: training at about 610 W, then the low power of a hang."""
     seconds = [OPENED - 880.0 + second for second in range(900)]
     return tuple(
         PowerSeries(
@@ -343,7 +343,7 @@ def loader_hang() -> Incident:
 
 @functools.cache
 def blocked_in_kernel() -> Incident:
-    """Rank 3 is in D on NFS; py-spy cannot read it."""
+    """Rank 3 is in D state on NFS; py-spy cannot read it."""
     odd = rank_id(3)
     undumpable = Group(
         key="d0000000",
@@ -384,7 +384,7 @@ def blocked_in_kernel() -> Incident:
 
 @functools.cache
 def exited() -> Incident:
-    """The process of rank 3 does not exist any more; the others wait for it."""
+    """The process of rank 3 is gone; the others wait for it."""
     odd = RankId(node=NODE, rank=3, local_rank=3)
     gone = Group(key="90ne", activity="gone", members=(Member(id=odd, motion=Motion.FROZEN),), gone=True)
     verdict = Verdict(
@@ -402,7 +402,10 @@ def exited() -> Incident:
 
 @functools.cache
 def all_waiting() -> Incident:
-    """Everybody here waits in the same collective: the odd one is on the other node, which this node cannot see."""
+    """All ranks of this node wait in the same collective.
+
+    The culprit is on the other node, which this node cannot see.
+    """
     verdict = Verdict(
         kind="AllWaiting",
         message="No odd rank on gpu-a12: its 8 ranks all wait in all_reduce. Look at the other nodes, then at XID and NVLink.",
@@ -414,7 +417,7 @@ def all_waiting() -> Incident:
 
 @functools.cache
 def mismatch() -> Incident:
-    """Half of the ranks are in all_reduce and half in broadcast: nobody can be accused."""
+    """Half of the ranks are in all_reduce and half in broadcast: no rank can be named."""
     broadcast = (
         Frame(function="broadcast", file="torch/distributed/distributed_c10d.py", line=2781),
         Frame(function="_sync_buffers", file="trainer/loop.py", line=140),
@@ -453,7 +456,7 @@ def mismatch() -> Incident:
 
 @functools.cache
 def own_code() -> Incident:
-    """Rank 2 of 4 stands in the program's own code, in a call that Python does not show; the others are in backward."""
+    """Rank 2 of 4 is in the program's own code, in a call that Python does not show; the others are in backward."""
     backward = (
         Frame(function="_engine_run_backward", file="torch/autograd/graph.py", line=825),
         Frame(function="backward", file="torch/_tensor.py", line=581),
@@ -470,7 +473,7 @@ def own_code() -> Incident:
 
 @functools.cache
 def other_line() -> Incident:
-    """Rank 3 of 4 asks for the same all_reduce in another line of the same function."""
+    """Rank 3 of 4 calls the same all_reduce in another line of the same function."""
     dumps = [rank_dump(rank, (*ALL_REDUCE[:2], replace(ALL_REDUCE[2], line=300 - (rank // 3)))) for rank in range(4)]
     grouping = group_ranks(dumps, activity.load(), config.Capture(), 4)
     return incident(groups=grouping.groups, verdict=judge(grouping, 4), dumps=dumps, world_size=4)
@@ -520,7 +523,7 @@ def parallel_groups() -> Incident:
 
 
 def alone(group: Group, rank: RankId) -> Group:
-    """The group with one member, that rank."""
+    """Return the group with this rank as its only member."""
     return Group(
         key=group.key, activity=group.activity, frames=group.frames, workers=group.workers, members=(Member(id=rank),)
     )
@@ -584,7 +587,7 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
 
 
 def replaced(value: Incident, **changes: object) -> Incident:
-    """The incident with some fields changed."""
+    """Return the incident with some fields changed."""
     return msgspec.structs.replace(value, **changes)
 
 

@@ -1,4 +1,4 @@
-"""The JSON schemas of what the commands print, made from the types that are encoded; `make golden` writes them to docs/."""
+"""The JSON schemas of the commands' output, made from the encoded types; `make golden` writes them to docs/."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ FORMS: dict[str, type] = {
     "status": Status,
 }
 READ_BACK = {"incident", "grouped"}
-"""Forms that earlier versions wrote: what they did not know has a default. Of the others each field is always there."""
+"""Forms that earlier versions wrote: a newer field has a default. In the other forms each field is always present."""
 
 
 def path(form: str) -> Path:
-    """Where the schema of a form lies."""
+    """Return the path of the schema of a form."""
     return DOCS / f"{form}.schema.json"
 
 
 def schema(form: str) -> str:
-    """The schema of a form as text."""
+    """Return the schema of a form as text."""
     made = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(FORMS[form])}
     for part in made["$defs"].values():
         _polish(part, always=form not in READ_BACK)

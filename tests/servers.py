@@ -1,7 +1,6 @@
-"""Real Prometheus and Alertmanager on loopback, and small servers that stand for what lies around them.
+"""Real Prometheus and Alertmanager on loopback, and small servers that replace the other programs of a site.
 
-Each server is a context manager: it is ready when `with` is entered, and ended by its own pid when it is left.
-Everything is waited for by deadline.
+Each server is a context manager: ready when `with` begins, ended by pid when it ends. Each wait has a deadline.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ STOP_SECONDS = 10.0
 
 
 def program(name: str) -> str:
-    """The path of a system program, or a skip that says which Debian package has it."""
+    """Return the path of a system program; skip the test with the name of its Debian package if it is missing."""
     package = {"prometheus": "prometheus", "promtool": "prometheus", "chromium": "chromium"}
     found = shutil.which(name)
     if found is None:
@@ -41,14 +40,14 @@ def program(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on at this moment."""
+    """Return a port of loopback on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class _Process:
-    """A server program: started on entering, asked to stop and then killed, by pid, on leaving."""
+    """A server program: started at the begin of `with`; at the end asked to stop, then killed, by pid."""
 
     name = ""
 
@@ -90,7 +89,7 @@ class _Process:
         return False
 
     def stop(self) -> None:
-        """End the program; it has a deadline, then it is killed."""
+        """Stop the program; kill it after a deadline."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
@@ -104,7 +103,7 @@ class _Process:
 class RealPrometheus(_Process):
     """Debian's Prometheus on a free port of loopback.
 
-    `targets` maps `instance` to `host:port`; all are scraped by the job "hangwatch". `rules` are rule files,
+    `targets` maps `instance` to `host:port`; the job "hangwatch" scrapes all of them. `rules` are rule files.
     `alertmanager` is a `host:port`.
     """
 
@@ -155,7 +154,7 @@ class RealPrometheus(_Process):
         ]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The result of an instant query: a list of {"metric": labels, "value": [time, text]}."""
+        """Return the result of an instant query: a list of {"metric": labels, "value": [time, text]}."""
         answer = self.api("query", query=expression)
         return (
             answer["result"]
@@ -164,16 +163,16 @@ class RealPrometheus(_Process):
         )
 
     def query_range(self, expression: str, seconds: float, step: float = 1.0) -> list[dict[str, Any]]:
-        """The result of a range query over the last `seconds`: a list of {"metric": labels, "values": [[time, text]]}."""
+        """Return the result over the last `seconds`: a list of {"metric": labels, "values": [[time, text]]}."""
         now = time.time()
         return list(self.api("query_range", query=expression, start=now - seconds, end=now, step=step)["result"])
 
     def alerts(self, state: str = "firing") -> list[dict[str, Any]]:
-        """The alerts in a state, as Prometheus itself sees them."""
+        """Return the alerts in a state, as Prometheus itself sees them."""
         return [alert for alert in self.api("alerts")["alerts"] if alert["state"] == state]
 
     def api(self, what: str, **parameters: object) -> Any:
-        """The `data` of one answer of the HTTP API; fails the test with Prometheus' own error."""
+        """Return the `data` of a response of the HTTP API; fail the test with Prometheus' own error."""
         url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         status, body = get(url)
         answer = json.loads(body)
@@ -193,7 +192,7 @@ class RealAlertmanager(_Process):
 
     @property
     def address(self) -> str:
-        """host:port, as Prometheus' configuration wants it."""
+        """host:port, as in Prometheus' configuration."""
         return f"127.0.0.1:{self.port}"
 
     def command(self) -> list[str]:
@@ -209,7 +208,7 @@ class RealAlertmanager(_Process):
         ]
 
     def post(self, alerts: list[dict[str, Any]]) -> None:
-        """Hand alerts in, as Prometheus would."""
+        """Post alerts as Prometheus would."""
         request = urllib.request.Request(
             f"{self.url}/api/v2/alerts",
             data=json.dumps(alerts).encode(),
@@ -219,7 +218,7 @@ class RealAlertmanager(_Process):
             assert answer.status == 200
 
     def alerts(self) -> list[dict[str, Any]]:
-        """All alerts that it holds, with their status (active, suppressed) and receivers."""
+        """Return all alerts that it holds, with their status (active, suppressed) and receivers."""
         return list(json.loads(get(f"{self.url}/api/v2/alerts")[1]))
 
 
@@ -245,7 +244,7 @@ class _Server:
                 self.wfile.write(answer)
 
             def log_message(self, *_: object) -> None:
-                """Nothing: the tests read what was received."""
+                """Log nothing: the tests read what was received."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -274,7 +273,7 @@ class _Server:
 class WebhookReceiver(_Server):
     """Receives Alertmanager's webhook notifications and keeps them in order, with the unix time of their arrival.
 
-    The path of the request tells the receiver: `received("/page")` are the notifications that were posted to /page.
+    The request path is the receiver: `received("/page")` returns the notifications that were posted to /page.
     """
 
     def __init__(self) -> None:
@@ -287,13 +286,13 @@ class WebhookReceiver(_Server):
         return 200, "application/json", b"{}"
 
     def received(self, path: str = "/") -> list[dict[str, Any]]:
-        """The notifications that came to this path; each has `received_unix_seconds` added."""
+        """Return the notifications posted to this path; each has `received_unix_seconds` added."""
         return [
             {**payload, "received_unix_seconds": when} for when, where, payload in list(self._received) if where == path
         ]
 
     def wait(self, path: str = "/", status: str = "firing", deadline_seconds: float = 60.0) -> dict[str, Any]:
-        """The first notification of this status that came to this path."""
+        """Return the first notification of this status that was posted to this path."""
         return wait_for(
             lambda: next((one for one in self.received(path) if one["status"] == status), None),
             f"a {status} notification at {path}",
@@ -302,7 +301,7 @@ class WebhookReceiver(_Server):
 
 
 class TextExporter(_Server):
-    """Serves `text` as /metrics: for what a real hangwatch cannot be brought to say in a test."""
+    """Serves `text` as /metrics: for metrics that a real hangwatch cannot be made to show in a test."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -313,7 +312,7 @@ class TextExporter(_Server):
 
 
 def get(url: str, timeout_seconds: float = 30.0) -> tuple[int, bytes]:
-    """Status and body of one GET, also when the status is an error."""
+    """Return status and body of a GET, also for an error status."""
     try:
         with urllib.request.urlopen(url, timeout=timeout_seconds) as answer:
             return answer.status, answer.read()
@@ -322,7 +321,7 @@ def get(url: str, timeout_seconds: float = 30.0) -> tuple[int, bytes]:
 
 
 def run(*command: str | os.PathLike[str], deadline_seconds: float = 150.0) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; its first word may be any that `program` knows."""
+    """Run a program to its end; its first word may be any name that `program` accepts."""
     first, *rest = command
     return subprocess.run(
         [program(str(first)), *map(str, rest)], capture_output=True, text=True, timeout=deadline_seconds, check=False

@@ -1,4 +1,4 @@
-"""A real Slurm on loopback: a controller and three nodes on this machine, each an slurmd of its own, with a munge of their own."""
+"""A real Slurm on loopback with its own munge: a controller, and three nodes with one slurmd each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NODES = ("n0", "n1", "n2")
 
 @contextlib.contextmanager
 def slurm(folder: Path) -> Iterator[str]:
-    """Three nodes and a job that holds all of them; SLURM_CONF is set meanwhile. Gives the job's number."""
+    """Start three nodes and a job that holds them all; SLURM_CONF is set inside `with`. Yield the job's number."""
     conf = _configuration(folder)
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((folder / "log").open("w"))
@@ -46,7 +46,7 @@ def slurm(folder: Path) -> Iterator[str]:
 
 
 def steps(job: str) -> str:
-    """The steps of a job that run."""
+    """Return the running steps of a job."""
     return _asked("squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i")
 
 

@@ -1,4 +1,4 @@
-"""Nodes behind a real sshd on loopback, under names of their own: for what is asked over ssh and pdsh."""
+"""Nodes behind a real sshd on loopback, under their own names: for requests over ssh and pdsh."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ needs_pdsh = pytest.mark.skipif(shutil.which("pdsh") is None, reason="needs pdsh
 
 @contextlib.contextmanager
 def sshd(folder: Path, names: list[str]) -> Iterator[Path]:
-    """An sshd with one port for each name; a file of ssh's options that leads to them.
+    """Run an sshd with one port for each name; yield an ssh options file that leads to them.
 
-    A program that it starts finds its port in the last word of SSH_CONNECTION; `folder`/PORT holds the name.
+    A program that it starts finds its port in the last word of SSH_CONNECTION. `folder`/PORT holds the name.
     """
     assert SSHD is not None
     make_keys(folder)
@@ -45,15 +45,15 @@ def sshd(folder: Path, names: list[str]) -> Iterator[Path]:
 
 
 def make_keys(folder: Path) -> None:
-    """The folder, with a key of the host and one of the user, and what sshd itself needs."""
+    """Create the folder with a host key, a user key, and the directory that sshd needs."""
     folder.mkdir(mode=0o700)
     for key in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
-    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # of its own privilege separation
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # for sshd's privilege separation
 
 
 def server_config(folder: Path, listening: Iterable[str]) -> Path:
-    """The configuration of an sshd that listens on these addresses and lets the user's key in as root."""
+    """Return the configuration of an sshd that listens on these addresses and accepts the user's key for root."""
     (folder / "sshd_config").write_text(
         "".join(f"ListenAddress {address}\n" for address in listening)
         + f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nPidFile none\nUsePAM no\n"
@@ -63,7 +63,7 @@ def server_config(folder: Path, listening: Iterable[str]) -> Path:
 
 
 def client_config(folder: Path, addresses: Mapping[str, tuple[str, int]]) -> Path:
-    """A file of ssh's options that leads to these hosts by name."""
+    """Write an ssh options file that leads to these hosts by name."""
     hosts = (f"Host {name}\n  HostName {host}\n  Port {port}\n" for name, (host, port) in addresses.items())
     usual = f"User root\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
     known = f"  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking accept-new\n  LogLevel ERROR\n"
@@ -72,7 +72,7 @@ def client_config(folder: Path, addresses: Mapping[str, tuple[str, int]]) -> Pat
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether somebody takes connections there."""
+    """True if a server accepts connections at this address."""
     with socket.socket() as client:
         client.settimeout(1.0)
         return client.connect_ex((host, port)) == 0

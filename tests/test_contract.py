@@ -1,4 +1,4 @@
-"""Adding a check is one file and one test: a copy of the tree gets one file more, and nothing else is touched."""
+"""Adding a check takes one file and one test: a copy of the tree gets one more file; nothing else changes."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_it_is_in_the_page_of_checks(tree: Tree) -> None:
 
 @contextmanager
 def daemon(tree: Tree, folder: Path) -> Iterator[str]:
-    """`hangwatch run` of the copy; gives the address that it serves on."""
+    """Start `hangwatch run` of the copy; yield the address that it serves on."""
     port = free_port()
     settings = folder / "hangwatch.toml"
     settings.write_text(f'[http]\nlisten = "127.0.0.1"\nport = {port}\n[store]\ndirectory = "{folder / "state"}"\n')

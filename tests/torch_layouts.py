@@ -1,12 +1,12 @@
-"""Where PyTorch's flight recorder keeps its fields, version by version: from the headers that its wheels ship.
+"""Print the field offsets of PyTorch's flight recorder, version by version, from the headers in its wheels.
 
 usage: python -m tests.torch_layouts [VERSION | WHEEL | FOLDER]... > hangwatch/probes/torch_recorder/layouts.toml
 
-A VERSION is downloaded by pip (the wheel for macOS on arm64: the same headers in a tenth of the size) and deleted, a
-FOLDER holds `include` and `version.py`, as an installed torch does. The definition of the recorder is cut out of its
-header, its members are made public, and g++ writes their offsets into a section of an object file; nothing is linked or
-run. They are those of the machine on which g++ runs, and the table is that of x86-64: on aarch64 a mutex of glibc has
-48 bytes instead of 40, so what lies behind it in the recorder would differ.
+pip downloads a VERSION, which is deleted afterwards: the wheel for macOS on arm64, which has the same headers in a
+tenth of the size. A FOLDER holds `include` and `version.py`, like an installed torch. The definition of the recorder is
+cut out of its header, its members are made public, and g++ writes their offsets into a section of an object file.
+Nothing is linked or run. The offsets are those of the machine on which g++ runs; the table is for x86-64. On aarch64 a
+mutex of glibc has 48 bytes instead of 40, so later fields of the recorder would differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADER = "torch/csrc/distributed/c10d/FlightRecorder.hpp"
 OLD_HEADER = "torch/csrc/distributed/c10d/NCCLUtils.hpp"  # 2.5: NCCLTraceBuffer
 SCALAR_TYPES = ("torch/headeronly/core/ScalarType.h", "c10/core/ScalarType.h")  # the first since 2.9
 SECTION = "field_offsets"
-NOT_IN_THE_WHEEL = ("nccl.h", "ATen/cuda/CUDAEvent.h")  # of the headers that this one includes
+NOT_IN_THE_WHEEL = ("nccl.h", "ATen/cuda/CUDAEvent.h")  # headers that the included ones need
 FIELDS = {
     "enabled": "offsetof(Recorder, enabled_)",
     "entries": "offsetof(Recorder, entries_)",
@@ -67,7 +67,7 @@ FIELDS = {
     "status_started": "offsetof(c10d::ProcessGroupStatus, lastStartedSeq)",
     "status_completed": "offsetof(c10d::ProcessGroupStatus, lastCompletedSeq)",
 }
-# Members that some version does not have, by the member that the header must declare.
+# Members that some versions do not have, by the member that the header must declare.
 OPTIONAL = {
     "reset_epoch": (r"size_t reset_epoch_ = 0;", "offsetof(Recorder, reset_epoch_)"),
     "record_epoch": ("size_t reset_epoch_;", "offsetof(Record, reset_epoch_)"),
@@ -92,11 +92,11 @@ extern const unsigned long long offsets[] __attribute__((used, section("{section
 
 
 class CannotTellError(Exception):
-    """A version of which the layout was not found; the message is why."""
+    """The layout of a version was not found; the message is the reason."""
 
 
 def layout(include: Path) -> dict[str, int]:
-    """The offsets of every field; -1 of one that this version does not have. Raises CannotTellError."""
+    """Return the offset of every field; -1 for a field that this version does not have. Raises CannotTellError."""
     header = next((name for name in (HEADER, OLD_HEADER) if (include / name).exists()), None)
     if header is None:
         raise CannotTellError("no header of a flight recorder")
@@ -137,7 +137,7 @@ def _compiled(program: str, include: Path) -> list[int]:
 
 
 def dtypes(include: Path) -> list[str]:
-    """The names of c10::ScalarType in the order of their numbers."""
+    """Return the names of c10::ScalarType in the order of their numbers."""
     text = "".join((include / name).read_text() for name in SCALAR_TYPES if (include / name).exists())
     table = re.search(r"#define AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS\(_\)(.*?)\n\n", text, re.DOTALL)
     assert table is not None
@@ -145,7 +145,7 @@ def dtypes(include: Path) -> list[str]:
 
 
 def toml(found: dict[str, dict[str, int]], names: Sequence[str]) -> str:
-    """The table: one row for all versions that share a layout, oldest first."""
+    """Format the table: one row for all versions that share a layout, oldest first."""
     rows: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for version in sorted(found, key=_release):
         rows.setdefault(tuple(found[version].items()), []).append(version)
@@ -166,7 +166,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 @contextmanager
 def headers(source: str) -> Iterator[tuple[str, Path]]:
-    """The version and the folder of the headers of a version, a wheel or a folder. Raises CannotTellError."""
+    """Yield the version and header folder of a version, a wheel or a folder. Raises CannotTellError."""
     with tempfile.TemporaryDirectory() as folder:
         if not Path(source).exists():
             source = _downloaded(source, Path(folder))
@@ -193,7 +193,7 @@ def _downloaded(version: str, folder: Path) -> str:
 
 
 def main() -> int:
-    """Print the table; what was left out goes to stderr."""
+    """Print the table; skipped versions go to stderr."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("sources", nargs="+", metavar="VERSION|WHEEL|FOLDER")
     found: dict[str, dict[str, int]] = {}

@@ -3,8 +3,8 @@
 usage: python -m tests.verdicts [FOLDER...]
 
 A line is: case, form, kind, confidence, named ranks, ranks to check first. Cases are those of tests/data/hangs.toml and
-of each FOLDER (see tests/robustness.py), in every form; then every capture of every scenario in virtual time.
-Texts are left out: they may change where a verdict does not.
+of each FOLDER (see tests/robustness.py), in every form; then every capture of every scenario in virtual time. Texts are
+omitted: they may change while the verdict stays the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.scenarios.simulation import play
 
 
 def lines(folders: Iterable[Path]) -> Iterator[str]:
-    """All verdicts, in a fixed order."""
+    """Yield all verdicts, in a fixed order."""
     cases = [*robustness.known_cases(), *(case for folder in folders for case in robustness.cases_of(folder))]
     for case in cases:
         for judged in robustness.vary(case):

@@ -1,4 +1,4 @@
-"""A real `hangwatch run` in a process of its own, on loopback, and real torchrun jobs for it to watch."""
+"""A real `hangwatch run` in its own process, on loopback, and real torchrun jobs that it monitors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUICK = {
 
 
 class RealDaemon:
-    """`hangwatch run` with a configuration of its own; ready when `with` is entered, ended by its pid when it is left."""
+    """`hangwatch run` with its own configuration; ready when `with` begins, ended by pid when it ends."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class RealDaemon:
 
     @property
     def address(self) -> str:
-        """host:port, as Prometheus' configuration wants it."""
+        """host:port, as in Prometheus' configuration."""
         return f"{self._host}:{self.port}"
 
     def get(self, path: str) -> str:
@@ -104,7 +104,7 @@ class RealDaemon:
         return json.loads(self.get("/status"))
 
     def samples(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
-        """All samples of one metric whose labels include those given."""
+        """Return all samples of a metric with at least these labels."""
         try:
             text = self.get("/metrics")
         except (URLError, ConnectionError, TimeoutError):
@@ -125,7 +125,7 @@ class RealDaemon:
 
 
 class TorchJob:
-    """A real `torchrun` job of `ranks` ranks over gloo; all its processes are gone when `with` is left."""
+    """A real `torchrun` job of `ranks` ranks over gloo; all its processes are gone at the end of `with`."""
 
     def __init__(  # noqa: PLR0913 - an option of torchrun each
         self,
@@ -141,7 +141,7 @@ class TorchJob:
         prefix: Iterable[str] = (),
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`ranks` on this one of `nodes` nodes, which know their places where they have a `node_rank`."""
+        """Start `ranks` ranks on this one of `nodes` nodes. With `node_rank`, the nodes have fixed places."""
         self.folder = folder
         self.run_id = run_id or f"test-{uuid.uuid4().hex[:8]}"
         self.ranks = ranks
@@ -161,7 +161,7 @@ class TorchJob:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Its own session: the group's id is the pid that we started.
+        # In its own session, so that the group id is the pid that we started.
         for sign in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, sign)
@@ -171,7 +171,7 @@ class TorchJob:
         self.process.wait()
 
     def wait_for_step(self, step: int, deadline_seconds: float = 150.0) -> None:
-        """Until rank 0 has finished this step; fails at once when the launcher ends."""
+        """Wait until rank 0 has finished this step; fail at once when the launcher ends."""
 
         def finished() -> bool:
             if self.process.poll() is not None:

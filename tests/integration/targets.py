@@ -1,4 +1,4 @@
-"""Real processes in every state that a dump can meet, ready when they are returned, ended by their pid."""
+"""Real processes in every state that a dump may meet. Each is ready when it is returned and is ended by its pid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conftest import wait_for
 
 SLEEPING = "import time\ndef asleep():\n    ready()\n    time.sleep(600)\nasleep()"
 SPINNING = "def spin():\n    ready()\n    while True:\n        pass\nspin()"
-# The frames change all the time: a dump that does not pause its target often meets a torn stack.
+# The frames change all the time: a dump that does not pause its target often reads an inconsistent stack.
 CHANGING = """
 def deep(n):
     return deep(n - 1) + wide(n - 1) if n > 0 else 1
@@ -25,7 +25,7 @@ ready()
 while True:
     deep(9)
 """
-# posix_spawn waits like vfork until its child executes; the child first opens a FIFO that nobody writes.
+# posix_spawn waits like vfork until its child executes; the child first opens a FIFO that has no writer.
 IN_KERNEL = """
 import os
 def blocked_in_kernel():
@@ -51,7 +51,7 @@ _READY = "folder = {folder!r}\ndef ready():\n    open(folder + '/ready', 'w').cl
 
 @contextlib.contextmanager
 def python(code: str, folder: Path, **environ: str) -> Iterator[int]:
-    """Run `code`, which calls `ready()` and may use `folder`; gives its pid once it is ready."""
+    """Run `code`, which calls `ready()` and may use `folder`; yield its pid once it is ready."""
     if not (folder / "fifo").exists():
         os.mkfifo(folder / "fifo")
     (folder / "ready").unlink(missing_ok=True)
@@ -61,7 +61,7 @@ def python(code: str, folder: Path, **environ: str) -> Iterator[int]:
         wait_for((folder / "ready").exists, "the target to be ready")
         yield child.pid
     finally:
-        with contextlib.suppress(OSError):  # ENXIO: nobody waits at the FIFO
+        with contextlib.suppress(OSError):  # ENXIO: no process waits at the FIFO
             os.close(os.open(folder / "fifo", os.O_WRONLY | os.O_NONBLOCK))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -69,30 +69,33 @@ def python(code: str, folder: Path, **environ: str) -> Iterator[int]:
 
 
 def state(pid: int) -> str:
-    """The state letter of a process."""
+    """Return the state letter of a process."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def scheduled(pid: int) -> tuple[float, float]:
-    """For how many seconds the main thread has run, and for how many it was ready to run and had no core."""
+    """Return the seconds that the main thread has run, and those that it was runnable but had no core."""
     ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9
 
 
 def futex_call(pid: int) -> tuple[int, int] | None:
-    """The stack and the instruction pointer of a main thread that sleeps in futex(2); None: it does not."""
+    """Return stack and instruction pointer of a main thread that sleeps in futex(2).
+
+    None if it does not sleep there.
+    """
     fields = Path(f"/proc/{pid}/syscall").read_text().split()
     is_futex = len(fields) == 9 and system_calls.names_by_number().get(int(fields[0])) == "futex"
     return (int(fields[7], 16), int(fields[8], 16)) if is_futex else None
 
 
 def wait_for_state(pid: int, letter: str) -> None:
-    """Until the kernel shows that state."""
+    """Wait until the kernel shows that state."""
     wait_for(lambda: state(pid) == letter, f"state {letter} of {pid}")
 
 
 def wait_for_call(pid: int, kind: str) -> None:
-    """Until the main thread is in a system call of that kind: `ready()` is called before it, and a core may be far."""
+    """Wait until the main thread is in a system call of that kind; `ready()` is called before it."""
 
     def is_in_call() -> bool:
         call = main_thread.read_call(pid, procfs.PROC)
@@ -102,6 +105,6 @@ def wait_for_call(pid: int, kind: str) -> None:
 
 
 def stop(pid: int) -> None:
-    """SIGSTOP, and wait until it took effect."""
+    """Send SIGSTOP and wait until it took effect."""
     os.kill(pid, signal.SIGSTOP)
     wait_for_state(pid, "T")

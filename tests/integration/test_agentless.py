@@ -1,4 +1,4 @@
-"""`hangwatch dump --nodes --agentless`: nodes on which only py-spy is, here one shell, `--via local` and a real sshd."""
+"""`hangwatch dump --nodes --agentless`: nodes that only have py-spy, here one shell, `--via local` and a real sshd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ dist.barrier()
 
 
 def ask(*arguments: str, py_spy: str = PY_SPY, run_as: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """On a loaded machine py-spy takes seconds for each rank: half of what pytest leaves a test."""
+    """Run the command. On a loaded machine py-spy takes seconds per rank, up to half of the time of a test."""
     how = ("--agentless", "--deadline", "90", "--remote-command", py_spy)
     return subprocess.run(
         [*run_as, sys.executable, "-m", "hangwatch", "dump", *how, *arguments],
@@ -104,7 +104,7 @@ def test_the_odd_rank_of_a_job_that_torchrun_started(tmp_path: Path) -> None:
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=localhost:0",
     ]
-    command += ["--rdzv-id=agentless-odd"]  # --standalone would make one up
+    command += ["--rdzv-id=agentless-odd"]  # --standalone would invent an id
     with started([sys.executable, *command, str(tmp_path / "train.py")]):
 
         def named() -> list[tuple[int, str]]:
@@ -117,7 +117,7 @@ def test_the_odd_rank_of_a_job_that_torchrun_started(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A job in a session of its own, which is ended as a whole."""
+    """Run a job in its own session; the whole session is ended at the end."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options) as process:
         try:
             yield process
@@ -176,10 +176,10 @@ def folder_for_all() -> Iterator[Path]:
 
 @needs_root
 def test_ranks_whose_environment_may_not_be_read_are_told_by_their_launcher(folder_for_all: Path) -> None:
-    allowed = folder_for_all / "py-spy"  # in the place of `sudo -n py-spy`
+    allowed = folder_for_all / "py-spy"  # replaces `sudo -n py-spy`
     allowed.write_text(ALLOWED)
     allowed.chmod(0o755)
-    # A shell that is called torchrun, and waits for its rank.
+    # A shell with the name torchrun that waits for its rank.
     shell = f'"{sys.executable}" -c "import time; time.sleep(600)" & echo $!; wait'
     with subprocess.Popen(
         ["torchrun", "-c", shell], executable="/bin/sh", stdout=subprocess.PIPE, env={**os.environ, "RANK": "3"}

@@ -1,4 +1,4 @@
-"""Real ranks that wait for another rank, themselves, in a thread or by a child: they are not taken for who is late."""
+"""Real ranks that wait for another rank by the main thread, another thread or a child: they are not late themselves."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def other_rank(folder: Path, *, accepts: bool = False) -> Iterator[subprocess.Po
 
 
 def seen(kind: str, pid: int, *ranks: int) -> tuple[Group, Member]:
-    """The last of these ranks and its group, once it, a thread or a child of it stands in a call of this kind."""
+    """Return group and member of rank `pid` once it, a thread or a child of it is blocked in a call of this kind."""
 
     def waits() -> bool:
         below = procfs.read_children(pid, procfs.PROC)
@@ -121,7 +121,7 @@ def test_whose_child_receives_from_a_stranger_is_held_outside(code: str, tmp_pat
 
 
 def test_a_pipe_that_all_ranks_only_read_leads_to_none_of_them(tmp_path: Path) -> None:
-    """As the standard input that a launcher gives to every rank, and each to what it starts."""
+    """For example the standard input that a launcher gives to all ranks, which they give to their children."""
     reads = "import os\nos.read(0, 1)"
     with subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE) as other, contextlib.ExitStack() as ends:
         ends.callback(other.kill)

@@ -1,4 +1,4 @@
-"""The frames of a real thread that sleeps, by the tables that its process has mapped, whole and damaged."""
+"""The frames of a real sleeping thread, by the tables that its process has mapped, intact and damaged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HIGHEST = 1 << 64
 
 
 class Sleeping(NamedTuple):
-    """Where the main thread of a process sleeps, what it has mapped, and its memory."""
+    """The place where the main thread of a process sleeps, its mappings, and its memory."""
 
     place: int
     stack: int
@@ -37,7 +37,7 @@ class Sleeping(NamedTuple):
         with self.memory.open("rb", 0) as memory:
             try:
                 return os.pread(memory.fileno(), count, address)
-            except OSError:  # EIO: nothing is mapped there
+            except OSError:  # EIO: nothing is mapped at this address
                 return b""
 
 
@@ -86,7 +86,7 @@ def test_a_damaged_table_ends_the_walk_and_nothing_else(sleeping: Sleeping, data
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_memory_that_says_anything_ends_the_walk(data: st.DataObject) -> None:
-    """Also where it begins like a library, so that what lies behind the first tests of it is reached."""
+    """Some memory begins like a library, so that the code after the first checks is tested, too."""
     head = b"\x7fELF\x02\x01" + bytes(26) + (64).to_bytes(8, "little") + bytes(14) + b"\x38\0\x02\0" + bytes(4)
     load = b"\x01\0\0\0\x05\0\0\0" + bytes(48)
     table = b"\x50\xe5\x74\x64\x04\0\0\0" + bytes(8) + (4096).to_bytes(8, "little") + bytes(32)

@@ -1,4 +1,4 @@
-"""The scripts that put `hangwatch check` into Slurm and node-problem-detector, with the real command behind them."""
+"""The scripts that run `hangwatch check` from Slurm and node-problem-detector, with the real command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ case "$*" in *show*) cat {state} ;; esac
 
 
 class Site:
-    """A node with hangwatch, a configuration and a scontrol that writes down what it is asked."""
+    """A node with hangwatch, a configuration, and a scontrol that records its calls."""
 
     def __init__(self, folder: Path) -> None:
         self.config, self.calls, self.state = folder / "hangwatch.toml", folder / "calls", folder / "state"
@@ -119,7 +119,7 @@ def test_a_mistyped_configuration_neither_drains_nor_resumes(site: Site) -> None
 
 @pytest.mark.parametrize("status", [2, 3, 70, 124, 127])
 def test_without_a_finding_no_exit_code_drains_or_resumes(site: Site, status: int) -> None:
-    """A mistyped option ends with 2, a fault of our own with 70, a timeout with 124, a missing program with 127."""
+    """A mistyped option ends with 2, a bug of hangwatch with 70, a timeout with 124, a missing program with 127."""
     site.hangwatch.write_text(f"#!/bin/sh\necho 'OK        pcie        fine'\nexit {status}\n")
     if status == 127:
         site.hangwatch.unlink()

@@ -1,4 +1,4 @@
-"""Real ranks that die: torchrun jobs that raise, segfault and end in order; cores; what hostile owners leave."""
+"""Real ranks that die: torchrun jobs that raise, segfault or end normally; cores; artifacts of hostile owners."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INITIAL = Path("pid:[4026531836]")  # the initial pid namespace, include/linux/p
 
 @contextlib.contextmanager
 def crashing(folder: Path, how: str, prefix: Sequence[str] = ()) -> Iterator[tuple[TorchJob, list[int]]]:
-    """A job and the pids of its ranks, once all wait for the word to go on."""
+    """Start a job; yield it and the pids of its ranks once all wait for the signal to continue."""
     folder.mkdir()
     os.chown(folder, folder.parent.stat().st_uid, folder.parent.stat().st_gid)
     files = [folder / f"pid-{rank}" for rank in range(RANKS)]
@@ -48,13 +48,13 @@ def crashing(folder: Path, how: str, prefix: Sequence[str] = ()) -> Iterator[tup
             assert job.process.poll() is None, (folder / "job.log").read_text()
             yield job, [int(file.read_text()) for file in files]
         finally:
-            for path in folder.glob("pid-?"):  # torchrun gives each rank a session of its own
+            for path in folder.glob("pid-?"):  # torchrun starts each rank in its own session
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 class Watch:
-    """What the daemon's scans make of one job, step by step."""
+    """The daemon's scans of one job, step by step."""
 
     def __init__(self, pids: list[int]) -> None:
         self._pids, self._scan, self._snapshot = set(pids), JobScan(), Snapshot()
@@ -72,7 +72,7 @@ class Watch:
         return jobs
 
     def verdict(self, kernel_log: Path = Path("/dev/kmsg"), proc_root: Path = procfs.PROC) -> Verdict | None:
-        """By what is left once all are gone."""
+        """Judge by the crash artifacts once all ranks are gone."""
         wait_for(lambda: not self.discover(), "the job to end", 120)
         job = self.dead[-1]
         assert len(job.ended) == RANKS
@@ -84,7 +84,7 @@ class Watch:
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_rank_that_raises_is_the_root_cause(tmp_path: Path) -> None:
-    """By the daemon: an incident, a metric, and no page; the complaints of the others are evidence."""
+    """By the daemon: an incident, a metric, and no page. The errors of the other ranks are evidence."""
     environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     with crashing(tmp_path / "job", "raises") as (job, _), RealDaemon(tmp_path / "hw", environ) as daemon:
         here = {"job_id": job.run_id}
@@ -112,7 +112,7 @@ def test_a_rank_that_raises_is_the_root_cause(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
-    """The others leave error files; the one that died leaves nothing but the kernel's line."""
+    """The other ranks leave error files; the dead rank leaves only the kernel's line."""
     folder = tmp_path / "job"
     with crashing(folder, "segfaults") as (_, pids):
         watch = Watch(pids)
@@ -133,9 +133,9 @@ def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_of_owner: Path, tmp_path: Path) -> None:
-    """While others linger; by the kernel's line, with the native stack in its core, where the kernel writes it here.
+    """Other ranks still run. Evidence: the kernel's line, and the native stack in the core if there is a core.
 
-    torchrun is stopped, which would end the others after half a minute.
+    torchrun is stopped, because it would end the other ranks after half a minute.
     """
     folder = folder_of_owner / "job"
     prefix = ["prlimit", "--core=unlimited", "env", f"--chdir={folder}", *as_user(OWNER)]
@@ -164,7 +164,7 @@ def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_o
 
 
 def counted_as_the_kernel_does(folder: Path) -> Path:
-    """A /proc whose pids the kernel's log may speak of; that of a test's worker is of a namespace of its own."""
+    """Return a /proc with the pids of the kernel's log; the pids of a test's worker are in another namespace."""
     if Path("/proc/self/ns/pid").readlink() == INITIAL:
         return Path("/proc")
     (folder / "proc" / "self" / "ns").mkdir(parents=True)
@@ -177,7 +177,7 @@ def counted_as_the_kernel_does(folder: Path) -> Path:
 
 
 def kernel_log_with_segfault_of(pid: int, folder: Path) -> Path:
-    """The kernel's own log; one that says the same where the kernel tells no segfaults here, or may not be read."""
+    """Return the kernel's log, or a file with the same line if the kernel's log is not readable or has no segfaults."""
     events = kmsg.KernelLog().read(Path("/dev/kmsg"))
     is_ours = Path("/proc/self/ns/pid").readlink() == INITIAL
     if is_ours and isinstance(events, kmsg.KernelEvents) and any(line.subject == str(pid) for line in events.lines):
@@ -199,7 +199,7 @@ def test_a_job_that_ends_in_order_is_no_crash(tmp_path: Path) -> None:
 
 
 def test_how_a_rank_ended_stands_with_the_kernel_and_in_the_log_of_its_launcher(tmp_path: Path) -> None:
-    """One that its parent has not asked for yet, and one that a log tells which both write to."""
+    """One process is not yet reaped by its parent. The end of the other one is in a log that both write to."""
     log = tmp_path / "job.log"
     with log.open("wb") as file:
         ranks = [subprocess.Popen(["sleep", "600"], stdout=file, stderr=file) for _ in range(2)]
@@ -231,7 +231,10 @@ def test_how_a_rank_ended_stands_with_the_kernel_and_in_the_log_of_its_launcher(
 
 @needs_root
 def test_the_error_file_of_a_container_is_read_through_who_still_lives_there(tmp_path: Path) -> None:
-    """In a mount namespace of its own, where the path leads elsewhere; once nobody is left there it is not read."""
+    """In its own mount namespace, where the path leads to another file.
+
+    Once no process is in it, the file is not read.
+    """
     folder = tmp_path / "log"
     folder.mkdir()
     file = folder / "error.json"
@@ -284,7 +287,7 @@ def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other(
 
 
 def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tmp_path: Path) -> None:
-    """Two hundred, each with an error file; the scan that finds them gone knows no order."""
+    """Two hundred ranks, each with an error file. The scan that finds them gone knows no order."""
     ranks = [Rank(id=ProcessId(pid=999_000_000 + n, start_ticks=1), rank=n, local_rank=n) for n in range(200)]
     job = Job(job_id="many", launcher="torchrun", launcher_id=None, ranks=tuple(ranks), share="uid 1")
     known, now = crash_artifacts.RankSnapshots(tree_of_ranks(tmp_path, ranks)), time.time()
@@ -303,7 +306,7 @@ def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tm
 
 
 def test_a_rank_that_ends_just_now_is_remembered_as_it_was(tmp_path: Path) -> None:
-    """In the order in which the kernel takes it away: its program with its memory, its folder, its namespaces."""
+    """In the order in which the kernel removes it: its program with its memory, its folder, its namespaces."""
     rank = Rank(id=ProcessId(pid=999_000_000, start_ticks=1), rank=0, local_rank=0)
     known, process = (
         crash_artifacts.RankSnapshots(tree_of_ranks(tmp_path, [rank])),
@@ -319,7 +322,7 @@ def test_a_rank_that_ends_just_now_is_remembered_as_it_was(tmp_path: Path) -> No
 
 
 def tree_of_ranks(folder: Path, ranks: Sequence[Rank]) -> Path:
-    """A /proc in which these ranks lie as a scan finds them, in the mount namespace of who looks."""
+    """Make a /proc in which a scan finds these ranks, in the mount namespace of the reader."""
     for name in ("self", *(str(rank.id.pid) for rank in ranks)):
         place = folder / "proc" / name
         (place / "ns").mkdir(parents=True)
@@ -330,7 +333,7 @@ def tree_of_ranks(folder: Path, ranks: Sequence[Rank]) -> Path:
 
 
 def left_by(rank: Rank, folder: Path, error: str, unix_seconds: float) -> Process:
-    """A rank as a scan finds it, with an error file of that time."""
+    """Return a rank as a scan finds it, with an error file of that time."""
     path = folder / f"error-{rank.rank}.json"
     extra = {"timestamp": str(int(unix_seconds)), "py_callstack": "Traceback\n" * 300}
     path.write_text(json.dumps({"message": {"message": error, "extraInfo": extra}}))
@@ -343,7 +346,7 @@ def left_by(rank: Rank, folder: Path, error: str, unix_seconds: float) -> Proces
 
 @pytest.fixture
 def folder_of_owner() -> Iterator[Path]:
-    """A folder that belongs to somebody who is not root, where he can be reached."""
+    """A folder that the owner, not root, owns and can reach."""
     folder = Path(tempfile.mkdtemp(prefix="hangwatch-crash-"))
     os.chown(folder, OWNER, OWNER)
     folder.chmod(0o755)
@@ -358,7 +361,7 @@ def seen(
     error_file: str = "",
     memory: crash_artifacts.RankSnapshots | None = None,
 ) -> crash_artifacts.RankSnapshot:
-    """A process as a scan notes it."""
+    """Return a process as a scan records it."""
     state = procfs.read_state(process.pid)
     assert state is not None
     known = memory or crash_artifacts.RankSnapshots()
@@ -373,7 +376,7 @@ AS_OWNER = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"]
 
 
 def shell_that_segfaults(folder: Path, prefix: Sequence[str] = ()) -> crash_artifacts.RankSnapshot:
-    """A shell of the owner as it was seen before it segfaulted."""
+    """Return a shell of the owner, recorded before it segfaulted."""
     command = [*prefix, "prlimit", "--core=unlimited", *AS_OWNER, "sh", "-c", "read word; kill -SEGV $$"]
     process = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE)
     try:
@@ -391,7 +394,7 @@ def shell_that_segfaults(folder: Path, prefix: Sequence[str] = ()) -> crash_arti
 
 @needs_root
 def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> None:
-    """Whatever the group of its processes is: the kernel shows /proc/PID/root to who has the same one only."""
+    """With any group id of its processes: the kernel shows /proc/PID/root only to a reader with the same group id."""
     launcher = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *AS_OWNER, "sleep", "600"])
     try:
         wait_for(lambda: procfs.read_counters(launcher.pid).comm == "sleep", "the container")
@@ -412,7 +415,7 @@ def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> Non
 
 @needs_root
 def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
-    """As its owner, by gdb; where cores go to a program that is said."""
+    """As its owner, by gdb. If cores go to a program, the verdict says so."""
     known = shell_that_segfaults(folder_of_owner)
     (core,) = crash_artifacts.find_cores([(known, Path("/"))])
     assert core is not None
@@ -443,7 +446,7 @@ def test_no_debugger_is_run_as_root(tmp_path: Path) -> None:
 
 
 def hostile(kind: str, folder: Path) -> Path:
-    """Something that its owner put in the place of an error file."""
+    """Put something that is not an error file in its place, as the owner."""
     path = folder / "error.json"
     somebody = (os.geteuid() or OWNER, os.getegid() or OWNER)
     match kind:
@@ -515,7 +518,7 @@ def test_what_is_no_error_file_of_the_owner_is_refused(tmp_path: Path, kind: str
 def test_a_link_that_root_made_where_only_root_writes_is_followed(
     tmp_path: Path, target: str, mode: int, is_read: bool
 ) -> None:
-    """A site has its folder of scratch space so; it leads to nowhere above the root that the rank had."""
+    """A site links its scratch folder in this way. It leads to nothing above the rank's root."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "error.json").write_text("{}")
     (tmp_path / "linked").symlink_to(target)

@@ -1,4 +1,4 @@
-"""The life of a daemon: what it tells systemd, what it does without a driver, and that it ends in time."""
+"""The life of a daemon: its messages to systemd, its work without a driver, and its timely end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NO_DRIVER = {**os.environ, "LD_LIBRARY_PATH": ""}
 
 
 def told(door: socket.socket, word: str, deadline_seconds: float = 20.0) -> str:
-    """The first message to systemd that begins with `word`."""
+    """Return the first message to systemd that begins with `word`."""
     end = time.monotonic() + deadline_seconds
     while time.monotonic() < end:
         door.settimeout(max(0.1, end - time.monotonic()))
@@ -67,7 +67,10 @@ def test_systemd_hears_ready_watchdog_status_and_stopping(tmp_path: Path) -> Non
 
 
 def test_its_threads_share_one_heap(tmp_path: Path) -> None:
-    """Of each further one the kernel shows a reservation of up to 64 MiB without any right, see `tests/unit/test_heap.py`."""
+    """For each further heap the kernel shows a reservation of up to 64 MiB without access.
+
+    See `tests/unit/test_heap.py`.
+    """
     with RealDaemon(tmp_path / "hw", NO_DRIVER) as daemon:
         wait_for(lambda: len(daemon.samples("hangwatch_check_status")) > 10, "threads that have worked")
         maps = [line.split()[:2] for line in Path(f"/proc/{daemon.process.pid}/maps").read_text().splitlines()]
@@ -137,7 +140,7 @@ def test_it_ends_in_time_in_the_middle_of_a_capture(fake_driver: FakeDriver, tmp
 
 
 def test_it_ends_whichever_thread_the_kernel_gives_the_signal_to(tmp_path: Path) -> None:
-    """A signal to the process may be delivered to any of its threads; a main thread that sleeps is not woken by that."""
+    """The kernel may deliver a signal for the process to any thread; that does not wake a sleeping main thread."""
     libc = ctypes.CDLL(None, use_errno=True)
     with RealDaemon(tmp_path / "hw", NO_DRIVER) as daemon:
         pid = daemon.process.pid
@@ -148,7 +151,10 @@ def test_it_ends_whichever_thread_the_kernel_gives_the_signal_to(tmp_path: Path)
 
 
 def test_a_store_that_cannot_be_written_costs_reports_and_not_the_watch(tmp_path: Path) -> None:
-    """A full or broken disk at the start ended the watch for good; what is open when it comes back is kept."""
+    """A full or broken disk at the start once ended the monitoring for good.
+
+    Open incidents are saved when it works again.
+    """
     state = tmp_path / "taken"
     state.write_text("a file in the place of the folder")
     with RealDaemon(tmp_path / "hw", NO_DRIVER, store={"directory": str(state)}) as daemon:
@@ -200,10 +206,10 @@ def test_without_the_right_to_dump_the_incident_says_what_is_missing(fake_driver
 
 @contextlib.contextmanager
 def quick_daemon(node: SimulatedNode, folder: Path, **sections: object) -> Iterator[Daemon]:
-    """The daemon in this process over a simulated node whose job is known and trains."""
+    """Run the daemon in this process over a simulated node; its job is known and trains."""
     gpus = SimulatedGpus(node)
     daemon = Daemon(replace(playback.settings(folder), **sections), gpus, proc_root=node.proc_root)
-    daemon.board.set(sweep=gpus.latest())  # so that the first scan knows who holds which GPU
+    daemon.board.set(sweep=gpus.latest())  # so that the first scan knows which process holds which GPU
     daemon.start()
     try:
         wait_for(lambda: state_of(daemon) is JobState.TRAINING, "the job to train")
@@ -214,7 +220,7 @@ def quick_daemon(node: SimulatedNode, folder: Path, **sections: object) -> Itera
 
 
 def job_of(daemon: Daemon) -> JobEntry:
-    """The one job of its node."""
+    """Return the only job of its node."""
     (entry,) = daemon.board.snapshot.jobs.values()
     return entry
 
@@ -224,7 +230,7 @@ def state_of(daemon: Daemon) -> JobState | None:
 
 
 def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
-    """No thread may be started for the dumps, which no configuration file can ask for: the capture itself raises."""
+    """No thread can be started for the dumps. No configuration causes this: the capture itself raises."""
     with SimulatedNode(2) as node, quick_daemon(node, tmp_path, capture=config.Capture(parallel=0)) as daemon:
         node.order(1, "lock")
         wait_for(lambda: state_of(daemon) is JobState.STALLED, "the job to be held as stalled")
@@ -234,7 +240,10 @@ def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
 
 
 def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own next turn is five minutes away, and "no training job runs on this node" would stand beside the job."""
+    """Its next tick is five minutes away.
+
+    Until then "no training job runs on this node" would be shown next to the job.
+    """
     monkeypatch.setattr(node_checks, "CHECK_AGAIN_SECONDS", 0.1)
     node = SimulatedNode(2)
     looks: list[int] = []
@@ -269,7 +278,7 @@ def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, mo
 
 
 def test_jobs_that_hang_together_are_looked_at_together(tmp_path: Path) -> None:
-    """A capture sleeps most of its time: storage that dies takes many jobs, and the last one must not wait for all."""
+    """A capture sleeps most of its time. Dead storage stops many jobs; the last one must not wait for all captures."""
     rounds = config.Capture(rounds=2, pause_seconds=60.0, parallel=1)
     with SimulatedNode(2) as node, SimulatedNode(2) as other:
         for pid in other.proc_root.glob("[0-9]*"):
@@ -289,7 +298,7 @@ def test_jobs_that_hang_together_are_looked_at_together(tmp_path: Path) -> None:
 
 
 def test_captures_that_wait_while_a_scan_runs_share_the_next_one(tmp_path: Path) -> None:
-    """With 10,000 processes to scan, each capture's own scan delayed another user's page by half a minute."""
+    """With 10,000 processes to scan, a scan for each capture delayed another user's page by half a minute."""
     with (
         SimulatedNode(2) as node,
         quick_daemon(node, tmp_path, jobs=config.Jobs(discover_seconds=600.0)) as daemon,
@@ -320,7 +329,7 @@ def states_of(daemon: Daemon) -> list[JobState]:
 
 
 def test_a_job_that_ends_while_it_is_looked_at_has_ended_and_is_not_hung(tmp_path: Path) -> None:
-    """The slow beat is too slow to see it: the look itself must ask again who is there."""
+    """The slow scheduled task is too slow to see it: the capture itself must check the processes again."""
     rounds = config.Capture(rounds=2, pause_seconds=3.0)
     with (
         SimulatedNode(2) as node,

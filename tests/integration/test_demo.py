@@ -27,8 +27,8 @@ from tests.scenarios.stage import LookingDaemon
 HANGWATCH = str(Path(sys.executable).with_name("hangwatch"))
 HANGS = [name for name, scenario in SCENARIOS.items() if scenario.right in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY)]
 HEALTHY = [name for name in SCENARIOS if name not in HANGS]
-COMMAND_LINE = "lock"  # this one is played through the command
-SERIES = ("stopped", "evaluation")  # `make test` plays another one with the same states
+COMMAND_LINE = "lock"  # this scenario is run through the command
+SERIES = ("stopped", "evaluation")  # `make test` runs another scenario with the same states
 
 
 def row(name: str) -> object:
@@ -100,14 +100,14 @@ def test_the_command_exits_0_and_says_which_rank_it_named(tmp_path: Path) -> Non
     (again,) = re.findall(r"^again: (.*)$", done.stdout, re.MULTILINE)
     shown = subprocess.run(shlex.split(again), capture_output=True, text=True, timeout=60, check=True).stdout
     assert shown == Path(report[1]).with_name("report.txt").read_text()
-    for command in ("explain", "merge"):  # as the README says
+    for command in ("explain", "merge"):  # as in the README
         answer = [HANGWATCH, command, Path(report[1]).parent, "--json"]
         told = json.loads(subprocess.run(answer, capture_output=True, timeout=60, check=True).stdout)
         assert [one["rank"] for one in told["verdict"]["named"]] == [planted], command
 
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
-    # A shell that starts the tests in the background ignores SIGINT, and so would all that they start.
+    # A shell that starts the tests in the background ignores SIGINT, and all children would ignore it, too.
     command = ["env", "--default-signal=INT", HANGWATCH, "demo", "--ranks", "2", "--keep", str(tmp_path / "state")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
         run_id = re.search(r"demo-[0-9a-f]+", demo.stdout.readline())[0]
@@ -173,7 +173,7 @@ def test_only_the_right_answer_is_called_right(
 
 
 def test_what_the_demo_leaves_alone(tmp_path: Path) -> None:
-    """A job of somebody else on this machine is not seen by the demo's daemon, let alone dumped."""
+    """The demo's daemon does not see a job of another user on this machine and does not dump it."""
     environ = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     code = "import sys; print('up', flush=True); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -1,4 +1,4 @@
-"""The simulated node by itself: real processes that get stuck where they should, power that follows, nothing left over."""
+"""The simulated node alone: real processes that block at the chosen place, power that follows, no leftovers."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def is_gone(pid: int) -> bool:
 
 
 def stack_of(pid: int) -> list[str]:
-    """Function names of all threads, innermost first."""
+    """Return the function names of all threads, innermost first."""
     shown = subprocess.run([PY_SPY, "dump", "--pid", str(pid)], capture_output=True, text=True, check=True).stdout
     return [line.split("(")[0].strip() for line in shown.splitlines() if line.startswith("    ")]
 
 
 @pytest.fixture(scope="module")
 def training() -> SimulatedNode:
-    """A node whose job trains; tests that use it plant nothing."""
+    """A node with a training job; tests that use it inject no fault."""
     with SimulatedNode(RANKS, nodes=2) as node:
         yield node
 
@@ -100,7 +100,7 @@ def test_training_draws_power_and_little_cpu(training: SimulatedNode) -> None:
     wait_for(lambda: all(gpu.power_watts > 500 for gpu in gpus.latest().gpus), "all to draw what training draws")
     assert {gpu.power_limit_watts for gpu in gpus.latest().gpus} == {700}
     before, began = cpu_seconds(), time.monotonic()
-    time.sleep(1.0)  # what is measured is a time
+    time.sleep(1.0)  # the test measures time
     assert (cpu_seconds() - before) / (time.monotonic() - began) < 0.10 * RANKS
 
 
@@ -258,7 +258,7 @@ def test_a_launcher_that_dies_is_told_and_takes_even_a_stopped_rank_along() -> N
         wait_for(lambda: state_of(node.pids[0]) == "T", "the rank to stop")
         launcher = parent_of(node.pids[0])
         os.kill(launcher, signal.SIGKILL)
-        wait_for(lambda: is_gone(launcher), "the launcher to end")  # else it might still take the order
+        wait_for(lambda: is_gone(launcher), "the launcher to end")  # otherwise it might still receive the order
         with pytest.raises(NodeError, match="has ended"):
             node.order("all", "checkpoint 1")
         wait_for(lambda: is_gone(node.pids[0]) and is_gone(loader), "the rank and its loader to end with it")

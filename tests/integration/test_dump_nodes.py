@@ -1,4 +1,4 @@
-"""`hangwatch dump --nodes`: real processes that answer as nodes do, or do not. Each "node" is a name here, `--via local`."""
+"""`hangwatch dump --nodes`: real processes that respond as nodes do, or fail to. A "node" is a name, `--via local`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VIA_HERE = ("--nodes", "one", "--via", "local")
 
 
 def incident_of(ranks: range, key: str = "") -> Incident:
-    """One rank of n2 is in its data loader, all others wait."""
+    """Return an incident: one rank of n2 is in its data loader, all other ranks wait."""
     incident = samples.all_waiting()
     groups = [samples.waiting([rank for rank in ranks if rank != 19], node="liar")]
     groups += [samples.loading([19])] if 19 in ranks else []
@@ -41,7 +41,10 @@ def incident_of(ranks: range, key: str = "") -> Incident:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Path:
-    """A folder in which `answer NODE` is what hangwatch prints on it: n0 to n3 are well, and each calls itself "liar"."""
+    """A folder in which `answer NODE` prints the output of hangwatch on it.
+
+    N0 to n3 respond and all call themselves "liar".
+    """
     for number in range(4):
         keep(tmp_path / f"n{number}", [incident_of(range(8 * number, 8 * number + 8))])
     remote(tmp_path, "print")
@@ -49,7 +52,7 @@ def nodes(tmp_path: Path) -> Path:
 
 
 def keep(path: Path, incidents: list[Incident], ahead_seconds: int = 0, *, with_stacks: bool = False) -> None:
-    """What a node is going to print, by a clock that is ahead."""
+    """Write the output of a node, with a clock that is ahead."""
     dump = as_json.render(sighting.grouped("liar", incidents, PRINTED, with_stacks=with_stacks))
     path.write_text(dump)
     path.with_suffix(".ahead").write_text(str(ahead_seconds))
@@ -97,7 +100,7 @@ def test_what_is_left_in_a_folder_is_merged_to_the_same(nodes: Path, tmp_path: P
 
 
 def captured(ranks: range) -> Incident:
-    """With the stack of each rank."""
+    """Return an incident with the stack of each rank."""
     incident = incident_of(ranks)
     stack = incident.captures[-1].ranks[0]
     dumps = tuple(replace(stack, id=replace(stack.id, rank=rank, node="liar", pid=1000 + rank)) for rank in ranks)
@@ -253,7 +256,7 @@ def test_a_variable_that_is_not_set_is_no_current_folder(arguments: tuple[str, .
 
 
 def running(folder: Path) -> list[psutil.Process]:
-    """The processes of our questions."""
+    """Return the processes of our requests."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -278,7 +281,7 @@ def test_when_we_are_ended_so_is_what_runs_on_the_nodes(nodes: Path, ending: sig
 
 
 def test_command_whose_shell_is_slow_ends_with_us(nodes: Path, tmp_path: Path) -> None:
-    """As where others have the cores: a second passes between what a shell starts and what it starts next."""
+    """Other processes use the cores: a second passes between two commands of a shell."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("needs strace")
@@ -303,7 +306,7 @@ def test_command_whose_shell_is_slow_ends_with_us(nodes: Path, tmp_path: Path) -
 
 @contextlib.contextmanager
 def job_of_four() -> Iterator[set[int]]:
-    """Four ranks of one job, asleep."""
+    """Start four sleeping ranks of one job."""
     environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "nodes"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", "SLURM_JOB_NAME": "llama-70b"}
     program = "import time; print('up', flush=True); time.sleep(600)"
@@ -336,7 +339,7 @@ def test_the_real_command_is_what_answers(tmp_path: Path, wanted: str) -> None:
     assert files == [f"one.rank{rank}.txt" for rank in range(4)]
 
 
-# --- by stand-ins of srun, squeue and kubectl ------------------------------------------------------------------------
+# --- with fake srun, squeue and kubectl ------------------------------------------------------------------------------
 
 SRUN = """#!/bin/sh
 # a task for each node, its lines labelled with its number; all read our standard input
@@ -364,7 +367,7 @@ POD=$pod exec "$@"
 
 @pytest.fixture
 def stand_ins(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In front of PATH: srun, squeue and kubectl, as far as they are asked here."""
+    """Put fake srun, squeue and kubectl first in PATH; they support the calls of these tests."""
     (nodes / "bin").mkdir()
     squeue = '#!/bin/sh\n[ "$*" = "--noheader --jobs=4711 --format=%N" ] && echo "n[0-3]"\n'
     for name, script in {"srun": SRUN, "kubectl": KUBECTL, "squeue": squeue}.items():

@@ -1,4 +1,4 @@
-"""Main threads of all ranks stand alike; a worker of one rank's ThreadPoolExecutor is stuck in the program's own code."""
+"""All main threads have the same stack; one rank's ThreadPoolExecutor worker is blocked in the program's own code."""
 
 from __future__ import annotations
 

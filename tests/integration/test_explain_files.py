@@ -1,4 +1,4 @@
-"""`hangwatch explain DIR` on folders in which others may write, and on files that are none."""
+"""`hangwatch explain DIR` on folders in which other users may write, and on things that are not regular files."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_no_link_in_a_folder_is_followed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def opened() -> Iterator[Path]:
-    """A folder that other users may enter; pytest's own are root's alone."""
+    """A folder that other users may enter; pytest's folders are for root alone."""
     folder = Path(tempfile.mkdtemp(prefix="explain-"))
     folder.chmod(0o755)
     yield folder
@@ -84,12 +84,12 @@ def opened() -> Iterator[Path]:
 
 
 def test_what_its_reader_may_not_read_is_left_out_and_told(opened: Path) -> None:
-    """As /var/log/pods is to who is not root, where one's own pods lie beside those of others."""
+    """For example /var/log/pods for a user who is not root: the user's pods are next to those of others."""
     for number in range(4):
         (opened / f"rank{number}").mkdir()
         (opened / f"rank{number}" / f"rank{number}.log").write_text(LOG)
     (opened / "rank1").chmod(0)
-    (opened / "rank2").chmod(0o444)  # its names can be read, and nothing more
+    (opened / "rank2").chmod(0o444)  # its names can be read, but nothing else
     (opened / "rank3" / "rank3.log").chmod(0)
     user = as_user(4001) if os.geteuid() == 0 else []
     done = subprocess.run(
@@ -178,7 +178,7 @@ TIMED_OUT_UNIX_SECONDS = 1_795_340_720.0
 
 
 def recorders(folder: Path) -> Path:
-    """The dumps of a real job over gloo whose rank 2 left out its sixth all_reduce, as of the time-out of 600 s."""
+    """The dumps of a real gloo job whose rank 2 skipped its sixth all_reduce, as of the timeout of 600 s."""
     shutil.copytree(RECORDER, folder)
     for path in folder.iterdir():
         os.utime(path, (TIMED_OUT_UNIX_SECONDS, TIMED_OUT_UNIX_SECONDS))
@@ -251,7 +251,7 @@ def test_a_dump_that_names_no_rank_is_told(tmp_path: Path) -> None:
 
 
 def left(folder: Path, incident: Incident) -> Path:
-    """What `hangwatch dump -o` leaves."""
+    """Save an incident as `hangwatch dump -o` does."""
     return store.open_writable(folder).save(incident, render_files(incident))
 
 

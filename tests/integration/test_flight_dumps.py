@@ -1,4 +1,4 @@
-"""Dumps that real gloo jobs write of their own flight recorders, explained: by the answer key tests/data/waitfor.toml."""
+"""Explain flight-recorder dumps that real gloo jobs write themselves; answer key: tests/data/waitfor.toml."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.recorder_jobs.started import KEY, Started, started
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
-AS_AT_A_TIME_OUT_SECONDS = 610.0  # what program.py gives init_process_group, and some
+AS_AT_A_TIME_OUT_SECONDS = 610.0  # the timeout that program.py gives init_process_group, plus a margin
 TIME_OUT_OF_GROUPS_SECONDS = 1810.0  # new_group has 1,800 s, whatever init_process_group was given
 OTHER_CLOCKS = "wrapped_reaches_back"  # a dump does not tell its node, so its buffer would have to reach back a minute
 KINDS = {"not_joined": "NotCome", "cycle": "Circle", "all_joined": "EverybodyCame", "mismatch": "Mismatch"}
@@ -36,7 +36,7 @@ def ranks(of: list[dict[str, Any]]) -> list[int]:
 
 
 def aged(folder: Path, seconds: float = AS_AT_A_TIME_OUT_SECONDS) -> Path:
-    """The files as if they had been written so much later, when the watchdog would have written them."""
+    """Make the files older by this time, as if the watchdog had written them at the timeout."""
     for path in folder.iterdir():
         at = path.stat().st_mtime + seconds
         os.utime(path, (at, at))
@@ -44,7 +44,7 @@ def aged(folder: Path, seconds: float = AS_AT_A_TIME_OUT_SECONDS) -> Path:
 
 
 def settled(job: Started) -> Path:
-    """The dumps of a job that does not go on: two in a row hold the same."""
+    """Return the dumps of a job that does not progress: two consecutive dumps are equal."""
     before: list[bytes] = []
     for number in range(200):
         folder = job.dumps(str(number))
@@ -64,7 +64,7 @@ def settled(job: Started) -> Path:
     ],
 )
 def test_a_hang_by_its_dumps_alone(name: str, tmp_path: Path) -> None:
-    """Nobody is named without a stack; who would be is the first look, where it is one."""
+    """No rank is named without a stack. If there is a suspect, it is the rank to check first."""
     row = KEY[name]
     with started(name, tmp_path, DUMPS="1") as job:
         folder = settled(job)
@@ -100,7 +100,7 @@ def test_with_their_stacks_the_rank_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["healthy", "slow_rank"])
 def test_a_torn_cut_of_a_healthy_job_accuses_nobody(name: str, tmp_path: Path) -> None:
-    """Each rank dumps at a moment of its own. The time of a file is that, or that of a copy, long after."""
+    """Each rank dumps at a different moment. A file's time is that moment, or that of a copy, long after."""
     with started(name, tmp_path, DUMPS="1") as job:
         cuts = [copytree(job.dumps(str(number)), tmp_path / f"cut-{number}") for number in range(40)]
     open_then = 0

@@ -1,4 +1,4 @@
-"""Ranks that are stopped, and that a control group's freezer of this machine holds: a real group, a real capture."""
+"""Ranks that are stopped, or frozen by a control group's freezer: a real group, a real capture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ V2 = next((root for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgrou
 
 @contextlib.contextmanager
 def frozen(pid: int, root: Path) -> Iterator[str]:
-    """The process in a new group that is below a frozen one; the path of the frozen one."""
+    """Move the process to a new group below a frozen group; yield the path of the frozen group."""
     is_v1 = root == V1
     switch, held, free = ("freezer.state", "FROZEN", "THAWED") if is_v1 else ("cgroup.freeze", "1", "0")
     try:
@@ -70,10 +70,10 @@ def test_a_rank_in_a_frozen_control_group_is_suspended_and_the_group_is_named(tm
         seen = look(pid)
         (member,) = seen.grouping.members
         assert (member.signature, member.waits.frozen_cgroup) == (Signature.STOPPED, cgroup)
-        assert member.kernel.state == ("D" if root == V1 else "S")  # to the kernel it sleeps
+        assert member.kernel.state == ("D" if root == V1 else "S")  # for the kernel it sleeps
         assert seen.verdict.kind == "Suspended"
         assert seen.verdict.message.endswith(f"is frozen: control group {cgroup} is frozen.")
-        assert seen.grouping.groups[0].frames  # read without a pause: nobody waits for a process that cannot stop
+        assert seen.grouping.groups[0].frames  # read without a pause: a process that cannot stop is not awaited
 
 
 def test_a_rank_that_was_stopped_is_suspended_and_stays_stopped(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A glance on the real daemon: a light job hangs over its quiet line, and is looked at before there is a suspicion."""
+"""A light capture on the real daemon: a light job hangs above low power and is captured before a suspicion."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _is_in(pid: int, function: str) -> bool:
 
 
 def _stand_in(pids: list[int], function: str) -> bool:
-    """Whether all are in it, and none was switched to meanwhile: not in the call before."""
+    """True if all are in it and none was scheduled meanwhile, which could be in the previous call."""
     before = [_switches(pid) for pid in pids]
     return all(_is_in(pid, function) for pid in pids) and before == [_switches(pid) for pid in pids]
 

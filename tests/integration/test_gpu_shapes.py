@@ -1,4 +1,4 @@
-"""The GPU checks over the fake driver, on whole nodes: the right check says the right thing, and no other."""
+"""The GPU checks over the fake driver, on whole nodes: the right check reports the right state, and no other does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OK, UNKNOWN, WARNING, CRITICAL = CheckStatus.OK, CheckStatus.UNKNOWN, CheckStatu
 
 
 class Machine:
-    """A node under the fake driver: its checks, run again and again with a clock that the test moves."""
+    """A node under the fake driver: its checks run repeatedly with a clock that the test moves."""
 
     def __init__(self, driver: FakeDriver, root: Path) -> None:
         self.driver, self.sys_root, self.proc_root = driver, root / "sys", root / "proc"
@@ -43,7 +43,7 @@ class Machine:
         self.settings = settings_for(Settings(), "test")
 
     def run(self, *names: str) -> dict[str, CheckResult]:
-        self.sampler.start()  # only now: what the test made of the scenario is what the first sweep sees
+        self.sampler.start()  # only now, so that the first sweep sees the test's changes of the scenario
         clock = Clock(monotonic=lambda: self.now, unix=lambda: 1.7e9 + self.now)
         node = Node(sys_root=self.sys_root, proc_root=self.proc_root, gpus=self.sampler, clock=clock)
         return {
@@ -54,7 +54,7 @@ class Machine:
         }
 
     def said(self, *names: str) -> dict[str, tuple[CheckStatus, str]]:
-        """Status and reason of each check."""
+        """Return status and reason of each check."""
         return {name: (result.verdict.status, result.verdict.reason) for name, result in self.run(*names).items()}
 
 
@@ -90,7 +90,7 @@ HEALTHY_BOX = {**HEALTHY_HGX, "fabric": (OK, "NotPresent"), "nvlink_status": (OK
 
 
 def settled(machine: Machine, name: str, holds: Callable[[CheckResult], bool], what: str) -> CheckResult:
-    """The result of one check once the sampler has seen the change."""
+    """Return the result of a check once the sampler has seen the change."""
     results: list[CheckResult] = []
 
     def probe() -> bool:
@@ -152,7 +152,7 @@ def test_one_gpu_lost(hgx: Machine) -> None:
     assert (verdict.status, verdict.reason) == (CRITICAL, "GpuIsLost")
     assert verdict.message.startswith("GPU 5 does not answer")
     assert "XID 79" in verdict.remedy
-    for name in set(GPU_CHECKS) - {"gpu_health"}:  # seven readings and one fault: not sick, and not called well either
+    for name in set(GPU_CHECKS) - {"gpu_health"}:  # seven readings and one fault: neither sick nor healthy
         assert (results[name].verdict.status, results[name].verdict.reason) == (UNKNOWN, "GpuIsLost"), name
         assert [fault.subject for fault in results[name].faults] == ["gpu 5"], name
     assert len(results["gpu_power"].table) == 8
@@ -223,7 +223,7 @@ def test_link_errors_are_judged_as_rates(hgx: Machine) -> None:
     assert hgx.said("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
 
     hgx.now += 60
-    hgx.driver.add("gpu 3 link 2 errors 0 5")  # the driver was loaded again: counters begin anew
+    hgx.driver.add("gpu 3 link 2 errors 0 5")  # the driver was reloaded: counters start from zero
     assert hgx.said("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
 
 
@@ -345,13 +345,13 @@ def test_details_that_block_the_driver_are_given_up_and_power_goes_on(hgx: Machi
     assert hgx.said("fabric") == {"fabric": (UNKNOWN, "NoAnswer")}
 
     settled(hgx, "gpu_power", lambda result: result.verdict.status is OK, "power to be sampled again")
-    assert hgx.said("fabric") == {"fabric": (UNKNOWN, "Stalled")}  # and is not asked again at once
+    assert hgx.said("fabric") == {"fabric": (UNKNOWN, "Stalled")}  # and is not queried again at once
     assert hgx.sampler.status().restarts == 1
 
 
 def test_a_wedged_driver_is_critical_for_health_alone(hgx: Machine) -> None:
     assert hgx.said() == HEALTHY_HGX
-    hgx.driver.add("fault nvmlEventSetWait_v2 sleep")  # a call about no single GPU
+    hgx.driver.add("fault nvmlEventSetWait_v2 sleep")  # a call without a GPU argument
     wait_for(lambda: hgx.sampler.status().stalled, "the stall")
 
     said = hgx.said()

@@ -1,4 +1,7 @@
-"""Hooks of a real daemon: called as a job hangs, told in its report, and refused at the start where they cannot be."""
+"""Hooks of a real daemon.
+
+Called when a job hangs, listed in its report, and refused at the start if they cannot run.
+"""
 
 from __future__ import annotations
 

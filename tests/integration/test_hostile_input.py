@@ -1,4 +1,4 @@
-"""Input that nobody means well with, through the real command line: one message, exit 2, in bounded memory and time."""
+"""Hostile input through the real command line: one message, exit 2, in bounded memory and time."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hangwatch import store
 from tests import samples
 from tests.other_users import as_user, needs_root
 
-MEMORY_BYTES = 1 << 30  # of address space, for a command that only says no
-SMALL = {"memory_bytes": 500_000_000, "cpu_seconds": 5}  # bounds where the input is small, too
+MEMORY_BYTES = 1 << 30  # address space for a command that only refuses its input
+SMALL = {"memory_bytes": 500_000_000, "cpu_seconds": 5}  # bounds for small input
 DEADLINE_SECONDS = 60
 USER = 4001
 
 
 def hangwatch(*arguments: str, output: int = subprocess.PIPE, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A command with bounded memory and CPU time; it must not end by a signal, nor speak of a bug."""
+    """Run a command with bounded memory and CPU time; it must not end by a signal or report a bug."""
     memory_bytes, cpu_seconds = options.pop("memory_bytes", MEMORY_BYTES), options.pop("cpu_seconds", DEADLINE_SECONDS)
 
     def bound() -> None:
@@ -53,7 +53,7 @@ def hangwatch(*arguments: str, output: int = subprocess.PIPE, **options: Any) ->
 
 
 def refused(*arguments: str, says: str, **options: Any) -> None:
-    """One message and exit 2."""
+    """Expect one message and exit 2."""
     done = hangwatch(*arguments, **options)
     assert done.returncode == 2, (done.returncode, done.stderr)
     assert says in done.stderr
@@ -138,7 +138,7 @@ def test_config_check_refuses_what_run_refuses(case: str, tmp_path: Path) -> Non
     text, says = REFUSED_BY_RUN[case]
     (tmp_path / "short").write_text("short")
     path = tmp_path / "hangwatch.toml"
-    store = f'[store]\ndirectory = "{tmp_path}/state"\n'  # one that is not refused must not start on this machine's own
+    store = f'[store]\ndirectory = "{tmp_path}/state"\n'  # an accepted one must not use this machine's
     path.write_text(store + text.replace("FOLDER", str(tmp_path)))
     refused("config", "--check", str(path), says=says)
     refused("run", "--config", str(path), says=says)
@@ -199,7 +199,7 @@ def test_an_incident_of_no_time_is_shown(times: tuple[float, float], tmp_path: P
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[Path]:
-    """A folder in a folder, 1,500 deep, with a file at the end; too long for a path, so it is made step by step."""
+    """A folder in a folder, 1,500 deep, with a file at the end. Its path is too long, so it is made step by step."""
     top = tmp_path / "deep"
     top.mkdir()
     here = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
@@ -324,7 +324,7 @@ def test_text_of_a_million_frames_is_refused_in_time(case: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("case", ["processes", "threads of faulthandler"])
 def test_text_of_4_times_as_many_takes_less_than_7_times_the_cpu(case: str, tmp_path: Path) -> None:
-    """Quadratic time would be 11 times and more; a ratio holds on a busy machine, seconds do not."""
+    """Quadratic time would be 11 times or more. A ratio holds on a busy machine; seconds do not."""
     seconds = []
     for count in (4_000, 16_000):
         _text_of(case, count, tmp_path / "dump.txt")
@@ -344,7 +344,7 @@ def test_a_dump_with_a_number_of_5000_digits(tmp_path: Path) -> None:
     assert (done.returncode, "are no part of a stack dump" in " ".join(done.stdout.split())) == (0, True)
 
 
-# --- where it prints, and from where it is called --------------------------------------------------------------------
+# --- output streams and working directory ----------------------------------------------------------------------------
 
 PRINTING = {
     "explain": ("explain", "INCIDENT"),
@@ -387,7 +387,10 @@ def test_a_full_disk_behind_standard_error() -> None:
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_streams_that_whoever_started_it_has_closed(closed: tuple[int, ...], kept: dict[str, str]) -> None:
-    """As `>&-` of a shell, and daemons that start others: the answer goes nowhere, and no file takes their number."""
+    """As with `>&-` in a shell, or a daemon that starts others.
+
+    The output is lost, and no file gets the stream's number.
+    """
     shut = "".join(f" {number}>&-" for number in closed)
     page = Path(kept["CONFIG"]).with_name("page.html")
     for arguments, code in (
@@ -426,7 +429,7 @@ sys.meta_path.insert(0, Finder())
     [("click", -signal.SIGINT, ""), ("hangwatch.cli.incidents", 130, "\nstopped\n")],
 )
 def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says: str, tmp_path: Path) -> None:
-    """The console script begins in the same module."""
+    """The console script starts in the same module."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(name=module))
     done = subprocess.run(
         [sys.executable, "-m", "hangwatch", "report", "/nowhere"],
@@ -435,14 +438,14 @@ def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says
         check=False,
         timeout=DEADLINE_SECONDS,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # the tests may run behind a script's `&`
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # the tests may run after a script's `&`
     )
     assert (done.returncode, done.stderr) == (code, says)
     assert 'hangwatch = "hangwatch.__main__:main"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 
 def test_who_was_told_to_ignore_ctrl_c_does_so(kept: dict[str, str], tmp_path: Path) -> None:
-    """As `nohup`, and what a script starts with `&`."""
+    """As with `nohup`, and in programs that a script starts with `&`."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(name="click"))
     done = subprocess.run(
         ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "hangwatch", "report", kept["INCIDENT"]],
@@ -460,7 +463,7 @@ def test_a_working_directory_that_may_not_be_entered(command: str, tmp_path: Pat
     script = f"cd {tmp_path} && exec setpriv --reuid={USER} --regid={USER} --clear-groups {sys.executable} -m hangwatch"
     tmp_path.chmod(0o700)
     (tmp_path / "x").mkdir()
-    opened = as_user(0)  # the interpreter can be reached; root goes into the folder, and stays there as the user
+    opened = as_user(0)  # the interpreter is reachable; root opens the folder and stays in it as the user
     for path in ("x", f"{tmp_path}/x"):
         done = subprocess.run(
             [*opened, "sh", "-c", f"{script} {command} {path}"], capture_output=True, text=True, check=False
@@ -469,12 +472,12 @@ def test_a_working_directory_that_may_not_be_entered(command: str, tmp_path: Pat
         assert "this is a bug" not in done.stderr
 
 
-# --- what answers at --url -------------------------------------------------------------------------------------------
+# --- servers at --url ------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A server on loopback for one client."""
+    """Run a server on loopback for one client."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(DEADLINE_SECONDS)
 
@@ -500,7 +503,7 @@ def _page(body: bytes) -> Callable[[socket.socket], None]:
 
 def _endless(client: socket.socket) -> None:
     client.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
-    for _ in range(4096):  # 256 MiB at most
+    for _ in range(4096):  # at most 256 MiB
         client.sendall(bytes(1 << 16))
 
 

@@ -1,4 +1,4 @@
-"""Incidents over the network for those who may see them, and nobody else: a real server over a store, real clients."""
+"""Incidents over the network for permitted users only: a real server over a store, real clients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TOKEN = "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`ca` vouches for `node` and `admin`, `other` for `stranger`."""
+    """Certificates: `ca` signs `node` and `admin`; `other` signs `stranger`."""
     folder = tmp_path_factory.mktemp("pki")
     ca, other = authority(folder, "ca"), authority(folder, "other")
     issued(ca, folder, "node", "DNS:localhost,IP:127.0.0.1")
@@ -63,7 +63,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @contextmanager
 def served(kept: Store, text: str | None = None, folder: Path | None = None, **settings: object) -> Iterator[int]:
-    """The port of a server with this web configuration, which stands in `folder` as web.yml."""
+    """Run a server with this web configuration, saved in `folder` as web.yml; yield its port."""
     if text is not None and folder is not None:
         (folder / "web.yml").write_text(text)
         settings["web_config_file"] = str(folder / "web.yml")
@@ -287,7 +287,7 @@ def test_what_is_too_large_or_no_question_is_refused(tls: bool, kept: Store, pki
 
 
 def test_a_client_that_does_not_read_holds_no_file_in_memory_and_no_other_up(kept: Store, pki: Path) -> None:
-    """Of an incident of 16 MB a crowd takes the first bytes only."""
+    """Many clients read only the first bytes of an incident of 16 MB."""
     big = kept.incidents / folders(kept)[1] / "report.txt"
     before = big.read_bytes()
     os.truncate(big, 16 << 20)
@@ -353,7 +353,7 @@ def test_a_certificate_and_users_that_change_are_taken_and_what_is_broken_is_not
 
 
 def curl(*arguments: str) -> tuple[int, str]:
-    """Exit code of curl(1), and the HTTP status that it saw."""
+    """Return the exit code of curl(1) and the HTTP status that it saw."""
     if shutil.which("curl") is None:
         pytest.skip("needs curl: apt-get install curl")
     command = [

@@ -1,4 +1,4 @@
-"""Every command that prints JSON meets the schema that docs/json.md names for it."""
+"""Test that each command that prints JSON meets the schema that docs/json.md names for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VERSIONS = {"report": 3, "status": 2}  # where it is no longer the first
 
 
 def printed(*arguments: str, code: int = 0) -> Any:
-    """What a command prints with --json, once it has met the schema of its command."""
+    """Return the output of a command with --json after checking it against the command's schema."""
     done = subprocess.run(
         [sys.executable, "-m", "hangwatch", *arguments, "--json"],
         capture_output=True,

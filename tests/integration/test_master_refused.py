@@ -1,4 +1,4 @@
-"""Real ranks that do not meet: nobody serves their store, or no other node reaches them. The kernel shows it."""
+"""Real ranks that cannot connect: the store is not served, or no other node reaches them. The kernel shows it."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def ranks(*programs: str, world_size: int, master: str = "127.0.0.1", is_served: bool = False) -> Iterator[set[int]]:
-    """The last ranks of a job, each with its program, at a port of this machine where nobody listens, or we do."""
-    with socket.socket() as kept:  # bound and not listening: nobody else gets the port
+    """Start the last ranks of a job, each with its program; on their master port only this test may listen."""
+    with socket.socket() as kept:  # bound and not listening: no other process gets the port
         kept.bind(("", 0))
         if is_served:
             kept.listen()
@@ -80,7 +80,7 @@ def ranks(*programs: str, world_size: int, master: str = "127.0.0.1", is_served:
 
 
 def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
-    """The ranks of the job, grouped, and how many they are; None before they are seen."""
+    """Return the ranks of the job, grouped, and their number; None before they are found."""
     jobs = [
         job for job in discovery.find(ProcessScan().processes(pids)).jobs if pids <= {rank.id.pid for rank in job.ranks}
     ]
@@ -91,7 +91,7 @@ def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
 
 
 def judged(pids: set[int]) -> Verdict | None:
-    """The verdict, once it is of a refusal."""
+    """Return the verdict once it reports a refused connection."""
     found = looked_at(pids)
     verdict = judge.judge(*found) if found else None
     return verdict if verdict is not None and verdict.kind == "MasterRefused" else None
@@ -108,7 +108,7 @@ def test_rank_0_that_reads_while_the_others_are_refused() -> None:
 
 @pytest.mark.torch
 def test_ranks_that_are_refused_by_another_node() -> None:
-    with ranks(JOINS, world_size=2, master=socket.gethostname()) as pids:  # a name, that leads here
+    with ranks(JOINS, world_size=2, master=socket.gethostname()) as pids:  # a name that leads to this machine
         verdict = wait_for(lambda: judged(pids), "the rank to be refused", 200)
     assert verdict.named == ()
     assert "Rank 0, which is to serve it, is not in view: look at its node first." in verdict.message
@@ -118,7 +118,7 @@ def test_ranks_that_are_refused_by_another_node() -> None:
     ("address", "world_size", "expected"),
     [
         ("127.0.1.1", 3, "127.0.1.1 port "),
-        ("127.0.1.1", 2, None),  # all of its ranks are here
+        ("127.0.1.1", 2, None),  # all of its ranks are on this node
         ("0.0.0.0", 3, None),
     ],
 )
@@ -138,7 +138,7 @@ def test_ranks_that_wait_at_an_address_of_this_node_alone(address: str, world_si
 
 @pytest.mark.parametrize(
     ("program", "expected"),
-    [(CONNECTS, "the store at 127.0.0.1"), (READS, None)],  # a variable alone says nothing
+    [(CONNECTS, "the store at 127.0.0.1"), (READS, None)],  # a variable alone is no evidence
 )
 def test_a_store_at_loopback_of_a_job_with_ranks_elsewhere(program: str, expected: str | None) -> None:
     with ranks(program, world_size=2, is_served=True) as pids:

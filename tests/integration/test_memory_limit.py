@@ -1,4 +1,4 @@
-"""The daemon under the memory limit that its unit and its chart give it, beside users who mean no good."""
+"""The daemon under the memory limit of its unit and its chart, next to hostile users."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEBIBYTE = 1 << 20
 
 
 def limits_bytes() -> dict[str, int]:
-    """What the files of deploy/ allow, swap never."""
+    """Return the memory limits of the files of deploy/; they never permit swap."""
     unit = (ROOT / "deploy/systemd/hangwatch.service").read_text()
     (megabytes,) = re.findall(r"^MemoryMax=(\d+)M$", unit, re.MULTILINE)
     values = yaml.safe_load((ROOT / "deploy/helm/hangwatch/values.yaml").read_text())
@@ -33,7 +33,7 @@ def _asks_for_a_page(daemon: RealDaemon, node: SimulatedNode) -> bool:
 
 
 def test_the_limits_of_the_unit_and_the_chart_are_far_above_what_users_can_make_of_it(fake_driver: FakeDriver) -> None:
-    """All of the daemon: its own memory, its children's (NVML, py-spy), and the pages of files they read."""
+    """Count the whole daemon: its own memory, its children's (NVML, py-spy), and the pages of files that they read."""
     folder = fake_driver.scenario.parent
     limit_bytes = min(limits_bytes().values())
     crowd = [*hostile.large(40), *hostile.world(4_000_000, "0,1")]

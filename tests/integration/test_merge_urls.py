@@ -1,4 +1,4 @@
-"""`hangwatch merge URL...`: real daemons' servers over their stores, some of them silent, strange or hostile."""
+"""`hangwatch merge URL...`: servers of real daemons over their stores; some do not respond, are strange or hostile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKEN = "0123456789abcdef"
 
 
 def nodes() -> list[Incident]:
-    """On no node alone is there anything to see: rank 19 of the third has not come."""
+    """No node alone shows it: rank 19, of the third node, has not joined."""
     found = [waiting(node, late=node == 2) for node in range(NODES)]
     (group,) = found[2].grouping.groups
     found[2] = replace(found[2], grouping=replace(found[2].grouping, groups=own_code(group, 19)))
@@ -37,7 +37,7 @@ def nodes() -> list[Incident]:
 
 @contextlib.contextmanager
 def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iterator[list[Server]]:
-    """A server for each incident, over a store of its own; `port` of each is in its list of metrics."""
+    """Run a server for each incident, over its own store; its list of metrics contains `port`."""
     with contextlib.ExitStack() as running:
         servers = []
         for number, incident in enumerate(incidents):
@@ -64,7 +64,7 @@ def port(one: Server) -> int:
 
 @contextlib.contextmanager
 def answering(answer: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[bytes]]]:
-    """A port where each connection is answered so, and what came to it."""
+    """Run a server that treats each connection with `answer`; yield its port and what it received."""
     came: list[bytes] = []
 
     def serve() -> None:
@@ -107,7 +107,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def who(pki: Path, authority: str = "ca", shown: str = "admin", password: str = "password") -> str:
-    """A file that says who asks."""
+    """Write a file with the client's credentials."""
     path = pki / f"{authority}-{shown}-{password}.yml"
     path.write_text(
         f"basic_auth:\n  username: alice\n  password_file: {password}\ntls_config:\n  ca_file: {authority}.pem\n"

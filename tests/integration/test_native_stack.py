@@ -1,4 +1,4 @@
-"""In whose code a real process sleeps; that torch's waits are seen, the answer key of the recorder's jobs shows."""
+"""Find whose code a real process sleeps in. The recorder's jobs and their answer key cover the waits of torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import wait_for
 from tests.integration import targets
 
 PROC = Path("/proc")
-# Python that calls a library called libtorch: what its frames leave on the stack is not cleared.
+# Python that calls a library with the name libtorch; the frames of that call remain on the stack and are not cleared.
 STIRS = "import ctypes, sys, threading; library = ctypes.CDLL(sys.argv[1]); library.stir(); "
 DEEPER = "sorted([0], key=lambda _: sorted([0], key=lambda _: lock.acquire()))"  # where those frames were
 LIBRARY = """

@@ -1,4 +1,4 @@
-"""NCCL's RAS of real processes, by a server of ours: who is asked and who is not, what is bounded, what follows."""
+"""NCCL's RAS in real processes, with a fake server: which are queried, the bounds, and the verdicts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def asked(folder: Path) -> list[str]:
 
 @needs_networks
 def test_a_rank_is_asked_in_its_own_network(tmp_path: Path) -> None:
-    """Here nobody listens on the port; there it does, and is asked for no more than STATUS."""
+    """On this network nothing listens on the port. On the rank's network the server gets only a STATUS request."""
     (tmp_path / "answer").write_text(FOUR)
     with process(tmp_path) as pid:
         found = door(pid)
@@ -85,7 +85,7 @@ def test_an_older_nccl_answers_in_text(tmp_path: Path) -> None:
     ],
 )
 def test_whatever_it_answers_is_bounded(how: str, reasons: set[str], tmp_path: Path) -> None:
-    """The last: no status at all. A gigabyte is cut short where it is too much, or where the time is over."""
+    """The last case never sends a status. A gigabyte is cut off at the size limit or at the deadline."""
     (tmp_path / "answer").write_text('{"nccl_version": NaN' + "[" * 100_000)
     with process(tmp_path, how) as pid:
         found = door(pid)
@@ -97,7 +97,10 @@ def test_whatever_it_answers_is_bounded(how: str, reasons: set[str], tmp_path: P
 
 @needs_networks
 def test_a_stranger_who_listens_there_is_not_asked(tmp_path: Path) -> None:
-    """Anybody can listen on that port: whose socket it is counts, and beside a stranger's the rank's own is not asked."""
+    """Any user can listen on that port: the socket's owner counts.
+
+    Next to a foreign socket even the rank's own is not used.
+    """
     with process(tmp_path / "rank", "mute") as pid:
         assert door(pid) == Fault(subject="NCCL RAS", reason="NoListener", detail=nccl_ras.NOBODY)
         with process(tmp_path / "stranger", beside=pid):
@@ -137,7 +140,10 @@ def test_the_host_of_that_address_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_socket_at_an_address_that_is_not_its_own_is_not_asked() -> None:
-    """Any user may bind to an address of somebody else, see IP_FREEBIND in ip(7): to connect would lead there."""
+    """Any user may bind to an address of another host, see IP_FREEBIND in ip(7).
+
+    A connection would lead to that host.
+    """
     with socket.socket() as listening:
         listening.setsockopt(socket.IPPROTO_IP, 15, 1)  # IP_FREEBIND
         listening.bind(("192.0.2.1", 0))
@@ -178,7 +184,7 @@ def test_who_switched_it_off_or_is_young_is_not_asked(tmp_path: Path) -> None:
 
 @needs_networks
 def test_what_is_too_large_as_json_is_asked_as_text(tmp_path: Path) -> None:
-    """Of thousands of ranks text lists those that differ, JSON all."""
+    """For thousands of ranks, text lists only the differing ones; JSON lists all."""
     (tmp_path / "answer").write_text(TEXT.format(pid=7, host="10.0.0.7"))
     with process(tmp_path, "gigabyte") as pid:
         found = answers(pid, min_age_seconds=0.0)
@@ -187,11 +193,11 @@ def test_what_is_too_large_as_json_is_asked_as_text(tmp_path: Path) -> None:
     assert asked(tmp_path).count("SET FORMAT json") == 1
 
 
-# --- the whole way ---------------------------------------------------------------------------------------------------
+# --- from RAS to the verdict -----------------------------------------------------------------------------------------
 
 
 def looked(stack: contextlib.ExitStack, folder: Path, *answers: list[int], ask_nccl: bool = True) -> Diagnosis:
-    """Four ranks in one stack, the first of which answers so many times what each has launched."""
+    """Diagnose four ranks with the same stack. The first reports the launched counts of each rank, once per answer."""
     told = [{"RANK": str(number), "WORLD_SIZE": "4", "LOCAL_RANK": str(number)} for number in range(4)]
     hows = ["answer", "mute", "mute", "mute"]
     pids = [
@@ -222,7 +228,7 @@ def test_of_ranks_in_one_stack_the_counts_tell_whom_to_look_at(tmp_path: Path) -
 @needs_networks
 @pytest.mark.parametrize("ask_nccl", [True, False])
 def test_counts_that_rise_point_at_nobody(ask_nccl: bool, tmp_path: Path) -> None:
-    """As between two steps of any healthy job; and in a glance nobody asks."""
+    """As between two steps of any healthy job. A light capture does not query RAS."""
     with contextlib.ExitStack() as stack:
         look = looked(stack, tmp_path, [9, 9, 8, 9], [9, 9, 9, 9], [10, 10, 9, 10], ask_nccl=ask_nccl)
     assert look.verdict.first_look == look.verdict.named == ()
@@ -233,7 +239,7 @@ def test_counts_that_rise_point_at_nobody(ask_nccl: bool, tmp_path: Path) -> Non
 @needs_networks
 @pytest.mark.parametrize(("how", "reason"), [("garbage", "BadAnswer"), ("silent", "NoAnswer")])
 def test_why_nccl_said_nothing_stands_in_the_notes(how: str, reason: str, tmp_path: Path) -> None:
-    """And the look ends: who never answers is waited for until the deadline, and no longer."""
+    """The capture ends: a server that never responds is awaited only until the deadline."""
     settings = structs.replace(SETTINGS, nccl_ras_deadline_seconds=1.0)
     with process(tmp_path, how) as pid:
         look = diagnose_job(
@@ -245,7 +251,7 @@ def test_why_nccl_said_nothing_stands_in_the_notes(how: str, reason: str, tmp_pa
 
 @needs_networks
 def test_nccl_by_default_is_not_asked(tmp_path: Path) -> None:
-    """Some versions of NCCL crash when asked: nothing that can harm a job is on by default."""
+    """Some versions of NCCL crash when queried: nothing that can harm a job is on by default."""
     settings = config.Capture(rounds=2, pause_seconds=0.1, nccl_ras_min_age_seconds=0.0)
     (tmp_path / "answer").write_text(FOUR)
     with process(tmp_path) as pid:

@@ -1,7 +1,8 @@
-"""Four nodes, two torchrun jobs of two users over all of them: real daemons, real Prometheus, real sshd; one cluster for all tests.
+"""Four nodes and two users' torchrun jobs on all of them: real daemons, Prometheus and sshd; one cluster for all tests.
 
-The jobs have one run id and meet at one address. Of the first, rank 2 on n2 is stuck in its own code; of the second, rank 1
-on n1 reduces in another group than the others; at last n2 dies. The tests follow each other.
+The jobs have one run id and rendezvous at one address. In the first job, rank 2 on n2 is blocked in its own code. In
+the second, rank 1 on n1 calls all_reduce in another group than the others. At the end n2 dies. The tests depend on
+their order.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(600), needs_namespaces, nee
 
 NAMES = ("n0", "n1", "n2", "n3")
 RUN_ID = "pretrain"
-HUNG = RUN_ID + r"[^(]* \(uid {uid}, \w+\.py\) (is hung|has hung for \d+ min): "  # how a page about it begins
+HUNG = RUN_ID + r"[^(]* \(uid {uid}, \w+\.py\) (is hung|has hung for \d+ min): "  # the first words of a page about it
 ADA, BOB = 4001, 4002
 ADAS_GPU, BOBS_GPU = 0, 1
 BUSY_WATTS, HUNG_WATTS = 600, 118
-STANDS_SECONDS = 11  # a call that has been open for ten is looked at twice
-# What a page hangs on, told of a test that fails.
+STANDS_SECONDS = 11  # a call that has been open for ten seconds is captured twice
+# Series that decide about a page, printed when a test fails.
 HISTORY = (
     "up == 0",
     "hangwatch_job_state == 1",
@@ -55,7 +56,7 @@ SHOWN_LABELS = ("instance", "state", "rank", "group", "kind")
 
 
 class Fleet:
-    """The nodes with their daemons, what watches over all of them, and the two jobs."""
+    """The nodes with their daemons, the monitoring of all of them, and the two jobs."""
 
     def __init__(self, folder: Path, library: Path, stack: contextlib.ExitStack) -> None:
         self.nodes: dict[str, Node] = stack.enter_context(cluster(folder, NAMES))
@@ -86,7 +87,7 @@ class Fleet:
         }
         with ThreadPoolExecutor() as starting:
             list(starting.map(stack.enter_context, self.daemons.values()))
-        # How hangwatch is called on a node: with the configuration of its daemon.
+        # The command for hangwatch on a node: with the configuration of its daemon.
         self.remote = folder / "hangwatch-there"
         self.remote.write_text(
             f'exec {sys.executable} -m hangwatch "$@" --config {folder}/hw-$(hostname)/hangwatch.toml\n'
@@ -102,12 +103,12 @@ class Fleet:
                 {name: daemon.address for name, daemon in self.daemons.items()},
                 rules=[DEPLOY / "hangwatch.rules.yaml"],
                 alertmanager=alertmanager.address,
-                scrape_seconds=4.0,  # also its time-out: a node that has no core for a second does answer
+                scrape_seconds=4.0,  # also the scrape timeout: a node without a core for a second still responds
             )
         )
 
     def key(self, uid: int) -> str:
-        """The key of a user's job, which all nodes give it."""
+        """Return the key of a user's job, which is the same on all nodes."""
         if uid not in self._keys:
             trains = (
                 f'hangwatch_job_state{{state="training"}} == 1 and on (job_key) hangwatch_job_info{{owner="uid {uid}"}}'
@@ -116,16 +117,16 @@ class Fleet:
         return self._keys[uid]
 
     def states(self, uid: int) -> dict[str, str]:
-        """The state of a user's job by node."""
+        """Return the state of a user's job by node."""
         asked = f'hangwatch_job_state == 1 and on (job_key) hangwatch_job_info{{owner="uid {uid}"}}'
         return {row["metric"]["instance"]: row["metric"]["state"] for row in self.prometheus.query(asked)}
 
     def pages(self, uid: int) -> list[dict[str, Any]]:
-        """What the on-call received about this user's job."""
+        """Return the notifications to the on-call engineer about this user's job."""
         return [one for one in self.webhook.received("/on-call") if one["groupLabels"]["job_key"] == self.key(uid)]
 
     def wait_for_state(self, uid: int, *states: str) -> None:
-        """Until each node shows a user's job, in one of these states."""
+        """Wait until each node shows a user's job in one of these states."""
 
         def is_so() -> bool:
             shown = self.states(uid)
@@ -134,12 +135,12 @@ class Fleet:
         wait_for(is_so, f"the job of {uid} to be {' or '.join(states)}", 180)
 
     def set_power(self, gpu: int, watts: float) -> None:
-        """What a GPU of each node draws."""
+        """Set the power of a GPU on each node."""
         for driver in self.drivers.values():
             driver.add(f"gpu {gpu} power_watts {watts}")
 
     def tell(self) -> None:
-        """Print in few lines what has been: what Prometheus saw change, what the daemons and their reports say, the pages."""
+        """Print a short history: the changes that Prometheus saw, the daemons' logs, their reports and the pages."""
         owners = {key: uid for uid, key in self._keys.items()}
         for expression in HISTORY:
             print(expression)
@@ -157,7 +158,10 @@ class Fleet:
             print(page["status"], alert["startsAt"][11:19], alert["endsAt"][11:19], alert["annotations"]["summary"])
 
     def dump(self, uid: int, *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What all nodes answer over ssh now, and what comes of it for a user's job; `more` options may leave others out."""
+        """Return the current answers of all nodes over ssh, and the result for a user's job.
+
+        `more` are further options.
+        """
         where = ["--nodes", "n[0-3]", "--via", "ssh", "--via-options", f"-F {self.ssh_config}", "--deadline", "60"]
         there = ["--remote-command", f"sh {self.remote}"]
         command = [sys.executable, "-m", "hangwatch", "dump", *where, *there, *more, "--json"]
@@ -167,19 +171,19 @@ class Fleet:
         return told, job
 
     def dump_of_one(self, uid: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The same, where only this job is asked for."""
+        """Do the same, but request only this job."""
         return self.dump(uid, "--job", self.key(uid))
 
 
 def _spans(values: list[tuple[float, str]]) -> Iterator[tuple[str, str, str]]:
-    """From when to when a series had which value."""
+    """Yield begin, end and value of each period of a series."""
     for value, group in itertools.groupby(enumerate(values), lambda one: (one[1][1], float(one[1][0]) - one[0])):
         times = [time.strftime("%M:%S", time.gmtime(float(at))) for _, (at, _) in group]
         yield times[0], times[-1], value[0]
 
 
 def _quick(config: dict[str, Any]) -> dict[str, Any]:
-    """A page that resolves is said at once."""
+    """Make Alertmanager send resolved pages at once."""
     for route in config["route"]["routes"]:
         route["group_interval"] = "1s"
     return config
@@ -188,7 +192,7 @@ def _quick(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def fleet(request: pytest.FixtureRequest, fake_nvml_library: Path) -> Iterator[Fleet]:
     with contextlib.ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="fleet-"))  # pytest's own folders are root's alone
+        folder = Path(tempfile.mkdtemp(prefix="fleet-"))  # pytest's folders are for root alone
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o755)
         made = Fleet(folder, fake_nvml_library, stack)
@@ -284,5 +288,5 @@ def test_a_node_that_dies_with_its_daemon_is_one_page_that_names_it_and_its_rank
 
 
 def who(ranks: list[dict[str, Any]]) -> list[tuple[int, str]]:
-    """The ranks of a verdict, each with its node."""
+    """Return the ranks of a verdict, each with its node."""
     return [(rank["rank"], rank["node"]) for rank in ranks]

@@ -76,7 +76,7 @@ DRIVER_PROCESS = b"hangwatch.probes.gpu.driver_process"
 
 
 def is_child(folder: Path) -> bool:
-    """Whether this folder of /proc is that of a sampling process that this test process started."""
+    """True if this folder of /proc is that of a sampling process that this test process started."""
     try:
         parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
         return parent == os.getpid() and DRIVER_PROCESS in (folder / "cmdline").read_bytes()
@@ -85,7 +85,7 @@ def is_child(folder: Path) -> bool:
 
 
 def child_pid() -> int:
-    """The sampling process that this test process started. Fails where there is none: 0 would be this process itself."""
+    """Return the pid of this test's sampling process. Fail if there is none: 0 would be the test itself."""
     pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if is_child(folder)]
     assert pids, "no sampling process runs"
     return pids[0]
@@ -163,7 +163,7 @@ def test_a_gpu_lost_before_the_start_is_one_fault_too(fake_driver: FakeDriver, s
 
 def test_what_a_gpu_does_not_have_is_none_and_no_fault(fake_driver: FakeDriver, start: Start) -> None:
     fake_driver.write([line for line in h100(1) if "energy" not in line and "utilization" not in line])
-    fake_driver.add("gpu 0 fault nvmlDeviceGetTemperature 13")  # a driver too old to know the call
+    fake_driver.add("gpu 0 fault nvmlDeviceGetTemperature 13")  # a driver too old for the call
 
     (gpu,) = first_sweep(start()).gpus
 
@@ -201,7 +201,7 @@ def test_a_driver_that_blocks_is_given_up_within_its_deadline_and_replaced(
     sampler = start()
     first_sweep(sampler)
     blocked = child_pid()
-    block = "fault nvmlEventSetWait_v2 sleep"  # a call about no single GPU
+    block = "fault nvmlEventSetWait_v2 sleep"  # a call without a GPU argument
 
     began = time.monotonic()
     fake_driver.add(block)
@@ -223,7 +223,7 @@ def test_a_driver_that_blocks_is_given_up_within_its_deadline_and_replaced(
 
 
 def children() -> int:
-    """How many sampling processes this test process has, those among them that have ended and are not yet reaped too."""
+    """Return the number of sampling processes of this test process, ended and not yet reaped ones included."""
     return sum(1 for folder in Path("/proc").glob("[0-9]*") if is_child(folder))
 
 
@@ -232,7 +232,7 @@ def test_one_wedged_gpu_of_eight_is_seven_readings_and_one_fault_for_as_long_as_
 ) -> None:
     sampler = start(deadline_seconds=0.5, start_deadline_seconds=1.0, gpu_retry_seconds=0.3)
     first_sweep(sampler)
-    wedge = "gpu 3 fault all sleep"  # every call about it, as in a wedged driver, opening it too
+    wedge = "gpu 3 fault all sleep"  # every call for it, as in a wedged driver, opening included
 
     began = time.monotonic()
     fake_driver.add(wedge)
@@ -245,7 +245,7 @@ def test_one_wedged_gpu_of_eight_is_seven_readings_and_one_fault_for_as_long_as_
     assert "sample" in fault.detail
     restarts = sampler.status().restarts
     taken, most = [sweep.taken_monotonic_seconds], 0
-    while len(taken) < 25:  # 5 s, with several tries to reach GPU 3 in them
+    while len(taken) < 25:  # 5 s, with several attempts to reach GPU 3
         sweep = next_sweep(sampler, sweep)
         taken.append(sweep.taken_monotonic_seconds)
         most = max(most, children())
@@ -369,7 +369,10 @@ def test_a_driver_that_blocks_while_it_opens_is_given_up(fake_driver: FakeDriver
 
 
 def test_gpus_that_take_long_to_open_are_waited_for(fake_driver: FakeDriver, start: Start) -> None:
-    """Without persistence mode each GPU takes a second or more to open: eight of them outlast the deadline of a sweep."""
+    """Without persistence mode each GPU takes a second or more to open.
+
+    Eight of them overrun the deadline of a sweep.
+    """
     fake_driver.add("gpu all fault nvmlDeviceGetHandleByIndex_v2 slow")
     sampler = start(deadline_seconds=0.8)
     early = sampler.query(FabricDetails, 0.1)
@@ -502,7 +505,7 @@ def test_waiting_for_the_first_sweep_ends_with_it_or_with_the_reason_why_there_i
 @pytest.fixture
 def freezer() -> Iterator[Path]:
     """A control group in which processes stop in the kernel and do not even die of SIGKILL, as in a wedged driver."""
-    try:  # a name of its own: workers of the suite have process ids of their own, and so the same ones
+    try:  # unique, because workers of the suite have their own pid namespaces and the same pids
         folder = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir="/sys/fs/cgroup/freezer"))
     except OSError as error:
         pytest.skip(f"no freezer control group (cgroup v1, as root) to make a process unkillable: {error}")
@@ -527,7 +530,7 @@ def test_a_child_that_cannot_be_killed_is_left_behind_and_counted(start: Start, 
     assert status.abandoned == 1
     assert sampler.latest() is not None
 
-    (freezer / "freezer.state").write_text("THAWED")  # what SIGKILL could not do before happens now
+    (freezer / "freezer.state").write_text("THAWED")  # SIGKILL takes effect now
     status_where(sampler, lambda status: status.abandoned == 0, "the child to be gone")
 
 
@@ -550,7 +553,7 @@ def test_a_gpu_is_not_tried_again_beside_a_process_that_cannot_be_killed_in_a_ca
     (freezer / "freezer.state").write_text("FROZEN")
 
     sweep = sweep_where(sampler, lambda sweep: bool(sweep.faults), "a sweep without GPU 3")
-    end, most = sweep.taken_monotonic_seconds + 3, 0  # so long that it would have been tried ten times
+    end, most = sweep.taken_monotonic_seconds + 3, 0  # long enough for ten attempts
     while sweep.taken_monotonic_seconds < end:
         sweep = next_sweep(sampler, sweep)
         most = max(most, sampler.status().abandoned)
@@ -577,7 +580,7 @@ def test_xids_that_the_driver_tells_are_kept_for_who_asks(fake_driver: FakeDrive
 
 
 def test_xids_of_the_driver_join_those_of_the_log(fake_driver: FakeDriver, start: Start, tmp_path: Path) -> None:
-    """What both tell is one event, with both as its sources; what NVML alone tells counts, too."""
+    """An event in both is counted once, with both as its sources. An event only from NVML counts, too."""
     tree = NodeTree(tmp_path / "node")
     node = tree.node(gpus=start(), clock=Clock())
     now = int(time.monotonic() * 1e6)

@@ -1,4 +1,4 @@
-"""All ranks stand alike and wait; only the counters of one rank's GPU differ: no kernel runs on it."""
+"""All ranks have the same stack and wait; only one rank's GPU counters differ: no kernel runs on it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_rank_whose_gpu_has_no_kernel_is_looked_at_first(fake_driver: FakeDr
         wait_for(sampler.latest, "a sample")
 
         def counted() -> Diagnosis | None:
-            found = look()  # the driver has a second for an answer
+            found = look()  # the driver has a second to respond
             return found if all(member.gpu.use for member in found.grouping.members) else None
 
         alike = wait_for(counted, "what the GPUs do")

@@ -1,9 +1,9 @@
-"""The configuration, the state folder and the alert rules of an older release keep working.
+"""The configuration, the state folder and the alert rules of an older release must continue to work.
 
-tests/data/fa48916 was made by commit fa48916. `hangwatch.toml` has every key that it had, with a value that is no
-default, and a rule for each of its activities; its `config --check` accepts the file. `state.tar.gz` is its state
-folder after three hangs of real torchrun jobs (paths and the name of the node were replaced): one recovered, one
-ended, and one was open when the daemon was killed. `hangwatch.rules.yaml.gz` are its alert rules.
+tests/data/fa48916 was made by commit fa48916. `hangwatch.toml` has every key of that release, with a value that is not
+the default, and a rule for each of its activities; its `config --check` accepts the file. `state.tar.gz` is its state
+folder after three hangs of real torchrun jobs (paths and the name of the node were replaced): one recovered, one ended,
+and one was open when the daemon was killed. `hangwatch.rules.yaml.gz` contains its alert rules.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ CONFIG = (DATA / "hangwatch.toml").read_text()
 NODE = "gpu-07"
 
 RENAMED: dict[str, str] = {}
-"""Keys, sections and activities that have another name today: the old name is refused, with the new one."""
+"""Keys, sections and activities that were renamed: the old name is refused, and the error tells the new name."""
 
 
 def keys(table: dict[str, Any], *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield each key of a configuration with its value; the rules of activities are no keys."""
+    """Yield each key of a configuration with its value; the rules of activities are not keys."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from keys(value, *path, key)
@@ -53,7 +53,7 @@ def keys(table: dict[str, Any], *path: str) -> Iterator[tuple[tuple[str, ...], A
 
 
 def text_of(path: tuple[str, ...], value: object) -> str:
-    """A configuration of one key; JSON's values are TOML's, too."""
+    """Format a configuration with one key; JSON values are valid TOML values, too."""
     return f"[{'.'.join(path[:-1])}]\n{path[-1]} = {json.dumps(value)}\n"
 
 
@@ -86,7 +86,7 @@ def test_key_of_old_release_has_its_effect_or_names_its_successor(path: tuple[st
 
 @pytest.mark.parametrize("name", OLD_ACTIVITIES)
 def test_activity_of_old_release_is_known_or_names_its_successor(name: str) -> None:
-    """A rule for an activity that is not in the table is taken for a new activity of the user's."""
+    """A rule for an activity that is not in the table would count as a new activity of the user."""
     rule = config.ActivityRule(activity=name, function="ours")
     if name in RENAMED:
         with pytest.raises(config.ConfigError, match=RENAMED[name]):
@@ -133,7 +133,7 @@ def test_incident_of_old_release_is_shown_and_explained(state: Path) -> None:
 
 
 def leaves(value: object) -> Iterator[object]:
-    """Yield all numbers and texts of a JSON value; true, false and null are no evidence of a loss."""
+    """Yield all numbers and texts of a JSON value. true, false and null prove no loss."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A user asks the daemon about his own jobs over its socket, and gets nothing of anybody else's."""
+"""A user queries the daemon about their own jobs over its socket and gets no data of other users."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tests.watched import RealDaemon
 
 pytestmark = needs_root
 
-# Nobody's: the machine may have other jobs of any user that a test names.
+# Unused uids: the machine may have jobs of any user that a test names.
 OWNER, OTHER, STRANGER = random.sample(range(1 << 20, 1 << 30), 3)
-# Who becomes another user is not to be looked at by that one, see PR_SET_DUMPABLE in prctl(2): as with ptrace_scope=1.
+# A process that changes its user is not readable by that user, see PR_SET_DUMPABLE in prctl(2): as with ptrace_scope=1.
 RANK = """
 import os, time
 ready()
@@ -46,7 +46,7 @@ def train_of_{uid}():
     time.sleep(600)
 train_of_{uid}()
 """
-# /proc/PID/mem is what yama keeps from a user whose /proc/PID/environ it lets him read.
+# yama denies a user /proc/PID/mem of their own process, but not /proc/PID/environ.
 CLOSED = 'file=$1 pid=$2; shift 2; mount --bind "$file" "/proc/$pid/mem"; exec "$@"'
 
 
@@ -56,7 +56,7 @@ class Node(NamedTuple):
     pids: dict[int, int]
 
     def hangwatch(self, uid: int, *arguments: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        """A command of this user, who knows of the socket by the configuration."""
+        """Run a command as this user, who finds the socket in the configuration."""
         config = self.daemon.folder / "user.toml"
         config.write_text(
             f'[store]\ndirectory = "{self.daemon.state}"\n[http]\nport = 1\n[socket]\npath = "{self.socket}"\n'
@@ -65,7 +65,7 @@ class Node(NamedTuple):
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
 
     def asked(self, uid: int, what: str) -> tuple[int, str]:
-        """Status and text of the answer that this user gets, whatever he asks."""
+        """Return status and text of the response that this user gets to any request."""
         code = f"""
 import http.client, socket
 http.client.HTTPConnection.connect = lambda self: self.sock.connect({str(self.socket)!r})
@@ -82,7 +82,7 @@ print(answer.status, answer.read().decode())
 
 
 def names_of(status: Any) -> set[str]:
-    """The jobs; a machine that is shared has others as well."""
+    """Return the names of the jobs; a shared machine has others as well."""
     return {job["job_id"] for job in status["jobs"]}
 
 
@@ -134,7 +134,7 @@ def test_nobody_has_anything_of_a_strangers_job(node: Node) -> None:
 
 
 def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> None:
-    """As with kernel.yama.ptrace_scope=1: the job is found, and its memory is closed."""
+    """As with kernel.yama.ptrace_scope=1: the job is found, but its memory is not readable."""
     closed = node.daemon.folder / "closed"
     closed.touch(mode=0o600)
     code = "ready()\nimport time\ndef train_in_the_open(): time.sleep(600)\ntrain_in_the_open()"
@@ -201,12 +201,12 @@ def test_a_user_reads_his_incidents_and_status_also_where_files_and_port_refuse_
         owned = replace(found, incident_id=f"i-{uid}", job=replace(found.job, uid=uid, job_id=f"kept-of-{uid}"))
         names[uid] = kept.save(owned, {}).name
         for path in (node.daemon.state / "incidents" / names[uid], node.daemon.state / "incidents"):
-            os.removexattr(path, "system.posix_acl_access")  # as on a file system without lists
+            os.removexattr(path, "system.posix_acl_access")  # as on a file system without ACLs
             path.chmod(0o700)
     listed = json.loads(node.hangwatch(OWNER, "incidents", "--json").stdout)["incidents"]
     assert [one["folder"] for one in listed] == [names[OWNER]]
     assert f"kept-of-{OWNER}" in node.hangwatch(OWNER, "report", f"kept-of-{OWNER}").stdout
-    status = node.hangwatch(OWNER, "status")  # by this configuration's port nobody serves
+    status = node.hangwatch(OWNER, "status")  # no server listens on this configuration's port
     assert status.returncode == 0 and f"job-of-{OWNER}" in status.stdout and f"job-of-{OTHER}" not in status.stdout
 
 

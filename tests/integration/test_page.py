@@ -1,4 +1,4 @@
-"""A page for real: real daemon, real torchrun, real Prometheus and Alertmanager; one rank gets stuck, one page comes."""
+"""A page end to end: real daemon, torchrun, Prometheus and Alertmanager. One rank blocks, and one page is sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOLD_SECONDS = QUICK["detector"]["hold_seconds"]
 
 
 def alertmanager_config(webhook: str) -> dict[str, object]:
-    """The example's own routes and inhibitions; each receiver posts to a path of its own on the test's server."""
+    """Return the example's own routes and inhibitions; each receiver posts to its own path on the test's server."""
     config = yaml.safe_load((DEPLOY / "alertmanager.example.yaml").read_text())
     config["receivers"] = [
         {"name": one["name"], "webhook_configs": [{"url": f"{webhook}/{one['name']}", "send_resolved": True}]}
@@ -164,7 +164,7 @@ def test_a_daemon_killed_twice_in_a_hang_makes_one_page_of_one_incident(
 
 
 def _pages(webhook: WebhookReceiver, job_id: str) -> list[dict[str, Any]]:
-    """What the on-call received about this job; the machine may have others."""
+    """Return the notifications to the on-call engineer about this job; the machine may have other jobs."""
     return [one for one in webhook.received("/on-call") if one["groupLabels"]["job_id"] == job_id]
 
 

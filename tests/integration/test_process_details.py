@@ -1,4 +1,4 @@
-"""What psutil tells of real processes, and that one who lets it wait costs a deadline and nobody's stacks."""
+"""psutil's data on real processes. A process that delays psutil costs a deadline and no stack."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_files_connections_children_memory_and_cpus_of_a_process(tmp_path: Path)
 
 
 def test_a_file_that_is_open_many_times_is_listed_once(tmp_path: Path) -> None:
-    """As by the loader threads of a data set: forty lines of one shard would hide all other files."""
+    """As by the loader threads of a data set: forty lines for one shard would hide all other files."""
     code = "kept = [open(folder + '/shard', 'rb') for _ in range(40)]\nkept[0].read()\nother = open(folder + '/index')"
     (tmp_path / "shard").write_bytes(b"x" * 2000)
     (tmp_path / "index").touch()

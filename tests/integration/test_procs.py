@@ -1,4 +1,4 @@
-"""What a scan keeps of real processes over their lives: execution, titles, ends, other users' processes."""
+"""The data that a scan keeps of real processes over their lives: exec, titles, ends, other users' processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_process_that_executes_another_program_is_read_again(tmp_path: Path) -
 
 
 def test_a_title_over_the_environment_does_not_take_the_rank_away(tmp_path: Path) -> None:
-    """As setproctitle does it: the comm changes, and the memory that held the environment is overwritten."""
+    """As setproctitle does it: the comm changes, and the memory of the environment is overwritten."""
     title = """
 import ctypes
 libc = ctypes.CDLL(None)
@@ -102,7 +102,7 @@ def test_an_environment_that_may_not_be_read_is_a_fault_with_the_remedy(tmp_path
 
 
 def _scan_as_nobody() -> tuple[Process, ...]:
-    """In a fork: an interpreter under a private folder could not be executed as another user."""
+    """Scan in a fork: an interpreter below a private folder cannot be executed as another user."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -149,4 +149,4 @@ def test_a_scan_of_600_processes_costs_little() -> None:
         for child in children:
             child.wait()
     print(f"{count} processes, {milliseconds:.1f} ms of CPU per scan")
-    assert milliseconds / count < 10 / 300  # twice what was measured: the machine may be busy
+    assert milliseconds / count < 10 / 300  # twice the measured value: the machine may be busy

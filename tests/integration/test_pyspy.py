@@ -1,4 +1,4 @@
-"""One dump of one real process by real py-spy, in every state, and that nobody is harmed by it."""
+"""Dump a single real process by the real py-spy, in every state, without harm to it."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_what_is_no_python(tmp_path: Path) -> None:
 @needs_root
 @needs_setpriv
 def test_without_permission_the_missing_capability_is_named(tmp_path: Path) -> None:
-    """hangwatch as root without CAP_SYS_PTRACE, the target as another user."""
+    """hangwatch runs as root without CAP_SYS_PTRACE, the target as another user."""
     code = "import os, time\nready()\nos.setgid(65534); os.setuid(65534)\ntime.sleep(600)"
     with targets.python(code, tmp_path) as pid:
         status = Path(f"/proc/{pid}/status")
@@ -212,7 +212,7 @@ sys.stdout.buffer.write(msgspec.json.encode((pyspy.dump(pid, deadline_seconds=5)
 
 
 def _refuse_ptrace() -> None:
-    """From now on ptrace(2) fails with EPERM in this process and its children: a seccomp filter of five instructions."""
+    """Make ptrace(2) fail with EPERM in this process and its children: a seccomp filter of five instructions."""
     number, errno_action = {"x86_64": 101, "aarch64": 117}[os.uname().machine], 0x00050001
     program = b"".join(
         struct.pack("HBBI", *one)
@@ -231,7 +231,7 @@ def _refuse_ptrace() -> None:
 
 
 def test_the_first_rung_never_uses_ptrace(tmp_path: Path) -> None:
-    """Where the kernel refuses ptrace(2) it works all the same; the second rung, to prove the filter, does not."""
+    """It works where the kernel refuses ptrace(2). The second attempt fails, which proves that the filter works."""
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
         call = [str(pyspy.find()), "dump", "--json", "--pid", str(pid)]
@@ -291,7 +291,7 @@ def test_a_stop_that_a_target_in_the_kernel_has_not_obeyed_yet_is_taken_back(tmp
         targets.wait_for_state(pid, "D")
         dump(pid, pyspy_path=fake_pyspy(tmp_path, STOPS_ALWAYS))
         (tmp_path / "ready").unlink()
-        (tmp_path / "fifo").write_text("")  # somebody writes: the kernel lets go
+        (tmp_path / "fifo").write_text("")  # a writer opens the FIFO: the kernel wakes the process
         wait_for((tmp_path / "ready").exists, "the target to run on")
 
 
@@ -313,7 +313,7 @@ def test_what_was_stopped_before_is_not_for_hangwatch_to_continue(tmp_path: Path
 
 
 def wait_until_it_works(pid: int) -> None:
-    """Until the target used the processor: one that waits for a core looks alike, whether it was told to stop or not."""
+    """Wait until the target used the processor: a stopped process and one that waits for a core look alike."""
     used = procfs.read_counters(pid).cpu_seconds or 0.0
     wait_for(lambda: (procfs.read_counters(pid).cpu_seconds or 0.0) > used + 0.03, "the target to run on")
 
@@ -428,6 +428,6 @@ def test_dump_takes_little_time_of_a_core(tmp_path: Path) -> None:
 
 
 def _torn_at_first(folder: Path) -> Path:
-    """The real py-spy, except that reading without a pause meets a stack that changes."""
+    """Return the real py-spy; its first read without a pause meets a stack that changes."""
     torn = 'case "$*" in *nonblocking*) echo "Error: Failed to get stack traces" >&2; exit 1;; esac; '
     return fake_pyspy(folder, f'{torn}exec {pyspy.find()} "$@"')

@@ -1,4 +1,7 @@
-"""The ends of the files to which real processes write, and what is not read: pipes, terminals, the files of others."""
+"""The ends of the files to which real processes write, and the outputs that are not read.
+
+Pipes, terminals, foreign files.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ NCCL = "gpu-07:5776:5898 [1] NCCL WARN NET/IB : Got completion with error 12, op
 
 @contextlib.contextmanager
 def writing(code: str, *told: str, to: list[int], **environ: str) -> Iterator[list[ProcessId]]:
-    """Processes of this code, each told something, with its output to one of these descriptors; all asleep."""
+    """Start a process for each argument, with its output in one of these descriptors; yield them when all sleep."""
     children = [
         subprocess.Popen(
             [sys.executable, "-c", code, text],
@@ -106,7 +109,7 @@ def test_a_deleted_file_is_read_by_its_descriptor(tmp_path: Path) -> None:
 
 
 def test_a_fifo_is_not_opened(tmp_path: Path) -> None:
-    """Who opened it would be a reader: a writer that waits for one would go on, and be killed by SIGPIPE."""
+    """Opening it would make a reader: a writer that waits for one would continue and be killed by SIGPIPE."""
     os.mkfifo(tmp_path / "log")
     fifo = os.open(tmp_path / "log", os.O_RDWR)
     with writing(SLEEPS, "", to=[fifo]) as (rank,):
@@ -169,7 +172,7 @@ def look(ranks: list[ProcessId], **settings: object) -> Diagnosis:
 def test_among_equal_stacks_the_rank_whose_log_alone_complains_is_the_first_to_look_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All wait for one another in the same lines, and are connected to a store."""
+    """All ranks wait for each other in the same lines and are connected to a store."""
     logs = [opened(tmp_path / f"rank{number}.log") for number in range(4)]
     store = socket.create_server(("127.0.0.1", 0))
     monkeypatch.setenv("STORE", str(store.getsockname()[1]))

@@ -1,4 +1,4 @@
-"""Who may read an incident: the owner of its job and the on-call group, nobody else; tried as each of them."""
+"""Read access to an incident: the owner of its job and the on-call group, no other user; tested as each of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = needs_root
 
 OWNER, OTHER_OWNER, STRANGER, ON_CALL = 4001, 4002, 4003, 4010
 
-# What a user tries with a store: what he lists and reads, and what he manages to change, of which there must be nothing.
+# A user's attempts on a store: what the user lists and reads, and what the user changes, which must be nothing.
 ATTEMPT = """
 import json, os, pathlib, sys
 root = pathlib.Path(sys.argv[1])
@@ -70,7 +70,7 @@ print(json.dumps({"listed": listed, "read": read, "changed": changed}))
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that everybody may enter; pytest's own are for their maker alone."""
+    """A folder that every user may enter; pytest's folders are for their creator alone."""
     folder = Path(tempfile.mkdtemp(prefix="readers-"))
     folder.chmod(0o755)
     yield folder
@@ -88,7 +88,10 @@ FILES = {"report.txt": "stacks", "dumps/r1/rank0.txt": "Process 1: x"}
 
 
 def kept(place: Path, *, group: str = str(ON_CALL)) -> tuple[Store, dict[int | None, str]]:
-    """A store like the daemon's, with an incident of each owner, saved twice; the names of the folders by owner."""
+    """Make a store like the daemon's, with an incident of each owner, saved twice.
+
+    Return the folders' names by owner.
+    """
     store = Store(place / "state", shared=True, group=group)
     store.make_writable()
     names: dict[int | None, str] = {}
@@ -165,7 +168,7 @@ def test_what_is_removed_leaves_the_owners_list(place: Path) -> None:
 
 
 def test_two_jobs_of_one_name_and_second_never_share_a_folder(place: Path) -> None:
-    """Dumps stay as they are when an incident is saved again: the second owner would read those of the first."""
+    """Dumps are kept when an incident is saved again: the second owner would read those of the first."""
     store = Store(place / "state", shared=True)
     store.make_writable()
     first, second = (
@@ -209,7 +212,7 @@ def test_the_commands_show_what_may_be_read(place: Path, uid: int, groups: tuple
         report = hangwatch("report", names[owner])
         assert report.returncode == (0 if owner in sees else 2), report.stderr
         assert ("ank 7" in report.stdout) == (owner in sees)
-    # As a page says it, with the key: the job's owner needs no more than his name to the kernel.
+    # As on a page, with the key: the job's owner only needs their uid.
     own = hangwatch("report", "--job", f"job-of-{OWNER}")
     assert (own.returncode == 0, "ank 7" in own.stdout) == (OWNER in sees,) * 2, own.stderr
 
@@ -250,7 +253,7 @@ train_with_a_secret()
 
 
 def read_as(uid: int, folder: Path) -> dict[str, str]:
-    """What a child that becomes this user reads of a folder, by path; nothing where he may not."""
+    """Return what a child process of this user can read of a folder, by path; empty if nothing."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -259,7 +262,7 @@ def read_as(uid: int, folder: Path) -> dict[str, str]:
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
             found = {}
-            for parent, _, names in os.walk(folder):  # is silent about what may not be listed
+            for parent, _, names in os.walk(folder):  # silently skips folders that may not be listed
                 for name in names:
                     with contextlib.suppress(PermissionError), (Path(parent) / name).open() as file:
                         found[name] = file.read()

@@ -1,6 +1,6 @@
-"""Real jobs that hang, dumped as text by py-spy, as a person would, and read by the rules.
+"""Real jobs that hang, dumped as text by py-spy, as a person would do, and judged by the rules.
 
-One is started by torchrun; the others fork their ranks, which costs one import of torch in place of five.
+torchrun starts one of them. The others fork their ranks, which costs one import of torch instead of five.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.servers import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
-RANKS = 4  # one behind its GPU is named only if three times as many wait
+RANKS = 4  # a rank that waits for its GPU is named only if three times as many ranks wait
 PROGRAM = Path(__file__).parents[1] / "jobs" / "real_hang.py"
 PYSPY = Path(sys.executable).with_name("py-spy")
 TABLE = activity.load()
@@ -35,7 +35,7 @@ TABLE = activity.load()
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """The folder of a job that runs the hang which the test asks for."""
+    """The folder of a job that runs the hang which the test requests."""
     hang, ranks = request.param if isinstance(request.param, tuple) else (request.param, RANKS)
     with started(tmp_path, ranks, [sys.executable, PROGRAM, hang, tmp_path, str(ranks)]):
         yield tmp_path
@@ -68,7 +68,7 @@ def started(folder: Path, ranks: int, command: Sequence[str | Path]) -> Iterator
 
 
 def explained(folder: Path, how: str = "--nonblocking") -> Verdict:
-    """Dump each rank under a `[host:rank]` prefix, and judge what was read."""
+    """Dump each rank under a `[host:rank]` prefix and judge the result."""
     lines, ranks = [], sorted(folder.glob("at-?"))
     for path in ranks:
         done = subprocess.run(
@@ -107,7 +107,7 @@ def test_the_verdict_on_a_real_hang(folder: Path, kind: str, named: list[int], w
 
 
 def line_of(code: str) -> int:
-    """The last line of the job's program that reads so."""
+    """Return the number of the last line of the job's program with this code."""
     lines = PROGRAM.read_text().splitlines()
     return max(number for number, line in enumerate(lines, start=1) if line.strip() == code)
 
@@ -153,7 +153,7 @@ def test_whom_to_look_at_first_in_a_real_hang(folder: Path, kind: str, rank: int
     indirect=["folder"],
 )
 def test_whom_the_others_wait_for_in_a_real_hang(folder: Path, ranks: list[int], code: str, words: list[str]) -> None:
-    """Half of a job that writes against half that waits, and one of two ranks: nobody is outnumbered, nobody accused."""
+    """If half of a job writes and half waits, or there are two ranks, there is no majority and no rank is named."""
 
     def settled() -> Verdict | None:
         verdict = explained(folder)

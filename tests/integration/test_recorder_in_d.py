@@ -1,4 +1,4 @@
-"""The recorder of a rank in state D: it is read, unless the rank holds the lock of its memory map."""
+"""The recorder of a rank in D state is read unless the rank holds the lock of its memory map."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ wait("/silent")
 """
 READS = {"before": "", "then": "os.pread(data, 9, 0)"}
 FAULTS = {"before": "", "then": "page[0]"}
-# A page that was written to is written back, with mmap_lock held, when something else is mapped in its place.
+# A modified page is written back, with mmap_lock held, when something else is mapped in its place.
 LOCKS = {
     "before": "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, "
     "ctypes.c_int, ctypes.c_int, ctypes.c_long]\npage[0] = 65\nat = ctypes.addressof(ctypes.c_char.from_buffer(page))",
@@ -78,7 +78,7 @@ def test_a_rank_that_waits_for_a_silent_file_system(how: dict[str, str], *, is_r
         die()
         (tmp_path / "silent").touch()
         wait_for(lambda: targets.state(pid) == "D" or _asks(pid), "the rank to ask")
-        os.kill(pid, signal.SIGUSR1)  # FUSE waits in S up to the first signal, and then in D: fs/fuse/dev.c
+        os.kill(pid, signal.SIGUSR1)  # FUSE waits in S until the first signal, then in D: fs/fuse/dev.c
         targets.wait_for_state(pid, "D")
         began = time.monotonic()
         (found,) = torch_recorder.Recorders().read(identity(pid))

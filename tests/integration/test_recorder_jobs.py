@@ -1,4 +1,4 @@
-"""Real gloo jobs, read from outside: who waits for whom, by the answer key tests/data/waitfor.toml."""
+"""Real gloo jobs, read from outside: the wait-for graph of their ranks. Answer key: tests/data/waitfor.toml."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.recorder_jobs.started import KEY, started
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 ROUNDS_APART = 10
-GONE_ON = 24  # operations, three steps of the jobs: on a machine that is busy a step may take a second
+GONE_ON = 24  # operations, three steps of the jobs: on a busy machine a step may take a second
 GOES_ON = ("slow_rank", "healthy")
 HANGS = sorted(KEY.keys() - set(GOES_ON))
 
@@ -52,7 +52,7 @@ def said(answer: Answer) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[i
 
 
 def accuses_nobody_else(name: str, taken: Diagnosis, answer: Answer) -> None:
-    """Not even in a look that was taken before all had settled."""
+    """Assert that no innocent rank is named, even in a capture taken before all ranks had stopped."""
     row = KEY[name]
     may_be = {*row.get("named", ()), *row.get("stacks", ())}
     assert set(answer.named) <= set(row.get("named", ())), answer
@@ -77,7 +77,7 @@ Snapshot = dict[int, tuple[RankRecords, ...]]
 
 
 def have_gone_on(first: Snapshot, last: Snapshot) -> bool:
-    """Whether a rank enqueued so many operations between two snapshots that none of the first may still be open."""
+    """True if a rank enqueued so many operations between two snapshots that no operation of the first is still open."""
     before = {(rank, one.library): one.next_id for rank, found in first.items() for one in found}
     after = {(rank, one.library): one.next_id for rank, found in last.items() for one in found}
     return any(after[key] - before[key] >= GONE_ON for key in before.keys() & after.keys())
@@ -86,7 +86,7 @@ def have_gone_on(first: Snapshot, last: Snapshot) -> bool:
 @pytest.mark.parametrize("wanted", [50, pytest.param(200, marks=pytest.mark.series)])
 @pytest.mark.parametrize("name", GOES_ON)
 def test_a_job_that_goes_on_accuses_nobody(name: str, wanted: int, tmp_path: Path) -> None:
-    """So many times, wherever its ranks may be by their stacks. Now and then a recorder changes while it is read."""
+    """Repeat `wanted` times, at any stack of its ranks. Sometimes a recorder changes while it is read."""
     looks = whole = 0
     with started(name, tmp_path) as job:
         pace = threading.Event()

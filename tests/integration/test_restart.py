@@ -1,4 +1,4 @@
-"""A daemon that is killed and started again in the middle of a hang, and one that is started beside another."""
+"""A daemon that is killed and restarted during a hang, and a second daemon on the same state folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees on a terminal: its width, its colours, and a pager where the answer is longer than the screen."""
+"""The output on a terminal: its width, its colours, and a pager if the answer is longer than the screen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.other_users import needs_root
 def in_terminal(
     *arguments: str, rows: int = 500, columns: int = 200, before: tuple[str, ...] = (), **environ: str | None
 ) -> str:
-    """What a command shows on a terminal of this size; None as a value takes a variable away."""
+    """Return what a command shows on a terminal of this size; a variable with the value None is removed."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
@@ -42,7 +42,7 @@ def in_terminal(
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT, env=env):
         os.close(theirs)
         shown = b""
-        with contextlib.suppress(OSError):  # EIO: nobody has it open any more
+        with contextlib.suppress(OSError):  # EIO: no process has it open any longer
             while piece := os.read(ours, 1 << 16):
                 shown += piece
     os.close(ours)
@@ -156,7 +156,7 @@ def test_what_is_longer_than_the_screen_goes_to_the_readers_pager(incident: str,
 
 
 def listing(tmp_path: Path, *arguments: str, columns: int) -> list[str]:
-    """`hangwatch incidents` of two incidents on a terminal."""
+    """Return `hangwatch incidents` of two incidents on a terminal."""
     kept = store.open_writable(tmp_path)
     first = samples.loader_hang()
     for number in range(2):
@@ -193,7 +193,7 @@ def test_a_node_without_gpus_and_jobs_is_one_screen_and_nothing_unknown_is_left_
         assert "-> " in row or ": as " in row, row
 
 
-# --- what takes long ---------------------------------------------------------------------------------------------------
+# --- progress of long commands ---------------------------------------------------------------------------------------
 
 
 def test_explain_says_what_it_reads_while_it_reads_and_leaves_no_trace_of_it(tmp_path: Path) -> None:

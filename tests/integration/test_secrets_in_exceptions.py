@@ -1,4 +1,4 @@
-"""Real ranks that die of exceptions with a secret in each: where the daemon tells of them, and in the alert of it."""
+"""Real ranks that die of exceptions with secrets: search each output of the daemon and its alert for them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.watched import JOBS, RealDaemon
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "hangwatch.rules.yaml"
-AT_ONCE = 7  # of one owner 8 crashes are shown
+AT_ONCE = 7  # at most 8 crashes of one owner are shown
 INSTANCE = "gpu-node-1"
 
 
 class DyingRank:
-    """A job of one rank on this node, without a launcher, which dies of what it is told."""
+    """A job of one rank on this node, without a launcher, which dies of a given exception."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.job_id, self._fifo = f"dying-{name.replace('_', '-')}", folder / name
@@ -42,7 +42,7 @@ class DyingRank:
             self.process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=log, stderr=log)
 
     def die_of(self, text: str) -> None:
-        """Tell it what to raise as soon as it reads, and take its exit status."""
+        """Send it the exception text as soon as it reads; return its exit status."""
         pipe = wait_for(self._opened, f"{self.job_id} to read", 200)
         with os.fdopen(pipe, "w") as file:
             file.write(text)
@@ -50,18 +50,18 @@ class DyingRank:
 
     def _opened(self) -> int | None:
         assert self.process.poll() is None
-        with suppress(OSError):  # ENXIO: nobody reads yet
+        with suppress(OSError):  # ENXIO: no reader yet
             return os.open(self._fifo, os.O_WRONLY | os.O_NONBLOCK)
         return None
 
     def end(self) -> None:
-        """Leave nothing, whatever has happened."""
+        """End all processes in any case."""
         self.process.kill()
         self.process.wait()
 
 
 def test_secrets_of_26_forms_are_in_no_metric_alert_or_log(tmp_path: Path) -> None:
-    """By the daemon that anybody may ask; the texts stand in the incidents of the owner, without the secrets."""
+    """Through the open HTTP interface of the daemon. The owner's incidents contain the texts without the secrets."""
     forms, told = iter(FORMS.items()), {}
     with (
         RealDaemon(tmp_path / "hw", {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}) as daemon,
@@ -87,7 +87,7 @@ def test_secrets_of_26_forms_are_in_no_metric_alert_or_log(tmp_path: Path) -> No
 def die_side_by_side(
     wave: Mapping[str, Text], folder: Path, daemon: RealDaemon, prometheus: RealPrometheus
 ) -> dict[str, str]:
-    """All that a stranger can read of these crashes, by its place."""
+    """Return all data on these crashes that any other user can read, by its place."""
     ranks = {name: DyingRank(folder, name) for name in wave}
     try:
         for rank in ranks.values():
@@ -108,7 +108,7 @@ def die_side_by_side(
 
 
 def crash_alerts(prometheus: RealPrometheus, wanted: set[str]) -> list[dict[str, Any]]:
-    """The alerts of these jobs, once all of them have one."""
+    """Return the alerts of these jobs, once each has an alert."""
     found = [one for one in prometheus.alerts() if one["labels"]["alertname"] == "HangwatchTrainingCrashed"]
     found = [one for one in found if one["labels"]["job_id"] in wanted]
     return found if len(found) == len(wanted) else []

@@ -1,4 +1,4 @@
-"""`hangwatch selftest` with real ranks over gloo: well, one that hangs, one that is slow, one that is killed."""
+"""`hangwatch selftest` with real ranks over gloo: healthy, one that hangs, one that is slow, one that is killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ COMMAND = [sys.executable, "-m", "hangwatch", "selftest", "--python", sys.execut
 
 
 def planted(folder: Path, where: str, module: str, function: str, trouble: str) -> dict[str, str]:
-    """An environment in which the processes for which `where` is true do `trouble` before each call of a function, once they have met."""
+    """Return an environment in which processes do `trouble` before each call of a function, once all have connected.
+
+    It applies to the processes for which `where` is true.
+    """
     (folder / "sitecustomize.py").write_text(
         textwrap.dedent(f"""\
         import os, sys, threading, time
@@ -70,7 +73,7 @@ def test_the_rank_that_hangs_before_a_collective_is_named(tmp_path: Path) -> Non
 
 @pytest.mark.series  # in `make test`: over nodes
 def test_who_hangs_inside_a_collective_is_found_by_halves(tmp_path: Path) -> None:
-    """Both of a pair are in it, and neither comes out: which of them it is only other pairs show."""
+    """Both ranks of a pair are in it and neither returns. Only other pairs show which rank is the culprit."""
     done = subprocess.run(
         [*COMMAND, "--ranks", "4", "--timeout-seconds", "10", "--bisect", "--json"],
         env=planted(tmp_path, on_device(2), "torch.distributed", "all_reduce", "time.sleep(1e6)"),
@@ -82,7 +85,7 @@ def test_who_hangs_inside_a_collective_is_found_by_halves(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert [(one["kind"], one["ranks"]) for one in answer["findings"]] == [("cannot_talk", [2, 3])], answer
     assert (answer["suspects"], answer["is_sure"]) == (["2"], True)
-    assert answer["tries"] <= 4  # the first one, and log2(4) + 1
+    assert answer["tries"] <= 4  # the first try, and log2(4) + 1
 
 
 def test_the_rank_that_keeps_the_others_waiting_is_named(tmp_path: Path) -> None:
@@ -100,7 +103,7 @@ def test_the_rank_that_keeps_the_others_waiting_is_named(tmp_path: Path) -> None
 
 
 def test_a_stopped_rank_is_named_and_nothing_is_left_behind() -> None:
-    """Stopped as soon as it has said who it is; what was started is ended, the stopped one, too."""
+    """It is stopped as soon as it has printed its pid. All started processes are ended, including the stopped one."""
     pids: list[int] = []
 
     def stop_the_last(line: str) -> None:
@@ -118,7 +121,10 @@ def test_a_stopped_rank_is_named_and_nothing_is_left_behind() -> None:
 
 
 def test_a_rank_under_a_launcher_says_who_is_missing(tmp_path: Path) -> None:
-    """The script alone, as torchrun starts it: the ranks tell each other, through the store, who has not come."""
+    """The script alone, as torchrun starts it.
+
+    The ranks tell each other through the store which rank has not joined.
+    """
     done = subprocess.run(
         [
             str(Path(sys.executable).with_name("torchrun")),
@@ -138,7 +144,7 @@ def test_a_rank_under_a_launcher_says_who_is_missing(tmp_path: Path) -> None:
 
 
 def over_nodes(*options: str, remote: str = f"{sys.executable} -m hangwatch") -> list[str]:
-    """A test over two nodes: this machine by two addresses of its own, each asked by its name here."""
+    """Return the command of a test over two nodes: this machine under two addresses, each used as a node name."""
     nodes = ["--nodes", "127.0.0.2,127.0.0.3", "--via", "local", "--remote-command", remote]
     return [*COMMAND, *nodes, *options]
 
@@ -152,7 +158,7 @@ def test_ranks_of_two_nodes_meet_and_pass() -> None:
 
 
 def test_over_nodes_the_one_that_hangs_is_found_by_halves(tmp_path: Path) -> None:
-    """Both nodes come and nobody comes out; the first passes alone, so it is the other one, beside the first."""
+    """Both nodes join and neither returns. The first passes alone, so the other node is the culprit."""
     where = 'os.environ.get("HANGWATCH_TESTED") == "127.0.0.3" and "--events" in sys.orig_argv'
     remote = f"env HANGWATCH_TESTED=%h {sys.executable} -m hangwatch"
     done = subprocess.run(
@@ -169,7 +175,7 @@ def test_over_nodes_the_one_that_hangs_is_found_by_halves(tmp_path: Path) -> Non
 
 
 def test_a_node_that_offers_nothing_is_told_before_anything_is_started(tmp_path: Path) -> None:
-    remote = f"test %h = 127.0.0.3 || {sys.executable} -m hangwatch"  # there: no answer
+    remote = f"test %h = 127.0.0.3 || {sys.executable} -m hangwatch"  # 127.0.0.3 does not respond
     done = subprocess.run(over_nodes("--deadline", "60", remote=remote), capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "the self-test cannot run on 127.0.0.3: repair that, or remove it from --nodes" in done.stderr, done.stderr

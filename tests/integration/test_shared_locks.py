@@ -1,4 +1,4 @@
-"""Real semaphores of multiprocessing: who waits for one that another rank maps, too, is not taken for who is late."""
+"""Real semaphores of multiprocessing: a rank that waits for one shared with another rank is not late itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.conftest import wait_for
 from tests.integration import targets
 
 SETTINGS = config.Capture(rounds=2, pause_seconds=0.1)
-# A semaphore with a name, as each rank of a job that torchrun starts would have to open it.
+# A semaphore with a name, as each rank of a torchrun job would have to open it.
 OPENS = """
 import _multiprocessing, os, sys
 def the_lock(name, is_mine):
@@ -58,7 +58,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @contextlib.contextmanager
 def held(name: str) -> Iterator[int]:
-    """The process that holds the semaphore of this name."""
+    """Start a process that holds the semaphore of this name; yield its pid."""
     command = [sys.executable, "-c", HOLDS, name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
@@ -70,7 +70,7 @@ def held(name: str) -> Iterator[int]:
 
 
 def seen(*pids: int) -> Group:
-    """The group of the last of these ranks, which waits in a futex."""
+    """Return the group of the last of these ranks, which waits in a futex."""
     wait_for(lambda: targets.futex_call(pids[-1]), "the wait for the lock")
     groups = group_ranks(
         capture(job_of_pids(pids), CaptureRequest(settings=SETTINGS, node="here")), Table(()), SETTINGS

@@ -1,4 +1,4 @@
-"""What real processes do, measured by a real capture, without any name: the table of activities is empty."""
+"""The activity of real processes, measured by a real capture, without any name: the table of activities is empty."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ SELECTS_NOTHING = "import select\nready()\nwhile True: select.select([], [], [],
 SLEEPS_ONCE = "import time\nready()\ntime.sleep(600)"
 LOCKED = "import threading\nlock = threading.Lock()\nlock.acquire()\nready()\nlock.acquire()"
 RECEIVES = CONNECT + "ready()\npeer.recv(1)"
-STARTS_LATE = CONNECT + "import time\nready(); time.sleep(0.05); peer.recv(1)"  # as where others have the cores
+STARTS_LATE = CONNECT + "import time\nready(); time.sleep(0.05); peer.recv(1)"  # as on a busy machine
 WITH_TIMEOUT = CONNECT + "peer.settimeout(600)\nready()\npeer.recv(1)"
 SELECTS = CONNECT + "ready()\nselect.select([peer], [], [])"
 EPOLLS = CONNECT + "one = selectors.EpollSelector()\none.register(peer, 1)\nready()\none.select()"
 DOWNLOADS = CONNECT + "ready()\npeer.recv(1 << 30, socket.MSG_WAITALL)"
-# The child dials; its parent keeps no connection. `ssh` and `srun` look so.
+# The child connects; its parent keeps no connection, as with `ssh` and `srun`.
 CHILD = """
 import os, socket
 child = os.fork()
@@ -75,7 +75,7 @@ LONE_CHILD = (
 
 @contextlib.contextmanager
 def server(send: bytes = b"") -> Iterator[int]:
-    """Accepts on loopback and sends this again and again, ten times a second; its port."""
+    """Accept on loopback and send this ten times a second; yield the port."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(60)
@@ -136,7 +136,7 @@ def measured(job: Job, utilization_ratio: float | None = None) -> Member:
     ],
 )
 def test_a_rank_alone(code: str, use: float, expected: Signature, tmp_path: Path) -> None:
-    # Who wakes while he is dumped was not seen awake, and where others have the cores dumps are long.
+    # A process that wakes during its dump was not seen awake. On a busy machine dumps take long.
     looks = 4 if expected is Signature.POLLS else 1
     with targets.python(code, tmp_path) as pid:
         if expected is Signature.AWAITS_OUTSIDE:
@@ -273,7 +273,10 @@ def test_what_a_rank_has_to_do_with_the_store_of_its_job(tmp_path: Path) -> None
 
 
 def test_which_thread_waits_for_an_answer_of_the_store(tmp_path: Path) -> None:
-    """By the kernel's word: `store.wait` has no frame in Python. Where it sleeps itself, another thread counts."""
+    """By the kernel's data: `store.wait` has no frame in Python.
+
+    If the main thread itself sleeps, another thread counts.
+    """
     joins = CONNECT + "import threading\nready()\n"
     joins += "waits = threading.Thread(target=lambda: peer.recv(1))\nwaits.start()\nwaits.join()"
     with server() as port:
@@ -327,7 +330,10 @@ def test_bytes_that_a_rank_receives_into_memory_are_motion(tmp_path: Path) -> No
 
 
 def test_who_stands_in_a_debugger_waits_for_the_person_at_his_terminal() -> None:
-    """Unjudged, as what waits for others outside of the job: a warning, and no page before the stalled hold."""
+    """It is not judged, like other waits for something outside the job.
+
+    A warning, and no page before the stalled hold.
+    """
     ours, theirs = os.openpty()
     child = subprocess.Popen([sys.executable, "-c", "breakpoint()\n"], stdin=theirs, stdout=theirs, stderr=theirs)
     try:
@@ -363,7 +369,10 @@ step = 1
 
 @pytest.mark.parametrize("comes", [False, True], ids=["nobody has come", "at a breakpoint"])
 def test_who_stands_in_the_debugger_of_an_editor_polls(comes: bool) -> None:
-    """debugpy has no terminal: its main thread wakes 47 times a second for the editor to come, 5 at a breakpoint."""
+    """debugpy has no terminal.
+
+    Its main thread wakes 47 times a second to wait for the editor, 5 times at a breakpoint.
+    """
     program = [sys.executable, "-Xfrozen_modules=off", "-c", DEBUGGED]
     child = subprocess.Popen(program, stdout=subprocess.PIPE)
     try:

@@ -1,4 +1,4 @@
-"""Ranks whose Python lies on a FUSE mount that stops answering: py-spy hangs on it, and cannot even be killed."""
+"""Ranks whose Python is on a FUSE mount that stops responding: py-spy blocks on it and cannot even be killed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Ranks(NamedTuple):
 
 @contextlib.contextmanager
 def ranks(folder: Path, *bodies: str) -> Iterator[Ranks]:
-    """Ranks that do what their body says, with a Python that lies on a FUSE mount."""
+    """Start ranks that run their body with a Python on a FUSE mount."""
     program, data = Path(os.path.realpath(sys.executable)), folder / "content"
     data.write_text("x" * 4096)
     with dying_mount(folder / "mnt", {"python": program, "data": data}) as die:
@@ -99,7 +99,7 @@ def look(job: Job, settings: config.Capture = QUICK) -> Diagnosis:
 
 
 def dumpers() -> int:
-    """How many children of this process are a py-spy."""
+    """Return the number of py-spy children of this process."""
     found = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -168,7 +168,7 @@ def test_ranks_that_compute_over_a_silent_mount_that_none_waits_for_are_not_judg
 
 
 def assert_pages(seen: Diagnosis) -> None:
-    """The capture that the ordinary hold asks for makes the job hung, and that pages."""
+    """Assert that the capture after the ordinary hold makes the job hung, which pages."""
     count = motion_count(seen.grouping)
     assert (count.frozen, count.moving, count.unknown) == (len(seen.grouping.members), 0, 0)
     settings = config.Detector()

@@ -1,6 +1,6 @@
-"""Users flood the daemon: a flood costs the daemon little, and another user's dump is answered beside them.
+"""Users flood the daemon: it costs the daemon little, and another user's dump is still served.
 
-All of it, with figures: python -m tests.soak.socket_floods
+The whole test, with figures: python -m tests.soak.socket_floods
 """
 
 from __future__ import annotations

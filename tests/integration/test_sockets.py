@@ -25,7 +25,7 @@ NOBODY = 4_000_000
 
 @contextlib.contextmanager
 def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends of a connection over loopback."""
+    """Yield both ends of a connection over loopback."""
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         ours = stack.enter_context(socket.create_connection(listening.getsockname()))
@@ -73,7 +73,7 @@ def test_a_unix_socket_tells_its_other_end_and_whether_it_listens(tmp_path: Path
 
 
 def test_an_ipv4_address_inside_ipv6_is_one_address() -> None:
-    """So torch's store listens; the two ends of a connection must name each other alike."""
+    """torch's store listens on both; the two ends of a connection must have matching addresses."""
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True))
         ours = stack.enter_context(socket.create_connection(("127.0.0.1", listening.getsockname()[1])))
@@ -162,7 +162,7 @@ def test_who_sleeps_gives_the_core_away_itself() -> None:
     assert after.read_monotonic_seconds > before.read_monotonic_seconds
 
 
-# Processes in a network of their own, as in a pod: a loopback of which nobody else knows.
+# Processes in their own network, as in a pod: a loopback that is not reachable from outside.
 IN_ITS_OWN_NETWORK = """
 import ctypes, socket, subprocess, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -185,7 +185,7 @@ time.sleep(600)
 
 @pytest.fixture
 def in_its_own_network(tmp_path: Path) -> Iterator[tuple[int, list[int]]]:
-    """A process there, and its descriptors: both ends of a connection that carried bytes, and a Unix socket."""
+    """Start a process there; yield it and its descriptors: both ends of a used connection, and a Unix socket."""
     if os.geteuid() != 0:
         pytest.skip("needs root: makes a network namespace")
     if shutil.which("ip") is None:
@@ -214,7 +214,7 @@ def test_bytes_are_counted_in_another_network_namespace(in_its_own_network: tupl
 def test_who_may_not_enter_a_network_namespace_still_sees_its_connections(
     in_its_own_network: tuple[int, list[int]],
 ) -> None:
-    """Without CAP_SYS_ADMIN, and as root otherwise: the daemon of the unit, whose capabilities are counted."""
+    """As root without CAP_SYS_ADMIN, like the daemon of the unit, which has only a few capabilities."""
     pid, (ours, theirs, _) = in_its_own_network
     inodes = {sockets.sockets_of_process(pid, procfs.PROC)[end] for end in (ours, theirs)}
     code = (
@@ -223,7 +223,7 @@ def test_who_may_not_enter_a_network_namespace_still_sees_its_connections(
         "from hangwatch.probes.network import sockets\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
         "header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()\n"
-        "assert libc.capset(header, none) == 0\n"  # every one is given back, see capset(2)
+        "assert libc.capset(header, none) == 0\n"  # all of them are dropped, see capset(2)
         "found = sockets.read(int(sys.argv[1]), Path('/proc'))\n"
         "print(*(f'{one.inode} {one.carried_bytes}' for one in found.values()), sep=',')\n"
     )

@@ -1,4 +1,4 @@
-"""The daemon is ended while it writes an incident: nothing of it is lost, and what is given up is logged."""
+"""The daemon is ended while it writes an incident: nothing of it is lost, and each abandoned task is logged."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_sigterm_while_an_incident_is_written_keeps_it(fake_nvml_library: Path, 
 
 @contextmanager
 def keeping_in(folder: Path) -> Iterator[tuple[Common, Keeping]]:
-    """The incidents of a daemon whose beats have ended, with a store that works."""
+    """The incidents of a daemon whose scheduled tasks have ended, with a store that works."""
     kept = Store(folder)
     kept.make_writable()
     board = Board()

@@ -1,4 +1,4 @@
-"""`hangwatch top` on a real terminal: what it shows, and that the terminal is as it was, however it ends."""
+"""`hangwatch top` on a real terminal: its screen, and the restored terminal after any way to end it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Terminal:
         self.resize(100, 30)
         self.before = termios.tcgetattr(self.ours)
         url = f"http://127.0.0.1:{port}"
-        # Who loads readline has COLUMNS and LINES in its environment from then on, and they would be the terminal's size.
+        # Loading readline sets COLUMNS and LINES in the environment, and they would override the terminal's size.
         environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hangwatch", *command, "--url", url],
@@ -84,7 +84,7 @@ class Terminal:
         os.write(self.ours, keys)
 
     def read(self) -> bytes:
-        """What has been drawn by now."""
+        """Return what has been drawn so far."""
         while select.select([self.ours], [], [], 0)[0]:
             try:
                 part = os.read(self.ours, 1 << 16)
@@ -98,7 +98,7 @@ class Terminal:
         wait_for(lambda: text.encode() in self.read()[seen:], f"{text!r} on the terminal")
 
     def end(self) -> int:
-        """The exit status; what is drawn must be taken, or it does not end."""
+        """Return the exit status; it ends only if its output is read."""
         wait_for(lambda: self.read() and self.process.poll() is not None, "the end of top")
         self.read()
         return self.process.returncode
@@ -117,7 +117,7 @@ def terminal(port: int, **options: object) -> Iterator[Terminal]:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A port at which nobody answers, and which nobody but a server of this test can have: bound, and not listening."""
+    """Reserve a port without a server that only a server of this test can use: bound, and not listening."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))

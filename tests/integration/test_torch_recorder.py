@@ -1,4 +1,7 @@
-"""The recorder of real ranks, read from outside: the same as their own dump, in any state, and a fault where there is none."""
+"""The recorder of real ranks, read from outside.
+
+Equal to their own dump in any state, and a fault without a recorder.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def fault(process: ProcessId) -> Fault:
 
 @pytest.mark.parametrize("turns", [8, pytest.param(TURNS, marks=pytest.mark.series)])
 def test_every_row_is_that_of_the_process_itself(tmp_path: Path, turns: int) -> None:
-    """Of buffers of 500 operations, which wrap soon: those of 2,000 make the same snapshots at three times the cost."""
+    """Buffers of 500 operations wrap soon; those of 2,000 give the same snapshots at three times the cost."""
     with running(tmp_path, Job(RANKS, environ={"TORCH_FR_BUFFER_SIZE": "500"})) as ranks:
         seen = compared(tmp_path, ranks, turns)
     print(seen)
@@ -230,9 +233,9 @@ def test_a_library_below_a_link_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_a_child_that_has_had_no_core_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No Python reads a library within a hundredth of a second: this one is at work when its time is over."""
+    """No Python reads a library within a hundredth of a second: this child is still running at its deadline."""
     with targets.python(ALONE.format(more=""), tmp_path) as pid:
-        read(identity(pid))  # the library lies in memory from now on: the child waits for no disk
+        read(identity(pid))  # the library is in memory from now on: the child waits for no disk
         monkeypatch.setattr(symbols, "SHARED", symbols.SymbolTables(deadline_seconds=0.01))
         assert read(identity(pid)).found_by == "symbol"
 

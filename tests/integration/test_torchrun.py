@@ -1,4 +1,4 @@
-"""Real jobs of four ranks under real launchers: found, captured, grouped, and the rank that never arrived is named."""
+"""Real jobs of four ranks under real launchers: found, captured, grouped; the rank that never joined is named."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ QUICK = config.Capture(rounds=3, pause_seconds=0.5)
 
 
 class RealJob:
-    """A running job; its folder is how it is ordered about."""
+    """A running job, controlled through files in its folder."""
 
     def __init__(self, folder: Path, launcher: subprocess.Popen[bytes]) -> None:
         self.folder, self.launcher = folder, launcher
@@ -54,7 +54,7 @@ class RealJob:
         return int((path.exists() and path.read_text()) or 0)
 
     def order(self, rank: int, trouble: str) -> None:
-        """Make `rank` miss the next collective, and wait until nobody makes a step any more."""
+        """Make `rank` miss the next collective; wait until no rank makes a step any longer."""
         order = self.folder / f"order-{rank}.new"
         order.write_text(trouble)
         order.rename(self.folder / f"order-{rank}")
@@ -62,7 +62,7 @@ class RealJob:
         self.wait_until_the_others_wait_for(rank)
 
     def wait_until_the_others_wait_for(self, rank: int) -> None:
-        """The others sleep, and half a second, in which they made dozens of steps before, brings none."""
+        """Wait until the others sleep and complete no step in half a second, in which they made dozens before."""
         seen = (self.steps(), time.monotonic())
 
         def waiting() -> bool:
@@ -100,7 +100,7 @@ class RealJob:
 
 @contextlib.contextmanager
 def launched(folder: Path, *command: str) -> Iterator[RealJob]:
-    """Run a launcher in a session of its own; at the end its processes are ended by their pids."""
+    """Run a launcher in its own session; at the end its processes are ended by their pids."""
     os.mkfifo(folder / "shard")
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
     environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -113,7 +113,7 @@ def launched(folder: Path, *command: str) -> Iterator[RealJob]:
         job.wait_until_it_trains()
         yield job
     finally:
-        for path in folder.glob("pid-*"):  # torchrun gives each rank a session, and loaders live in their rank's
+        for path in folder.glob("pid-*"):  # each rank has its own session, with its loader workers
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 pid = int(path.read_text())
                 os.killpg(os.getpgid(pid), signal.SIGKILL)
@@ -175,7 +175,7 @@ def test_a_rank_that_sleeps_in_user_code_is_named(job: RealJob) -> None:
 
 
 def dumped(job: RealJob) -> dict[str, Any]:
-    """What `hangwatch dump` says of the job without any option on how to look."""
+    """Return the output of `hangwatch dump` on the job, without options for the capture."""
     told = CliRunner().invoke(dump, ["--json", "--pid", str(job.launcher.pid)])
     (answer,) = json.loads(told.stdout)["jobs"]
     assert isinstance(answer, dict)
@@ -194,12 +194,12 @@ def test_dump_looks_again_at_a_job_that_stands_and_names_by_number(job: RealJob)
 
 
 def test_the_line_of_the_page_of_questions_gives_stacks_that_explain_reads(job: RealJob, tmp_path: Path) -> None:
-    """Without hangwatch on the node, as people do it. In a file, since a shell's own arguments would be found, too."""
+    """Without hangwatch on the node, as people do it. In a file, since it would also find a shell's own arguments."""
     page = (Path(__file__).parents[2] / "docs/faq.md").read_text()
     (line,) = re.findall(r"^pgrep .* > stacks.txt$", page, re.MULTILINE)
     (tmp_path / "stacks.sh").write_text(line.replace("sudo py-spy", str(pyspy.find())))
     job.order(2, "sleep")
-    subprocess.run(["bash", "stacks.sh"], cwd=tmp_path, check=False, timeout=120)  # what is no Python fails
+    subprocess.run(["bash", "stacks.sh"], cwd=tmp_path, check=False, timeout=120)  # fails if not Python
     told = CliRunner().invoke(explain, ["--json", str(tmp_path / "stacks.txt")])
     verdict = json.loads(told.stdout)["verdict"]
     assert [one["pid"] for one in (*verdict["named"], *verdict["first_look"])] == [job.pid(2)], verdict["message"]
@@ -238,7 +238,7 @@ def test_a_rank_that_spins_with_the_gil_is_named(job: RealJob) -> None:
     assert names(verdict) == [3]
     (odd,) = (group for group in grouping.groups if [member.id.rank for member in group.members] == [3])
     assert odd.frames[0].function == "search_best_split"
-    # All of what it was given, which is a whole core only where nobody else wants it.
+    # Its use of the cores that it got, which is a whole core only if no other process needs it.
     ran, waited = after[0] - before[0], after[1] - before[1]
     assert (odd.members[0].usage.cpu_ratio or 0) > 0.3 * ran / (ran + waited)
     os.kill(job.pid(3), signal.SIGUSR1)
@@ -256,7 +256,7 @@ def test_a_stopped_rank_is_named_and_left_stopped(job: RealJob) -> None:
 
 
 def test_ranks_in_different_collectives_are_shown_and_nobody_is_accused(job: RealJob) -> None:
-    """The last one: nothing brings this job back."""
+    """The last test: this job cannot recover from it."""
     job.order(2, "mismatch")
     _, grouping, verdict = job.judge()
     assert (verdict.kind, verdict.named) == ("Mismatch", ())
@@ -265,7 +265,7 @@ def test_ranks_in_different_collectives_are_shown_and_nobody_is_accused(job: Rea
 
 
 def test_a_job_that_destroyed_its_process_group_is_over_and_before_that_it_is_not(tmp_path: Path) -> None:
-    """With the group go the connections between the ranks, and those to the store, which is with torchrun's agent."""
+    """With the group, the connections between the ranks and those to the store in torchrun's agent end."""
     program = PROGRAM.with_name("ends.py")
     torchrun = beside_python("torchrun")
     with launched(tmp_path, torchrun, f"--nproc-per-node={RANKS}", str(program), str(tmp_path)) as one:

@@ -1,4 +1,4 @@
-"""A real torchrun that waits for a second node, under a real daemon: seen, looked at, told; then the node comes."""
+"""A real torchrun that waits for a second node, under a real daemon: found, captured, reported; then the node joins."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 SHARED_MACHINE = 2.0
 DATA = Path(__file__).parent / "data"
 
-# Files whose tests share something expensive that the file starts once. The tests of test_torchrun also need their
+# Files with tests that share something expensive. The tests of test_torchrun also need their order.
 # order.
 TOGETHER = (
     "deploy/test_container.py",

@@ -178,7 +178,7 @@ TIMED_OUT_UNIX_SECONDS = 1_795_340_720.0
 
 
 def recorders(folder: Path) -> Path:
-    """The dumps of a real gloo job whose rank 2 skipped its sixth all_reduce, as of the timeout of 600 s."""
+    """The dumps of a real gloo job, as of the timeout of 600 s. Rank 2 skipped its sixth all_reduce."""
     shutil.copytree(RECORDER, folder)
     for path in folder.iterdir():
         os.utime(path, (TIMED_OUT_UNIX_SECONDS, TIMED_OUT_UNIX_SECONDS))

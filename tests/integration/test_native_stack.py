@@ -1,4 +1,7 @@
-"""Find whose code a real process sleeps in. The recorder's jobs and their answer key cover the waits of torch."""
+"""Find the library in which a real process sleeps.
+
+The recorder's jobs and their answer key cover the waits of torch.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ onload = () => {
 
 
 def seen(tmp_path: Path, hung_seconds: int) -> dict[str, list[list[float]]]:
-    """Return positions of page elements, in pixels, for a job whose power fell long before the last sample."""
+    """Return positions of page elements, in pixels, for a job that fell to low power long before the last sample."""
     incident = samples.loader_hang()
     times = tuple(FELL - 780 + 5 * number for number in range((900 + hung_seconds) // 5))
     power = tuple(

@@ -1,4 +1,4 @@
-"""Ranks whose Python is on a FUSE mount that stops responding: py-spy blocks on it and cannot even be killed."""
+"""Ranks with a Python on a FUSE mount that stops responding: py-spy blocks on it and cannot even be killed."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_sigterm_while_an_incident_is_written_keeps_it(fake_nvml_library: Path, 
 
 @contextmanager
 def keeping_in(folder: Path) -> Iterator[tuple[Common, Keeping]]:
-    """The incidents of a daemon whose scheduled tasks have ended, with a store that works."""
+    """The incidents of a daemon after the end of its scheduled tasks, with a store that works."""
     kept = Store(folder)
     kept.make_writable()
     board = Board()

@@ -1,4 +1,4 @@
-"""Plays every scenario and writes the table of docs/measurements.md: `make scenarios`."""
+"""Run every scenario and write the table of docs/measurements.md: `make scenarios`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = ("scenario", "truth", "page", "seconds to the page")
 
 
 def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
-    """One line per job."""
+    """Return one row per job."""
     played = play(scenario.node, scenario.seconds, scenario.settings)
     rows = []
     for job_id, _ in scenario.node.jobs:
@@ -32,7 +32,7 @@ def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
 
 
 def process_rows(scenario: ProcessScenario) -> list[tuple[str, ...]]:
-    """One line per job."""
+    """Return one row per job."""
     with tempfile.TemporaryDirectory() as directory:
         observed = scenario.run(Path(directory) / "state")
     return [
@@ -41,7 +41,7 @@ def process_rows(scenario: ProcessScenario) -> list[tuple[str, ...]]:
 
 
 def crowd_rows(crowd: Crowd) -> list[tuple[str, ...]]:
-    """One line per job."""
+    """Return one row per job."""
     with tempfile.TemporaryDirectory() as directory:
         observed = crowd.run(Path(directory) / "state")
     return [
@@ -51,7 +51,10 @@ def crowd_rows(crowd: Crowd) -> list[tuple[str, ...]]:
 
 
 def _process_row(name: str, truth: str, expected: Expected, got: Observed) -> tuple[str, ...]:
-    """Raises SystemExit when it went otherwise than expected, or cannot be played here."""
+    """Format a row.
+
+    Raises SystemExit if the result is not the expected one or the scenario cannot run on this machine.
+    """
     wrong = got.unavailable or "; ".join(problems(expected, got))
     if wrong:
         raise SystemExit(f"{name}: {wrong}")
@@ -67,7 +70,10 @@ def _page(paged: bool, named: tuple[int | None, ...], seconds: float | None) -> 
 
 
 def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
-    """Both lists, equal rows once, and the counts of jobs; one that only trains beside a hang counts as healthy."""
+    """Join both lists, equal rows once, with the counts of jobs.
+
+    A job that only trains next to a hang counts as healthy.
+    """
 
     def count(rows: list[tuple[str, ...]]) -> str:
         hangs = sum(row[1] == "hang" and row[2] != "no" for row in rows)

@@ -1,4 +1,4 @@
-"""As `tests.scenarios.worker`, but its steps take longer: many jobs train on a small machine at once."""
+"""`tests.scenarios.worker` with longer steps, so that many jobs can train on a small machine at the same time."""
 
 from __future__ import annotations
 

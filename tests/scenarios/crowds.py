@@ -1,4 +1,4 @@
-"""Scenarios with real processes that are played at once: many jobs on one node, under one daemon."""
+"""Scenarios of real processes that run at the same time: many jobs on one node, under one daemon."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def late_ranks(stage: Stage) -> Observed:
 
 
 def ordered(whom: int | str, order: str) -> Callable[[Stage], Observed]:
-    """An order that makes the job hang."""
+    """Return a step that gives the order which makes the job hang."""
 
     def play(stage: Stage) -> Observed:
         stage.trouble(whom, order)

@@ -1,7 +1,8 @@
-"""A day of everything, in virtual time with the default settings: `python -m tests.scenarios.day [--write]`.
+"""Run a day of all scenarios in virtual time, with the default settings: `python -m tests.scenarios.day [--write]`.
 
-Every healthy look-alike is played for 24 hours, and every hang until it pages. Ends with 1 where a healthy job paged (one
-whose pauses have to be learnt: more than once), or a hang did not within its bound. `--write` renews the table of docs/measurements.md.
+Every healthy look-alike runs for 24 hours, every hang until it pages. Exit with 1 if a healthy job paged, or a hang did
+not page within its bound. A job with pauses that must be learned may page once. `--write` renews the table of
+docs/measurements.md.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ SCENARIOS = {scenario.name: scenario for scenario in (*HANG_SCENARIOS, *HEALTHY_
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the jobs of one scenario: pages, looks (glances apart), and when it first paged.
+    """The result of the jobs of one scenario: pages, captures (light ones separately), and the time of the first page.
 
-    `seconds` run from the trouble to the first page after it, of the last of its jobs that hangs; None where one of them
+    `seconds` run from the trouble to the first page after it, of the last of its jobs that hangs; None if one of them
     never paged.
     """
 
@@ -45,7 +46,7 @@ class Outcome:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether a healthy job paged more often than it had to learn, or a hang too late, or before it was one."""
+        """True if a healthy job paged more often than learning permits, or a hang paged too late or before it began."""
         if self.scenario.truth == "healthy":
             return self.pages > int(self.scenario in PAUSE_SCENARIOS)
         bound = max(expected.within_seconds for expected in self.scenario.expected)
@@ -58,7 +59,7 @@ class Outcome:
 
 
 def outcome(name: str, seconds: float | None = None) -> Outcome:
-    """Play one scenario: a healthy one for `seconds` (a day), a hang as long as it takes."""
+    """Run one scenario: a healthy one for `seconds` (a day), a hang as long as it takes."""
     scenario = SCENARIOS[name]
     length = (seconds or DAY) if scenario.truth == "healthy" else scenario.seconds
     played = play(scenario.node, length, scenario.settings).values()
@@ -77,7 +78,7 @@ def outcome(name: str, seconds: float | None = None) -> Outcome:
 
 
 def page(outcomes: list[Outcome]) -> str:
-    """The result, as docs/measurements.md shows it."""
+    """Format the result as docs/measurements.md shows it."""
     healthy = [one for one in outcomes if one.scenario.truth == "healthy"]
     hangs = [one for one in outcomes if one.scenario.truth == "hang"]
     learnt = [one for one in healthy if one.scenario in PAUSE_SCENARIOS]
@@ -112,7 +113,7 @@ def page(outcomes: list[Outcome]) -> str:
 
 
 def main() -> int:
-    """Play all, and say what went wrong."""
+    """Run all scenarios and print what went wrong."""
     names = [name for name, scenario in SCENARIOS.items() if not scenario.weakness]
     done: dict[str, Outcome] = {}
     os.nice(10)

@@ -1,6 +1,6 @@
-"""As the demo's launcher, but half of the ranks have no process at first: it says `ready`, and starts them later.
+"""Like the demo's launcher, but half of the ranks have no process at first: it prints `ready` and starts them later.
 
-Started and spoken to as `hangwatch.demo.launcher` is; a second `ready` tells of all ranks.
+Its command line and input are those of `hangwatch.demo.launcher`. A second `ready` reports all ranks.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ NO_PROCESS = 0
 
 
 class LateLauncher(Launcher):
-    """A launcher whose other ranks wait, as where an image is pulled for some of the pods."""
+    """A launcher with ranks that start late, for example because an image is pulled for some of the pods."""
 
     def start(self) -> None:
-        """Start the first half, and plan the second."""
+        """Start the first half and schedule the second."""
         for local_rank in range(self.ranks // 2):
             self.start_rank(local_rank)
         come, bell = os.pipe()

@@ -1,8 +1,8 @@
-"""What a program calls its functions decides neither state nor page, nor who is named.
+"""Test that the function names of a program decide neither states nor pages nor the named rank.
 
-Of all names the daemon's detector gets to know one number alone, how many ranks of a look are frozen, moving or unjudged: if
-each look finds as many under other names, the job has the same states and pages. Only that a node waits for others is told by
-the names of libraries' collectives, never the program's own; without them it pages sooner.
+The detector only receives the number of ranks in a capture that are frozen, moving or unjudged. If each capture finds
+the same numbers under other names, the job has the same states and pages. Exception: the names of libraries'
+collectives, not the program's own names, tell that a node waits for others. Without them it pages sooner.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 from hangwatch.verdict.remote_wait import waits_elsewhere
 
 NAMES = (("qzx", "vbn", "wrt"), ("save_checkpoint", "log", "evaluate", "main"))
-"""Random ones, and misleading ones."""
+"""Random names and misleading names."""
 CLEAR_MAJORITY = 3
 
 _STANDARD_FILES = frozenset({"threading.py", "socket.py", "ssl.py", "selectors.py", "socketserver.py", "subprocess.py"})
 _PROGRAM = ("hangwatch/demo/", "tests/scenarios/")
-_COLLECTIVES = "hangwatch/demo/unix_collectives.py"  # stands for torch.distributed, and is taught to hangwatch
+_COLLECTIVES = "hangwatch/demo/unix_collectives.py"  # replaces torch.distributed; hangwatch is configured to know it
 
 
 def assert_names_do_not_matter(look: Diagnosis, settings: Settings) -> None:
-    """An empty table finds as many ranks frozen, moving and unjudged.
+    """Assert that an empty table finds as many ranks frozen, moving and unjudged.
 
-    And what the program calls its functions changes neither that nor who is named. Where fewer than three ranks wait one is
-    named, or nobody, by what is known of its function (`_outside` in `hang.rules`: no clear majority waits); never another.
+    Other function names in the program must change neither that nor the named ranks. If fewer than three ranks wait,
+    there is no clear majority, and what is known about a function may decide if a rank is named (`_outside` in
+    `hang.rules`). It never decides for a different rank.
     """
     is_small = sum(group.size for group in look.grouping.groups if group.waits) < CLEAR_MAJORITY
     seen = counted(look)
@@ -51,7 +52,7 @@ def assert_names_do_not_matter(look: Diagnosis, settings: Settings) -> None:
 
 
 def counted(look: Diagnosis) -> MotionCount:
-    """All that the detector is told, but for the words, and for hashes of places: a renamed one is renamed in all looks."""
+    """Return the input of the detector, without texts and place hashes: a renamed place is renamed in all captures."""
     return replace(motion_count(look.grouping), who="", stays={})
 
 
@@ -60,7 +61,7 @@ def _waits(look: Diagnosis) -> bool:
 
 
 def with_names(capture: Capture, names: Sequence[str]) -> Capture:
-    """The functions of the program itself, of ranks and of their workers, under other names."""
+    """Rename the functions of the program itself, in ranks and in their workers."""
 
     def frame(one: Frame) -> Frame:
         return replace(one, function=names[crc32(one.function.encode()) % len(names)]) if _is_own(one) else one
@@ -77,7 +78,7 @@ def with_names(capture: Capture, names: Sequence[str]) -> Capture:
 
 
 def _is_own(frame: Frame) -> bool:
-    """Of a file of the real processes' program; in a script, of one in no package."""
+    """True for a file of the real processes' program; in a script, for a file in no package."""
     if frame.function == "<module>" or frame.file.endswith(_COLLECTIVES):
         return False
     if any(folder in frame.file for folder in _PROGRAM):

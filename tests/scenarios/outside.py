@@ -1,4 +1,4 @@
-"""What stands outside of a job and that its ranks wait for: servers on loopback, a slow disk. None is a process of the job."""
+"""Things outside of a job that its ranks wait for: servers on loopback, a slow disk. None is a process of the job."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _DROP_ALL = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # 
 
 
 class UnavailableError(Exception):
-    """This machine cannot play it; the message says what it needs."""
+    """This machine cannot run the scenario; the message names what is missing."""
 
 
 @contextlib.contextmanager
 def serving(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator[int]:
-    """A thread that serves one listening socket until it returns or is told that it is over; the port."""
+    """Serve a listening socket in a thread until `serve` returns or its event is set; yield the port."""
     over = threading.Event()
     with socket.create_server((SERVER, 0)) as listening:
         listening.settimeout(DEADLINE_SECONDS)
@@ -47,7 +47,7 @@ def serving(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator
 
 
 def answering(after_seconds: float) -> contextlib.AbstractContextManager[int]:
-    """Answers one request after so long."""
+    """Respond to one request after this time."""
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         with listening.accept()[0] as peer:
@@ -58,7 +58,7 @@ def answering(after_seconds: float) -> contextlib.AbstractContextManager[int]:
 
 
 def sending(bytes_per_second: int, seconds: float) -> contextlib.AbstractContextManager[int]:
-    """Sends so much to one client, for so long."""
+    """Send at this rate to one client for this time."""
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         with listening.accept()[0] as peer:
@@ -70,7 +70,7 @@ def sending(bytes_per_second: int, seconds: float) -> contextlib.AbstractContext
 
 
 def taking(bytes_per_second: int) -> contextlib.AbstractContextManager[int]:
-    """Takes what clients send, so much of all of them together."""
+    """Receive from all clients at this total rate."""
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
@@ -89,12 +89,12 @@ def taking(bytes_per_second: int) -> contextlib.AbstractContextManager[int]:
 
 
 def vanishing() -> contextlib.AbstractContextManager[int]:
-    """Greets one client, and from then on is as a machine that lost its power: acknowledges nothing, see socket(7)."""
+    """Greet one client, then act like a machine that lost its power: acknowledge nothing, see socket(7)."""
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         with listening.accept()[0] as peer:
             program = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
-            peer.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)  # before the client can answer
+            peer.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)  # before the client can respond
             peer.sendall(b".")
             over.wait()
 
@@ -102,16 +102,16 @@ def vanishing() -> contextlib.AbstractContextManager[int]:
 
 
 class Disk(NamedTuple):
-    """A file system on a disk that takes only so much."""
+    """A file system on a disk with a limited write rate."""
 
     folder: Path
     write: Callable[[int], None]
-    """Takes so many bytes per second from now on; 0 is as many as come."""
+    """Set the limit in bytes per second; 0 is no limit."""
 
 
 @contextlib.contextmanager
 def disk(folder: Path, bytes_per_second: int) -> Iterator[Disk]:
-    """A loop device with a small ext2 under the block layer's throttle of the control group of this process.
+    """Make a loop device with a small ext2; the control group of this process throttles its block device.
 
     Raises UnavailableError without root, loop devices, or that group (version 1, cgroup-v1/blkio-controller.rst).
     """

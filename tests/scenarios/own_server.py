@@ -1,6 +1,6 @@
-"""A server that somebody wrote himself, while no request comes: it accepts, and its workers hold a GPU each.
+"""A home-made inference server without requests: it accepts connections, and each of its workers holds a GPU.
 
-Started and spoken to as `hangwatch.demo.launcher` is.
+Its command line and input are those of `hangwatch.demo.launcher`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hangwatch.demo.process_setup import become
 
 
 def answer(index: int, folder: str, parent: int, questions: Connection, ready: Connection) -> None:
-    """Wait for questions."""
+    """Wait for requests."""
     become("python", parent, Path(folder))
     Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
     ready.send(index)
@@ -28,7 +28,7 @@ def answer(index: int, folder: str, parent: int, questions: Connection, ready: C
 
 
 def end_with_input(workers: list[BaseProcess]) -> None:
-    """Whoever started this has gone, or wants its end."""
+    """End the workers when the parent is gone or closes our input."""
     sys.stdin.readline()
     for one in workers:
         one.kill()

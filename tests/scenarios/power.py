@@ -1,4 +1,4 @@
-"""Scenarios in virtual time: what each rank does second by second, with the daemon's default settings."""
+"""Scenarios in virtual time: the activity of each rank second by second, with the daemon's default settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hangwatch.model import Awaited, Waiting
 from tests.scenarios.simulation import SETTINGS, Doing, Node
 
 HOUR = 3600.0
-NOON = 12 * HOUR + 120.0  # while all train
+NOON = 12 * HOUR + 120.0  # while all ranks train
 DAY = 24 * HOUR
 
 _MAIN = ("train_step (pretrain.py)", "main (pretrain.py)", "<module> (pretrain.py)")
@@ -119,10 +119,10 @@ MEETS = Doing((_MEET,), watts=0.0, utilization_ratio=0.0, switches_per_second=1.
 SERVES_ITSELF = Doing((_OWN_LOOP,), watts=80.0, utilization_ratio=0.0, peers=0, serves=True)
 SERVES = Doing((_SERVE,), watts=118.0, utilization_ratio=0.0, switches_per_second=2.0, serves=True)
 AWAITS_BROADCAST = Doing((_BROADCAST,), watts=119.0, cpu_ratio=1.0)
-# ray.get looks for signals once a second (RAY_get_check_signal_interval_milliseconds).
+# ray.get checks for signals once a second (RAY_get_check_signal_interval_milliseconds).
 AWAITS_ROLLOUTS = Doing((_ROLLOUTS,), watts=90.0, utilization_ratio=0.0, switches_per_second=1.0)
 STOPPED = Doing((_FORWARD,), watts=84.0, utilization_ratio=0.0, state="T")
-# A server of another node, or a child that is idle itself: nothing here tells that it works.
+# A server of another node, or an idle child: nothing on this node shows that it works.
 AWAITS_GENERATION = Doing((_GENERATE,), watts=90.0, utilization_ratio=0.0)
 AWAITS_EVALUATION = Doing((_REMOTE,), watts=88.0, utilization_ratio=0.0, awaited=Awaited(who="its child 78 (sbatch)"))
 IN_FSYNC = Doing((_FSYNC,), watts=85.0, utilization_ratio=0.0, state="D")
@@ -130,18 +130,18 @@ POLLS = Doing((_POLL,), watts=85.0, utilization_ratio=0.0, switches_per_second=0
 LINGERS = Doing((_DOWNLOAD[1:],), watts=110.0, utilization_ratio=0.0, peers=0)
 UPLOADS = replace(STARTS, peers=0)
 JOINS = Doing((_INIT,), watts=80.0, utilization_ratio=0.0, cpu_ratio=0.001)
-# Victims behind NCCL: a core spins in one C call without the GIL, and the GPU in a kernel that waits.
+# Ranks that wait for NCCL: a core spins in one C call without the GIL, and the GPU in a waiting kernel.
 ITEM_IN_MODULE = replace(WAITS, stacks=(_ITEM_IN_MODULE,))
 ITEM_IN_MAIN = replace(WAITS, stacks=(_ITEM_IN_MAIN,))
 ITEM_IN_UPDATE = replace(WAITS, stacks=(_ITEM_IN_UPDATE,))
-# They ask in Python whether the collective is over, and pause: their lines alternate.
+# They poll in Python for the end of the collective, and pause: their lines alternate.
 ASKS_GPU = replace(
     WAITS,
     stacks=tuple((f"until_done (comm.py:{line})", "update (agent.py:80)", *_MAIN[1:]) for line in (41, 42)),
     switches_per_second=2.0,
 )
 ASKS_GPU_AT_ZERO = replace(ASKS_GPU, utilization_ratio=0.0)
-# numpy in two lines, which from outside looks the same.
+# numpy in two lines, which looks the same from outside.
 RESAMPLES = replace(
     ASKS_GPU_AT_ZERO,
     stacks=tuple((f"resample (data.py:{line})", *_MAIN[1:]) for line in (20, 21)),
@@ -173,9 +173,9 @@ LIGHTEST_AT_ITEM = replace(ITEM_IN_MAIN, watts=130.0)
 
 @dataclass(frozen=True)
 class Expected:
-    """What must become of one job. `named` are ranks; `within_seconds` is from the trouble to the page.
+    """The expected result of one job. `named` are ranks; `within_seconds` is from the trouble to the page.
 
-    `pages_before` may come before the trouble: of pauses that have not been learnt yet.
+    `pages_before` are permitted before the trouble, for pauses that are not learned yet.
     """
 
     states: str
@@ -187,9 +187,11 @@ class Expected:
 
 @dataclass(frozen=True)
 class PowerScenario:
-    """One row. `truth` is `hang` or `healthy`; `trouble_at` is when the last rank made its last progress, or after all.
+    """A row of the table.
 
-    `weakness` says what is not yet as it should be; the test of such a row is expected to fail.
+    `truth` is `hang` or `healthy`. `trouble_at` is at or after the last progress of the last rank.
+
+    `weakness` describes a known defect; the test of such a row is expected to fail.
     """
 
     name: str
@@ -204,7 +206,7 @@ class PowerScenario:
 
 
 def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAITS, work: Doing = TRAINS) -> Node:
-    """All work until `at`, then one rank gets stuck and the others wait; None: it is gone."""
+    """All ranks work until `at`; then one rank is stuck and the others wait for it. None: the rank is gone."""
 
     def doing(gpu: int, t: float) -> Doing | None:
         if t < at:
@@ -215,7 +217,7 @@ def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAIT
 
 
 def _between(begin: float, end: float, odd: int | None, odd_does: Doing, others: Doing = WAITS_AT_BARRIER) -> Node:
-    """All train, but between two times one rank does something else and the others wait for it."""
+    """All ranks train, but between two times one rank does something else and the others wait for it."""
 
     def doing(gpu: int, t: float) -> Doing | None:
         if not begin <= t < end:
@@ -226,7 +228,7 @@ def _between(begin: float, end: float, odd: int | None, odd_does: Doing, others:
 
 
 def _cycle(*parts: tuple[Doing, float], shift_seconds: float = 0.0) -> Node:
-    """Each GPU goes round the parts, each for so many seconds; GPU i is `i * shift_seconds` behind."""
+    """Each GPU repeats the parts, each for its number of seconds; GPU i is `i * shift_seconds` behind."""
     length = sum(seconds for _, seconds in parts)
 
     def doing(gpu: int, t: float) -> Doing | None:
@@ -241,12 +243,12 @@ def _cycle(*parts: tuple[Doing, float], shift_seconds: float = 0.0) -> Node:
 
 
 def _startup(seconds: float, first: Doing, others: Doing) -> Node:
-    """Rank 0 starts up in one way and the others in another; then all train."""
+    """Rank 0 starts up in one way and the others in another; then all ranks train."""
     return Node(lambda gpu, t: TRAINS if t >= seconds else (first if gpu == 0 else others))
 
 
 def _pauses(odd: Doing, seconds: float, every: float, hang: tuple[int, Doing] | None = None) -> Node:
-    """Rank 0 does something else for so many seconds, again and again, and the others wait for it.
+    """Rank 0 repeatedly does something else for this time, and the others wait for it.
 
     From noon on a rank hangs in something, if one is given.
     """
@@ -294,7 +296,7 @@ PLAIN_RULE = Settings(detector=Detector(quiet_fraction=0.0, quiet_watts_ratio_of
 
 
 def _plain(watts: float, how: str, states: str) -> PowerScenario:
-    """A hang in which every GPU draws so much; the line of the plain rule is 84 W."""
+    """Return a hang in which every GPU draws this power; the limit of the plain rule is 84 W."""
     stuck = replace(LOCKED, watts=watts, utilization_ratio=0.0)
     node = replace(_after(HOUR, 5, stuck, replace(WAITS, watts=watts)), idle_watts=68.0, noise_ratio=0.0)
     return PowerScenario(

@@ -1,4 +1,4 @@
-"""Scenarios with real processes, the real daemon and real py-spy; only the GPUs are simulated, and time is not.
+"""Scenarios with real processes, the real daemon and real py-spy in real time; only the GPUs are simulated.
 
 The demo's own scenarios are among them. Times are those of the demo: 3 s hold, rounds 1 s apart.
 """
@@ -36,7 +36,7 @@ from tests.scenarios.stage import (
 
 @dataclass(frozen=True)
 class ProcessScenario:
-    """One row. The expected states are a pattern: how often a slow machine looks twice is not what is tested."""
+    """A row of the table. The expected states are a pattern, because a slow machine may capture more often."""
 
     name: str
     what: str
@@ -46,7 +46,7 @@ class ProcessScenario:
 
 
 def demo(name: str) -> Callable[[Path], tuple[Observed, ...]]:
-    """A scenario of `hangwatch demo`."""
+    """Return the runner of a scenario of `hangwatch demo`."""
 
     def run(directory: Path) -> tuple[Observed, ...]:
         daemons: list[LookingDaemon] = []

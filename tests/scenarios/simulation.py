@@ -1,7 +1,7 @@
-"""Plays a script (what each rank does at each second) through the detector, the grouping and the verdict, in virtual time.
+"""Run a script (each rank's activity by second) through detector, grouping and verdict, in virtual time.
 
-Nothing here decides: power, stacks and counters follow from the script, and `hangwatch.state.steps` gets them as the
-daemon would give them: a sweep a second, a scan every ten, a capture of three rounds five seconds apart.
+Nothing in this module decides. Power, stacks and counters follow from the script. `hangwatch.state.steps` gets them as
+from the daemon: a sweep each second, a scan every ten, a capture of three rounds five seconds apart.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ AT_ONCE = 8  # captures: `beats` has as many threads for them
 
 @dataclass(frozen=True)
 class Doing:
-    """What a rank does: stacks that it alternates between (innermost frame first), what its GPU and its process show.
+    """The activity of a rank: alternating stacks (innermost frame first), and the readings of its GPU and process.
 
-    `main_cpu_ratio` and `switches_per_second` are those of the main thread; a spinning one switches hardly. Of a rank in
-    a write `device_bytes_per_second` flow to the device. One that `serves` waits on a socket that listens.
+    `main_cpu_ratio` and `switches_per_second` are those of the main thread; a spinning thread hardly switches. A rank
+    in a write sends `device_bytes_per_second` to the device. A rank that `serves` waits on a listening socket.
     """
 
     stacks: tuple[tuple[str, ...], ...]
@@ -75,7 +75,7 @@ class Doing:
     owns_gil: bool | None = None
 
     def frames(self, round_number: int) -> tuple[Frame, ...]:
-        """The stack in one round of a capture."""
+        """Return the stack in one round of a capture."""
         return tuple(_frame(text) for text in self.stacks[round_number % len(self.stacks)])
 
 
@@ -87,13 +87,14 @@ def _frame(text: str) -> Frame:
 
 @dataclass(frozen=True)
 class Node:
-    """A node under simulation. `doing(gpu, t)` is None where that GPU's process does not exist.
+    """A simulated node. `doing(gpu, t)` is None if the process of that GPU does not exist.
 
-    `jobs` are job ids and the GPUs that they hold; each has so many ranks `elsewhere`, on nodes that nobody watches. `limit_watts(t)` is the power limit, `lost(gpu, t)` whether the
-    driver cannot read a GPU, `silent(t)` whether no sample comes at all, `generation(t)` grows when a launcher starts
-    its ranks anew, `daemon(t)` when hangwatch is started again. `noise_ratio` of the power is noise.
+    `jobs` are job ids and the GPUs that they hold; each job has `elsewhere` ranks on nodes that are not monitored.
+    `limit_watts(t)` is the power limit. `lost(gpu, t)` is true if the driver cannot read a GPU, `silent(t)` if no
+    sample arrives at all. `generation(t)` increases when a launcher restarts its ranks, `daemon(t)` when hangwatch is
+    restarted. `noise_ratio` of the power is noise.
 
-    A job without GPUs is a launcher that has no rank: `waiting` is what it waits for, GPU -1 what it does.
+    A job without GPUs is a launcher without ranks: `waiting` is what it waits for, GPU -1 is its activity.
     """
 
     doing: Callable[[int, float], Doing | None]
@@ -110,11 +111,11 @@ class Node:
 
     @property
     def gpus(self) -> range:
-        """The indexes of all GPUs."""
+        """Indexes of all GPUs."""
         return range(max(gpus.stop for _, gpus in self.jobs))
 
     def sweep(self, t: float, noise: random.Random) -> GpuSweep:
-        """What the driver says."""
+        """Return the driver's readings."""
         lost = [gpu for gpu in self.gpus if self.lost(gpu, t)]
         return GpuSweep(
             taken_monotonic_seconds=t,
@@ -136,13 +137,13 @@ class Node:
         )
 
     def process(self, gpu: int, t: float) -> ProcessId:
-        """The process of the rank on a GPU."""
+        """Return the process of the rank on a GPU."""
         generation = self.generation(t)
         began = 0 if generation == 0 else _began(self.generation, generation)
         return ProcessId(pid=1000 * (generation + 1) + gpu, start_ticks=100 * began)
 
     def found_jobs(self, t: float) -> Iterator[Job]:
-        """What a scan of /proc finds."""
+        """Yield the jobs that a scan of /proc finds."""
         for job_id, gpus in self.jobs:
             if not gpus:
                 yield Job(job_id=job_id, launcher="torchrun", launcher_id=LAUNCHER, ranks=(), waiting=self.waiting)
@@ -170,16 +171,16 @@ class Node:
             )
 
 
-@functools.lru_cache(maxsize=64)  # asked for each process in each second
+@functools.lru_cache(maxsize=64)  # called for each process in each second
 def _began(generation_at: Callable[[float], int], generation: int) -> int:
     return next(at for at in itertools.count() if generation_at(at) == generation)
 
 
 @dataclass
 class Played:
-    """What became of one job: its states in order, when it paged, and the verdict of the first page or the last one.
+    """The result of one job: its states in order, its page times, the verdict of its first page or last capture.
 
-    `glances` of its looks were taken before a suspicion.
+    `glances` counts its captures that were taken before a suspicion.
     """
 
     states: list[str] = field(default_factory=list)
@@ -191,7 +192,7 @@ class Played:
 
     @property
     def paged_at(self) -> float | None:
-        """When it paged first."""
+        """Time of the first page."""
         return self.pages[0] if self.pages else None
 
 
@@ -203,9 +204,9 @@ def play(
     activities: activity.Table | None = None,
     begin: float = 0.0,
 ) -> dict[str, Played]:
-    """Run the detector from the second `begin` of the script to the second `seconds`; the outcome of each job by its id.
+    """Run the detector from second `begin` to second `seconds` of the script; return the results by job id.
 
-    `activities` take the place of the table of the settings.
+    `activities` replace the table of the settings.
     """
     daemon = _Daemon(node, settings, seed)
     if activities is not None:
@@ -216,7 +217,7 @@ def play(
 
 
 class _Daemon:
-    """The daemon's beats without its threads."""
+    """The daemon's scheduled tasks without its threads."""
 
     def __init__(self, node: Node, settings: Settings, seed: int) -> None:
         self.node = node
@@ -277,7 +278,7 @@ class _Daemon:
         self._note(actions, t)
 
     def _start_again(self, t: float) -> None:
-        """What a new daemon knows: the incidents that the old one has saved and nobody has closed."""
+        """Restart with the data of a new daemon: the incidents that the old one saved and that are still open."""
         incidents = [entry.incident for entry in self._snapshot.jobs.values() if entry.incident is not None]
         self._wanted, self._under_way = [], []
         self._snapshot, _ = steps.discovered(Snapshot(), self.node.found_jobs(t), t, UNIX_START + t)
@@ -378,7 +379,7 @@ class _Daemon:
         )
 
     def _rank_dump(self, gpu: int, rank: int, taking: _Taking, t: float) -> RankDump:
-        if self.node.doing(gpu, taking.began) is None:  # nobody dumps a process that comes later
+        if self.node.doing(gpu, taking.began) is None:  # a process that starts later is not dumped
             return RankDump(id=RankId(node=NODE, rank=rank, local_rank=rank), gone=True)
         doing = self.node.doing(gpu, t)
         lost = doing is None or self.node.lost(gpu, t)
@@ -398,7 +399,7 @@ class _Daemon:
         )
 
     def _note(self, actions: Iterable[Action], t: float) -> None:
-        """Keep what the daemon would do: captures are taken here, and the states go into the outcome."""
+        """Do what the daemon would do: take captures, and add states to the results."""
         for action in actions:
             if isinstance(action, TakeCapture):
                 self._wanted.append(action)
@@ -417,7 +418,7 @@ class _Daemon:
 
 @dataclass
 class _Taking:
-    """A capture under way."""
+    """A capture in progress."""
 
     job_id: str
     began: float

@@ -1,4 +1,4 @@
-"""Simulated nodes under the real daemon: what is played on them, and what came of it.
+"""Simulated nodes under the real daemon: the scenario on them and its result.
 
 Only the GPUs are simulated. Times are those of the demo: 3 s hold, rounds 1 s apart.
 """
@@ -38,9 +38,9 @@ _CGROUPS = Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/pids"), Path("/s
 
 
 class Observed(NamedTuple):
-    """What became of one job; `seconds` run from the trouble to the page, `pages` counts those that began.
+    """The result of one job; `seconds` run from the trouble to the page, `pages` counts the pages that began.
 
-    `looks` are all that the daemon took of it. `unavailable` says why it could not be played on this machine.
+    `looks` are all of the daemon's captures of it. `unavailable` is the reason why this machine could not run it.
     """
 
     states: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Observed(NamedTuple):
 
 
 def problems(expected: Expected, got: Observed) -> list[str]:
-    """What is not as expected; empty when all is. The states are a pattern."""
+    """Return the differences from the expected result; empty if there are none. The states are a pattern."""
     found = []
     line = " → ".join(got.states)
     if not re.fullmatch(expected.states, line):
@@ -70,7 +70,7 @@ def problems(expected: Expected, got: Observed) -> list[str]:
 
 
 class LookingDaemon(Daemon):
-    """The daemon, with all its looks at hand."""
+    """The daemon, with access to all its captures."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -86,7 +86,7 @@ class LookingDaemon(Daemon):
         self.looking.look_at = kept
 
     def looks_at(self, job_id: str) -> tuple[Diagnosis, ...]:
-        """Those at one job."""
+        """Return the captures of one job."""
         return tuple(look for look in self.looks if look.capture.job_id == job_id)
 
 
@@ -97,7 +97,7 @@ class CountingWatcher(Watcher):
     _pages_now = False
 
     def look(self) -> JobEntry | None:
-        """As the watcher does."""
+        """Do as the watcher does, and count."""
         entry = super().look()
         pages = entry is not None and entry.page
         self.pages += pages and not self._pages_now
@@ -113,7 +113,7 @@ def as_simulated(gpu: GpuSample) -> GpuSample:
 
 
 def of_light_job(gpu: GpuSample) -> GpuSample:
-    """250 W at work and 140 W in the hang, of 700."""
+    """Set 250 W at work and 140 W in the hang, of 700 W."""
     watts = gpu.power_watts
     if watts is None or watts < 80:
         return gpu
@@ -121,12 +121,12 @@ def of_light_job(gpu: GpuSample) -> GpuSample:
 
 
 def at_zero_in_a_hang(gpu: GpuSample) -> GpuSample:
-    """A driver that shows 0 % in a hang."""
+    """Simulate a driver that shows 0 % in a hang."""
     return gpu if gpu.power_watts is None or gpu.power_watts > 300 else replace(gpu, utilization_ratio=0.0)
 
 
 class StagedGpus(SimulatedGpus):
-    """Simulated GPUs of which some fall off the bus, and which show of each job's what is played with it."""
+    """Simulated GPUs. Some fall off the bus; the readings of the others follow from the scenario of their job."""
 
     lost: frozenset[int] = frozenset()
 
@@ -136,7 +136,7 @@ class StagedGpus(SimulatedGpus):
         self._shown = [show for node, show in zip(nodes, every, strict=True) for _ in range(node.ranks)]
 
     def latest(self) -> GpuSweep:
-        """As the driver answers: a fault in the place of each lost GPU."""
+        """Return readings like the driver: a fault for each lost GPU."""
         sweep = super().latest()
         return replace(
             sweep,
@@ -149,7 +149,7 @@ class StagedGpus(SimulatedGpus):
 
 @dataclass
 class Stage:
-    """One job on a simulated node under the daemon, and what to wait for on it."""
+    """One job on a simulated node under the daemon, and methods to wait for its states."""
 
     node: SimulatedNode
     gpus: StagedGpus
@@ -158,12 +158,12 @@ class Stage:
     began: float = field(default_factory=time.monotonic)
 
     def trouble(self, whom: int | str, order: str) -> None:
-        """Give an order; from now on seconds are counted."""
+        """Give an order; `seconds` count from now on."""
         self.began = time.monotonic()
         self.node.order(whom, order)
 
     def until(self, *states: JobState) -> Stage:
-        """Wait for one of these states; what comes instead is seen in the outcome."""
+        """Wait for one of these states; the result shows any other state that came before."""
         wait_until(lambda: self.watcher.is_in(*states), DEADLINE_SECONDS)
         return self
 
@@ -178,7 +178,7 @@ class Stage:
         return self.until(JobState.TRAINING, JobState.RECOVERED)
 
     def observed(self) -> Observed:
-        """The outcome."""
+        """Return the result."""
         entry = self.watcher.look()
         incident = entry.incident if entry else None
         named = tuple(one.rank for one in incident.verdict.named) if incident and self.watcher.paged else ()
@@ -193,7 +193,7 @@ class Stage:
 
 
 def settings(directory: Path, startup_hold_seconds: float = 60.0, stalled_hold_seconds: float = 6.0) -> Settings:
-    """Those of the demo."""
+    """Return the settings of the demo."""
     chosen = playback.settings(directory)
     holds = {"startup_hold_seconds": startup_hold_seconds, "stalled_hold_seconds": stalled_hold_seconds}
     return replace(chosen, detector=replace(chosen.detector, **holds))
@@ -201,7 +201,7 @@ def settings(directory: Path, startup_hold_seconds: float = 60.0, stalled_hold_s
 
 @contextlib.contextmanager
 def staged(chosen: Settings, *nodes: SimulatedNode, shown: Sequence[ShowGpu] = ()) -> Iterator[tuple[Stage, ...]]:
-    """Nodes that are one under the daemon: it sees the processes of all of them."""
+    """Run several nodes as one under the daemon: it sees the processes of all of them."""
     first, *others = nodes
     for other in others:
         shutil.rmtree(other.proc_root)
@@ -217,7 +217,7 @@ def staged(chosen: Settings, *nodes: SimulatedNode, shown: Sequence[ShowGpu] = (
 
 @contextlib.contextmanager
 def training(chosen: Settings, *others: SimulatedNode) -> Iterator[tuple[Stage, ...]]:
-    """A job that has trained for some seconds, and others beside it."""
+    """Start a job and others next to it; yield them after some seconds of training."""
     with staged(chosen, SimulatedNode(RANKS, worker=WORKER), *others) as stages:
         for stage in stages:
             stage.until(JobState.TRAINING)
@@ -227,9 +227,9 @@ def training(chosen: Settings, *others: SimulatedNode) -> Iterator[tuple[Stage, 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """One job of a crowd. `play` is called in a thread of its own once each job `begins`; `shown` is what its GPUs show.
+    """One job of a crowd. `play` runs in its own thread once each job `begins`; `shown` sets the readings of its GPUs.
 
-    `is_apart`: it has another owner, by a control group of its own.
+    `is_apart`: it has another owner, because of its own control group.
     """
 
     name: str
@@ -245,11 +245,11 @@ class Neighbour:
     begins: JobState = JobState.TRAINING
 
     def node(self) -> SimulatedNode:
-        """Its processes, not yet started."""
+        """Return its processes, not yet started."""
         return SimulatedNode(self.ranks, self.nodes, self.program, "tests.scenarios.calm_worker")
 
     def observed(self, stage: Stage) -> Observed:
-        """What came of it."""
+        """Return its result."""
         try:
             return self.play(stage)
         except UnavailableError as reason:
@@ -258,7 +258,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Jobs that are played at once, on one node under one daemon; `startup_hold_seconds` as in `settings`."""
+    """Jobs that run at the same time, on one node under one daemon; `startup_hold_seconds` as in `settings`."""
 
     name: str
     neighbours: tuple[Neighbour, ...]
@@ -266,7 +266,7 @@ class Crowd:
     stalled_hold_seconds: float = 6.0
 
     def run(self, directory: Path) -> tuple[Observed, ...]:
-        """What came of each."""
+        """Run them; return the result of each."""
         chosen = settings(directory, self.startup_hold_seconds, self.stalled_hold_seconds)
         nodes = [one.node() for one in self.neighbours]
         shown = [one.shown for one in self.neighbours]
@@ -284,7 +284,7 @@ class Crowd:
 
 @contextlib.contextmanager
 def apart(node: SimulatedNode) -> Iterator[None]:
-    """All processes of a node in a control group of their own: to the daemon another container, so another owner."""
+    """Put all processes of a node in a control group: for the daemon another container, so another owner."""
     for root in _CGROUPS:
         try:
             group = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=root))

@@ -1,4 +1,4 @@
-"""docs/measurements.md shows every scenario there is, and none that is not."""
+"""Test that docs/measurements.md shows every existing scenario and no other."""
 
 from __future__ import annotations
 

@@ -24,7 +24,10 @@ def row(scenario: PowerScenario) -> object:
 
 
 def begin_of(scenario: PowerScenario) -> float:
-    """Return the second to begin with: of an hour of training before a trouble only what the detector keeps is played."""
+    """Return the second to begin with.
+
+    Of an hour of training before a trouble, only the part that the detector keeps.
+    """
     begin, node = HOUR - WORKED_SECONDS, scenario.node
     seconds = range(int(begin))
     is_training = node.waiting is None and all(node.doing(gpu, t) is TRAINS for gpu in node.gpus for t in seconds)
@@ -43,7 +46,7 @@ def test_power_scenario(scenario: PowerScenario) -> None:
             assert job.paged_at - scenario.trouble_at <= expected.within_seconds
 
     of_ranks = (look for job in played.values() for look in job.looks if scenario.node.waiting is None)
-    for look in of_ranks:  # a launcher runs no function of the user's
+    for look in of_ranks:  # a launcher runs no function of the user
         assert_names_do_not_matter(look, SETTINGS)
 
 
@@ -61,7 +64,7 @@ def test_the_last_look_of_a_hang_is_over_shortly_before_the_job_ends_itself() ->
 @pytest.mark.parametrize("hours", [3, pytest.param(24, marks=pytest.mark.series)])
 @pytest.mark.parametrize("scenario", [row(scenario) for scenario in PAUSE_SCENARIOS])
 def test_a_pause_that_comes_back_costs_one_page_and_no_hang_is_lost(scenario: PowerScenario, hours: int) -> None:
-    """By the last hours of the script; only in all of it are the pauses counted."""
+    """By the last hours of the script; the pauses are counted only in the whole script."""
     begin = max(0.0, scenario.trouble_at // HOUR - hours) * HOUR
     job = play(scenario.node, scenario.seconds, begin=begin)["job"]
     (expected,) = scenario.expected

@@ -1,6 +1,6 @@
-"""Looks like vLLM's server while no request comes: a parent, and spawned workers that hold a GPU each.
+"""Looks like vLLM's server without requests: a parent, and spawned workers that hold a GPU each.
 
-Started and spoken to as `hangwatch.demo.launcher` is.
+Its command line and input are those of `hangwatch.demo.launcher`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank of the simulated job that can do more than the demo's: slow but honest work. Standard library only."""
+"""A rank of the simulated job with more orders than the demo's: slow but real work. Standard library only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _read_shard = loader.read_shard
 
 
 def read_shard(shard: str) -> bytes:
-    """As the demo's, but the slow shard comes in small pieces over six seconds."""
+    """Read like the demo's, but the slow shard comes in small pieces over six seconds."""
     if shard != SLOW_SHARD:
         return _read_shard(shard)
     batch = b""
@@ -36,7 +36,7 @@ def read_shard(shard: str) -> bytes:
 
 
 def starve(me: Rank, steps: str) -> None:
-    """Steps whose batches come slowly."""
+    """Do steps with slow batches."""
     for _ in range(int(steps)):
         me.begins(Phase.LOADING)
         batch = loader.next_batch(me.loader, SLOW_SHARD)
@@ -47,7 +47,7 @@ def starve(me: Rank, steps: str) -> None:
 
 
 def compile_model(me: Rank, seconds: str) -> None:
-    """Work of the CPU only, before the first step."""
+    """Use only the CPU before the first step."""
     me.begins(Phase.STARTING)
     end = time.monotonic() + float(seconds)
     while time.monotonic() < end:
@@ -57,17 +57,17 @@ def compile_model(me: Rank, seconds: str) -> None:
 
 
 def lower(graph: int) -> None:
-    """One pass of the compiler."""
+    """Do one pass of the compiler."""
     time.sleep(0.02 + graph % 2 * 0.001)
 
 
 def optimise(graph: int) -> None:
-    """Another pass."""
+    """Do another pass."""
     time.sleep(0.03 + graph % 2 * 0.001)
 
 
 def join_late(me: Rank, late: str) -> None:
-    """One rank waits for a lock before the first step, and the others for that rank."""
+    """Before the first step one rank waits for a lock, and the others wait for that rank."""
     me.begins(Phase.STARTING)
     if me.rank == int(late):
         faults.deadlock(me)
@@ -84,20 +84,20 @@ def evaluate_on_one(me: Rank, seconds: str) -> None:
 
 
 def stop_all(me: Rank) -> None:
-    """All ranks stop, as when a batch system suspends the job, and go on together once they are continued."""
+    """Stop all ranks, as when a batch system suspends the job; they continue together."""
     me.begins(Phase.IDLE)
     faults.stop(me)
     barrier(me.peers)
 
 
 def linger(me: Rank, seconds: str) -> None:
-    """Training is over, and no rank ends."""
+    """Stay alive after the end of training."""
     me.begins(Phase.IDLE)
     time.sleep(float(seconds))
 
 
 def behind_gpu(me: Rank, odd: str) -> None:
-    """One rank waits for a lock; the others stand behind their GPUs, as in `.read_loss()` behind NCCL."""
+    """One rank waits for a lock; the others wait for their GPUs, as in `.read_loss()` with NCCL."""
     if me.rank == int(odd):
         faults.deadlock(me)
     me.begins(Phase.COLLECTIVE)
@@ -105,13 +105,13 @@ def behind_gpu(me: Rank, odd: str) -> None:
 
 
 def read_loss() -> None:
-    """Spins in one call into C without the GIL, as CUDA does; gives way to others on a small machine."""
+    """Spin in one call into C without the GIL, as CUDA does; yield to others on a small machine."""
     os.nice(19)
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", (1 << 31) - 1)
 
 
 def poll_gpu(me: Rank, odd: str) -> None:
-    """One rank waits for a lock; the others ask in Python whether their collective is over."""
+    """One rank waits for a lock; the others poll in Python for the end of their collective."""
     if me.rank == int(odd):
         faults.deadlock(me)
     me.begins(Phase.COLLECTIVE)
@@ -119,7 +119,7 @@ def poll_gpu(me: Rank, odd: str) -> None:
 
 
 def until_done(done: list[bool]) -> None:
-    """As `while not work.is_completed()`; both lines take time, so that looks find it at either."""
+    """Poll as `while not work.is_completed()`; both lines take time, so that captures see both."""
     os.nice(19)
     while not done:
         sum(range(10_000))
@@ -127,7 +127,7 @@ def until_done(done: list[bool]) -> None:
 
 
 def log_behind_gpu(me: Rank, odd: str, port: str) -> None:
-    """One rank asks a server; rank 0 stands behind its GPU in a call that logs, the others in the collective."""
+    """One rank waits for a server; rank 0 waits for its GPU in a call that logs, the others in the collective."""
     if me.rank == int(odd):
         ask(port)
     me.begins(Phase.COLLECTIVE)
@@ -137,23 +137,23 @@ def log_behind_gpu(me: Rank, odd: str, port: str) -> None:
 
 
 def add_scalar() -> None:
-    """Needs a number that is on the GPU."""
+    """Read a number that is on the GPU."""
     read_loss()
 
 
 def ask(port: str) -> bytes:
-    """A request without a time-out."""
+    """Send a request without a timeout."""
     with connected(port) as server:
         return server.recv(1)
 
 
 def connected(port: str) -> socket.socket:
-    """To a server outside of the job, which has an address of its own as on another machine."""
+    """Connect to a server outside of the job, with its own address as on another machine."""
     return socket.create_connection((SERVER, int(port)))
 
 
 def wait_for_server(me: Rank, port: str) -> None:
-    """Rank 0 asks a server, the others wait for it."""
+    """Rank 0 waits for a server, the others wait for rank 0."""
     if me.rank == 0:
         me.begins(Phase.LOADING)
         ask(port)
@@ -162,7 +162,7 @@ def wait_for_server(me: Rank, port: str) -> None:
 
 
 def wait_for_child(me: Rank, port: str) -> None:
-    """Rank 0 waits for a child that asks a server, as ssh and srun do; the others wait for rank 0."""
+    """Rank 0 waits for a child that waits for a server, as ssh and srun do; the others wait for rank 0."""
     if me.rank == 0:
         me.begins(Phase.LOADING)
         rank, child = os.getpid(), os.fork()
@@ -176,7 +176,7 @@ def wait_for_child(me: Rank, port: str) -> None:
 
 
 def wait_for_idle_child(me: Rank, seconds: str, how: str) -> None:
-    """Rank 0 waits for another program, which is connected to nobody and sleeps, as sbatch --wait between its questions.
+    """Rank 0 waits for a program that sleeps without connections, as sbatch --wait between its requests.
 
     `how` is "exit" or "output", as subprocess.run waits without and with `capture_output`.
     """
@@ -206,7 +206,7 @@ def waited_for(me: Rank, phase: Phase) -> Iterator[bool]:
 
 
 def ask_again(me: Rank, seconds: str, pause_seconds: str) -> None:
-    """Rank 0 looks again and again whether something is there, the others wait for it."""
+    """Rank 0 checks repeatedly if something is there; the others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
         end = time.monotonic() + float(seconds)
         while is_mine and time.monotonic() < end:
@@ -214,7 +214,7 @@ def ask_again(me: Rank, seconds: str, pause_seconds: str) -> None:
 
 
 def evaluate_slowly(me: Rank, seconds: str) -> None:
-    """Rank 0 evaluates and sleeps in between, the others wait for it."""
+    """Rank 0 evaluates and sleeps in between; the others wait for it."""
     with waited_for(me, Phase.EVALUATION) as is_mine:
         end = time.monotonic() + float(seconds)
         while is_mine and time.monotonic() < end:
@@ -223,14 +223,14 @@ def evaluate_slowly(me: Rank, seconds: str) -> None:
 
 
 def sync_checkpoint(me: Rank, path: str, size_bytes: str) -> None:
-    """Rank 0 waits in one fsync until so much is on the disk, the others wait for it."""
+    """Rank 0 waits in one fsync until this many bytes are on the disk; the others wait for it."""
     with waited_for(me, Phase.CHECKPOINT) as is_mine:
         if is_mine:
             write_and_sync(path, int(size_bytes))
 
 
 def write_and_sync(path: str, size_bytes: int) -> None:
-    """Every other page, so that the kernel writes them one by one and its counters grow steadily."""
+    """Write every other page, so that the kernel writes them one by one and its counters grow steadily."""
     page = os.sysconf("SC_PAGE_SIZE")
     file = os.open(path, os.O_WRONLY | os.O_CREAT)
     for at in range(0, 2 * size_bytes, 2 * page):
@@ -240,7 +240,7 @@ def write_and_sync(path: str, size_bytes: int) -> None:
 
 
 def save_behind_gpu(me: Rank, odd: str, path: str, size_bytes: str) -> None:
-    """One rank is stuck in fsync; rank 0 stands behind its GPU in a call that saves, the others in another."""
+    """One rank is blocked in fsync; rank 0 waits for its GPU in a call that saves, the others in another."""
     if me.rank == int(odd):
         me.begins(Phase.CHECKPOINT)
         write_and_sync(path, int(size_bytes))
@@ -251,12 +251,12 @@ def save_behind_gpu(me: Rank, odd: str, path: str, size_bytes: str) -> None:
 
 
 def torch_save() -> None:
-    """Copies a tensor from the GPU first."""
+    """Copy a tensor from the GPU first."""
     read_loss()
 
 
 def receive_shard(me: Rank, port: str, size_bytes: str) -> None:
-    """Rank 0 receives a shard into memory, the others wait for it."""
+    """Rank 0 receives a shard into memory; the others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
             with connected(port) as server:
@@ -264,15 +264,15 @@ def receive_shard(me: Rank, port: str, size_bytes: str) -> None:
 
 
 def upload_parts(me: Rank, port: str, parts: str, size_bytes: str) -> None:
-    """Rank 0 uploads a file in parts, each in a thread of its own, the others wait for it."""
+    """Rank 0 uploads a file in parts, each in its own thread; the others wait for it."""
     with waited_for(me, Phase.CHECKPOINT) as is_mine:
         if is_mine:
             upload(port, int(parts), int(size_bytes))
 
 
 def upload(port: str, parts: int, size_bytes: int) -> None:
-    """As a client of an object store does: four parts at a time."""
-    from concurrent.futures import ThreadPoolExecutor  # not needed by the many who only train
+    """Upload as a client of an object store does: four parts at a time."""
+    from concurrent.futures import ThreadPoolExecutor  # most ranks only train and do not need it
 
     with ThreadPoolExecutor(4) as pool:
         for sent in [pool.submit(upload_part, port, size_bytes) for _ in range(parts)]:
@@ -280,14 +280,14 @@ def upload(port: str, parts: int, size_bytes: int) -> None:
 
 
 def upload_part(port: str, size_bytes: int) -> None:
-    """One part; little of it fits between here and the server."""
+    """Upload one part; little of it fits into the buffers between client and server."""
     with connected(port) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
         server.sendall(bytes(size_bytes))
 
 
 def end_but_upload(me: Rank, port: str, parts: str, size_bytes: str) -> None:
-    """Training is over: rank 0 still uploads, the others end."""
+    """After the end of training rank 0 still uploads; the others end."""
     if me.rank:
         worker.leave(me)
     me.begins(Phase.IDLE)
@@ -296,21 +296,21 @@ def end_but_upload(me: Rank, port: str, parts: str, size_bytes: str) -> None:
 
 
 def ask_for_word(me: Rank, path: str) -> None:
-    """Rank 0 waits until somebody writes to a FIFO, the others wait for it."""
+    """Rank 0 waits for a writer of a FIFO; the others wait for rank 0."""
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
             Path(path).read_text()
 
 
 def debug(me: Rank, seconds: str) -> None:
-    """Rank 0 stands in a debugger until the person at its terminal continues, the others wait for it."""
+    """Rank 0 is in a debugger until the person at its terminal continues; the others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
             stand_at_prompt(float(seconds))
 
 
 def stand_at_prompt(seconds: float) -> None:
-    """The prompt of pdb at a terminal of its own."""
+    """Show the prompt of pdb at its own terminal."""
     from pdb import Pdb
 
     ours, theirs = os.openpty()
@@ -320,11 +320,11 @@ def stand_at_prompt(seconds: float) -> None:
 
 
 def ask_whom_is_gone(me: Rank, port: str, odd: str) -> None:
-    """One rank sends a request that nobody acknowledges, the others wait for it."""
+    """One rank sends a request that is never acknowledged; the others wait for it."""
     if me.rank == int(odd):
         me.begins(Phase.LOADING)
         with connected(port) as server:
-            server.recv(1)  # it accepts, and is gone
+            server.recv(1)  # the server accepts, and is gone
             server.sendall(b"a question")
             server.recv(1)
     me.begins(Phase.COLLECTIVE)
@@ -332,7 +332,7 @@ def ask_whom_is_gone(me: Rank, port: str, odd: str) -> None:
 
 
 def main() -> None:
-    """As the demo's rank, with these orders."""
+    """Run the demo's rank with these orders."""
     loader.read_shard = read_shard
     worker.ORDERS |= {
         "starve": starve,

@@ -1,7 +1,7 @@
-"""A real job over gloo that ends, while its processes linger: `LAUNCHER ends.py FOLDER`.
+"""A real job over gloo that ends while its processes linger: `LAUNCHER ends.py FOLDER`.
 
-It makes steps until FOLDER/end exists; then all ranks destroy the process group together, write FOLDER/over-RANK and sleep.
-FOLDER/pid-RANK is the process, FOLDER/step-RANK the step that it has finished.
+It makes steps until FOLDER/end exists. Then all ranks destroy the process group together, write FOLDER/over-RANK and
+sleep. FOLDER/pid-RANK is the process, FOLDER/step-RANK its last finished step.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""A real job over gloo whose steps are all_reduces; a rank that finds an order does not arrive at the next one.
+"""A real job over gloo with all_reduce steps; a rank that finds an order does not join the next one.
 
 usage: LAUNCHER odd_rank.py FOLDER            with RANK and WORLD_SIZE from the launcher
        python odd_rank.py FOLDER spawn RANKS  with ranks from torch.multiprocessing.spawn
 
-FOLDER/order-RANK holds the name of a trouble below and is removed when it begins. SIGUSR1 ends `sleep` and `spin`, what
-is written to the FIFO FOLDER/shard ends `loader`. FOLDER/pid-RANK is the process, FOLDER/step-RANK the step that it is
+FOLDER/order-RANK holds the name of a trouble below and is removed when it begins. SIGUSR1 ends `sleep` and `spin`; text
+written to the FIFO FOLDER/shard ends `loader`. FOLDER/pid-RANK is the process, FOLDER/step-RANK the step that it is
 about to finish.
 """
 
@@ -30,7 +30,7 @@ def release(*_):
 
 
 class Shards(Dataset):
-    """Samples for ever; the worker that finds the order `loader` reads one from storage that does not answer."""
+    """Endless samples; the worker that finds the order `loader` reads one from storage that does not respond."""
 
     def __init__(self, folder, rank):
         self.folder, self.rank = folder, rank

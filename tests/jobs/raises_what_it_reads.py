@@ -1,6 +1,6 @@
-"""A rank that dies of an exception under torchelastic's `record`: `raises_what_it_reads.py FIFO`, whose text is raised.
+"""A rank that dies of an exception under torchelastic's `record`: `raises_what_it_reads.py FIFO` raises its text.
 
-`record` is torch's own. The packages around it stay empty: `import torch` takes two seconds of CPU, `record` needs none of it.
+`record` is torch's own. The packages around it stay empty: `import torch` takes 2 s of CPU, `record` does not need it.
 """
 
 import importlib.machinery

@@ -1,6 +1,6 @@
-"""A job that hangs in one of several ways: `real_hang.py HANG FOLDER [RANKS]`, by torchrun or with ranks that it forks itself.
+"""A job that hangs in a chosen way: `real_hang.py HANG FOLDER [RANKS]`, under torchrun or with ranks that it forks.
 
-Each rank writes its pid to FOLDER/at-<rank> right before the call in which it stays. Forked ranks share one import of torch.
+Each rank writes its pid to FOLDER/at-<rank> right before its blocking call. Forked ranks share one import of torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def here() -> None:
 
 
 def one_batch_more() -> None:
-    """Rank 1 has one batch more than the others: its backward pass waits for gradients that nobody sends."""
+    """Rank 1 has one batch more than the others: its backward pass waits for gradients that no rank sends."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     batches = 3 if dist.get_rank() == 1 else 2
     for batch in range(batches):
@@ -38,7 +38,7 @@ def one_batch_more() -> None:
 
 
 def checkpoint_on_rank_0() -> None:
-    import torch.distributed.checkpoint as dcp  # as dear as torch itself, and no other hang needs it
+    import torch.distributed.checkpoint as dcp  # as expensive as torch itself, and no other hang needs it
 
     class SlowWriter(dcp.FileSystemWriter):
         def write_data(self, plan, planner):  # type: ignore[no-untyped-def]
@@ -52,7 +52,7 @@ def checkpoint_on_rank_0() -> None:
 
 
 def two_collectives() -> None:
-    """Rank 2 gathers objects, the others reduce: all wait, nobody can be named."""
+    """Rank 2 gathers objects, the others reduce: all ranks wait, and no rank can be named."""
     here()
     if dist.get_rank() == 2:
         dist.all_gather_object([None] * dist.get_world_size(), {"a": 1})
@@ -78,7 +78,7 @@ def reserve() -> None:
 
 
 def lock_in_user_code() -> None:
-    """Rank 2 waits for a lock of its own between two steps; the others stand in the backward pass, which it never joins."""
+    """Rank 2 waits for its own lock between two steps; the others wait for it in the backward pass."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()
     here()
@@ -91,7 +91,7 @@ def lock_in_user_code() -> None:
 
 
 def another_line() -> None:
-    """Rank 3 took a branch that the others did not: the same collective, in another line of one function."""
+    """Rank 3 took a different branch: the same collective, in another line of one function."""
     branch = dist.new_group()
     here()
     if dist.get_rank() == 3:
@@ -100,14 +100,14 @@ def another_line() -> None:
 
 
 def wait_for_file() -> int:
-    """Waits for somebody to write a number: a pipe that nobody opens, and no rank that is late."""
+    """Wait for a number from a pipe without a writer; no rank is late."""
     os.mkfifo(FOLDER / "number")
     here()
     return int(os.read(os.open(FOLDER / "number", os.O_RDONLY), 8))
 
 
 def pipeline() -> None:
-    """Rank 0, the first stage, waits for its input; the others wait in recv_object for the stage before them."""
+    """Rank 0, the first stage, waits for its input; the others wait in recv_object for the previous stage."""
     rank = dist.get_rank()
     if rank > 0:
         here()
@@ -117,7 +117,7 @@ def pipeline() -> None:
 
 
 def save_shard() -> None:
-    """Ranks 0 and 1 write their shards to storage that takes nothing more, a pipe that is full; the others wait for them."""
+    """Ranks 0 and 1 write their shards to full storage (a full pipe); the others wait for them."""
     rank = dist.get_rank()
     if rank < 2:
         os.mkfifo(FOLDER / f"shard-{rank}")
@@ -130,14 +130,14 @@ def save_shard() -> None:
 
 
 def number_of_steps() -> int:
-    """Asks a process that never answers, by a pipe."""
+    """Read from a pipe of a process that never writes."""
     os.mkfifo(FOLDER / "steps")
     here()
     return int(os.read(os.open(FOLDER / "steps", os.O_RDONLY), 8))
 
 
 def two_ranks() -> None:
-    """Rank 1 stands in a call of its own, rank 0 waits for it in a collective."""
+    """Rank 1 is blocked in a call of its own, rank 0 waits for it in a collective."""
     if dist.get_rank() == 1:
         number_of_steps()
     here()
@@ -145,7 +145,7 @@ def two_ranks() -> None:
 
 
 def forked(ranks: int) -> bool:
-    """Fork the ranks: True in each of them; False, once all have ended, in the process that has forked them."""
+    """Fork the ranks. Return True in each rank, and False in the parent after all have ended."""
     for rank in range(ranks):
         if not os.fork():
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}

@@ -1,6 +1,6 @@
-"""A real job over gloo whose ranks hang at one place: on request rank 1 reduces in its tp group in place of in all ranks.
+"""A real job over gloo that hangs with all ranks at one place: on request rank 1 calls all_reduce in its tp group.
 
-usage: torchrun ... wrong_group.py FOLDER    FOLDER/part asks for it; each rank writes its steps to FOLDER/steps-<rank>.
+usage: torchrun ... wrong_group.py FOLDER    FOLDER/part requests it; each rank writes its steps to FOLDER/steps-<rank>.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
         parts = rank == 1 and (folder / "part").exists()
         sync(mine if parts else None)
         (folder / f"steps-{rank}").write_text(str(step))
-        time.sleep(0.01)  # the work of a step is on the GPU: the cores of the machine are for others
+        time.sleep(0.01)  # the work of a step is on the GPU: it does not use the machine's cores
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Real gloo jobs whose flight recorders are read: `program` is one rank of one, `started` starts one."""
+"""Real gloo jobs with flight recorders for tests to read: `program` is a rank, `started` starts a job."""

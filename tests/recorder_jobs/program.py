@@ -1,10 +1,10 @@
-"""The jobs of tests/data/waitfor.toml: each line of stdin is one, `{"name": ..., "folder": ..., "environ": {...}}`.
+"""The jobs of tests/data/waitfor.toml: each line of stdin is a job, `{"name": ..., "folder": ..., "environ": {...}}`.
 
-Jobs, and the ranks of each, are forked from a process that has imported torch once for all, which is most of what a short
-job costs. It answers with the pid of the job's first process and ends with its stdin; the pids of the ranks stand in
-FOLDER/pids. Each rank writes FOLDER/at-<rank> right before the call in which it stays. gloo on loopback; it
-ends by itself. With DUMPS in the environment it writes FOLDER/dumps/fr_rank_<rank> as often as FOLDER/ask changes: what torch's own dump gives, of even
-ranks the pickle, of odd ones the JSON.
+Jobs and their ranks are forked from one process that has imported torch once: the import is most of the cost of a short
+job. The program prints the pid of the job's first process and ends with its stdin. The pids of the ranks are in
+FOLDER/pids. Each rank writes FOLDER/at-<rank> right before its blocking call. gloo uses loopback. A job ends by itself.
+With DUMPS in the environment it writes FOLDER/dumps/fr_rank_<rank> each time FOLDER/ask changes: torch's own dump,
+a pickle for even ranks, JSON for odd ranks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def steps(count: int, group: dist.ProcessGroup | None = None) -> None:
 
 
 def prepare_batch() -> None:
-    """Where a rank is stuck in code of its own."""
+    """Block in the program's own code."""
     here()
     time.sleep(FOREVER)
 
@@ -75,7 +75,7 @@ LOCK = threading.Lock()
 
 
 def read_metrics() -> None:
-    """A lock that another thread of this rank has taken and keeps."""
+    """Wait for a lock that another thread of this rank has taken and keeps."""
     LOCK.acquire()
     here()
     with LOCK:
@@ -83,25 +83,25 @@ def read_metrics() -> None:
 
 
 def read_shard() -> None:
-    """A pipe into which nobody writes: whether another rank should is not known."""
+    """Read from a pipe without a writer; it is unknown if another rank should write."""
     out, _ = os.pipe()
     here()
     os.read(out, 1)
 
 
 def pairs(name: str) -> dist.ProcessGroup:
-    """The group of two of this rank: 0 and 1, 2 and 3, ..."""
+    """Return this rank's group of two: 0 and 1, 2 and 3, ..."""
     made = [dist.new_group([first, first + 1], group_desc=name) for first in range(0, world(), 2)]
     return made[rank() // 2]
 
 
 def halves(name: str) -> dist.ProcessGroup:
-    """The even ranks, and the odd ones."""
+    """Return the group of the even ranks or that of the odd ranks."""
     made = [dist.new_group(list(range(first, world(), 2)), group_desc=name) for first in range(2)]
     return made[rank() % 2]
 
 
-# --- a rank that does not come ---------------------------------------------------------------------------------------
+# --- a rank that does not join ---------------------------------------------------------------------------------------
 
 
 def own_code() -> None:
@@ -120,11 +120,11 @@ def lock_in_own_code() -> None:
     reduce()
 
 
-SHARED = multiprocessing.get_context("fork").Lock()  # a job has one of its own
+SHARED = multiprocessing.get_context("fork").Lock()  # each job has its own
 
 
 def barrier_inside_of_a_shared_lock() -> None:
-    """0 holds a semaphore that all ranks have mapped, and waits for 1, which waits for the semaphore."""
+    """0 holds a semaphore that all ranks have mapped and waits for 1, which waits for the semaphore."""
     steps(5)
     if rank() == 0:
         SHARED.acquire()
@@ -148,7 +148,7 @@ def waits_for_skipped_send() -> None:
 
 
 def asks_for_skipped_send() -> None:
-    """The same, but 2 asks again and again: that may be work or a wait."""
+    """The same, but 2 polls: that may be work or a wait."""
     steps(3)
     if rank() == 2:
         work = dist.irecv(torch.ones(1), src=1)
@@ -160,7 +160,7 @@ def asks_for_skipped_send() -> None:
 
 
 def asleep_before_a_batch() -> None:
-    """Six ranks: 2 waits for what 1, which is stuck, does not send; a batch of point-to-point operations."""
+    """Six ranks: 1 is stuck and does not send; 2 waits for it in a batch of point-to-point operations."""
     steps(3)
     if rank() == 1:
         prepare_batch()
@@ -174,7 +174,7 @@ def asleep_before_a_batch() -> None:
 
 
 def asks_the_store() -> None:
-    """1 has skipped a key of the store for which 3 asks again and again."""
+    """1 has skipped a key of the store; 3 polls for it."""
     store = dist.distributed_c10d._get_default_store()
     steps(3)
     if rank() == 3:
@@ -195,7 +195,7 @@ def pipe_in_own_code() -> None:
 
 
 def before_the_first() -> None:
-    """The default group has no record on the rank that does not come."""
+    """The default group has no record on the rank that does not join."""
     tp = pairs("tp")
     steps(3, tp)
     if rank() == 0:
@@ -214,7 +214,7 @@ def early_return() -> None:
 
 
 def chain_of_groups() -> None:
-    """Eight ranks: 5 is stuck, 4 waits for it in tp, the even ranks for 4 in dp, the odd ones for 5."""
+    """Eight ranks: 5 is stuck, 4 waits for it in tp, the even ranks for 4 in dp, the odd ranks for 5."""
     tp, dp = pairs("tp"), halves("dp")
     for _ in range(3):
         reduce(tp)
@@ -251,7 +251,7 @@ def asleep_before_recv() -> None:
 
 
 def again() -> None:
-    """The same name `0` a second time, with lower numbers."""
+    """The group name `0` is used a second time, with lower numbers."""
     steps(7)
     dist.barrier()
     dist.destroy_process_group()
@@ -284,7 +284,7 @@ def objects() -> None:
 
 
 def side_thread() -> None:
-    """Another thread goes on in a group of its own, on all ranks."""
+    """Another thread continues in its own group, on all ranks."""
     beat = dist.new_group(group_desc="heartbeat")
 
     def run() -> None:
@@ -301,7 +301,7 @@ def side_thread() -> None:
 
 
 def begin_a_checkpoint() -> None:
-    """Another thread of rank 2 enters a collective of its own group, to which the others' threads do not come."""
+    """Another thread of rank 2 enters a collective of its own group; the other ranks' threads do not join."""
     saving = dist.new_group(group_desc="checkpoint")
     steps(3, saving)
     steps(3)
@@ -310,14 +310,14 @@ def begin_a_checkpoint() -> None:
 
 
 def convert_shard() -> None:
-    """Waits for a program that it started, which ends with it."""
+    """Wait for a child program; it ends with this process."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as tool:
         here()
         tool.wait()
 
 
 def side_thread_open() -> None:
-    """What the other thread has open holds its main thread up in nothing: that one waits for its child."""
+    """The open operation of the other thread does not block its main thread, which waits for its child."""
     begin_a_checkpoint()
     if rank() == 2:
         convert_shard()
@@ -326,7 +326,7 @@ def side_thread_open() -> None:
 
 
 def poll_checkpoint() -> None:
-    """Asks again and again for what another thread of this rank waits for."""
+    """Poll for the end of another thread of this rank."""
     here()
     until(lambda: threading.active_count() == 1)
 
@@ -369,14 +369,14 @@ def fsdp_mesh() -> None:
 
 
 def wrapped_reaches_back() -> None:
-    """The buffer of rank 1 holds no record of the default group, but is older than the others' last one."""
+    """The buffer of rank 1 holds no record of the default group, but reaches further back than the others' last one."""
     own = dist.new_group([1], group_desc="own")
     steps(3)
     if rank() == 1:
         steps(60, own)
         prepare_batch()
     here()
-    until(lambda: (FOLDER / "at-1").exists())  # the last record of rank 1 is to be older
+    until(lambda: (FOLDER / "at-1").exists())  # the last record of rank 1 must be older
     reduce()
 
 
@@ -388,7 +388,7 @@ def stopped_before() -> None:
     reduce()
 
 
-# --- first looks -----------------------------------------------------------------------------------------------------
+# --- ranks to check first --------------------------------------------------------------------------------------------
 
 
 def open_and_stuck() -> None:
@@ -403,7 +403,7 @@ def open_and_stuck() -> None:
     reduce()
 
 
-# --- circles ---------------------------------------------------------------------------------------------------------
+# --- cycles ----------------------------------------------------------------------------------------------------------
 
 
 def wrong_group() -> None:
@@ -416,7 +416,7 @@ def wrong_group() -> None:
 
 
 def skipped() -> None:
-    """Rank 2 leaves out one collective of the default group."""
+    """Rank 2 skips one collective of the default group."""
     tp = pairs("tp")
     for step in range(6):
         if step == 5:
@@ -427,7 +427,7 @@ def skipped() -> None:
 
 
 def other_order() -> None:
-    """Six ranks: 0 takes tp first, all others the default group."""
+    """Six ranks: 0 calls tp first, all others the default group."""
     tp = pairs("tp")
     steps(2, tp)
     steps(2)
@@ -437,7 +437,7 @@ def other_order() -> None:
 
 
 def other_order_later() -> None:
-    """The same of four, all but 0 by `work.wait()`, of which Python shows no frame."""
+    """The same with four ranks, all but 0 by `work.wait()`, for which Python shows no frame."""
     tp = pairs("tp")
     steps(3, tp)
     steps(3)
@@ -451,7 +451,7 @@ def other_order_later() -> None:
 
 
 def ring_of_three() -> None:
-    """0 waits for 1 in a, 1 for 2 in b, 2 for 0 in c: nobody of them is alone in it."""
+    """0 waits for 1 in a, 1 for 2 in b, 2 for 0 in c: no rank is alone in it."""
     made = [dist.new_group(ranks, group_desc=name) for name, ranks in (("a", [0, 1]), ("b", [1, 2]), ("c", [2, 0]))]
     mine = {0: (0, 2), 1: (1, 0), 2: (2, 1)}.get(rank(), ())
     for index in range(3):
@@ -487,11 +487,11 @@ def other_operation_of_half() -> None:
     time.sleep(FOREVER)
 
 
-# --- everybody has come, or nothing is known ---------------------------------------------------------------------------
+# --- all ranks have joined, or nothing is known ----------------------------------------------------------------------
 
 
 def stopped_inside() -> None:
-    """Rank 3 has enqueued its part and is stopped before gloo could do it."""
+    """Rank 3 has enqueued its part and is stopped before gloo can do it."""
     steps(4)
     here()
     if rank() == 3:
@@ -517,7 +517,7 @@ def recv_of_each_other() -> None:
 
 
 def wrapped_over_the_open() -> None:
-    """The record of what 0, 2 and 3 wait for has been overwritten."""
+    """The record of the operation that 0, 2 and 3 wait for has been overwritten."""
     rest = dist.new_group([0, 2, 3], group_desc="rest")
     steps(3)
     if rank() == 1:
@@ -529,7 +529,7 @@ def wrapped_over_the_open() -> None:
 
 
 def wrapped_over_a_rare_one() -> None:
-    """Rank 1 has used the group of the evaluation, but its buffer does not show that any more."""
+    """Rank 1 has used the evaluation group, but its buffer does not show it any longer."""
     evaluation = dist.new_group(group_desc="evaluation")
     steps(1, evaluation)
     steps(60)
@@ -548,7 +548,7 @@ def detail() -> None:
 
 
 def pipeline() -> None:
-    """Stages send and receive, which is not recorded; the last one is stuck in its own code."""
+    """Stages send and receive, which is not recorded; the last stage is stuck in its own code."""
     steps(2)
     if rank() == world() - 1:
         prepare_batch()
@@ -557,7 +557,7 @@ def pipeline() -> None:
 
 
 def other_node() -> None:
-    """Rank 5 is stuck, and only 0 to 3 are looked at."""
+    """Rank 5 is stuck, and only 0 to 3 are captured."""
     steps(3)
     if rank() == 5:
         prepare_batch()
@@ -579,7 +579,7 @@ def slow_rank() -> None:
 
 
 def healthy() -> None:
-    """Rooted, object and plain collectives in three kinds of groups, and what is not recorded."""
+    """Rooted, object and plain collectives in three kinds of groups, and operations that are not recorded."""
     tp, dp = pairs("tp"), halves("dp")
     here()
     for step in itertools.count():
@@ -620,9 +620,9 @@ def init() -> None:
 
 
 def ordered() -> str:
-    """Fork a process for each job that is asked for: in it the name of its job; "" once no more can come."""
-    importlib.import_module("torch._dynamo")  # what a dump as pickle and DDP import late, else each rank for itself
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a job here
+    """Fork a process for each requested job; return its job's name in it. Return "" when stdin has ended."""
+    importlib.import_module("torch._dynamo")  # DDP and pickle dumps import it late: once, not per rank
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for a job
     for line in sys.stdin:
         pid = os.fork()
         if not pid:
@@ -633,7 +633,7 @@ def ordered() -> str:
 
 
 def begin(name: str, folder: str, environ: dict[str, str]) -> None:
-    """Leave what the job shares with the others: signals, streams, environment, the lock."""
+    """Separate the job from the others: signals, streams, environment, the lock."""
     global FOLDER, SHARED
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
@@ -647,7 +647,7 @@ def begin(name: str, folder: str, environ: dict[str, str]) -> None:
 
 
 def forked() -> bool:
-    """Fork the ranks: True in each of them; False, once all have ended, in the process that has forked them."""
+    """Fork the ranks. Return True in each rank, and False in the parent after all have ended."""
     pids = []
     for number in range(int(os.environ["WORLD_SIZE"])):
         pid = os.fork()

@@ -1,4 +1,4 @@
-"""A job of the answer key, as plain processes, and one look at it as the daemon takes it."""
+"""A job of the answer key, as plain processes, and a capture of it like the daemon's."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ TABLE = activity.load()
 
 
 class Started(NamedTuple):
-    """The processes of a job by rank; those of `read` are looked at."""
+    """The processes of a job by rank; those of `read` are captured."""
 
     folder: Path
     pids: dict[int, int]
     read: tuple[int, ...]
 
     def job(self) -> Job:
-        """What the daemon would have found."""
+        """Return the job as the daemon would have found it."""
         ranks_of = {pid: rank for rank, pid in self.pids.items()}
         job = job_of_pids([self.pids[rank] for rank in self.read])
         ranks = tuple(replace(rank, rank=ranks_of[rank.id.pid], local_rank=ranks_of[rank.id.pid]) for rank in job.ranks)
         return replace(job, ranks=ranks, world_size=len(self.pids))
 
     def look(self, pause_seconds: float = 0.5) -> Diagnosis:
-        """Two rounds of all ranks that are read."""
+        """Diagnose the ranks of `read` in two rounds."""
         settings = config.Capture(pause_seconds=pause_seconds)
         return diagnosis.diagnose_job(self.job(), CaptureRequest(settings=settings, node="here", rounds=2), TABLE)
 
     def dumps(self, ask: str) -> Path:
-        """The folder of the dumps that the ranks write of themselves, each anew; those that are stopped write none."""
+        """Request new dumps from all ranks of `read`; return their folder. A stopped rank writes none."""
         (self.folder / "ask.new").write_text(ask)
         (self.folder / "ask.new").rename(self.folder / "ask")
         told = [self.folder / f"dumped-{rank}" for rank in self.read]
@@ -66,26 +66,26 @@ class Started(NamedTuple):
         return self.folder / "dumps"
 
     def recorders(self) -> dict[int, tuple[RankRecords, ...]]:
-        """What the recorders of each rank hold now."""
+        """Return the current content of the recorders of each rank."""
         states = {rank: procfs.read_state(self.pids[rank]) for rank in self.read}
         read = {rank: torch_recorder.SHARED.read(state[0]) for rank, state in states.items() if state is not None}
         return {rank: tuple(one for one in found if isinstance(one, RankRecords)) for rank, found in read.items()}
 
     def answer(self, taken: Diagnosis) -> Answer:
-        """What the sequence numbers alone say."""
+        """Return the answer by the sequence numbers alone."""
         return answer_of(taken.grouping.members, stance_of(taken.grouping), taken.grouping.world_size)
 
 
 @cache
 def source() -> subprocess.Popen[str]:
-    """The process of which all jobs of this session are forked; it ends with its stdin, so with this process at the latest."""
+    """Start the process from which all jobs of this session are forked; it ends with its stdin."""
     environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(PROGRAM)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
 
 
 def forked(name: str, folder: Path, environ: dict[str, str]) -> int:
-    """The pid of the first process of a job, which forks its ranks."""
+    """Start a job; return the pid of its first process, which forks its ranks."""
     stdin, stdout = source().stdin, source().stdout
     assert stdin is not None and stdout is not None
     stdin.write(json.dumps({"name": name, "folder": str(folder), "environ": environ}) + "\n")
@@ -95,7 +95,7 @@ def forked(name: str, folder: Path, environ: dict[str, str]) -> int:
 
 @contextmanager
 def started(name: str, folder: Path, **more: str) -> Iterator[Started]:
-    """A job of the key whose ranks have all come to the call in which they stay; ended by pid. `more` is environment."""
+    """Run a job of the key; yield it when all ranks are at their blocking call. `more` is environment."""
     row = KEY[name]
     (folder / "dumps").mkdir()
     environ = {

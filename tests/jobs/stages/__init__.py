@@ -1,1 +1,1 @@
-"""How the stages of a job hand objects on, in the manner of libraries of model parallelism."""
+"""Pass objects between the stages of a job, like libraries of model parallelism."""

@@ -1,4 +1,4 @@
-"""Objects between two ranks: what is waited for is compiled code, which leaves no Python frame."""
+"""Pass objects between two ranks; the wait is in compiled code, which leaves no Python frame."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch.distributed as dist
 
 
 def recv_object(source: int) -> int:
-    """What a rank sent, a number in place of any object."""
+    """Receive an object; in this test it is a number."""
     received = torch.zeros(1, dtype=torch.int64)
     dist.irecv(received, src=source).wait()
     return int(received)
 
 
 def send_object(value: int, destination: int) -> None:
-    """Hand a number on."""
+    """Send a number."""
     dist.isend(torch.tensor([value]), dst=destination).wait()

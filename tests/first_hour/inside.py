@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""The first hour with hangwatch, in the machine that make.sh boots: types each command, and writes down what it said.
+"""Type the commands of the first hour with hangwatch in the machine that make.sh boots, and record their output.
 
-Standard library only: this runs before anything is installed. Writes the transcript, /out/first-hour.md, and the results,
-/out/first-hour.table, and ends the machine with status 0, or 1 where a step was not as told.
+Standard library only: this runs before anything is installed. Writes the transcript, /out/first-hour.md, and the
+results, /out/first-hour.table, and ends the machine with status 0, or 1 if a step had an unexpected result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DROP_IN = Path("/etc/systemd/system/hangwatch.service.d/no-real-gpu.conf")
 
 
 class Transcript:
-    """Markdown: prose, commands as a person types them, and what they printed."""
+    """Markdown: prose, commands as a person types them, and their output."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -49,15 +49,15 @@ class Transcript:
             print(paragraph, flush=True)
 
     def result(self, step: str, result: str) -> None:
-        """One row of the table in docs/measurements.md."""
+        """Add a row to the table in docs/measurements.md."""
         self.results += f"| {clock(self)} | {step} | {result} |\n"
 
     def type(self, command: str, user: str = "root", statuses: tuple[int, ...] = (0,)) -> str:
-        """Runs the command in a login shell of the user; what it printed, as it is in the transcript but whole."""
-        # On a terminal of 120 columns, as a person has it, but for colours.
+        """Run the command in a login shell of the user; return its whole output, which the transcript may shorten."""
+        # On a terminal of 120 columns, as for a person, but without colours.
         shell = f"stty cols 120 rows 400; export NO_COLOR=1 PAGER=cat; {command}"
         argv = ["script", "-qec", f"bash -lc {shlex.quote(shell)}", "/dev/null"]
-        if command.endswith("&"):  # outlives its terminal
+        if command.endswith("&"):  # it outlives its terminal
             argv = ["bash", "-lc", command]
         argv = argv if user == "root" else ["su", "-", user, "-c", shlex.join(argv)]
         prompt = f"{user}@gpu-07:{'~# ' if user == 'root' else '~$ '}"
@@ -78,7 +78,7 @@ class Transcript:
         return printed
 
     def quote(self, title: str, rows: list[tuple[str, str]]) -> None:
-        """A message as its reader sees it."""
+        """Add a message as its reader sees it."""
         self.text += f"> **{_plain(title)}**\n>\n"
         for name, value in rows:
             value = re.sub(r"```", "", value).strip()
@@ -98,7 +98,7 @@ def _linked(value: str) -> str:
 
 
 def within(seconds: float, true: Callable[[], object], what: str) -> None:
-    """Waits until `true()`; AssertionError after so many seconds."""
+    """Wait until `true()`; raise AssertionError after this many seconds."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -107,7 +107,7 @@ def within(seconds: float, true: Callable[[], object], what: str) -> None:
 
 
 class Services(http.server.BaseHTTPRequestHandler):
-    """Stands where Slack and PagerDuty are: keeps what Alertmanager sends them."""
+    """Acts as Slack and PagerDuty: keeps what Alertmanager sends them."""
 
     received: ClassVar[list[tuple[str, dict]]] = []
 
@@ -128,12 +128,12 @@ class Services(http.server.BaseHTTPRequestHandler):
 
 
 def pages() -> list[dict]:
-    """What Slack's channel of the on-call has been sent; the channel of the cluster has warnings of nodes."""
+    """Return the messages to Slack's on-call channel; the cluster's channel has warnings of nodes."""
     return [body for body in Services.to("slack") if body["channel"] == "#training-on-call"]
 
 
 def set_power(watts: list[float], pids: list[int] | None = None) -> None:
-    """What the GPUs draw from now on, and who holds them, as the fake driver tells it."""
+    """Set the power of the GPUs, and the processes that hold them, in the fake driver."""
     lines = [
         "driver_version 570.86.15",
         f"gpus {RANKS}",
@@ -146,7 +146,7 @@ def set_power(watts: list[float], pids: list[int] | None = None) -> None:
     ]
     for gpu in range(RANKS):
         lines += [f"gpu {gpu} uuid GPU-{gpu:08x}-0000-4000-8000-000000000000", f"gpu {gpu} power_watts {watts[gpu]}"]
-        # Who waits in a collective spins at full utilisation; who waits for data does not use the GPU.
+        # A rank that waits in a collective spins at full utilisation; one that waits for data does not use the GPU.
         lines += [f"gpu {gpu} utilization_ratio {0.98 if watts[gpu] > IDLE_WATTS else 0}"]
         lines += [f"gpu {gpu} pids {pids[gpu]}"] if pids else []
     new = SCENARIO.with_suffix(".new")
@@ -156,7 +156,7 @@ def set_power(watts: list[float], pids: list[int] | None = None) -> None:
 
 
 def ranks() -> list[int]:
-    """The process of each rank of the user's job, in order."""
+    """Return the process of each rank of the user's job, in order."""
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -211,7 +211,7 @@ def machine(told: Transcript) -> None:
     DROP_IN.parent.mkdir(parents=True)
     DROP_IN.write_text(f"[Service]\nEnvironment=FAKE_NVML_SCENARIO={SCENARIO}\n")
     os.environ["FAKE_NVML_SCENARIO"] = str(SCENARIO)
-    # nspawn gives the machine a read-only clock, which nothing synchronises: `hangwatch check` would say so.
+    # nspawn gives the machine a read-only clock that is not synchronised: `hangwatch check` would report it.
     shutil.copytree(CHECKOUT, "/root/hangwatch")
 
 
@@ -269,7 +269,7 @@ def watch(told: Transcript) -> None:
     told.type(
         "promtool check config /etc/prometheus/prometheus.yml && amtool check-config /etc/prometheus/alertmanager.yml | head -1"
     )
-    # Alertmanager looks for its like in a private network, and ends without one.
+    # Alertmanager searches for peers in a private network, and ends without one.
     Path("/etc/default/prometheus-alertmanager").write_text('ARGS="--cluster.listen-address="\n')
     told.type(
         "systemctl restart prometheus prometheus-alertmanager; sleep 3; systemctl is-active prometheus prometheus-alertmanager"
@@ -377,7 +377,7 @@ def mend(told: Transcript) -> None:
     before = len(pages())
     shard = Path("/home/trainer/data/shard-3")
     fifo = shard.with_name("stuck")
-    shard.rename(fifo)  # first: who has read it must find a file the next time
+    shard.rename(fifo)  # first: a process that has read it must find a file the next time
     shutil.copy(shard.with_name("shard-0"), shard)
     os.chown(shard, 1004, 1004)
     fifo.write_bytes(bytes(range(64)))

@@ -36,7 +36,7 @@ def train(batches: DataLoader) -> None:
         optimizer.zero_grad()
         model(batch).sum().backward()
         optimizer.step()
-        time.sleep(0.1)  # in place of a GPU's work
+        time.sleep(0.1)  # instead of a GPU's work
         if step % 100 == 0 and dist.get_rank() == 0:
             print(f"step {step}", flush=True)
 

@@ -1,11 +1,12 @@
-"""Everything that an unprivileged user of a node can do, against another user's job: nothing of it may change.
+"""Attack another user's job with everything that an unprivileged user of a node can do: nothing of the job may change.
 
 usage: python -m tests.soak.hostile_neighbour [--minutes 20]      as root, on Linux with cgroup v1 `pids` or cgroup v2
 
-A real daemon watches five GPUs of the fake driver and the four ranks that a job of eight has here, run id 100, that trains,
-hangs at rank 2 and is paged. Beside it, in turn, a user (nobody) and a container (uid 0 without capabilities, in a pod's control group of its
-own) do what they can, begun before the job and after it. Each row is one life of the job: what became of its state, page
-and named rank. All load is bounded in count and time, on loopback; only processes of this script are ended.
+A real daemon monitors five GPUs of the fake driver and a job of eight ranks, run id 100, with four ranks on this node.
+The job trains, hangs at rank 2 and pages. Its neighbours are, in turn, a user (nobody) and a container (uid 0 without
+capabilities, in a pod's own control group). They attack in all known ways, before the start of the job and after it.
+Each row is one life of the job: its state, page and named rank. All load is bounded in number and time, and on
+loopback. Only processes of this script are ended.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ RUN = {
     "MASTER_ADDR": "gpu-01",
     "MASTER_PORT": "29500",
 }
-PYTHON = "/usr/bin/python3"  # one that every user may run
+PYTHON = "/usr/bin/python3"  # every user may run it
 SLEEP = [PYTHON, "-SE", "-c", "import time; time.sleep(3600)"]
 CONNECTED = [
     PYTHON,
@@ -50,7 +51,7 @@ CONNECTED = [
     "store = socket.create_connection(('127.0.0.1', 29500))\ntime.sleep(3600)\n",
 ]
 RANK = Path(__file__).with_name("rank.py")
-PODS = [f"8c1f0a52-6d1e-4f0e-9f57-0d2c6a1b7e{number}" for number in range(10, 14)]  # the job's, and the neighbour's
+PODS = [f"8c1f0a52-6d1e-4f0e-9f57-0d2c6a1b7e{number}" for number in range(10, 14)]  # the job's and the neighbour's
 LIVES = [(who, first) for who in ("another user", "another container") for first in ("job first", "hostile first")]
 PAGE_SECONDS = 45.0
 VISITS = 2
@@ -58,7 +59,7 @@ WATCHED_SECONDS = 15.0
 
 
 class Cgroup:
-    """A control group as the kubelet makes one for a container of a pod."""
+    """A control group as the kubelet makes it for a container of a pod."""
 
     def __init__(self, pod: str) -> None:
         base = next(
@@ -83,13 +84,13 @@ def as_user(uid: int) -> Callable[[], None]:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        libc_prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: none outlives this script
+        libc_prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with this script
 
     return change
 
 
 def in_pod(cgroup: Cgroup) -> Callable[[], None]:
-    """uid 0, in a control group of its own, without a single capability."""
+    """Return a function that enters this control group as uid 0 without any capability."""
 
     def change() -> None:
         cgroup.join()
@@ -106,7 +107,7 @@ def libc_prctl(option: int, value: int) -> None:
 
 
 class Crowd:
-    """Processes that this script started and ends, by pid."""
+    """Processes that this script started; it ends them by pid."""
 
     def __init__(self, become: Callable[[], None]) -> None:
         self.become = become
@@ -122,7 +123,7 @@ class Crowd:
             )  # fmt: skip
 
     def end(self) -> None:
-        for process in self.processes:  # each has a session of its own: its group is its pid
+        for process in self.processes:  # each has its own session: its group is its pid
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         for process in self.processes:
@@ -131,7 +132,11 @@ class Crowd:
 
 
 def attack(crowd: Crowd, folder: Path, job: list[int]) -> None:
-    """All at once: copied seats, older and younger, of a higher attempt; a launcher, a server; floods; other people's pids."""
+    """Attack in many ways at once.
+
+    Copied ranks, with the same and with a higher attempt; launchers and servers; floods; signals to the pids of the
+    job.
+    """
     for rank in range(RANKS):
         crowd.start(SLEEP, {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         crowd.start(SLEEP, {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": "99"})
@@ -170,14 +175,14 @@ def attack(crowd: Crowd, folder: Path, job: list[int]) -> None:
 
 
 def join(crowd: Crowd) -> None:
-    """Claim the ranks that the job has on other nodes, and nothing that its own ranks claim."""
+    """Claim the job's ranks on other nodes, but none of its ranks on this node."""
     for rank in range(RANKS):
         crowd.start(SLEEP, {**RUN, "RANK": str(RANKS + rank), "LOCAL_RANK": str(rank)})
 
 
 @contextlib.contextmanager
 def slow_clients(port: int, idle: int = 100, slow: int = 20) -> Iterator[None]:
-    """Connections that say nothing, and such as say a byte now and then."""
+    """Open connections that send nothing, and others that send a byte now and then."""
     doors: list[socket.socket] = []
     try:
         for number in range(idle + slow):
@@ -193,7 +198,7 @@ def slow_clients(port: int, idle: int = 100, slow: int = 20) -> Iterator[None]:
 
 
 class Visitor:
-    """A claimant to rank 0 whose claim is as good as can be: on a GPU by the driver's list, connected to a store."""
+    """A claim to rank 0 with all evidence it can have: a GPU in the driver's list and a connection to a store."""
 
     def __init__(self, crowd: Crowd, driver: FakeDriver) -> None:
         self.crowd, self.driver = crowd, driver
@@ -210,7 +215,7 @@ class Visitor:
 
 
 class Life:
-    """One life of the job: started, hung, looked at, released."""
+    """One life of the job: start, hang, diagnosis, recovery."""
 
     def __init__(self, daemon: RealDaemon, driver: FakeDriver, become: Callable[[], None], owner: str) -> None:
         self.daemon, self.driver, self.owner = daemon, driver, owner
@@ -233,7 +238,7 @@ class Life:
         return pids
 
     def look(self) -> tuple[str | None, bool, str]:
-        """State, page and who is named, of the one job 100 of this owner with these ranks."""
+        """Return state, page and named rank of this owner's only job 100 with these ranks."""
         began = time.monotonic()
         keys = {
             row["job_key"]
@@ -253,11 +258,11 @@ class Life:
         return state, bool(page), named or ""
 
     def ranks(self) -> int:
-        """How many ranks the daemon sees in it."""
+        """Return the number of its ranks that the daemon sees."""
         return int(sum(value for _, value in self.daemon.samples("hangwatch_job_ranks", job_key=self.key() or "none")))
 
     def key(self) -> str | None:
-        """The job whose GPUs the driver says are held by our ranks."""
+        """Return the key of the job that holds our ranks' GPUs, by the driver."""
         rows = self.daemon.samples("hangwatch_job_gpu_info", job_id="100")
         owners = {row["job_key"] for row, _ in self.daemon.samples("hangwatch_job_info", owner=self.owner)}
         return next(
@@ -280,7 +285,7 @@ class Life:
 
 
 def play(daemon: RealDaemon, driver: FakeDriver, who: str, first: str) -> tuple[bool, str]:  # long: a sequence
-    """One row of the table."""
+    """Play one row of the table."""
     cgroups = [Cgroup(pod) for pod in PODS]
     is_user = who == "another user"
     victim = as_user(ADA) if is_user else in_pod(cgroups[0])

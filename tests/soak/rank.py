@@ -1,7 +1,7 @@
-"""One rank of a job without torch: works in steps until it is told to hang, then waits as victims and culprits wait.
+"""A rank of a job without torch: works in steps, hangs on request, then waits as victims and culprits wait.
 
-usage: rank.py FOLDER. The number is that of RANK. `FOLDER/hang` begins the hang, `FOLDER/end` ends the process; rank 2
-blocks in `read_shard` on a FIFO that nobody writes to, the others in a function that is called and filed as c10d's.
+usage: rank.py FOLDER, with RANK in the environment. `FOLDER/hang` begins the hang, `FOLDER/end` ends the process. Rank
+2 blocks in `read_shard` on a FIFO without a writer, the others in a function with the name and file of c10d's.
 """
 
 import os

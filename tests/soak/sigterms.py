@@ -30,7 +30,7 @@ BUSY = {
 
 
 def once(library: Path, node: SimulatedNode, seed: int) -> float | None:
-    """Seconds until the daemon had ended, None where it did not within the deadline."""
+    """Return the seconds until the daemon ended; None if it overran the deadline."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pids = [f"gpu {gpu} pids {pid}" for gpu, pid in enumerate(node.pids)]

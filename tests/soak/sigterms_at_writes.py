@@ -1,9 +1,9 @@
-"""SIGTERM while an incident is written: each must leave the incident or its marker, readable, and no traceback.
+"""SIGTERM while an incident is written: the incident or its marker must remain, readable, and no traceback.
 
 usage: python -m tests.soak.sigterms_at_writes [--count 50] [--lanes 2] [--seed 1]
 
-Each time a real daemon watches a job that hangs from the beginning (fake driver, simulated node). The signal comes up to
-60 ms after the verdict is logged, by the seed. The integration test does a few of them.
+Each time a real daemon monitors a job that hangs from the start (fake driver, simulated node). The signal is sent up to
+60 ms after the verdict is logged, by the seed. The integration test runs some of them.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ KEPT = {_IN_TIME, _INCIDENT, _MARKER}
 
 
 def once(environ: Mapping[str, str], folder: Path, job_id: str, seed: int) -> str:
-    """What a daemon that is ended in the middle leaves of the incident: one of `KEPT`, else what is wrong."""
+    """End a daemon while it writes an incident; return one of `KEPT`, or the error."""
     daemon = RealDaemon(folder, environ, **QUICK)
-    judged = re.compile(rf"job {re.escape(job_id)} .*suspected -> (hung|stalled)")  # of ours: other jobs may run here
+    judged = re.compile(rf"job {re.escape(job_id)} .*suspected -> (hung|stalled)")  # our job only
     with daemon:
         wait_for(lambda: judged.search(daemon.log), "a verdict")
         time.sleep(random.Random(seed).uniform(0.0, WINDOW_SECONDS))
@@ -77,7 +77,7 @@ def _kept_of(daemon: RealDaemon, job_id: str) -> str:
 
 
 def driver_of(library: Path, scenario: Path, node: SimulatedNode) -> FakeDriver:
-    """A driver whose GPUs are the node's, and draw little."""
+    """Return a driver with the node's GPUs at low power."""
     pids = [f"gpu {gpu} pids {pid}" for gpu, pid in enumerate(node.pids)]
     return FakeDriver(library, scenario, [*h100(RANKS), *pids, "gpu all power_watts 100"])
 

@@ -1,9 +1,10 @@
-"""Users flood the daemon's unix socket and port: another user's dump is answered, and the daemon's CPU stays bounded.
+"""Users flood the daemon's unix socket and port: it serves another user's dump, and its CPU time stays bounded.
 
 usage: python -m tests.soak.socket_floods [--dumps 20] [--users 12] [--seconds 5]      as root
 
-First each flood alone, for so many seconds from its first refusal on: the CPU of the daemon beside that of the flooder. Then as many users as
-asked for, each with a job, flood the socket in every way at once while another user runs `hangwatch dump`.
+First each flood runs alone, for `--seconds` from its first refusal on: the CPU time of the daemon and of the flooder is
+printed. Then `--users` users, each with a job, flood the socket in every way at once while another user runs `hangwatch
+dump`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.integration.test_own_jobs import RANK, Node, names_of
 from tests.other_users import as_user
 from tests.watched import RealDaemon
 
-PYTHON = "/usr/bin/python3"  # one that every user may run
+PYTHON = "/usr/bin/python3"  # every user may run it
 TICKS = os.sysconf("SC_CLK_TCK")
 FLOODER = """
 import contextlib, socket, sys, time
@@ -58,7 +59,7 @@ OVER_TCP = ("connect", "hold", "/healthz", "/metrics", "/status")
 
 
 class Cost(NamedTuple):
-    """CPU seconds within the same time."""
+    """CPU seconds in the same period."""
 
     daemon: float
     flooder: float
@@ -69,7 +70,7 @@ class Cost(NamedTuple):
 
 @contextmanager
 def node_with_jobs(uids: list[int]) -> Iterator[Node]:
-    """A real daemon with a socket for users, and a job of one rank of each of them."""
+    """Run a real daemon with a socket for users, and a job of one rank for each of them."""
     folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
     folder.chmod(0o755)
     path = folder / "run" / "socket"
@@ -92,7 +93,7 @@ def node_with_jobs(uids: list[int]) -> Iterator[Node]:
 
 @contextmanager
 def flood(uid: int, mode: str, where: str, pid: int) -> Iterator[int]:
-    """A process of this user that asks without end; its pid."""
+    """Start a process of this user that sends requests without end; yield its pid."""
     command = [*as_user(uid), PYTHON, "-SE", "-c", FLOODER, mode, where, str(pid)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as flooder:
         try:
@@ -107,13 +108,13 @@ def cpu_seconds(pid: int) -> float:
 
 
 def cost(node: Node, uid: int, mode: str, where: str, seconds: float) -> Cost:
-    """What a flood costs both, less what the daemon takes by itself."""
+    """Measure what a flood costs daemon and flooder, without the daemon's usual cost."""
     ours = node.daemon.process.pid
     before = cpu_seconds(ours)
     time.sleep(seconds)
     usual = cpu_seconds(ours) - before
     with flood(uid, mode, where, node.pids[uid]) as pid:
-        if (where, mode) != (node.daemon.address, "connect"):  # whom nobody waits for, is not refused: it is gone
+        if (where, mode) != (node.daemon.address, "connect"):  # closed at once, so never refused
             said = f"connections of user {uid} are refused"
             wait_for(lambda: said in node.daemon.log, "the flooder to be over its limit")
         before, own = cpu_seconds(ours), cpu_seconds(pid)
@@ -122,7 +123,7 @@ def cost(node: Node, uid: int, mode: str, where: str, seconds: float) -> Cost:
 
 
 def answered(node: Node, victim: int, users: list[int], dumps: int) -> int:
-    """How many dumps of one user are answered while the others flood the socket, each in one way."""
+    """Return how many dumps of one user succeed while the others flood the socket, each in one way."""
     with ExitStack() as stack:
         for number, uid in enumerate(users):
             stack.enter_context(flood(uid, OVER_UNIX[number % len(OVER_UNIX)], str(node.socket), node.pids[uid]))

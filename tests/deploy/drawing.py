@@ -1,8 +1,7 @@
-"""Draws a dashboard as one HTML page from its JSON and the answers of a Prometheus.
+"""Draw a dashboard as one HTML page from its JSON and the answers of a Prometheus.
 
-Not Grafana: an honest stand-in for pictures, which knows the five kinds of panel that these dashboards use, their
-units, mappings, thresholds, overrides, transformations and repeats. Grafana's own server cannot be had from a package
-registry.
+It replaces Grafana for pictures, because Grafana's server is in no package registry. It knows the five kinds of panel
+of these dashboards, their units, mappings, thresholds, overrides, transformations and repeats.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ text { fill: #9a9aa8; font-size: 10px } text.in { fill: #111217; font-weight: bo
 
 
 class Source(NamedTuple):
-    """Where answers come from: an instant query, and a range query over (expression, seconds, step)."""
+    """The source of answers: an instant query, and a range query with (expression, seconds, step)."""
 
     query: Callable[[str], list[dict[str, Any]]]
     query_range: Callable[[str, float, float], list[dict[str, Any]]]
 
 
 class View(NamedTuple):
-    """One look at a dashboard: the values of its variables, the last `seconds`, and the time at its right edge."""
+    """A view of a dashboard: the values of its variables, the last `seconds`, and the time at its right edge."""
 
     source: Source
     variables: dict[str, str]
@@ -56,16 +55,16 @@ class View(NamedTuple):
     now: float
 
     def of(self, **variables: str) -> View:
-        """The same look with other values."""
+        """Return the same view with other values."""
         return self._replace(variables={**self.variables, **variables})
 
     def filled(self, expr: str) -> str:
-        """A query as Prometheus wants it."""
+        """Replace the variables of a query."""
         return filled(expr, self.variables)
 
 
 def draw(board: dict[str, Any], source: Source, variables: Mapping[str, str], seconds: float) -> tuple[str, int]:
-    """The page and its height in pixels."""
+    """Return the page and its height in pixels."""
     view = View(source, dict(variables), seconds, time.time())
     panels = list(_placed(board["panels"], view))
     bottom = max(place["y"] + place["h"] for _, place, _ in panels)
@@ -76,7 +75,7 @@ def draw(board: dict[str, Any], source: Source, variables: Mapping[str, str], se
 
 
 def _placed(panels: list[dict[str, Any]], view: View) -> Iterator[tuple[dict[str, Any], dict[str, int], View]]:
-    """Each panel with its place; one that repeats over a variable becomes several, and pushes the rest down."""
+    """Yield each panel with its place. A panel that repeats over a variable becomes several and moves the rest down."""
     pushed = 0
     for panel in panels:
         place = {**panel["gridPos"], "y": panel["gridPos"]["y"] + pushed}
@@ -120,7 +119,7 @@ def _colour(name: str) -> str:
 
 
 def _mapped(config: dict[str, Any], value: str) -> tuple[str, str] | None:
-    """Text and colour of a value by the mappings of a field, None where there is none."""
+    """Return text and colour of a value by the mappings of a field; None without a mapping."""
     for mapping in config.get("mappings") or ():
         found = mapping["options"].get(value)
         if found:
@@ -220,7 +219,7 @@ def _lines(panel: dict[str, Any], view: View, width: int, height: int, marks: li
 
 
 def _stacked(series: list[tuple[str, list[tuple[float, float]]]]) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Each line on top of those before it."""
+    """Put each line on top of the previous ones."""
     below: dict[float, float] = {}
     done = []
     for name, points in series:
@@ -268,7 +267,7 @@ def _timeline(panel: dict[str, Any], view: View, width: int, height: int, marks:
 
 
 def _stretches(points: list[list[Any]], now: float) -> Iterator[tuple[float, float, str]]:
-    """Times of equal value: (from, to, value)."""
+    """Yield periods of equal value: (from, to, value)."""
     began, value = points[0]
     for at, new in points[1:]:
         if new != value:
@@ -301,7 +300,7 @@ def _table(panel: dict[str, Any], view: View) -> str:
 
 
 def _merged(targets: list[dict[str, Any]], view: View, columns: list[str]) -> list[dict[str, str]]:
-    """Rows of all targets, those with equal labels in one."""
+    """Return the rows of all targets; rows with equal labels are merged."""
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     labels = [column for column in columns if not column.startswith("Value")]
     shared = labels[:1] if len(targets) > 1 else labels

@@ -1,7 +1,7 @@
-"""Makes docs/img/dashboard-*.png: `python -m tests.deploy.pictures`, some three minutes.
+"""Make docs/img/dashboard-*.png: `python -m tests.deploy.pictures`, about three minutes.
 
-Two simulated nodes train under two real hangwatch daemons, a real Prometheus scrapes them, one rank is made to hang.
-What the dashboards then show is drawn by drawing.py (not by Grafana) and photographed by headless Chromium.
+Two simulated nodes train under two real hangwatch daemons, a real Prometheus scrapes them, and one rank is made to
+hang. drawing.py (not Grafana) draws the dashboards, and headless Chromium photographs them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PAGE = 'ALERTS{alertname="HangwatchTrainingHung",alertstate="firing"}'
 
 
 def main() -> None:
-    """Play the scenario and take one picture of each dashboard."""
+    """Run the scenario and take one picture of each dashboard."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         nodes = [stack.enter_context(SimulatedNode(ranks)) for ranks in (8, 4)]
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def photograph(page: Path, picture: Path, height: int) -> None:
-    """A PNG of a page of this height, by headless Chromium."""
+    """Make a PNG of a page of this height, by headless Chromium."""
     picture.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         [

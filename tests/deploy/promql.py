@@ -1,4 +1,4 @@
-"""What rules and dashboards ask Prometheus for, and which metric names stand in it."""
+"""The queries of rules and dashboards, and the metric names in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SITE_RULES = ROOT / "deploy/prometheus/hangwatch-site.rules.yaml"
 GRAFANA = ROOT / "grafana"
 DASHBOARDS = ("fleet", "node", "job")
 
-# What Prometheus itself adds to each target, and the alerts that it keeps.
+# Labels and metrics that Prometheus itself adds to each target, and its series of alerts.
 FROM_PROMETHEUS = frozenset({"up", "scrape_duration_seconds", "ALERTS"})
 
 FROM_THE_SITE = frozenset({"hangwatch:site:info"})
@@ -28,7 +28,7 @@ _IN_TEMPLATE = re.compile(r"(printf )?\"((?:[^\"\\]|\\.)*)\"[^|{}]*\| query")
 
 
 class Query(NamedTuple):
-    """One query: where it stands, what it asks, and whether it is a range query."""
+    """A query: its place, its expression, and true for a range query."""
 
     where: str
     expr: str
@@ -36,17 +36,17 @@ class Query(NamedTuple):
 
 
 def metric_names(expr: str) -> set[str]:
-    """The names of the metrics and recording rules in one PromQL expression."""
+    """Return the names of the metrics and recording rules in a PromQL expression."""
     return set(_NAME.findall(_LABELS.sub(" ", _TEXT.sub(" ", expr))))
 
 
 def rules(text: str) -> list[dict[str, Any]]:
-    """All rules of a rule file, in order."""
+    """Return all rules of a rule file, in order."""
     return [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
 
 
 def rule_queries(text: str) -> Iterator[Query]:
-    """The expressions of all rules, and the queries in their annotations."""
+    """Yield the expressions of all rules, and the queries in their annotations."""
     for rule in rules(text):
         where = f"rule {rule.get('alert') or rule['record']}"
         yield Query(where, rule["expr"])
@@ -56,7 +56,7 @@ def rule_queries(text: str) -> Iterator[Query]:
 
 
 def sample(metric: str, value: float = 1, **labels: str) -> dict[str, Any]:
-    """One sample as promtool's tests expect it."""
+    """Format a sample as promtool's tests expect it."""
     return {
         "labels": metric + "{" + ",".join(f'{name}="{text}"' for name, text in labels.items()) + "}",
         "value": value,
@@ -64,17 +64,17 @@ def sample(metric: str, value: float = 1, **labels: str) -> dict[str, Any]:
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """One dashboard as Grafana imports it."""
+    """Return a dashboard as Grafana imports it."""
     return dict(json.loads((GRAFANA / f"{name}.json").read_text()))
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """All panels of a dashboard, rows and what lies in them included."""
+    """Return all panels of a dashboard, including rows and the panels in them."""
     return [one for panel in board["panels"] for one in (panel, *panel.get("panels", ()))]
 
 
 def dashboard_queries(board: dict[str, Any]) -> Iterator[Query]:
-    """The queries of all panels and annotations; variables are not replaced."""
+    """Yield the queries of all panels and annotations; variables are not replaced."""
     for panel in panels(board):
         for target in panel.get("targets", ()):
             yield Query(
@@ -88,7 +88,7 @@ def dashboard_queries(board: dict[str, Any]) -> Iterator[Query]:
 
 
 def variable_queries(board: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(variable, expression, label) of every variable that asks Prometheus."""
+    """Yield (variable, expression, label) of every variable that queries Prometheus."""
     for variable in board["templating"]["list"]:
         if variable["type"] == "query":
             asked = variable["query"]["query"]
@@ -101,7 +101,7 @@ def variable_queries(board: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def filled(expr: str, variables: dict[str, str]) -> str:
-    """The expression with Grafana's variables replaced."""
+    """Replace Grafana's variables in an expression."""
     for name, value in {"__rate_interval": "30s", "__range": "5m", "__interval": "5s", **variables}.items():
         expr = re.sub(rf"\$(\{{{name}\}}|{name}\b)", value.replace("\\", r"\\"), expr)
     assert "$" not in expr.replace("$)", ""), f"a variable is left: {expr}"
@@ -109,7 +109,7 @@ def filled(expr: str, variables: dict[str, str]) -> str:
 
 
 def unknown_names(exported: Iterable[str], rules_text: str, boards: Iterable[dict[str, Any]]) -> list[str]:
-    """What rules and dashboards ask for and nobody exports or records, each with its place."""
+    """Return the names in rules and dashboards that are not exported or recorded, each with its place."""
     known = {
         *exported,
         *FROM_PROMETHEUS,

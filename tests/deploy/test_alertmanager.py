@@ -1,4 +1,7 @@
-"""The Alertmanager example: amtool's verdict, who is told what, and its routes and inhibition in a real Alertmanager."""
+"""The Alertmanager example.
+
+Amtool's verdict, the receiver of each alert, its routes and inhibition in a real Alertmanager.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def test_amtool_takes_the_example() -> None:
 
 
 def test_the_example_holds_no_secret() -> None:
-    """Secrets come from files, and every address is one that nobody has."""
+    """Secrets come from files, and no address exists."""
     text = EXAMPLE.read_text()
     for receiver in CONFIG["receivers"]:
         for kind, entries in receiver.items():
@@ -52,7 +55,7 @@ def test_every_alert_reaches_who_it_should(alert: str) -> None:
 
 @pytest.mark.parametrize("alert", [name for name in ALERTS if name.startswith("HangwatchTraining")])
 def test_what_is_said_of_a_job_is_a_message_of_its_own(alert: str) -> None:
-    """The crash of one job does not wait for a quarter of an hour, until that of another one is told again."""
+    """The crash of one job must not wait a quarter of an hour for the next message about another job."""
     labels = {"alertname": alert, "severity": ALERTS[alert], "job_id": "J1"}
 
     def is_met(matcher: str) -> bool:
@@ -65,7 +68,7 @@ def test_what_is_said_of_a_job_is_a_message_of_its_own(alert: str) -> None:
 
 
 def on_loopback(receiver: WebhookReceiver, quicker: bool = True) -> dict[str, Any]:
-    """The example with its routes and inhibition as they are, and a webhook on loopback in place of each receiver."""
+    """Return the example with its routes and inhibition, and a webhook on loopback instead of each receiver."""
     config = {**copy.deepcopy(CONFIG), "templates": [str(TEMPLATES)]}
     config["receivers"] = [
         {"name": one["name"], "webhook_configs": [{"url": f"{receiver.url}/{one['name']}", "send_resolved": True}]}
@@ -79,7 +82,7 @@ def on_loopback(receiver: WebhookReceiver, quicker: bool = True) -> dict[str, An
 
 
 def _hurry(config: dict[str, Any]) -> None:
-    """What is told to people at leisure is not waited for in a test."""
+    """Shorten the intervals: a test does not wait for repetitions."""
     for route in (config["route"], *config["route"]["routes"]):
         for key in ("group_wait", "group_interval"):
             if key in route:
@@ -88,7 +91,7 @@ def _hurry(config: dict[str, Any]) -> None:
 
 
 def with_its_own_templates(inbox: WebhookReceiver, folder: Path) -> dict[str, Any]:
-    """The example with its receivers as they are: only their addresses and secrets lead to loopback."""
+    """Return the example with its receivers; only their addresses and secrets lead to loopback."""
     config = {**copy.deepcopy(CONFIG), "templates": [str(TEMPLATES)]}
     _hurry(config)
     secrets = {"routing_key_file": "key", "api_url_file": f"{inbox.url}/slack"}
@@ -106,7 +109,7 @@ def with_its_own_templates(inbox: WebhookReceiver, folder: Path) -> dict[str, An
 
 
 class Inbox(WebhookReceiver):
-    """Stands for PagerDuty and Slack, which answer a message with words of their own."""
+    """Acts as PagerDuty and Slack, which respond with their own texts."""
 
     def answer(self, path: str, body: bytes) -> tuple[int, str, bytes]:
         super().answer(path, body)
@@ -140,14 +143,17 @@ def alertmanager(receiver: WebhookReceiver, tmp_path: Path) -> Iterator[RealAler
 
 
 def test_a_job_pages_once_and_resolves_once(alertmanager: RealAlertmanager, receiver: WebhookReceiver) -> None:
-    """However often Prometheus says it: one page per job, and one resolution. Two owners' jobs of one name are two."""
+    """Repetitions by Prometheus do not count: one page per job, and one resolution.
+
+    Equal names of two owners are two jobs.
+    """
     jobs = [{"job_id": "J1", "job_key": "k1"}, {"job_id": "J1", "job_key": "other"}, {"job_id": "J2", "job_key": "k2"}]
     alertmanager.post([alert("HangwatchTrainingHung", **job) for job in jobs])
     wait_for(lambda: len(receiver.received("/on-call")) == 3, "a page for each job")
     first = [page["groupLabels"] for page in receiver.received("/on-call")]
     assert sorted(first, key=lambda labels: labels["job_key"]) == sorted(jobs, key=lambda labels: labels["job_key"])
 
-    alertmanager.post([alert("HangwatchTrainingHung", **jobs[0])])  # Prometheus says it again and again
+    alertmanager.post([alert("HangwatchTrainingHung", **jobs[0])])  # Prometheus repeats it
     alertmanager.post([alert("HangwatchTrainingHung", ended=True, **jobs[0])])
     resolved = receiver.wait("/on-call", "resolved")
     assert resolved["groupLabels"] == jobs[0]
@@ -156,7 +162,7 @@ def test_a_job_pages_once_and_resolves_once(alertmanager: RealAlertmanager, rece
 
 
 def test_a_page_is_sent_without_waiting(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    """With the times of the example as they are, not the test's."""
+    """With the times of the example, not the shortened ones."""
     with RealAlertmanager(tmp_path, on_loopback(receiver, quicker=False)) as alertmanager:
         alertmanager.post(
             [
@@ -171,7 +177,7 @@ def test_a_page_is_sent_without_waiting(receiver: WebhookReceiver, tmp_path: Pat
 def test_a_hung_job_keeps_the_warnings_of_its_nodes_back(
     alertmanager: RealAlertmanager, receiver: WebhookReceiver
 ) -> None:
-    # The page comes first: a warning of a node waits for its group, two minutes in the example.
+    # The page is sent first: a warning of a node waits for its group, two minutes in the example.
     alertmanager.post([alert("HangwatchTrainingHung", job_id="J1")])
     alertmanager.post([alert("HangwatchNodeHasHungJob", instance="node-a", job="hangwatch")])
     receiver.wait("/on-call")
@@ -193,7 +199,7 @@ def test_a_hung_job_keeps_the_warnings_of_its_nodes_back(
     assert [(labels["alertname"], labels["instance"]) for labels in kept] == [("HangwatchNodeUnhealthy", "node-a")]
     assert len(receiver.received("/on-call")) == 1
 
-    # The job is well again: the warning that is still true is sent now.
+    # The job is healthy again: the warning that still holds is sent now.
     alertmanager.post([alert("HangwatchNodeHasHungJob", ended=True, instance="node-a", job="hangwatch")])
     wait_for(
         lambda: any(
@@ -256,7 +262,7 @@ def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_anoth
 
 
 def test_a_page_leads_to_report_dashboard_runbook_and_silence_and_names_call_nobody(tmp_path: Path) -> None:
-    """What a frame is called is what a job's user wrote: to Slack it is text, wherever it stands."""
+    """A job's user chooses the name of a frame: for Slack it must be text everywhere."""
     hostile = "rank 3 is in <!channel> & `x` (train.py)"
     report, dashboard = "https://gpu-07:9836/incidents/I7", "https://grafana.example.com/d/x?var-job_key=k1"
     page = alert("HangwatchTrainingHung", job_id="J1", job_key="k1")

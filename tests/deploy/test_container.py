@@ -1,7 +1,7 @@
-"""The Dockerfile, step by step: each instruction is carried out in a chroot over this machine's own file system.
+"""The Dockerfile, step by step: each instruction is executed in a chroot over this machine's file system.
 
-No base image can be pulled where tests run, so this machine stands in for it: every stage is a layer over `/`, COPY
-copies, RUN runs. deploy/test-container.sh builds and starts the real image with buildah.
+No base image can be pulled where tests run, so this machine replaces it: every stage is a layer over `/`, COPY copies,
+RUN runs. deploy/test-container.sh builds and starts the real image with buildah.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Instruction(NamedTuple):
 
 @dataclass
 class Stage:
-    """One FROM and what follows it."""
+    """A FROM and the instructions after it."""
 
     name: str
     steps: list[Instruction] = field(default_factory=list)
@@ -63,7 +63,7 @@ def stages() -> list[Stage]:
 
 
 def context() -> list[Path]:
-    """The files that a builder is sent, by the rules of .dockerignore: the last pattern that fits decides."""
+    """Return the files that a builder is sent, by the rules of .dockerignore: the last matching pattern decides."""
     patterns = [line for line in (REPOSITORY / ".dockerignore").read_text().split("\n") if line and line[0] != "#"]
     tracked = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=REPOSITORY, capture_output=True, text=True, check=True
@@ -86,7 +86,7 @@ def _is_sent(name: str, patterns: list[str]) -> bool:
     return sent
 
 
-# --- what it says --------------------------------------------------------------------------------------------------
+# --- text of the Dockerfile ------------------------------------------------------------------------------------------
 
 
 def test_the_builder_gets_the_package_and_nothing_else() -> None:
@@ -121,11 +121,11 @@ def test_it_starts_as_nobody_in_particular() -> None:
     assert user.partition(":")[0] != "0"
 
 
-# --- what it does --------------------------------------------------------------------------------------------------
+# --- execution of the Dockerfile -------------------------------------------------------------------------------------
 
 
 class Image(NamedTuple):
-    """The stages as folders, to be laid over `/` inside of a mount namespace."""
+    """The stages as folders, to be laid over `/` inside a mount namespace."""
 
     layers: Path
 
@@ -148,7 +148,7 @@ class Image(NamedTuple):
         return done.stdout
 
 
-# Changes go to $LAYER; overlayfs wants them on a file system of their own, so they are carried over by tar.
+# Changes go to $LAYER. overlayfs needs them on a separate file system, so tar copies them.
 INSIDE = """
 set -eu
 /sbin/ip link set lo up
@@ -173,7 +173,7 @@ exit $status
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
-    """Both stages, built."""
+    """Build both stages."""
     if os.geteuid() != 0:
         pytest.skip("needs root: the Dockerfile's steps run in a mount namespace")
     built = Image(tmp_path_factory.mktemp("image"))
@@ -207,7 +207,7 @@ def _copy(built: Image, stage: Stage, folder: str, rest: str) -> None:
 
 
 def as_started(image: Image, command: str, **environ: str) -> str:
-    """Run a command as a container would start it; its network is a loopback of its own."""
+    """Run a command as a container would start it; its network is only a loopback."""
     final = stages()[-1]
     variables = {**final.environ(), **environ, "WORKDIR": "/"}
     return image.run(final, command, "--net", user=final.all("USER")[0], environ=variables)

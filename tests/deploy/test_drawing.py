@@ -1,4 +1,4 @@
-"""The stand-in that draws the pictures knows every kind of panel, and draws what Prometheus answers."""
+"""The dashboard drawer supports every kind of panel and draws Prometheus' answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The fleet rule and the daemon's own judgement of sequence numbers: the same jobs, what each node exports, one answer.
+"""Compare the fleet rule with the daemon's own judgement of sequence numbers, on the same jobs.
 
-Each job is seen by two nodes. What the nodes export goes through promtool; what `wait_graph` says of all ranks together is
-what it has to come to. Where a rule cannot tell as much (docs/adr/026-fleet-rule.md) it says nothing: never another name.
+Each job is on two nodes. The series that the nodes export go through promtool; the expected result is that of
+`wait_graph` on all ranks. Where a rule cannot decide as much (docs/adr/026-fleet-rule.md), it reports nothing; it never
+names a different rank.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ SINCE_1970 = 1_790_000_000.0
 STEP = Frame(function="step", file="train.py", line=7)
 DONE_AND_AWAY: tuple[Stance, ...] = ("waits", "elsewhere", "elsewhere")
 JOBS = 160
-JOBS_AT_ONCE = 40  # promtool takes 10,000 samples in one query, by no setting more
+JOBS_AT_ONCE = 40  # promtool takes 10,000 samples per query; no setting raises the limit
 ASKED_FOR = ("hangwatch_rank_", "hangwatch_job_collective_", "hangwatch_job_info", "hangwatch_job_ranks")
 
 
 class Case(NamedTuple):
-    """A job: its ranks with where each stands; the first half of them is on the first node."""
+    """A job: its ranks and the state of each. The first half is on the first node."""
 
     key: str
     members: tuple[Member, ...]
@@ -53,11 +54,11 @@ class Case(NamedTuple):
     world_size: int | None
 
     def on(self, node: str) -> Grouping:
-        """What one node sees."""
+        """Return the view of one node."""
         return self._grouping([one for one in self._placed() if one[0].id.node == node])
 
     def whole(self) -> Grouping:
-        """What all nodes together see."""
+        """Return the view of all nodes together."""
         return self._grouping(self._placed())
 
     def _placed(self) -> list[tuple[Member, Stance]]:
@@ -76,7 +77,7 @@ class Case(NamedTuple):
 
 
 def later(one: Member) -> Member:
-    """The same in our century: what is enqueued in the first seconds of 1970 is not a minute after any recorder."""
+    """Move the times to this century: operations of the first seconds of 1970 are not a minute after any recorder."""
 
     def moved(records: GroupRecords) -> GroupRecords:
         operations = (
@@ -97,7 +98,7 @@ def later(one: Member) -> Member:
 
 
 def exported(case: Case) -> Iterator[dict[str, Any]]:
-    """The series of a job on both nodes."""
+    """Yield the series of a job on both nodes."""
     for node in NODES:
         grouping = case.on(node)
         job = structs.replace(
@@ -114,7 +115,7 @@ def exported(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def complaints(cases: Sequence[Case], folder: Path) -> str:
-    """What promtool finds where the rule comes to something else; empty where it does not."""
+    """Return promtool's report of wrong results of the rule; empty if there are none."""
     tests = []
     for first in range(0, len(cases), JOBS_AT_ONCE):
         part = cases[first : first + JOBS_AT_ONCE]
@@ -125,7 +126,7 @@ def complaints(cases: Sequence[Case], folder: Path) -> str:
 
 
 def promtool(tests: Sequence[dict[str, Any]], folder: Path) -> str:
-    """What it complains of; empty where it does not."""
+    """Return promtool's failures; empty if there are none."""
     path = folder / "jobs.yaml"
     path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "5s", "tests": list(tests)}))
     done = run("promtool", "test", "rules", path)
@@ -133,7 +134,7 @@ def promtool(tests: Sequence[dict[str, Any]], folder: Path) -> str:
 
 
 def said(cases: Sequence[Case]) -> dict[str, list[dict[str, Any]]]:
-    """What the rule has to come to."""
+    """Return the expected results of the rule."""
     named, first_look, kinds = [], [], []
     for case in cases:
         answer = answer_of(case)
@@ -155,7 +156,7 @@ def answer_of(case: Case) -> Answer:
 
 
 def kind_of(case: Case, answer: Answer) -> str:
-    """The answer as a rule gives it, "" where a rule cannot tell it."""
+    """Return the answer as a rule gives it; "" where a rule cannot decide."""
     missing = {rank for pending in answer.graph.pending for rank in pending.missing}
     if answer.named:
         return "NotCome"
@@ -173,7 +174,7 @@ def kind_of(case: Case, answer: Answer) -> str:
 
 
 def drawn(seed: int) -> Case:
-    """A job of one default group and pairs, in some way hung; and then anything may be: wrapped, unread, made twice."""
+    """Draw a random job of one default group and pairs that hangs, with any defect: wrapped, unread, created twice."""
     chance = random.Random(seed)
     size = chance.choice([4, 4, 6])
     numbers: list[dict[str, tuple[int, int]]] = [{WORLD: (6, 6)} for _ in range(size)]
@@ -219,17 +220,20 @@ def test_a_rule_over_all_nodes_names_whom_the_daemon_would_name(tmp_path: Path) 
     assert complaints(cases, tmp_path) == ""
 
 
-# --- single jobs, and what the page says -------------------------------------------------------------------------------
+# --- single jobs, and the text of the page ---------------------------------------------------------------------------
 
 
 def four(last: Numbers, stance: Stance = "elsewhere", *, key: str = "k1") -> Case:
-    """Ranks 0 to 2 wait in number 6 of the default group, rank 3 on the other node stands so."""
+    """Ranks 0 to 2 wait in number 6 of the default group.
+
+    Rank 3, on the other node, has these numbers and this stance.
+    """
     members = (*(standing(rank, waits(6)) for rank in range(3)), standing(3, last))
     return Case(key, members, ("waits", "waits", "waits", stance), 4)
 
 
 def odd_ranks(cases: Sequence[Case], odd: dict[str, tuple[int, ...]], folder: Path, *more: dict[str, Any]) -> str:
-    """What promtool finds where others are odd than these, by job."""
+    """Return promtool's report for jobs with other odd ranks than these."""
     rows = [promql.sample("", job_key=key, rank=str(rank)) for key, ranks in odd.items() for rank in ranks]
     expr = "group by (job_key, rank) (hangwatch:odd_rank:held)"
     series = [*(one for case in cases for one in exported(case)), *more]
@@ -275,7 +279,7 @@ def test_edges_that_are_seldom_drawn(tmp_path: Path) -> None:
 
 
 def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: Path) -> None:
-    """By its stack rank 0 is elsewhere; by its numbers rank 3 has not come, were its buffer not overwritten."""
+    """By its stack rank 0 is elsewhere. By its numbers rank 3 has not joined, but its buffer was overwritten."""
     kept = record(900, "9", created_unix_ns=900 * 10**9)
     last = member(3, recorder(kept, is_wrapped=True))
     stands: tuple[Stance, ...] = ("elsewhere", "waits", "waits", "waits")
@@ -291,7 +295,7 @@ def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: P
 
 
 def test_a_stack_accuses_nobody_who_has_come(tmp_path: Path) -> None:
-    """Rank 3 has come and stands elsewhere; of rank 2 nothing is known, so that not everybody is known to have come."""
+    """Rank 3 has joined and is elsewhere. Nothing is known of rank 2, so not all ranks are known to have joined."""
     members = [standing(rank, waits(6)) for rank in range(4)]
     members[2] = structs.replace(members[2], recorder=structs.replace(members[2].recorder, libraries=()))
     stands: tuple[Stance, ...] = ("waits", "waits", "waits", "elsewhere")
@@ -301,7 +305,7 @@ def test_a_stack_accuses_nobody_who_has_come(tmp_path: Path) -> None:
 
 
 def test_the_kernel_stands_above_what_names_nobody(tmp_path: Path) -> None:
-    """Everybody has come, but one is stopped."""
+    """All ranks have joined, but one is stopped."""
     case = four(waits(6))
     labels = 'job="hangwatch",instance="node-b",job_id="k1",job_key="k1",verdict="RankStopped",named="node-b:3"'
     word = {"series": f"hangwatch_incident_info{{{labels}}}", "values": "1x2"}
@@ -319,7 +323,7 @@ def test_two_worlds_in_one_job_are_not_compared(tmp_path: Path) -> None:
 
 
 def wrong_group() -> Case:
-    """Every stack is in all_reduce: rank 1 reduces over its pair where the others reduce over all."""
+    """Every stack is in all_reduce: rank 1 reduces over its pair, the others over all ranks."""
     members = (
         standing(0, {WORLD: (10, 10), "1": (10, 11)}),
         standing(1, {WORLD: (9, 10), "1": (11, 11)}),
@@ -444,7 +448,7 @@ REAL = {
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", REAL)
 def test_a_real_job_over_two_nodes(name: str, tmp_path: Path) -> None:
-    """Jobs of the answer key, as if each half of their ranks were on a node of its own."""
+    """Jobs of the answer key, as if each half of their ranks were on its own node."""
     with started(name, tmp_path) as job:
 
         def settled() -> Case | None:

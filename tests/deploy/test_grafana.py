@@ -1,4 +1,4 @@
-"""The dashboards: up to date with their source, sound as Grafana JSON, and every query answered by a real Prometheus."""
+"""The dashboards: equal to their source, valid Grafana JSON, and a real Prometheus answers every query."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.deploy.watched import hangwatch_on
 from tests.servers import RealPrometheus, run
 from tests.unit.test_waitfor import done, standing, waits
 
-# Grafana's own names, from the units that these dashboards need.
+# Grafana's names of the units that these dashboards use.
 UNITS = {"none", "watt", "percentunit", "bytes", "hertz", "celsius", "s"}
 NODE = "node-1"
 
@@ -80,7 +80,7 @@ def test_the_link_of_an_alert_opens_the_dashboard_of_its_job() -> None:
 
 
 def test_on_a_node_hangwatch_itself_comes_last_and_is_folded() -> None:
-    """Who is woken looks for the job: what the daemon costs, and the runs of checks, are a click away."""
+    """An engineer on call looks for the job first: the daemon's cost and the check runs are a click away."""
     last = promql.dashboard("node")["panels"][-1]
     assert (last["type"], last["title"], last["collapsed"]) == ("row", "hangwatch itself", True)
     assert last["panels"][-1]["title"] == "Runs of the checks"
@@ -137,7 +137,7 @@ def test_every_panel_has_a_description_and_targets_with_legend_and_the_chosen_da
 
 
 def test_what_every_exporter_has_is_asked_of_hangwatch_alone(board: dict[str, Any]) -> None:
-    """Another exporter may have the same instance: every pod on a node has where `instance` is the node's name."""
+    """Another exporter may have the same instance: each pod on a node, where `instance` is the node's name."""
     for query in promql.dashboard_queries(board):
         for labels in re.findall(r"(?:(?<![\w:])(?:process|scrape)_\w+|(?<![\w:])up)(\{.*?\})?", query.expr):
             assert 'job=~"(.+/)?hangwatch"' in labels, query
@@ -165,7 +165,7 @@ def test_every_column_and_override_belongs_to_a_field_that_the_table_has(board: 
 
 
 def test_a_job_is_asked_for_by_its_key_and_shown_with_its_owner(board: dict[str, Any]) -> None:
-    """Two owners' jobs of one name are two: no query selects or counts by the name alone."""
+    """Two owners' jobs with the same name are two jobs: no query selects or counts by the name alone."""
     for query in promql.dashboard_queries(board):
         assert not re.search(r"\{[^{}]*\bjob_id\b", query.expr), query
         for labels in re.findall(r"\b(?:on|by) ?\(([^()]*)\)", query.expr):
@@ -175,7 +175,7 @@ def test_a_job_is_asked_for_by_its_key_and_shown_with_its_owner(board: dict[str,
         for target in panel.get("targets", ()):
             assert "{{job_id}}" not in target["legendFormat"] or "{{owner}}" in target["legendFormat"], panel["title"]
     (variable,) = [one for one in board["templating"]["list"] if one["name"] == "job_key"]
-    # As Grafana reads what query_result() gives: all matches, the first of each group counts.
+    # As Grafana reads the result of query_result(): of all matches the first of each group counts.
     text = '{job_key="6d1c0f5a9e27b384",title="llama of user ada (100, uid 1001)"} 1 1700000000000'
     regex = variable["regex"].removeprefix("/").removesuffix("/g").replace("(?<", "(?P<")
     found = [match.groupdict() for match in re.finditer(regex, text)]
@@ -190,11 +190,11 @@ def test_the_provisioning_example_points_at_the_dashboards() -> None:
     assert provider["type"] == "file" and provider["options"]["path"]
 
 
-# --- on series that a simulated node does not have ----------------------------------------------------------------
+# --- series that a simulated node does not have ----------------------------------------------------------------------
 
 OF_JOB = 'job="hangwatch",job_id="J1",job_key="k1"'
 SERIES = {
-    # Both ranks hold the first GPU, as those do that never chose one; it draws 100 W, the other 300 W.
+    # Both ranks hold the first GPU, as ranks do that never chose a GPU; it draws 100 W, the other 300 W.
     f'hangwatch_job_gpu_info{{{OF_JOB},instance="node-1",rank="0",uuid="GPU-0"}}': "1x60",
     f'hangwatch_job_gpu_info{{{OF_JOB},instance="node-1",rank="1",uuid="GPU-0"}}': "1x60",
     f'hangwatch_job_gpu_info{{{OF_JOB},instance="node-1",rank="1",uuid="GPU-1"}}': "1x60",
@@ -202,7 +202,7 @@ SERIES = {
     'hangwatch_gpu_power_watts{job="hangwatch",instance="node-1",uuid="GPU-1"}': "300x60",
     'hangwatch_gpu_quiet_line_watts{job="hangwatch",instance="node-1",uuid="GPU-0"}': "150x60",
     'hangwatch_gpu_quiet_line_watts{job="hangwatch",instance="node-1",uuid="GPU-1"}': "150x60",
-    # The launcher of node-2 waits for others: it has no program yet. It is hung, and falls silent after 50 s.
+    # The launcher of node-2 waits for others: it has no program yet. It is hung, and stops responding after 50 s.
     f'hangwatch_job_info{{{OF_JOB},instance="node-1",owner="uid 7",title="llama (uid 7, train.py)"}}': "1x60",
     f'hangwatch_job_info{{{OF_JOB},instance="node-2",owner="uid 7",title="llama (uid 7)"}}': "1x10 stale",
     'up{job="hangwatch",instance="node-1"}': "1x60",
@@ -223,7 +223,7 @@ SERIES = {
         ("fleet", "GPUs with low power, by job", 0.5),
         ("fleet", "Hung jobs", 1),
         ("fleet", "Stalled jobs", 0),
-        ("job", "job_key", 1),  # the list of jobs, while both nodes answer: one line, whatever they call it
+        ("job", "job_key", 1),  # while both nodes respond: one row in the list of jobs
     ],
 )
 def test_a_gpu_of_two_ranks_counts_once_and_so_does_a_job(name: str, panel: str, value: float, tmp_path: Path) -> None:
@@ -256,11 +256,11 @@ def test_a_panel_without_data_says_why_there_may_be_none(board: dict[str, Any]) 
             assert panel["fieldConfig"]["defaults"]["noValue"], panel["title"]
 
 
-# --- on a real Prometheus that scrapes a real hangwatch -----------------------------------------------------------
+# --- a real Prometheus that scrapes a real hangwatch -----------------------------------------------------------------
 
 
 class Collectives(Collector):
-    """What a node exports of the sequence numbers of its ranks: the simulated ones have no torch."""
+    """The sequence-number series of a node; the simulated ranks have no torch."""
 
     def __init__(self, entry: JobEntry) -> None:
         self._snapshot = Snapshot(jobs={entry.job.key: entry})
@@ -272,7 +272,7 @@ class Collectives(Collector):
 
 @contextlib.contextmanager
 def recording(job: Job) -> Iterator[int]:
-    """Another node of this job, where rank 4 waits in its pair for rank 5, which waits in something unrecorded."""
+    """Serve another node of this job: rank 4 waits in its pair for rank 5, which waits in something unrecorded."""
     members = (standing(4, waits(3, "1")), standing(5, done(2, "1")))
     group = Group(key="w", activity="recv", waits_for="ranks", members=members)
     incident = samples.replaced(samples.all_waiting(), job=job, grouping=Grouping(groups=(group,), world_size=6))
@@ -288,7 +288,7 @@ def recording(job: Job) -> Iterator[int]:
 
 
 class Watched:
-    """A job of four ranks, hung, as Prometheus knows it."""
+    """A hung job of four ranks, as Prometheus sees it."""
 
     def __init__(self, prometheus: RealPrometheus, job_id: str) -> None:
         self.prometheus = prometheus
@@ -328,7 +328,7 @@ def test_every_query_of_a_dashboard_returns_data(hung: Watched, board: dict[str,
     queries = list(promql.dashboard_queries(board))
     assert len(queries) > 10
     missing = [query for query in queries if hung.empty(query)]
-    # What only a later scrape can show (a rate, a rule evaluated after the page) comes within seconds.
+    # Only a later scrape shows some values (a rate, a rule evaluated after the page); they come within seconds.
     missing = [query for query in missing if not wait_for_data(hung, query)]
     assert not missing, "\n".join(f"{query.where}: {query.expr}" for query in missing)
 
@@ -385,6 +385,9 @@ def wait_for_data(hung: Watched, query: promql.Query) -> bool:
 
 
 def test_a_dashboard_is_plain_json(board: dict[str, Any]) -> None:
-    """No `id` of an instance, no `__inputs`: Grafana takes the file by import, by provisioning and by its sidecar."""
+    """It has no `id` of an instance and no `__inputs`.
+
+    Grafana imports it by file, by provisioning and by its sidecar.
+    """
     assert "id" not in board or board["id"] is None
     assert "__inputs" not in json.dumps(board)

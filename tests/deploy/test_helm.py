@@ -1,4 +1,7 @@
-"""The chart under Helm's own engine: it lints, renders, refuses wrong values, and Kubernetes would take the result."""
+"""The chart under Helm's own engine.
+
+It lints, renders, refuses wrong values, and Kubernetes would accept the result.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ WITHOUT: dict[str, Any] = {
     "serviceAccount": {"create": False},
     "extraCapabilities": ["SYS_ADMIN"],
 }
-# Has no default: whoever installs says where the image lies.
+# Has no default: the site chooses the image repository.
 IMAGE = "registry.example.com/hangwatch"
 VALUES = {"default": {}, "monitored": MONITORED, "everything": EVERYTHING, "without": WITHOUT}
 
@@ -91,7 +94,7 @@ def loaded(path: Path = CHART) -> chart.Chart:
 
 
 def manifests(values: dict[str, Any], kubernetes: str = "1.32", path: Path = CHART) -> dict[str, str]:
-    """Rendered files by name. The engine takes a Kubernetes version, its Python door does not pass one on."""
+    """Render the files, by name. The engine accepts a Kubernetes version; its Python interface does not pass one."""
     options = {"name": "release", "namespace": "gpu", "kube_version": f"v{kubernetes.removesuffix('.0')}.0"}
     rendered = _native.call_string(
         "helm_render", loaded(path)._raw(), json.dumps(with_image(values)), json.dumps(options)
@@ -207,7 +210,7 @@ def test_apparmor_is_a_field_from_1_30_and_an_annotation_before() -> None:
     assert annotations("1.28", {"type": "Localhost", "localhostProfile": "hw"})[key] == "localhost/hw"
 
 
-# --- which image, started how ----------------------------------------------------------------------------------------
+# --- image and start command -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -294,7 +297,7 @@ def test_rules_for_activities_and_nested_tables_become_toml() -> None:
     ]
 
 
-# What a YAML file can hold: no control characters beyond tab and newline, no lone surrogates.
+# The characters that YAML permits: no control characters except tab and newline, no lone surrogates.
 texts = st.text(
     st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]) | st.sampled_from("\t\n\"'\\#{}"), min_size=1
 )
@@ -377,7 +380,7 @@ def test_a_network_policy_that_would_do_nothing_is_refused() -> None:
 def test_a_scrape_that_may_last_longer_than_its_interval_is_refused(
     interval: str, timeout: str, is_refused: bool
 ) -> None:
-    """The operator leaves such a PodMonitor out, and says so in its own log alone."""
+    """The operator ignores such a PodMonitor and only logs it."""
     values = {"podMonitor": {"enabled": True, "interval": interval, "scrapeTimeout": timeout}}
     if is_refused:
         with pytest.raises(helm_python.HelmRenderError, match=f"scrapeTimeout={timeout} is longer than"):
@@ -467,9 +470,9 @@ def test_scrapes_carry_the_job_and_instance_that_the_rules_ask_for() -> None:
     assert endpoint["port"] == container(MONITORED)["ports"][0]["name"]
 
 
-# --- what must not go stale ----------------------------------------------------------------------------------------
+# --- checks against outdated content ---------------------------------------------------------------------------------
 
-# Of the functions that Helm 3.0 has (its own and sprig 3). Helm 4 has all of them.
+# Functions of Helm 3.0 (its own and sprig 3). Helm 4 has all of them.
 HELM_3 = {
     "add1", "and", "base", "contains", "default", "define", "else", "empty", "end", "eq", "fail", "first", "fromYaml", "get", "gt",
     "hasPrefix", "hasSuffix", "if", "include", "int", "int64", "keys", "kindIs", "merge", "mul", "nindent", "not", "or", "printf", "quote", "range", "replace", "required",

@@ -1,4 +1,4 @@
-"""The hooks of docs/hooks.md, run as the daemon would run them, beside programs that write down how they were called."""
+"""The hooks of docs/hooks.md, run as the daemon would run them, with programs that record their calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINE = re.compile(r"^#?\s+(on_\w+)\s*= \[(.*)\]$", re.MULTILINE)
 
 
 class Site:
-    """A folder with programs in the place of the site's own; `calls` are the lines that they have written."""
+    """A folder with programs instead of the site's own; `calls` are the lines that they have written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._bin, self._log = folder, folder / "bin", folder / "calls"
@@ -44,7 +44,7 @@ class Site:
     def call(
         self, name: str, *arguments: str, moved_to: JobState = JobState.HUNG, status: int = 0, **job: object
     ) -> str:
-        """What the example printed, called for an incident of a job like this; it must end with `status`."""
+        """Return the output of the example for an incident of this job; it must end with `status`."""
         found = samples.mismatch()
         found = replace(found, job=replace(found.job, **job))
         incident = self.folder / "incidents" / "20260314T031500Z-42"
@@ -78,7 +78,10 @@ def test_of_many_nodes_one_requeues(site: Site) -> None:
 
 
 def test_what_slurm_refused_was_requeued_by_nobody(site: Site) -> None:
-    """Neither may the next node say that another one did, nor is the claim in the way once the operator's right is there."""
+    """The next node must not report that another node requeued it.
+
+    The claim must not block the requeue once it is permitted.
+    """
     claims = site.folder / "requeued"
     claims.mkdir()
     site.program("squeue", "RUNNING             0")

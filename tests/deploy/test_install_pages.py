@@ -1,4 +1,7 @@
-"""docs/install-*.md: commands, options, paths, values and checks that exist, and snippets that their readers accept."""
+"""docs/install-*.md.
+
+Commands, options, paths, values and checks that exist, and snippets that their programs accept.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,14 @@ def blocks(page: Path, language: str = "") -> list[str]:
 
 
 def typed(page: Path) -> list[str]:
-    """Every line of shell on the page, continuation lines joined, and every command in its text."""
+    """Return every line of shell on the page, continuation lines joined, and every command in its text."""
     shell = "".join(blocks(page) + blocks(page, "sh")).replace("\\\n", " ")
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     return [*shell.splitlines(), *(found.replace("\n", " ") for found in re.findall(r"`([^`]+)`", text))]
 
 
 def hangwatch_calls(page: Path) -> list[list[str]]:
-    """The words after `hangwatch`, wherever on a line the command stands."""
+    """Return the words after `hangwatch`, anywhere on a line."""
     names = "|".join(_commands())
     found = []
     for line in typed(page):

@@ -1,4 +1,4 @@
-"""Every link of a page leads somewhere: to a file of the repository, and to a heading that stands in it."""
+"""Test that every link of a page leads to an existing file of the repository and an existing heading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def links(page: Path) -> list[str]:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """What the headings of a page are called in links, as GitHub makes it of them."""
+    """Return the anchors of the headings of a page, as GitHub makes them."""
     found: set[str] = set()
     for heading in re.findall(
         r"^#{1,6} (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE

@@ -1,4 +1,4 @@
-"""Nothing rots silently: rules and dashboards are held against the names that a real hangwatch exports."""
+"""Compare rules and dashboards with the names that a real hangwatch exports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.deploy import promql
 from tests.deploy.promql import DASHBOARDS, ROOT, RULES
 from tests.servers import get
 
-# A daemon on a node without GPUs and jobs: families without samples still say their name and type.
+# A daemon on a node without GPUs and jobs: families without samples still have a name and type.
 DAEMON = """
 import sys
 from pathlib import Path
@@ -35,7 +35,7 @@ _TYPE = re.compile(r"^# TYPE (\S+) (\w+)$", re.MULTILINE)
 
 
 def exported_by(code: Path, state: Path) -> set[str]:
-    """The sample names on the /metrics page of a hangwatch that runs from this copy of the code."""
+    """Return the sample names on the /metrics page of a hangwatch that runs from this copy of the code."""
     with subprocess.Popen(
         [sys.executable, "-c", DAEMON, str(state)],
         stdin=subprocess.PIPE,
@@ -82,7 +82,7 @@ def test_all_names_are_exported_or_recorded(tmp_path: Path) -> None:
 def test_a_metric_that_is_renamed_in_the_code_is_noticed(
     module: str, metric: str, where: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """The whole chain on a temporary copy of the code: renamed there, rules and dashboards fail."""
+    """The whole chain on a temporary copy of the code: after a renaming there, rules and dashboards fail."""
     code = tmp_path / "code"
     shutil.copytree(Path(hangwatch.__file__).parent, code / "hangwatch", ignore=shutil.ignore_patterns("__pycache__"))
     source = code / f"hangwatch/metrics/{module}.py"

@@ -36,7 +36,7 @@ def test_promtool_takes_the_rules() -> None:
 
 
 def test_the_file_of_a_site_records_what_the_rules_ask_of_it() -> None:
-    """And each of its labels is asked for; what a site leaves out stays out of the pages."""
+    """Each of its labels is used. Labels that a site omits are not in the pages."""
     (rule,) = promql.rules(SITE_RULES.read_text())
     asked = set(re.findall(r"hangwatch:site:info\{(\w+)!=''\}", RULES.read_text()))
     assert {rule["record"]} == FROM_THE_SITE
@@ -58,7 +58,7 @@ def test_the_alerts_fire_and_resolve(path: Path) -> None:
 
 @pytest.mark.parametrize("alert", ALERT_NAMES)
 def test_every_alert_has_its_three_cases(alert: str) -> None:
-    """In one and the same test case: silent, then firing, then silent again."""
+    """In the same test case: silent, then firing, then silent again."""
     series = []
     for case in _cases():
         checks = sorted(
@@ -94,7 +94,7 @@ def test_a_critical_alert_is_about_one_job_and_has_no_node_in_its_labels() -> No
 
 
 def test_a_job_is_told_by_its_key_and_never_by_its_name_alone() -> None:
-    """Anybody may give his job the name of another one; two clusters' and two users' "100" are two jobs."""
+    """Any user may give a job the name of another one; two clusters' and two users' "100" are two jobs."""
     for query in promql.rule_queries(RULES.read_text()):
         for labels in re.findall(r"\b(?:on|by|group_left|group_right) ?\(([^()]*)\)", query.expr):
             names = {name.strip() for name in labels.split(",")}
@@ -103,7 +103,10 @@ def test_a_job_is_told_by_its_key_and_never_by_its_name_alone() -> None:
 
 
 def test_the_fleet_rule_knows_what_every_activity_waits_for() -> None:
-    """Each series says what its rank waits for: a new activity is a row in activities.toml and nothing here."""
+    """Each series has the wait of its rank.
+
+    A new activity is a row in activities.toml and changes nothing in the rule.
+    """
     recorded = {rule["record"]: rule["expr"] for rule in promql.rules(RULES.read_text()) if "record" in rule}
     fleet = recorded["hangwatch:waiting_ranks:count"] + recorded["hangwatch:apart_rank:held"]
     kinds = {kind for found in re.findall(r'waits_for=~?"([^"]*)"', fleet) for kind in found.split("|")}
@@ -122,7 +125,7 @@ def test_the_alerts_name_checks_that_exist() -> None:
 
 
 def test_every_check_that_is_critical_has_exactly_one_alert(tmp_path: Path) -> None:
-    """Promtool runs the rules over every check there is: a new one needs no rule of its own."""
+    """promtool runs the rules over every existing check: a new check needs no rule."""
     alerts = [
         ("HangwatchCannotDump", {}) if check == "dump_rights" else (UNHEALTHY, {"check": check})
         for check in registry.checks()
@@ -153,7 +156,7 @@ def test_the_runbook_of_checks_says_which_alert_when(golden_part: Callable[[Path
 
 
 def alert_rows() -> Iterator[str]:
-    """The branches of the rule as a table."""
+    """Yield the branches of the rule as a table."""
     (expr,) = (rule["expr"] for rule in ALERTS if rule["alert"] == UNHEALTHY)
     branches = re.findall(r'check(=~?|!~)"([^"]*)"\}(?:\[(\d+)m:15s\]\))? >= ([23])', expr)
     assert len(branches) == expr.count("hangwatch_check_status{")

@@ -1,4 +1,4 @@
-"""The runbooks and docs/tuning.md: commands and keys that exist, and the steps for a job's author on a real torchrun."""
+"""The runbooks and docs/tuning.md: existing commands and keys, and the steps for a job's author on a real torchrun."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ dist.destroy_process_group()
 
 
 def commands(text: str) -> list[str]:
-    """Every `hangwatch ...` command of a page, in code blocks and in the text."""
+    """Return every `hangwatch ...` command of a page, in code blocks and in the text."""
     blocks = [line for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     typed = (line.removeprefix("sudo ") for line in (*blocks, *inline))
@@ -59,7 +59,7 @@ def commands(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [*PAGES, RULES], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_exist(page: Path) -> None:
-    """Of the pages of the rules, too: there a key stands for the job, in pods behind kubectl."""
+    """The pages of the rules, too: there a key is the job, in pods behind kubectl."""
     assert isinstance(hangwatch_command, click.Group)
     text = page.read_text()
     if page == RULES:
@@ -149,7 +149,7 @@ def test_logs_say_who_speaks_pytorch_compares_the_collectives_and_errors_are_rec
 def test_without_torchrun_errors_go_to_the_file_that_is_named_and_explain_says_whose_is_the_cause(
     tmp_path: Path,
 ) -> None:
-    """Section 7 under srun, which hands each task its number and starts it in the same folder."""
+    """Section 7 under srun, which gives each task its number and starts it in the same folder."""
     recorded = snippet("import faulthandler\n")
     body = "\n    import os, time\n    if os.environ['RANK'] == '1': time.sleep(1.5)\n"
     body += "    raise ValueError('shard of ' + os.environ['RANK'])"
@@ -169,7 +169,7 @@ def test_the_line_tracer_of_the_page_follows_one_file(tmp_path: Path) -> None:
     (source,) = re.findall(r"```python\n(\"\"\"Print every line.*?)```", AUTHOR.read_text(), re.DOTALL)
     (tmp_path / "follow.py").write_text(source)
     (tmp_path / "train.py").write_text(MISMATCH.replace("MISMATCH", "False", 1))
-    hidden = variables('CUDA_VISIBLE_DEVICES=""')  # of section 10: the same program without GPUs
+    hidden = variables('CUDA_VISIBLE_DEVICES=""')  # from section 10: the same program without GPUs
     done = _torchrun(tmp_path, ["-m", "follow", "train.py"], FOLLOW="train.py", **hidden)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = re.findall(r"\[\S+:([01])\] [\d.]+ <module> \S*train\.py:(\d+) line", done.stderr)
@@ -262,7 +262,7 @@ def test_strace_leaves_the_line_open_in_which_a_thread_stands(tmp_path: Path) ->
 
 
 def snippet(beginning: str) -> str:
-    """The program of the page that begins so."""
+    """Return the program of the page with this beginning."""
     (found,) = [
         text for text in re.findall(r"```python\n(.*?)```", AUTHOR.read_text(), re.DOTALL) if text.startswith(beginning)
     ]
@@ -270,7 +270,7 @@ def snippet(beginning: str) -> str:
 
 
 def shell_line(beginning: str) -> str:
-    """The command of the page that begins so, in a block or in the text."""
+    """Return the command of the page with this beginning, in a block or in the text."""
     text = AUTHOR.read_text()
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     blocks = [line for language, block in fenced if not language for line in block.splitlines()]
@@ -280,7 +280,7 @@ def shell_line(beginning: str) -> str:
 
 
 def variables(beginning: str) -> dict[str, str]:
-    """What the command that begins so puts into the environment."""
+    """Return the environment variables that the command with this beginning sets."""
     words = shlex.split(shell_line(beginning))
     return dict(word.split("=", 1) for word in words[: words.index("torchrun")])
 

@@ -1,4 +1,4 @@
-"""The unit as systemd reads it, and install.sh as root runs it, in namespaces of its own."""
+"""The unit as systemd reads it, and install.sh as root runs it, in separate namespaces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: install.s
 
 @pytest.fixture
 def units(tmp_path: Path) -> Path:
-    """The unit in a folder of its own. What it starts need not be installed: this interpreter stands in for it."""
+    """The unit in its own folder. Its program need not be installed: this interpreter replaces it."""
     text = UNIT.read_text().replace("/opt/hangwatch/bin/hangwatch", sys.executable)
     (tmp_path / UNIT.name).write_text(text)
     return tmp_path
@@ -46,7 +46,7 @@ def analyze(*arguments: str, units: Path) -> subprocess.CompletedProcess[str]:
 
 
 def settings(text: str) -> dict[str, list[str]]:
-    """The directives of a unit file, each with its values in order."""
+    """Return the directives of a unit file, each with its values in order."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line and line[0] not in "#[;":
@@ -162,7 +162,7 @@ def test_the_user_is_a_system_user_without_a_shell(tmp_path: Path) -> None:
     assert (home, Path(shell).name) == ("/var/lib/hangwatch", "nologin")
 
 
-# --- install.sh: what it refuses -------------------------------------------------------------------------------------
+# --- install.sh: refused cases ---------------------------------------------------------------------------------------
 
 
 def refused(*arguments: str, script: Path = INSTALL, user: int | None = None) -> str:
@@ -215,9 +215,9 @@ def test_an_old_python_is_refused_before_anything_is_touched(tmp_path: Path) -> 
     assert not Path("/opt/hangwatch").exists()
 
 
-# --- install.sh: what it does --------------------------------------------------------------------------------------
+# --- install.sh: installation ----------------------------------------------------------------------------------------
 
-# Every folder that is written to gets a layer of its own, there is no network, and no systemd is seen to run.
+# Every folder that is written to gets a layer, there is no network, and systemd does not seem to run.
 SANDBOX = """
 set -eu
 for folder in etc opt usr/local var/lib; do
@@ -282,7 +282,7 @@ PROGRAM = {
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution, as `make dist` makes it, of a copy: setuptools leaves folders where it builds."""
+    """The source distribution, as `make dist` makes it, from a copy: setuptools leaves folders where it builds."""
     source = tmp_path_factory.mktemp("source")
     for name in tracked():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -294,7 +294,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """hangwatch and all it needs, as a site without a network would carry them over."""
+    """hangwatch and all its dependencies, as a site without a network would carry them over."""
     folder = tmp_path_factory.mktemp("wheels")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
     subprocess.run([*pip, "wheel", "--wheel-dir", folder, sdist], check=True)
@@ -302,7 +302,7 @@ def wheels(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tracked(*under: str) -> set[str]:
-    """The files of the repository, those that are not yet committed with them."""
+    """Return the files of the repository, including those that are not yet committed."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", *under],
         cwd=REPOSITORY, capture_output=True, text=True, check=True,
@@ -383,7 +383,7 @@ def test_the_debian_package_puts_things_where_the_unit_looks_for_them() -> None:
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb (Debian: dpkg) is not installed")
 def test_the_debian_package_brings_program_unit_user_manual_and_completion(wheels: Path, tmp_path: Path) -> None:
-    """As `make deb` builds it; deploy/deb/test-in-nspawn.sh takes it through its life."""
+    """As `make deb` builds it; deploy/deb/test-in-nspawn.sh tests its whole life."""
     (wheel,) = wheels.glob("hangwatch-*.whl")
     pip = {"PIP": f"{sys.executable} -m pip -qq", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
     build = [str(DEB / "build.sh"), "--python", sys.executable, "--output", str(tmp_path), str(wheel)]

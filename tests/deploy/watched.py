@@ -15,9 +15,9 @@ from hangwatch.demo.simulated_node import SimulatedNode
 
 @contextlib.contextmanager
 def hangwatch_on(node: SimulatedNode, directory: Path, name: str = "node-1") -> Iterator[Daemon]:
-    """The daemon with the demo's quick settings and its checks, for as long as the context lasts.
+    """Run the daemon with the demo's quick settings and its checks until the end of `with`.
 
-    `network` is left out: it asks for the master of the job, and the simulated ones have none.
+    `network` is left out: it queries the master of the job, and the simulated jobs have none.
     """
     checks = {check.name: check.settings() for check in registry.checks().values() if check.name != "network"}
     daemon = Daemon(

@@ -1,4 +1,4 @@
-"""What odd ranks share over nodes, said only where chance would hardly do it."""
+"""Properties that suspects share over nodes, reported only if they are unlikely by chance."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def told(
     groups: Mapping[str, frozenset[int]] | None = None,
     nodes: int = NODES,
 ) -> dict[str, str]:
-    """What is said of ranks that load data while all others wait."""
+    """Return the reports on ranks that load data while all others wait."""
     ranks = range(nodes * LOCAL)
     loads = tuple(member(rank, groups or {}) for rank in ranks if rank in odd)
     waits = tuple(member(rank, groups or {}) for rank in ranks if rank not in odd)
@@ -95,8 +95,8 @@ def test_of_one_node_neither_its_switch_nor_a_group_around_it_is_said() -> None:
 @pytest.mark.parametrize(
     ("odd", "nodes"),
     [
-        ({3, 3 + LOCAL * 5}, NODES),  # two of a rail: one of some eight pairs
-        ({1, 2 + LOCAL, 7 + LOCAL * 2, 4 + LOCAL * 3}, 8),  # on one switch of two
+        ({3, 3 + LOCAL * 5}, NODES),  # two of a rail: one of about eight pairs
+        ({1, 2 + LOCAL, 7 + LOCAL * 2, 4 + LOCAL * 3}, 8),  # on one of two switches
         ({0, 9, 18 + LOCAL, 100}, NODES),
     ],
 )
@@ -107,7 +107,7 @@ def test_what_chance_does_is_not_said(odd: set[int], nodes: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.sets(st.integers(0, 31), min_size=2, max_size=6), st.frozensets(st.integers(0, 31), min_size=1))
 def test_a_group_is_said_exactly_where_few_draws_would_fall_into_it(odd: set[int], group: frozenset[int]) -> None:
-    """By counting: of all ways to draw as many ranks, those that lie in the group."""
+    """Proof by counting: of all ways to draw this many ranks, those inside the group."""
     said = told(odd, {}, {"g": group}, nodes=4)
     blind = sum(1 for drawn in combinations(sorted(group), len(odd)))
     rare = blind <= 0.01 * comb(32, len(odd))
@@ -118,7 +118,7 @@ def test_a_group_is_said_exactly_where_few_draws_would_fall_into_it(odd: set[int
         assert "shared_process_group" in said
 
 
-# --- where the switches come from ------------------------------------------------------------------------------------
+# --- sources of the switches -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a stack is doing, by the rules of activities.toml and of the configuration."""
+"""The activity of a stack, by the rules of activities.toml and of the configuration."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_a_library_is_a_package_of_its_own_and_no_folder_of_a_program(file: str,
 
 
 def rooted_patterns() -> list[str]:
-    """All file patterns of the table that name a file from the root of its package on."""
+    """Return all file patterns of the table that start at the root of a package."""
     tables = activity._built_in()
     rows = (*tables.rules, *tables.marks)
     found = dict.fromkeys(pattern for row in rows for pattern in (*row.files, row.file))

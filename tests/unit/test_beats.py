@@ -12,7 +12,7 @@ from tests.conftest import wait_for
 
 
 def test_it_can_be_stopped_while_it_starts_what_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread ends by itself: an error would be on the terminal of everybody who types Ctrl-C."""
+    """Its thread ends without an error, which would be on the terminal of every user who types Ctrl-C."""
     died: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", died.append)
     chance, calls = random.Random(0), [0]

@@ -1,4 +1,4 @@
-"""Sequence numbers and stacks together: who is accused, and what is said of it."""
+"""Verdicts by sequence numbers and stacks together: the named rank and the text."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def test_numbers_name_and_stacks_say_what_it_does() -> None:
 
 
 def test_who_sleeps_in_torch_behind_a_line_of_its_own_waits_too() -> None:
-    """`work.wait()` has no frame in Python; its lock or its sleep would have none either, and is not torch's."""
+    """`work.wait()` has no frame in Python.
+
+    A lock or sleep of the program has none either, but is not in torch's code.
+    """
     own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
     unknown = {"activity": "unknown", "waits_for": "unknown"}
     assert [one.rank for one in judged(waiting(*THREE), outside(own, **unknown)).named] == [3]
@@ -76,7 +79,7 @@ def test_who_sleeps_in_torch_behind_a_line_of_its_own_waits_too() -> None:
 
 
 def test_who_has_the_numbers_is_not_sent_for_them() -> None:
-    """Rank 3 alone is in a group of which nobody else is known: stacks say to look there first."""
+    """Rank 3 alone is in a group with otherwise unknown ranks: by stacks it is the rank to check first."""
     pair = {"eval": (0, 1)}
     others = [standing(rank, waits(6)) for rank in range(3)]
     barrier = Frame(function="barrier", file="torch/distributed/distributed_c10d.py", line=7)
@@ -142,7 +145,7 @@ def test_of_who_does_not_stand_still_it_is_said_that_it_may_come() -> None:
 
 
 def test_a_stack_against_the_numbers_accuses_nobody_and_both_are_shown() -> None:
-    """The group of two has members that nobody has seen, so that not everybody is known to have come."""
+    """The group of two has members that were not captured, so not all ranks are known to have joined."""
     pair = {WORLD: (5, 6), "1": (4, 4)}
     verdict = judged(waiting(*(standing(rank, pair) for rank in range(3))), outside(standing(3, pair)))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("Contradiction", (), [3])
@@ -170,7 +173,7 @@ def test_who_waits_for_a_lock_that_a_rank_holds_waits_for_that_rank() -> None:
 
 
 def test_ranks_that_are_still_in_what_all_have_come_to_are_not_held_up_by_who_is_ahead() -> None:
-    """As of a broadcast for which one rank names another root: by stacks the lone rank ahead would be looked at."""
+    """As in a broadcast where one rank has another root: by stacks alone, the rank ahead would be checked first."""
     ahead = structs.replace(waiting(standing(2, waits(8))), operation="barrier", key="ahead")
     behind = waiting(standing(0, waits(7)), standing(1, waits(6)), standing(3, waits(6)))
     verdict = judged(behind, ahead)
@@ -208,7 +211,7 @@ ASKS = pytest.mark.parametrize(
 
 @ASKS
 def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, who: str, words: str) -> None:
-    """Whatever the functions are called in which it does: the other one may be the one that does not answer."""
+    """With any function names: the other rank may be the one that does not respond."""
     own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
     assert [one.rank for one in judged(waiting(*THREE), outside(own, activity=activity)).named] == [3]
     asks = structs.replace(own, waits=structs.replace(own.waits, asks_rank=who))
@@ -250,7 +253,7 @@ def test_by_stacks_too_who_asks_another_rank_is_not_named(activity: str, who: st
 
 
 def test_who_asks_another_rank_in_a_wait_for_ranks_waits_as_the_others_do() -> None:
-    """As MPI receives in the main thread."""
+    """MPI receives in the main thread in this way."""
     asks = structs.replace(standing(3, done(5)), waits=Waits(asks_rank="main"))
     assert judged(waiting(*THREE), outside(asks, activity="point_to_point", waits_for="ranks")).first_look == ()
 
@@ -267,7 +270,7 @@ def test_nodes_are_judged_together_as_one() -> None:
 
 
 def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:
-    """Everybody has come; of each rank the power in watts and the utilisation of its GPU."""
+    """Judge ranks that have all joined; each rank has the power in watts and the utilisation of its GPU."""
     members = (
         structs.replace(standing(rank, waits(6)), gpu=GpuReadings(power_watts=watts, utilization_ratio=ratio))
         for rank, (watts, ratio) in enumerate(numbers)
@@ -281,7 +284,7 @@ SPINS, IDLE, LOWER = (118.0, 1.0), (117.0, 0.0), (90.0, 1.0)
 
 
 def test_without_numbers_too_the_one_whose_gpu_stands_out_is_looked_at_first_where_all_wait_alike() -> None:
-    """Only where all ranks of the job are in view: else the odd one may be on another node."""
+    """Only if all ranks of the job are captured: otherwise the culprit may be on another node."""
     members = [
         structs.replace(
             standing(rank, waits(6)), recorder=RecorderFacts(libraries=()), gpu=GpuReadings(utilization_ratio=1.0)
@@ -299,7 +302,7 @@ def test_without_numbers_too_the_one_whose_gpu_stands_out_is_looked_at_first_whe
 
 
 def with_kernels(*sm_ratios: float | None, tensor_ratio: float = 0.0, dram_ratio: float = 0.0) -> Verdict:
-    """Everybody has come; of each rank the share of its GPU's SM that have a kernel, by its own counters."""
+    """Judge ranks that have all joined; each has the ratio of SMs with a kernel, by its GPU's counters."""
     members = [
         structs.replace(
             standing(rank, waits(6)),
@@ -355,12 +358,12 @@ def test_ports_that_got_worse_are_said_of_their_node() -> None:
         ((SPINS, SPINS, IDLE, SPINS), [2], "its GPU is at 0%, those of the others at 100%"),
         ((SPINS, LOWER, SPINS, SPINS), [1], "its GPU draws 90 W, those of the others 118 to 118 W"),
         ((SPINS, (60.0, 0.0), SPINS, SPINS), [1], "its GPU is at 0%"),
-        ((SPINS, LOWER, IDLE, SPINS), [], ""),  # two stand out, each by another number
+        ((SPINS, LOWER, IDLE, SPINS), [], ""),  # two differ, each by another number
         ((SPINS, IDLE, IDLE, SPINS), [], ""),
-        ((IDLE, SPINS, IDLE, IDLE), [], ""),  # the one whose GPU is busy is no less likely to be waited for
+        ((IDLE, SPINS, IDLE, IDLE), [], ""),  # the rank with the busy GPU is no more likely to be the culprit
         ((SPINS, (107.0, 1.0), SPINS, SPINS), [], ""),  # nine tenths are no clear difference
         ((SPINS, (None, None), SPINS, (60.0, 0.0)), [], ""),  # one was not read
-        ((SPINS, (60.0, 0.0)), [], ""),  # of two nobody knows which one is odd
+        ((SPINS, (60.0, 0.0)), [], ""),  # of two ranks, either may be the culprit
     ],
 )
 def test_where_everybody_has_come_the_one_whose_gpu_stands_out_is_looked_at_first(

@@ -1,6 +1,7 @@
-"""A capture's order, bounds and words, on processes such as /proc shows them and with a py-spy that is a shell script.
+"""The order, bounds and texts of a capture, on processes as /proc shows them, with a shell script as py-spy.
 
-`test_capture` takes real ones. Here each process can be in any state, and changes when the script says so.
+`test_capture` captures real processes. In this test each process can be in any state and changes when the script says
+so.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tests.fake_pyspy import fake_pyspy
 from tests.proc_tree import lay_out
 
 ONCE = config.Capture(rounds=1, pause_seconds=0.1, parallel=1)
-FIRST = 5_000_000  # more than the kernel's PID_MAX_LIMIT: no signal of ours can reach anybody
+FIRST = 5_000_000  # more than the kernel's PID_MAX_LIMIT: our signals reach no process
 
 
 def stacks(function: str, thread_id: int = 1, name: str | None = "MainThread") -> str:
@@ -44,7 +45,7 @@ def stacks(function: str, thread_id: int = 1, name: str | None = "MainThread") -
 
 
 class Node:
-    """Ranks that never run, each with workers, and a py-spy that keeps a line about each call."""
+    """Ranks that never run, each with workers, and a py-spy that logs each call."""
 
     def __init__(self, folder: Path, ranks: int = 2, workers: int = 0) -> None:
         self.folder, self.proc = folder, folder / "proc"
@@ -83,7 +84,7 @@ class Node:
         stat.write_text(stat.read_text().replace(") S ", f") {letter} "))
 
     def pyspy(self, body: str = f"echo '{stacks('train')}'") -> Path:
-        """`body` knows the process as $pid."""
+        """Write a py-spy; `body` knows the process as $pid."""
         return fake_pyspy(self.folder, f'echo "$*" >> {self.folder}/calls\nfor pid; do :; done\n{body}')
 
     def take(
@@ -107,7 +108,7 @@ def faults(taken: Capture) -> list[Fault | None]:
     return [dump.fault for rank in taken.ranks for dump in rank.rounds]
 
 
-# --- in which order, and how -----------------------------------------------------------------------------------------
+# --- order and method ------------------------------------------------------------------------------------------------
 
 
 def test_the_ranks_come_first_then_as_many_workers_of_each_as_may_be(tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_who_gets_no_place_before_the_round_is_over_is_told_and_gives_none_back(
     assert (node.calls, slots.acquire(blocking=False), taken.ranks[0].gone) == ([], False, False)
 
 
-# --- what is kept of a dump ------------------------------------------------------------------------------------------
+# --- bounds of a kept dump -------------------------------------------------------------------------------------------
 
 
 def test_a_dump_comes_with_what_the_kernel_says_of_the_process(tmp_path: Path) -> None:
@@ -298,7 +299,7 @@ def test_what_becomes_anothers_while_it_is_read_is_not_kept(tmp_path: Path) -> N
     assert (dump.fault.reason, dump.threads, dump.state, seen) == ("AnotherUsers", (), "S", [])
 
 
-# --- the numbers of its GPUs -----------------------------------------------------------------------------------------
+# --- GPU counters ----------------------------------------------------------------------------------------------------
 
 
 def gpu(number: int, watts: float | None, ratio: float | None = None, mark: str = "") -> GpuSample:
@@ -338,7 +339,7 @@ def test_numbers_of_one_sweep_count_and_without_any_there_are_none(tmp_path: Pat
 
 
 def traffic(seconds: float, *carried: int) -> TrafficSweep:
-    """A reading of one counter of each GPU's NVLink, the other one still."""
+    """Return a reading of one counter of each GPU's NVLink; the other counter does not change."""
     return TrafficSweep(
         gpus=tuple(
             GpuTraffic(index=number, uuid=f"GPU-{number}", taken_monotonic_seconds=seconds, nvlink_bytes=(count, 0))
@@ -369,7 +370,7 @@ def test_who_gives_no_answer_about_links_is_not_asked_again_in_this_capture(tmp_
     assert (len(asked), taken.rounds, taken.ranks[0].nvlink_bytes_per_second) == (1, 3, None)
 
 
-# --- who is absent, and what must be known besides -------------------------------------------------------------------
+# --- absent ranks and notes ------------------------------------------------------------------------------------------
 
 
 def test_absent_ranks_have_a_number_only_where_those_present_agree_on_it(tmp_path: Path) -> None:
@@ -389,7 +390,7 @@ def test_absent_ranks_have_a_number_only_where_those_present_agree_on_it(tmp_pat
 
 
 def test_an_absent_rank_that_was_seen_keeps_the_pid_and_what_it_left_but_a_worker_is_no_rank(tmp_path: Path) -> None:
-    """The kernel's log knows a dead rank by its pid alone."""
+    """The kernel's log knows a dead rank only by its pid."""
     node, died = Node(tmp_path), Died(text="it was killed", unix_seconds=8.0)
     rank = EndedProcess(id=identity(FIRST + 40), rank=31, local_rank=4, gone_unix_seconds=9.0, died=died)
     worker = EndedProcess(id=identity(FIRST + 50), rank=14, local_rank=5, gone_unix_seconds=9.0, is_worker=True)
@@ -426,7 +427,7 @@ def test_workers_up_to_the_bound_are_no_news(tmp_path: Path) -> None:
 
 
 def test_who_was_stopped_meanwhile_is_named_with_the_command_that_lets_him_run_on(tmp_path: Path) -> None:
-    """Whose stop it was nobody can tell; who was stopped before is left out."""
+    """It is unknown which program stopped it. A rank that was stopped before the capture is left out."""
     node = Node(tmp_path, ranks=3)
     node.state(FIRST, "T")
     stops = f"sed -i 's/) [ST] /) T /' {node.proc}/$pid/stat; echo '{stacks('train')}'"

@@ -1,4 +1,4 @@
-"""collective_timeout: what a job will wait, against when we have its stacks."""
+"""collective_timeout: the timeout of a job, compared with the time when its stacks are taken."""
 
 from __future__ import annotations
 

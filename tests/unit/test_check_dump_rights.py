@@ -1,4 +1,4 @@
-"""dump_rights: could the stacks be taken? Asked of the kernel, for fixture trees and for real processes."""
+"""dump_rights: the right to take stacks, by the kernel's answers, for fixture trees and for real processes."""
 
 from __future__ import annotations
 

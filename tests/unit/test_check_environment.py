@@ -136,7 +136,7 @@ def test_libraries_that_may_not_be_read(tree: NodeTree) -> None:
     tree.process(10)
     maps = tree.proc / "10" / "maps"
     maps.unlink()
-    maps.mkdir()  # reading it fails, as root too
+    maps.mkdir()  # reading it fails, for root, too
     result = run("environment", tree.node(job(rank(10))))
     assert told(result) == ("UNKNOWN", "CannotRead")
 

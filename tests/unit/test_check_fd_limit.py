@@ -1,4 +1,4 @@
-"""fd_limit: the node's table of files, and limits and use of ranks, loader workers and what starts jobs."""
+"""fd_limit: the node's table of files, and limits and use of ranks, loader workers and the services that start jobs."""
 
 from __future__ import annotations
 
@@ -176,12 +176,12 @@ def test_any_text_gives_a_limit_or_a_fault(text: str) -> None:
     assert isinstance(proc_pid.parse_file_limit(text, "pid 1"), proc_pid.FileLimit | Fault)
 
 
-# --- what is started now ---------------------------------------------------------------------------------------------
+# --- limits of new processes -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def started(tree: NodeTree) -> NodeTree:
-    """A node of systemd whose logins ask pam_limits."""
+    """A node with systemd and pam_limits for logins."""
     tree.process(1, comm="systemd")
     tree.write("proc/sys/fs/nr_open", "1048576\n")
     tree.write("etc/pam.d/common-session", "# comment\nsession required pam_limits.so\n")

@@ -1,4 +1,4 @@
-"""flight_recorder: whether PyTorch's flight recorder is there in each job, and what to set where it is not."""
+"""flight_recorder: presence of PyTorch's flight recorder in each job, and the setting to enable it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def recording(tree: NodeTree, pid: int, capacity: int = 2000, library: str = "cuda", share: str = "") -> Job:
-    """A job of one rank that has made a collective."""
+    """Make a job of one rank that has called a collective."""
     tree.process(pid)
     memory = Memory(0x200000)
     address = recorder(memory, NEWEST, [Operation(is_completed=True, is_retired=True)], capacity=capacity)
@@ -49,7 +49,7 @@ def test_a_recorder_that_is_there_is_told(tree: NodeTree) -> None:
 
 
 def test_each_process_is_read_once(tree: NodeTree) -> None:
-    """And not at all where the check of time-outs has read it."""
+    """It is not read at all if the timeout check has read it."""
     node = tree.node(recording(tree, 10), dump_after_seconds=135.0)
     assert "by its flight recorder" in run("collective_timeout", node).verdict.message
     (tree.proc / "10" / "mem").unlink()

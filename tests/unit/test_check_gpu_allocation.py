@@ -1,4 +1,4 @@
-"""gpu_allocation: GPUs without a process that somebody has been given, and memory that nobody holds."""
+"""gpu_allocation: allocated GPUs without a process, and GPU memory without a holder."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ TAKEN, RESERVED = 3 << 30, 600 << 20
 
 
 class Gpus:
-    """A node of four GPUs behind the real pynvml; `set` says of each, in order, what the driver tells of it."""
+    """A node of four GPUs behind the real pynvml; `set` gives the driver's data of each GPU, in order."""
 
     def __init__(self, driver: FakeDriver, sampler: NvmlSampler) -> None:
         self.driver, self.sampler = driver, sampler
 
     def set(self, *used: bool | None, memory_bytes: int = 0) -> Gpus:
-        """It has a process, has none, or is split so that none are listed; those not told of have one."""
+        """Write the driver's data of each GPU: True has a process, False has none, None is split and lists none.
+
+        A GPU without a value has a process.
+        """
         lines = [f"gpu all memory_used_bytes {memory_bytes + RESERVED}", f"gpu all memory_reserved_bytes {RESERVED}"]
         for index in range(len(UUIDS)):
             told = used[index] if index < len(used) else True
@@ -64,7 +67,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def member(tree: NodeTree, pid: int, cgroup: str, *, uid: int = 1004, began: int = 1_000_000, gpus: str = "") -> None:
-    """A process that began after so many ticks (10,000 s) in this control group."""
+    """Make a process in this control group that began after `began` ticks (10,000 s)."""
     tree.process(pid, uid=uid, start_ticks=began, environ={"SLURM_JOB_GPUS": gpus} if gpus else {})
     tree.write(f"proc/{pid}/cgroup", f"0::{cgroup}\n")
 
@@ -85,7 +88,7 @@ def entry(devices: object, pod: str = POD_UID, resource: str = "nvidia.com/gpu")
 
 
 def looks(tree: NodeTree, gpus: Gpus, check: Checked, minutes: int) -> tuple[tuple[str, str], CheckVerdict]:
-    """Run it each minute."""
+    """Run the check each minute."""
     result = check.run(tree.node(gpus=gpus.sampler))
     for _ in range(minutes):
         tree.time.pass_seconds(60)
@@ -121,7 +124,7 @@ def test_gpus_of_an_idle_slurm_job_are_a_warning_after_half_an_hour(tree: NodeTr
 
 
 def test_the_steps_of_a_job_hold_what_each_was_given(tree: NodeTree, gpus: Gpus) -> None:
-    """As Slurm 22.05 gives it: SLURM_STEP_GPUS to what srun starts, nothing to slurmstepd and the extern step."""
+    """As Slurm 22.05 sets it: SLURM_STEP_GPUS for children of srun, nothing for slurmstepd and the extern step."""
     member(tree, 500, SLURM, uid=0)
     for pid, number in ((511, "3"), (512, "1")):
         member(tree, pid, SLURM)

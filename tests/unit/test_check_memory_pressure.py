@@ -1,4 +1,4 @@
-"""memory_pressure: what is left, and how long tasks wait for it."""
+"""memory_pressure: available memory, and the time that tasks wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""network: the interface that a job means, and whether its master answers; on fixture trees and in real namespaces."""
+"""network: the interface that a job selects, and the reachability of its master.
+
+On fixture trees and real namespaces.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,7 @@ eth0\t0100000A\t00000000\t0005\t0\t0\t100\tFFFFFFFF\t0\t0\t0
 
 
 def test_an_address_that_lies_in_no_route_of_its_interface(tree: NodeTree) -> None:
-    """GCE, Calico and Cilium give a /32, and a route to the gateway alone."""
+    """GCE, Calico and Cilium give a /32, and a route to the gateway only."""
     tree.write("proc/self/net/route", ROUTE_OF_A_32)
     tree.write(
         "proc/self/net/fib_trie",
@@ -283,7 +286,7 @@ def test_tables_that_may_not_be_read(tree: NodeTree) -> None:
     assert told(run("network", tree.node())) == ("UNKNOWN", "CannotRead")
 
 
-# --- what leads to this node alone ---------------------------------------------------------------------------------
+# --- addresses that lead only to this node ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -385,7 +388,7 @@ def test_a_real_master_that_nobody_is_connected_to() -> None:
 
 
 def test_a_master_that_has_refused_since_the_job_began() -> None:
-    """Nobody listens at a port that is bound and kept; of a job that does not try nothing is said."""
+    """The port is bound but has no listener. A job that does not try to connect is not reported."""
     tries = "import time\nwhile True: time.sleep(60)"
     with socket.socket() as kept:
         kept.bind(("127.0.0.1", 0))
@@ -426,7 +429,7 @@ def test_a_real_connection_is_enough_and_none_is_opened() -> None:
 
 
 def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:  # long: a program in it
-    """In a namespace of our own: a master that answers, then a blackhole in its place."""
+    """In a namespace of our own: a master that responds, then a blackhole instead."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         pytest.skip("needs root and iproute2: makes a network namespace")
     program = tmp_path / "inside.py"
@@ -471,7 +474,7 @@ def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:  # lo
         )
     )
     root = Path(__file__).parents[2]
-    # A mount namespace too, so that /sys shows the interfaces of the new network namespace.
+    # With a mount namespace, so that /sys shows the interfaces of the new network namespace.
     inside = f"mount -t sysfs sysfs /sys && exec {sys.executable} {program}"
     answer = subprocess.run(
         ["unshare", "--net", "--mount", "sh", "-c", inside],

@@ -1,4 +1,4 @@
-"""oom: who was killed for lack of memory and at whose limit, by lines of the kernel and by its counter."""
+"""oom: processes killed for lack of memory, and the limit that was hit, by kernel lines and the kernel's counter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VMSTAT = "nr_free_pages 100\noom_kill {kills}\nnuma_hit 1\n"
 def summary(
     pid: int, *, limit: str | None = SLURM, cgroup: str = f"{SLURM}/step_0", comm: str = "python", uid: int = 1004
 ) -> str:
-    """As Linux 6.18 wrote it on a node of ours, with other paths."""
+    """Return a summary as Linux 6.18 wrote it on a node of ours, with other paths."""
     constraint = "CONSTRAINT_NONE" if limit is None else "CONSTRAINT_MEMCG"
     where = "global_oom" if limit is None else f"oom_memcg={limit}"
     return (
@@ -44,7 +44,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0) -> None:
-    """Write records as /dev/kmsg gives them; the clock of the tree stands at 1000 s after boot."""
+    """Write records as /dev/kmsg gives them; the tree's clock is at 1000 s after boot."""
     with (tree.dev / "kmsg").open("a") as file:
         file.writelines(f"4,{at},{int(boot_seconds * 1e6)},-;{line}\n" for at, line in enumerate(lines, 1))
 
@@ -139,7 +139,7 @@ def test_the_name_of_a_process_blames_nobody_else(tree: NodeTree) -> None:
 
 
 def test_a_line_of_another_kill_is_not_joined(tree: NodeTree) -> None:
-    """The kernel leaves the summary out where many are killed."""
+    """The kernel omits the summary if many are killed."""
     log(tree, summary(4713), killed(4713), killed(9, uid=1005))
     assert "uid 1005: python (pid 9, uid 1005) was killed" in run("oom", tree.node()).verdict.message
 
@@ -166,7 +166,7 @@ def test_owners_and_names_are_bounded(tree: NodeTree) -> None:
 
 
 def test_looks_at_a_quiet_log_share_what_they_hold(tree: NodeTree) -> None:
-    """A daemon keeps ten minutes of looks, of two thousand kills at most."""
+    """A daemon keeps ten minutes of results, of at most two thousand kills."""
     follower = kmsg.KernelLog()
     log(tree, killed(1))
     first, second = (follower.read(tree.dev / "kmsg") for _ in range(2))
@@ -208,7 +208,7 @@ def test_a_node_with_neither(tree: NodeTree) -> None:
 
 
 def test_lines_as_a_kernel_wrote_them(tree: NodeTree) -> None:
-    """Linux 6.18, a process of root in a group of cgroup v1; making them anew would leave the machine looking sick."""
+    """Linux 6.18, a process of root in a group of cgroup v1. Real new lines would leave the machine looking sick."""
     group = "/process_api/7c1c5d5f3435a0820cbd2a16758518ea/hangwatch-test-y9kkxntx"
     log(
         tree,

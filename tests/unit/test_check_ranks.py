@@ -1,4 +1,4 @@
-"""ranks: all there, none stuck, stopped or dead; on fixture trees and real processes."""
+"""ranks: all present, none stuck, stopped or dead; on fixture trees and real processes."""
 
 from __future__ import annotations
 

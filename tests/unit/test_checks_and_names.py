@@ -1,4 +1,4 @@
-"""Checks and the names of jobs: two users' jobs of one name, and containers of one job, give no series twice."""
+"""Checks and job names: equal names of two users' jobs, and containers of one job, give no duplicate series."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def namesake(tree: NodeTree, key: str, *pids: int) -> Job:
-    """A job "100" in a mount namespace of its own."""
+    """Make a job "100" in its own mount namespace."""
     memory = Memory(0x200000)
     address = recorder(memory, layouts.candidates("")[-1], [Operation()])
     for pid in pids:

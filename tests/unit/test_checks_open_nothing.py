@@ -1,6 +1,6 @@
-"""Checks look at the machine through probes: no file of checks/ opens, lists or asks for a file by itself.
+"""Checks read the machine through probes: no file of checks/ opens, lists or stats a file itself.
 
-Modules such as `os` are forbidden by import-linter; this is about `open` and the methods of `pathlib.Path`.
+Modules such as `os` are forbidden by import-linter. This test covers `open` and the methods of `pathlib.Path`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import pytest
 
 CHECKS = sorted((Path(__file__).parents[2] / "hangwatch" / "checks").glob("*.py"))
 
-# What a Path can do and a PurePath cannot, save for names that strings, matches and dictionaries have as well.
+# Methods of Path that PurePath does not have, except names that strings, matches and dictionaries also have.
 SHARED = {"replace", "group", "copy"}
 TOUCHING = {name for name in set(dir(Path)) - set(dir(PurePath)) if not name.startswith("_")} - SHARED
 
 
 def touches(source: str) -> Iterator[str]:
-    """The calls in a module that touch a file; a function of an imported module (`network.resolve`) is none."""
+    """Yield the calls in a module that access a file.
+
+    A function of an imported module (`network.resolve`) does not count.
+    """
     tree = ast.parse(source)
     modules = {
         alias.asname or alias.name

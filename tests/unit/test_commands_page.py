@@ -1,4 +1,4 @@
-"""docs/commands.md and the man page are made from the commands; the lines that complete them work."""
+"""docs/commands.md and the man page are made from the commands; shell completion works."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hangwatch.cli import reference
 
 @pytest.mark.golden
 def test_the_page_is_what_the_commands_say(golden: Callable[[str, str], None]) -> None:
-    # In a process of its own: a command that ran without the group keeps the help option that it had then.
+    # In a separate process: a command that ran without the group keeps its help option of that time.
     done = subprocess.run([sys.executable, "-m", "hangwatch.cli.reference", "markdown"], capture_output=True, text=True)
     golden("../../../docs/commands.md", done.stdout)
 

@@ -1,4 +1,4 @@
-"""How many connections a caller may open: at once and in a second, beside all others, and what is logged of it."""
+"""Limits on a caller's connections, in number and per second, next to all other callers, and their log lines."""
 
 from __future__ import annotations
 

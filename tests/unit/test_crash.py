@@ -1,4 +1,4 @@
-"""Who died first, by what dead ranks left."""
+"""The first dead rank, by the crash artifacts."""
 
 from __future__ import annotations
 
@@ -139,7 +139,10 @@ def test_who_died_first(found: list[CrashArtifacts], named: list[int], confidenc
 def test_how_a_rank_ended_is_said_and_a_signal_is_a_reason(
     exits: list[crash.Exit | None], named: list[int], confidence: Confidence
 ) -> None:
-    """An exit code is not: others fail in the same second, and their launcher takes any of them for the first."""
+    """An exit code is no reason.
+
+    Other ranks fail in the same second, and their launcher may report any of them as first.
+    """
     found = [left(rank)._replace(exit=one) for rank, one in enumerate(exits)] + [left(7, error=RESET)]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
@@ -229,7 +232,7 @@ def test_the_incident_is_closed_and_can_be_shown() -> None:
 
 
 def test_a_report_of_a_crash_says_who_died_and_how_in_all_forms() -> None:
-    """Not that there are no ranks yet, nor that all are odd, and no stacks of a capture that never was."""
+    """It must not report missing ranks, odd ranks, or stacks, since there was no capture."""
     found = [left(0, error=RESET), left(1, segfault=1.0), left(2)]
     whole = job(*found, world_size=8)
     verdict = crash.judge(whole, found)
@@ -327,13 +330,13 @@ def test_who_lost_a_rank_or_the_store_of_the_job_followed_somebody(error: str) -
 
 
 def crashed_by(error: str, at: float) -> crash.CrashArtifacts:
-    """A rank that was gone at NOW, with an error file of that time beside its end."""
+    """Make a rank that was gone at NOW, with an error file of time `at`."""
     told = json.dumps({"message": {"message": error, "extraInfo": {"timestamp": str(int(NOW + at))}}})
     return collection._with_error_file(left(0)._replace(gone_unix_seconds=NOW), crash_artifacts.ErrorFile(text=told))
 
 
 def test_an_error_from_long_before_its_end_or_after_it_is_not_what_it_died_of() -> None:
-    """`@record` writes the file for an exception that the program may catch, and train on for hours."""
+    """`@record` writes the file for an exception that the program may catch, and then train for hours."""
     assert [crashed_by("OSError: busy", at).failure is None for at in (-3600, -10, 0, 3600)] == [
         True,
         False,
@@ -349,7 +352,7 @@ def test_what_an_exception_says_of_secrets_is_not_told() -> None:
 
 
 def raised(code: str) -> str:
-    """The error file of a program that fails, as torchelastic's `record` writes it."""
+    """Return the error file of a program that fails, as torchelastic's `record` writes it."""
     try:
         exec(compile(code, "/data/train.py", "exec"), {})
     except Exception as error:
@@ -385,13 +388,13 @@ _AS_TRACEBACK = (
     ],
 )
 def test_place_of_an_exception_is_of_its_own_traceback(code: str, where: str) -> None:
-    """DataLoader, Ray and RPC put tracebacks of others into the text, with whatever stood there."""
+    """DataLoader, Ray and RPC put tracebacks of other processes into the text."""
     assert rank_log.parse_error_file(raised(_FAILS + code)).where == where
 
 
 @pytest.mark.parametrize("name", secret_texts.FORMS | secret_texts.MORE)
 def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: str) -> None:
-    """The verdict stands in metrics, pages and the log; the text stays in the incident, without secrets."""
+    """The verdict is in metrics, pages and the log. The text stays in the incident, without secrets."""
     case = (secret_texts.FORMS | secret_texts.MORE)[name]
     found = [crashed_by(f"ShardError: zebra {case.text}", -1)]
     whole = job(*found)

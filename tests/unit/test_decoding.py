@@ -1,6 +1,6 @@
 """Types are prepared under one lock.
 
-Without it this process dies of a segmentation fault, mostly in the first tries.
+Without the lock, a process of this test dies of a segmentation fault, mostly in the first tries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The detector over power series: measured hangs must be caught, healthy look-alikes left alone."""
+"""The detector on power series: it must catch measured hangs and ignore healthy look-alikes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULTS = Detector()
 HOLD, STARTUP, STALLED = (
     int(seconds) for seconds in (DEFAULTS.hold_seconds, DEFAULTS.startup_hold_seconds, DEFAULTS.stalled_hold_seconds)
 )
-HELD = HOLD + 10  # of low power: a job is suspected
+HELD = HOLD + 10  # low power for this time: a job is suspected
 
 
 def job(ranks: int = 8, pid: int = 100, world_size: int | None = None) -> Job:
@@ -41,7 +41,7 @@ def job(ranks: int = 8, pid: int = 100, world_size: int | None = None) -> Job:
 
 
 def assert_times_mean_something(watch: JobWatch) -> None:
-    """Which parts are set in which state, as the docstrings of JobWatch and of its parts say."""
+    """Assert which parts are set in which state, as the docstrings of JobWatch and of its parts say."""
     is_open = watch.state in OPEN_STATES
     is_suspected = is_open or watch.state is S.SUSPECTED
     assert (watch.silence is not None) == (is_suspected or watch.state is S.QUIET)
@@ -57,12 +57,12 @@ def assert_times_mean_something(watch: JobWatch) -> None:
 
 
 def is_the_hold(seconds: float) -> bool:
-    """True if a suspicion came so many seconds after power fell: the median of five samples falls later."""
+    """True if a suspicion came this time after power fell; the median of five samples falls later."""
     return HOLD - 2 <= seconds <= HOLD + 6
 
 
 class Series:
-    """Feeds one sample a second and remembers what the detector did."""
+    """Feeds one sample a second and records the detector's actions."""
 
     def __init__(self, ranks: int = 8, limit: float = 700.0, rules: Detector = DEFAULTS) -> None:
         self.now, self.limit, self.rules, self.ranks = 1000.0, limit, rules, ranks
@@ -242,7 +242,7 @@ def test_by_the_plain_rule_a_watt_over_the_share_of_the_limit_is_not_quiet(worki
 
 
 def test_by_the_plain_rule_a_level_over_it_that_was_taught_makes_nothing_under_it_work() -> None:
-    """85 W of 700 was seen at work; 84 W is what the rule calls quiet, and was not."""
+    """85 W of 700 W was seen at work. 84 W is low by the rule and was not seen."""
     series = Series(rules=PLAIN)
     series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
     series.feed(600, 300).feed(85, HELD).glanced(frozen=0, moving=8)
@@ -261,7 +261,7 @@ def test_the_plain_line_stands_beside_the_learnt_one() -> None:
 
 
 def test_by_the_plain_rule_a_job_that_was_never_over_it_waits_for_the_startup_hold() -> None:
-    """It falls from nothing: it downloads, or loads its model, and a moment of more power is no work."""
+    """It starts at low power: it downloads, or loads its model; a moment of more power is not work."""
     series = Series(rules=PLAIN).feed(72, 300).feed(140, 30).feed(72, STARTUP - 350)
     assert series.states == []
     series.feed(72, 30)
@@ -303,9 +303,9 @@ def test_a_taught_job_is_glanced_at_again_after_the_hold_and_then_with_growing_p
 @pytest.mark.parametrize(
     ("limit", "working", "hung"),
     [
-        (700, 250, 140),  # the line lies at 133 W
-        (400, 150, 118),  # an A100 under a light load, an H20 in a hang: 79 % of what it drew
-        (700, 150, 120),  # a job that never drew what only work draws
+        (700, 250, 140),  # the limit is at 133 W
+        (400, 150, 118),  # an A100 under a light load, an H20 in a hang: 79 % of its power before
+        (700, 150, 120),  # a job that never drew clear work power
     ],
 )
 def test_a_light_job_that_falls_to_a_flat_level_over_the_line_is_glanced_at_after_the_hold(
@@ -404,7 +404,7 @@ def test_a_glance_that_finds_half_of_the_ranks_standing_still_begins_a_suspicion
 
 
 def test_a_taught_level_at_which_most_ranks_cannot_be_judged_any_more_is_no_work_any_more() -> None:
-    """Spinners whose GPUs show 0 %: they may compute or wait. What was work once must not hide them for ever."""
+    """Spinners with GPUs at 0 %: they may compute or wait. Learned work must not hide them forever."""
     series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
     while series.watch.looks.glancing_since is None:
         series.feed(84, 10)
@@ -686,11 +686,11 @@ outcomes = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 8))
     )
 )
 @example([([None] * 4 + [690.0, 860.0, 1030.0, 590.0], 1), (1, 0, 0), 100.0])
-@example([([None] * 4 + [591.0] * 4, 1), (0, 1, 0), (1, 0, 0), 100.0])  # a look that never comes back
-@example([([None] * 7 + [0.0], 60), 299.0, ([None] * 7 + [0.0], 1), (0, 1, 1), 90.0])  # one that comes late
+@example([([None] * 4 + [591.0] * 4, 1), (0, 1, 0), (1, 0, 0), 100.0])  # a capture that never returns
+@example([([None] * 7 + [0.0], 60), 299.0, ([None] * 7 + [0.0], 1), (0, 1, 1), 90.0])  # a capture that returns late
 @settings(max_examples=150, deadline=None)
 def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
-    """No page without a capture that saw ranks stuck; no second capture while one runs; every state is left again."""
+    """No page without a capture that saw stuck ranks; no second capture while one runs; every state ends."""
     rules = Detector(hold_seconds=20, startup_hold_seconds=60, stalled_hold_seconds=60, startup_stalled_hold_seconds=90)
     series = Series(rules=rules)
     judged = False
@@ -704,17 +704,17 @@ def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
             if was_capturing and series.watch.looks.capturing:
                 assert len(series.captures) <= before + 1
         else:
-            judged = judged or bool(series.captures)  # of one that was given up the answer may come late
+            judged = judged or bool(series.captures)  # the result of an abandoned capture may come late
             series.captured(*event)  # type: ignore[misc]
             series.glanced(*event)  # type: ignore[misc]
         if series.pages:
             assert judged, "paged without any stack"
-            assert series.watch.state in (S.HUNG, S.STALLED)  # of this node alone: nobody waits for one that rests
+            assert series.watch.state in (S.HUNG, S.STALLED)  # by this node alone: a resting job blocks no other rank
         if series.watch.state in (S.TRAINING, S.STARTING, S.RECOVERED):
             assert not series.pages
             assert job_watch.quiet_seconds(series.watch, series.now) == 0
     series.feed(650.0, 200)
-    for _ in range(20):  # what a glance at this very power began, only a look ends, and the next may be an hour away
+    for _ in range(20):  # only a full capture ends the result of a light one, perhaps in an hour
         if series.watch.state is S.STALLED and not series.watch.looks.capturing:
             series.feed(650.0, 200)
     if series.watch.state is S.STALLED and series.watch.looks.capturing:
@@ -736,7 +736,7 @@ def test_a_flapping_job_is_left_to_rest_between_captures() -> None:
 
 
 def suspended(world_size: int | None) -> Series:
-    """A job of 8 ranks here that was stopped as a whole, and of so many in the world."""
+    """Make a job with 8 ranks on this node that was stopped as a whole; `world_size` ranks in all."""
     series = Series()
     series.watch = job_watch.joined(series.watch, job(world_size=world_size))
     return series.feed(600, 100).feed(110, HELD).captured(8, 0, resting=S.SUSPENDED)
@@ -775,11 +775,11 @@ def test_a_job_that_hangs_after_it_was_continued_is_hung_and_one_that_is_stopped
     assert (series.states[-1], series.pages) == (S.STALLED, True)
 
 
-# --- the last look before a job ends itself ---------------------------------------------------------------------------
+# --- the last capture before a job ends itself -----------------------------------------------------------------------
 
 
 def looked_at(series: Series, seconds: int, moving: int = 0, takes: int = 12) -> Series:
-    """Hangs on; each look that is asked for comes back."""
+    """Continue the hang; each requested capture returns."""
     for _ in range(seconds):
         series.feed(110, 1)
         if series.watch.looks.capturing and series.now - series.captures[-1] >= takes:
@@ -788,7 +788,7 @@ def looked_at(series: Series, seconds: int, moving: int = 0, takes: int = 12) ->
 
 
 def last_looks(series: Series) -> list[float]:
-    """How long before the time-out of 600 s each look was asked for that its timeline tells of."""
+    """Return the times before the timeout of 600 s at which captures in the timeline were requested."""
     return [series.hung_at + 600 - at for at in series.told]
 
 
@@ -821,8 +821,8 @@ def test_a_second_hang_has_a_last_look_of_its_own() -> None:
     "known",
     [
         {"environment_seconds": None},
-        {"environment_seconds": 100.0},  # is in the past when it is looked at
-        {"environment_seconds": 160.0},  # the first look is as fresh
+        {"environment_seconds": 100.0},  # it is past at the capture
+        {"environment_seconds": 160.0},  # the first capture is as recent
         {"environment_seconds": 0.0},
         {"environment_seconds": math.inf},
         {"environment_seconds": 1e300, "recorded_seconds": -1.0},
@@ -890,7 +890,7 @@ def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
 
 
 def paused(pause_seconds: int = 240, place: str = "a") -> Series:
-    """A job that has worked, was found frozen in a pause at a place, and works again."""
+    """Make a job that worked, was found frozen in a pause at a place, and works again."""
     series = Series().feed(600, 300).feed(110, HELD)
     series.places = frozenset({place})
     series.captured(frozen=8, moving=0).feed(110, pause_seconds - HELD)
@@ -898,7 +898,7 @@ def paused(pause_seconds: int = 240, place: str = "a") -> Series:
 
 
 def seconds_to_page(series: Series, place: str = "a") -> float:
-    """From the fall of power, with a look that finds all frozen as soon as one is asked for."""
+    """Return the time from the fall of power to the page; each requested capture finds all ranks frozen at once."""
     fell = series.now
     series.feed(110, HELD)
     series.places = frozenset({place})
@@ -996,7 +996,7 @@ def test_a_job_is_over_only_after_it_was_at_work() -> None:
 
 
 def at_two_lines(ranks: int, *, moving: bool) -> MotionCount:
-    """A look at eight ranks: so many go to and fro, or stand there; the others are frozen."""
+    """Count a capture of eight ranks: `ranks` of them move between two lines or stay there; the others are frozen."""
     ids = [RankId(rank=number) for number in range(8)]
     stays = {rank: Stay(within="loop", places=("1", "2")) for rank in ids[:ranks]}
     moved = ranks if moving else 0

@@ -1,4 +1,4 @@
-"""The detector at its boundaries: to the second, to the last GPU and rank, and in the words that a person reads."""
+"""The detector at its boundaries: to the second, to the last GPU and rank, and in its texts for people."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def job(*pids: int, job_id: str = "42", job_key: str = "key") -> Job:
 
 
 class Played:
-    """A job of four GPUs: each second of it, and what the detector asked for meanwhile."""
+    """A job of four GPUs, second by second, and the detector's actions."""
 
     def __init__(self, rules: Detector = RULES, gpus: int = 4) -> None:
         self.now, self.rules, self.gpus = 0.0, rules, gpus
@@ -44,7 +44,7 @@ class Played:
     def feed(
         self, seconds: int, *watts: float | None, every: int = 1, gap_seconds: float = SAMPLE_GAP_SECONDS
     ) -> Played:
-        """So many samples, `every` seconds apart; `watts` are of one GPU after the other, or the same of all."""
+        """Feed `seconds` samples, `every` seconds apart; `watts` are per GPU, or one value for all."""
         powers = watts if len(watts) > 1 else watts * self.gpus
         for _ in range(seconds):
             self.now += every
@@ -67,7 +67,7 @@ class Played:
         self.asked += actions
 
     def take(self) -> list[Action]:
-        """What was asked for since the last time."""
+        """Return the actions since the last call."""
         asked, self.asked = self.asked, []
         return asked
 
@@ -223,7 +223,7 @@ def test_a_job_that_never_worked_pages_after_a_hold_of_its_own(was_busy: bool, h
     assert played.pages
 
 
-# --- what a capture decides ------------------------------------------------------------------------------------------
+# --- results of a capture --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_stacks_that_were_seen_once_were_seen_and_a_new_suspicion_sees_anew() ->
 def test_power_must_be_back_for_a_while_and_then_it_is_shown_for_a_minute() -> None:
     played = suspected().captured(frozen=8)
     played.take()
-    played.feed(12, WORK)  # of five samples three must be high
+    played.feed(12, WORK)  # three of five samples must be high
     assert (played.take(), played.pages) == ([], True)
     played.feed(1, WORK)
     assert played.take() == [went(JobState.HUNG, JobState.RECOVERED, "power is back")]
@@ -414,7 +414,7 @@ def test_a_job_that_never_rose_is_back_once_it_draws_what_only_work_draws() -> N
     assert played.watch.state is JobState.RECOVERED
 
 
-# --- who it is -------------------------------------------------------------------------------------------------------
+# --- identity of a job -----------------------------------------------------------------------------------------------
 
 
 def test_an_end_is_told_once_and_nothing_follows_it() -> None:
@@ -454,7 +454,7 @@ def test_two_watches_of_one_job_are_the_first_with_what_the_second_knows() -> No
 
 
 def test_who_moved_in_an_earlier_hang_says_nothing_of_this_one() -> None:
-    """A job that was never at work, of four ranks: two move in one suspicion, a third one in the next."""
+    """A job that was never at work, of four ranks: two move in one suspicion, a third rank in the next."""
 
     def movers(*ranks: int) -> dict[str, object]:
         return {"movers": frozenset(RankId(rank=rank) for rank in ranks)}

@@ -1,4 +1,4 @@
-"""Lengths of the pages: all together, each decision, and the reading list of the architecture."""
+"""Length limits of the pages: in total, per decision, and of the architecture's reading list."""
 
 from __future__ import annotations
 

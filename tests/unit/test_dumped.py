@@ -1,4 +1,4 @@
-"""Dumps of flight recorders of one moment: torch's own analyser as referee, and what may never follow from them."""
+"""Flight-recorder dumps of one moment: compared with torch's own analyser; limits on their conclusions."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ TABLE = activity.load()
 TIME_OUT_SECONDS = 600
 GROUPS = {"0": ("default_pg", [0, 1, 2, 3]), "1": ("tp", [0, 1]), "2": ("tp", [2, 3])}
 Program = list[tuple[str, str]]
-"""What a rank enqueues, in order: the group's name and the operation."""
+"""Operations of a rank in order: the group's name and the operation."""
 
 
 def recorder(rank: int, program: Program, first_open: int) -> dict[str, Any]:
-    """The dump of NCCL's recorder of one rank; what it enqueued from `first_open` on is open."""
+    """Return the dump of one rank's NCCL recorder; operations from `first_open` on are open."""
     numbers: dict[str, int] = {}
     entries = []
     for place, (group, operation) in enumerate(program):
@@ -68,7 +68,10 @@ def judged(dumps: Mapping[int, dict[str, Any]], seconds: float = TIME_OUT_SECOND
 
 
 def referee(dumps: Mapping[int, dict[str, Any]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:
-    """What torch's analyser finds: of each collective that does not match, who is missing and who did another thing."""
+    """Return torch's analysis.
+
+    For each collective that does not match, the missing ranks and those in another operation.
+    """
     builder = pytest.importorskip("torch.distributed.flight_recorder.components.builder")
     configured = pytest.importorskip("torch.distributed.flight_recorder.components.config_manager").JobConfig()
     details = {
@@ -89,7 +92,7 @@ OWN = {0: ("1", "all_reduce"), 1: ("1", "all_reduce"), 2: ("2", "all_reduce"), 3
 
 @pytest.mark.torch
 def test_torch_finds_the_same_rank_missing() -> None:
-    """Rank 2 stands in its own code; all others have enqueued one more."""
+    """Rank 2 is in its own code; all others have enqueued one more."""
     dumps = {rank: recorder(rank, [WORLD] * (4 if rank == 2 else 5), 4) for rank in range(4)}
     answer, verdict = judged(dumps)
     assert referee(dumps) == {("0", 5): ({2}, set())}
@@ -99,7 +102,7 @@ def test_torch_finds_the_same_rank_missing() -> None:
 
 @pytest.mark.torch
 def test_torch_finds_the_same_skipped_collectives() -> None:
-    """Rank 2 leaves out the third all_reduce of the default group, and goes on to tp, where rank 3 does not come."""
+    """Rank 2 skips the third all_reduce of the default group and continues in tp, which rank 3 does not join."""
     dumps = {}
     for rank in range(4):
         program = [
@@ -128,7 +131,10 @@ def test_torch_finds_the_same_mismatch() -> None:
 
 
 def test_what_a_rank_has_come_to_is_not_known_where_completed_operations_were_left_out() -> None:
-    """Rank 2 shows nothing of the default group: in a whole dump it never came to it, here it may have completed it."""
+    """Rank 2 shows nothing of the default group: a whole dump proves that it never joined.
+
+    Here it may have completed it.
+    """
     dumps = {rank: recorder(rank, [WORLD, WORLD], 1) for rank in (0, 1, 3)}
     status = {"last_enqueued_collective": 4, "last_started_collective": 4, "last_completed_collective": 4}
     dumps[2] = recorder(2, [OWN[2]], 0)

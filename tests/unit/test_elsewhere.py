@@ -1,4 +1,7 @@
-"""Do all ranks of a node wait for other nodes? By stacks and the size of the world, and exactly by flight recorders."""
+"""The state of a node with all ranks waiting for other nodes.
+
+By stacks and world size, and exactly by flight recorders.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def grouping(*members: Member, waits_for: str = "ranks", world_size: int | None 
 
 
 def told(seen: Grouping, *, is_elsewhere_too: bool = True) -> bool:
-    """With the verdict that such ranks get."""
+    """Judge it with the verdict that such ranks get."""
     return waits_elsewhere(seen, judge(seen, ranks_here=len(seen.members)), is_elsewhere_too=is_elsewhere_too)
 
 
@@ -115,7 +118,7 @@ def test_a_circle_and_two_paths_are_of_this_node() -> None:
     assert not told(grouping(standing(0, waits(6)), other))
 
 
-# --- what becomes of the job -------------------------------------------------------------------------------------------
+# --- the state of the job --------------------------------------------------------------------------------------------
 
 
 def wide() -> Job:
@@ -127,7 +130,7 @@ def waiting(motion: Motion = Motion.FROZEN, waits_for: str = "ranks") -> Groupin
 
 
 def at_the_hold(seen: Grouping | None = None, *checks: CheckResult) -> Life:
-    """Two of four ranks; they train for a minute, then all of this node stand so."""
+    """Two of four ranks train for a minute; then all ranks of this node are as in `seen`."""
     life = Life()
     life.discover(wide())
     life.power(600, 60)

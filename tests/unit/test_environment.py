@@ -1,4 +1,4 @@
-"""Which variables of a rank's environment are kept, and what differs between ranks."""
+"""The variables of a rank's environment that are kept, and the differences between ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Stacks as other tools print them: faulthandler, pystack, gdb; and what `pgrep -f python` brings along.
+"""Stacks of other tools: faulthandler, pystack, gdb; and other processes that `pgrep -f python` finds.
 
-The files were written by the tools: a job of torchrun whose rank 1 waits for a lock in its own code, the others for it.
+The tools wrote the files from a torchrun job: rank 1 waits for a lock in its own code, the others wait for rank 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXAMPLES = DATA / "explain"
 
 
 def read(name: str) -> traces.Collected:
-    """The files of one example, under names that begin in its folder."""
+    """Read the files of an example, under names that begin in its folder."""
     path = EXAMPLES / name
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     return traces.collect(
@@ -38,7 +38,7 @@ def read(name: str) -> traces.Collected:
 
 
 def explained(found: traces.Collected) -> tuple[Verdict, str]:
-    """The verdict, and what `hangwatch explain` prints."""
+    """Return the verdict and the output of `hangwatch explain`."""
     grouping = group_ranks(found.ranks, TABLE, config.Capture(), found.world_size)
     verdict = complete(judge.judge(grouping) if found.ranks else None, log_evidence.supplement(found.logs))
     grouping = type(grouping)(groups=grouping.groups, world_size=grouping.world_size, notes=found.notes)
@@ -75,7 +75,7 @@ def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
 
 @pytest.mark.parametrize("name", ["lock", "pystack.txt", "gdb-py-bt.txt"])
 def test_the_rank_in_its_own_lock_is_shown_whoever_dumped_it(name: str) -> None:
-    """Of three ranks two are too few to accuse the one in a function that no rule knows."""
+    """Of three ranks, two waiting ones are too few to name the rank in a function without a rule."""
     found = read(name)
     assert len(found.ranks) == 3
     (locked,) = [rank for rank in found.ranks if "update_cache" in shown(rank)[0]]
@@ -242,7 +242,7 @@ def test_mixed_lines_of_faulthandler_are_told_apart_by_their_prefix() -> None:
     assert {shown(rank)[0] for rank in found.ranks} == {"step (train.py:7)"}
 
 
-# --- what is no rank -------------------------------------------------------------------------------------------------
+# --- processes that are not ranks ------------------------------------------------------------------------------------
 
 
 def test_what_runs_python_and_is_no_rank_is_listed_and_not_counted() -> None:

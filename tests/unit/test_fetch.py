@@ -1,4 +1,4 @@
-"""What URLs mean, which incidents of a node are asked for, how Prometheus knows a job's nodes, who asks."""
+"""URLs, the requested incidents of a node, Prometheus' answer for a job's nodes, and client credentials."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def target(instance: str, url: str) -> dict[str, object]:
 
 
 class Api:
-    """Answers of Prometheus' HTTP API, and what was asked."""
+    """Answers of Prometheus' HTTP API, and the received queries."""
 
     def __init__(self, found: list[dict[str, object]], targets: list[dict[str, object]]) -> None:
         self._found, self._targets = found, targets
@@ -163,7 +163,7 @@ def test_a_target_at_a_strange_place_costs_itself_alone(url: str) -> None:
     assert ([one.base for one in sites], gone) == (["http://n2:9836"], ["n1"])
 
 
-# --- who asks --------------------------------------------------------------------------------------------------------
+# --- credentials -----------------------------------------------------------------------------------------------------
 
 
 def config(tmp_path: Path, text: str) -> Path:

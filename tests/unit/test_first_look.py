@@ -1,4 +1,4 @@
-"""Whom to look at first, by what was measured: groups made by hand, so that nothing but the rule decides."""
+"""The rank to check first, by measurements: the groups are made by hand, so that only the rule decides."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ FIRST, LOW = ([0], [], Confidence.NONE), ([], [0], Confidence.LOW)
     ("suspect", "others", "expected"),
     [
         ({}, {}, FIRST),
-        # Idle, and drawing less: both, or it is no name.
+        # Idle and with less power: both are needed.
         ({"gpu": GpuReadings(power_watts=70.0, utilization_ratio=0.0)}, {"gpu": GpuReadings(power_watts=118.0, utilization_ratio=1.0)}, LOW),
         ({"gpu": GpuReadings(power_watts=70.0)}, {"gpu": GpuReadings(power_watts=118.0)}, FIRST),
         ({"gpu": GpuReadings(power_watts=110.0, utilization_ratio=0.0)}, {"gpu": GpuReadings(power_watts=118.0, utilization_ratio=1.0)}, FIRST),
@@ -91,7 +91,7 @@ FIRST, LOW = ([0], [], Confidence.NONE), ([], [0], Confidence.LOW)
         ({"waits": Waits(awaited=Awaited(who="10.0.0.9:443"))}, {}, LOW),
         ({"waits": Waits(stuck_on="/data/number")}, {}, LOW),
         ({"waits": Waits(stuck_on="/data/number"), "signature": Signature.BEHIND_GPU}, {}, ([], [], Confidence.NONE)),
-        # Whoever moves, waits behind the GPU itself, or came out of a wait, is late no more than the others.
+        # A rank that moves, waits for the GPU itself, or came out of a wait is no later than the others.
         ({"motion": Motion.MOVING}, {}, ([], [], Confidence.NONE)),
         ({"signature": Signature.BEHIND_GPU}, {}, ([], [], Confidence.NONE)),
         ({"waited_before": True}, {}, ([], [], Confidence.NONE)),
@@ -137,7 +137,7 @@ READ = KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind
     ("seen", "is_asked_for"),
     [
         ({}, True),
-        ({"kernel": KernelFacts(call=FUTEX)}, True),  # of which lock, native frames tell
+        ({"kernel": KernelFacts(call=FUTEX)}, True),  # native frames show which lock it is
         ({"kernel": KernelFacts(call=FUTEX, worker_call=WorkerCall(pid=9, call=FUTEX))}, True),
         ({"kernel": KernelFacts(call=READ)}, False),
         ({"kernel": KernelFacts(call=FUTEX, worker_call=WorkerCall(pid=9, call=READ))}, False),
@@ -180,7 +180,7 @@ BARRIER = (Frame(function="barrier", file="torch/distributed/distributed_c10d.py
 
 
 def joined(thread: str, **parts: Any) -> Group:
-    """One rank whose main thread waits for a thread, which does this."""
+    """Make one rank with a main thread that waits for another thread, which has these parts."""
     alone = group(range(1), OWN, "thread_wait", "thread", **parts)
     return replace(alone, threads=(Stack(name="writer", frames=OWN, activity=thread),))
 
@@ -212,7 +212,7 @@ def test_a_rank_without_the_thread_that_all_others_have_in_a_collective_is_looke
 
 @pytest.mark.parametrize(("holder", "first"), [(100, [0]), (None, [0]), (999, [])])
 def test_who_stands_in_own_code_while_others_wait_for_a_lock(holder: int | None, first: list[int]) -> None:
-    """Unless the kernel says that somebody else holds it."""
+    """Except if the kernel says that another process holds it."""
     locked = group(
         range(1, 4), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/l", holder_pid=holder))
     )

@@ -1,4 +1,4 @@
-"""What of a stack is the same on every rank."""
+"""The parts of a stack that are the same on every rank."""
 
 from __future__ import annotations
 

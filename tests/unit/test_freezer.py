@@ -10,7 +10,7 @@ from hangwatch.probes.process import cgroup_freezer
 
 
 def tree(root: Path, cgroup: str, **files: str) -> tuple[Path, Path]:
-    """/proc and /sys with process 7 in these groups; `files` by path, "__" for a slash."""
+    """Make /proc and /sys with process 7 in these groups; `files` by path, with "__" for a slash."""
     (root / "proc/7").mkdir(parents=True)
     (root / "proc/7/cgroup").write_text(cgroup)
     for name, text in files.items():

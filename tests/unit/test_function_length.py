@@ -17,7 +17,7 @@ REASON = re.compile(r"# long: \w.*")
 
 
 def too_long(source: str) -> Iterator[str]:
-    """The functions that are longer without a reason, with their first lines."""
+    """Yield the functions that are too long without a reason, with their first lines."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.end_lineno is None:

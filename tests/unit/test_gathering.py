@@ -1,4 +1,4 @@
-"""Sightings of many nodes as one job, whatever the order in which they come."""
+"""Sightings of many nodes merged to one job, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def nodes_of(dumps: list[RankDump]) -> list[Sighting]:
 def gathered(sightings: list[Sighting]) -> Gathering:
     gathering = Gathering()
     for one in sightings:
-        gathering.add(decode(encode(one), type=Sighting))  # values of its own, as from a file
+        gathering.add(decode(encode(one), type=Sighting))  # separate values, as from a file
     return gathering
 
 
@@ -114,7 +114,7 @@ def at_line(line: int) -> Sighting:
 
 
 def calls_of_one_more(known: int) -> int:
-    """How many functions, compiled ones included, are called to add a node beside so many others."""
+    """Return the number of calls, compiled functions included, that add a node to `known` others."""
     gathering, calls = Gathering(), 0
     for line in range(known):
         gathering.add(at_line(line))

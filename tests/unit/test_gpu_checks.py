@@ -1,4 +1,4 @@
-"""The pure halves of the GPU checks: odd inputs, and what no whole node shows."""
+"""The pure halves of the GPU checks: unusual inputs, and cases that no whole node shows."""
 
 from __future__ import annotations
 

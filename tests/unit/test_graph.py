@@ -1,4 +1,4 @@
-"""Which nodes of a graph lead to each other: against what one gets by walking from each."""
+"""Nodes of a graph that lead to each other, compared with a walk from each node."""
 
 from __future__ import annotations
 

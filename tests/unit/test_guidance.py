@@ -1,4 +1,4 @@
-"""Where a verdict that names nobody sends its reader: to what the ranks wait for, and to links only where all wait."""
+"""The next step of a verdict without a named rank: the thing that the ranks wait for; links only if all wait."""
 
 from __future__ import annotations
 

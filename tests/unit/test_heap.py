@@ -1,4 +1,4 @@
-"""The daemon's heap: one for all threads, and freed memory is returned; measured by the kernel's numbers."""
+"""The daemon's heap: one for all threads, and freed memory is returned; measured by the kernel's counters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# 20 kB lie in a heap, and not in a mapping of their own (M_MMAP_THRESHOLD); the last of them keep what lies under them.
+# 20 kB are in a heap, not in a separate mapping (M_MMAP_THRESHOLD). The last blocks keep the memory below them.
 PROGRAM = """
 import sys, threading
 from hangwatch.probes.node import daemon_heap as heap
@@ -37,7 +37,7 @@ print(arenas, before - kib("VmRSS"))
 
 
 def played(*arguments: str) -> tuple[int, int]:
-    """Arenas beside the main one while 8 threads held 32 MB, and the KiB given back after all but 2 % was freed."""
+    """Return the extra arenas while 8 threads held 32 MB, and the KiB returned after all but 2 % was freed."""
     done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], check=True, capture_output=True, timeout=60)
     arenas, given_back = map(int, done.stdout.split())
     return arenas, given_back

@@ -51,7 +51,7 @@ def ran(program: str, *arguments: str, deadline_seconds: float = 60.0) -> HookRe
     return hooks.run(call, deadline_seconds)
 
 
-# --- what is refused at the start -----------------------------------------------------------------------------------
+# --- refused at the start --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_hook_program_of_another_user_is_refused(script: Script) -> None:
         hooks.refuse_unusable(config.Hooks(on_hung=(path,)), "h.toml")
 
 
-# --- which, and with what -------------------------------------------------------------------------------------------
+# --- selection and arguments -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_text_of_a_job_owner_is_neither_option_nor_shell_code(script: Script) ->
     assert claims is not None and "HANGWATCH_SLURM_JOB" not in claims.environ, "a name is not the kernel's word"
 
 
-# --- how it runs ----------------------------------------------------------------------------------------------------
+# --- execution -------------------------------------------------------------------------------------------------------
 
 
 def test_hook_has_no_capability_secret_or_open_file_of_the_daemon(
@@ -181,7 +181,7 @@ def test_hook_has_no_capability_secret_or_open_file_of_the_daemon(
 
 @needs_root
 def test_hook_without_cap_setpcap_has_no_capabilities() -> None:
-    """As deploy/systemd/hangwatch.service starts the daemon: a user of its own, ambient capabilities, no CAP_SETPCAP."""
+    """As deploy/systemd/hangwatch.service starts the daemon: its own user, ambient capabilities, no CAP_SETPCAP."""
     rights = "-all,+sys_ptrace,+kill"
     caps = [f"--{kind}={rights}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
     child = [sys.executable, "-I", "-S", hooks.__file__.replace("hooks.py", "hook_process.py"), "60"]
@@ -262,7 +262,7 @@ def test_hook_with_missing_interpreter_is_not_run(tmp_path: Path) -> None:
     )
 
 
-# --- how many -------------------------------------------------------------------------------------------------------
+# --- number of runs --------------------------------------------------------------------------------------------------
 
 
 def test_hook_limit_of_one_owner_does_not_limit_other_owners() -> None:
@@ -316,7 +316,7 @@ def test_hook_counters_begin_at_zero() -> None:
     assert {outcome for _, outcome in begun} == {"ok", "failed", "killed", "timed_out", "not_run", "not_called"}
 
 
-# --- what is kept ---------------------------------------------------------------------------------------------------
+# --- kept results ----------------------------------------------------------------------------------------------------
 
 
 def test_hook_output_is_stored_and_not_readable_by_the_job_owner(tmp_path: Path) -> None:

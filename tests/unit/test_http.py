@@ -1,4 +1,4 @@
-"""What is served to whom, by a real server on loopback."""
+"""Access to the served pages, by a real server on loopback."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Status(Value, frozen=True):
 
 
 class Incidents:
-    """A store of one incident that has one page."""
+    """A store of one incident with one page."""
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
         if (incident_id, name) != ("20260101T000000Z-42", "report.html"):
@@ -97,7 +97,7 @@ def get(
 
 
 def sent(port: int, request: bytes) -> bytes:
-    """Everything that comes back on one connection until the server closes it."""
+    """Return everything received on one connection until the server closes it."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
         one.sendall(request)
         return rest(one)
@@ -112,7 +112,7 @@ def rest(one: socket.socket) -> bytes:
 
 
 def is_closed(one: socket.socket) -> bool:
-    """Whether the server has ended this connection; it has said nothing before."""
+    """True if the server has closed this connection without sending anything."""
     one.setblocking(False)
     try:
         return one.recv(1) == b""
@@ -237,14 +237,14 @@ def test_huge_headers_are_refused() -> None:
         (b"GET /healthz HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", [b"200 OK"]),
         (b"HEAD /healthz HTTP/1.1\r\nHost: a\r\n\r\n", [b"200 OK"]),
         (b"GET /healthz?verbose=1 HTTP/1.1\r\nHost: a\r\n\r\n", [b"200 OK"]),
-        # a connection carries one request: what follows is not read
+        # a connection carries one request: later data is not read
         (b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n" * 3, [b"200 OK"]),
         (b"PUT /metrics HTTP/1.1\r\nHost: a\r\n\r\n", [b"405 Method Not Allowed"]),
         (b"HANG /metrics HTTP/1.1\r\nHost: a\r\n\r\n", [b"405 Method Not Allowed"]),
         (b"GET /incidents/../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", [b"404 Not Found"]),
         (b"GET /incidents/%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", [b"404 Not Found"]),
         (b"GET ///etc/passwd HTTP/1.1\r\nHost: a\r\n\r\n", [b"404 Not Found"]),
-        # no body is read, whatever its length is said to be
+        # no body is read, whatever its stated length
         (b"GET /healthz HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", [b"400 Bad Request"]),
         (b"POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999\r\n\r\n", [b"400 Bad Request"]),
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", [b"400 Bad Request"]),
@@ -345,13 +345,13 @@ def test_readers_that_do_not_read_give_their_place_away() -> None:
             assert one.recv(8) == b"HTTP/1.1"
             crowd.append(one)
         assert get(port, "/healthz")[0] == 200
-        assert len(rest(crowd[0])) < 9_000_000  # was cut off
+        assert len(rest(crowd[0])) < 9_000_000  # it was cut off
         for one in crowd:
             one.close()
 
 
 def test_a_request_has_one_deadline_from_accept_to_its_end(pair: dict[str, str]) -> None:
-    """The handshake is part of it, and a byte now and then does not move it."""
+    """The handshake counts, and a byte now and then does not extend it."""
 
     def seconds_until_closed(port: int, first: bytes) -> float:
         began = time.monotonic()
@@ -373,7 +373,7 @@ def test_a_request_has_one_deadline_from_accept_to_its_end(pair: dict[str, str])
 
 
 class Slow(Collector):
-    """One family that takes until `go`; counts how often it is collected."""
+    """A metric family that blocks until `go`; counts its collections."""
 
     def __init__(self) -> None:
         self.begun, self.go = 0, threading.Event()
@@ -387,7 +387,7 @@ class Slow(Collector):
 def test_scrapes_at_the_same_time_are_one_and_delay_no_other_page() -> None:
     registry, slow = CollectorRegistry(), Slow()
     slow.go.set()
-    registry.register(slow)  # which collects, to learn the names
+    registry.register(slow)  # it collects, to learn the names
     slow.go.clear()
     slow.begun = 0
     with both_ports(registry=registry) as (port, health_port), ThreadPoolExecutor(20) as pool:
@@ -462,7 +462,7 @@ def test_a_listener_leaves_most_descriptors_to_the_others() -> None:
 
 
 class Drip:
-    """A body whose parts come slowly; remembers that it was closed."""
+    """A body with parts that come slowly; records that it was closed."""
 
     def __init__(self, parts: int, pause_seconds: float) -> None:
         self.left, self.pause_seconds, self.closed = parts, pause_seconds, threading.Event()
@@ -531,7 +531,7 @@ os._exit(0)
 
 @contextmanager
 def listener_of_five_connections() -> Iterator[tuple[Listener, int]]:
-    """One that takes five connections of each caller; it is to be started."""
+    """Return a listener, not yet started, that accepts five connections of each caller."""
 
     async def answer(_: Request) -> Answer:
         return text(HTTPStatus.OK, "here")
@@ -545,7 +545,7 @@ def listener_of_five_connections() -> Iterator[tuple[Listener, int]]:
 
 
 def connected_as(uid: int, address: str, port: int) -> socket.socket:
-    """A connection from this address by this user, which this thread is while it makes the socket."""
+    """Return a connection from this address by this user; the thread has that user while it makes the socket."""
     with as_thread_of(uid):
         ours = socket.socket()
     ours.settimeout(10)

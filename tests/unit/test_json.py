@@ -1,4 +1,4 @@
-"""What the commands print as JSON: schemas that are current, forms that meet them, incidents of earlier versions."""
+"""The JSON output of the commands: current schemas, output that meets them, incidents of earlier versions."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_status_meets_its_schema() -> None:
     ]
 
 
-# --- incidents that earlier versions wrote ---------------------------------------------------------------------------
+# --- incidents of earlier versions -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=EARLIER, ids=lambda path: path.stem)
@@ -128,7 +128,7 @@ def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 DERIVED = {"waits"}
-"""Fields that an earlier version wrote and that follow from others by now."""
+"""Fields that an earlier version wrote and that now follow from others."""
 
 
 RENAMED = {"kernel_lines": "lines", "recorded": "libraries", "kernel_call": "call", "gpu_use": "use"}
@@ -136,13 +136,13 @@ PARTS = ("stack", "kernel", "usage", "waits", "gpu", "recorder")
 
 
 def side_by_side(member: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a member as they were before it had parts."""
+    """Return the fields of a member as they were before it had parts."""
     fields = {key: value for part in PARTS for key, value in member[part].items()}
     return {**member, **fields, "recorder_faults": fields["faults"], **{a: fields[b] for a, b in RENAMED.items()}}
 
 
 def lost(before: Any, after: Any, path: str = "") -> list[str]:
-    """Where `after` does not say what `before` said; new fields are no loss."""
+    """Return the places where `after` lacks a value of `before`; new fields are no loss."""
     if isinstance(before, dict) and isinstance(after, dict):
         if "motion" in before and "recorder" in after:
             after = side_by_side(after)

@@ -1,4 +1,4 @@
-"""What the kernel's log says of a job: each row has lines as kernels print them, and what must not pass for one."""
+"""Kernel log lines about a job: each row has real lines of kernels, and similar lines that must not match."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_what_is_no_line_of_the_kernel(line: str) -> None:
 
 @given(comm=st.text(min_size=1, max_size=15).filter(lambda text: "\n" not in text))
 def test_no_comm_makes_a_pid_of_its_own(comm: str) -> None:
-    """A process writes 15 bytes in front of its pid, and the kernel the rest."""
+    """A process controls 15 bytes before its pid; the kernel writes the rest."""
     said = kernel_lines.find(f"{comm}[4242]: segfault at 0 ip 0 sp 0 error 4 in x[0+1]")
     assert said is None or said.subject == "4242"
 
@@ -133,7 +133,7 @@ def test_no_pattern_takes_long() -> None:
     assert time.process_time() - began < 5
 
 
-# --- which ranks they speak of ---------------------------------------------------------------------------------------
+# --- the ranks of a line ---------------------------------------------------------------------------------------------
 
 
 def log(folder: Path, *lines: str, boot_seconds: float | None = None) -> tuple[kmsg.LoggedLine, ...]:
@@ -146,7 +146,7 @@ def log(folder: Path, *lines: str, boot_seconds: float | None = None) -> tuple[k
 
 
 def said_of(job: Job, lines: tuple[kmsg.LoggedLine, ...]) -> dict[int, tuple[KernelLine, ...]]:
-    """As where this process is in the initial pid namespace, in which the log counts; a worker of the tests is not."""
+    """Attribute lines as in the initial pid namespace, which the log uses; a worker of the tests is in another one."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "self" / "ns").mkdir(parents=True)
@@ -156,7 +156,7 @@ def said_of(job: Job, lines: tuple[kmsg.LoggedLine, ...]) -> dict[int, tuple[Ker
 
 
 def own_job(*, ended: tuple[EndedProcess, ...] = ()) -> Job:
-    """This process as the only rank of a job."""
+    """Make a job with this process as its only rank."""
     state = procfs.read_state(os.getpid())
     assert state is not None
     rank = Rank(id=state[0], rank=0, local_rank=0)
@@ -190,7 +190,7 @@ def test_a_worker_that_was_killed_is_told_of_its_rank(tmp_path: Path) -> None:
 
 
 def test_a_pid_that_was_another_process_is_none_of_the_job(tmp_path: Path) -> None:
-    """Its line is from before the process began, or from long after its end."""
+    """Its line is from before the start of the process, or from long after its end."""
     now = time.monotonic()
     before = gone(999_999_004, began_seconds=now - 5)
     old = log(tmp_path, SEGFAULT.format(999_999_004), boot_seconds=max(1.0, now - 5000))
@@ -205,7 +205,7 @@ def test_a_thread_that_is_blocked_no_more_is_not_told(tmp_path: Path) -> None:
 
 
 def test_pids_of_another_namespace_are_not_believed(tmp_path: Path) -> None:
-    """A /proc of which nobody can say that it numbers processes as the kernel's log does."""
+    """A /proc with pids that may differ from those of the kernel's log."""
     ended = gone(4711, began_seconds=time.monotonic() - 5)
     lines = log(tmp_path, SEGFAULT.format(4711))
     job = own_job(ended=(ended,))
@@ -213,7 +213,7 @@ def test_pids_of_another_namespace_are_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_file_system_that_a_rank_has_mounted(tmp_path: Path) -> None:
-    """Of a server whose file systems nobody of the job has mounted nothing is said."""
+    """If no process of the job has mounted a server's file system, lines about that server are ignored."""
     pid = 4711
     folder = tmp_path / "proc" / str(pid)
     folder.mkdir(parents=True)

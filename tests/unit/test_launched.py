@@ -1,4 +1,4 @@
-"""What NCCL counted of its ranks: who is behind, who is only slower, and what the verdict makes of it."""
+"""NCCL's counts of its ranks: late ranks, slow ranks, and the verdict."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_all_alike_is_everybody_came() -> None:
 
 
 def test_all_alike_acquits_nobody() -> None:
-    """What others wait for may be no operation of NCCL's: a barrier of the store, another library."""
+    """The other ranks may wait for something outside of NCCL: a barrier of the store, another library."""
     first, *rest, last = members(*[status([7, 7, 7, 7])] * 3)
     loads = structs.replace(outside(last), activity="data_loading", waits_for="nothing")
     verdict = judged(waiting(first, *rest), loads)
@@ -137,7 +137,7 @@ def test_whom_nccl_does_not_reach_is_a_first_look() -> None:
 
 
 def test_counts_name_nobody_where_a_rank_gave_no_answer() -> None:
-    """Who is last of all is not known: it may be the one that NCCL does not reach."""
+    """The last rank of all is unknown: it may be the rank that NCCL does not reach."""
     first, second, third, last = members(*[status([7, 7, 7, 6], lost=[2])] * 3)
     verdict = judged(waiting(first, second, third), outside(last))
     assert verdict.kind == "OutsideCollective", "so its stack alone, which is low"
@@ -155,7 +155,7 @@ def test_who_is_behind_on_another_node_is_said() -> None:
 
 
 def test_over_nodes_the_counts_name_who_is_behind() -> None:
-    """Each node was asked by itself, and both were told the same."""
+    """Each node was queried separately, and both gave the same data."""
     halves = members(*[status([7, 7, 7, 6])] * 3)
     apart = [
         structs.replace(member, id=structs.replace(member.id, node=f"gpu0{number // 2}"))

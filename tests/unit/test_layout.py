@@ -1,4 +1,4 @@
-"""The layout of the package: few modules at the top, one subject for each package, names that do not repeat."""
+"""The layout of the package: few modules at the top, one subject per package, names that do not repeat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "hangwatch"
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 PACKAGES = {path.parent for path in MODULES}
 
-# A module and a module or package of the same name: the pure and the reading half of one subject.
+# Modules and packages with the same name: the pure and the reading half of one subject.
 TWO_HALVES = {
     "checks",
     "collective_timeout",

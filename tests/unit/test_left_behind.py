@@ -1,4 +1,4 @@
-"""Children that cannot be ended: how many are borne, of whom, and that they are forgotten once they end."""
+"""Abandoned children that cannot be ended: limits in all and per user; they are forgotten once they end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def target(number: int) -> ProcessId:
 
 
 def fill(left: AbandonedChildren, child: Child, share: int, count: int) -> int:
-    """Leave children behind until no more are begun; how many were."""
+    """Abandon children until no more may be started; return their number."""
     for number in range(count):
         if not left.begin(f"uid {share}", 0.0):
             return number

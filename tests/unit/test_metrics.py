@@ -1,4 +1,4 @@
-"""What a scrape shows, as text; names and labels keep the rules of the field."""
+"""A scrape as text; names and labels follow the conventions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_incident_that_is_closed_is_exported_no_more() -> None:
 
 @given(st.lists(st.integers(min_value=0, max_value=4194304), min_size=1, max_size=60))
 def test_a_sentence_that_is_too_long_holds_no_other_number(pids: list[int]) -> None:
-    """It is on the page: `pid 372` that ends as `pid 37` is somebody else's process."""
+    """It is on the page: `pid 372` cut to `pid 37` is another process."""
     told = sentence_label("rank 5, pid " + " and pid ".join(map(str, pids)) + " stand in read")
     assert len(told) <= LABEL_LENGTH
     assert set(re.findall(r"pid (\d+)", told)) <= set(map(str, pids))
@@ -107,7 +107,7 @@ def test_a_sentence_that_is_too_long_holds_no_other_number(pids: list[int]) -> N
 
 
 def test_an_incident_says_where_its_report_is_served() -> None:
-    """Where the site said how browsers reach the daemon; the address is one for all nodes."""
+    """If the site configured how browsers reach the daemon; all nodes have the same address."""
     assert 'url=""' in scrape(board())
     own = CollectorRegistry()
     own.register(
@@ -251,7 +251,7 @@ def test_ranks_without_a_stack_are_gone_or_undumpable() -> None:
 
 
 def test_a_stopped_rank_is_busy_with_nothing_for_others_to_wait_on_whatever_its_stack_says() -> None:
-    """By its stack it may stand in a collective; the fleet rule would count it among those that wait."""
+    """By its stack it may be in a collective; the fleet rule would count it as waiting."""
     (entry,) = board().snapshot.jobs.values()
     grouping = entry.incident.grouping
     stopped = tuple(

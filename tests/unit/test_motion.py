@@ -1,4 +1,4 @@
-"""What a rank does, by measurement: the names of its functions decide nothing."""
+"""The activity of a rank, by measurement: the names of its functions decide nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def measure(found: RankDump, settings: config.Capture = SETTINGS) -> progress.Me
 
 
 def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
-    """Rounds at one line with few switches, in each of which the main thread is in that call; None: it runs."""
+    """Make rounds at one line with few switches; in each, the main thread is in that call. None: it runs."""
     found = dumps([STILL[0]] * len(calls), switches=0.1)
     return tuple(structs.replace(dump, call=call) for dump, call in zip(found, calls, strict=True))
 
@@ -76,10 +76,9 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
     gil: bool | None = None,
     **more: object,
 ) -> tuple[ProcessDump, ...]:
-    """Rounds 5 s apart; `cpu` and what is said of the main thread in cores, bytes and switches per second.
+    """Make rounds 5 s apart; `cpu` and the main thread's values in cores, bytes and switches per second.
 
-    An empty stack is a dump that failed. `dump_switches` are made by each dump itself. Of what is in `more` a number is
-    per second.
+    An empty stack is a failed dump. Each dump itself makes `dump_switches`. Numbers in `more` are per second.
     """
     main = cpu if main is None else main
 
@@ -133,7 +132,7 @@ def rank(
     pcie: float | None = None,
     light: bool = False,
 ) -> RankDump:
-    """`use` is the utilisation of its GPU, `power` lies between its idle level and its busy one, its links in bytes/s."""
+    """`use` is the utilisation of its GPU, `power` is between its idle and its busy level, its links in bytes/s."""
     workers = (WorkerDump(pid=2, comm="pt_data_worker", rounds=worker),) if worker else ()
     return RankDump(
         id=RankId(rank=0),
@@ -305,7 +304,7 @@ SILENT = "/mnt/jfs (fuse.juicefs)"
 def shut(
     cpu: float = 0.0, io: float = 0.0, state: str = "S", rounds: int = 3, mount: str | None = SILENT, held: bool = False
 ) -> RankDump:
-    """A rank without any stack, whose program lies on a file system that gives no answer."""
+    """A rank without any stack; its program is on a file system that does not respond."""
     found = dumps([[]] * rounds, cpu=cpu, io=io, state=state)
     return structs.replace(rank(found), silent_mount=mount, waits_for_mount=held)
 

@@ -1,4 +1,4 @@
-"""The mutants that people have thought of can still be made: a module that was parted takes its lines elsewhere."""
+"""The hand-written mutants can still be made: if a module is split, its lines move to another module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NCCL says, in words: each row has the lines that versions of NCCL and PyTorch print for it."""
+"""NCCL's messages in words: each row has the lines that versions of NCCL and PyTorch print for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parser of NCCL's RAS status: JSON, text, and anything else that a job may send."""
+"""The parser of NCCL's RAS status: JSON, text, and any other data that a job may send."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_text_has_only_ranks_that_differ() -> None:
 
 
 def test_text_with_several_ranks_of_one_count_is_read() -> None:
-    """As of 32 ranks of which a few are behind: the others are not listed."""
+    """As with 32 ranks, a few of them late: the others are not listed."""
     several = """NCCL version 2.24.3 compiled with CUDA 12.4
 Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
     #  in group  per comm  per node  per comm  in group

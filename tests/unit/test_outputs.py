@@ -1,4 +1,4 @@
-"""What the ends of files say of the ranks that write to them, and what follows: a first look at most."""
+"""The last lines of ranks' output files; they lead at most to a rank to check first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def end(text: str, file: str = "1:1", size_bytes: int | None = None) -> OutputEn
 
 
 def logs(*texts: str) -> tuple[RankLog, ...]:
-    """Of each rank one of its own."""
+    """Return one log for each rank."""
     ends = {rank: (end(text, f"1:{rank.rank}"),) for rank, text in zip(RANKS, texts, strict=False)}
     return live_output.logs_of(ends, {})
 
@@ -96,7 +96,7 @@ def test_lines_are_few_and_short() -> None:
 
 @pytest.mark.parametrize("name", secret_texts.FORMS | secret_texts.MORE)
 def test_lines_and_evidence_of_a_log_have_no_secret_of_a_known_form(name: str) -> None:
-    """Neither where it is the last line, nor a failure, nor a message of NCCL."""
+    """Neither in its last line, nor in a failure, nor in a message of NCCL."""
     case = (secret_texts.FORMS | secret_texts.MORE)[name]
     failure = f'Traceback (most recent call last):\n  File "/job/train.py", line 3, in main\nShardError: {case.text}\n'
     written = f"{failure}{PEER} {case.text}\n{case.text}\n"
@@ -107,7 +107,7 @@ def test_lines_and_evidence_of_a_log_have_no_secret_of_a_known_form(name: str) -
 
 
 def test_log_line_of_a_live_rank_is_looked_at_in_its_first_1024_characters() -> None:
-    """What is behind them is not, for patterns take time by the square of a line."""
+    """Later characters are ignored, because patterns take time by the square of a line's length."""
     near, far = (f"{' ' * before}{PEER}\n" for before in (900, 1024))
     found = [list(log.messages) for log in logs(f"{near}step\n", f"{far}step\n")]
     assert found == [["ib_pair_unreachable"], []]

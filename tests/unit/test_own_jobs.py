@@ -1,4 +1,4 @@
-"""The socket for users: who asks and how often, what changed meanwhile, and where the socket may be."""
+"""The socket for users: its callers and their rate, changes of jobs, and the place of the socket."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def look_at(found: Job, _rounds: int | None) -> Diagnosis:
 
 
 class Desk:
-    """An `UserSocket` over a board with these jobs, asked without a socket; the clock stands."""
+    """A `UserSocket` over a board with these jobs, called without a socket; the clock does not move."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ def test_dump_of_a_newcomer_goes_before_one_of_a_user_who_was_served(tmp_path: P
         for event in begun.values():
             assert await asyncio.to_thread(event.wait, 60)
         waiting = [asyncio.create_task(dump(uid)) for uid in (4, 3)]
-        await asyncio.sleep(0)  # both have asked
+        await asyncio.sleep(0)  # both have sent their request
         go_on[1].set()
         answers += await asyncio.gather(*waiting)
         go_on[2].set()
@@ -280,14 +280,14 @@ def connected(path: Path) -> socket.socket:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder through which every user may pass, unlike pytest's own."""
+    """A folder through which every user may pass, unlike pytest's folders."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
 
 def connected_as(uid: int, path: Path) -> socket.socket:
-    """A connection of this user: SO_PEERCRED is who connects, and this thread is for a moment."""
+    """Return a connection of this user: SO_PEERCRED is the connecting user, which this thread is for a moment."""
     with as_thread_of(uid):
         return connected(path)
 

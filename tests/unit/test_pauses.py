@@ -1,4 +1,7 @@
-"""Pauses that ended by themselves: what is a place, what is learnt, how much later such a place pages."""
+"""Pauses that ended by themselves.
+
+The definition of a place, the learned length, and the later page at such a place.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of an incident: opened by a look, carried through every transition, closed when the job goes on or ends."""
+"""The life of an incident: opened by a capture, taken through every transition, closed when the job resumes or ends."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def grouping(motion: Motion = Motion.FROZEN, gone: bool = False) -> Grouping:
 
 
 class Life:
-    """Plays the daemon: feeds the pure functions and keeps what they ask for."""
+    """Acts as the daemon: calls the pure functions and keeps their actions."""
 
     def __init__(self) -> None:
         self.snapshot, self.now = Snapshot(), 1000.0
@@ -240,7 +240,7 @@ def test_a_job_of_which_nothing_is_left_is_not_hung() -> None:
 
 
 def test_a_job_keeps_its_name_while_its_ranks_live() -> None:
-    """A second job in the same allocation, or a killed launcher, changes what a scan would call it."""
+    """A second job in the same allocation, or a killed launcher, changes the name that a scan would give it."""
     life = hung()
     renamed, other = replace(job(), job_id="42-p100"), job(pid=500, job_id="42-p500")
     life.discover(renamed, other)
@@ -260,12 +260,12 @@ def at_work(**changes: bool) -> Life:
 
 
 def apart() -> Job:
-    """The job as a scan finds it beside one with a better claim."""
+    """Return the job as a scan finds it next to one with a better claim."""
     return replace(job(), job_id="42-p100", job_key="42-p100")
 
 
 def test_a_key_goes_from_who_never_held_a_gpu_to_whom_the_scan_gives_it_and_who_holds_one() -> None:
-    """Who copies a job's variables before it starts would be that job on all nodes."""
+    """Otherwise a process that copies a job's variables before the job starts would be that job on all nodes."""
     life = at_work()
     real = replace(job(pid=500), holds_gpu=True)
     life.discover(job(), replace(real, job_id="42-p500", job_key="42-p500", holds_gpu=False))
@@ -323,7 +323,7 @@ def test_at_its_start_a_job_takes_the_name_that_the_scan_finds_later_and_goes_on
 
 @pytest.mark.parametrize("open_one", [100, 500])
 def test_two_pods_that_become_one_job_lose_neither_incident_nor_page(open_one: int) -> None:
-    """Until the ranks of a job in two pods have connected to their store it is two jobs."""
+    """Until the ranks of a job in two pods have connected to their store, it counts as two jobs."""
     life = hung()
     other = replace(job(pid=500, ranks=1), job_id="42-p500", job_key="42-p500")
     life.discover(job(), other)
@@ -419,7 +419,7 @@ def test_jobs_do_not_disturb_each_other() -> None:
 
 
 def test_ranks_that_gave_a_stack_were_seen_whatever_they_do() -> None:
-    """A job whose ranks all spin beside idle GPUs is unjudged; it pages all the same after the stalled hold."""
+    """A job with all ranks spinning next to idle GPUs is unjudged; it still pages after the stalled hold."""
     members = tuple(Member(id=RankId(node="n1", rank=i), signature=Signature.SPINS) for i in range(2))
     stack = (Frame(function="step", file="mine.py", line=7),)
     seen = steps.motion_count(Grouping(groups=(Group(key="k", activity="unknown", members=members, frames=stack),)))
@@ -447,7 +447,10 @@ def test_who_moves_is_said_as_everywhere() -> None:
 def test_who_may_not_read_one_capture_of_an_incident_reads_none(
     looks: tuple[int | None, ...], reader: int | None
 ) -> None:
-    """A rank may be a setuid program while it is looked at, and its user's own a moment later: execve keeps the pid."""
+    """A rank may be a setuid program during one capture and the user's own program in the next.
+
+    Execve keeps the pid.
+    """
     life = Life()
     life.discover(replace(job(), uid=7))
     life.power(600, 60)
@@ -460,7 +463,7 @@ def test_who_may_not_read_one_capture_of_an_incident_reads_none(
     assert (len(incident.captures), incident.job.uid) == (2, reader)
 
 
-# --- strangers -------------------------------------------------------------------------------------------------------
+# --- processes of other users ----------------------------------------------------------------------------------------
 
 
 def rank_in_pod(pod: str, pid: int, rank: int, start_ticks: int, parent_pid: int = 1) -> Process:
@@ -482,7 +485,7 @@ STORE = "10.0.0.5 port 23456"
 
 
 class Stranger(Value, frozen=True):
-    """What somebody in another pod can make the kernel and the driver say of a process of his."""
+    """The data that a user in another pod can make the kernel and the driver report about a process."""
 
     pid: int
     rank: int
@@ -506,7 +509,7 @@ _strangers = st.lists(
 
 
 class Shared(Life):
-    """A job of a pod, and on the same node whatever else there is."""
+    """A job of a pod, and other processes on the same node."""
 
     def scan(self, strangers: list[Stranger], mine: list[Process], is_listed: bool = True) -> None:
         processes = [*mine, *(rank_in_pod("f00dcafe-0000", one.pid, one.rank, one.start_ticks) for one in strangers)]
@@ -533,7 +536,7 @@ class Shared(Life):
         return entry
 
     def live(self, strangers: list[list[Stranger]], before: list[list[Stranger]]) -> list[tuple[JobState, bool, str]]:
-        """Start, work, hang, be looked at, and go on; a scan between, each with the next strangers."""
+        """Start, work, hang, capture, and resume; between the steps, scans with the next strangers."""
         for beside in before:
             self.scan(beside, [])
             self.power(60, 2)
@@ -567,7 +570,7 @@ def test_no_strangers_who_come_change_key_state_or_page(strangers: list[list[Str
 def test_no_strangers_who_were_there_first_change_state_or_page(
     strangers: list[list[Stranger]], before: list[list[Stranger]]
 ) -> None:
-    """They may have the key, where one of them holds a GPU: nothing tells who of two pods of uid 0 is the true one."""
+    """They may have the key if one of them holds a GPU: nothing tells which of two pods of uid 0 is the true one."""
     alone, told = Shared().live([], []), Shared().live(strangers, before)
     assert states(told) == states(alone)
     if not any(one.on_gpu for beside in (*before, *strangers) for one in beside):
@@ -575,7 +578,7 @@ def test_no_strangers_who_were_there_first_change_state_or_page(
 
 
 def started_again(left: Incident, *jobs: Job, seconds_later: float = 30) -> Life:
-    """A new daemon that has found these jobs, and the incident that the old one left."""
+    """Return a new daemon that has found these jobs, and the incident that the old daemon saved."""
     life = Life()
     life.now = left.opened_unix_seconds - 1e9 + seconds_later
     life.discover(*jobs)
@@ -727,7 +730,7 @@ def test_link_errors_are_timed_while_the_check_warns() -> None:
 
 
 def life_with_a_pause(*after: Job, checks: tuple[CheckResult, ...] = ()) -> Life:
-    """Trains, pauses for 40 s with rank 0 elsewhere, trains again, and pauses again; `after` is found in between.
+    """Train, pause for 40 s with rank 0 elsewhere, train again, and pause again; `after` is found in between.
 
     `checks` came in the first pause.
     """
@@ -830,7 +833,7 @@ def test_a_pause_in_which_links_were_sick_taught_nothing() -> None:
 
 
 def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
-    """By their pids the kernel's log is read: a rank, and its workers, of which an epoch starts new ones."""
+    """Their pids are needed for the kernel's log: a rank, and its workers, which are new in each epoch."""
     life, all_here = Life(), job(ranks=2)
     life.discover(all_here)
     first, second = all_here.ranks
@@ -849,7 +852,7 @@ def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
 
 
 def remains(life: Life, *found: Job) -> list[tuple[list[int], int]]:
-    """What is to be read after a scan that finds these jobs: the pids of the dead ranks, and how many live."""
+    """Return the pids of the dead ranks to read after a scan that finds these jobs, and the number of live ranks."""
     life.snapshot, actions = steps.discovered(life.snapshot, found, life.now, life.unix)
     reads = [action.job for action in actions if isinstance(action, ReadRemains)]
     return [([one.id.pid for one in read.ended], len(read.ranks)) for read in reads]
@@ -867,7 +870,7 @@ def test_what_a_rank_left_is_read_once_it_is_gone() -> None:
 
 
 def test_why_a_rank_died_is_known_of_the_job_that_goes_on_without_it() -> None:
-    """Where the others wait for it and hang, the look at them says so; a scan does not forget it."""
+    """If the others wait for it and hang, their capture reports it; a scan does not forget it."""
     life, whole = Life(), job(ranks=3)
     remains(life, whole)
     without = replace(whole, ranks=whole.ranks[:2])
@@ -889,7 +892,7 @@ def test_what_ranks_left_is_read_when_others_take_their_place() -> None:
 
 
 def test_of_ranks_that_die_together_none_is_lost() -> None:
-    """Who died first is known once what all of them left is read; those that died later stay, too."""
+    """The first dead rank is known once the artifacts of all are read; ranks that died later stay, too."""
     life, whole = Life(), job(ranks=Jobs().max_ranks_per_owner)
     remains(life, whole)
     survivor = whole.ranks[0]
@@ -929,7 +932,7 @@ def test_a_crash_of_the_same_processes_is_one_incident_told_anew() -> None:
 
 
 def test_who_followed_does_not_take_the_place_of_the_rank_that_is_named() -> None:
-    """The next attempt of the job, whose ranks complain of each other; its warning would end after seconds."""
+    """The next attempt of the job: its ranks report each other, and its warning would end after seconds."""
     named = crash(1, 100)
     named = replace(named, verdict=replace(named.verdict, named=(RankId(rank=0),)))
     snapshot, _ = steps.crashed(Snapshot(), named, now=0.0)

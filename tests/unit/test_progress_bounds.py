@@ -1,4 +1,4 @@
-"""What the board keeps of each job, for how long, and what is counted and saved: the steps of `progress` at their boundaries."""
+"""The board's data of each job, its lifetime, counts and saved parts: the steps of `progress` at their boundaries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.unit.test_progress import RULES, Life, grouping, hung, job, started_a
 
 
 def quiet() -> Life:
-    """A job that worked and is suspected: its capture is under way."""
+    """Return a job that worked and is suspected: its capture is in progress."""
     life = Life()
     life.discover(job())
     life.power(600, 60)
@@ -75,7 +75,7 @@ def test_a_sample_is_on_the_board_and_teaches_the_idle_level_of_gpus_that_nobody
 
 
 def test_the_idle_level_that_was_learnt_is_the_floor_of_the_quiet_line() -> None:
-    """A GPU that idles at 300 W is quiet at 320, one that idles at 60 is not: it may be at work."""
+    """A GPU that idles at 300 W is at low power at 320 W; one that idles at 60 W is not: it may be at work."""
     states = {}
     for idle in (60.0, 170.0):
         life = Life()
@@ -406,11 +406,11 @@ def test_a_job_that_goes_on_has_name_and_key_of_its_incident_whatever_a_scan_cal
     assert (entry.watch.identity.job_id, entry.watch.identity.job_key) == ("42", "42")
 
 
-# --- which watch goes on ---------------------------------------------------------------------------------------------
+# --- identity of a watch ---------------------------------------------------------------------------------------------
 
 
 def test_while_a_capture_is_under_way_nobody_takes_the_key_that_it_goes_by() -> None:
-    """What it shows is given to the job of that key."""
+    """Its result is given to the job with that key."""
     life = quiet()
     assert life.snapshot.jobs["42"].incident is None
     life.discover(replace(job(), job_id="42-p100", job_key="42-p100"), replace(job(pid=500), holds_gpu=True))

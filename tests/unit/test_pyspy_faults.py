@@ -1,6 +1,6 @@
-"""Faults of py-spy: how it is called, when the target may be paused, what a person reads.
+"""Faults of py-spy: its command line, the cases in which the target may be paused, the texts for people.
 
-The targets are folders like in /proc, so that each can be in any state; py-spy is a shell script.
+The targets are folders like those of /proc, so that each can be in any state; py-spy is a shell script.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Target:
             (process / f"task/{TARGET + number}/stat").write_text(stat)
 
     def pyspy(self, body: str, paused: str | None = None) -> Path:
-        """Write a py-spy that answers with `body`; and with `paused` if it may pause the target."""
+        """Write a py-spy that prints `body`, or `paused` if it may pause the target."""
         other = "" if paused is None else f'case "$*" in *--nonblocking*) ;; *) {paused}; exit;; esac\n'
         return fake_pyspy(self.folder, f'echo "$*" >> {self.folder}/calls\n{other}{body}')
 
@@ -88,7 +88,7 @@ def said(fault: Fault) -> tuple[str, str, str, str]:
     return fault.reason, fault.about, fault.detail, fault.remedy
 
 
-# --- how it is called ------------------------------------------------------------------------------------------------
+# --- its command line ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

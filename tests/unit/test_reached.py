@@ -1,4 +1,4 @@
-"""What a node exports of its ranks' collectives: bounded, distinct, and nothing that is not known."""
+"""The series of a node about its ranks' collectives: bounded, distinct, and only known values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def found(*members: Member, most: int = 100) -> JobProgress:
 
 
 def numbers(told: JobProgress) -> dict[tuple[int, str], tuple[int, int | None]]:
-    """How far each rank is in each group, and what it waits in."""
+    """Return the progress of each rank in each group, and the collective that it waits in."""
     return {
         (one.place.rank, one.group): (one.number, one.waits_in.number if one.waits_in else None) for one in told.reached
     }
@@ -49,13 +49,13 @@ def hung(key: str, *members: Member, share: str = "uid 1") -> JobEntry:
 
 
 def busy(rank: int, groups: int) -> Member:
-    """A rank that has used so many groups, in the order of their names, and waits in the first."""
+    """Make a rank that has used this many groups, in the order of their names, and waits in the first."""
     pairs = {f"g{place:02}": (2, 2 if place == 0 else 3) for place in range(groups)}
     return standing(rank, {WORLD: (5, 6), **pairs})
 
 
 def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
-    """Enqueued up to 8, and 6 is the oldest that stays open."""
+    """Enqueued up to 8; 6 is the oldest open operation."""
     ahead = standing(1, {WORLD: (8, 6), "1": (2, 3)})
     told = found(standing(0, waits(6)), ahead)
     assert numbers(told) == {(0, "gloo:default_pg"): (6, 6), (1, "gloo:default_pg"): (8, 6), (1, "gloo:1"): (2, None)}
@@ -68,7 +68,7 @@ def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
 
 
 def test_who_has_no_record_in_the_default_group_says_since_when_it_would() -> None:
-    """Always; since its buffer wrapped; or it has one with another library, and who is meant is not known."""
+    """Always; since its buffer wrapped; or it has a record with another library, and the meant rank is unknown."""
     kept = record(900, "9")
     wrapped = member(1, recorder(kept, is_wrapped=True))
     empty = member(2, recorder(is_wrapped=True))
@@ -109,7 +109,7 @@ def test_who_is_left_out_is_not_known_and_counted() -> None:
 
 
 def test_names_of_groups_stay_two_whatever_is_cut_off() -> None:
-    """A hash where it is long, not plain, or would read as the default group."""
+    """A hash replaces it if it is long, not plain, or would read as the default group."""
     names = ["7", "x" * 40, "x" * 41, "x" * 42, "a\nb", "a b", "default_pg", "é", "~ab"]
     told = found(standing(0, dict.fromkeys(names[:8], (2, 2))), standing(1, {names[8]: (1, 1)}))
     groups = [one.group for one in told.reached]
@@ -127,7 +127,7 @@ def test_what_a_job_wrote_is_short_and_printable() -> None:
 
 
 def test_owners_share_what_a_node_shows() -> None:
-    """Whoever fills his share takes nothing from another owner's job."""
+    """A user at the limit takes nothing from another owner's job."""
     theirs = [hung(f"j{place}", *(busy(rank, 8) for rank in range(64))) for place in range(12)]
     families = scraped([*theirs, hung("mine", busy(0, 3), busy(1, 3), share="uid 2")])
     shown: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What nodes reply is not believed: who has answered, who has not, and what counts of it."""
+"""Replies of nodes are not trusted: valid replies, missing replies, and the parts that count."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def reply(output: bytes = ANSWER, status: int | None = 0, **changes: object) -> 
 
 
 def failed(one: Reply) -> str:
-    """Why a reply is none."""
+    """Return the reason why a reply is invalid."""
     replies = Replies()
     assert replies.take(one) is None
     assert (replies.answered, replies.silent) == ([], [])

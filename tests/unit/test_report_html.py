@@ -1,4 +1,4 @@
-"""The HTML report: self-contained, escaped, bounded, and it says what the text says."""
+"""The HTML report: self-contained, escaped, bounded, with the content of the text report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BAD_TAGS = {
 
 
 class Page(HTMLParser):
-    """What a browser would see: tags with attributes, visible text, and whether every tag is closed in order."""
+    """The page as a browser sees it: tags with attributes, visible text, and if every tag is closed in order."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ def test_sixteen_thousand_ranks_fit() -> None:
     assert len(source) < 200_000
     page = Page(source)
     assert "16,376 ranks 0-615,624-16383" in page.text
-    assert "1 rank 9731 ◀" not in page.text  # the mark is the style sheet's
+    assert "1 rank 9731 ◀" not in page.text  # the mark comes from the style sheet
     assert page.texts_of("li") < 20
 
 

@@ -1,4 +1,4 @@
-"""The text report: the verdict first, every raw stack last and greppable, nothing that acts on a terminal."""
+"""The text report: verdict first, raw stacks last and greppable, no control characters for a terminal."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_dump_file_for_each_rank_and_round() -> None:
 
 
 def seen(sources: list[tuple[str, list[str]]]) -> dict[RankId, tuple[object, ...]]:
-    """What `hangwatch explain` reads: the stacks of each rank and of its workers, and whether an error stands there."""
+    """Return the reading of `hangwatch explain`: the stacks of each rank and its workers, and if there is an error."""
     return {
         rank.id: (_stacks(rank.rounds[-1]), {worker.pid: _stacks(worker.rounds[-1]) for worker in rank.workers})
         for rank in traces.collect(sources).ranks

@@ -1,4 +1,4 @@
-"""When a job rests: what one rank more or less, one connection or one other signature makes of it."""
+"""A resting job: the effect of one rank more or less, one connection or one different signature."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_job_of_one_rank_and_one_of_which_nothing_says_how_many_there_are_is_n
 
 
 def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
-    """Of torch's FileBaton the kernel knows no lock: it asks again and again whether the file is still there."""
+    """The kernel knows no lock of torch's FileBaton, which polls for the file."""
     asking = replace(LINGERS, signature=Signature.POLLS)
     (group,) = seated(asking, asking).groups
     assert resting_state(Grouping(groups=(group,), world_size=2)) is JobState.OVER
@@ -96,7 +96,7 @@ def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
 
 
 def test_who_meets_the_others_at_a_file_is_connected_to_nobody_and_not_over() -> None:
-    """A store that is a file is asked again and again, and one rank has not come to it."""
+    """A store that is a file is polled, and one rank has not joined."""
     (late,), (meets,) = (
         seated(LINGERS).groups,
         seated(LINGERS, *[replace(LINGERS, signature=Signature.POLLS)] * 3).groups,
@@ -169,7 +169,7 @@ def test_a_job_at_rest_accuses_nobody() -> None:
 
 
 def test_ranks_that_are_refused_at_the_store_are_not_over() -> None:
-    """They have no connection either, but they ask for one."""
+    """They have no connection either, but they request one."""
     store = Store(endpoint="10.0.0.1:29500", socket="retries")
     meet = seated(*[replace(LINGERS, waits=replace(LINGERS.waits, store=store))] * 2)
     assert resting_state(meet) is JobState.OVER, "they sleep anywhere"

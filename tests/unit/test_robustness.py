@@ -1,4 +1,4 @@
-"""Known hangs, shown in other forms: nobody innocent is named. All cases and numbers: `make robustness`."""
+"""Known hangs in other forms: no innocent rank is named. All cases and numbers: `make robustness`."""
 
 from __future__ import annotations
 

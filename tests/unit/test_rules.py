@@ -1,6 +1,6 @@
-"""The gate and the weights of the accusing rules at their boundaries: one rank more or less, and another answer.
+"""The gate and the weights of the naming rules at their boundaries: one rank more or less changes the verdict.
 
-Groups are made by hand, so that nothing but the rule decides.
+Groups are made by hand, so that only the rule decides.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SERVER = Awaited(who="10.0.0.9 port 443")
 
 
 class Ranks(NamedTuple):
-    """So many ranks that do the same: `what` is what they wait for, or "gone", a state letter, or the reason of a fault."""
+    """Ranks that do the same: `what` is what they wait for, or "gone", a state letter, or the reason of a fault."""
 
     count: int
     what: str
@@ -114,7 +114,7 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        # As many who wait as are suspected are enough for what the kernel says, one less is not.
+        # For kernel facts, as many waiting ranks as suspects are enough; one less is not.
         ((Ranks(2, "gone"), Ranks(2, "ranks")), ("RankGone", 2, HIGH)),
         ((Ranks(3, "gone"), Ranks(2, "ranks")), ("AllWaiting", 0, NONE)),
         ((Ranks(2, "D"), Ranks(2, "ranks")), ("RankBlocked", 2, HIGH)),
@@ -124,40 +124,41 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(3, "unknown")), ("CannotTell", 0, NONE)),
         ((Ranks(1, "D"), Ranks(2, "ranks"), Ranks(2, "StackUnreadable")), ("RankBlocked", 1, HIGH)),
         ((Ranks(1, "D"), Ranks(2, "ranks"), Ranks(3, "StackUnreadable")), ("CannotTell", 0, NONE)),
-        # Most of them explicitly, or it is less sure.
+        # Most of them explicitly, or the confidence is lower.
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(2, "gpu")), ("RankGone", 1, HIGH)),
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(3, "gpu")), ("RankGone", 1, MEDIUM)),
         ((Ranks(1, "gone"), Ranks(7, "gpu")), ("RankGone", 1, MEDIUM)),
-        # A disk wait passes.
+        # A disk wait may end.
         ((Ranks(1, "D", rounds=1), Ranks(7, "ranks")), ("RankBlocked", 1, MEDIUM)),
         ((Ranks(1, "D", rounds=2), Ranks(7, "ranks")), ("RankBlocked", 1, HIGH)),
-        # A stack accuses one of two, never two of four.
+        # A stack names one rank of two, never two of four.
         ((Ranks(1, "nothing"), Ranks(1, "ranks")), ("OutsideCollective", 1, HIGH)),
         ((Ranks(2, "nothing"), Ranks(2, "ranks")), ("CannotTell", 0, NONE)),
         ((Ranks(2, "nothing"), Ranks(3, "ranks")), ("OutsideCollective", 2, MEDIUM)),
         ((Ranks(2, "nothing"), Ranks(6, "ranks")), ("OutsideCollective", 2, HIGH)),
         ((Ranks(3, "nothing"), Ranks(8, "ranks")), ("OutsideCollective", 3, MEDIUM)),
-        # Three quarters of the others wait explicitly, or it is less sure.
+        # Three quarters of the others wait explicitly, or the confidence is lower.
         ((Ranks(1, "nothing"), Ranks(6, "ranks"), Ranks(2, "gpu")), ("OutsideCollective", 1, HIGH)),
         ((Ranks(1, "nothing"), Ranks(5, "ranks"), Ranks(3, "gpu")), ("OutsideCollective", 1, MEDIUM)),
-        # What is weak needs a clear majority, and those who wait explicitly.
+        # Weak evidence needs a clear majority, and explicitly waiting ranks.
         ((Ranks(1, "lock"), Ranks(4, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "thread"), Ranks(4, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "lock"), Ranks(3, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, LOW)),
         ((Ranks(1, "unknown"), Ranks(3, "ranks")), ("OutsideCollective", 1, LOW)),
         ((Ranks(1, "unknown"), Ranks(2, "ranks")), ("CannotTell", 0, NONE)),
-        ((Ranks(1, "gpu"), Ranks(3, "ranks")), ("Mismatch", 0, NONE)),  # who knows how many there are
+        ((Ranks(1, "gpu"), Ranks(3, "ranks")), ("Mismatch", 0, NONE)),  # their number is unknown
         ((Ranks(1, "gpu", owns_gil=True), Ranks(3, "ranks")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "gpu", motion=Motion.MOVING), Ranks(3, "ranks")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "leaving"), Ranks(3, "ranks")), ("OutsideCollective", 1, MEDIUM)),
-        # Who cannot be dumped: what speaks of the rank, beside a neighbour that can; three make it sure.
+        # A rank that cannot be dumped: the fault must be about the rank, next to one that can be dumped; three give
+        # HIGH.
         ((Ranks(1, "StackUnreadable"), Ranks(3, "ranks")), ("RankUndumpable", 1, HIGH)),
         ((Ranks(1, "StackUnreadable"), Ranks(2, "ranks")), ("RankUndumpable", 1, MEDIUM)),
         ((Ranks(1, "StackUnreadable", about="tool"), Ranks(7, "ranks")), ("AllWaiting", 0, NONE)),
         ((Ranks(1, "PermissionDenied"), Ranks(1, "ranks")), ("RankUndumpable", 1, MEDIUM)),
         ((Ranks(1, "PermissionDenied", node="n2"), Ranks(7, "ranks")), ("AllWaiting", 0, NONE)),
         ((Ranks(1, "StackUnreadable", node="n2"), Ranks(7, "ranks")), ("RankUndumpable", 1, MEDIUM)),
-        # Most are moving: nobody is accused.
+        # Most are moving: no rank is named.
         ((Ranks(5, "unknown", motion=Motion.MOVING), Ranks(4, "ranks")), ("Moving", 0, NONE)),
         ((Ranks(1, "nothing"), Ranks(4, "ranks"), Ranks(5, "ranks", motion=Motion.MOVING)),
          ("OutsideCollective", 1, HIGH)),
@@ -170,17 +171,18 @@ def test_a_rule_accuses_up_to_its_boundary(parts: tuple[Ranks, ...], expected: t
 @pytest.mark.parametrize(
     ("parts", "named"),
     [
-        # A spinner without the GIL may be a victim: not while another one is blocked where nobody waits for ranks.
+        # A spinner without the GIL may be a victim: it is not named if another rank is blocked outside of a wait for
+        # ranks.
         ((Ranks(1, "nothing", signature=Signature.SPINS), Ranks(7, "ranks", signature=Signature.BLOCKED)), [0]),
         ((Ranks(1, "nothing", signature=Signature.SPINS), Ranks(1, "lock", signature=Signature.BLOCKED), Ranks(6, "ranks")), [1]),
         ((Ranks(1, "nothing", signature=Signature.SPINS, owns_gil=True), Ranks(1, "lock", signature=Signature.BLOCKED), Ranks(6, "ranks")), [0]),
         ((Ranks(1, "nothing", signature=Signature.BEHIND_GPU), Ranks(7, "ranks")), []),
-        # Blocked in nothing that is known, with an idle GPU, while the others stand behind theirs.
+        # Blocked in an unknown function, with an idle GPU, while the others wait for their GPUs.
         ((Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=0.0), Ranks(7, "gpu")), [0]),
         ((Ranks(1, "unknown", signature=Signature.AWAITS_OUTSIDE, utilization_ratio=0.0), Ranks(7, "gpu")), [0]),
         ((Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=1.0), Ranks(7, "gpu")), []),
         ((Ranks(1, "unknown", signature=Signature.POLLS, utilization_ratio=0.0), Ranks(7, "gpu")), []),
-        # In a tracker it may read a tensor, blocked behind its GPU: named only where it receives from a server.
+        # In a tracker it may read a tensor and wait for its GPU: named only if it receives from a server.
         ((Ranks(1, "tracker", signature=Signature.BLOCKED, utilization_ratio=0.0), Ranks(7, "gpu")), []),
         ((Ranks(1, "tracker", signature=Signature.AWAITS_OUTSIDE, utilization_ratio=0.0, awaited=SERVER), Ranks(7, "gpu")), [0]),
         ((Ranks(1, "tracker", signature=Signature.BEHIND_GPU, utilization_ratio=1.0), Ranks(7, "gpu")), []),
@@ -194,7 +196,7 @@ def test_what_was_measured_decides_who_is_suspect(parts: tuple[Ranks, ...], name
 def meeting(
     *stands: tuple[str, PortUse | None], endpoint: str = "10.0.0.1:29500", signature: Signature = Signature.UNKNOWN
 ) -> Verdict:
-    """Ranks by what they are in and what their sockets show of the store; no name: not in view."""
+    """Judge ranks by their stacks and their sockets to the store; no name: not captured."""
     groups = []
     for name in dict(stands):
         members = tuple(
@@ -230,7 +232,7 @@ def test_rank_0_that_does_not_listen_is_named_with_what_it_does_instead() -> Non
     assert "it is loading data; all 7 other ranks wait in rendezvous, refused there" in found.message
     works = meeting(("data_loading", "none"), *[REFUSED] * 7, signature=Signature.SPINS)
     assert (works.confidence, "work that will end, or a loop that will not" in works.message) == (MEDIUM, True)
-    # It has a connection, others have one, or another rank it is: then nothing is known of a refusal.
+    # If it has a connection, others have one, or it is another rank, nothing is known of a refusal.
     assert meeting(("data_loading", "connected"), *[REFUSED] * 7).kind == "OutsideCollective"
     assert meeting(("data_loading", "none"), *[CONNECTED] * 7).kind == "OutsideCollective"
     assert meeting(REFUSED, ("data_loading", "none"), *[REFUSED] * 6).kind == "OutsideCollective"
@@ -284,7 +286,7 @@ def test_ranks_that_no_other_node_can_reach(places: list[str | None], activity_n
 
 @pytest.mark.parametrize(("number", "kind"), [(1, "WrongInterface"), (465, "AllWaiting")])
 def test_ranks_that_have_met_before_have_a_way_to_each_other(number: int, kind: str) -> None:
-    """Four of eight ranks wait in an operation of all, listening on loopback: as where a job is played on one node."""
+    """Four of eight ranks wait in an operation of all, listening on loopback, as if a job ran on one node."""
     mine = recorder(record(number, created_unix_ns=10**9, state="open"))
     found = [
         replace(member(rank, mine), waits=Waits(enclosed_at="127.0.0.1 port 40961"), rounds=3) for rank in range(4)
@@ -303,7 +305,7 @@ def test_a_master_that_is_each_node_s_own_address() -> None:
 
 
 def test_where_a_rule_finds_too_many_the_weaker_ones_behind_it_stay_silent() -> None:
-    """Five that hold the GIL cannot all be guilty; the one that is blocked elsewhere is not named in their place."""
+    """Five ranks that hold the GIL cannot all be guilty; the rank that is blocked elsewhere is not named instead."""
     held = Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=0.0)
     assert [one.rank for one in verdict(held, Ranks(5, "gpu"), Ranks(3, "ranks")).named] == [0]
     assert verdict(held, Ranks(5, "gpu", owns_gil=True), Ranks(3, "ranks")).named == ()
@@ -316,13 +318,13 @@ def test_a_rank_that_py_spy_found_gone_is_gone() -> None:
 @pytest.mark.parametrize(
     ("world_size", "ranks_here", "named", "confidence"),
     [
-        # The whole job was looked at: half of the ranks that exist must be suspects, or wait.
+        # The whole job was captured: half of the existing ranks must be suspects or wait.
         (None, None, 1, HIGH),
         (8, None, 1, HIGH),
         (16, None, 1, HIGH),
         (17, None, 0, NONE),
         (512, None, 0, NONE),
-        # One node was: half of those that it has, and never surer than medium.
+        # One node was captured: half of its ranks, and confidence at most MEDIUM.
         (8, 8, 1, HIGH),
         (512, 8, 1, MEDIUM),
         (512, 16, 1, MEDIUM),
@@ -403,7 +405,7 @@ PARTS = st.builds(
 def test_ranks_that_did_not_answer_add_no_name_and_no_confidence(
     *, parts: list[Ranks], absent: int, more: int, on_one_node: bool
 ) -> None:
-    """Absent ranks, and such that could not be dumped for a reason that says nothing of them."""
+    """Absent ranks, and ranks that could not be dumped for a reason that is no evidence about them."""
     seen = sum(part.count for part in parts)
     here = seen if on_one_node else None
     before = verdict(*parts, world_size=seen + absent, ranks_here=here)

@@ -1,4 +1,4 @@
-"""When `hangwatch dump` takes a second round of its own accord."""
+"""The conditions under which `hangwatch dump` takes a second round without being told."""
 
 from __future__ import annotations
 

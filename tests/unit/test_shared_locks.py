@@ -31,7 +31,7 @@ def test_regions_of_many_files_are_bounded(tmp_path: Path) -> None:
 
 
 def write_maps(proc_root: Path, inodes: Iterable[int]) -> None:
-    """A process that has mapped a page of each of these files."""
+    """Write a process that has mapped a page of each of these files."""
     starts = range(FIRST, OLDEST + 1, APART)
     lines = [
         f"{start:x}-{start + LENGTH:x} rw-s 00000000 00:01 {inode}    /dev/shm/sem.x (deleted)\n"

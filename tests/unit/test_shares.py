@@ -1,4 +1,4 @@
-"""One owner's processes crowd out nobody else's job: on trees like /proc, through a real scan."""
+"""The processes of one owner crowd out no other user's job: on trees like /proc, through a real scan."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_an_owner_with_many_captures_lets_others_go_first() -> None:
 
 
 def test_an_owner_never_has_all_threads() -> None:
-    """Two of the hostile one are under way: the third waits for one of them, and the victim for none."""
+    """Two captures of the hostile owner run: its third waits for one of them, the victim's waits for none."""
     turns: FairQueue[str] = FairQueue(2)
     for number in range(3):
         turns.add("hostile", f"fake {number}")
@@ -184,7 +184,7 @@ def test_jobs_that_ended_are_shown_a_bounded_number_of_a_pod_and_another_pods_st
 
 
 def test_captures_of_one_pod_let_those_of_another_go_first(tmp_path: Path) -> None:
-    """To the kernel the users of both are uid 0."""
+    """For the kernel the users of both are uid 0."""
     gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
     daemon = Daemon(Settings(store=config.Store(directory=str(tmp_path))), gpus, proc_root=tmp_path)
     for number, share in enumerate(("uid 0, a stranger's",) * 9 + ("uid 0, mine",)):
@@ -209,14 +209,14 @@ def test_a_dead_job_of_an_owner_that_is_one_too_many_is_counted_and_said(
 
 
 def test_the_share_of_a_job_tells_pods_of_one_user_apart(tmp_path: Path) -> None:
-    """It is what the bounds on captures, py-spys that hang and ended jobs go by."""
+    """The limits on captures, hanging py-spys and ended jobs apply per such share."""
     text = f"{pod_rank(5000, 'aaaaaaaaaaaa', 1)}{pod_rank(6000, 'bbbbbbbbbbbb', 2)}{victim()}"
     found = JobScan(lay_out(f"1 (init) S parent=0 start=1\n{text}", tmp_path)).find(None, "node1").jobs
     assert {job.share for job in found} == {"uid 0, aaaaaaaaaaaa", "uid 0, bbbbbbbbbbbb", f"uid {VICTIM}"}
 
 
 def test_a_process_that_is_read_is_never_without_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the time for asking whose all new ones are is over: what is read is kept for good."""
+    """Even if the time for reading the owners of new processes is used up: what is read is kept for good."""
     lay_out(f"1 (init) S parent=0 start=1\n{victim()}", tmp_path)
     clock = chain([0.0], repeat(1.5))
     monkeypatch.setattr(process_scan.time, "monotonic", lambda: next(clock))

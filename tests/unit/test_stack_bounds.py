@@ -1,4 +1,4 @@
-"""How much of its stacks is kept of a process: what there is room for, the main thread before all others."""
+"""The limits on a process's kept stacks: the main thread is kept before all others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_of_a_long_main_stack_both_ends_are_kept() -> None:
 
 
 def test_jobs_as_people_have_them_fit() -> None:
-    """Sixteen ranks of thirteen threads with sixteen workers each, in three rounds, of one job or of two of an owner."""
+    """16 ranks with 13 threads and 16 workers each, in three rounds, of one job or of two jobs of an owner."""
     rank = [thread("MainThread", 60, 60), *(thread(f"Thread-{number}", 12, 60) for number in range(12))]
     worker = [thread("MainThread", 20, 60), thread("QueueFeederThread", 6, 60)]
     for jobs, ranks in ((1, 16), (2, 8)):

@@ -1,4 +1,4 @@
-"""Status: what the daemon sees, as a value; which job holds a GPU is the driver's word, not an environment's."""
+"""Status: the daemon's view as a value; the driver, not an environment, tells which job holds a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks between the same few lines from look to look."""
+"""Ranks between the same few lines from capture to capture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def stay(*places: str, within: str = "loop") -> Stay:
 
 
 def after(*looks: Stay | None, seconds: float = 100.0) -> Standstill | None:
-    """What is known after looks so far apart; None is one in which the rank moved otherwise."""
+    """Return the standstill after captures `seconds` apart; None is a capture in which the rank moved otherwise."""
     known: dict[RankId, Standstill] = {}
     for number, one in enumerate(looks):
         known = standstill.followed(known, {} if one is None else {RANK: one}, seconds * number)

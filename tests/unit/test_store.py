@@ -1,4 +1,4 @@
-"""Incident folders: whole or not at all, private, bounded, and readable after whatever happened."""
+"""Incident folders: complete or absent, private, bounded, and readable after any failure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 class Disk:
-    """What is asked of the system to make files last, in order: ("sync", path) and ("rename", from, to)."""
+    """Records the calls that make files durable, in order: ("sync", path) and ("rename", from, to)."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, ...]] = []
@@ -154,7 +154,7 @@ def test_saving_again_replaces_all_but_dumps(tmp_path: Path) -> None:
 
 
 def test_a_reader_sees_the_old_or_the_new_and_never_a_half(tmp_path: Path) -> None:
-    """The old file, opened before, still reads whole after the update: it was replaced and not overwritten."""
+    """The old file, opened before, is still complete after the update: it was replaced, not overwritten."""
     kept = open_writable(tmp_path)
     folder = kept.save(samples.loader_hang(), FILES)
     with (folder / "incident.json").open("rb") as old:
@@ -174,9 +174,9 @@ def test_two_incidents_of_one_name_are_two(tmp_path: Path) -> None:
 
 
 def test_two_owners_jobs_of_one_name_that_hang_in_one_second_are_two_incidents(tmp_path: Path) -> None:
-    """Neither the folder nor what the page gives to `hangwatch report` may be somebody else's."""
+    """Neither the folder nor the page's argument for `hangwatch report` may belong to another user."""
     kept = open_writable(tmp_path)
-    keys = ("6d1c0f5a9e27b384", "0123456789abcdef", "0123456789abcdee")  # the last two differ after what a name shows
+    keys = ("6d1c0f5a9e27b384", "0123456789abcdef", "0123456789abcdee")  # the last two differ after a name's characters
     for key in keys:
         job = samples.replaced(samples.job(range(2), 2, job_id="100"), job_key=key)
         kept.save(samples.replaced(at(1e9), job=job, incident_id=incident_name(job, 1e9)), FILES)
@@ -189,7 +189,7 @@ def test_names_of_incidents_are_names_of_folders(job_id: str, opened: float) -> 
     assert folders._FOLDER.fullmatch(name_at(opened, job_id))
 
 
-TEXT = st.text(st.characters(), max_size=30)  # surrogates too
+TEXT = st.text(st.characters(), max_size=30)  # including surrogates
 
 
 @given(message=TEXT, command=TEXT, function=TEXT, facts=st.lists(st.tuples(TEXT, TEXT), max_size=3))
@@ -217,7 +217,7 @@ def test_names_that_could_leave_the_folder_are_refused(tmp_path: Path, name: str
     assert list((tmp_path / "incidents").iterdir()) == []
 
 
-# --- what must be refused --------------------------------------------------------------------------------------------
+# --- refused data ----------------------------------------------------------------------------------------------------
 
 
 def test_a_link_in_the_place_of_incidents_is_refused(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_permission_says_what_to_do(tmp_path: Path) -> None:
-    """As the user nobody where the tests run as root, to whom every directory is writable."""
+    """As the user nobody if the tests run as root, which may write to every directory."""
     code = """
         import os, sys
         from pathlib import Path
@@ -343,7 +343,7 @@ def test_what_is_no_incident_is_explained(tmp_path: Path, content: bytes, says: 
         incident_file.load(folder)
     assert says in message_of(error)
     assert str(folder / "incident.json") in message_of(error)
-    assert "\n  " in message_of(error)  # what to do
+    assert "\n  " in message_of(error)  # the advice
 
 
 def test_every_truncation_is_told(tmp_path: Path) -> None:
@@ -420,7 +420,7 @@ def test_prune_by_count_oldest_first_and_never_the_open(tmp_path: Path) -> None:
 
 
 def test_the_crashes_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> None:
-    """Ranks that die every few minutes for days: of one owner an eighth of the bound is kept, of all owners half."""
+    """Ranks that die every few minutes for days: an eighth of the limit is kept per owner, half for all owners."""
     kept = open_writable(tmp_path, max_incidents=16, max_age_days=1000)
 
     def crash(number: int, share: str) -> str:
@@ -440,7 +440,7 @@ def test_the_crashes_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> 
 
 
 def test_the_hangs_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> None:
-    """Slurm gives each job of a user a share of its own; the user is the same."""
+    """Slurm gives each job of a user a separate share; the user is the same."""
     kept = open_writable(tmp_path, max_incidents=4, max_age_days=1000)
 
     def hang(number: int, share: str, uid: int | None) -> str:
@@ -668,7 +668,7 @@ WRITER = """
 
 @pytest.mark.parametrize("saves", [1, 2, 3, 5, 6, 9])
 def test_kill_9_in_the_middle_of_saving_leaves_a_loadable_store(tmp_path: Path, saves: int) -> None:
-    """The writer is killed while it is busy with the next save: new folders and updates both."""
+    """The writer is killed during the next save: for new folders and for updates."""
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as writer:
@@ -724,7 +724,7 @@ def test_a_full_disk_costs_the_new_incident_and_nothing_else(small_disk: Path) -
     after = tree(kept.incidents)
     assert after == before
     assert not list(kept.incidents.rglob(".tmp-*"))
-    kept.save(at(3e9), FILES)  # and when there is room again, it goes on
+    kept.save(at(3e9), FILES)  # when there is space again, saving works
 
 
 def test_the_file_is_plain_json_that_others_can_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The store at its boundaries: what is kept and what goes, whom it believes, and what a person reads where it cannot go on."""
+"""The store at its boundaries: kept and removed incidents, trusted files, and the errors for people."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def writable(root: Path, **bounds: float) -> Store:
 
 
 def error_of(call: Callable[[], object]) -> tuple[str, str]:
-    """What is wrong, and on the lines below it what to do."""
+    """Return the error, and its advice, which is on the lines below it."""
     with pytest.raises(StoreError) as error:
         call()
     first, newline, rest = str(error.value).partition("\n")
@@ -70,7 +70,7 @@ def names(kept: Store) -> list[str]:
     return [summary.folder for summary in kept.summaries()]
 
 
-# --- what goes -------------------------------------------------------------------------------------------------------
+# --- removal ---------------------------------------------------------------------------------------------------------
 
 
 def test_incidents_are_counted_from_one_on_whatever_was_removed(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_date_that_does_not_exist_is_older_than_all(tmp_path: Path) -> None:
     assert names(kept) == [newer.name]
 
 
-# --- whom it lists ---------------------------------------------------------------------------------------------------
+# --- listing ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_line_of_the_list_says_what_the_incident_says(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_ten_nodes_that_write_into_one_store_are_one_too_many(tmp_path: Path) ->
 
 
 def test_a_name_stands_for_the_incident_that_has_it_whole(tmp_path: Path) -> None:
-    """The second of two nodes has the name of the first in its own."""
+    """The name of the second of two nodes contains the name of the first."""
     kept = writable(tmp_path)
     first, second = (kept.save(at(1e9, node=node), {}) for node in ("a", "b"))
     assert first.name in second.name
@@ -236,7 +236,7 @@ def test_one_file_of_one_incident_and_nothing_else_is_read(tmp_path: Path) -> No
         assert kept.open_file(incident, name) is None, (incident, name)
 
 
-# --- which incidents it believes -------------------------------------------------------------------------------------
+# --- trusted incidents -----------------------------------------------------------------------------------------------
 
 
 def test_the_version_that_is_read_is_this_one(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ PLACES: dict[str, Callable[[Incident, int], Incident]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_no_number_that_no_cluster_has_is_believed(tmp_path: Path, place: str) -> None:
-    """A report makes room for as many ranks as an environment said."""
+    """A report makes room for as many ranks as an environment claims."""
     (tmp_path / "dumps").mkdir()
     for number, sign in ((MOST_RANKS, 1), (MOST_RANKS, -1), (MOST_RANKS + 1, 1), (MOST_RANKS + 1, -1)):
         incident = PLACES[place](at(1e9), sign * number)
@@ -341,7 +341,7 @@ def test_text_that_is_no_unicode_is_written_escaped_and_the_rest_as_it_is(tmp_pa
     assert read == replace(incident, host_facts=(("Kernel", "5.15"), ("od\\udcffd", "x\\ud800")))
 
 
-# --- what a person reads ---------------------------------------------------------------------------------------------
+# --- errors for people -----------------------------------------------------------------------------------------------
 
 
 def test_an_incident_that_is_not_there(tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_a_name_that_is_none_is_told(tmp_path: Path) -> None:
         writable(tmp_path).save(at(1e9), {"../x": ""})
 
 
-# --- whose it is -----------------------------------------------------------------------------------------------------
+# --- owner -----------------------------------------------------------------------------------------------------------
 
 
 def descriptors() -> int:

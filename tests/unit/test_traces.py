@@ -1,4 +1,4 @@
-"""Reading stack dumps that people have: py-spy text of any version, prefixes, JSON."""
+"""Reading people's stack dumps: py-spy text of any version, prefixes, JSON."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_who_a_dump_is_of(prefix: str, name: str, expected: RankId) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "[rank3] "])
 def test_the_colours_of_a_terminal_are_no_part_of_a_dump(prefix: str) -> None:
-    """As `script` keeps them: of a coloured frame no rule knew the function, and nobody was named."""
+    """`script` keeps them. Earlier, no rule knew the function of a coloured frame, and no rank was named."""
     header, version, *rest = process(99, *WAITS)
     coloured = [re.sub(r"^( *)(.+)$", "\\1\x1b[1;32m\\2\x1b[0m", line) for line in rest]
     lines = [f"Process \x1b[1m99\x1b[0m{header.removeprefix('Process 99')}", version, *coloured]
@@ -97,7 +97,7 @@ def test_the_colours_of_a_terminal_are_no_part_of_a_dump(prefix: str) -> None:
 
 
 def test_in_a_log_a_stamp_of_time_stays_a_part_of_its_line() -> None:
-    """When somebody failed is told by it."""
+    """It tells the time of a failure."""
     (read,) = collect("2026-11-22T23:01:07Z RuntimeError: no", name="rank3.log").logs
     assert "2026-11-22" in str(read)
 
@@ -144,7 +144,7 @@ def test_files_of_stacks_that_are_numbered_from_0_on_are_ranks_and_it_is_said(sh
         ["stack.1.txt", "stack.2.txt", "stack.3.txt"],  # counts something else
         ["0.txt", "4711.txt"],  # a pid
         ["stack.0.txt", "dump.1.txt"],
-        ["a/stack.0.txt", "b/stack.1.txt"],  # a node each
+        ["a/stack.0.txt", "b/stack.1.txt"],  # one per node
         ["node0.txt", "node1.txt"],  # any rank of a node
         ["worker-0.txt", "worker-1.txt"],
         ["2026-0.txt", "2026-1.txt"],
@@ -174,7 +174,7 @@ def test_where_anything_else_tells_a_rank_the_names_of_files_tell_none() -> None
 
 
 def failed(*told: tuple[int, int], host: str = "localhost") -> list[str]:
-    """What torchrun prints at its end: (rank, pid) of each rank."""
+    """Return torchrun's output at its end: (rank, pid) of each failed rank."""
     rows = [
         [
             f"[{number}]:",

@@ -1,4 +1,4 @@
-"""What the links of GPUs carried during a look."""
+"""The traffic on the links of GPUs during a capture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pair = tuple[int, int] | None
 
 
 def sweeps(*nvlink: Pair, uuid: str = "GPU-0", pcie: tuple[Pair, ...] = (), seconds: float = 5.0) -> list[TrafficSweep]:
-    """Readings 5 s apart of the NVLink counters of one GPU, and of its PCIe."""
+    """Return readings 5 s apart of the NVLink counters of one GPU, and of its PCIe."""
     return [
         TrafficSweep(
             gpus=(
@@ -39,7 +39,7 @@ def sweeps(*nvlink: Pair, uuid: str = "GPU-0", pcie: tuple[Pair, ...] = (), seco
         (((7, 9), (107, 409), (207, 809)), 100.0),
         (((7, 9), None, (207, 809)), None),
         ((None, (7, 9), (107, 409)), 100.0),
-        (((107, 9), (7, 1009)), None),  # the sum grew, and yet one of the two fell
+        (((107, 9), (7, 1009)), None),  # the sum grew, but one of the two counters fell
         (((107, 9), (7, 9), (1007, 9)), 200.0),
     ],
     ids=["no reading", "one", "still", "flows", "a gap", "late", "fell", "fell, then grew"],
@@ -128,7 +128,7 @@ def test_what_gpus_did_is_that_of_the_look_and_of_the_one_with_most_to_do() -> N
     )
     of_three = zip(used("a", before, spins, spins), used("b", None, None, works), used("c", *[before] * 3), strict=True)
     read = [TrafficSweep(gpus=at) for at in of_three]
-    assert gpu_use(["a"], read) == spins  # what the first reading tells was before the look
+    assert gpu_use(["a"], read) == spins  # traffic before the first reading was before the capture
     assert gpu_use(["a", "b"], read) == works
     assert gpu_use(["d"], read) is None
     assert gpu_use(["a"], read[:1]) is None

@@ -1,4 +1,7 @@
-"""Who waits for whom, by sequence numbers: tests/data/waitfor.toml is the answer key of real jobs, these are the edges."""
+"""The wait-for graph by sequence numbers: tests/data/waitfor.toml is the answer key of real jobs.
+
+These are edge cases.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from hangwatch.verdict.sequence_rules import Answer
 
 WORLD = "0"
 Numbers = Mapping[str, tuple[int, int]]
-"""Of each group by name: the number of the newest collective, and from which one on they are open."""
+"""For each group by name: the number of the newest collective, and the first open one."""
 
 
 def record(number: int, group: str = WORLD, **given: object) -> FlightRecord:
@@ -69,7 +72,7 @@ def member(rank: int, *first: RankRecords, last: Sequence[RankRecords] | None = 
 
 
 def standing(rank: int, numbers: Numbers) -> Member:
-    """A rank that has come so far in each group, with its newest operations open."""
+    """Make a rank with this progress in each group; its newest operations are open."""
     order = count()
     found = [
         record(number, group, id=next(order), state="open" if number >= open_from else "completed")
@@ -97,11 +100,11 @@ def judge(members: Sequence[Member], world_size: int | None = None, **by_rank: S
 
 
 def three_and(numbers: Numbers) -> list[Member]:
-    """Ranks 0 to 2 wait in number 6 of the default group, and rank 3 stands so."""
+    """Ranks 0 to 2 wait in number 6 of the default group; rank 3 has these numbers."""
     return [*(standing(rank, waits(6)) for rank in range(3)), standing(3, numbers)]
 
 
-# --- who has not come ------------------------------------------------------------------------------------------------
+# --- ranks that have not joined --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,7 +144,7 @@ def test_where_several_are_awaited_only_who_is_elsewhere_is_named() -> None:
 
 
 def test_more_ranks_than_wait_for_them_are_not_named() -> None:
-    """One that was early, and most are still at work: nobody of these is odd."""
+    """One rank was early, and most are still at work: none of these is a suspect."""
     job = [standing(0, waits(6)), *(standing(rank, done(5)) for rank in (1, 2, 3))]
     found = judge(job, r1="elsewhere", r2="elsewhere", r3="elsewhere")
     assert (found.kind, found.named, found.check_first) == ("not_joined", (), ())
@@ -170,7 +173,7 @@ def test_two_worlds_in_one_job_are_not_compared() -> None:
     assert judge([*job, standing(3, waits(9))], r3="elsewhere") == Answer("unknown")
 
 
-# --- what a buffer no longer shows -----------------------------------------------------------------------------------
+# --- operations that a buffer no longer shows ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -226,7 +229,7 @@ def test_groups_without_a_name_are_not_compared() -> None:
     assert judge(nameless, r3="elsewhere") == Answer("unknown")
 
 
-# --- circles ---------------------------------------------------------------------------------------------------------
+# --- cycles ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_circle_has_its_lone_member_as_first_look() -> None:
@@ -295,7 +298,7 @@ def test_another_order_of_the_same_operations() -> None:
 
 
 AHEAD = (waits(7), waits(6), waits(8), waits(6))
-"""Of 6, to which all have come, ranks 1 and 3 are still a part; rank 2 is done with it and with 7."""
+"""All have joined 6. Ranks 1 and 3 are still in it; rank 2 has completed it and 7."""
 
 
 def test_to_what_all_have_come_and_some_are_still_in() -> None:
@@ -388,7 +391,7 @@ def test_a_rank_that_is_not_read_never_makes_the_answer_surer(job: Drawn) -> Non
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=8), STANCES)
 def test_who_waits_alone_in_nothing_is_never_accused(numbers: list[int], stance: Stance) -> None:
-    """A healthy job: whatever the numbers, nothing stays open."""
+    """A healthy job: with any numbers, nothing stays open."""
     members = [standing(rank, done(number)) for rank, number in enumerate(numbers)]
     assert judge(members, **{f"r{rank}": stance for rank in range(len(numbers))}) == Answer("unknown")
 
@@ -404,7 +407,7 @@ def ring(ranks: int) -> list[Member]:
 @pytest.mark.parametrize("shape", [all_in_one, ring])
 def test_the_graph_is_linear(shape: Callable[[int], list[Member]]) -> None:
     def seconds(ranks: int) -> float:
-        """Of three turns the best: what else the machine does makes one slower, never quicker."""
+        """Return the best of three runs: other load makes a run slower, never quicker."""
         job, turns = shape(ranks), []
         for _ in range(3):
             began = time.process_time()
@@ -429,7 +432,7 @@ def test_what_is_kept_of_a_buffer_is_bounded_and_judged_alike() -> None:
     assert judge([*job, standing(3, done(39))], r3="elsewhere").named == (3,) and full
 
 
-# --- whether a rank moves --------------------------------------------------------------------------------------------
+# --- motion of a rank ------------------------------------------------------------------------------------------------
 
 MAIN, BEAT = 140_001, 140_002
 

@@ -1,4 +1,4 @@
-"""A launcher that has no rank yet: found, held apart from its ranks, looked at late, and judged by its own sockets."""
+"""A launcher without ranks yet: found, kept apart from its ranks, captured late, and judged by its own sockets."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WAITING = Waiting(launcher="torchrun", run_id="llama-7b", nodes="2", endpoint="1
 STORE_WAIT = (Frame(function="next_rendezvous", file="torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py"),)
 
 
-# --- which launchers are a job ----------------------------------------------------------------------------------------
+# --- launchers that are a job ----------------------------------------------------------------------------------------
 
 
 def test_what_a_launcher_started_that_has_no_rank_is_no_job(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_child_that_has_not_executed_its_program_yet_changes_nothing(tmp_path:
 
 
 def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_path: Path) -> None:
-    """It had the name of torchrun's child, the command line of a rank, and so was taken for a launcher that waits."""
+    """Earlier, with the name of torchrun's child and a rank's command line, it was taken for a waiting launcher."""
     above = "1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ python torchrun --nnodes 2 t.py\n"
     before = above + "51 (pt_elastic) S parent=50 start=60\n  $ python torchrun --nnodes 2 t.py\n @ uid=0 /u\n"
     after = above + "51 (python) S parent=50 start=60\n  $ python t.py\n @ uid=7 /u\n"
@@ -91,7 +91,7 @@ def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_p
     os.mkfifo(cmdline)
 
     def execute() -> None:
-        with cmdline.open("wb") as asked:  # opens once it is read
+        with cmdline.open("wb") as asked:  # opening it blocks until it is read
             shutil.rmtree(root / "51")
             shutil.copytree(later / "51", root / "51")
             asked.write((later / "51" / "cmdline").read_bytes())
@@ -141,7 +141,7 @@ def test_a_thousand_launchers_of_one_owner_are_bounded_and_do_not_take_the_place
     assert found.left_out == (LeftOut(owner="uid 7", jobs=997, ranks=0),)
 
 
-# --- its life beside that of its ranks --------------------------------------------------------------------------------
+# --- its life next to that of its ranks ------------------------------------------------------------------------------
 
 
 def launcher(waiting: Waiting = WAITING) -> Job:
@@ -161,7 +161,7 @@ def ranks(pid: int = 100, key: str = "of-the-ranks") -> Job:
 
 
 class Life:
-    """Plays the daemon on a node without power readings."""
+    """Acts as the daemon on a node without power readings."""
 
     def __init__(self, now: float = 1001.0) -> None:
         self.snapshot, self.now = Snapshot(), now
@@ -267,7 +267,7 @@ def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_start
 
 
 def test_who_was_taken_for_a_launcher_and_is_a_rank_begins_to_train_with_its_first_work() -> None:
-    """As was seen between fork(2) and execve(2), which keeps the pid: its power was never looked at."""
+    """As seen between fork(2) and execve(2), which keeps the pid: its power was never evaluated."""
     life = Life()
     rank = ranks().ranks[0]
     life.discover(replace(launcher(), launcher_id=rank.id, job_key="of-the-ranks"))
@@ -278,7 +278,7 @@ def test_who_was_taken_for_a_launcher_and_is_a_rank_begins_to_train_with_its_fir
 
 @pytest.mark.parametrize("first", [50, 60], ids=["the one that waited longer", "the one that came"])
 def test_two_launchers_of_one_job_on_one_node_are_both_over_when_their_ranks_come(first: int, tmp_path: Path) -> None:
-    """As containers have them; the ranks of either may have the best claim."""
+    """Containers can have two; the ranks of either may have the best claim."""
     command = "'torchrun' '--nnodes' '2' '--rdzv-id' 'r' '--rdzv-endpoint' '127.0.0.1:29400' t.py"
     waiting = "1 (init) S parent=0 start=1\n"
     for pid in (50, 60):
@@ -424,7 +424,7 @@ def test_beside_ranks_of_other_nodes_a_launcher_is_evidence_and_no_rank() -> Non
     assert [vote.kind for vote in verdict.evidence if vote not in without.evidence] == ["launcher"]
 
 
-# --- its sockets, real ones -------------------------------------------------------------------------------------------
+# --- real sockets ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -438,7 +438,7 @@ def port_of(server: socket.socket) -> int:
 
 
 def measured(port: int) -> Waiting:
-    """What the sockets of this very process tell, taken for a launcher's."""
+    """Return the socket data of this process, as if it were a launcher."""
     (state,) = [found for found in [procfs.read_state(os.getpid())] if found]
     job = replace(launcher(replace(WAITING, endpoint=f"127.0.0.1:{port}")), launcher_id=state[0])
     began = state[0].start_ticks / procfs.TICKS_PER_SECOND
@@ -465,7 +465,7 @@ def test_who_serves_its_endpoint_itself_and_is_its_only_client(listening: socket
 
 
 def test_a_request_to_connect_without_an_answer_is_seen(listening: socket.socket) -> None:
-    """A queue that is full drops requests, as a node does that is not there (listen(2), tcp_abort_on_overflow)."""
+    """A full queue drops requests, like an absent node (listen(2), tcp_abort_on_overflow)."""
     port = port_of(listening)
     with ExitStack() as clients:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Values in words: what is folded says the same as what was given, and foreign text cannot act."""
+"""Values in words: a folded list means the same as its input, and foreign text is harmless."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 from hangwatch.probes.node.filesystems import Mount, written_bytes
 
-# show_vfsstat in fs/proc_namespace.c, nfs_show_stats in fs/nfs/super.c; the sixth count is what the server was sent.
+# show_vfsstat in fs/proc_namespace.c, nfs_show_stats in fs/nfs/super.c; the sixth count is bytes sent to the server.
 MOUNTSTATS = """\
 device rootfs mounted on / with fstype rootfs
 device proc mounted on /proc with fstype proc

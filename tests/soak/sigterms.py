@@ -2,8 +2,8 @@
 
 usage: python -m tests.soak.sigterms [--count 200] [--lanes 3] [--seed 1]
 
-Each time a real daemon watches a job that hangs from the beginning (fake driver, simulated node) and looks at it again
-and again; the signal comes at a random moment, by the seed.
+Each time a real daemon monitors a job that hangs from the start (fake driver, simulated node) and captures it
+repeatedly. The signal is sent at a random moment, by the seed.
 """
 
 from __future__ import annotations

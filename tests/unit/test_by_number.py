@@ -173,7 +173,7 @@ def test_who_waits_for_a_lock_that_a_rank_holds_waits_for_that_rank() -> None:
 
 
 def test_ranks_that_are_still_in_what_all_have_come_to_are_not_held_up_by_who_is_ahead() -> None:
-    """As in a broadcast where one rank has another root: by stacks alone, the rank ahead would be checked first."""
+    """As in a broadcast with another root on one rank: by stacks alone, the rank ahead would be checked first."""
     ahead = structs.replace(waiting(standing(2, waits(8))), operation="barrier", key="ahead")
     behind = waiting(standing(0, waits(7)), standing(1, waits(6)), standing(3, waits(6)))
     verdict = judged(behind, ahead)

@@ -75,7 +75,7 @@ def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
 
 @pytest.mark.parametrize("name", ["lock", "pystack.txt", "gdb-py-bt.txt"])
 def test_the_rank_in_its_own_lock_is_shown_whoever_dumped_it(name: str) -> None:
-    """Of three ranks, two waiting ones are too few to name the rank in a function without a rule."""
+    """Two of three ranks wait, which is too few to name the rank in a function without a rule."""
     found = read(name)
     assert len(found.ranks) == 3
     (locked,) = [rank for rank in found.ranks if "update_cache" in shown(rank)[0]]

@@ -122,7 +122,7 @@ def test_a_stack_of_a_thousand_frames() -> None:
 
 
 def test_a_very_deep_stack_is_drawn_in_the_time_of_its_frames() -> None:
-    """It took minutes of CPU when each frame compared the rest; the limit leaves room for a slow machine."""
+    """It took minutes of CPU when each frame compared the rest; the limit has a margin for a slow machine."""
     frames = tuple(Frame(function="call", file="a.py", line=1) for _ in range(20_000))
     deep = [
         Group(key=f"k{rank}", activity="unknown", frames=frames, members=(Member(id=RankId(rank=rank)),))

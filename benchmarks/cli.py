@@ -62,7 +62,7 @@ def quietly(*command: object) -> Callable[[], object]:
     )
 
 
-def in_turn(runs: Sequence[Callable[[], object]], rounds: int) -> list[list[Cost]]:
+def run_in_turns(runs: Sequence[Callable[[], object]], rounds: int) -> list[list[Cost]]:
     """Return the costs of each of `runs`, run in turns, after one turn that does not count."""
     for run in runs:
         run()
@@ -78,8 +78,8 @@ def show(name: str, ours: Sequence[Cost], theirs: Sequence[Cost]) -> None:
     )
 
 
-def beside(name: str, ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> None:
-    show(name, *in_turn((ours, theirs), rounds))
+def compare(name: str, ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> None:
+    show(name, *run_in_turns((ours, theirs), rounds))
 
 
 def children_of(pid: int) -> Iterator[int]:
@@ -130,10 +130,10 @@ def measure(python: Path, ranks: int, workers: int, rounds: int) -> None:
     hangwatch, empty = python.with_name("hangwatch"), quietly(python, "-c", "pass")
     helps = [f"{name} --help" for name in ("explain", "report", "merge", "dump", "check", "status")]
     for words in ("--version", *helps):
-        beside(f"hangwatch {words}, an empty Python", quietly(hangwatch, *words.split()), empty, rounds)
+        compare(f"hangwatch {words}, an empty Python", quietly(hangwatch, *words.split()), empty, rounds)
     begin = msgspec.json.encode(Begin(sample_seconds=1.0, parent_pid=os.getpid())).decode()
     reads_driver = quietly(python, "-m", "hangwatch.probes.gpu.driver_process", begin)
-    beside("the child that asks the driver, an empty Python", reads_driver, empty, rounds)
+    compare("the child that asks the driver, an empty Python", reads_driver, empty, rounds)
     with ExitStack() as stack:
         pids = job(stack, ranks, workers)
         alone = job(stack, 1, 0)
@@ -146,7 +146,7 @@ def measure(python: Path, ranks: int, workers: int, rounds: int) -> None:
 
             return quietly(hangwatch, "dump", *(word for pid in ranks for word in ("--pid", pid))), plain
 
-        one, plain_one, every, plain_every = in_turn((*both(alone, alone), *both(seats, pids)), rounds)
+        one, plain_one, every, plain_every = run_in_turns((*both(alone, alone), *both(seats, pids)), rounds)
         show("hangwatch dump, py-spy on the same process", one, plain_one)
         show(f"hangwatch dump, py-spy on the same {len(pids)} processes", every, plain_every)
         more = len(pids) - len(alone)

@@ -49,7 +49,7 @@ def settings(chosen: str) -> config.Capture:
     return msgspec.structs.replace(config.Capture(pause_seconds=0.2), **are_on)
 
 
-def look_once(chosen: str, pids: Sequence[int]) -> Cost:
+def diagnose_once(chosen: str, pids: Sequence[int]) -> Cost:
     """Run one diagnosis in this process."""
     job = job_of_pids(pids)
     ranks = tuple(msgspec.structs.replace(rank, rank=number) for number, rank in enumerate(job.ranks))
@@ -95,7 +95,7 @@ def main() -> None:
     options.add_argument("pids", type=int, nargs="*", help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.look:
-        print(json.dumps(look_once(chosen.look, chosen.pids)))
+        print(json.dumps(diagnose_once(chosen.look, chosen.pids)))
         return
     with hung_job(chosen.ranks) as (folder, pids):
         measure(folder, pids, chosen.turns)

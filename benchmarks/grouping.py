@@ -135,7 +135,7 @@ def main() -> None:
     print("| ranks | group s | judge s | both, µs per rank | peak MB | merge s | explain s | peak MB |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|")
     for size in options.ranks:
-        one = {**apart("measure", size), **apart("explain", size)}
+        one = {**run_separately("measure", size), **run_separately("explain", size)}
         each = 1e6 * (one["group"] + one["judge"]) / size
         print(
             f"| {size:,} | {one['group']:.3f} | {one['judge']:.3f} | {each:.0f} | {one['peak']:.0f} "
@@ -144,7 +144,7 @@ def main() -> None:
         )
 
 
-def apart(work: str, size: int) -> dict[str, float]:
+def run_separately(work: str, size: int) -> dict[str, float]:
     command = [sys.executable, __file__, "--one", work, str(size)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout)

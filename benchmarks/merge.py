@@ -202,7 +202,7 @@ class Turn(NamedTuple):
         return self.cpu_seconds / self.loop_seconds
 
 
-def measured(command: list[str], nodes: int) -> Turn:
+def run_measured(command: list[str], nodes: int) -> Turn:
     """Run a command, which must name the late ranks, between two loops."""
     before = loop()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -247,10 +247,10 @@ def compare(sizes: list[int], whole_at_most: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             size = write_nodes(Path(folder), nodes) / 1e6
             command = [sys.executable, "-m", "hangwatch", "merge", "--json", folder]
-            turns = [measured(command, nodes) for _ in range(TURNS)]
+            turns = [run_measured(command, nodes) for _ in range(TURNS)]
             of_model = "| - | - |"
             if nodes <= whole_at_most:
-                whole_turn = measured([sys.executable, __file__, "--whole", folder], nodes)
+                whole_turn = run_measured([sys.executable, __file__, "--whole", folder], nodes)
                 of_model = f"| {whole_turn.cpu_seconds:.2f} | {whole_turn.peak_mb:.0f} |"
         best = min(turns)
         print(

@@ -111,11 +111,11 @@ class Crowd:
         if kind != "slow reader":
             selector.register(one, selectors.EVENT_READ)
 
-    def _drop(self, selector: selectors.BaseSelector, one: socket.socket) -> None:
+    def _drop(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            selector.unregister(one)
-        del self._open[one]
-        one.close()
+            selector.unregister(connection)
+        del self._open[connection]
+        connection.close()
 
 
 def latency(port: int, path: str, context: ssl.SSLContext | None, deadline: float) -> float:
@@ -135,7 +135,7 @@ def latency(port: int, path: str, context: ssl.SSLContext | None, deadline: floa
     return WRONG
 
 
-def told(name: str, seconds: list[float]) -> str:
+def format_latencies(name: str, seconds: list[float]) -> str:
     failed = seconds.count(WRONG)
     return f"{name} {statistics.median(seconds) * 1000:7.0f} {max(seconds) * 1000:8.0f}" + (
         f"  ({failed} of {len(seconds)} not answered)" if failed else ""
@@ -193,7 +193,7 @@ def serve(series: int, certificate: str, key: str) -> None:
     one.stop()
 
 
-def besieged(chosen: argparse.Namespace, tls: bool) -> None:
+def measure(chosen: argparse.Namespace, tls: bool) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         server(Path(folder), tls, chosen.series) as (pid, port, health_port, context),
@@ -218,9 +218,9 @@ def besieged(chosen: argparse.Namespace, tls: bool) -> None:
             used, wall = cpu_seconds(pid) - used, time.monotonic() - began
     print(f"{'TLS' if tls else 'plain'}, {chosen.idle} idle, {chosen.slow} slow senders, {chosen.slow} slow readers")
     print("  latency, ms        median      max")
-    print(told("  /metrics alone  ", alone))
-    print(told("  /metrics        ", metrics))
-    print(told("  health          ", health))
+    print(format_latencies("  /metrics alone  ", alone))
+    print(format_latencies("  /metrics        ", metrics))
+    print(format_latencies("  health          ", health))
     print(f"  resident memory {before / 1024:.1f} MiB before, {peak / 1024:.1f} MiB at most; {fds} descriptors")
     opened = sum(crowd.opened for crowd in crowds)
     print(f"  {100 * used / wall:.0f} % of a core; {opened} hostile connections in {wall:.0f} s", flush=True)
@@ -239,7 +239,7 @@ def main() -> None:
         serve(chosen.series, *chosen.serve)
         return
     for tls in (False, True):
-        besieged(chosen, tls)
+        measure(chosen, tls)
 
 
 if __name__ == "__main__":

@@ -90,16 +90,16 @@ def median(rounds: int, action: Callable[[], object]) -> tuple[float, float]:
 def gap_seconds(folder: Path, during: Callable[[], object]) -> float:
     """Return the longest gap of the target's own clock during an action."""
 
-    def told() -> float:
+    def read_gap() -> float:
         (folder / "tell").touch()
         wait_for((folder / "gap").exists)
         seconds = int((folder / "gap").read_text()) / 1e9
         (folder / "gap").unlink()
         return seconds
 
-    told()
+    read_gap()
     during()
-    return told()
+    return read_gap()
 
 
 def dump(pid: int, *options: str) -> None:
@@ -107,8 +107,8 @@ def dump(pid: int, *options: str) -> None:
     subprocess.run([program, "dump", "--json", *options, "--pid", str(pid)], capture_output=True, check=False)
 
 
-def row(what: str, wall: float, cpu: float, beside: float) -> None:
-    print(f"{what:52} {wall * 1e3:9.2f} ms {cpu * 1e3:9.2f} ms CPU {wall / beside:8.2f}")
+def row(what: str, wall: float, cpu: float, reference_seconds: float) -> None:
+    print(f"{what:52} {wall * 1e3:9.2f} ms {cpu * 1e3:9.2f} ms CPU {wall / reference_seconds:8.2f}")
 
 
 @contextlib.contextmanager

@@ -82,12 +82,12 @@ class FairQueue(Generic[T]):
                 del self._served[oldest]
             return turn
 
-    def end(self, turn: QueuedItem[T]) -> bool:
+    def end(self, queued: QueuedItem[T]) -> bool:
         """Mark an item as finished. Returns True if a waiting item may be taken now."""
         with self._lock:
-            self._running[turn.owner] -= 1
-            if not self._running[turn.owner]:
-                del self._running[turn.owner]
+            self._running[queued.owner] -= 1
+            if not self._running[queued.owner]:
+                del self._running[queued.owner]
             return any(self._may_run(other.owner) for other in self._waiting)
 
     def _may_run(self, owner: str) -> bool:

@@ -31,25 +31,25 @@ def elided(text: str, characters: int) -> str:
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
-def plain(text: str) -> str:
+def plain_word(text: str) -> str:
     """Return a foreign name as one word of at most 48 characters that is safe in Markdown, HTML, a shell and PromQL."""
     return _NOT_PLAIN.sub("_", text[: 4 * _NAME_CHARACTERS]).strip("._-")[:_NAME_CHARACTERS]
 
 
-def which_job(job: Job) -> str:
+def describe_job(job: Job) -> str:
     """Return a job as text for a page: `llama-70b of user ada (Slurm job 4711, train.py)`.
 
     The user's own words are followed by the owner that the kernel names. The job id is omitted if the owner contains
     it.
     """
-    name, user = plain(job.job_name), plain(job.user or "")
+    name, user = plain_word(job.job_name), plain_word(job.user or "")
     number = job.owner.removeprefix("Slurm job ")
     owner = f"Slurm job {job.job_id}" if job.job_id.partition(".")[0] == number else job.owner
     is_told = not name or owner.endswith(job.job_id)
     of = f" of user {user}" if user and job.user != job.owner else ""
     if job.uid is not None and job.user == f"uid {job.uid}" != job.owner:  # the kernel's user id, if there is no name
         of = f" of {job.user}"
-    places = ", ".join(filter(None, ("" if is_told else job.job_id, owner, plain(job.program))))
+    places = ", ".join(filter(None, ("" if is_told else job.job_id, owner, plain_word(job.program))))
     return f"{name or job.job_id}{of}" + (f" ({places})" if places else "")
 
 
@@ -104,7 +104,7 @@ def count(number: int, noun: str = "rank") -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def listing(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Join words by commas and "and"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
@@ -179,14 +179,14 @@ def fold_ids(ids: Iterable[RankId]) -> str:
     return "; ".join(parts) or "?"
 
 
-def who(ranks: Sequence[RankId]) -> str:
+def name_ranks(ranks: Sequence[RankId]) -> str:
     """Return ranks for a sentence: `rank 7 on gpu-a12 (local rank 7, pid 4711)`, or folded: `ranks 0-6 on a and b`."""
     if len(ranks) == 1:
-        return _who(ranks[0])
+        return _name_rank(ranks[0])
     return f"{_folded(ranks)}{_places(ranks)}"
 
 
-def _who(rank: RankId) -> str:
+def _name_rank(rank: RankId) -> str:
     """Return one rank with all that is known of it. Its name is the global rank, else the local rank, else the pid."""
     numbers = (("rank", rank.rank), ("local rank", rank.local_rank), ("pid", rank.pid))
     name, *rest = [f"{kind} {number}" for kind, number in numbers if number is not None] or ["a rank"]
@@ -209,4 +209,4 @@ def _places(ranks: Sequence[RankId]) -> str:
     nodes = sorted({printable(rank.node) for rank in ranks if rank.node})
     if not nodes:
         return ""
-    return f" on {listing(nodes)}" if len(nodes) <= _NODES_LISTED else f" on {count(len(nodes), 'node')}"
+    return f" on {join_words(nodes)}" if len(nodes) <= _NODES_LISTED else f" on {count(len(nodes), 'node')}"

@@ -189,8 +189,8 @@ NAMED = (
         "a GPU at its quiet line is quiet",
         "unit/test_detector.py::test_a_gpu_at_its_quiet_line_is_quiet_and_one_above_it_is_not",
         "detector/power_level.py",
-        r"line, watts = quiet_line_watts\(gpu, settings\), gpu\.watts",
-        "line, watts = quiet_line_watts(gpu, settings), None if gpu.watts is None else gpu.watts + 1e-9",
+        r"line, watts = low_power_threshold_watts\(gpu, settings\), gpu\.watts",
+        "line, watts = low_power_threshold_watts(gpu, settings), None if gpu.watts is None else gpu.watts + 1e-9",
     ),
     Named(
         "a dump's deadline is cut by its round's",

@@ -63,7 +63,7 @@ class _Counted:
         return self._total
 
 
-class Surroundings:
+class JobConnections:
     """The connections of a job's processes, from round to round of one capture."""
 
     def __init__(self, job: Job, targets: Sequence[ProcessId], proc_root: Path, sys_root: Path) -> None:
@@ -133,7 +133,7 @@ class Surroundings:
         serving = [pid for pid, call in calls.items() if call is not None and self._awaits_clients(pid, call)]
         return {pid: self._far_ends(pid) for pid in serving}
 
-    def exchanged(self, pid: int, dump: ProcessDump) -> ProcessDump:
+    def add_connections(self, pid: int, dump: ProcessDump) -> ProcessDump:
         """Return the dump with all fields about connections; `call` and `state` must be set."""
         call, state = dump.call, dump.state
         kind = call.kind if call else None
@@ -152,11 +152,11 @@ class Surroundings:
                 children_bytes = sum(one.io_bytes or 0 for one in counters) + sum(carried)
                 children_cpu = sum(one.cpu_seconds or 0.0 for one in counters)
         others = self._other_ranks(pid)
-        asks_rank = None if call is None else others.asked_by(pid, call, children)
+        asks_rank = None if call is None else others.find_receiver(pid, call, children)
         if call is not None and kind == "locks":
             lock = file_locks.find_awaited_lock(pid, call.descriptors[0], self._root)
         else:
-            lock = others.lock_for(children)
+            lock = others.find_lock(children)
         if lock is not None or asks_rank is not None:
             awaited = None
         server = None if call is None else self._server(pid, call)
@@ -184,14 +184,14 @@ class Surroundings:
 
     def _other_ranks(self, pid: int) -> asked.OtherRanks:
         return asked.OtherRanks(
-            own=self._rank_of.get(pid, pid),
+            rank_pid=self._rank_of.get(pid, pid),
             pids=self._ranks,
             ends=self._rank_at,
             listening=self._listens_at,
             store_port=self._store_port,
-            held=self._held,
-            links=self._links_of,
-            written=self._written_by,
+            connections_of=self._held,
+            open_files_of=self._links_of,
+            writable_files_of=self._written_by,
             proc_root=self._root,
         )
 

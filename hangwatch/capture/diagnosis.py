@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hangwatch.capture import capture
-from hangwatch.capture.kernel_log import lines_of as kernel_lines_of
+from hangwatch.capture.kernel_log import find_lines as kernel_lines_of
 from hangwatch.capture.request import CaptureRequest, NodePaths
 from hangwatch.model import (
     Capture,
@@ -122,30 +122,30 @@ def _own_ranks(taken: Capture, job: Job, proc_root: Path) -> dict[RankId, tuple[
 
 
 def _environs(
-    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, proc_root: Path
+    owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, proc_root: Path
 ) -> dict[RankId, Mapping[str, str]]:
-    targets = [locked_memory.Target(target, job.share or job.owner) for target, _ in own.values()]
+    targets = [locked_memory.Target(target, job.share or job.owner) for target, _ in owner_ranks.values()]
     answers = locked_memory.SHARED.read(
         targets, lambda target: environments.read_allowed(target.pid, proc_root), _ENVIRONMENT_SECONDS
     )
-    read = ((rank, answers.get(target)) for rank, (target, _) in own.items())
+    read = ((rank, answers.get(target)) for rank, (target, _) in owner_ranks.items())
     return {rank: answer for rank, answer in read if isinstance(answer, dict) and answer}
 
 
 def _outputs(
-    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, stop: threading.Event, proc_root: Path
+    owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, stop: threading.Event, proc_root: Path
 ) -> tuple[dict[RankId, tuple[OutputEnd, ...]], tuple[str, ...]]:
     """Return the ends of the files that the ranks write to, if the job's owner owns them, and notes on failed reads."""
-    if not own:
+    if not owner_ranks:
         return {}, ()
     found, faults = rank_output.read(
-        dict(own.values()),
+        dict(owner_ranks.values()),
         share=job.share or job.owner,
         deadline_seconds=_OUTPUT_DEADLINE_SECONDS,
         stop=stop,
         proc_root=proc_root,
     )
-    ends = {rank: found[target] for rank, (target, _) in own.items() if target in found}
+    ends = {rank: found[target] for rank, (target, _) in owner_ranks.items() if target in found}
     return ends, tuple(sorted({f"the logs of some ranks were not read: {fault.reason}" for fault in faults}))
 
 
@@ -161,17 +161,17 @@ def _logs(
 
 
 def _details(
-    own: Mapping[RankId, tuple[ProcessId, int]], job: Job, pids: Collection[int], stop: threading.Event
+    owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, pids: Collection[int], stop: threading.Event
 ) -> dict[RankId, ProcessDetails]:
     """Return details from psutil about these ranks, if they still belong to their owner after the read."""
-    targets = {rank: target for rank, (target, _) in own.items() if target.pid in pids}
+    targets = {rank: target for rank, (target, _) in owner_ranks.items() if target.pid in pids}
     found = process_details.read(
         list(targets.values()), share=job.share or job.owner, deadline_seconds=_DETAILS_DEADLINE_SECONDS, stop=stop
     )
     return {
         rank: found[target]
         for rank, target in targets.items()
-        if target in found and set(procfs.read_user_ids(target.pid)) == {own[rank][1]}
+        if target in found and set(procfs.read_user_ids(target.pid)) == {owner_ranks[rank][1]}
     }
 
 

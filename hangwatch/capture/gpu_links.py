@@ -12,7 +12,7 @@ from hangwatch.probes.network import infiniband
 from hangwatch.stacks.link_traffic import port_traffic
 
 
-class Links:
+class LinkCounters:
     """The counters of one capture. GPUs are read in each round until one read fails, ports twice.
 
     With `is_counting` they are read from the first round on, else only after `begin`.
@@ -49,11 +49,11 @@ class Links:
             self._ports = self._reading_ports.result()
         self._reading = self._reading_ports = None
 
-    def of_gpus(self) -> list[TrafficSweep]:
+    def gpu_traffic(self) -> list[TrafficSweep]:
         """Return the traffic of GPU links, in order of reading."""
         return [one for one in self._traffic if one is not None]
 
-    def of_ports(self) -> PortTraffic | None:
+    def measure_ports(self) -> PortTraffic | None:
         """Return the traffic of the ports until now; None if nothing was counted, or no port was read twice."""
         if not self._ports:
             return None

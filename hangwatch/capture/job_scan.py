@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.jobs import discovery, membership, owners, user_limits
-from hangwatch.model import FoundJobs, GpuSweep, LeftOut, Process, ProcessId
+from hangwatch.model import FoundJobs, GpuSweep, NotMonitored, Process, ProcessId
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import crash_artifacts, procfs
 from hangwatch.probes.process.process_scan import ProcessScan
@@ -45,7 +45,7 @@ class JobScan:
             budget_seconds=self._limits.scan_budget_seconds,
         )
         self._endpoints = self._connected(processes)
-        found = discovery.find(
+        found = discovery.find_jobs(
             processes,
             sweep,
             limits=self._limits,
@@ -55,8 +55,8 @@ class JobScan:
         )
         by_id = {process.id: process for process in processes}
         self.last_seen.note((by_id[rank.id], job.share) for job in found.jobs for rank in job.ranks if rank.id in by_id)
-        unread = [LeftOut(owner=owner, processes=count) for owner, count in self.processes.unread.items()]
-        return replace(found, left_out=user_limits.folded([*found.left_out, *unread])) if unread else found
+        unread = [NotMonitored(owner=owner, processes=count) for owner, count in self.processes.unread.items()]
+        return replace(found, left_out=user_limits.fold_by_owner([*found.left_out, *unread])) if unread else found
 
     def _connected(self, processes: Sequence[Process]) -> dict[ProcessId, str]:
         """Return the stores of the processes that need one; at most `ENDPOINTS_PER_SCAN` new ones, in limited time.

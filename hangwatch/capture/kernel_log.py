@@ -23,18 +23,18 @@ SLACK_SECONDS = 60.0
 _TEXT_CHARACTERS = 300
 
 
-def lines_of(
-    job: Job, said: Sequence[LoggedLine], *, now: float, unix_now: float, proc_root: Path
+def find_lines(
+    job: Job, logged: Sequence[LoggedLine], *, now: float, unix_now: float, proc_root: Path
 ) -> dict[int, tuple[KernelLine, ...]]:
     """Return the newest lines about each rank or its workers, oldest first, by pid of the rank, alive or ended.
 
     `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, in seconds.
     """
     ids = [*job.processes, *(one.id for one in job.ended)]
-    if not ids or not said:
+    if not ids or not logged:
         return {}
     began = min(process.start_ticks for process in ids) / procfs.TICKS_PER_SECOND - SLACK_SECONDS
-    recent = [line for line in said if line.boot_seconds >= began]
+    recent = [line for line in logged if line.boot_seconds >= began]
     found: dict[int, list[LoggedLine]] = {}
     for pid, line in (*_by_pid(job, recent, now, unix_now, proc_root), *_by_mount(job, recent, proc_root)):
         found.setdefault(pid, []).append(line)
@@ -54,14 +54,14 @@ def lines_of(
 
 
 def _by_pid(
-    job: Job, said: Sequence[LoggedLine], now: float, unix_now: float, proc_root: Path
+    job: Job, logged: Sequence[LoggedLine], now: float, unix_now: float, proc_root: Path
 ) -> Iterator[tuple[int, LoggedLine]]:
     """Yield lines about a process of the job during its life, or about a thread that is still blocked."""
     if not proc_pid.sees_all_pids(proc_root):
         return
     known = _processes(job, now, unix_now)
     rows = kernel_lines.load()
-    for line in said:
+    for line in logged:
         names, number = rows[line.name].names, int(line.subject) if line.subject.isdecimal() else 0
         if names == "process":
             rank, process, until = known.get(number, (None, None, 0.0))
@@ -96,10 +96,10 @@ def _is_blocked(pid: int, thread: int, proc_root: Path) -> bool:
     return stat.rpartition(b")")[2][1:2].decode() in BLOCKED_STATES
 
 
-def _by_mount(job: Job, said: Sequence[LoggedLine], proc_root: Path) -> Iterator[tuple[int, LoggedLine]]:
+def _by_mount(job: Job, logged: Sequence[LoggedLine], proc_root: Path) -> Iterator[tuple[int, LoggedLine]]:
     """Yield lines about a file system that a rank has mounted, and about devices of this node for all ranks."""
     rows = kernel_lines.load()
-    lines = [line for line in said if rows[line.name].names not in {"process", "task"}]
+    lines = [line for line in logged if rows[line.name].names not in {"process", "task"}]
     if not lines:
         return
     mounts: dict[str | None, tuple[filesystems.Mount, ...]] = {}

@@ -15,7 +15,7 @@ from hangwatch.probes.process import procfs
 PEERS_LISTED = 8
 
 
-def waits_for(job: Job, proc_root: Path) -> Waiting | None:
+def measure_wait(job: Job, proc_root: Path) -> Waiting | None:
     """Measure the wait of a launcher by its own sockets; never connect to an address that a user wrote."""
     if job.waiting is None or job.launcher_id is None:
         return None

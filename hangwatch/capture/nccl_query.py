@@ -14,10 +14,10 @@ from hangwatch.model import Fault, Job, NcclRas, ProcessDump, ProcessId
 from hangwatch.probes.network import nccl_ras
 
 
-class Said(NamedTuple):
+class NcclAnswer(NamedTuple):
     """The answer of NCCL about the ranks of a job, or the reason why there is none."""
 
-    of_ranks: dict[ProcessId, NcclRas]
+    by_process: dict[ProcessId, NcclRas]
     fault: Fault | None
 
 
@@ -26,11 +26,11 @@ def is_recorded(dumps: Iterable[ProcessDump]) -> bool:
     return any(recorder.library == "nccl" and recorder.records for dump in dumps for recorder in dump.recorders)
 
 
-def asked(job: Job, settings: config.Capture, stop: threading.Event, proc_root: Path) -> Said:
+def query_nccl(job: Job, settings: config.Capture, stop: threading.Event, proc_root: Path) -> NcclAnswer:
     """Ask NCCL about its collectives, until the deadline. A job without NCCL gets an empty answer without a fault."""
     ranks = [rank.id for rank in job.ranks]
     if not settings.nccl_ras:
-        return Said({}, nccl_ras.OFF if nccl_ras.has_nccl(ranks, proc_root) else None)
+        return NcclAnswer({}, nccl_ras.OFF if nccl_ras.has_nccl(ranks, proc_root) else None)
     found = nccl_ras.collect_statuses(
         ranks,
         job.share,
@@ -42,7 +42,7 @@ def asked(job: Job, settings: config.Capture, stop: threading.Event, proc_root: 
         proc_root=proc_root,
     )
     if found is None or isinstance(found, Fault):
-        return Said({}, found)
-    return Said(
+        return NcclAnswer({}, found)
+    return NcclAnswer(
         nccl_counts.counts_by_rank(found, nccl_ras.ranks_by_nccl_name(ranks, proc_root), ranks, job.world_size), None
     )

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.capture import stack_limits
-from hangwatch.capture.connections import Surroundings
+from hangwatch.capture.connections import JobConnections
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.collectives import rank_records
 from hangwatch.formats import pyspy_json
@@ -27,16 +27,16 @@ _FAULT_CHARACTERS = 256
 _LATE = ("RoundDeadline", "the round was over before its turn came")
 
 
-class Taker(NamedTuple):
+class ProcessDumper(NamedTuple):
     """The settings and shared parts of all dumps of one capture."""
 
     request: CaptureRequest
-    around: Surroundings
+    connections: JobConnections
     share: str
     reader_uid: int | None
     ranks: frozenset[ProcessId]
     unreadable: set[ProcessId]
-    room: stack_limits.Room
+    stack_budget: stack_limits.StackBudget
 
     def take(self, target: ProcessId, end: float) -> ProcessDump:
         """Dump one process in one round; `end` is the round's deadline on CLOCK_MONOTONIC."""
@@ -61,7 +61,7 @@ class Taker(NamedTuple):
             fetched_bytes=counters.fetched_bytes,
             call=call,
         )
-        dump = self.around.exchanged(target.pid, dump)
+        dump = self.connections.add_connections(target.pid, dump)
         recorders, recorder_faults = self._recorders(target, end - time.monotonic())
         with self._slot(end - now):
             before = main_thread.read_counters(target.pid, proc_root)
@@ -150,8 +150,8 @@ class Taker(NamedTuple):
             return (), answer
         try:
             found = pyspy_json.parse_json(answer.json, procfs.read_inner_pid(target.pid, self.request.paths.proc_root))
-            room = self.room.rank_bytes if target in self.ranks else self.room.worker_bytes
-            return stack_limits.kept(found, room), answer
+            room = self.stack_budget.rank_bytes if target in self.ranks else self.stack_budget.worker_bytes
+            return stack_limits.fit_threads(found, room), answer
         except pyspy_json.DumpError as error:
             return (), replace(answer, json=None, fault=Fault(subject=subject, reason="BadDump", detail=str(error)))
 

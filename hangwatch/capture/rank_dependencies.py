@@ -23,36 +23,37 @@ _ANY_HOST = (bytes(4), bytes(16))  # listening on all addresses of the node
 
 
 class OtherRanks(NamedTuple):
-    """The ranks of a job on this node from the view of one of them, `own`: their `pids`, and the connections to them.
+    """The ranks of a job on this node from the view of one of them, `rank_pid`: their `pids`, and the connections to
+    them.
 
     `ends` are the local ends of their connections, and `listening` their listening ends, each with the pid of its rank:
     a connection to such an end counts even if it is not accepted yet. `store_port` is the port of the store, which is
-    excluded. `held` returns the connections of a process by descriptor, `links` its open files, `written` its files
-    open for writing.
+    excluded. `connections_of` returns the connections of a process by descriptor, `open_files_of` its open files,
+    `writable_files_of` its files open for writing.
     """
 
-    own: int
+    rank_pid: int
     pids: Set[int]
     ends: Mapping[End, int]
     listening: Mapping[End, int]
     store_port: int | None
-    held: Callable[[int], Mapping[int, Connection] | None]
-    links: Callable[[int], Set[str]]
-    written: Callable[[int], Set[str]]
+    connections_of: Callable[[int], Mapping[int, Connection] | None]
+    open_files_of: Callable[[int], Set[str]]
+    writable_files_of: Callable[[int], Set[str]]
     proc_root: Path
 
-    def lock_for(self, children: Iterable[int]) -> FileLock | None:
+    def find_lock(self, children: Iterable[int]) -> FileLock | None:
         """Return the file lock that one of the children waits for and that another rank holds."""
         for child in itertools.islice(children, _MOST_CHILDREN):
             call = main_thread.read_call(child, self.proc_root)
             if call is None or call.kind != "locks":
                 continue
             lock = file_locks.find_awaited_lock(child, call.descriptors[0], self.proc_root)
-            if lock is not None and lock.holder_pid in self.pids and lock.holder_pid != self.own:
+            if lock is not None and lock.holder_pid in self.pids and lock.holder_pid != self.rank_pid:
                 return replace(lock, by_child=True)
         return None
 
-    def asked_by(self, pid: int, call: SystemCall, children: Sequence[int]) -> AsksRank | None:
+    def find_receiver(self, pid: int, call: SystemCall, children: Sequence[int]) -> AsksRank | None:
         """Return the part of a process that receives from another rank: main thread (in `call`), child, or thread.
 
         For another thread only a call with one descriptor counts: threads of gloo and NCCL watch all their connections.
@@ -63,7 +64,7 @@ class OtherRanks(NamedTuple):
             self._receives(child, main_thread.read_call(child, self.proc_root)) for child in children[:_MOST_CHILDREN]
         ):
             return "child"
-        if call.name != "futex" or pid != self.own:
+        if call.name != "futex" or pid != self.rank_pid:
             return None
         threads = main_thread.other_threads(pid, self.proc_root, _MOST_THREADS)
         calls = (main_thread.read_call(pid, self.proc_root, thread) for thread in threads)
@@ -74,12 +75,16 @@ class OtherRanks(NamedTuple):
         """True if this call receives over a connection to another rank, or from a file that another rank writes."""
         if call is None or call.kind != "receives":
             return False
-        held = self.held(pid) or {}
+        held = self.connections_of(pid) or {}
         if any(self._leads_there(held[one]) for one in call.descriptors if one in held):
             return True
         links = (blocked_call.link_of(pid, one, self.proc_root) for one in call.descriptors[:_MOST_DESCRIPTORS])
         ways = set(filter(blocked_call.is_pipe_or_path, links))
-        return any(ways & self.links(rank) & self.written(rank) for rank in self.pids if ways and rank != self.own)
+        return any(
+            ways & self.open_files_of(rank) & self.writable_files_of(rank)
+            for rank in self.pids
+            if ways and rank != self.rank_pid
+        )
 
     def _leads_there(self, connection: Connection) -> bool:
         host, port = connection.remote
@@ -87,4 +92,4 @@ class OtherRanks(NamedTuple):
             return False
         hosts = (host, *(_ANY_HOST if host == connection.local[0] else ()))
         found = (self.ends.get(connection.remote), *(self.listening.get((one, port)) for one in hosts))
-        return any(rank not in (None, self.own) for rank in found)
+        return any(rank not in (None, self.rank_pid) for rank in found)

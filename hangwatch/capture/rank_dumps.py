@@ -61,28 +61,31 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def of_rank(
+def make_rank_dump(
     rank: Rank,
     taken: Sequence[dict[ProcessId, ProcessDump]],
     node: str,
     numbers: GpuNumbers,
-    silent: Mapping[int, filesystems.Mount],
+    mount_by_pid: Mapping[int, filesystems.Mount],
 ) -> RankDump:
-    """Make the dump of a rank and of its workers from all rounds; `silent` are mounts that do not respond, by pid."""
-    mount = silent.get(rank.id.pid)
-    rounds = tuple(silent_mounts.told(one[rank.id], mount) for one in taken)
+    """Make the dump of a rank and of its workers from all rounds.
+
+    `mount_by_pid` are mounts that do not respond, by pid.
+    """
+    mount = mount_by_pid.get(rank.id.pid)
+    rounds = tuple(silent_mounts.add_to_fault(one[rank.id], mount) for one in taken)
     return RankDump(
         id=RankId(node=node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.id.pid),
         rounds=rounds,
         workers=tuple(
-            _worker_dump(worker, tuple(one[worker.id] for one in taken), silent.get(worker.id.pid))
+            _worker_dump(worker, tuple(one[worker.id] for one in taken), mount_by_pid.get(worker.id.pid))
             for worker in rank.workers
             if taken and worker.id in taken[0]
         ),
         gone=bool(rounds) and _is_gone(rounds[-1]),
         **numbers._asdict(),
         silent_mount=str(mount) if mount else None,
-        waits_for_mount=silent_mounts.waits_for(rounds, mount),
+        waits_for_mount=silent_mounts.is_waiting_for(rounds, mount),
     )
 
 
@@ -90,8 +93,8 @@ def _worker_dump(worker: Worker, rounds: tuple[ProcessDump, ...], mount: filesys
     return WorkerDump(
         pid=worker.id.pid,
         comm=worker.comm,
-        rounds=tuple(silent_mounts.told(dump, mount) for dump in rounds),
-        waits_for_mount=silent_mounts.waits_for(rounds, mount),
+        rounds=tuple(silent_mounts.add_to_fault(dump, mount) for dump in rounds),
+        waits_for_mount=silent_mounts.is_waiting_for(rounds, mount),
     )
 
 
@@ -100,7 +103,7 @@ def _is_gone(dump: ProcessDump) -> bool:
     return (dump.state_after or "X") in ENDED_STATES
 
 
-def absent(job: Job, node: str) -> tuple[RankDump, ...]:
+def absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:
     """Return the ranks that should be on this node and have no process, with their numbers if known.
 
     A number is known if the rank was seen, or follows from other ranks. At most `ABSENT_LISTED`: the expected number of

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from hangwatch import config, words
 from hangwatch.capture import launcher_wait, nccl_query, rank_dumps, silent_mounts, stack_limits
-from hangwatch.capture.connections import Surroundings
-from hangwatch.capture.gpu_links import Links
-from hangwatch.capture.process_dump import Taker
+from hangwatch.capture.connections import JobConnections
+from hangwatch.capture.gpu_links import LinkCounters
+from hangwatch.capture.process_dump import ProcessDumper
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.jobs import discovery
 from hangwatch.model import STOPPED_STATES, Capture, GpuSweep, Job, PortTraffic, ProcessDump, ProcessId, Rank, RankDump
@@ -33,14 +33,14 @@ def capture(job: Job, request: CaptureRequest) -> Capture:
     rounds = _Rounds(job, request)
     said, by_ports = rounds.take_all()
     proc_root = request.paths.proc_root
-    silent = silent_mounts.silent(rounds.targets, rounds.taken, proc_root)
-    waiting = launcher_wait.waits_for(job, proc_root)
+    silent = silent_mounts.find_mounts(rounds.targets, rounds.taken, proc_root)
+    waiting = launcher_wait.measure_wait(job, proc_root)
     present = [
         replace(
             dump,
             waiting=waiting,
             ports=by_ports,
-            nccl_ras=said.of_ranks.get(rank.id),
+            nccl_ras=said.by_process.get(rank.id),
             nccl_ras_fault=said.fault,
         )
         for rank, dump in zip(rounds.ranks, rounds.rank_dumps(silent), strict=True)
@@ -52,7 +52,7 @@ def capture(job: Job, request: CaptureRequest) -> Capture:
         started_unix_seconds=began_unix,
         duration_seconds=time.monotonic() - began,
         rounds=len(rounds.taken),
-        ranks=(*present, *rank_dumps.absent(job, request.node)),
+        ranks=(*present, *rank_dumps.absent_ranks(job, request.node)),
         world_size=job.world_size,
         notes=_notes(job, request.settings, rounds.taken, interrupted=request.stop.is_set()),
     )
@@ -66,27 +66,29 @@ class _Rounds:
         self._job, self._request = job, request
         self._wanted = settings.rounds if request.rounds is None else request.rounds
         is_counting = settings.counters and self._wanted > 1
-        self._links = Links(request.gpus.read_traffic, paths.sys_root, is_counting=is_counting)
+        self._links = LinkCounters(request.gpus.read_traffic, paths.sys_root, is_counting=is_counting)
         self.ranks = job.ranks or tuple(Rank(id=process, rank=None, local_rank=None) for process in job.processes)
         self.targets = _targets(self.ranks, settings.max_workers_per_rank)
-        self._around = Surroundings(job, self.targets, paths.proc_root, paths.sys_root)
+        self._around = JobConnections(job, self.targets, paths.proc_root, paths.sys_root)
         workers = len(self.targets) - len(self.ranks)
-        self._taker = Taker(
+        self._taker = ProcessDumper(
             request,
             self._around,
             share=job.share,
             reader_uid=job.uid,
             ranks=frozenset(rank.id for rank in job.ranks),
             unreadable=set(),
-            room=stack_limits.room(request.kept_stacks_bytes, len(self.ranks), workers, max(self._wanted, 2)),
+            stack_budget=stack_limits.divide_budget(
+                request.kept_stacks_bytes, len(self.ranks), workers, max(self._wanted, 2)
+            ),
         )
         self._sweeps: list[GpuSweep] = []
         self.taken: list[dict[ProcessId, ProcessDump]] = []
 
-    def take_all(self) -> tuple[nccl_query.Said, PortTraffic | None]:
+    def take_all(self) -> tuple[nccl_query.NcclAnswer, PortTraffic | None]:
         """Take all rounds; return the answer of NCCL during them, and the traffic of this node's ports."""
         request, settings = self._request, self._request.settings
-        asked: Future[nccl_query.Said] | None = None
+        asked: Future[nccl_query.NcclAnswer] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as beside:
             # Native dumps need 340 MB each: only one at a time.
             parallel = 1 if request.mode.native else settings.parallel
@@ -97,10 +99,10 @@ class _Rounds:
                     self._take_round(pool)
                     if self._is_nccl_due():
                         asked = beside.submit(
-                            nccl_query.asked, self._job, settings, request.stop, request.paths.proc_root
+                            nccl_query.query_nccl, self._job, settings, request.stop, request.paths.proc_root
                         )
-            by_ports = self._links.of_ports()
-        return asked.result() if asked is not None else nccl_query.Said({}, None), by_ports
+            by_ports = self._links.measure_ports()
+        return asked.result() if asked is not None else nccl_query.NcclAnswer({}, None), by_ports
 
     def _take_round(self, pool: ThreadPoolExecutor) -> None:
         request = self._request
@@ -126,10 +128,10 @@ class _Rounds:
 
     def rank_dumps(self, silent: Mapping[int, Mount]) -> list[RankDump]:
         """Return the ranks by the rounds so far; `silent` are the file systems that do not respond, by pid."""
-        carried, levels = self._links.of_gpus(), self._request.gpus.levels
+        carried, levels = self._links.gpu_traffic(), self._request.gpus.levels
         numbers = (rank_dumps.gpu_numbers(rank, self._sweeps, levels, carried) for rank in self.ranks)
         return [
-            rank_dumps.of_rank(rank, self.taken, self._request.node, of_gpus, silent)
+            rank_dumps.make_rank_dump(rank, self.taken, self._request.node, of_gpus, silent)
             for rank, of_gpus in zip(self.ranks, numbers, strict=True)
         ]
 

@@ -14,7 +14,7 @@ from hangwatch.probes.process import pyspy
 _MOUNT_DEADLINE_SECONDS = 3.0
 
 
-def silent(
+def find_mounts(
     targets: Sequence[ProcessId], taken: Sequence[dict[ProcessId, ProcessDump]], proc_root: Path
 ) -> dict[int, filesystems.Mount]:
     """Return file systems that did not respond to a test, by pid of the process on which py-spy hangs."""
@@ -26,7 +26,7 @@ def _hung(fault: Fault | None) -> bool:
     return fault is not None and fault.reason in pyspy.STUCK_REASONS
 
 
-def told(dump: ProcessDump, mount: filesystems.Mount | None) -> ProcessDump:
+def add_to_fault(dump: ProcessDump, mount: filesystems.Mount | None) -> ProcessDump:
     """Add the file system on which the dump hung to its fault, if there is one."""
     if mount is None or dump.fault is None or not _hung(dump.fault):
         return dump
@@ -34,7 +34,7 @@ def told(dump: ProcessDump, mount: filesystems.Mount | None) -> ProcessDump:
     return replace(dump, fault=replace(dump.fault, detail=detail))
 
 
-def waits_for(rounds: Sequence[ProcessDump], mount: filesystems.Mount | None) -> bool:
+def is_waiting_for(rounds: Sequence[ProcessDump], mount: filesystems.Mount | None) -> bool:
     """True if the kernel shows the process in a call on this file system in every round."""
     if mount is None:
         return False

@@ -18,20 +18,20 @@ OF_OWNER_BYTES = 64 << 20  # in the kept captures of one owner's jobs, for as ma
 INNERMOST_FRAMES, OUTERMOST_FRAMES = 32, 16  # of a main thread, however low the limit is
 
 
-class Room(NamedTuple):
+class StackBudget(NamedTuple):
     """Bytes of stacks that are kept of a rank, and of a worker, in one round."""
 
     rank_bytes: int
     worker_bytes: int
 
 
-def room(capture_bytes: int, ranks: int, workers: int, rounds: int) -> Room:
+def divide_budget(capture_bytes: int, ranks: int, workers: int, rounds: int) -> StackBudget:
     """Divide the bytes of a capture: half for its ranks, half for their workers."""
     half = capture_bytes // (2 * max(1, rounds))
-    return Room(half // max(1, ranks), half // max(1, workers))
+    return StackBudget(half // max(1, ranks), half // max(1, workers))
 
 
-def kept(threads: Sequence[Thread], most_bytes: int) -> tuple[Thread, ...]:
+def fit_threads(threads: Sequence[Thread], most_bytes: int) -> tuple[Thread, ...]:
     """Return the threads that fit into the limit, in their order; the main thread has priority.
 
     Part of the main thread is always kept. The last thread, without frames, tells the number of dropped threads.

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
-from hangwatch.jobs.collective_timeout import VARIABLES, Patience, patience
+from hangwatch.jobs.collective_timeout import VARIABLES, TimeoutSettings, read_timeouts
 from hangwatch.model import CheckVerdict, Fault, Job, Point
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
@@ -43,7 +43,7 @@ class Settings(contract.Settings, frozen=True):
 class Sample(contract.Sample, frozen=True):
     """The timeouts of every job, and the time until hangwatch takes stacks: None if no daemon runs."""
 
-    jobs: tuple[Patience, ...]
+    jobs: tuple[TimeoutSettings, ...]
     dump_after_seconds: float | None
 
 
@@ -58,11 +58,11 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         if environ is None:
             faults += [answer for answer in answers if isinstance(answer, Fault)][:1]
         else:
-            patiences.append(_with_recorded(patience(job, environ), job, node))
+            patiences.append(_with_recorded(read_timeouts(job, environ), job, node))
     return Sample(jobs=tuple(patiences), dump_after_seconds=node.dump_after_seconds, faults=tuple(faults))
 
 
-def _with_recorded(derived: Patience, job: Job, node: Node) -> Patience:
+def _with_recorded(derived: TimeoutSettings, job: Job, node: Node) -> TimeoutSettings:
     """Replace a derived timeout by the shortest one that the first rank has recorded for its operations."""
     if derived.collective_seconds is None:
         return derived
@@ -95,7 +95,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     return worst(findings, ok("StacksComeFirst", f"{summary}; hangwatch takes stacks after {dump_after:.0f} s"))
 
 
-def _judge_job(job: Patience, dump_after_seconds: float, settings: Settings) -> CheckVerdict | None:
+def _judge_job(job: TimeoutSettings, dump_after_seconds: float, settings: Settings) -> CheckVerdict | None:
     limit = dump_after_seconds + settings.margin_seconds
     timeouts = (
         (
@@ -122,7 +122,7 @@ def _judge_job(job: Patience, dump_after_seconds: float, settings: Settings) -> 
     return warning("EndsItselfFirst", message, f"{setting}, or lower [detector] hold_seconds of hangwatch")
 
 
-def _sentence(job: Patience) -> str:
+def _sentence(job: TimeoutSettings) -> str:
     assumed = "" if job.source == RECORDED else ", unless its code sets another"
     if job.collective_seconds is None:
         timeout = f"has no collective timeout ({job.source})"

@@ -59,12 +59,14 @@ def check_nodes(
 
     nodes = resolve_nodes(reach)
     run_hangwatch(reach, nodes, shlex.join(("check", "--json", *names, *_port_options(ports, nodes))), replies, take)
-    node_findings = fitness.unreached(reports) if ports else fitness.findings(reports, every_wording=verbose)
+    node_findings = (
+        fitness.find_unreachable_ports(reports) if ports else fitness.findings(reports, every_wording=verbose)
+    )
     differences = fitness.differences(reports)
-    cross_findings = [*map(fitness.of_difference, differences), *fitness.of_clocks(replies.clocks)]
-    findings = fitness.ranked((*node_findings, *cross_findings, *fitness.of_absent(replies)))
+    cross_findings = [*map(fitness.difference_finding, differences), *fitness.clock_findings(replies.clocks)]
+    findings = fitness.sort_findings((*node_findings, *cross_findings, *fitness.absent_findings(replies)))
     well = sorted(set(reports) - {node for finding in node_findings for node in finding.nodes})
-    status = fitness.worst(findings)
+    status = fitness.worst_status(findings)
     exit_code = result_table.status_exit_code(CheckStatus[status], fail_on)
     if as_json_form:
         form = NodesCheck(

@@ -22,7 +22,7 @@ from hangwatch.cli.node_options import Reach, nodes_options, parse_reach, topolo
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.errors import TemporaryError, UserError
-from hangwatch.model import GpuSweep, Incident, Job, JobState, Verdict, called
+from hangwatch.model import GpuSweep, Incident, Job, JobState, Verdict, find_jobs
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node import host
@@ -289,8 +289,8 @@ def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:
 
 def _named(verdict: Verdict) -> str:
     if verdict.named:
-        return words.who(verdict.named)
-    return f"none; check first: {words.who(verdict.first_look)}" if verdict.first_look else "none"
+        return words.name_ranks(verdict.named)
+    return f"none; check first: {words.name_ranks(verdict.first_look)}" if verdict.first_look else "none"
 
 
 def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stacks: bool) -> str:
@@ -298,7 +298,7 @@ def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stack
     from hangwatch.report import as_json
 
     if grouped:
-        return as_json.render(sighting.grouped(node, dumped, time.time(), with_stacks=with_stacks))
+        return as_json.render(sighting.make_grouped_dump(node, dumped, time.time(), with_stacks=with_stacks))
     return as_json.render(as_json.dump(node, dumped))
 
 
@@ -398,11 +398,11 @@ def choose(wanted: str, jobs: Sequence[Job]) -> Job:
 
     Raises InputError if there is none, or several have the name.
     """
-    chosen = called(wanted, jobs)
+    chosen = find_jobs(wanted, jobs)
     if len(chosen) == 1:
         return chosen[0]
     if not chosen:
-        listed = "; ".join(words.printable(words.which_job(job)) for job in jobs) or "none"
+        listed = "; ".join(words.printable(words.describe_job(job)) for job in jobs) or "none"
         raise InputError(f"--job {wanted}: no such job on this node\n  jobs here: {listed}")
     raise InputError(
         f"--job {wanted}: {len(chosen)} jobs on this node have this name\n"

@@ -254,7 +254,7 @@ def _left_out(kinds: Mapping[Path, _Kind]) -> Iterator[str]:
     yield from _closed(by_kind.get("closed", ()), "file")
     folders = {path.parent for path in by_kind.get("recorder", ())}
     if empty := [path for path in by_kind.get("empty", ()) if path.parent in folders]:
-        names = words.listing([words.printable(path.name) for path in empty[:_MOST_NAMED_FILES]])
+        names = words.join_words([words.printable(path.name) for path in empty[:_MOST_NAMED_FILES]])
         yield f"empty flight recorder dump: {names}: a full disk, or a process that ended while it wrote"
 
 

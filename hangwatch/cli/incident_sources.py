@@ -44,7 +44,7 @@ def load_client(path: Path | None, option: str = "--http-config") -> WebClient:
     from hangwatch.formats import yaml_file
 
     try:
-        return http_client.load(path) if path is not None else http_client.anonymous()
+        return http_client.load(path) if path is not None else http_client.make_anonymous_client()
     except yaml_file.YamlError as error:
         raise InputError(f"{option}: {error}") from None
 
@@ -59,7 +59,7 @@ def fetch(request: FetchRequest, replies: Replies) -> str | None:
     client = load_client(request.http_config)
     wanted = request.wanted
     try:
-        sites = fetching.named_shortly([fetching.site(url) for url in request.urls])
+        sites = fetching.shorten_names([fetching.parse_url(url) for url in request.urls])
     except fetching.AddressError as error:
         raise InputError(str(error)) from None
     unreachable: list[str] = []
@@ -94,7 +94,7 @@ def _prometheus_sites(request: FetchRequest) -> tuple[str, list[Site], list[str]
     client = load_client(request.prometheus_http_config, "--prometheus-http-config")
     where = f"--prometheus {words.printable(request.prometheus or '')}"
     try:
-        base = fetching.site(request.prometheus or "").base
+        base = fetching.parse_url(request.prometheus or "").base
 
         def get(path: str) -> bytes:
             return fetching.page(

@@ -28,10 +28,10 @@ from hangwatch.cli.output_files import NewFolder, files_below, write_text
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.fleet import cross_node, sighting
 from hangwatch.fleet import topology as topology_file
-from hangwatch.fleet.merge import Gathering
+from hangwatch.fleet.merge import SightingCollector
 from hangwatch.fleet.topology import Leaf
 from hangwatch.formats import bounded_read, incident_file
-from hangwatch.model import Grouping, Job, Verdict, called
+from hangwatch.model import Grouping, Job, Verdict, find_jobs
 from hangwatch.report import as_json, dump_text, html, text
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def merge(
         screen.complain(f"skipped: {problem}")
     if len(problems) > MOST_TOLD:
         click.echo(f"hangwatch: skipped: {words.count(len(problems) - MOST_TOLD, 'more file')}", err=True)
-    grouping = replies.gathering.merged(keys)
+    grouping = replies.gathering.merge_jobs(keys)
     ranks_here = replies.gathering.ranks_here(keys[0]) if len(keys) == 1 and not replies.silent else None
     leaves = by_file or replies.gathering.leaves(keys)
     verdict = cross_node.judge(grouping, ranks_here, _missed(replies, grouping), replies.clocks, leaves)
@@ -123,7 +123,7 @@ def _missed(replies: Replies, grouping: Grouping) -> Sequence[str]:
     return replies.silent if grouping.absent or grouping.world_size is None else ()
 
 
-def _gather(paths: Sequence[Path], gathering: Gathering) -> list[str]:
+def _gather(paths: Sequence[Path], gathering: SightingCollector) -> list[str]:
     """Add the jobs in these files. Returns the errors of files that could not be read."""
     problems = []
     for file in (file for path in paths for file in _files(path)):
@@ -173,7 +173,7 @@ def _read(path: Path, folder: Path | None) -> sighting.GroupedDump:
 
 def _chosen(wanted: str | None, jobs: Mapping[str, Job]) -> str:
     """Return the key of the wanted job. Raises InputError for several jobs: their ranks would be mixed up."""
-    matching = list(jobs.values()) if wanted is None else called(wanted, jobs.values())
+    matching = list(jobs.values()) if wanted is None else find_jobs(wanted, jobs.values())
     if len(matching) == 1:
         return matching[0].key
     names = ", ".join(
@@ -237,7 +237,7 @@ def _conclude(
     keys = [_chosen(question.wanted, jobs)] if question.wanted and jobs else list(jobs)
     answers = []
     for key in keys:
-        grouping = replies.gathering.merged([key])
+        grouping = replies.gathering.merge_jobs([key])
         ranks_here = replies.gathering.ranks_here(key) if node_count == 1 else None
         leaves = by_file or replies.gathering.leaves([key])
         verdict = cross_node.judge(grouping, ranks_here, _missed(replies, grouping), replies.clocks, leaves)

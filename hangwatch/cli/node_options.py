@@ -19,7 +19,7 @@ from hangwatch.fleet.transports import Via
 
 if TYPE_CHECKING:
     from hangwatch.fleet import remote_run
-    from hangwatch.fleet.node_replies import RollCall
+    from hangwatch.fleet.node_replies import ReplyCollector
 
 MOST_TOLD = 10
 MOST_NAME_CHARACTERS = 200
@@ -126,7 +126,7 @@ def run_hangwatch(
     reach: Reach,
     nodes: Sequence[str],
     arguments: str,
-    roll_call: RollCall[Any],
+    roll_call: ReplyCollector[Any],
     on_reply: Callable[[remote_run.Reply], None],
 ) -> None:
     """Run hangwatch with these shell-quoted arguments on all nodes, and show the progress.
@@ -140,7 +140,7 @@ def run_command(
     reach: Reach,
     nodes: Sequence[str],
     command: str,
-    roll_call: RollCall[Any],
+    roll_call: ReplyCollector[Any],
     on_reply: Callable[[remote_run.Reply], None],
 ) -> None:
     """Run a shell command on all nodes, as `run_hangwatch` does. Raises InputError."""
@@ -149,7 +149,7 @@ def run_command(
     transport = _transport(reach, command, nodes)
     progress = Progress()
     try:
-        complaints = remote_run.ask(
+        complaints = remote_run.run_on_nodes(
             nodes,
             transport,
             deadline_seconds=reach.deadline_seconds,
@@ -164,7 +164,7 @@ def run_command(
     report_failures(roll_call, reach.deadline_seconds)
 
 
-def report_failures(roll_call: RollCall[Any], deadline_seconds: float) -> None:
+def report_failures(roll_call: ReplyCollector[Any], deadline_seconds: float) -> None:
     """Report nodes that did not respond, and the error messages of nodes, each message once."""
     if roll_call.silent:
         silent = words.fold_nodes(roll_call.silent)
@@ -188,7 +188,7 @@ class Progress:
     def show(self, now: remote_run.Progress, answered: int) -> None:
         """Show the progress, if standard error is a terminal."""
         self._line = (
-            f"answered {answered} of {words.count(now.asked, 'node')}, silent {now.asked - now.ended}, "
+            f"answered {answered} of {words.count(now.total, 'node')}, silent {now.total - now.ended}, "
             f"{now.seconds:.0f} s"
         )
         if self._is_terminal:
@@ -243,7 +243,7 @@ def _nodes_of_pods(reach: Reach) -> list[str]:
             f"--selector {reach.selector}: no pod with this label has a node\n"
             "  `kubectl get pods --all-namespaces --show-labels` shows labels and namespaces (-n)"
         )
-    return nodeset.named(nodes)
+    return nodeset.check_names(nodes)
 
 
 def _nodes_of_slurm_job(job: str | None) -> list[str]:

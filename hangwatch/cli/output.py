@@ -14,7 +14,7 @@ from hangwatch.model import Grouping, Job, Verdict
 from hangwatch.report import as_json, html, text
 
 if TYPE_CHECKING:
-    from hangwatch.fleet.node_replies import RollCall
+    from hangwatch.fleet.node_replies import ReplyCollector
 
 html_option = click.option(
     "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write an HTML page here."
@@ -39,7 +39,9 @@ def verdict_text(grouping: Grouping, verdict: Verdict) -> str:
     return text.render_verdict(grouping, verdict, color=screen.is_colored(), width=screen.width())
 
 
-def nodes_dump(replies: RollCall[Any], without_job: Iterable[str], jobs: Iterable[as_json.Answer]) -> as_json.NodesDump:
+def nodes_dump(
+    replies: ReplyCollector[Any], without_job: Iterable[str], jobs: Iterable[as_json.Answer]
+) -> as_json.NodesDump:
     """Combine the verdicts on jobs of many nodes with the lists of nodes that responded, failed or were silent."""
     return as_json.NodesDump(
         schema_version=as_json.SCHEMA_VERSION,

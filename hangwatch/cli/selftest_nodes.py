@@ -17,7 +17,7 @@ from hangwatch.selftest import launch, parts
 from hangwatch.selftest.launch import Course
 
 if TYPE_CHECKING:
-    from hangwatch.fleet.node_replies import RollCall
+    from hangwatch.fleet.node_replies import ReplyCollector
     from hangwatch.fleet.remote_run import Reply
 
 _STEPS = 10  # longest duration of a test, in time-outs of one step: it ends at the first step that fails
@@ -79,7 +79,7 @@ class Nodes:
 
 def _ask(reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.AnswerT]) -> Mapping[str, parts.AnswerT]:
     """Return the answer of each node. Nodes that did not respond are reported on standard error."""
-    from hangwatch.fleet.node_replies import AnswerError, RollCall
+    from hangwatch.fleet.node_replies import AnswerError, ReplyCollector
 
     def read(printed: bytes, _: str) -> parts.AnswerT:
         try:
@@ -87,7 +87,7 @@ def _ask(reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.An
         except (msgspec.DecodeError, ValueError, RecursionError):
             raise AnswerError("did not answer as a self-test: does it run the same version of hangwatch?") from None
 
-    calls: RollCall[parts.AnswerT] = RollCall(read, {0}, lambda answer: (answer.printed_unix_seconds,) * 2)
+    calls: ReplyCollector[parts.AnswerT] = ReplyCollector(read, {0}, lambda answer: (answer.printed_unix_seconds,) * 2)
     answers: dict[str, parts.AnswerT] = {}
 
     def take(reply: Reply) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from hangwatch.collectives.process_groups import ProcessGroup
-from hangwatch.model import Enqueued
+from hangwatch.model import EnqueuedOperation
 from hangwatch.model.flight_records import Library
 
 _MOST_ORDERED = 8
@@ -26,7 +26,7 @@ def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
         numbers = {wait.number for wait in group.waits.values()}
         if len(group.generations) > 1:
             continue
-        enqueued: dict[int, dict[int, Enqueued]] = defaultdict(dict)
+        enqueued: dict[int, dict[int, EnqueuedOperation]] = defaultdict(dict)
         for rank, records in group.records.items():
             for one in records.operations:
                 if one.number in numbers and not one.is_p2p and one.operation != "coalesced":
@@ -43,7 +43,7 @@ def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
 
 
 # The values of an operation that must be equal on all ranks, and their text.
-_COMPARED: tuple[tuple[Callable[[Enqueued], tuple[Any, ...]], Callable[..., str]], ...] = (
+_COMPARED: tuple[tuple[Callable[[EnqueuedOperation], tuple[Any, ...]], Callable[..., str]], ...] = (
     (lambda one: (one.operation,), lambda operation: operation),
     (
         lambda one: (one.operation, one.dtypes) if one.dtypes else (),

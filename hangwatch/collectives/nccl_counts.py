@@ -18,15 +18,15 @@ from hangwatch.collectives import wait_graph
 from hangwatch.collectives.wait_graph import Stance, WaitGraph
 from hangwatch.formats.nccl_ras_status import COLLECTIVES, Communicator, RasRank, RasStatus
 from hangwatch.model import (
-    Enqueued,
+    EnqueuedOperation,
     Evidence,
     GroupRecords,
-    Launched,
+    LaunchCount,
     Member,
     NcclRas,
     ProcessId,
     RankId,
-    Recorded,
+    RecorderState,
 )
 
 _MOST_LAUNCHED = 8  # of one rank
@@ -46,7 +46,7 @@ def counts_by_rank(
     `answers` are what NCCL answered, each with its time, the last one newest.
     """
     unchanged = _unchanged([status for _, status in answers])
-    counts: dict[ProcessId, list[Launched]] = defaultdict(list)
+    counts: dict[ProcessId, list[LaunchCount]] = defaultdict(list)
     even: dict[ProcessId, int] = defaultdict(int)
     communicators: dict[ProcessId, int] = defaultdict(int)
     for communicator in answers[-1][1].communicators:
@@ -104,7 +104,7 @@ def _is_even(communicator: Communicator) -> bool:
 
 def _uneven(
     communicator: Communicator, by_process: Mapping[ProcessId, Sequence[RasRank]], names: Names
-) -> Iterator[tuple[ProcessId, Launched]]:
+) -> Iterator[tuple[ProcessId, LaunchCount]]:
     """Yield the counts of each process for each operation that the ranks did not launch equally often."""
     unreached = communicator.unreached
     lost = {process for process, ranks in by_process.items() if any(rank in unreached for rank in ranks)}
@@ -129,8 +129,8 @@ def _launched(
     count: int | None,
     every: Sequence[int],
     on_other_nodes: tuple[str, ...],
-) -> Launched:
-    return Launched(
+) -> LaunchCount:
+    return LaunchCount(
         communicator=communicator.name.partition("/")[0],
         size=communicator.size,
         operation=operation,
@@ -187,7 +187,7 @@ def is_even(member: Member) -> bool:
     )
 
 
-def _launched_by(member: Member) -> tuple[Launched, ...]:
+def _launched_by(member: Member) -> tuple[LaunchCount, ...]:
     return member.recorder.nccl_ras.launched if member.recorder.nccl_ras is not None else ()
 
 
@@ -212,14 +212,15 @@ def _as_recorded(member: Member, *, is_open: bool) -> Member:
     return replace(
         member,
         recorder=replace(
-            member.recorder, libraries=(Recorded(library="nccl", groups=groups),) if member.recorder.nccl_ras else ()
+            member.recorder,
+            libraries=(RecorderState(library="nccl", groups=groups),) if member.recorder.nccl_ras else (),
         ),
     )
 
 
-def _open_operation(launched: Launched, seconds: float) -> Enqueued:
+def _open_operation(launched: LaunchCount, seconds: float) -> EnqueuedOperation:
     """Return the first operation that other ranks have not launched."""
-    return Enqueued(
+    return EnqueuedOperation(
         number=launched.lowest + 1,
         operation=launched.operation,
         order=0,
@@ -235,7 +236,7 @@ def _open_operation(launched: Launched, seconds: float) -> Enqueued:
 def evidence(members: Iterable[Member]) -> tuple[Evidence, ...]:
     """Return the counts of each communicator with different counts, else one line if all ranks are even."""
     asked = [(member, member.recorder.nccl_ras) for member in members if member.recorder.nccl_ras is not None]
-    uneven: dict[tuple[str, str], list[tuple[RankId, Launched]]] = defaultdict(list)
+    uneven: dict[tuple[str, str], list[tuple[RankId, LaunchCount]]] = defaultdict(list)
     for member, ras in asked:
         for launched in ras.launched:
             uneven[launched.communicator, launched.operation].append((member.id, launched))
@@ -254,7 +255,7 @@ def _evidence(ras: NcclRas, ids: Sequence[RankId], text: str) -> Evidence:
     return Evidence(kind="nccl_ras", message=message, ranks=tuple(ids[:_MOST_IDS]))
 
 
-def _line(counts: Sequence[tuple[RankId, Launched]]) -> str:
+def _line(counts: Sequence[tuple[RankId, LaunchCount]]) -> str:
     """Return the counts of ranks in one communicator, the lowest first, and ranks of other nodes that are behind."""
     first = counts[0][1]
     by_count: dict[int | None, list[RankId]] = defaultdict(list)
@@ -263,15 +264,15 @@ def _line(counts: Sequence[tuple[RankId, Launched]]) -> str:
     shown = sorted(by_count.items(), key=lambda item: (item[0] is not None, item[0] or 0))[:_SHOWN]
     parts = [_part(count, ids, first.operation) for count, ids in shown]
     if first.count is not None and min(count for count in by_count if count is not None) > first.lowest:
-        parts.append(f"others {first.lowest:,}" + (f": {words.listing(first.elsewhere)}" if first.elsewhere else ""))
+        parts.append(f"others {first.lowest:,}" + (f": {words.join_words(first.elsewhere)}" if first.elsewhere else ""))
     elif first.elsewhere:
-        parts.append(f"so behind, or not reached, too: {words.listing(first.elsewhere)}")
+        parts.append(f"so behind, or not reached, too: {words.join_words(first.elsewhere)}")
     return f"of communicator {first.communicator} with {words.count(first.size)}, {'; '.join(parts)}"
 
 
 def _part(count: int | None, ids: Sequence[RankId], operation: str) -> str:
     are_numbered = all(rank.rank is not None for rank in ids)
-    ranks = words.who([RankId(rank=rank.rank) for rank in ids] if are_numbered else ids)
+    ranks = words.name_ranks([RankId(rank=rank.rank) for rank in ids] if are_numbered else ids)
     if count is None:
         return f"{ranks} {'does' if len(ids) == 1 else 'do'} not answer it"
     operations = "collectives" if operation == "collective" else operation

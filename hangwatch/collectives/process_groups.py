@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hangwatch.model import Enqueued, GroupRecords, Member
+from hangwatch.model import EnqueuedOperation, GroupRecords, Member
 from hangwatch.model.flight_records import Library
 
 DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
@@ -30,7 +30,7 @@ class ProcessGroup(NamedTuple):
     library: Library
     name: str
     records: Mapping[int, GroupRecords]
-    waits: Mapping[int, Enqueued]
+    waits: Mapping[int, EnqueuedOperation]
     members: tuple[int, ...]
     is_whole: bool
     newest: Mapping[int, int]
@@ -45,7 +45,7 @@ class ProcessGroup(NamedTuple):
         return f"{next(iter(self.records.values())).description or 'group'} ({self.name})"
 
 
-def waits_in(records: GroupRecords) -> Enqueued | None:
+def waits_in(records: GroupRecords) -> EnqueuedOperation | None:
     """Return the collective in which a rank waits in one group: the oldest that stays open. Later ones follow it."""
     stay_open = (one for one in records.operations if one.stays_open and not one.is_p2p)
     return min(stay_open, key=lambda one: one.number, default=None)
@@ -90,7 +90,7 @@ def _members(
 
 def _newest_numbers(
     records: Mapping[int, GroupRecords],
-    waits: Mapping[int, Enqueued],
+    waits: Mapping[int, EnqueuedOperation],
     members: tuple[int, ...],
     by_rank: Mapping[int, Member],
 ) -> dict[int, int]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, get_args
 
 from msgspec.structs import replace
 
-from hangwatch.model import Enqueued, Fault, GroupRecords, Motion, Recorded
+from hangwatch.model import EnqueuedOperation, Fault, GroupRecords, Motion, RecorderState
 from hangwatch.model.flight_records import FlightRecord, GroupStatus, Library, RankRecords
 
 MOST_GROUPS = 64
@@ -48,7 +48,7 @@ def shortened(records: RankRecords) -> RankRecords:
     )
 
 
-def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None = None) -> tuple[Recorded, ...]:
+def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None = None) -> tuple[RecorderState, ...]:
     """Return the records that count, for the recorders of one process, given by round.
 
     For each library these are the records in both the first and the last round in which it was read. A recorder that
@@ -65,7 +65,7 @@ def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None
     return tuple(one for one in found if one is not None)
 
 
-def faults(rounds: Sequence[Sequence[Fault]], usable: Iterable[Recorded]) -> tuple[Fault, ...]:
+def faults(rounds: Sequence[Sequence[Fault]], usable: Iterable[RecorderState]) -> tuple[Fault, ...]:
     """Return why recorders were not read in the last round, except recorders in `usable`, read in two other rounds."""
     last = next(filter(None, reversed(rounds)), None)
     if last is None:
@@ -89,14 +89,14 @@ def stands(recorders: Iterable[RankRecords]) -> bool:
     )
 
 
-def recorded_once(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[Recorded, ...]:
+def recorded_once(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[RecorderState, ...]:
     """Return the records that count, for recorders that were read once: open ones enqueued before that time.
 
     That time must be so early that every rank of a healthy job would have joined. Timeouts are left out: they have
     expired.
     """
 
-    def of_one(recorder: RankRecords) -> Recorded:
+    def of_one(recorder: RankRecords) -> RecorderState:
         late = {
             _identity(record)
             for record in recorder.records
@@ -108,14 +108,14 @@ def recorded_once(recorders: Sequence[RankRecords], opened_before_unix_seconds: 
     return tuple(sorted(map(of_one, recorders), key=lambda one: one.library))
 
 
-def _recorded(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> Recorded | None:
+def _recorded(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> RecorderState | None:
     if first.reset_epoch != last.reset_epoch or last.next_id < first.next_id:
         return None  # emptied between the rounds, or another recorder
     stays_open = {_identity(record) for record in first.records if _counts_as_open(record)}
     return _with_open(last, stays_open, main_thread_id)
 
 
-def _with_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None) -> Recorded:
+def _with_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None) -> RecorderState:
     """Return a recorder by its groups. Its open operations in `stays_open` are marked so."""
     by_name: dict[str, dict[int, list[FlightRecord]]] = {}
     for record in last.records:
@@ -124,7 +124,7 @@ def _with_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_th
     whole = (record for record in last.records if record.id >= last.oldest_id)
     oldest = next((record.created_unix_ns / 1e9 for record in whole), None)
     groups = (_group(name, by_id, last, stays_open, main_thread_id) for name, by_id in sorted(by_name.items()))
-    return Recorded(
+    return RecorderState(
         library=last.library,
         is_wrapped=last.is_wrapped or last.reset_epoch > 0,
         oldest_unix_seconds=oldest,
@@ -173,11 +173,11 @@ def _is_one_gone(status: GroupStatus, completed: list[FlightRecord]) -> bool:
 
 def _enqueued(
     record: FlightRecord, read_unix_seconds: float, stays_open: set[tuple[int, int, int]], main_thread_id: int | None
-) -> Enqueued:
+) -> EnqueuedOperation:
     operation = record.operation.rpartition(":")[2]
     created = record.created_unix_ns / 1e9
     are_equal = operation in _EQUAL_SIZES
-    return Enqueued(
+    return EnqueuedOperation(
         number=record.collective_seq,
         operation=operation,
         order=record.id,

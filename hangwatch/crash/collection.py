@@ -40,7 +40,7 @@ def collect_artifacts(
     """
     log = kmsg.SHARED.read(kernel_log_path)
     log_lines = log.lines if isinstance(log, kmsg.KernelEvents) else ()
-    lines = kernel_log.lines_of(job, log_lines, now=time.monotonic(), unix_now=time.time(), proc_root=proc_root)
+    lines = kernel_log.find_lines(job, log_lines, now=time.monotonic(), unix_now=time.time(), proc_root=proc_root)
     dead = [process for process in job.ended if not process.is_worker]
     living = [*(launcher.pid for launcher in job.launcher_ids), *(rank.id.pid for rank in job.ranks)]
     artifacts = {process.id: _artifacts(process, node, lines.get(process.id.pid, ())) for process in dead}

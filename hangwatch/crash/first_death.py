@@ -13,10 +13,10 @@ from hangwatch.crash.artifacts import ABORTED, FAULTS, TEXT_CHARACTERS, CrashArt
 from hangwatch.model import (
     CRASHED,
     Capture,
+    CheckFirst,
     Confidence,
     Died,
     Evidence,
-    FirstLook,
     Incident,
     Job,
     JobState,
@@ -124,16 +124,17 @@ def judge(job: Job, dead: Sequence[CrashArtifacts]) -> Verdict | None:
     still = f"; {words.count(len(job.ranks), 'rank')} still running" if job.ranks else ""
     when = words.utc(first.unix_seconds)
     if named:
-        message = f"{words.who(named)} crashed first, at {when}: {first.text}{others}{still}."
+        message = f"{words.name_ranks(named)} crashed first, at {when}: {first.text}{others}{still}."
     else:
         message = (
-            f"ranks crashed, and all reports blame other ranks; the first is of {words.who([first.artifacts.id])}, at "
-            f"{when}: {first.text}{others}{still}. The rank that died before left no report, or is on another node."
+            "ranks crashed, and all reports blame other ranks; "
+            f"the first is of {words.name_ranks([first.artifacts.id])}, at {when}: {first.text}{others}{still}. "
+            "The rank that died before left no report, or is on another node."
         )
     confidence = (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE)[first.order]
     looks = tuple(_silent(job, dead, causes)) if first.order == 3 else ()
     if looks:
-        message += f" Look first at {words.who(looks)}: {looks[0].why}."
+        message += f" Look first at {words.name_ranks(looks)}: {looks[0].why}."
     return Verdict(
         kind=CRASHED,
         message=message[:1].upper() + message[1:],
@@ -148,12 +149,12 @@ def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
     """Return the verdict if all ranks ended in the same second with own errors: they have a common cause."""
     message = (
         f"all {words.count(len(ended))} that ended did so at {words.utc(first.unix_seconds)}, each with its own error; "
-        f"{words.who([first.artifacts.id])} with {first.text}. No rank can be named."
+        f"{words.name_ranks([first.artifacts.id])} with {first.text}. No rank can be named."
     )
     return Verdict(kind=CRASHED, message=message[:1].upper() + message[1:], evidence=(_evidence(first, ()),))
 
 
-def _silent(job: Job, dead: Sequence[CrashArtifacts], causes: Sequence[Cause]) -> Iterable[FirstLook]:
+def _silent(job: Job, dead: Sequence[CrashArtifacts], causes: Sequence[Cause]) -> Iterable[CheckFirst]:
     """Find ranks without a report if more ranks blame others, in a job of this node only. A signal leaves no report."""
     reporting = {cause.artifacts.id for cause in causes}
     silent = [left.id for left in dead if left.id not in reporting]
@@ -162,13 +163,13 @@ def _silent(job: Job, dead: Sequence[CrashArtifacts], causes: Sequence[Cause]) -
     why = f"it left no report, and {words.count(len(reporting), 'other rank')} blame other ranks"
     settle = "its log and that of the launcher: exit code -11 is a segfault, -9 a SIGKILL from outside"
     for rank in silent:
-        yield FirstLook(**structs.asdict(rank), why=why, settle=settle)
+        yield CheckFirst(**structs.asdict(rank), why=why, settle=settle)
 
 
 def _evidence(cause: Cause, named: Sequence[RankId]) -> Evidence:
     rank = cause.artifacts.id
     blames = " (blames other ranks)" if cause.order == 3 else ""
-    message = f"{words.who([rank])} at {words.utc(cause.unix_seconds)}: {cause.full_text}{blames}"
+    message = f"{words.name_ranks([rank])} at {words.utc(cause.unix_seconds)}: {cause.full_text}{blames}"
     return Evidence(kind="crash", message=message, ranks=(rank,), supports=True if rank in named else None)
 
 
@@ -177,7 +178,9 @@ def _more(dead: Sequence[CrashArtifacts], named: Sequence[RankId]) -> Iterable[E
     for left in dead:
         if left.stack:
             stack = " < ".join(left.stack)
-            yield Evidence(kind="core", message=f"native stack of {words.who([left.id])}: {stack}", ranks=(left.id,))
+            yield Evidence(
+                kind="core", message=f"native stack of {words.name_ranks([left.id])}: {stack}", ranks=(left.id,)
+            )
     yield from _folded("exit", ((left.id, left.exit.text) for left in dead if left.exit is not None and left.exit.code))
     yield from _folded("not_read", ((left.id, why) for left in dead for why in left.refused))
 
@@ -188,7 +191,7 @@ def _folded(kind: str, texts: Iterable[tuple[RankId, str]]) -> Iterable[Evidence
     for rank, text in texts:
         ranks.setdefault(text, []).append(rank)
     for text, ids in list(ranks.items())[:_SHOWN]:
-        message = f"{words.who(ids)}: {words.elided(text, TEXT_CHARACTERS)}"
+        message = f"{words.name_ranks(ids)}: {words.elided(text, TEXT_CHARACTERS)}"
         yield Evidence(kind=kind, message=message, ranks=tuple(ids[:_MOST_IDS]))
 
 

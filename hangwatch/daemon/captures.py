@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hangwatch import words
 from hangwatch.capture import CaptureRequest, DumpMode, GpuSources, NodePaths, stack_limits
 from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.daemon.context import Common
+from hangwatch.daemon.context import DaemonContext
 from hangwatch.detector import TakeCapture
 from hangwatch.detector.job_watch import MotionCount
 from hangwatch.detector.power_level import GpuLevels, gpu_levels
@@ -30,43 +30,43 @@ from hangwatch.verdict.diagnosis import Diagnosis
 log = logging.getLogger(__package__)  # one logger for the whole package: users filter by its name
 
 
-class _Asked(NamedTuple):
-    wanted: TakeCapture
-    at: float
+class _QueuedCapture(NamedTuple):
+    request: TakeCapture
+    asked_at: float
 
 
-class Looking:
+class CaptureRunner:
     """The captures of one daemon.
 
     `scan(since)` scans /proc for jobs, unless a scan began after `since` (CLOCK_MONOTONIC, seconds).
     """
 
-    def __init__(self, common: Common, scan: Callable[[float], None]) -> None:
+    def __init__(self, common: DaemonContext, scan: Callable[[float], None]) -> None:
         self._common, self._scan = common, scan
-        self._turns: FairQueue[_Asked] = FairQueue(CAPTURES_PER_OWNER)
+        self._turns: FairQueue[_QueuedCapture] = FairQueue(CAPTURES_PER_OWNER)
         parallel = common.settings.capture.parallel
         self._slots = threading.BoundedSemaphore(parallel) if parallel else None
 
-    def ask(self, wanted: TakeCapture) -> None:
+    def enqueue(self, request: TakeCapture) -> None:
         """Queue a capture. It runs when it is the turn of the job's owner."""
-        entry = self._common.board.snapshot.jobs.get(wanted.job_key)
-        self._turns.add(entry.job.share if entry else "", _Asked(wanted, self._common.clock()))
-        self._common.beats.run_once("capture", self._in_turn)
+        entry = self._common.board.snapshot.jobs.get(request.job_key)
+        self._turns.add(entry.job.share if entry else "", _QueuedCapture(request, self._common.clock()))
+        self._common.schedule.run_once("capture", self._run_next)
 
-    def _in_turn(self) -> None:
+    def _run_next(self) -> None:
         """Run the next queued capture, if its owner may run another one."""
         turn = self._turns.take()
         if turn is None:
             return
         try:
             with self._common.board.running("capture", self._common.clock()):
-                self._look(turn.item.wanted, turn.item.at)
+                self._run_capture(turn.item.request, turn.item.asked_at)
         finally:
             daemon_heap.trim()
             if self._turns.end(turn):
-                self._common.beats.run_once("capture", self._in_turn)
+                self._common.schedule.run_once("capture", self._run_next)
 
-    def _look(self, wanted: TakeCapture, asked_at: float) -> None:
+    def _run_capture(self, wanted: TakeCapture, asked_at: float) -> None:
         """Take the stacks of every rank of one job and judge them. If that fails, the job is recorded as not judged."""
         common, settings = self._common, self._common.settings.detector
         try:
@@ -79,50 +79,58 @@ class Looking:
             whose = words.count(len(job.ranks), "rank") if job.ranks else "its launcher"
             log.info("%s: taking stacks of %s: %s", job.name.in_log, whose, wanted.reason)
             levels = gpu_levels(entry.watch.power.gpus, settings)
-            look = self.look_at(job, levels, may_pause=not wanted.is_glance)
+            look = self.capture_job(job, levels, may_pause=not wanted.is_light)
             if look is None:
                 return
-            if wanted.is_glance:
-                self._glanced(job.key, steps.motion_count(look.grouping))
+            if wanted.is_light:
+                self._record_light_capture(job.key, steps.count_motion(look.grouping))
                 return
-            with common.handovers.running(job.name.in_log, "the scan after its capture"):
+            with common.running_steps.running(job.name.in_log, "the scan after its capture"):
                 self._scan(common.clock())  # a job that ended during its capture must not be judged as hung
-                common.do(common.board.change(steps.captured, look, now=common.clock(), settings=settings))
+                common.do_actions(
+                    common.board.change(steps.record_capture, look, now=common.clock(), settings=settings)
+                )
             log.info("%s: %s", job.name.in_log, look.verdict.message)
         except Exception:  # whatever it was, the suspicion must not be lost
             log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)
-            if wanted.is_glance:
-                self._glanced(wanted.job_key, MotionCount(frozen=0, moving=0))
+            if wanted.is_light:
+                self._record_light_capture(wanted.job_key, MotionCount(frozen=0, moving=0))
                 return
             now, unix_now = common.clock(), time.time()
-            common.do(
-                common.board.change(steps.unjudged, wanted.job_key, now=now, unix_now=unix_now, settings=settings)
+            common.do_actions(
+                common.board.change(
+                    steps.record_failed_capture, wanted.job_key, now=now, unix_now=unix_now, settings=settings
+                )
             )
 
-    def _glanced(self, job_key: str, seen: MotionCount) -> None:
+    def _record_light_capture(self, job_key: str, motion: MotionCount) -> None:
         common, settings = self._common, self._common.settings.detector
         now, unix_now = common.clock(), time.time()
-        common.do(common.board.change(steps.glanced, job_key, seen, now=now, unix_now=unix_now, settings=settings))
+        common.do_actions(
+            common.board.change(
+                steps.record_light_capture, job_key, motion, now=now, unix_now=unix_now, settings=settings
+            )
+        )
 
-    def asked_for(self, job: Job, rounds: int | None) -> Diagnosis | None:
+    def capture_for_owner(self, job: Job, rounds: int | None) -> Diagnosis | None:
         """Run a capture for the job's owner, which waits for the result. None if the daemon is stopping."""
         with self._common.board.running("capture", self._common.clock()):
-            return self.look_at(job, rounds=rounds or 1, looks_again=rounds is None, ask_nccl=False)
+            return self.capture_job(job, rounds=rounds or 1, may_add_round=rounds is None, ask_nccl=False)
 
-    def look_at(
+    def capture_job(
         self,
         job: Job,
         levels: Mapping[str, GpuLevels] | None = None,
         *,
         may_pause: bool = True,
         rounds: int | None = None,
-        looks_again: bool = False,
+        may_add_round: bool = False,
         ask_nccl: bool = True,
     ) -> Diagnosis | None:
         """Capture and judge one job; None if the daemon was asked to stop meanwhile.
 
         `levels` are the power levels of the job's GPUs, by uuid. `rounds` is the number of rounds, None for the
-        configured one. With `looks_again` and one round, a second round is taken if the first may mislead, see
+        configured one. With `may_add_round` and one round, a second round is taken if the first may mislead, see
         `second_round`.
         """
         common = self._common
@@ -130,7 +138,7 @@ class Looking:
             node=common.node,
             settings=common.settings.capture,
             rounds=rounds,
-            needs_second_round=partial(second_round.is_needed, table=common.activities) if looks_again else None,
+            needs_second_round=partial(second_round.is_needed, table=common.activities) if may_add_round else None,
             mode=DumpMode(may_pause=may_pause),
             ask_nccl=may_pause and ask_nccl,
             kept_stacks_bytes=self._capture_bytes(job),

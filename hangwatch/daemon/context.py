@@ -16,7 +16,7 @@ from hangwatch.state.board import Board
 from hangwatch.state.steps import Action
 
 
-class Handovers:
+class RunningSteps:
     """The steps that still run and may produce an incident, each with its job's name. Shutdown waits for them."""
 
     def __init__(self) -> None:
@@ -44,21 +44,21 @@ class Handovers:
         return tuple(self._open)
 
 
-class Common(NamedTuple):
+class DaemonContext(NamedTuple):
     """The board, the schedule, and the sources of data.
 
-    `do` carries out the actions that a step of the board returns. `clock` is CLOCK_MONOTONIC in seconds. `stop` is set
-    when the daemon is asked to end.
+    `do_actions` carries out the actions that a step of the board returns. `clock` is CLOCK_MONOTONIC in seconds. `stop`
+    is set when the daemon is asked to end.
     """
 
     settings: Settings
     node: str
     board: Board
-    beats: Schedule
+    schedule: Schedule
     gpus: GpuSource
     proc_root: Path
     activities: Table
     stop: threading.Event
-    do: Callable[[Iterable[Action]], None]
+    do_actions: Callable[[Iterable[Action]], None]
     clock: Callable[[], float]
-    handovers: Handovers
+    running_steps: RunningSteps

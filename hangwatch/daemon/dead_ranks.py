@@ -7,7 +7,7 @@ import threading
 import time
 
 from hangwatch import crash, words
-from hangwatch.daemon.context import Common
+from hangwatch.daemon.context import DaemonContext
 from hangwatch.model import Job
 from hangwatch.probes.process.crash_artifacts import RankSnapshots
 from hangwatch.schedule import FairQueue
@@ -22,29 +22,29 @@ _STEP = "the reading of what its dead ranks left"
 class DeadRanks:
     """The dead ranks of one daemon. `last_seen` is what the scans of /proc recorded of each rank while it lived."""
 
-    def __init__(self, common: Common, last_seen: RankSnapshots) -> None:
+    def __init__(self, common: DaemonContext, last_seen: RankSnapshots) -> None:
         self._common, self._last_seen = common, last_seen
         self._turns: FairQueue[Job] = FairQueue(1)
 
-    def look_after(self, job: Job) -> None:
+    def enqueue(self, job: Job) -> None:
         """Queue the dead ranks of a job. Drop the job if `MOST_DEAD_JOBS` jobs of its owner are waiting already."""
         if not self._common.settings.crashes.read:
             return
-        self._common.handovers.begin(job.name.in_log, _STEP)
+        self._common.running_steps.begin(job.name.in_log, _STEP)
         if self._turns.add(job.share, job, MOST_DEAD_JOBS):
-            self._common.beats.run_once("remains", self._in_turn)
+            self._common.schedule.run_once("remains", self._read_queued)
         else:
-            self._common.handovers.end(job.name.in_log, _STEP)
-            self._leave_out(job)
+            self._common.running_steps.end(job.name.in_log, _STEP)
+            self._drop(job)
 
-    def read_last(self) -> None:
+    def start_last_read(self) -> None:
         """Start a thread that reads what is still queued.
 
         At shutdown the schedule has stopped. The daemon waits for these reads by its `handovers`.
         """
-        threading.Thread(target=self._in_turn, name="last dead ranks", daemon=True).start()
+        threading.Thread(target=self._read_queued, name="last dead ranks", daemon=True).start()
 
-    def _in_turn(self) -> None:
+    def _read_queued(self) -> None:
         """Read the next queued job; at shutdown, all of them, since the schedule no longer runs tasks.
 
         The owner's file system may not respond. One owner therefore blocks at most one thread.
@@ -60,17 +60,17 @@ class DeadRanks:
         try:
             self._read(turn.item)
         finally:
-            self._common.handovers.end(turn.item.name.in_log, _STEP)
+            self._common.running_steps.end(turn.item.name.in_log, _STEP)
             if self._turns.end(turn) and not self._common.stop.is_set():
-                self._common.beats.run_once("remains", self._in_turn)
+                self._common.schedule.run_once("remains", self._read_queued)
         return True
 
-    def _leave_out(self, job: Job) -> None:
+    def _drop(self, job: Job) -> None:
         """Count a job that is dropped, and log only some of them.
 
         A user whose jobs end by the hundred must fill neither the memory nor the log.
         """
-        unread = self._common.board.change(steps.left_unread)
+        unread = self._common.board.change(steps.count_unread_crash)
         if unread.bit_count() == 1:  # powers of two: 1, 2, 4, 8, ...
             what = f"what its dead ranks left is not read: {MOST_DEAD_JOBS} jobs of {job.owner} wait for that"
             log.warning("%s: %s (%s since the start)", job.name.in_log, what, words.count(unread, "job"))
@@ -87,4 +87,4 @@ class DeadRanks:
             return
         incident = crash.make_incident(job, common.node, found, verdict, common.activities, unix_now=time.time())
         log.warning("%s: %s", job.name.in_log, verdict.message)
-        common.do(common.board.change(steps.crashed, incident, now=common.clock()))
+        common.do_actions(common.board.change(steps.record_crash, incident, now=common.clock()))

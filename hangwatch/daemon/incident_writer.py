@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch import hooks
-from hangwatch.daemon.context import Common
+from hangwatch.daemon.context import DaemonContext
 from hangwatch.formats.incident_file import StoreError
 from hangwatch.hooks import HookResult, Hooks
 from hangwatch.model import ENDED_STATES, Incident, JobState, ProcessId
@@ -34,10 +34,10 @@ _POLL_SECONDS = 0.02
 LOCK_SECONDS = 3.0  # the longest that the start waits for a file system that may never respond
 
 
-class Keeping:
+class IncidentWriter:
     """The incidents of one daemon: of the jobs on its board, and those that an earlier daemon left open."""
 
-    def __init__(self, common: Common, store: Store) -> None:
+    def __init__(self, common: DaemonContext, store: Store) -> None:
         self._common, self._board, self._store = common, common.board, store
         self._has_read_back = False
         self._pending: deque[SaveIncident] = deque()  # the first is being written
@@ -45,7 +45,7 @@ class Keeping:
         self._writing = threading.Lock()
         wanted = common.settings.hooks
         common.board.set(hook_runs=hooks.zero_counts(wanted))
-        self._hooks = Hooks(wanted, partial(common.beats.run_once, "hooks"), self._hook_ended)
+        self._hooks = Hooks(wanted, partial(common.schedule.run_once, "hooks"), self._record_hook)
 
     def refuse_second_daemon(self) -> None:
         """Raise StoreTakenError if another daemon uses the state directory. A disk that fails is not reported here.
@@ -68,9 +68,9 @@ class Keeping:
         if taken:
             raise taken[0]
 
-    def begin(self) -> None:
+    def schedule_tasks(self) -> None:
         """Schedule the maintenance of the store, and open the store at once."""
-        beats = self._common.beats
+        beats = self._common.schedule
         beats.run_every(STORE_SECONDS, "store", "store", self._tend_store)
         beats.run_once("store", self._tend_store)
         beats.run_every(PRUNE_SECONDS, "store", "prune", self._prune, PRUNED_BY_AGE)
@@ -79,7 +79,7 @@ class Keeping:
         """Queue an incident to be written after those that are queued already."""
         self._unmarked.append(wanted)
         self._pending.append(wanted)
-        self._common.beats.run_once("store", self._write_pending)
+        self._common.schedule.run_once("store", self._write_pending)
 
     def finish(self, seconds: float = LAST_SECONDS) -> None:
         """Write the pending incidents for at most `seconds`, then log those that are given up.
@@ -99,7 +99,7 @@ class Keeping:
         for incident in given_up.values():
             where = f"incident {incident.incident_id} is given up, not on disk as it was last"
             log.error("%s: %s: %s", incident.job.name.in_log, where, why)
-        for job, step in self._common.handovers.open_steps():
+        for job, step in self._common.running_steps.open_steps():
             log.error("%s: what may be an incident is given up: %s did not end within %g s", job, step, seconds)
 
     def _write_last(self, ends: float) -> None:
@@ -108,7 +108,7 @@ class Keeping:
         It ends at `ends`, by `time.monotonic()`.
         """
         self._write_pending()
-        while self._common.handovers.open_steps() and time.monotonic() < ends:
+        while self._common.running_steps.open_steps() and time.monotonic() < ends:
             time.sleep(_POLL_SECONDS)
             self._write_pending()
         self._write_pending()
@@ -121,7 +121,7 @@ class Keeping:
                     self._mark(self._unmarked.popleft().incident)
                 wanted = self._pending[0]
                 try:
-                    (self._save if wanted.is_watched else self._keep)(wanted.incident, wanted.moved_to)
+                    (self._write_with_power if wanted.is_watched else self._write)(wanted.incident, wanted.moved_to)
                 finally:
                     self._pending.popleft()
 
@@ -130,52 +130,58 @@ class Keeping:
             try:
                 self._store.mark(incident)
             except StoreError as error:
-                self._say_store(str(error))
+                self._log_store_problem(str(error))
 
     def resume(self, incidents: Iterable[Incident]) -> None:
         """Continue incidents that an earlier daemon left open, as far as their processes live and a scan finds them."""
         processes = {process for incident in incidents for process in incident.job.processes}
-        living = frozenset(filter(self._lives, processes))
+        living = frozenset(filter(self._is_alive, processes))
         common, settings = self._common, self._common.settings.detector
         now, unix_now = common.clock(), time.time()
-        common.do(common.board.change(steps.resumed, incidents, living, now=now, unix_now=unix_now, settings=settings))
+        common.do_actions(
+            common.board.change(
+                steps.restore_incidents, incidents, living, now=now, unix_now=unix_now, settings=settings
+            )
+        )
 
-    def _lives(self, process: ProcessId) -> bool:
+    def _is_alive(self, process: ProcessId) -> bool:
         found = procfs.read_state(process.pid, self._common.proc_root)
         return found is not None and found[0] == process and found[1] not in ENDED_STATES
 
-    def _save(self, incident: Incident, moved_to: JobState | None = None) -> None:
+    def _write_with_power(self, incident: Incident, moved_to: JobState | None = None) -> None:
         """Write the incident with the power that led to it. A full disk loses only this incident's folder."""
         entry = self._board.snapshot.jobs.get(incident.job.key)
         if entry is not None:
             series = self._board.power_series(entry, self._common.settings.detector)
             incident = replace(incident, power=extend(incident.power, series))
             self._board.put(Snapshot.with_power, incident)
-        self._keep(incident, moved_to)
+        self._write(incident, moved_to)
 
-    def _keep(self, incident: Incident, moved_to: JobState | None = None) -> None:
+    def _write(self, incident: Incident, moved_to: JobState | None = None) -> None:
         """Write the incident, then call its hook."""
         folder = None
         if self._board.snapshot.store_problem is None:  # else `_tend_store` saves it when the store works again
             try:
                 folder = self._store.save(incident, render_files(incident))
             except StoreError as error:
-                self._say_store(str(error))
+                self._log_store_problem(str(error))
             else:
                 log.info("incident %s: %s", incident.incident_id, folder)
         self._hooks.call(incident, moved_to, folder)
         if folder is not None:
             self._prune()
 
-    def _hook_ended(self, ended: HookResult) -> None:
+    def _record_hook(self, ended: HookResult) -> None:
         """Record the result of a hook in the log and in the incident; keep its output in the incident's folder."""
         call = ended.call
         self._board.put(Snapshot.with_hook, call.event, ended.outcome)
         level = logging.INFO if ended.is_ok else logging.WARNING
         log.log(level, "%s: %s", call.incident.job.name.in_log, ended.message)
         if ended.output and call.folder is not None:
-            self._common.beats.run_once("store", self._keep_output, call.folder, f"{call.key}.txt", ended.output)
-        self._common.do(self._board.change(steps.noted, call.incident, ended.message, unix_now=time.time()))
+            self._common.schedule.run_once("store", self._keep_output, call.folder, f"{call.key}.txt", ended.output)
+        self._common.do_actions(
+            self._board.change(steps.record_note, call.incident, ended.message, unix_now=time.time())
+        )
 
     def _keep_output(self, folder: Path, name: str, output: bytes) -> None:
         try:
@@ -194,14 +200,14 @@ class Keeping:
                 self.resume(self._store.left_open(self._common.node))
                 self._has_read_back = True
         except StoreError as error:
-            self._say_store(str(error))
+            self._log_store_problem(str(error))
             return
-        self._say_store(None)
+        self._log_store_problem(None)
         for entry in self._board.snapshot.jobs.values():
             if entry.incident is not None:
                 self.save(SaveIncident(incident=entry.incident))
 
-    def _say_store(self, problem: str | None) -> None:
+    def _log_store_problem(self, problem: str | None) -> None:
         """Log once that incidents cannot be kept, and why."""
         if problem is not None and problem != self._board.snapshot.store_problem:
             log.error("incidents cannot be kept: %s\n  the watch goes on; tried again every minute", problem)
@@ -212,7 +218,7 @@ class Keeping:
         if self._board.snapshot.store_problem is not None:
             return
         entries = self._board.snapshot.jobs.values()
-        incidents = (*(entry.incident for entry in entries), *self._board.snapshot.left_open)
+        incidents = (*(entry.incident for entry in entries), *self._board.snapshot.unresumed_incidents)
         still_open = frozenset(incident.incident_id for incident in incidents if incident is not None)
         try:
             removed = self._store.prune(still_open, by_age=by_age)

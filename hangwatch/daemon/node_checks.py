@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hangwatch.checks.framework import registry, runner
 from hangwatch.checks.framework.contract import ABSENT, Settings
-from hangwatch.daemon.context import Common
+from hangwatch.daemon.context import DaemonContext
 from hangwatch.probes.node.machine import Node
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
@@ -17,10 +17,10 @@ CHECK_AGAIN_SECONDS = 30.0  # after a job was found; by then it has begun to wor
 CHECKED_AGAIN_PACE_SECONDS = 60.0  # the shortest time between two such runs of one check
 
 
-class Checking:
+class CheckRunner:
     """The checks of one daemon: those that `settings` (by name) contains and enables."""
 
-    def __init__(self, common: Common, settings: Mapping[str, Settings]) -> None:
+    def __init__(self, common: DaemonContext, settings: Mapping[str, Settings]) -> None:
         self._common, self._settings = common, settings
         self._checks = {name: check for name, check in registry.checks().items() if self._is_on(name)}
         self._windows = {name: runner.new_window(check) for name, check in self._checks.items()}
@@ -31,22 +31,24 @@ class Checking:
         settings = self._settings.get(name)
         return settings is not None and settings.enabled
 
-    def begin(self) -> None:
+    def schedule_tasks(self) -> None:
         """Schedule every check. The first runs start at once."""
         for check in self._checks.values():
-            self._common.beats.run_every(check.every_seconds, "checks", f"check-{check.name}", self._check, check.name)
-            self._common.beats.run_once("checks", self._check, check.name)
+            self._common.schedule.run_every(
+                check.every_seconds, "checks", f"check-{check.name}", self._check, check.name
+            )
+            self._common.schedule.run_once("checks", self._check, check.name)
 
     def _check(self, name: str) -> None:
         """Run one check."""
         self._began[name] = time.time()
         node = self._node()
         result = runner.run(self._checks[name], node, self._settings[name], self._windows[name])
-        self._common.board.put(steps.checked, result, now=self._common.clock())
+        self._common.board.put(steps.record_check, result, now=self._common.clock())
         if self._common.board.snapshot.living_keys - {job.key for job in node.jobs}:
-            self.again((name,))
+            self.run_absent_soon((name,))
 
-    def again(self, names: Iterable[str]) -> None:
+    def run_absent_soon(self, names: Iterable[str]) -> None:
         """Run soon those of these checks that were ABSENT when they last ran, since a job has started.
 
         A check is brought forward at most once a minute, even if a user's jobs start and end every second.
@@ -57,11 +59,11 @@ class Checking:
             is_due = last is None or now - last >= CHECKED_AGAIN_PACE_SECONDS
             if is_due and name in found and found[name].verdict.reason == ABSENT:
                 self._again_at[name] = now
-                self._common.beats.run_within(CHECK_AGAIN_SECONDS, f"check-{name}")
+                self._common.schedule.run_within(CHECK_AGAIN_SECONDS, f"check-{name}")
 
-    def missed(self, beat: str) -> bool:
-        """Record that a check is still running at its next tick. Return False if the task `beat` is not a check."""
-        name = beat.removeprefix("check-")
+    def report_overrun(self, task: str) -> bool:
+        """Record that a check is still running at its next tick. Return False if the task `task` is not a check."""
+        name = task.removeprefix("check-")
         if name not in self._checks:
             return False
         now = time.time()

@@ -1,9 +1,9 @@
 """Wires the parts of the daemon together, and starts and stops them.
 
 The scheduled tasks: `_sample` feeds power samples to the detector, `_discover` scans /proc. A suspicion starts a
-capture (`Looking`). Each check is a task (`Checking`). A task changes the board through a pure step of `state.steps`,
-and `_do` carries out the actions which that step returns. A thread that blocks for ever is abandoned at exit: the
-daemon ends with `os._exit`.
+capture (`CaptureRunner`). Each check is a task (`CheckRunner`). A task changes the board through a pure step of
+`state.steps`, and `_do` carries out the actions which that step returns. A thread that blocks for ever is abandoned at
+exit: the daemon ends with `os._exit`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hangwatch import metrics
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.checks.framework.contract import Settings as CheckSettings
 from hangwatch.config import Settings
-from hangwatch.daemon.captures import Looking
-from hangwatch.daemon.context import Common, Handovers
+from hangwatch.daemon.captures import CaptureRunner
+from hangwatch.daemon.context import DaemonContext, RunningSteps
 from hangwatch.daemon.dead_ranks import DeadRanks
-from hangwatch.daemon.incident_writer import Keeping
-from hangwatch.daemon.node_checks import Checking
+from hangwatch.daemon.incident_writer import IncidentWriter
+from hangwatch.daemon.node_checks import CheckRunner
 from hangwatch.detector import TakeCapture, Transition
 from hangwatch.detector.on_power import SAMPLE_GAP_SECONDS
-from hangwatch.model import OPEN_STATES, Fault, LeftOut
+from hangwatch.model import OPEN_STATES, Fault, NotMonitored
 from hangwatch.probes.gpu.source import GpuSource
 from hangwatch.probes.node import host
 from hangwatch.probes.node.sdnotify import Notifier
@@ -36,7 +36,7 @@ from hangwatch.stacks import activity
 from hangwatch.state import status, steps
 from hangwatch.state.board import Board, Snapshot
 from hangwatch.state.status import Status
-from hangwatch.state.steps import Action, ReadRemains, SaveIncident
+from hangwatch.state.steps import Action, ReadCrashArtifacts, SaveIncident
 from hangwatch.store import Store
 from hangwatch.web.http_server import Server, usable_url
 from hangwatch.web.user_socket import UserSocket
@@ -93,25 +93,26 @@ class Daemon:
         self._driver_trouble: str | None = None
         self._left_out_owners: frozenset[str] = frozenset()
         self._beats = Schedule(self._on_missed)
-        common = Common(
+        common = DaemonContext(
             settings=settings,
             node=self.node,
             board=self.board,
-            beats=self._beats,
+            schedule=self._beats,
             gpus=gpus,
             proc_root=proc_root,
             activities=activity.load(settings.activities.rules),
             stop=self._stop,
-            do=self._do,
+            do_actions=self._do,
             clock=clock,
-            handovers=Handovers(),
+            running_steps=RunningSteps(),
         )
-        self._checking = Checking(common, check_settings or {})
-        self._keeping = Keeping(common, self.store)
+        self._checking = CheckRunner(common, check_settings or {})
+        self._keeping = IncidentWriter(common, self.store)
         self._dead_ranks = DeadRanks(common, self._scan.last_seen)
-        self.looking = Looking(common, self._discover)
+        self.looking = CaptureRunner(common, self._discover)
+        look = self.looking.capture_for_owner
         self._own_jobs = UserSocket(
-            settings, self.node, self.board, self.store, scan=self._discover, look=self.looking.asked_for, clock=clock
+            settings, self.node, self.board, self.store, scan=self._discover, look=look, clock=clock
         )
 
     # --- scheduled tasks ---------------------------------------------------------------------------------------
@@ -120,21 +121,23 @@ class Daemon:
         """Feed the newest power sample to every job, and do what follows."""
         self._sampled_at = self._clock()
         sweep, sampler = self._gpus.latest(), self._gpus.status()
-        self._say_driver(sampler.fault)
+        self._log_driver_fault(sampler.fault)
         if sweep is None or sweep.taken_monotonic_seconds == self._last_sweep_at:
             now, unix_now, detector = self._clock(), time.time(), self.settings.detector
-            self._do(self.board.change(steps.unsampled, sampler, now=now, unix_now=unix_now, settings=detector))
+            self._do(
+                self.board.change(steps.record_missing_sample, sampler, now=now, unix_now=unix_now, settings=detector)
+            )
             return
         self._last_sweep_at = sweep.taken_monotonic_seconds
         self.board.remember_power(sweep)
         wanted = self.board.change(
-            steps.sampled,
+            steps.record_sample,
             sweep,
             sampler,
             now=self._clock(),
             settings=self.settings.detector,
             gap_seconds=max(SAMPLE_GAP_SECONDS, 3 * self.settings.gpu.sample_seconds),
-            look_seconds=self.settings.capture.usual_seconds,
+            capture_seconds=self.settings.capture.usual_seconds,
         )
         self._do(wanted)
 
@@ -157,13 +160,13 @@ class Daemon:
                 found = self._scan.find(self.board.snapshot.sweep, self.node)
             now, unix_now = self._clock(), time.time()
             self.board.put(Snapshot.with_scan, now - began, found.left_out)
-            self._say_left_out(found.left_out)
+            self._log_not_monitored(found.left_out)
             before = self.board.snapshot.living_keys
-            self._do(self.board.change(steps.discovered, found.jobs, now, unix_now, procfs.TICKS_PER_SECOND))
+            self._do(self.board.change(steps.record_scan, found.jobs, now, unix_now, procfs.TICKS_PER_SECOND))
             if self.board.snapshot.living_keys - before:
-                self._checking.again(self.board.snapshot.checks)
-            if self.board.snapshot.left_open:
-                self._keeping.resume(self.board.snapshot.left_open)
+                self._checking.run_absent_soon(self.board.snapshot.checks)
+            if self.board.snapshot.unresumed_incidents:
+                self._keeping.resume(self.board.snapshot.unresumed_incidents)
             self.board.set(dumpers_stuck=pyspy.abandoned_dumpers())
             self._scanned_at = began
         finally:
@@ -174,9 +177,9 @@ class Daemon:
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, TakeCapture):
-                self.looking.ask(action)
-            elif isinstance(action, ReadRemains):
-                self._dead_ranks.look_after(action.job)
+                self.looking.enqueue(action)
+            elif isinstance(action, ReadCrashArtifacts):
+                self._dead_ranks.enqueue(action.job)
             elif isinstance(action, SaveIncident):
                 self._keeping.save(action)
             elif isinstance(action, Transition):
@@ -185,7 +188,7 @@ class Daemon:
                 states = f"{action.before.value} -> {action.state.value}"
                 log.log(level, "%s: %s: %s", action.job.in_log, states, action.message)
 
-    def _say_left_out(self, left_out: tuple[LeftOut, ...]) -> None:
+    def _log_not_monitored(self, left_out: tuple[NotMonitored, ...]) -> None:
         """Log once for each owner that some of its jobs or ranks are not monitored."""
         owners = frozenset(one.owner for one in left_out)
         for one in left_out:
@@ -193,7 +196,7 @@ class Daemon:
                 log.warning("not watched, since it is beyond the limits of [jobs]: %s", one)
         self._left_out_owners = owners
 
-    def _say_driver(self, fault: Fault | None) -> None:
+    def _log_driver_fault(self, fault: Fault | None) -> None:
         """Log once that there is no driver, and once that it is back. Everything that needs no GPU continues."""
         trouble = f"{fault.reason}: {fault.detail}" if fault else None
         if trouble == self._driver_trouble:
@@ -204,10 +207,10 @@ class Daemon:
         else:
             log.info("GPU readings are back")
 
-    def _on_missed(self, beat: str) -> None:
-        """Report that a task still runs at its next tick. A late sample is reported by `unhealthy`."""
-        if not self._checking.missed(beat) and beat != "sample":
-            log.warning("%s has not come back from its last turn", beat)
+    def _on_missed(self, task: str) -> None:
+        """Report that a task still runs at its next tick. A late sample is reported by `find_health_problem`."""
+        if not self._checking.report_overrun(task) and task != "sample":
+            log.warning("%s has not come back from its last turn", task)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------
 
@@ -221,7 +224,7 @@ class Daemon:
             self.settings.http,
             metrics.registry(self.board, self._clock, self.settings.detector, usable_url(self.settings.http)),
             status=self.status,
-            unhealthy=self.unhealthy,
+            unhealthy=self.find_health_problem,
             incidents=self.store,
         )
         self.port = self._server.start()
@@ -231,8 +234,8 @@ class Daemon:
         beats.run_every(self.settings.gpu.sample_seconds, "sample", "sample", self._sample)
         beats.run_every(self.settings.jobs.discover_seconds, "slow", "discover", self._discover)
         beats.run_once("slow", self._discover)
-        self._checking.begin()
-        self._keeping.begin()
+        self._checking.schedule_tasks()
+        self._keeping.schedule_tasks()
         beats.run_every(STATUS_SECONDS, "slow", "status", self._tell_systemd)
         if self._notifier.watchdog_seconds is not None:
             beats.run_every(self._notifier.watchdog_seconds, "slow", "watchdog", self._ping_watchdog)
@@ -255,7 +258,7 @@ class Daemon:
         self._stop.set()
         self._notifier.stopping()
         self._beats.stop()
-        self._dead_ranks.read_last()
+        self._dead_ranks.start_last_read()
         self._keeping.finish()
         self._own_jobs.stop()
         if self._server is not None:
@@ -273,12 +276,12 @@ class Daemon:
 
         This is a separate task: power may be sampled only once a minute, which is longer than systemd waits.
         """
-        if self.unhealthy() is None:
+        if self.find_health_problem() is None:
             self._notifier.watchdog()
 
     # --- answers -----------------------------------------------------------------------------------------------
 
-    def unhealthy(self) -> str | None:
+    def find_health_problem(self) -> str | None:
         """Return a sentence that says why the daemon itself is unhealthy; None if it is healthy."""
         now, snapshot = self._clock(), self.board.snapshot
         late = now - self._sampled_at
@@ -293,4 +296,4 @@ class Daemon:
 
     def status(self) -> Status:
         """Return the status of the jobs, GPUs and checks of this node, without stacks and command lines."""
-        return status.view(self.board.snapshot, self.node, self._clock(), self.settings.detector)
+        return status.build_status(self.board.snapshot, self.node, self._clock(), self.settings.detector)

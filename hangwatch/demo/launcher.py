@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from hangwatch.demo.process_setup import become
+from hangwatch.demo.process_setup import set_identity
 from hangwatch.demo.unix_collectives import LONGEST_MESSAGE_BYTES
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -59,7 +59,7 @@ class Launcher:
         self.pids[local_rank] = os.posix_spawn(sys.executable, command, environ)
         theirs.close()
         self.peers[local_rank] = ours
-        self.readers.register(ours, selectors.EVENT_READ, partial(self.hear, local_rank))
+        self.readers.register(ours, selectors.EVENT_READ, partial(self.read_message, local_rank))
 
     def torchrun_environ(self, local_rank: int) -> dict[str, str]:
         """Return the environment that torchrun's agent gives to a rank of the first node."""
@@ -106,7 +106,7 @@ class Launcher:
         else:
             self.orders |= dict.fromkeys(self.pids, order) if whom == "all" else {int(whom): order}
 
-    def hear(self, local_rank: int) -> None:
+    def read_message(self, local_rank: int) -> None:
         """Handle a message of a rank; an empty one means that the rank has ended."""
         message = self.peers[local_rank].recv(LONGEST_MESSAGE_BYTES).decode()
         if message:
@@ -174,7 +174,7 @@ def say(event: str) -> None:
 def main() -> None:
     """`launcher FOLDER RUN_ID RANKS NODES WORKER_MODULE FIRST_ORDER`."""
     folder, run_id, ranks, nodes, worker, first_order = sys.argv[1:]
-    become("pt_elastic", os.getppid(), Path(folder))
+    set_identity("pt_elastic", os.getppid(), Path(folder))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that `end` can wait for loaders of dead ranks
     launcher = Launcher(folder, run_id, int(ranks), int(nodes), worker)
     try:

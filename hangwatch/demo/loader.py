@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from hangwatch.demo.process_setup import become
+from hangwatch.demo.process_setup import set_identity
 
 BATCH_BYTES = 1 << 16
 GOOD_SHARD = "/dev/zero"
@@ -29,7 +29,7 @@ def start(folder: Path) -> Loader:
     batch_read, batch_write = os.pipe()
     rank = os.getpid()
     if os.fork() == 0:
-        become("pt_data_worker", rank, folder)
+        set_identity("pt_data_worker", rank, folder)
         os.close(request_write)
         os.close(batch_read)
         os.write(batch_write, _UP)

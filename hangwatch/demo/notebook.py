@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hangwatch.demo.launcher import say
 from hangwatch.demo.phases import Phase, Phases
-from hangwatch.demo.process_setup import become
+from hangwatch.demo.process_setup import set_identity
 
 STEP_SECONDS = 0.1
 
@@ -35,7 +35,7 @@ def wait_for_cell(phases: Phases) -> None:
 def main() -> None:
     """Run as `notebook FOLDER`; other arguments, which a launcher takes, are ignored."""
     folder = Path(sys.argv[1])
-    become("python", os.getppid(), folder)
+    set_identity("python", os.getppid(), folder)
     phases = Phases(folder / "phases")
     say(f"ready {os.getpid()}")
     run_cell(phases)

@@ -28,7 +28,7 @@ class Phase(IntEnum):
     IDLE = 6
 
 
-class Seen(NamedTuple):
+class PhaseAge(NamedTuple):
     """A phase and the seconds since its begin."""
 
     phase: Phase
@@ -52,10 +52,10 @@ class Phases:
         """Record that this rank enters a phase now."""
         _SLOT.pack_into(self._memory, local_rank * _SLOT.size, time.monotonic(), phase)
 
-    def read(self, local_rank: int) -> Seen:
+    def read(self, local_rank: int) -> PhaseAge:
         """Return the phase that a rank last entered, and its age."""
         since, phase = _SLOT.unpack_from(self._memory, local_rank * _SLOT.size)
-        return Seen(Phase(phase), time.monotonic() - since)
+        return PhaseAge(Phase(phase), time.monotonic() - since)
 
     def close(self) -> None:
         """Unmap the memory."""

@@ -82,7 +82,7 @@ def settings(directory: Path) -> Settings:
 def descriptions() -> dict[str, str]:
     """Return a description of each scenario, by name."""
     return {
-        name: f"one rank {scenario.what}" if scenario.whom == "one" else scenario.what
+        name: f"one rank {scenario.what}" if scenario.target == "one" else scenario.what
         for name, scenario in SCENARIOS.items()
     }
 
@@ -117,15 +117,16 @@ def _play(
     scenario: Scenario, ranks: int, seed: int, directory: Path, say: Callable[[str], None], *, new_daemon: NewDaemon
 ) -> Outcome:
     planted = scenario.planted_rank(ranks, seed)
-    ranks = 1 if scenario.right is Answer.NO_JOB else ranks
+    ranks = 1 if scenario.right_answer is Answer.NO_JOB else ranks
     with (
         SimulatedNode(ranks, scenario.nodes, scenario.program) as node,
-        watching(node, SimulatedGpus(node, seed=seed), settings(directory), new_daemon) as daemon,
+        run_daemon(node, SimulatedGpus(node, seed=seed), settings(directory), new_daemon) as daemon,
     ):
-        say(f"started {'a notebook' if scenario.right is Answer.NO_JOB else f'job {node.run_id} of {ranks} ranks'}")
+        is_job = scenario.right_answer is not Answer.NO_JOB
+        say(f"started {f'job {node.run_id} of {ranks} ranks' if is_job else 'a notebook'}")
         watcher = Watcher(daemon, node.run_id, say)
         _train(scenario, watcher)
-        whom = scenario.whom if planted is None else planted
+        whom = scenario.target if planted is None else planted
         say(f"now: {scenario.what}" if planted is None else f"now: rank {planted} {scenario.what}")
         began = time.monotonic()
         node.order(whom, scenario.order)
@@ -175,7 +176,7 @@ class Watcher:
 
 
 def _train(scenario: Scenario, watcher: Watcher) -> None:
-    if scenario.right is not Answer.NO_JOB and not wait_until(
+    if scenario.right_answer is not Answer.NO_JOB and not wait_until(
         lambda: watcher.is_in(JobState.TRAINING), START_DEADLINE_SECONDS
     ):
         raise NodeError(f"the daemon did not see the job training within {START_DEADLINE_SECONDS:g} s")
@@ -184,10 +185,10 @@ def _train(scenario: Scenario, watcher: Watcher) -> None:
 
 def _await_answer(scenario: Scenario, node: SimulatedNode, watcher: Watcher) -> None:
     """Wait for the page of a hang; for a healthy scenario, until it has ended and the job is training."""
-    if scenario.right is Answer.NO_JOB:
+    if scenario.right_answer is Answer.NO_JOB:
         watcher.follow(IDLE_SECONDS)
         return
-    if scenario.right is not Answer.NO_PAGE:
+    if scenario.right_answer is not Answer.NO_PAGE:
         wait_until(lambda: watcher.look() is not None and watcher.paged, ANSWER_DEADLINE_SECONDS)
         return
     resumed = False
@@ -205,7 +206,7 @@ def _judge(scenario: Scenario, planted: int | None, seconds: float, watcher: Wat
     entry = watcher.look()
     incident = entry.incident if entry else None
     verdict = incident.verdict if incident else None
-    right, sentence = answer(scenario.right, planted, watcher, verdict)
+    right, sentence = answer(scenario.right_answer, planted, watcher, verdict)
     return Outcome(
         scenario=scenario.name,
         right=right,
@@ -253,14 +254,14 @@ def _report(daemon: Daemon, job_id: str) -> Path | None:
 
 
 @contextlib.contextmanager
-def watching(
-    node: SimulatedNode, gpus: GpuSource, chosen: Settings, new_daemon: NewDaemon = Daemon
+def run_daemon(
+    node: SimulatedNode, gpus: GpuSource, daemon_settings: Settings, new_daemon: NewDaemon = Daemon
 ) -> Iterator[Daemon]:
     """The real daemon, running, over one simulated node; its log goes into its state directory."""
-    state = Path(chosen.store.directory)
+    state = Path(daemon_settings.store.directory)
     state.mkdir(parents=True, exist_ok=True)
     with _log_to(state / "daemon.log"):
-        daemon = new_daemon(chosen, gpus, proc_root=node.proc_root)
+        daemon = new_daemon(daemon_settings, gpus, proc_root=node.proc_root)
         try:
             daemon.start()
             yield daemon

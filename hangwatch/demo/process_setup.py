@@ -15,7 +15,7 @@ _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
-def become(comm: str, parent: int, folder: Path) -> None:
+def set_identity(comm: str, parent: int, folder: Path) -> None:
     """Set the name to `comm`, appear in the node's view of /proc, and die with `parent`; see prctl(2).
 
     Under Yama only ancestors may trace a process; this lets py-spy, which is not an ancestor, trace it, too.

@@ -20,19 +20,19 @@ class Answer(Enum):
 
 
 class Scenario(NamedTuple):
-    """One scenario: `order` is sent to `whom` (`one` random rank, `all`, or the `peers` on other nodes)."""
+    """One scenario: `order` is sent to `target` (`one` random rank, `all`, or the `peers` on other nodes)."""
 
     name: str
     what: str
     order: str
-    right: Answer
-    whom: str = "one"
+    right_answer: Answer
+    target: str = "one"
     nodes: int = 1
     program: str = "hangwatch.demo.launcher"
 
     def planted_rank(self, ranks: int, seed: int) -> int | None:
         """Return the rank that gets stuck; None if no rank of this node does."""
-        return random.Random(seed).randrange(ranks) if self.whom == "one" else None  # noqa: S311 - a die, no key
+        return random.Random(seed).randrange(ranks) if self.target == "one" else None  # noqa: S311 - a die, no key
 
 
 SCENARIOS = {
@@ -48,7 +48,7 @@ SCENARIOS = {
             "the ranks of another node stay away from the next all_reduce",
             "stay-away",
             Answer.NAMES_NOBODY,
-            whom="peers",
+            target="peers",
             nodes=2,
         ),
         Scenario(
@@ -56,21 +56,21 @@ SCENARIOS = {
             "rank 0 writes a checkpoint for 8 s and the others wait (healthy)",
             "checkpoint 8",
             Answer.NO_PAGE,
-            whom="all",
+            target="all",
         ),
         Scenario(
             "evaluation",
             "all ranks evaluate for 8 s at low GPU power (healthy)",
             "evaluation 8",
             Answer.NO_PAGE,
-            whom="all",
+            target="all",
         ),
         Scenario(
             "idle",
             "a notebook holds a GPU and runs no cell any more (healthy)",
             "idle",
             Answer.NO_JOB,
-            whom="all",
+            target="all",
             program="hangwatch.demo.notebook",
         ),
     )

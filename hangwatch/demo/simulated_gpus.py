@@ -10,7 +10,7 @@ import random
 import time
 from typing import NamedTuple
 
-from hangwatch.demo.phases import Phase, Seen
+from hangwatch.demo.phases import Phase, PhaseAge
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.model import Fault, GpuSample, GpuSweep, SamplerStatus
 from hangwatch.probes.gpu.source import DetailsT
@@ -42,7 +42,7 @@ _AT_ONCE = {
 }
 
 
-def load(seen: Seen, alive: bool = True) -> Load:
+def load(seen: PhaseAge, alive: bool = True) -> Load:
     """Return the load of the GPU of a rank that has been in this phase for this time."""
     if not alive:
         return IDLE

@@ -81,9 +81,9 @@ class SimulatedNode:
     ) -> None:
         self.close()
 
-    def order(self, whom: int | str, order: str) -> None:
+    def order(self, target: int | str, order: str) -> None:
         """Send an order to a rank, `all` ranks or the `peers` on other nodes; wait until they have it."""
-        self._write(f"{whom} {order}\n")
+        self._write(f"{target} {order}\n")
         self.wait_for_event("given", START_DEADLINE_SECONDS)
 
     def restart(self) -> None:

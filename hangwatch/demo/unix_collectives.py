@@ -11,7 +11,7 @@ from typing import NamedTuple
 LONGEST_MESSAGE_BYTES = 4096
 
 
-class Reduced(NamedTuple):
+class ReduceResult(NamedTuple):
     """The sum over all ranks, and the launcher's next order for this rank ("go": continue)."""
 
     total: float
@@ -24,11 +24,11 @@ def join(peers: socket.socket) -> str:
     return peers.recv(LONGEST_MESSAGE_BYTES).decode().partition(" ")[2]
 
 
-def all_reduce(peers: socket.socket, value: float) -> Reduced:
+def all_reduce(peers: socket.socket, value: float) -> ReduceResult:
     """Sum `value` over all ranks of the job; blocks until each of them has called it."""
     peers.send(f"all_reduce {value}".encode())
     total, _, order = peers.recv(LONGEST_MESSAGE_BYTES).decode().partition(" ")
-    return Reduced(float(total), order)
+    return ReduceResult(float(total), order)
 
 
 def barrier(peers: socket.socket) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hangwatch.demo import faults, loader
 from hangwatch.demo.phases import Phase, Phases
-from hangwatch.demo.process_setup import become
+from hangwatch.demo.process_setup import set_identity
 from hangwatch.demo.unix_collectives import all_reduce, barrier, join
 
 STEP_SECONDS = 0.06
@@ -146,7 +146,7 @@ ORDERS: dict[str, Callable[..., None]] = {
 def main() -> None:
     """Run as `worker FOLDER SOCKET_FD`, with torchrun's variables in the environment."""
     folder, connection = Path(sys.argv[1]), int(sys.argv[2])
-    become(Path("/proc/self/comm").read_text().strip(), os.getppid(), folder)
+    set_identity(Path("/proc/self/comm").read_text().strip(), os.getppid(), folder)
     me = Rank(
         rank=int(os.environ["RANK"]),
         local_rank=int(os.environ["LOCAL_RANK"]),

@@ -10,8 +10,18 @@ capture, `end` the end of the ranks. All times are CLOCK_MONOTONIC seconds, so a
 raises a suspicion; only stacks decide it.
 """
 
-from hangwatch.detector.on_capture import captured, glanced, settled
-from hangwatch.detector.on_power import step, unsampled
-from hangwatch.detector.transitions import Action, TakeCapture, Transition, end
+from hangwatch.detector.on_capture import apply_capture, apply_light_capture, find_settled_ranks
+from hangwatch.detector.on_power import apply_missing_sample, apply_sample
+from hangwatch.detector.transitions import Action, TakeCapture, Transition, end_watch
 
-__all__ = ["Action", "TakeCapture", "Transition", "captured", "end", "glanced", "settled", "step", "unsampled"]
+__all__ = [
+    "Action",
+    "TakeCapture",
+    "Transition",
+    "apply_capture",
+    "apply_light_capture",
+    "apply_missing_sample",
+    "apply_sample",
+    "end_watch",
+    "find_settled_ranks",
+]

@@ -6,50 +6,50 @@ from msgspec.structs import replace
 
 from hangwatch.config import Detector
 from hangwatch.detector import known_pauses, power_level
-from hangwatch.detector.capture_due import doubled_pause
-from hangwatch.detector.job_watch import JobWatch, with_looks, with_power
+from hangwatch.detector.capture_due import double_pause
+from hangwatch.detector.job_watch import JobWatch, with_capture_record, with_power
 from hangwatch.detector.known_pauses import EndedPause
-from hangwatch.detector.transitions import Action, go
+from hangwatch.detector.transitions import Action, enter_state
 from hangwatch.detector.watch_parts import Recovered
 from hangwatch.model import JobState
 
 ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors are read each minute; a silence that they cause may begin later
 
 
-def taught(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
+def with_learned_baseline(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
     """Return the watch with the present power as learned baseline. It is verified by a later capture.
 
     It is called when ranks were seen progressing.
     """
-    pause = 0.0 if watch.looks.low_since is None else doubled_pause(watch, settings)
-    gpus = {uuid: power_level.teach(gpu) for uuid, gpu in watch.power.gpus.items()}
-    return with_looks(with_power(watch, gpus=gpus), low_since=now, relook_pause_seconds=pause)
+    pause = 0.0 if watch.capture_record.low_since is None else double_pause(watch, settings)
+    gpus = {uuid: power_level.learn_baseline(gpu) for uuid, gpu in watch.power.gpus.items()}
+    return with_capture_record(with_power(watch, gpus=gpus), low_since=now, low_power_pause_seconds=pause)
 
 
-def without_low_levels(watch: JobWatch, settings: Detector) -> JobWatch:
+def drop_low_baselines(watch: JobWatch, settings: Detector) -> JobWatch:
     """Return the watch without the learned baselines under the usual threshold: a capture did not confirm them."""
     low = {uuid: gpu for uuid, gpu in watch.power.gpus.items() if power_level.is_low(gpu, settings)}
-    untaught = {uuid: replace(gpu, taught_watts=None) for uuid, gpu in low.items()}
+    untaught = {uuid: replace(gpu, learned_watts=None) for uuid, gpu in low.items()}
     return with_power(watch, gpus=watch.power.gpus | untaught)
 
 
 def recover(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Close an open incident: the job works again. `taught_by_pause` learns its pause later."""
+    """Close an open incident: the job works again. `learn_pause` learns its pause later."""
     ended = _ended_pause(watch)
-    watch, actions = go(watch, JobState.RECOVERED, message, now)
+    watch, actions = enter_state(watch, JobState.RECOVERED, message, now)
     return replace(watch, phase=Recovered(ended=ended)), actions
 
 
 def _ended_pause(watch: JobWatch) -> EndedPause | None:
     """Return the pause that ended when power came back; None if power is not back, even if ranks progress."""
-    back_since = None if watch.open is None else watch.open.back_since
+    back_since = None if watch.open_incident is None else watch.open_incident.back_since
     if watch.silence is None or watch.suspicion is None or back_since is None:
         return None
     began = watch.silence.since
     return EndedPause(places=watch.suspicion.places, began=began, seconds=back_since - began)
 
 
-def taught_by_pause(watch: JobWatch, now: float) -> JobWatch:
+def learn_pause(watch: JobWatch, now: float) -> JobWatch:
     """Return the watch with the pause that ended as a known pause.
 
     It is called when the recovery is over: only a later scan shows if ranks were replaced during the pause. A pause
@@ -58,7 +58,7 @@ def taught_by_pause(watch: JobWatch, now: float) -> JobWatch:
     ended = watch.phase.ended if isinstance(watch.phase, Recovered) else None
     if ended is None or had_gpu_errors(watch, ended.began):
         return watch
-    return replace(watch, pauses=known_pauses.learn(watch.pauses, ended, now))
+    return replace(watch, pauses=known_pauses.add_pause(watch.pauses, ended, now))
 
 
 def had_gpu_errors(watch: JobWatch, silent_since: float | None) -> bool:

@@ -7,9 +7,15 @@ import math
 from hangwatch.config import Capture, Detector
 from hangwatch.detector import power_level
 from hangwatch.detector.gpu_quorum import has_quorum
-from hangwatch.detector.job_watch import JobWatch, quiet_seconds, with_looks, with_open, with_suspicion
+from hangwatch.detector.job_watch import (
+    JobWatch,
+    quiet_seconds,
+    with_capture_record,
+    with_open_incident,
+    with_suspicion,
+)
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.detector.transitions import Action, TakeCapture, confirm
+from hangwatch.detector.transitions import Action, TakeCapture, confirm_state
 from hangwatch.model import JobState
 
 RELOOK_MAX_SECONDS = 3600.0  # longest pause between light captures of a job that draws little; the first is the hold
@@ -18,89 +24,91 @@ LOOK_SECONDS = Capture().usual_seconds
 LAST_LOOK_SECONDS = 30.0  # time between the last capture and the timeout; a capture that is newer is not repeated
 
 
-def glance_when_due(
+def light_capture_when_due(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     """Ask for a light capture where power alone cannot tell: power fell and is flat, or the job always draws little."""
-    looks = watch.looks
-    if looks.glancing_since is not None:
-        is_lost = now - looks.glancing_since >= CAPTURE_LOST_SECONDS
-        ended = with_looks(watch, glancing_since=None, glanced_at=now)
-        return (shown_nothing(ended, settings) if is_lost else watch), ()
+    looks = watch.capture_record
+    if looks.light_capture_since is not None:
+        is_lost = now - looks.light_capture_since >= CAPTURE_LOST_SECONDS
+        ended = with_capture_record(watch, light_capture_since=None, light_captured_at=now)
+        return (delay_light_captures(ended, settings) if is_lost else watch), ()
     fallen = [gpu for gpu in voters if power_level.is_under_work(gpu, settings)]
     flat = sum(power_level.flat_seconds(gpu, now) >= settings.hold_seconds for gpu in fallen)
-    if has_quorum(flat, voters, settings) and _rested(looks.fall_glanced_at, now) >= looks.glance_pause_seconds:
+    if has_quorum(flat, voters, settings) and _seconds_since(looks.fall_captured_at, now) >= looks.fall_pause_seconds:
         # A new power level: captures at the last one say nothing about it.
-        watch = with_looks(watch, low_since=None, relook_pause_seconds=0.0, fall_glanced_at=now)
+        watch = with_capture_record(watch, low_since=None, low_power_pause_seconds=0.0, fall_captured_at=now)
         reason = f"its power fell and has been flat for {settings.hold_seconds:.0f} s"
-    elif min(_rested(looks.glanced_at, now), _low_seconds(watch, now)) >= _relook_pause(watch, settings):
+    elif min(_seconds_since(looks.light_captured_at, now), _low_seconds(watch, now)) >= _low_power_pause(
+        watch, settings
+    ):
         reason = f"draws little, and it is {_low_seconds(watch, now):.0f} s since its ranks were last seen moving"
     else:
         return watch, ()
-    wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_glance=True)
-    return with_looks(watch, glancing_since=now), (wanted,)
+    wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True)
+    return with_capture_record(watch, light_capture_since=now), (wanted,)
 
 
-def shown_nothing(watch: JobWatch, settings: Detector) -> JobWatch:
+def delay_light_captures(watch: JobWatch, settings: Detector) -> JobWatch:
     """Return the watch after a light capture without a result: the next one comes later."""
-    glance_pause = min(2 * watch.looks.glance_pause_seconds, RELOOK_MAX_SECONDS)
-    relook_pause = doubled_pause(watch, settings)
-    return with_looks(watch, glance_pause_seconds=glance_pause, relook_pause_seconds=relook_pause)
+    glance_pause = min(2 * watch.capture_record.fall_pause_seconds, RELOOK_MAX_SECONDS)
+    relook_pause = double_pause(watch, settings)
+    return with_capture_record(watch, fall_pause_seconds=glance_pause, low_power_pause_seconds=relook_pause)
 
 
-def doubled_pause(watch: JobWatch, settings: Detector) -> float:
+def double_pause(watch: JobWatch, settings: Detector) -> float:
     """Return the pause in seconds until the next light capture of a job that draws little: twice the last pause."""
-    return min(2 * _relook_pause(watch, settings), RELOOK_MAX_SECONDS)
+    return min(2 * _low_power_pause(watch, settings), RELOOK_MAX_SECONDS)
 
 
-def _relook_pause(watch: JobWatch, settings: Detector) -> float:
-    return max(watch.looks.relook_pause_seconds, settings.hold_seconds)
+def _low_power_pause(watch: JobWatch, settings: Detector) -> float:
+    return max(watch.capture_record.low_power_pause_seconds, settings.hold_seconds)
 
 
-def _rested(glanced_at: float | None, now: float) -> float:
+def _seconds_since(glanced_at: float | None, now: float) -> float:
     return math.inf if glanced_at is None else now - glanced_at
 
 
 def _low_seconds(watch: JobWatch, now: float) -> float:
-    return 0.0 if watch.looks.low_since is None else now - watch.looks.low_since
+    return 0.0 if watch.capture_record.low_since is None else now - watch.capture_record.low_since
 
 
-def look_when_due(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def capture_when_due(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     """Ask for the next capture of an open incident if it is due."""
-    wanted_at = None if watch.open is None else watch.open.capture_wanted_at
-    if not watch.looks.capturing and wanted_at is not None and now >= wanted_at:
-        watch = with_open(with_looks(watch, capturing=True), capture_wanted_at=None)
+    wanted_at = None if watch.open_incident is None else watch.open_incident.capture_wanted_at
+    if not watch.capture_record.capturing and wanted_at is not None and now >= wanted_at:
+        watch = with_open_incident(with_capture_record(watch, capturing=True), capture_wanted_at=None)
         return watch, (TakeCapture(job_key=watch.identity.job_key, reason=f"still {watch.state.value}"),)
     return watch, ()
 
 
-def last_look(watch: JobWatch, now: float, look_seconds: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) -> tuple[JobWatch, tuple[Action, ...]]:
     """Ask for one more capture, once per hang, shortly before the collective timeout ends the job.
 
     After the timeout, the processes and their stacks are gone. A job that was never busy is skipped: it is unknown when
-    it began to wait. A capture that would meet ranks while they die is not started. `look_seconds` is the usual
+    it began to wait. A capture that would meet ranks while they die is not started. `capture_seconds` is the usual
     duration of a capture.
     """
     may_end = watch.state in (JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE) and watch.power.was_busy
-    time_out, looks = watch.time_out.seconds, watch.looks
-    is_taken = watch.suspicion is not None and watch.suspicion.last_look_at is not None
+    time_out, looks = watch.timeout.seconds, watch.capture_record
+    is_taken = watch.suspicion is not None and watch.suspicion.timeout_capture_at is not None
     if not may_end or time_out is None or is_taken or looks.capturing:
         return watch, ()
     left = time_out - quiet_seconds(watch, now)
     is_fresh = looks.captured_at is not None and now - looks.captured_at < LAST_LOOK_SECONDS
-    is_back = watch.open is not None and watch.open.back_since is not None
-    if is_fresh or is_back or not look_seconds < left <= look_seconds + LAST_LOOK_SECONDS:
+    is_back = watch.open_incident is not None and watch.open_incident.back_since is not None
+    if is_fresh or is_back or not capture_seconds < left <= capture_seconds + LAST_LOOK_SECONDS:
         return watch, ()
-    source = "by its environment" if watch.time_out.recorded_seconds is None else "as its ranks recorded"
+    source = "by its environment" if watch.timeout.recorded_seconds is None else "as its ranks recorded"
     reason = f"looked at once more: in {left:.0f} s its collective time-out may end the job ({source})"
-    watch = with_open(with_looks(watch, capturing=True), capture_wanted_at=None)
-    wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_told=True)
-    return with_suspicion(watch, last_look_at=now), (wanted,)
+    watch = with_open_incident(with_capture_record(watch, capturing=True), capture_wanted_at=None)
+    wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_in_timeline=True)
+    return with_suspicion(watch, timeout_capture_at=now), (wanted,)
 
 
-def unless_lost(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def give_up_lost_capture(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Give up a capture that has not ended in time: the job is stalled, and the next capture is planned."""
     if now - watch.since >= CAPTURE_LOST_SECONDS:
         message = f"its stacks could not be taken in {CAPTURE_LOST_SECONDS:g} s"
-        return confirm(with_looks(watch, capturing=False), JobState.STALLED, message, now, settings)
+        return confirm_state(with_capture_record(watch, capturing=False), JobState.STALLED, message, now, settings)
     return watch, ()

@@ -30,7 +30,7 @@ def has_fallen(voters: list[GpuPower], settings: Detector) -> bool:
 
 def is_down(voters: list[GpuPower], settings: Detector) -> bool:
     """True if enough GPUs are low by the usual threshold or have a learned baseline."""
-    down = sum(gpu.taught_watts is not None or power_level.is_low(gpu, settings) for gpu in voters)
+    down = sum(gpu.learned_watts is not None or power_level.is_low(gpu, settings) for gpu in voters)
     return has_quorum(down, voters, settings)
 
 
@@ -47,7 +47,7 @@ def is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> bool
     """
     fell = watch.suspicion is not None and watch.suspicion.fell
     if (watch.power.was_busy or fell) and any(
-        power_level.quiet_line_watts(gpu, settings) is not None for gpu in voters
+        power_level.low_power_threshold_watts(gpu, settings) is not None for gpu in voters
     ):
         low = sum(power_level.is_quiet(gpu, settings) or power_level.is_low(gpu, settings) for gpu in voters)
         return not has_quorum(low, voters, settings)

@@ -17,9 +17,9 @@ from hangwatch.detector import known_pauses, power_level
 from hangwatch.detector.known_pauses import Pause
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.watch_parts import (
+    CaptureRecord,
     CollectiveTimeout,
     JobIdentity,
-    LookRecord,
     OpenIncident,
     PowerRecord,
     Recovered,
@@ -28,8 +28,8 @@ from hangwatch.detector.watch_parts import (
     Suspicion,
     Unknown,
 )
-from hangwatch.jobs.collective_timeout import patience
-from hangwatch.model import OPEN_STATES, RESTING_STATES, Incident, Job, JobState, ProcessId, RankId, Stay, Value
+from hangwatch.jobs.collective_timeout import read_timeouts
+from hangwatch.model import OPEN_STATES, RESTING_STATES, CodeRegion, Incident, Job, JobState, ProcessId, RankId, Value
 
 STALLED_STATES = frozenset({JobState.STALLED, JobState.WAITS_ELSEWHERE}) | RESTING_STATES
 
@@ -37,9 +37,9 @@ STALLED_STATES = frozenset({JobState.STALLED, JobState.WAITS_ELSEWHERE}) | RESTI
 class MotionCount(Value, frozen=True):
     """The result of a capture: how many ranks are frozen (do not progress), moving (progress), or unknown (not judged).
 
-    * `who`: the moving ranks, in words. `movers`: the same ranks.
-    * `stacked`: the ranks that gave a stack. `absent`: the frozen ranks without a process. `came`: the ranks of which
-      the process started after the capture began.
+    * `movers_text`: the moving ranks, in words. `movers`: the same ranks.
+    * `with_stack`: the ranks that gave a stack. `absent`: the frozen ranks without a process. `started_since`: the
+      ranks of which the process started after the capture began.
     * `resting`: the state of a job that does not progress and is not hung. `serves`: an idle server waits for requests.
     * `places`: where the ranks are that the others wait for, see `known_pauses`.
     * `stays`: the ranks that stay between a few lines; only several captures tell if these progress. `settled`: how
@@ -50,15 +50,15 @@ class MotionCount(Value, frozen=True):
     frozen: int
     moving: int
     unknown: int = 0
-    stacked: int = 0
+    with_stack: int = 0
     absent: int = 0
-    came: int = 0
-    who: str = ""
+    started_since: int = 0
+    movers_text: str = ""
     resting: JobState | None = None
     serves: bool = False
     places: frozenset[str] = frozenset()
     movers: frozenset[RankId] = frozenset()
-    stays: Mapping[RankId, Stay] = field(default_factory=dict)
+    stays: Mapping[RankId, CodeRegion] = field(default_factory=dict)
     settled: int = 0
     waits_elsewhere: bool = False
 
@@ -83,21 +83,21 @@ class JobWatch(Value, frozen=True):
 
     `since` is when the state began, `message` the reason. `pauses` are the known pauses, which ended by themselves. A
     part is set exactly in its states: `phase` in starting, recovered and unknown; `silence` in quiet, suspected and the
-    open states; `suspicion` in suspected and the open states; `open` in the open states.
+    open states; `suspicion` in suspected and the open states; `open_incident` in the open states.
     """
 
     identity: JobIdentity
     state: JobState = JobState.STARTING
     since: float = 0.0
     message: str = "waiting for the first sign of work"
-    time_out: CollectiveTimeout = CollectiveTimeout()
+    timeout: CollectiveTimeout = CollectiveTimeout()
     power: PowerRecord = PowerRecord()
-    looks: LookRecord = LookRecord()
+    capture_record: CaptureRecord = CaptureRecord()
     pauses: tuple[Pause, ...] = ()
     phase: Starting | Recovered | Unknown | None = Starting()
     silence: Silence | None = None
     suspicion: Suspicion | None = None
-    open: OpenIncident | None = None
+    open_incident: OpenIncident | None = None
 
     @property
     def is_open(self) -> bool:
@@ -120,9 +120,9 @@ def with_power(watch: JobWatch, **changes: Any) -> JobWatch:
     return replace(watch, power=replace(watch.power, **changes))
 
 
-def with_looks(watch: JobWatch, **changes: Any) -> JobWatch:
+def with_capture_record(watch: JobWatch, **changes: Any) -> JobWatch:
     """Return the watch with these fields of its capture record changed."""
-    return replace(watch, looks=replace(watch.looks, **changes))
+    return replace(watch, capture_record=replace(watch.capture_record, **changes))
 
 
 def with_suspicion(watch: JobWatch, **changes: Any) -> JobWatch:
@@ -130,12 +130,12 @@ def with_suspicion(watch: JobWatch, **changes: Any) -> JobWatch:
     return replace(watch, suspicion=replace(watch.suspicion or Suspicion(), **changes))
 
 
-def with_open(watch: JobWatch, **changes: Any) -> JobWatch:
+def with_open_incident(watch: JobWatch, **changes: Any) -> JobWatch:
     """Return the watch with these fields of its open incident changed."""
-    return replace(watch, open=replace(watch.open or OpenIncident(), **changes))
+    return replace(watch, open_incident=replace(watch.open_incident or OpenIncident(), **changes))
 
 
-def begin(job: Job, now: float, started: float | None = None, earlier: JobWatch | None = None) -> JobWatch:
+def begin_watch(job: Job, now: float, started: float | None = None, earlier: JobWatch | None = None) -> JobWatch:
     """Return a new watch for a job that was just found.
 
     `started` is the time at which its processes began, if known. The known pauses of an `earlier` watch are kept if the
@@ -154,12 +154,12 @@ def begin(job: Job, now: float, started: float | None = None, earlier: JobWatch 
         identity=identity,
         since=now,
         message="its launcher has started no rank" if job.waiting else "waiting for the first sign of work",
-        time_out=CollectiveTimeout(environment_seconds=patience(job, job.environ).collective_seconds),
+        timeout=CollectiveTimeout(environment_seconds=read_timeouts(job, job.environ).collective_seconds),
         pauses=earlier.pauses if earlier else (),
     )
 
 
-def resumed(watch: JobWatch, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobWatch:
+def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobWatch:
     """Return the watch of a job of which an earlier daemon left an incident open. The next capture is due at once.
 
     `now` is CLOCK_MONOTONIC, `unix_now` the same moment by the clock that wrote the incident, both in seconds.
@@ -189,14 +189,14 @@ def resumed(watch: JobWatch, incident: Incident, now: float, unix_now: float, se
     watch = with_suspicion(watch, saw_stacks=any(group.frames for group in incident.grouping.groups))
     is_stalled = incident.state in STALLED_STATES
     return replace(
-        with_looks(watch, capturing=False),
+        with_capture_record(watch, capturing=False),
         identity=identity,
         state=incident.state,
         since=then(opened),
         message=incident.timeline[-1].message if incident.timeline else watch.message,
         phase=None,
         silence=Silence(since=then(fell)),
-        open=OpenIncident(stalled_since=then(opened) if is_stalled else None, capture_wanted_at=now),
+        open_incident=OpenIncident(stalled_since=then(opened) if is_stalled else None, capture_wanted_at=now),
     )
 
 
@@ -220,7 +220,7 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
     return bool(present - known) and bool(known - present)
 
 
-def joined(watch: JobWatch, job: Job) -> JobWatch:
+def update_identity(watch: JobWatch, job: Job) -> JobWatch:
     """Return the watch with the job's present name and key.
 
     Ranks that started later are added to the generation. Ranks that are gone stay in it.
@@ -232,18 +232,18 @@ def joined(watch: JobWatch, job: Job) -> JobWatch:
         is_elsewhere_too=job.is_elsewhere_too,
         generation=watch.identity.generation | generation(job),
     )
-    environment_seconds = patience(job, job.environ).collective_seconds
-    return replace(watch, identity=identity, time_out=replace(watch.time_out, environment_seconds=environment_seconds))
+    environment_seconds = read_timeouts(job, job.environ).collective_seconds
+    return replace(watch, identity=identity, timeout=replace(watch.timeout, environment_seconds=environment_seconds))
 
 
-def merged(watch: JobWatch, other: JobWatch) -> JobWatch:
+def merge_watches(watch: JobWatch, other: JobWatch) -> JobWatch:
     """Return the first of two watches of which the processes are one job, with the GPUs that only the other knows."""
     first, second = watch.identity, other.identity
     identity = replace(first, generation=first.generation | second.generation, began=min(first.began, second.began))
     return replace(with_power(watch, gpus={**other.power.gpus, **watch.power.gpus}), identity=identity)
 
 
-def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
+def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
     """True if the job should page now: hung, or stalled for longer than its hold.
 
     * A hung job with a known pause at this place pages later, see `known_pauses`.
@@ -253,7 +253,7 @@ def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
     """
     if watch.state is JobState.HUNG:
         return quiet_seconds(watch, now) >= pause_hold_seconds(watch, now, settings)
-    stalled_since = None if watch.open is None else watch.open.stalled_since
+    stalled_since = None if watch.open_incident is None else watch.open_incident.stalled_since
     if watch.state not in STALLED_STATES or stalled_since is None:
         return False
     if watch.suspicion is None or not watch.suspicion.saw_stacks:
@@ -266,7 +266,7 @@ def pages(watch: JobWatch, now: float, settings: Detector) -> bool:
 
 def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
     """True if a job waits for other nodes and its collective will time out soon. A page after that finds no process."""
-    time_out = watch.time_out.seconds
+    time_out = watch.timeout.seconds
     if watch.state is not JobState.WAITS_ELSEWHERE or time_out is None or not watch.power.was_busy:
         return False
     return quiet_seconds(watch, now) >= time_out - known_pauses.END_MARGIN_SECONDS
@@ -275,7 +275,7 @@ def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
 def pause_hold_seconds(watch: JobWatch, now: float, settings: Detector) -> float:
     """Return for how long a hang must last before it pages, if the place has a known pause; see `known_pauses`."""
     return known_pauses.hold_seconds(
-        longest_pause_seconds(watch, now), settings.stalled_hold_seconds, watch.time_out.seconds
+        longest_pause_seconds(watch, now), settings.stalled_hold_seconds, watch.timeout.seconds
     )
 
 

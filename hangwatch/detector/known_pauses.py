@@ -39,7 +39,7 @@ class EndedPause(Value, frozen=True):
     seconds: float
 
 
-def places_of(grouping: Grouping, named: Collection[RankId]) -> frozenset[str]:
+def find_places(grouping: Grouping, named: Collection[RankId]) -> frozenset[str]:
     """Return the places of the ranks that the others wait for: the named ranks, else all ranks that do not wait.
 
     `NOWHERE` if every rank waits, if an awaited rank gave no stack, or if there are too many places. Empty if an
@@ -58,16 +58,16 @@ def places_of(grouping: Grouping, named: Collection[RankId]) -> frozenset[str]:
     return places
 
 
-def also(places: frozenset[str], seen: frozenset[str]) -> frozenset[str]:
+def add_places(places: frozenset[str], more_places: frozenset[str]) -> frozenset[str]:
     """Return the places of a pause with those of one more capture.
 
     Too many places are not one pause: then `NOWHERE` is added instead.
     """
-    both = places | seen
+    both = places | more_places
     return both if len(both) <= MOST_PLACES else places | {NOWHERE}
 
 
-def learn(pauses: tuple[Pause, ...], ended: EndedPause, now: float) -> tuple[Pause, ...]:
+def add_pause(pauses: tuple[Pause, ...], ended: EndedPause, now: float) -> tuple[Pause, ...]:
     """Return the pauses with one more that ended by itself. Each place has one entry; the latest are kept."""
     if NOWHERE in ended.places:
         return pauses

@@ -8,21 +8,21 @@ from msgspec.structs import replace
 
 from hangwatch.config import Detector
 from hangwatch.detector import known_pauses, standstill
-from hangwatch.detector.baseline import had_gpu_errors, recover, taught, without_low_levels
-from hangwatch.detector.capture_due import shown_nothing
+from hangwatch.detector.baseline import drop_low_baselines, had_gpu_errors, recover, with_learned_baseline
+from hangwatch.detector.capture_due import delay_light_captures
 from hangwatch.detector.gpu_quorum import is_still_down
 from hangwatch.detector.job_watch import (
     JobWatch,
     MotionCount,
     longest_pause_seconds,
     pause_hold_seconds,
-    with_looks,
+    with_capture_record,
     with_power,
     with_suspicion,
 )
-from hangwatch.detector.transitions import Action, confirm, go, look_again, suspect
+from hangwatch.detector.transitions import Action, begin_suspicion, confirm_state, enter_state, plan_next_capture
 from hangwatch.detector.watch_parts import GLANCE_SECONDS
-from hangwatch.model import JobState, RankId, Stay
+from hangwatch.model import CodeRegion, JobState, RankId
 
 STANDSTILL_HOLDS = 2.0  # a rank that moves between few places for this many holds cannot be judged
 _RESTING_WORDS = {
@@ -31,63 +31,65 @@ _RESTING_WORDS = {
 }
 
 
-def captured(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def apply_capture(
+    watch: JobWatch, seen: MotionCount, now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
     """Take the result of a capture that `step` asked for."""
-    watch = with_looks(with_power(watch, serves=seen.serves), capturing=False, captured_at=now)
+    watch = with_capture_record(with_power(watch, is_serving=seen.serves), capturing=False, captured_at=now)
     if watch.state is not JobState.SUSPECTED and not watch.is_open:
         return watch, ()
-    if seen.frozen + seen.moving + seen.stacked > 0:
+    if seen.frozen + seen.moving + seen.with_stack > 0:
         watch = with_suspicion(watch, saw_stacks=True)
-    watch, seen = _with_other_looks(watch, seen, now, settings)
+    watch, seen = _correct_by_earlier_captures(watch, seen, now, settings)
     if not watch.identity.has_ranks:  # a launcher that moves says nothing: the other node may wait in a queue
-        return confirm(watch, JobState.STALLED, "its launcher still has no rank", now, settings)
+        return confirm_state(watch, JobState.STALLED, "its launcher still has no rank", now, settings)
     if seen.serves:
-        return _well(watch, f"all {seen.total} ranks wait for clients: an idle service", now, settings)
+        return _learn_work(watch, f"all {seen.total} ranks wait for clients: an idle service", now, settings)
     # A job that has not begun to work has no connections either.
     if seen.resting is JobState.SUSPENDED or (seen.resting is JobState.OVER and watch.power.was_busy):
-        watch = _also_at(watch, frozenset({known_pauses.NOWHERE}))
-        return confirm(watch, seen.resting, _RESTING_WORDS[seen.resting].format(seen.total), now, settings)
+        watch = _with_places(watch, frozenset({known_pauses.NOWHERE}))
+        return confirm_state(watch, seen.resting, _RESTING_WORDS[seen.resting].format(seen.total), now, settings)
     if seen.most_move:
         message = f"{seen.moving} of {seen.total} ranks are moving: what the job draws now is work"
-        return _well(watch, message, now, settings)
+        return _learn_work(watch, message, now, settings)
     watch = _with_movers(watch, seen)
-    moved = frozenset[RankId]() if watch.suspicion is None else watch.suspicion.moved
+    moved = frozenset[RankId]() if watch.suspicion is None else watch.suspicion.moved_ranks
     if len(moved) * 2 > seen.total:
         message = f"{len(moved)} of {seen.total} ranks have moved meanwhile: what the job draws now is work"
-        return _well(watch, message, now, settings)
-    return _judged(watch, seen, now, settings)
+        return _learn_work(watch, message, now, settings)
+    return _judge(watch, seen, now, settings)
 
 
-def _judged(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Decide on a job that has no reason to rest and of which at most half of the ranks progress.
 
     It is hung, stalled, or waits for other nodes.
     """
     before = 0 if watch.suspicion is None else watch.suspicion.frozen_captures
     frozen_captures = before + 1 if seen.frozen == seen.total > 0 else 0
-    watch = _also_at(with_suspicion(watch, frozen_captures=frozen_captures), seen.places)
+    watch = _with_places(with_suspicion(watch, frozen_captures=frozen_captures), seen.places)
     if _are_late(watch, seen, now, settings):
         message = f"{seen.absent} of {seen.total} ranks have not come yet"
-        return confirm(watch, JobState.STALLED, message, now, settings)
+        return confirm_state(watch, JobState.STALLED, message, now, settings)
     if seen.frozen == seen.total > 0:
         needed = 2 if watch.state is JobState.STALLED else 1
         if frozen_captures >= needed:
-            if _only_waits(watch, seen):
+            if _waits_for_other_nodes(watch, seen):
                 message = f"all {seen.total} ranks wait for ranks of other nodes: no hang of this node by itself"
-                return confirm(watch, JobState.WAITS_ELSEWHERE, message, now, settings)
-            message = f"all {seen.total} ranks are frozen{_paused_before(watch, now, settings)}"
-            return confirm(watch, JobState.HUNG, message, now, settings)
-        return look_again(watch, now, settings), ()
+                return confirm_state(watch, JobState.WAITS_ELSEWHERE, message, now, settings)
+            message = f"all {seen.total} ranks are frozen{_describe_known_pause(watch, now, settings)}"
+            return confirm_state(watch, JobState.HUNG, message, now, settings)
+        return plan_next_capture(watch, now, settings), ()
     verb = "moves" if seen.moving == 1 else "move"
     moving = f"{seen.moving} of {seen.total} ranks {verb}"
     if not seen.moving:
         moving = f"{seen.unknown} of {seen.total} ranks could not be judged"
-    if seen.who:
-        moving = f"{moving}: {seen.who}"
-    return confirm(watch, JobState.STALLED, moving, now, settings)
+    if seen.movers_text:
+        moving = f"{moving}: {seen.movers_text}"
+    return confirm_state(watch, JobState.STALLED, moving, now, settings)
 
 
-def _only_waits(watch: JobWatch, seen: MotionCount) -> bool:
+def _waits_for_other_nodes(watch: JobWatch, seen: MotionCount) -> bool:
     """True if all ranks wait for ranks of other nodes, and no GPU of this node has shown an error.
 
     A hung job stays hung: its page must not come and go.
@@ -102,32 +104,32 @@ def _with_movers(watch: JobWatch, seen: MotionCount) -> JobWatch:
     """
     if watch.power.was_busy or watch.state is JobState.HUNG:
         return watch
-    before = frozenset[RankId]() if watch.suspicion is None else watch.suspicion.moved
-    return with_suspicion(watch, moved=before | (seen.movers - seen.stays.keys()))
+    before = frozenset[RankId]() if watch.suspicion is None else watch.suspicion.moved_ranks
+    return with_suspicion(watch, moved_ranks=before | (seen.movers - seen.stays.keys()))
 
 
-def _also_at(watch: JobWatch, places: frozenset[str]) -> JobWatch:
+def _with_places(watch: JobWatch, places: frozenset[str]) -> JobWatch:
     """Return the watch with the places of one more capture."""
     before = frozenset[str]() if watch.suspicion is None else watch.suspicion.places
-    return with_suspicion(watch, places=known_pauses.also(before, places))
+    return with_suspicion(watch, places=known_pauses.add_places(before, places))
 
 
-def _well(watch: JobWatch, message: str, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def _learn_work(watch: JobWatch, message: str, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Learn that the present power is no sign of a hang; it is verified again later."""
-    watch = taught(watch, now, settings)
+    watch = with_learned_baseline(watch, now, settings)
     if watch.is_open:
         return recover(watch, message, now)
-    return go(watch, JobState.TRAINING, message, now)
+    return enter_state(watch, JobState.TRAINING, message, now)
 
 
 def _are_late(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> bool:
     """True if the absent ranks of a starting job have never existed: a launcher may start them later."""
-    all_known_live = len(watch.identity.generation) - seen.came <= seen.total - seen.absent
+    all_known_live = len(watch.identity.generation) - seen.started_since <= seen.total - seen.absent
     is_starting = not watch.power.was_busy and now - watch.identity.began < settings.startup_stalled_hold_seconds
     return seen.absent > 0 and all_known_live and is_starting
 
 
-def _paused_before(watch: JobWatch, now: float, settings: Detector) -> str:
+def _describe_known_pause(watch: JobWatch, now: float, settings: Detector) -> str:
     longest = longest_pause_seconds(watch, now)
     if longest is None:
         return ""
@@ -135,39 +137,47 @@ def _paused_before(watch: JobWatch, now: float, settings: Detector) -> str:
     return f"; the job has paused here before, {longest:.0f} s at most: it pages after {hold:.0f} s of quiet"
 
 
-def glanced(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def apply_light_capture(
+    watch: JobWatch, seen: MotionCount, now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
     """Take the result of a light capture that `step` asked for. Progress is learned; a standstill begins a suspicion.
 
     If it shows neither, the learned baselines under the usual threshold no longer hold.
     """
-    watch = with_looks(with_power(watch, serves=seen.serves), glancing_since=None, glanced_at=now)
+    watch = with_capture_record(
+        with_power(watch, is_serving=seen.serves), light_capture_since=None, light_captured_at=now
+    )
     if watch.state is not JobState.TRAINING:
         return watch, ()
-    watch, seen = _with_other_looks(watch, seen, now, settings)
+    watch, seen = _correct_by_earlier_captures(watch, seen, now, settings)
     if seen.is_well:
-        return with_looks(taught(watch, now, settings), glance_pause_seconds=GLANCE_SECONDS), ()
+        return with_capture_record(with_learned_baseline(watch, now, settings), fall_pause_seconds=GLANCE_SECONDS), ()
     still = seen.frozen + seen.settled
     if still * 2 >= seen.total > 0:
         if not is_still_down(watch, settings):
             return watch, ()
         stuck = {uuid: replace(gpu, stuck_watts=gpu.watts) for uuid, gpu in watch.power.gpus.items()}
-        return suspect(with_power(watch, gpus=stuck), f"{still} of {seen.total} ranks stand still", now)
-    if seen.stacked * 2 >= seen.total > 0:
-        watch = without_low_levels(watch, settings)
-    return shown_nothing(watch, settings), ()
+        return begin_suspicion(with_power(watch, gpus=stuck), f"{still} of {seen.total} ranks stand still", now)
+    if seen.with_stack * 2 >= seen.total > 0:
+        watch = drop_low_baselines(watch, settings)
+    return delay_light_captures(watch, settings), ()
 
 
-def settled(watch: JobWatch, found: Mapping[RankId, Stay], now: float, settings: Detector) -> frozenset[RankId]:
+def find_settled_ranks(
+    watch: JobWatch, stays: Mapping[RankId, CodeRegion], now: float, settings: Detector
+) -> frozenset[RankId]:
     """Return the ranks that have stayed between the same few lines for minutes, this capture included."""
-    standstills = standstill.followed(watch.looks.standstills, found, now)
-    return frozenset(standstill.settled(standstills, now, STANDSTILL_HOLDS * settings.hold_seconds))
+    standstills = standstill.follow_stays(watch.capture_record.standstills, stays, now)
+    return frozenset(standstill.find_settled(standstills, now, STANDSTILL_HOLDS * settings.hold_seconds))
 
 
-def _with_other_looks(
+def _correct_by_earlier_captures(
     watch: JobWatch, seen: MotionCount, now: float, settings: Detector
 ) -> tuple[JobWatch, MotionCount]:
     """Correct a capture by the earlier ones. A rank that moved between the same few lines for minutes is not judged."""
-    ranks = settled(watch, seen.stays, now, settings)
+    ranks = find_settled_ranks(watch, seen.stays, now, settings)
     to_and_fro = len(ranks & seen.movers)
     seen = replace(seen, moving=seen.moving - to_and_fro, unknown=seen.unknown + to_and_fro, settled=len(ranks))
-    return with_looks(watch, standstills=standstill.followed(watch.looks.standstills, seen.stays, now)), seen
+    return with_capture_record(
+        watch, standstills=standstill.follow_stays(watch.capture_record.standstills, seen.stays, now)
+    ), seen

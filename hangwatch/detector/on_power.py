@@ -8,12 +8,18 @@ from msgspec.structs import replace
 
 from hangwatch.config import Detector
 from hangwatch.detector import power_level
-from hangwatch.detector.baseline import recover, taught_by_pause
-from hangwatch.detector.capture_due import LOOK_SECONDS, glance_when_due, last_look, look_when_due, unless_lost
+from hangwatch.detector.baseline import learn_pause, recover
+from hangwatch.detector.capture_due import (
+    LOOK_SECONDS,
+    capture_before_timeout,
+    capture_when_due,
+    give_up_lost_capture,
+    light_capture_when_due,
+)
 from hangwatch.detector.gpu_quorum import has_fallen, has_quorum, is_back, is_down, is_quiet, quiet_uuids
-from hangwatch.detector.job_watch import JobWatch, quiet_seconds, with_looks, with_open, with_power
+from hangwatch.detector.job_watch import JobWatch, quiet_seconds, with_capture_record, with_open_incident, with_power
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.detector.transitions import Action, go, suspect
+from hangwatch.detector.transitions import Action, begin_suspicion, enter_state
 from hangwatch.detector.watch_parts import Recovered, Silence, Starting, Unknown
 from hangwatch.model import GpuSample, JobState
 
@@ -23,7 +29,7 @@ _BY_POWER = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, Job
 _NOT_KNOWN = "no GPU of it gives readings: whether it works is not known, and no hang of it is noticed"
 
 
-def step(
+def apply_sample(
     watch: JobWatch,
     samples: Mapping[str, GpuSample],
     now: float,
@@ -32,18 +38,18 @@ def step(
     idle: Mapping[str, float] | None = None,
     gap_seconds: float = SAMPLE_GAP_SECONDS,
     gpu_errors_at: float | None = None,
-    look_seconds: float = LOOK_SECONDS,
+    capture_seconds: float = LOOK_SECONDS,
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     """Take one power sample of the GPUs that the job holds. `samples` and `idle` (idle levels in W) are by uuid.
 
     A gap between samples that is longer than `gap_seconds` does not count as quiet time. `gpu_errors_at` is when XIDs
-    or link errors last occurred on this node. `look_seconds` is the usual duration of a capture.
+    or link errors last occurred on this node. `capture_seconds` is the usual duration of a capture.
     """
     if watch.state is JobState.ENDED:
         return watch, ()
     levels = idle or {}
     gpus = {
-        uuid: power_level.observe(watch.power.gpus.get(uuid, GpuPower()), sample, levels.get(uuid), now)
+        uuid: power_level.add_sample(watch.power.gpus.get(uuid, GpuPower()), sample, levels.get(uuid), now)
         for uuid, sample in samples.items()
     }
     # A GPU that vanished keeps its history for the report. Without a reading it does not count in the quorum.
@@ -51,7 +57,7 @@ def step(
     gap = 0.0 if watch.power.sampled_at is None else now - watch.power.sampled_at
     watch = with_power(watch, gpus=vanished | gpus, sampled_at=now, gpu_errors_at=gpu_errors_at)
     if gap > gap_seconds:
-        watch = _forget_gap(watch, gap)
+        watch = _shift_timers(watch, gap)
     if not watch.identity.has_ranks:
         return _without_ranks(watch, now, settings)
     voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
@@ -60,12 +66,12 @@ def step(
     watch = with_power(watch, read_at=now)
     if watch.state is JobState.UNKNOWN:
         before = watch.phase.before if isinstance(watch.phase, Unknown) else JobState.STARTING
-        return go(watch, before, "its GPUs give readings again", now)
+        return enter_state(watch, before, "its GPUs give readings again", now)
     watch, actions = _RULES[watch.state](watch, voters, now, settings)
-    return (watch, actions) if actions else last_look(watch, now, look_seconds)
+    return (watch, actions) if actions else capture_before_timeout(watch, now, capture_seconds)
 
 
-def unsampled(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Take note that there is no power sample. After the hold the state of the job is unknown.
 
     A launcher without ranks needs no power.
@@ -76,39 +82,43 @@ def unsampled(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch
     if now - silent_since < max(settings.hold_seconds, SAMPLE_GAP_SECONDS):
         return watch, ()
     before = JobState.STARTING if watch.state is JobState.STARTING else JobState.TRAINING
-    watch, actions = go(watch, JobState.UNKNOWN, _NOT_KNOWN, now)
+    watch, actions = enter_state(watch, JobState.UNKNOWN, _NOT_KNOWN, now)
     return replace(watch, phase=Unknown(before=before)), actions
 
 
 def _without_readings(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Handle a sample in which no GPU of the job could be read: it is a sign neither of a hang nor of work."""
     if watch.state is JobState.QUIET:
-        return go(watch, JobState.TRAINING, "no GPU of the job can be read", now)
-    return unsampled(watch, now, settings)
+        return enter_state(watch, JobState.TRAINING, "no GPU of the job can be read", now)
+    return apply_missing_sample(watch, now, settings)
 
 
 def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Handle a launcher without ranks. It has no power to judge by: a capture is taken after the holds of a start."""
     if watch.state is JobState.STARTING and _is_start_over(watch, now, settings):
-        return suspect(watch, f"no rank, {now - watch.identity.began:.0f} s after its launcher began to wait", now)
+        return begin_suspicion(
+            watch, f"no rank, {now - watch.identity.began:.0f} s after its launcher began to wait", now
+        )
     if watch.state is JobState.SUSPECTED:
-        return unless_lost(watch, now, settings)
-    return look_when_due(watch, now) if watch.is_open else (watch, ())
+        return give_up_lost_capture(watch, now, settings)
+    return capture_when_due(watch, now) if watch.is_open else (watch, ())
 
 
 def _starting(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if has_quorum(sum(power_level.is_busy(gpu, settings) for gpu in voters), voters, settings):
-        learnt = {uuid: power_level.learn(gpu, now, settings) for uuid, gpu in watch.power.gpus.items()}
-        return go(with_power(watch, was_busy=True, gpus=learnt), JobState.TRAINING, "the GPUs are at work", now)
-    over_since = _over_plain_line_since(watch, voters, now, settings)
+        learnt = {uuid: power_level.count_as_work(gpu, now, settings) for uuid, gpu in watch.power.gpus.items()}
+        return enter_state(
+            with_power(watch, was_busy=True, gpus=learnt), JobState.TRAINING, "the GPUs are at work", now
+        )
+    over_since = _over_fixed_threshold_since(watch, voters, now, settings)
     watch = replace(watch, phase=Starting(over_since=over_since))
     if over_since is not None and now - over_since >= settings.hold_seconds:
         ratio = settings.quiet_watts_ratio_of_limit
-        return go(watch, JobState.TRAINING, f"the GPUs draw more than {ratio:.0%} of their limit", now)
+        return enter_state(watch, JobState.TRAINING, f"the GPUs draw more than {ratio:.0%} of their limit", now)
     if _is_start_over(watch, now, settings):
-        return suspect(watch, f"not busy, {now - watch.identity.began:.0f} s after its start", now)
+        return begin_suspicion(watch, f"not busy, {now - watch.identity.began:.0f} s after its start", now)
     return watch, ()
 
 
@@ -117,13 +127,15 @@ def _is_start_over(watch: JobWatch, now: float, settings: Detector) -> bool:
     return now - watch.identity.began >= settings.startup_hold_seconds and now - watch.since >= settings.hold_seconds
 
 
-def _over_plain_line_since(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> float | None:
+def _over_fixed_threshold_since(
+    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
+) -> float | None:
     """Return since when the job draws more than the fixed threshold; None if it does not.
 
     Only power that lasts as long as a fall must last counts as work. A job that loads its model or downloads data draws
     idle power while it is healthy, with short peaks.
     """
-    if not has_quorum(sum(power_level.is_over_plain_line(gpu, settings) for gpu in voters), voters, settings):
+    if not has_quorum(sum(power_level.is_over_fixed_threshold(gpu, settings) for gpu in voters), voters, settings):
         return None
     before = watch.phase.over_since if isinstance(watch.phase, Starting) else None
     return now if before is None else before
@@ -135,30 +147,32 @@ def _training(
     if is_quiet(voters, settings):
         return _fall_quiet(watch, voters, now, settings)
     # A job that was never busy has no level to fall from: only a later capture can show a standstill.
-    power, looks = watch.power, watch.looks
+    power, looks = watch.power, watch.capture_record
     low = not power.was_busy or is_down(voters, settings)
     is_busy = has_quorum(sum(power_level.is_busy(gpu, settings) for gpu in voters), voters, settings)
-    serves = power.serves and not is_busy
-    learnt = {} if serves else {uuid: power_level.learn(gpu, now, settings) for uuid, gpu in power.gpus.items()}
-    watch = with_power(watch, gpus=power.gpus | learnt, was_busy=power.was_busy or is_busy, serves=serves)
-    watch = with_looks(
+    serves = power.is_serving and not is_busy
+    learnt = {} if serves else {uuid: power_level.count_as_work(gpu, now, settings) for uuid, gpu in power.gpus.items()}
+    watch = with_power(watch, gpus=power.gpus | learnt, was_busy=power.was_busy or is_busy, is_serving=serves)
+    watch = with_capture_record(
         watch,
         standstills=looks.standstills if low or has_fallen(voters, settings) else {},
         low_since=(looks.low_since if looks.low_since is not None else now) if low else None,
-        relook_pause_seconds=looks.relook_pause_seconds if low else 0.0,
+        low_power_pause_seconds=looks.low_power_pause_seconds if low else 0.0,
     )
-    return glance_when_due(watch, voters, now, settings)
+    return light_capture_when_due(watch, voters, now, settings)
 
 
 def _quiet(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if not is_quiet(voters, settings):
-        return go(watch, JobState.TRAINING, "power is back", now)
-    watch = _only_the_same(watch, voters, now, settings)
-    rested = watch.looks.captured_at is None or now - watch.looks.captured_at >= settings.cooldown_seconds
+        return enter_state(watch, JobState.TRAINING, "power is back", now)
+    watch = _keep_quiet_gpus(watch, voters, now, settings)
+    rested = (
+        watch.capture_record.captured_at is None or now - watch.capture_record.captured_at >= settings.cooldown_seconds
+    )
     if rested and quiet_seconds(watch, now) >= settings.hold_seconds:
-        return suspect(watch, f"quiet for {quiet_seconds(watch, now):.0f} s", now)
+        return begin_suspicion(watch, f"quiet for {quiet_seconds(watch, now):.0f} s", now)
     return watch, ()
 
 
@@ -167,10 +181,10 @@ def _fall_quiet(
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     quiet = quiet_uuids(watch, settings)
     watch = replace(watch, silence=Silence(since=now, gpus=quiet))
-    return go(watch, JobState.QUIET, f"{len(quiet)} of {len(voters)} GPUs are quiet", now)
+    return enter_state(watch, JobState.QUIET, f"{len(quiet)} of {len(voters)} GPUs are quiet", now)
 
 
-def _only_the_same(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> JobWatch:
+def _keep_quiet_gpus(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> JobWatch:
     """Keep the GPUs that were quiet all the time; if they are too few, the silence begins again.
 
     Another GPU may be waiting at each moment in a healthy pipeline.
@@ -187,34 +201,38 @@ def _suspected(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if is_back(watch, voters, settings):
-        return go(watch, JobState.TRAINING, "power came back during the capture", now)
-    return unless_lost(watch, now, settings)
+        return enter_state(watch, JobState.TRAINING, "power came back during the capture", now)
+    return give_up_lost_capture(watch, now, settings)
 
 
 def _open(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if is_back(watch, voters, settings):
-        back_since = now if watch.open is None or watch.open.back_since is None else watch.open.back_since
-        watch = with_open(watch, back_since=back_since)
+        back_since = (
+            now
+            if watch.open_incident is None or watch.open_incident.back_since is None
+            else watch.open_incident.back_since
+        )
+        watch = with_open_incident(watch, back_since=back_since)
         if now - back_since >= settings.recover_seconds:
             return recover(watch, "power is back", now)
         return watch, ()
-    return look_when_due(with_open(watch, back_since=None), now)
+    return capture_when_due(with_open_incident(watch, back_since=None), now)
 
 
 def _recovered(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if is_quiet(voters, settings):
-        return _fall_quiet(taught_by_pause(watch, now), voters, now, settings)
+        return _fall_quiet(learn_pause(watch, now), voters, now, settings)
     if now - watch.since >= RECOVERED_SHOWN_SECONDS:
-        taught = taught_by_pause(watch, now)
+        taught = learn_pause(watch, now)
         learnt = ""
         ended = watch.phase.ended if isinstance(watch.phase, Recovered) else None
         if ended is not None and taught.pauses != watch.pauses:
             learnt = f"; a pause of {ended.seconds:.0f} s where it stood is known now"
-        return go(taught, JobState.TRAINING, f"the GPUs are at work{learnt}", now)
+        return enter_state(taught, JobState.TRAINING, f"the GPUs are at work{learnt}", now)
     return watch, ()
 
 
@@ -232,19 +250,19 @@ _RULES = {
 }
 
 
-def _forget_gap(watch: JobWatch, gap: float) -> JobWatch:
+def _shift_timers(watch: JobWatch, gap: float) -> JobWatch:
     """Shift all timers by the length of a gap in the samples: it is unknown what happened in the gap."""
 
     def moved(since: float | None) -> float | None:
         return None if since is None else since + gap
 
     began = watch.identity.began + gap if watch.is_starting else watch.identity.began
-    gpus = {uuid: power_level.forget_run(gpu) for uuid, gpu in watch.power.gpus.items()}
-    watch = with_looks(with_power(watch, gpus=gpus), low_since=moved(watch.looks.low_since))
+    gpus = {uuid: power_level.end_flat_run(gpu) for uuid, gpu in watch.power.gpus.items()}
+    watch = with_capture_record(with_power(watch, gpus=gpus), low_since=moved(watch.capture_record.low_since))
     if isinstance(watch.phase, Starting):
         watch = replace(watch, phase=Starting(over_since=moved(watch.phase.over_since)))
     if watch.silence is not None:
         watch = replace(watch, silence=replace(watch.silence, since=watch.silence.since + gap))
-    if watch.open is not None:
-        watch = with_open(watch, back_since=moved(watch.open.back_since))
+    if watch.open_incident is not None:
+        watch = with_open_incident(watch, back_since=moved(watch.open_incident.back_since))
     return replace(watch, identity=replace(watch.identity, began=began))

@@ -32,8 +32,8 @@ class GpuPower(Value, frozen=True):
     """The power history of one GPU that one job holds, in watts.
 
     * `work` holds the samples of past buckets, oldest first. `busy_watts` is None until the GPU worked.
-    * `taught_watts` is the learned baseline: a lower working level at which a capture saw ranks progress. It is dropped
-      when power rises well above it.
+    * `learned_watts` is the learned baseline: a lower working level at which a capture saw ranks progress. It is
+      dropped when power rises well above it.
     * `flat_since_seconds` (CLOCK_MONOTONIC), `flat_mean_watts` and `flat_samples` describe the present run of flat
       power.
     * `stuck_watts` is the level at which a light capture found a standstill; it is set while the job is suspected or an
@@ -47,7 +47,7 @@ class GpuPower(Value, frozen=True):
     bucket: tuple[float, ...] = ()
     bucket_began_monotonic_seconds: float = 0.0
     busy_watts: float | None = None
-    taught_watts: float | None = None
+    learned_watts: float | None = None
     flat_since_seconds: float | None = None
     flat_mean_watts: float = 0.0
     flat_samples: int = 0
@@ -71,36 +71,36 @@ def floor_watts(gpu: GpuPower, settings: Detector) -> float | None:
     return None if gpu.limit_watts is None else settings.idle_ratio_of_limit * gpu.limit_watts
 
 
-def _line(gpu: GpuPower, busy: float | None, settings: Detector) -> float | None:
+def _threshold_between(gpu: GpuPower, busy: float | None, settings: Detector) -> float | None:
     floor = floor_watts(gpu, settings)
     if floor is None or busy is None or busy <= floor:
         return None
     return floor + settings.quiet_fraction * (busy - floor)
 
 
-def quiet_line_watts(gpu: GpuPower, settings: Detector) -> float | None:
+def low_power_threshold_watts(gpu: GpuPower, settings: Detector) -> float | None:
     """Return the low-power threshold. None if the GPU has no busy level, or works no harder than it idles.
 
     The fixed threshold also counts, except for a GPU of which a learned baseline is at or under it. A level at which a
     light capture found a standstill is always low.
     """
     if gpu.stuck_watts is not None:
-        return max(STUCK_MARGIN * gpu.stuck_watts, _ordinary_line(gpu, settings) or 0.0)
-    if gpu.taught_watts is None:
-        return _ordinary_line(gpu, settings)
-    line, plain = _line(gpu, gpu.taught_watts, settings), plain_line_watts(gpu, settings)
-    return line if plain is None or gpu.taught_watts <= plain else max(line or 0.0, plain)
+        return max(STUCK_MARGIN * gpu.stuck_watts, _usual_threshold(gpu, settings) or 0.0)
+    if gpu.learned_watts is None:
+        return _usual_threshold(gpu, settings)
+    line, plain = _threshold_between(gpu, gpu.learned_watts, settings), fixed_threshold_watts(gpu, settings)
+    return line if plain is None or gpu.learned_watts <= plain else max(line or 0.0, plain)
 
 
-def plain_line_watts(gpu: GpuPower, settings: Detector) -> float | None:
+def fixed_threshold_watts(gpu: GpuPower, settings: Detector) -> float | None:
     """Return the fixed threshold, a ratio of the power limit; None if it is not configured or the limit is unknown."""
     if not settings.quiet_watts_ratio_of_limit or gpu.limit_watts is None:
         return None
     return settings.quiet_watts_ratio_of_limit * gpu.limit_watts
 
 
-def _ordinary_line(gpu: GpuPower, settings: Detector) -> float | None:
-    learnt, plain = _line(gpu, gpu.busy_watts, settings), plain_line_watts(gpu, settings)
+def _usual_threshold(gpu: GpuPower, settings: Detector) -> float | None:
+    learnt, plain = _threshold_between(gpu, gpu.busy_watts, settings), fixed_threshold_watts(gpu, settings)
     if learnt is None or plain is None:
         return plain if learnt is None else learnt
     return max(learnt, plain)
@@ -108,19 +108,19 @@ def _ordinary_line(gpu: GpuPower, settings: Detector) -> float | None:
 
 def is_quiet(gpu: GpuPower, settings: Detector) -> bool:
     """True if the smoothed power is at or under the low-power threshold; False if either is unknown."""
-    line, watts = quiet_line_watts(gpu, settings), gpu.watts
+    line, watts = low_power_threshold_watts(gpu, settings), gpu.watts
     return line is not None and watts is not None and watts <= line
 
 
 def is_low(gpu: GpuPower, settings: Detector) -> bool:
     """True if the power is low by the usual threshold, ignoring a learned baseline; False if either is unknown."""
-    line, watts = _ordinary_line(gpu, settings), gpu.watts
+    line, watts = _usual_threshold(gpu, settings), gpu.watts
     return line is not None and watts is not None and watts <= line
 
 
-def is_over_plain_line(gpu: GpuPower, settings: Detector) -> bool:
+def is_over_fixed_threshold(gpu: GpuPower, settings: Detector) -> bool:
     """True if the smoothed power is over the fixed threshold; False if either is unknown."""
-    line, watts = plain_line_watts(gpu, settings), gpu.watts
+    line, watts = fixed_threshold_watts(gpu, settings), gpu.watts
     return line is not None and watts is not None and watts > line
 
 
@@ -144,7 +144,7 @@ def is_under_work(gpu: GpuPower, settings: Detector) -> bool:
 
     Far means a quarter. A tenth is enough under `busy_ratio_of_limit`, where the measured hangs are.
     """
-    level, watts = gpu.busy_watts if gpu.taught_watts is None else gpu.taught_watts, gpu.watts
+    level, watts = gpu.busy_watts if gpu.learned_watts is None else gpu.learned_watts, gpu.watts
     if level is None or watts is None:
         return False
     light = min(FALLEN_LIGHT_RATIO * level, settings.busy_ratio_of_limit * (gpu.limit_watts or 0.0))
@@ -156,13 +156,13 @@ def flat_seconds(gpu: GpuPower, now: float) -> float:
     return 0.0 if gpu.flat_since_seconds is None else now - gpu.flat_since_seconds
 
 
-def observe(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: float) -> GpuPower:
+def add_sample(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: float) -> GpuPower:
     """Return the history with one more sample, taken at `now` (CLOCK_MONOTONIC).
 
     A sample without power clears the recent samples and ends the flat run.
     """
     if sample.power_watts is None:
-        return replace(forget_run(gpu), recent=())
+        return replace(end_flat_run(gpu), recent=())
     gpu = replace(
         gpu,
         recent=(*gpu.recent, sample.power_watts)[-SMOOTHING_SAMPLES:],
@@ -176,16 +176,16 @@ def observe(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: flo
     return replace(gpu, flat_mean_watts=mean + (watts - mean) / samples, flat_samples=samples)
 
 
-def forget_run(gpu: GpuPower) -> GpuPower:
+def end_flat_run(gpu: GpuPower) -> GpuPower:
     """Return the history without the run of flat power: the power in a gap is unknown."""
     return gpu if gpu.flat_since_seconds is None else replace(gpu, flat_since_seconds=None)
 
 
-def learn(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
+def count_as_work(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
     """Count the newest sample as work, unless the GPU is low now (a pause is no work).
 
-    Power that fell and stays flat does not count either, until a capture shows that it is work, see `teach`. Otherwise
-    it would lower the threshold that should detect it.
+    Power that fell and stays flat does not count either, until a capture shows that it is work, see `learn_baseline`.
+    Otherwise it would lower the threshold that should detect it.
     """
     watts = gpu.watts
     if watts is None or is_low(gpu, settings):
@@ -203,28 +203,28 @@ def learn(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
         bucket = ()
         ordered = sorted(itertools.chain.from_iterable(work))
         busy = ordered[min(len(ordered) - 1, int(BUSY_QUANTILE * len(ordered)))]
-    taught = gpu.taught_watts
+    taught = gpu.learned_watts
     if taught is not None and busy is not None and (watts >= FALLEN_RATIO * busy or FALLEN_RATIO * watts > taught):
         taught = None
     return replace(
-        gpu, bucket=bucket, bucket_began_monotonic_seconds=began, work=work, busy_watts=busy, taught_watts=taught
+        gpu, bucket=bucket, bucket_began_monotonic_seconds=began, work=work, busy_watts=busy, learned_watts=taught
     )
 
 
-def teach(gpu: GpuPower) -> GpuPower:
+def learn_baseline(gpu: GpuPower) -> GpuPower:
     """Set the learned baseline to the present power: ranks were seen progressing at it."""
-    return gpu if gpu.watts is None else replace(gpu, taught_watts=gpu.watts)
+    return gpu if gpu.watts is None else replace(gpu, learned_watts=gpu.watts)
 
 
-def idle_levels(
-    known: dict[str, float], samples: tuple[GpuSample, ...], held: frozenset[str], limit_ratio: float = 0.25
+def update_idle_levels(
+    earlier_levels: dict[str, float], samples: tuple[GpuSample, ...], held: frozenset[str], limit_ratio: float = 0.25
 ) -> dict[str, float]:
     """Return the idle level of each GPU, by uuid: the slow average of its power while no process and no job holds it.
 
     A GPU that draws more than `limit_ratio` of its limit is skipped: it works for a process that this node cannot see,
     in another pid namespace.
     """
-    levels = dict(known)
+    levels = dict(earlier_levels)
     for sample in samples:
         watts, limit = sample.power_watts, sample.power_limit_watts
         if watts is None or limit is None or sample.pids or sample.uuid in held or watts > limit_ratio * limit:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hangwatch.model import Grouping, RankId, Stay, Value
+from hangwatch.model import CodeRegion, Grouping, RankId, Value
 from hangwatch.stacks.progress import MOST_PLACES_OF_A_STAY
 
 FEWEST_LOOKS = 2
@@ -17,35 +17,39 @@ FEWEST_LOOKS = 2
 class Standstill(Value, frozen=True):
     """The number of captures in a row in which a rank stayed between these places, and since when (CLOCK_MONOTONIC)."""
 
-    stay: Stay
+    stay: CodeRegion
     since: float
-    looks: int = 1
+    captures: int = 1
 
 
-def of(grouping: Grouping) -> dict[RankId, Stay]:
+def find_stays(grouping: Grouping) -> dict[RankId, CodeRegion]:
     """Return the stays in one capture."""
     return {member.id: member.stack.stay for member in grouping.members if member.stack.stay is not None}
 
 
-def followed(before: Mapping[RankId, Standstill], found: Mapping[RankId, Stay], now: float) -> dict[RankId, Standstill]:
+def follow_stays(
+    before: Mapping[RankId, Standstill], stays: Mapping[RankId, CodeRegion], now: float
+) -> dict[RankId, Standstill]:
     """Return the standstills with one more capture.
 
     A rank that was seen at another place begins again. A rank that was not seen is dropped.
     """
-    return {rank: _followed(before.get(rank), stay, now) for rank, stay in found.items()}
+    return {rank: _follow_stay(before.get(rank), stay, now) for rank, stay in stays.items()}
 
 
-def _followed(before: Standstill | None, stay: Stay, now: float) -> Standstill:
+def _follow_stay(before: Standstill | None, stay: CodeRegion, now: float) -> Standstill:
     if before is None or before.stay.within != stay.within:
         return Standstill(stay=stay, since=now)
     places = tuple(sorted({*before.stay.places, *stay.places}))
     if len(places) > MOST_PLACES_OF_A_STAY:
         return Standstill(stay=stay, since=now)
-    return Standstill(stay=Stay(within=stay.within, places=places), since=before.since, looks=before.looks + 1)
+    return Standstill(
+        stay=CodeRegion(within=stay.within, places=places), since=before.since, captures=before.captures + 1
+    )
 
 
-def settled(known: Mapping[RankId, Standstill], now: float, seconds: float) -> Iterator[RankId]:
+def find_settled(standstills: Mapping[RankId, Standstill], now: float, seconds: float) -> Iterator[RankId]:
     """Yield the ranks that have stayed for at least `seconds`, over enough captures."""
-    for rank, one in known.items():
-        if one.looks >= FEWEST_LOOKS and now - one.since >= seconds:
+    for rank, one in standstills.items():
+        if one.captures >= FEWEST_LOOKS and now - one.since >= seconds:
             yield rank

@@ -7,18 +7,18 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
-from hangwatch.detector.job_watch import STALLED_STATES, JobWatch, with_looks, with_open, with_power
+from hangwatch.detector.job_watch import STALLED_STATES, JobWatch, with_capture_record, with_open_incident, with_power
 from hangwatch.detector.watch_parts import OpenIncident, Silence, Starting, Suspicion
 from hangwatch.model import OPEN_STATES, JobName, JobState, Value
 
 
 class TakeCapture(Value, frozen=True):
-    """Capture every rank of this job now. `is_glance`: a light capture; `is_told`: the timeline shows the reason."""
+    """Capture every rank now. `is_light`: a light capture; `is_in_timeline`: the timeline shows the reason."""
 
     job_key: str
     reason: str
-    is_glance: bool = False
-    is_told: bool = False
+    is_light: bool = False
+    is_in_timeline: bool = False
 
 
 class Transition(Value, frozen=True):
@@ -33,56 +33,57 @@ class Transition(Value, frozen=True):
 Action: TypeAlias = TakeCapture | Transition
 
 
-def go(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     """Enter a state. If it ends a silence, all that belongs to the silence is cleared."""
     name = JobName(job_id=watch.identity.job_id, job_key=watch.identity.job_key)
     move = Transition(job=name, before=watch.state, state=state, message=message)
     if state not in (JobState.QUIET, JobState.SUSPECTED) and state not in OPEN_STATES:
-        time_out = replace(watch.time_out, recorded_seconds=None)
-        watch = replace(watch, silence=None, suspicion=None, open=None, time_out=time_out)
+        time_out = replace(watch.timeout, recorded_seconds=None)
+        watch = replace(watch, silence=None, suspicion=None, open_incident=None, timeout=time_out)
         gpus = {uuid: replace(gpu, stuck_watts=None) for uuid, gpu in watch.power.gpus.items()}
         watch = with_power(watch, gpus=gpus)
     phase = Starting() if state is JobState.STARTING else None
     return replace(watch, state=state, since=now, message=message, phase=phase), (move,)
 
 
-def suspect(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def begin_suspicion(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     """Begin a suspicion, and ask for the stacks of every rank."""
-    since = watch.identity.began if watch.looks.low_since is None else watch.looks.low_since
+    since = watch.identity.began if watch.capture_record.low_since is None else watch.capture_record.low_since
     watch = replace(
-        with_looks(watch, capturing=True),
+        with_capture_record(watch, capturing=True),
         silence=Silence(since=since) if watch.silence is None else watch.silence,
         suspicion=Suspicion(fell=watch.state is not JobState.STARTING),
     )
-    watch, actions = go(watch, JobState.SUSPECTED, reason, now)
+    watch, actions = enter_state(watch, JobState.SUSPECTED, reason, now)
     return watch, (*actions, TakeCapture(job_key=watch.identity.job_key, reason=reason))
 
 
-def confirm(
+def confirm_state(
     watch: JobWatch, state: JobState, message: str, now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     """Enter or keep an open state, and plan the next capture."""
     if watch.state is not state:
         # A hung job that becomes stalled keeps its start time: its page must not come and go.
-        stalled_since = now if watch.open is None or watch.open.stalled_since is None else watch.open.stalled_since
+        before = watch.open_incident.stalled_since if watch.open_incident is not None else None
+        stalled_since = now if before is None else before
         if watch.state is JobState.HUNG:
             stalled_since = watch.since
         begun = OpenIncident(stalled_since=stalled_since if state in STALLED_STATES else None)
-        watch, actions = go(replace(watch, open=begun), state, message, now)
+        watch, actions = enter_state(replace(watch, open_incident=begun), state, message, now)
     else:
         watch, actions = replace(watch, message=message), ()
-    return look_again(watch, now, settings), actions
+    return plan_next_capture(watch, now, settings), actions
 
 
-def look_again(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
+def plan_next_capture(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
     """Plan the next capture of an open incident. The pauses double."""
-    before = 0.0 if watch.open is None else watch.open.capture_pause_seconds
+    before = 0.0 if watch.open_incident is None else watch.open_incident.capture_pause_seconds
     pause = min(max(settings.recapture_seconds, 2 * before), settings.recapture_max_seconds)
-    return with_open(watch, capture_pause_seconds=pause, capture_wanted_at=now + pause)
+    return with_open_incident(watch, capture_pause_seconds=pause, capture_wanted_at=now + pause)
 
 
-def end(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def end_watch(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     """End the job: its ranks are gone, or were replaced by a restart."""
     if watch.state is JobState.ENDED:
         return watch, ()
-    return go(watch, JobState.ENDED, message, now)
+    return enter_state(watch, JobState.ENDED, message, now)

@@ -54,7 +54,7 @@ class CollectiveTimeout(Value, frozen=True):
 class PowerRecord(Value, frozen=True):
     """The power of the job's GPUs, by uuid. `stuck_watts` of a GPU is set only in suspected and the open states.
 
-    * `was_busy`: the job has been at work. `serves`: the last capture found an idle server; its power says nothing
+    * `was_busy`: the job has been at work. `is_serving`: the last capture found an idle server; its power says nothing
       about work until it is busy.
     * `sampled_at`: the last sample. `read_at`: the last sample with a reading of a GPU of the job.
     * `gpu_errors_at`: when XIDs or link errors last occurred on this node.
@@ -62,34 +62,34 @@ class PowerRecord(Value, frozen=True):
 
     gpus: dict[str, GpuPower] = field(default_factory=dict)
     was_busy: bool = False
-    serves: bool = False
+    is_serving: bool = False
     sampled_at: float | None = None
     read_at: float | None = None
     gpu_errors_at: float | None = None
 
 
-class LookRecord(Value, frozen=True):
+class CaptureRecord(Value, frozen=True):
     """The captures and light captures of the job, and what consecutive ones found.
 
     * `capturing`: a capture runs. It is set in suspected, and while a capture outlasts its suspicion. `captured_at`:
       when the last one ended.
-    * `glancing_since`: when the running light capture was asked for. `glanced_at`: when the last one ended.
-      `fall_glanced_at`: when the last one because of fallen power was asked for. The next one of this kind is due
-      `glance_pause_seconds` later; the pause grows after one without a result.
+    * `light_capture_since`: when the running light capture was asked for. `light_captured_at`: when the last one ended.
+      `fall_captured_at`: when the last one because of fallen power was asked for. The next one of this kind is due
+      `fall_pause_seconds` later; the pause grows after one without a result.
     * `low_since`: since when the job draws little without being quiet (by its learned baseline, or because it was never
       busy), or when its ranks were last seen progressing at that power. The next light capture is due
-      `relook_pause_seconds` later, or after the hold.
+      `low_power_pause_seconds` later, or after the hold.
     * `standstills`: the ranks that the last captures found between the same few lines.
     """
 
     capturing: bool = False
     captured_at: float | None = None
-    glancing_since: float | None = None
-    glanced_at: float | None = None
-    fall_glanced_at: float | None = None
-    glance_pause_seconds: float = GLANCE_SECONDS
+    light_capture_since: float | None = None
+    light_captured_at: float | None = None
+    fall_captured_at: float | None = None
+    fall_pause_seconds: float = GLANCE_SECONDS
     low_since: float | None = None
-    relook_pause_seconds: float = 0.0
+    low_power_pause_seconds: float = 0.0
     standstills: Mapping[RankId, Standstill] = field(default_factory=dict)
 
 
@@ -128,16 +128,16 @@ class Suspicion(Value, frozen=True):
     * `saw_stacks`: a capture found a stack or could judge a rank. `frozen_captures`: in how many consecutive captures
       no rank progressed.
     * `places`: where the captures found the awaited ranks, see `known_pauses`.
-    * `moved`: the ranks that were seen progressing, of a job that was never busy: its power proves nothing.
-    * `last_look_at`: when the last capture before the collective timeout was asked for.
+    * `moved_ranks`: the ranks that were seen progressing, of a job that was never busy: its power proves nothing.
+    * `timeout_capture_at`: when the last capture before the collective timeout was asked for.
     """
 
     fell: bool = False
     saw_stacks: bool = False
     frozen_captures: int = 0
     places: frozenset[str] = frozenset()
-    moved: frozenset[RankId] = frozenset()
-    last_look_at: float | None = None
+    moved_ranks: frozenset[RankId] = frozenset()
+    timeout_capture_at: float | None = None
 
 
 class OpenIncident(Value, frozen=True):

@@ -172,7 +172,7 @@ class _Hearsay:
             reader, rank = source.reader, source.id
             is_of_rank = rank.rank is not None or rank.local_rank is not None
             is_kernels = reader.log.is_kernels and not reader.processes and not is_of_rank
-            writer = "" if is_kernels else words.who([rank]) if is_of_rank else words.printable(name)
+            writer = "" if is_kernels else words.name_ranks([rank]) if is_of_rank else words.printable(name)
             self._is_kernel_cut |= reader.log.is_kernel_cut
             self.processes |= reader.log.processes
             for place, heard in reader.log.kernel.items():

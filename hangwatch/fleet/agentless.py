@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hangwatch.fleet.node_replies import AnswerError, RollCall
+from hangwatch.fleet.node_replies import AnswerError, ReplyCollector
 from hangwatch.formats import decoding
 from hangwatch.model import MOST_RANKS
 
@@ -76,7 +76,7 @@ class Process(NamedTuple):
         return self.uid, self.run
 
 
-class Found(NamedTuple):
+class NodeOutput(NamedTuple):
     """The output of one node, and the times at which it began and ended, by its clock."""
 
     began_unix_seconds: float
@@ -106,7 +106,7 @@ def command(py_spy: str, seconds: float, rounds: int, wanted: str = "") -> str:
     return f"sh -c {shlex.quote(script)}"
 
 
-class Replies(RollCall[Found]):
+class Replies(ReplyCollector[NodeOutput]):
     """All replies to `command`."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Replies(RollCall[Found]):
         return found
 
 
-def _found(printed: bytes, node: str) -> Found:
+def _found(printed: bytes, node: str) -> NodeOutput:
     try:
         form = decoding.decode_json(printed, _Form)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -150,7 +150,7 @@ def _found(printed: bytes, node: str) -> Found:
         )
         for pid, (_, uid, rank, world_size, run) in told.items()
     ]
-    return Found(form.began, form.printed, tuple(processes))
+    return NodeOutput(form.began, form.printed, tuple(processes))
 
 
 def _number(text: str) -> int | None:

@@ -105,10 +105,12 @@ def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) ->
     return tuple(_evidence(part, odd, everybody) for part in sorted(told))
 
 
-def _says_more(one: _Part, part: _Part) -> bool:
-    """True if `one` is smaller; for equal ranks, if it is the node, or the first of its kind by name."""
-    same = one.ranks == part.ranks and (one.kind == "node" or (one.kind == part.kind and one.name < part.name))
-    return one.ranks < part.ranks or same
+def _says_more(other_part: _Part, part: _Part) -> bool:
+    """True if `other_part` is smaller; for equal ranks, if it is the node, or the first of its kind by name."""
+    same = other_part.ranks == part.ranks and (
+        other_part.kind == "node" or (other_part.kind == part.kind and other_part.name < part.name)
+    )
+    return other_part.ranks < part.ranks or same
 
 
 def _key(rank: RankId) -> tuple[object, ...]:
@@ -153,13 +155,13 @@ def _switches(grouping: Grouping, leaves: Mapping[str, Leaf]) -> Iterator[_Part]
     yield from _by("leaf_switch", "are on leaf switch ", named)
 
 
-def _by(kind: str, said: str, names: Iterator[tuple[int, str | None]]) -> Iterator[_Part]:
+def _by(kind: str, prefix: str, names: Iterator[tuple[int, str | None]]) -> Iterator[_Part]:
     ranks: dict[str, set[int]] = defaultdict(set)
     for place, name in names:
         if name is not None:
             ranks[name].add(place)
     for name, places in ranks.items():
-        yield _Part(kind, said + words.printable(name), frozenset(places))
+        yield _Part(kind, prefix + words.printable(name), frozenset(places))
 
 
 def _groups(grouping: Grouping) -> Iterator[_Part]:

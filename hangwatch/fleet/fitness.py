@@ -14,7 +14,7 @@ from hangwatch.checks.framework import requested_ports
 from hangwatch.checks.framework.node_facts import Facts, JobVersions
 from hangwatch.checks.framework.result_table import EXIT_CODES, Status
 from hangwatch.fleet.cross_node import ClockOffset
-from hangwatch.fleet.node_replies import AnswerError, RollCall
+from hangwatch.fleet.node_replies import AnswerError, ReplyCollector
 from hangwatch.formats import decoding
 from hangwatch.model import CheckStatus, Value
 from hangwatch.probes.network.ports import MOST_PORTS
@@ -33,7 +33,7 @@ _STATUS: dict[CheckStatus, Status] = {
 _SEVERITY = {status.name: int(status) for status in EXIT_CODES}
 
 
-class FaultSaid(msgspec.Struct, frozen=True):
+class ReportedFault(msgspec.Struct, frozen=True):
     """A target that did not answer: with --to a port."""
 
     subject: str
@@ -42,7 +42,7 @@ class FaultSaid(msgspec.Struct, frozen=True):
     remedy: str
 
 
-class CheckSaid(msgspec.Struct, frozen=True):
+class ReportedCheck(msgspec.Struct, frozen=True):
     """The result of one check on one node, with the fields that are compared between nodes."""
 
     check: str
@@ -50,14 +50,14 @@ class CheckSaid(msgspec.Struct, frozen=True):
     reason: str
     message: str
     remedy: str
-    faults: tuple[FaultSaid, ...] = ()
+    faults: tuple[ReportedFault, ...] = ()
 
 
 class NodeReport(msgspec.Struct, frozen=True):
     """The fields that are read from `hangwatch check --json`, bounded."""
 
     schema_version: int
-    checks: tuple[CheckSaid, ...]
+    checks: tuple[ReportedCheck, ...]
     began_unix_seconds: float = 0.0
     printed_unix_seconds: float = 0.0
     facts: Facts = Facts()
@@ -74,7 +74,7 @@ class Finding(Value, frozen=True):
     remedy: str
 
 
-class Held(Value, frozen=True):
+class FactValue(Value, frozen=True):
     """One value of a fact, and the nodes that have it."""
 
     value: str
@@ -86,10 +86,10 @@ class Difference(Value, frozen=True):
 
     fact: str
     job: str | None
-    values: tuple[Held, ...]
+    values: tuple[FactValue, ...]
 
 
-class Fitness(RollCall[NodeReport]):
+class Fitness(ReplyCollector[NodeReport]):
     """All replies to `hangwatch check --json`."""
 
     def __init__(self) -> None:
@@ -118,27 +118,27 @@ def _report(printed: bytes, _node: str) -> NodeReport:
     )
 
 
-def _bounded(said: CheckSaid) -> CheckSaid:
-    return CheckSaid(
-        check=words.elided(said.check, _NAME_CHARACTERS),
-        status=said.status,
-        reason=words.elided(said.reason, _NAME_CHARACTERS),
-        message=words.elided(said.message, _MOST_CHARACTERS),
-        remedy=words.elided(said.remedy, _MOST_CHARACTERS),
+def _bounded(check: ReportedCheck) -> ReportedCheck:
+    return ReportedCheck(
+        check=words.elided(check.check, _NAME_CHARACTERS),
+        status=check.status,
+        reason=words.elided(check.reason, _NAME_CHARACTERS),
+        message=words.elided(check.message, _MOST_CHARACTERS),
+        remedy=words.elided(check.remedy, _MOST_CHARACTERS),
         faults=tuple(
-            FaultSaid(
+            ReportedFault(
                 subject=words.elided(fault.subject, _NAME_CHARACTERS),
                 reason=words.elided(fault.reason, _NAME_CHARACTERS),
                 detail=words.elided(fault.detail, _MOST_CHARACTERS),
                 remedy=words.elided(fault.remedy, _MOST_CHARACTERS),
             )
-            for fault in said.faults[:MOST_PORTS]
+            for fault in check.faults[:MOST_PORTS]
         ),
     )
 
 
 def _bounded_facts(facts: Facts) -> Facts:
-    def told(pairs: Mapping[str, str]) -> dict[str, str]:
+    def bounded_values(pairs: Mapping[str, str]) -> dict[str, str]:
         return {
             words.elided(name, _NAME_CHARACTERS): words.elided(value, _NAME_CHARACTERS) for name, value in pairs.items()
         }
@@ -147,11 +147,11 @@ def _bounded_facts(facts: Facts) -> Facts:
         JobVersions(
             job=words.elided(job.job, _NAME_CHARACTERS),
             key=words.elided(job.key, _NAME_CHARACTERS),
-            versions=told(job.versions),
+            versions=bounded_values(job.versions),
         )
         for job in facts.jobs
     ]
-    return Facts(node=told(facts.node), jobs=tuple(jobs))
+    return Facts(node=bounded_values(facts.node), jobs=tuple(jobs))
 
 
 def findings(reports: Mapping[str, NodeReport], *, every_wording: bool = False) -> list[Finding]:
@@ -159,7 +159,7 @@ def findings(reports: Mapping[str, NodeReport], *, every_wording: bool = False) 
 
     Numbers differ from node to node: one wording represents all of a check and reason, except with `every_wording`.
     """
-    nodes_of: dict[tuple[CheckSaid | str, ...], list[tuple[str, CheckSaid]]] = defaultdict(list)
+    nodes_of: dict[tuple[ReportedCheck | str, ...], list[tuple[str, ReportedCheck]]] = defaultdict(list)
     for node, report in reports.items():
         for said in report.checks:
             if said.status != "OK":
@@ -168,7 +168,7 @@ def findings(reports: Mapping[str, NodeReport], *, every_wording: bool = False) 
     return [_folded(saying) for saying in nodes_of.values()]
 
 
-def _folded(saying: Sequence[tuple[str, CheckSaid]]) -> Finding:
+def _folded(saying: Sequence[tuple[str, ReportedCheck]]) -> Finding:
     wordings = Counter(said.message for _, said in saying)
     message, _ = wordings.most_common(1)[0]
     said = next(said for _, said in saying if said.message == message)
@@ -183,13 +183,13 @@ def _folded(saying: Sequence[tuple[str, CheckSaid]]) -> Finding:
     )
 
 
-def unreached(reports: Mapping[str, NodeReport]) -> list[Finding]:
+def find_unreachable_ports(reports: Mapping[str, NodeReport]) -> list[Finding]:
     """Return the ports that nodes do not reach; equal failures between the same nodes are one finding."""
-    told: dict[tuple[str, str], dict[str, FaultSaid]] = defaultdict(dict)
+    told: dict[tuple[str, str], dict[str, ReportedFault]] = defaultdict(dict)
     for node, report in reports.items():
         for fault in (fault for said in report.checks for fault in said.faults):
             told[fault.subject, fault.reason][node] = fault
-    alike: dict[tuple[str, str, tuple[str, ...]], list[FaultSaid]] = defaultdict(list)
+    alike: dict[tuple[str, str, tuple[str, ...]], list[ReportedFault]] = defaultdict(list)
     for (subject, reason), by_node in told.items():
         _, _, port = subject.rpartition(":")
         alike[reason, port, tuple(sorted(by_node))].append(next(iter(by_node.values())))
@@ -222,12 +222,12 @@ def differences(reports: Mapping[str, NodeReport]) -> list[Difference]:
     ]
 
 
-def _held(nodes_of: Mapping[str, Sequence[str]]) -> Iterable[Held]:
+def _held(nodes_of: Mapping[str, Sequence[str]]) -> Iterable[FactValue]:
     for value, nodes in sorted(nodes_of.items(), key=lambda item: (-len(item[1]), item[0])):
-        yield Held(value=value, nodes=tuple(sorted(set(nodes))))
+        yield FactValue(value=value, nodes=tuple(sorted(set(nodes))))
 
 
-def of_difference(difference: Difference) -> Finding:
+def difference_finding(difference: Difference) -> Finding:
     """Return a finding about the nodes that differ from the majority; without a majority, about all nodes."""
     most, *others = difference.values
     asked = sum(len(held.nodes) for held in difference.values)
@@ -246,7 +246,7 @@ def of_difference(difference: Difference) -> Finding:
     )
 
 
-def of_clocks(clocks: Iterable[ClockOffset]) -> list[Finding]:
+def clock_findings(clocks: Iterable[ClockOffset]) -> list[Finding]:
     """Return findings about clocks that differ from that of the asking node."""
     return [
         Finding(
@@ -262,7 +262,7 @@ def of_clocks(clocks: Iterable[ClockOffset]) -> list[Finding]:
     ]
 
 
-def of_absent(replies: Fitness) -> list[Finding]:
+def absent_findings(replies: Fitness) -> list[Finding]:
     """Return findings about nodes without a report."""
     found = [Finding(tuple(sorted(nodes)), "answer", "UNKNOWN", "NoAnswer", why, "") for why, nodes in replies.failed]
     if replies.silent:
@@ -271,14 +271,14 @@ def of_absent(replies: Fitness) -> list[Finding]:
     return found
 
 
-def ranked(found: Iterable[Finding]) -> list[Finding]:
+def sort_findings(unsorted_findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings, most severe first, then by check."""
-    return sorted(found, key=lambda one: (-_SEVERITY[one.status], one.check, one.reason, one.nodes))
+    return sorted(unsorted_findings, key=lambda one: (-_SEVERITY[one.status], one.check, one.reason, one.nodes))
 
 
-def worst(found: Iterable[Finding]) -> Status:
+def worst_status(listed_findings: Iterable[Finding]) -> Status:
     """Return the most severe status; OK without a finding."""
-    statuses: list[Status] = [one.status for one in found]
+    statuses: list[Status] = [one.status for one in listed_findings]
     return max(statuses, key=_SEVERITY.__getitem__, default="OK")
 
 

@@ -85,7 +85,7 @@ class _Named(ssl.SSLContext):
         return super().wrap_socket(*arguments, **options)
 
 
-def anonymous() -> WebClient:
+def make_anonymous_client() -> WebClient:
     """Return a client without credentials that trusts the authorities of the machine."""
     return WebClient(None, ssl.create_default_context())
 
@@ -108,16 +108,16 @@ def load(path: Path) -> WebClient:
     return WebClient(_authorization(document, found), _tls(document, found.tls_config or _TlsConfig()))
 
 
-def _authorization(document: Document, found: _File) -> str | None:
-    if found.basic_auth is not None:
-        basic = found.basic_auth
+def _authorization(document: Document, settings: _File) -> str | None:
+    if settings.basic_auth is not None:
+        basic = settings.basic_auth
         user = _secret(document, "basic_auth", "username", basic.username, basic.username_file)
         password = _secret(document, "basic_auth", "password", basic.password, basic.password_file)
         if ":" in user:
             raise document.error_at(("basic_auth", "username"), "no name of a user holds a colon")
         return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-    if found.authorization is not None:
-        given = found.authorization
+    if settings.authorization is not None:
+        given = settings.authorization
         secret = _secret(document, "authorization", "credentials", given.credentials, given.credentials_file)
         header = f"{given.type} {secret}"
         if not (header.isascii() and header.isprintable()):

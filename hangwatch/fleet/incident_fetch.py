@@ -58,7 +58,7 @@ class Site(NamedTuple):
     incident: str | None = None
 
 
-def site(url: str) -> Site:
+def parse_url(url: str) -> Site:
     """Parse the URL of a daemon, or of one of its incidents; the site is named after its host. Raises AddressError."""
     try:
         parts = urlsplit(url)
@@ -81,7 +81,7 @@ def site(url: str) -> Site:
     return Site(node=f"{shown}{port}", base=f"{parts.scheme}://{shown}{port}{path}", incident=incident)
 
 
-def named_shortly(sites: Sequence[Site]) -> list[Site]:
+def shorten_names(sites: Sequence[Site]) -> list[Site]:
     """Return the sites without ports in their names, if the hosts alone are distinct."""
     hosts = [re.sub(r":[0-9]+$", "", one.node).strip("[]") for one in sites]
     bases = {host: {one.base for one, other in zip(sites, hosts, strict=True) if other == host} for host in set(hosts)}
@@ -141,35 +141,35 @@ class _Fetching:
             for task in asking:
                 task.cancel()
 
-    async def _one(self, one: Site, slots: asyncio.Semaphore) -> None:
+    async def _one(self, site: Site, slots: asyncio.Semaphore) -> None:
         async with slots:
             asked = time.time()
             try:
-                await asyncio.wait_for(self._of_node(one), self._deadline_seconds)
+                await asyncio.wait_for(self._of_node(site), self._deadline_seconds)
             except FetchError as error:
-                self._on_failure(one.node, str(error))
+                self._on_failure(site.node, str(error))
             except (TimeoutError, asyncio.TimeoutError):
-                self._on_reply(Reply(one.node, b"", None, asked, time.time(), is_late=True))
+                self._on_reply(Reply(site.node, b"", None, asked, time.time(), is_late=True))
 
-    async def _of_node(self, one: Site) -> None:
-        names = [one.incident] if one.incident is not None else await self._newest(one)
+    async def _of_node(self, site: Site) -> None:
+        names = [site.incident] if site.incident is not None else await self._newest(site)
         for name in names:
             asked = time.time()
-            url = f"{one.base}/incidents/{name}/grouped.json"
+            url = f"{site.base}/incidents/{name}/grouped.json"
             body = await _page(url, self._client, MOST_ANSWER_BYTES, self._deadline_seconds)
-            self._on_reply(Reply(one.node, body, 0, asked, time.time()))
+            self._on_reply(Reply(site.node, body, 0, asked, time.time()))
 
-    async def _newest(self, one: Site) -> list[str]:
+    async def _newest(self, site: Site) -> list[str]:
         """Return the names of the incidents to fetch. Raises FetchError."""
-        body = await _page(f"{one.base}/incidents", self._client, MOST_LIST_BYTES, self._deadline_seconds)
+        body = await _page(f"{site.base}/incidents", self._client, MOST_LIST_BYTES, self._deadline_seconds)
         try:
             listed = decoding.decode_json(body, Incidents).incidents
         except (msgspec.DecodeError, ValueError, RecursionError):
             raise FetchError("gave no list of incidents: is it a hangwatch?") from None
-        return chosen(listed, self._wanted)
+        return choose_incidents(listed, self._wanted)
 
 
-def chosen(listed: Sequence[Summary], wanted: str | None) -> list[str]:
+def choose_incidents(listed: Sequence[Summary], wanted: str | None) -> list[str]:
     """Return the folders of the wanted incidents of a node: the newest of each job, see `fetch`."""
     readable = [one for one in listed if not one.problem and _FOLDER.fullmatch(one.folder)]
     newest_first = sorted(readable, key=lambda one: (one.opened_unix_seconds, one.folder), reverse=True)

@@ -35,7 +35,7 @@ def merge_all(groupings: Iterable[Grouping]) -> Grouping:
     )
 
 
-class Gathering:
+class SightingCollector:
     """Sightings in any order: the newest of each job and node. Equal stacks are stored once."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Gathering:
         found = ((node, topology.leaf_by_slurm(one.job.environ.get(topology.ADDRESS, ""))) for node, one in said)
         return {node: leaf for node, leaf in found if leaf is not None}
 
-    def merged(self, keys: Iterable[str]) -> Grouping:
+    def merge_jobs(self, keys: Iterable[str]) -> Grouping:
         """Merge the groups of these jobs into one job, with notes on contradictions."""
         keys = list(keys)
         sightings = [found for key in keys for _, found in sorted(self._newest[key].items())]

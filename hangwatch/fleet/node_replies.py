@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.fleet import sighting
 from hangwatch.fleet.cross_node import ClockOffset
-from hangwatch.fleet.merge import Gathering
+from hangwatch.fleet.merge import SightingCollector
 from hangwatch.fleet.remote_run import MOST_ANSWER_BYTES, Reply
 from hangwatch.fleet.sighting import GroupedDump, Sighting
 from hangwatch.formats.incident_file import StoreError
@@ -38,7 +38,7 @@ class AnswerError(Exception):
     """An invalid answer of a node; the message says why."""
 
 
-class RollCall(Generic[AnswerT]):
+class ReplyCollector(Generic[AnswerT]):
     """Nodes that answered one question and nodes that did not; replies are added on arrival.
 
     `read` parses the output of a node, given with the node's name; it raises AnswerError. `answered` are the exit codes
@@ -115,13 +115,13 @@ class RollCall(Generic[AnswerT]):
         return reply.output[start:]
 
 
-class Replies(RollCall[GroupedDump]):
+class Replies(ReplyCollector[GroupedDump]):
     """All replies to `hangwatch dump --json --grouped`; `with_stacks`: they contain every stack, too."""
 
     def __init__(self, *, with_stacks: bool = False) -> None:
         read = _dump_with_stacks if with_stacks else _dump
         super().__init__(read, _DUMPED, lambda dump: (dump.printed_unix_seconds, dump.printed_unix_seconds))
-        self.gathering = Gathering()
+        self.gathering = SightingCollector()
         self.without_job: list[str] = []
 
     def take(self, reply: Reply) -> GroupedDump | None:
@@ -180,10 +180,10 @@ def _of_node(dump: GroupedDump, node: str) -> GroupedDump:
     return replace(dump, node=node, jobs=tuple(_sighting_of(one, node) for one in dump.jobs))
 
 
-def _sighting_of(one: Sighting, node: str) -> Sighting:
-    groups = (replace(group, members=tuple(_members_of(group.members, node))) for group in one.grouping.groups)
-    grouping = Grouping(groups=tuple(groups), world_size=one.grouping.world_size, notes=one.grouping.notes)
-    return replace(one, node=node, grouping=grouping)
+def _sighting_of(sighting: Sighting, node: str) -> Sighting:
+    groups = (replace(group, members=tuple(_members_of(group.members, node))) for group in sighting.grouping.groups)
+    grouping = Grouping(groups=tuple(groups), world_size=sighting.grouping.world_size, notes=sighting.grouping.notes)
+    return replace(sighting, node=node, grouping=grouping)
 
 
 def _members_of(members: Iterable[Member], node: str) -> Iterable[Member]:

@@ -35,10 +35,10 @@ def expand(text: str) -> list[str]:
         raise NodesError(f"--nodes {text[:80]}: {error}") from None
     if not names:
         raise NodesError(f"--nodes {text[:80]!r}: holds no node")
-    return named(names)
+    return check_names(names)
 
 
-def named(names: list[str]) -> list[str]:
+def check_names(names: list[str]) -> list[str]:
     """Return the names unchanged. Raises NodesError for a name that is not a host name."""
     strange = next((name for name in names if not _NAME.fullmatch(name)), None)
     if strange is not None:

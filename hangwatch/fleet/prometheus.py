@@ -9,7 +9,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from hangwatch.fleet.incident_fetch import AddressError, Site, site
+from hangwatch.fleet.incident_fetch import AddressError, Site, parse_url
 from hangwatch.formats import decoding
 
 MOST_BYTES = 64 << 20
@@ -83,7 +83,7 @@ def _site(instance: str, scrape_url: str) -> Site | None:
     """Return the site next to the metrics, named as in Prometheus; None if no longer scraped, or without valid URL."""
     try:
         parts = urlsplit(scrape_url)
-        return site(f"{parts.scheme}://{parts.netloc}{parts.path.rpartition('/')[0]}")._replace(node=instance)
+        return parse_url(f"{parts.scheme}://{parts.netloc}{parts.path.rpartition('/')[0]}")._replace(node=instance)
     except (AddressError, ValueError):
         return None
 

@@ -43,11 +43,11 @@ class Progress(NamedTuple):
     """Number of nodes that have ended, number of nodes in all, and elapsed seconds."""
 
     ended: int
-    asked: int
+    total: int
     seconds: float
 
 
-def ask(
+def run_on_nodes(
     nodes: Sequence[str],
     transport: Transport,
     *,

@@ -68,7 +68,7 @@ _DECODER = decoding.decoder(_Found)
 _ANSWER_VERSION = 1  # of `hangwatch dump --json` without --grouped
 
 
-def of(incident: Incident) -> Sighting:
+def make_sighting(incident: Incident) -> Sighting:
     """Make a sighting from an incident; of the environment it keeps only the switch of the node."""
     environ = {name: value for name, value in incident.job.environ.items() if name == topology.ADDRESS}
     job = replace(incident.job, environ=environ, waiting=None)
@@ -77,7 +77,7 @@ def of(incident: Incident) -> Sighting:
     )
 
 
-def grouped(
+def make_grouped_dump(
     node: str, incidents: Sequence[Incident], printed_unix_seconds: float, *, with_stacks: bool = False
 ) -> GroupedDump:
     """Make the answer of a node that is asked now."""
@@ -86,7 +86,7 @@ def grouped(
         hangwatch_version=__version__,
         node=node,
         printed_unix_seconds=printed_unix_seconds,
-        jobs=tuple(map(of, incidents)),
+        jobs=tuple(map(make_sighting, incidents)),
         captures=tuple(found.captures[-1] for found in incidents) if with_stacks else (),
     )
 
@@ -150,8 +150,8 @@ def captures(path: Path, content: bytes) -> tuple[Capture, ...]:
     return found
 
 
-def _is_whole(found: _Found) -> bool:
-    return found.job is not None and found.grouping is not None
+def _is_whole(decoded: _Found) -> bool:
+    return decoded.job is not None and decoded.grouping is not None
 
 
 def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
@@ -170,7 +170,7 @@ def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
         raise incident_file.StoreError(
             f"{path}: is a dump without what merging needs\n  `hangwatch dump --json --grouped` prints that"
         ) from None
-    return grouped(incident.node, [incident], incident.opened_unix_seconds)
+    return make_grouped_dump(incident.node, [incident], incident.opened_unix_seconds)
 
 
 def _dump_version(content: bytes) -> int | None:

@@ -91,11 +91,11 @@ def ssh(command: str, seconds: float, options: Sequence[str] = ()) -> OnePerNode
     """Return the command for one connection per node, without a password prompt; %h in `command` is the node's name."""
     usual = ("-x", "-a", "-oBatchMode=yes", f"-oConnectTimeout={max(1, round(seconds))}")
 
-    def of(node: str) -> Sequence[str]:
+    def node_command(node: str) -> Sequence[str]:
         asked = script(_named(command, node), seconds)
         return ["ssh", *options, *usual, "--", node, f"sh -c {shlex.quote(asked)}"]
 
-    return OnePerNode(of)
+    return OnePerNode(node_command)
 
 
 def local(command: str, seconds: float) -> OnePerNode:
@@ -114,12 +114,12 @@ def _named(command: str, node: str) -> str:
 def kubectl(command: str, seconds: float, pods: Mapping[str, Pod], options: Sequence[str] = ()) -> OnePerNode:
     """Return the command that runs in the pod of hangwatch on each node; %h in `command` is the node's name."""
 
-    def of(node: str) -> Sequence[str]:
+    def node_command(node: str) -> Sequence[str]:
         pod = pods[node]
         where = ["--namespace", pod.namespace, pod.name, "--container", "hangwatch"]
         return ["kubectl", *options, "exec", "-i", *where, "--", "sh", "-c", script(_named(command, node), seconds)]
 
-    return OnePerNode(of)
+    return OnePerNode(node_command)
 
 
 def pods_by_node(listed: bytes) -> dict[str, Pod]:

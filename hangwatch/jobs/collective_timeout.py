@@ -30,7 +30,7 @@ VARIABLES = frozenset(
 )
 
 
-class Patience(Value, frozen=True):
+class TimeoutSettings(Value, frozen=True):
     """The timeouts of a job in seconds.
 
     * `collective_seconds`: None if there is no timeout. `source`: where it comes from.
@@ -45,7 +45,7 @@ class Patience(Value, frozen=True):
     ignored: tuple[str, ...] = ()
 
 
-def patience(job: Job, environ: Mapping[str, str]) -> Patience:
+def read_timeouts(job: Job, environ: Mapping[str, str]) -> TimeoutSettings:
     """Return the timeouts that PyTorch and DeepSpeed read from these variables."""
     uses_nccl = bool(job.gpu_uuids)
     seconds: float | None = NCCL_DEFAULT_SECONDS if uses_nccl else OTHER_DEFAULT_SECONDS
@@ -62,7 +62,7 @@ def patience(job: Job, environ: Mapping[str, str]) -> Patience:
         heartbeat = _number(environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")) or HEARTBEAT_DEFAULT_SECONDS
     # Often recommended, but neither NCCL nor PyTorch reads it.
     ignored = tuple(name for name in ("NCCL_TIMEOUT",) if name in environ)
-    return Patience(
+    return TimeoutSettings(
         job=job.name, collective_seconds=seconds, source=source, heartbeat_seconds=heartbeat, ignored=ignored
     )
 

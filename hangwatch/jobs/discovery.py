@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from hangwatch import config, words
 from hangwatch.jobs import owners, process_role, rank_gpus, user_limits
-from hangwatch.jobs.membership import Crew, claim, find_crews, holds_gpu
-from hangwatch.jobs.process_role import Seat
-from hangwatch.jobs.process_tree import INIT_PID, Tree, by_start
+from hangwatch.jobs.membership import Membership, claim_order, find_memberships, holds_gpu
+from hangwatch.jobs.process_role import RankSlot
+from hangwatch.jobs.process_tree import INIT_PID, Tree, start_order
 from hangwatch.model import FoundJobs, GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
 
 _DEFAULT_LIMITS = config.Jobs()
@@ -23,7 +23,7 @@ _MAX_NAME = 48  # characters of the name that a launcher gave; a checksum and a 
 _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
 
-def find(
+def find_jobs(
     processes: Sequence[Process],
     gpus: GpuSweep | None = None,
     *,
@@ -42,16 +42,16 @@ def find(
     """
     tree = Tree(processes)
     samples = _samples(gpus, tree, ticks_per_second)
-    crews, left_out = user_limits.watched(find_crews(tree, samples, endpoints), tree, samples, limits)
+    crews, left_out = user_limits.apply_limits(find_memberships(tree, samples, endpoints), tree, samples, limits)
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
-    names = _names(crews, tree, node, lambda crew: claim(crew, samples, endpoints))
+    names = _names(crews, tree, node, lambda crew: claim_order(crew, samples, endpoints))
     jobs = [_job(name, crew, tree, samples, ranks) for crew, name in zip(crews, names, strict=True)]
     return FoundJobs(jobs=tuple(sorted(jobs, key=lambda job: (job.job_id, job.processes[0]))), left_out=left_out)
 
 
-def told_apart(job: Job) -> Job:
+def with_distinct_name(job: Job) -> Job:
     """Return this job with the name and the key that it gets if another job holds its own."""
-    name = _told_apart_by(_Name(job.job_id, job.key), job.processes[0].pid)
+    name = _make_distinct(_Name(job.job_id, job.key), job.processes[0].pid)
     return replace(job, job_id=name.job_id, job_key=name.job_key)
 
 
@@ -65,7 +65,7 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
         if process is None:
             ranks.append(Rank(id=ProcessId(pid=pid, start_ticks=-1), rank=None, local_rank=None))
         else:
-            seat = process_role.seat(process, None)
+            seat = process_role.find_rank_slot(process, None)
             if seat is not None and seat.variables.led_by_first and process_role.node_number(process.environ, seat):
                 seat = None  # after the first node, the rank depends on the unknown number of ranks on each node
             ranks.append(_rank(process, seat, place=None, tree=tree, samples=(), ranks=set(chosen)))
@@ -77,21 +77,23 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
 # --- one job --------------------------------------------------------------------------------------------------------
 
 
-def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
+def _job(name: _Name, crew: Membership, tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
     first, first_seat = _first(crew)
     # Arguments are not read: they hold keys of trackers and hubs.
-    program = process_role.program_name((crew.head or first).cmdline if first_seat is None else first.cmdline)
+    program = process_role.program_name(
+        (crew.launcher_process or first).cmdline if first_seat is None else first.cmdline
+    )
     local_world_size = first_seat.local_world_size if first_seat else None
     found = [
         _rank(process, seat, place=place, tree=tree, samples=samples, ranks=ranks)
         for place, (process, seat) in enumerate(crew.members)
     ]
-    found, notes = _without_others(found, tree)
+    found, notes = _without_other_users(found, tree)
     present = sorted({rank.local_rank for rank in found if rank.local_rank is not None})
     return Job(
         job_id=name.job_id,
         launcher=crew.launcher,
-        launcher_id=crew.head.id if crew.head else None,
+        launcher_id=crew.launcher_process.id if crew.launcher_process else None,
         ranks=tuple(found),
         world_size=first_seat.world_size if first_seat else None,
         local_world_size=local_world_size,
@@ -106,18 +108,18 @@ def _job(name: _Name, crew: Crew, tree: Tree, samples: Sequence[GpuSample], rank
         holds_gpu=holds_gpu(crew, samples),
         notes=(*crew.notes, *(first_seat.doubts if first_seat else ()), *notes),
         waiting=crew.waiting,
-        more_launcher_ids=tuple(head.id for head in crew.more_heads),
+        more_launcher_ids=tuple(head.id for head in crew.more_launcher_processes),
         job_name=name.job_name,
-        program="" if program == "-c" or crew.waiting is not None else words.plain(program),
+        program="" if program == "-c" or crew.waiting is not None else words.plain_word(program),
     )
 
 
-def _first(crew: Crew) -> tuple[Process, Seat | None]:
+def _first(crew: Membership) -> tuple[Process, RankSlot | None]:
     """Return the first rank; while there is none, the launcher, which has no rank slot."""
     return crew.members[0] if crew.members else (crew.processes[0], None)
 
 
-def _without_others(ranks: list[Rank], tree: Tree) -> tuple[list[Rank], tuple[str, ...]]:
+def _without_other_users(ranks: list[Rank], tree: Tree) -> tuple[list[Rank], tuple[str, ...]]:
     """Remove the workers that run as another user, for example through sudo: the job's owner can read all stacks."""
     kept = [
         replace(rank, workers=tuple(worker for worker in rank.workers if _is_own(worker, rank, tree))) for rank in ranks
@@ -132,7 +134,7 @@ def _is_own(worker: Worker, rank: Rank, tree: Tree) -> bool:
     return process is not None and above is not None and process.uid == above.uid and not process.is_setuid
 
 
-def _uid(crew: Crew) -> int | None:
+def _uid(crew: Membership) -> int | None:
     """Return the user id that may read all ranks; None if they differ, and in a pod, which has its own user ids."""
     uids = {None if process.is_setuid else process.uid for process in crew.processes}
     return uids.pop() if len(uids) == 1 and not crew.owner.place else None
@@ -140,7 +142,7 @@ def _uid(crew: Crew) -> int | None:
 
 def _rank(
     process: Process,
-    seat: Seat | None,
+    seat: RankSlot | None,
     *,
     place: int | None,
     tree: Tree,
@@ -159,7 +161,7 @@ def _rank(
         id=process.id,
         rank=seat.rank if seat else None,
         local_rank=local_rank,
-        gpu_uuids=rank_gpus.gpus_of(pids, process.environ, local_rank, samples),
+        gpu_uuids=rank_gpus.find_gpus(pids, process.environ, local_rank, samples),
         workers=tuple(Worker(id=child.id, comm=child.comm) for child in below),
     )
 
@@ -187,34 +189,36 @@ class _Name(NamedTuple):
     job_name: str = ""
 
 
-def _names(crews: list[Crew], tree: Tree, node: str, order: Callable[[Crew], tuple[int, ...]]) -> list[_Name]:
+def _names(
+    crews: list[Membership], tree: Tree, node: str, order: Callable[[Membership], tuple[int, ...]]
+) -> list[_Name]:
     """Return a name for each job, which is the same on all its nodes if its variables say enough.
 
     If several jobs have the same key, the one with the best claim keeps it. The others get a pid in their names: a copy
     of a job's variables must not change the name of that job.
     """
     names = [_name(crew, tree, node) for crew in crews]
-    best: dict[str, Crew] = {}
+    best: dict[str, Membership] = {}
     for name, crew in sorted(zip(names, crews, strict=True), key=lambda named: order(named[1])):
         best.setdefault(name.job_key, crew)
     return [
-        name if best[name.job_key] is crew else _told_apart_by(name, crew.processes[0].id.pid)
+        name if best[name.job_key] is crew else _make_distinct(name, crew.processes[0].id.pid)
         for name, crew in zip(names, crews, strict=True)
     ]
 
 
-def _told_apart_by(name: _Name, pid: int) -> _Name:
+def _make_distinct(name: _Name, pid: int) -> _Name:
     return _Name(f"{name.job_id}-p{pid}", _key(name.job_key, str(pid)), name.job_name)
 
 
-def _name(crew: Crew, tree: Tree, node: str) -> _Name:
+def _name(crew: Membership, tree: Tree, node: str) -> _Name:
     process, seat = _first(crew)
     environ = process.environ
     address, port = _meeting_place(crew)
     is_here = address.startswith(_LOOPBACK) or (
         seat is not None and seat.world_size in (seat.local_world_size, len(crew.members))
     )
-    name = process_role.scheduled_id(environ) or (process_role.run_id(environ, seat) if seat else "")
+    name = process_role.scheduler_job_id(environ) or (process_role.run_id(environ, seat) if seat else "")
     if crew.waiting is not None:
         name, is_here = name or crew.waiting.run_id, is_here or not crew.waiting.is_for_nodes
     if not name and (seat or crew.waiting) and address and not is_here:
@@ -223,22 +227,22 @@ def _name(crew: Crew, tree: Tree, node: str) -> _Name:
         is_here = True
         origin = _origin(crew, tree)
         # One shell may have started several jobs without a launcher; their ports differ.
-        is_told_by_port = port and crew.head is None
+        is_told_by_port = port and crew.launcher_process is None
         name = f"pid{origin.pid}-{origin.start_ticks}" + (f"-{port}" if is_told_by_port else "")
     key = _key(name, crew.owner.name, address, port, node if is_here else "")
     return _Name(_safe(name), key, _job_name(crew, node))
 
 
-def _job_name(crew: Crew, node: str) -> str:
+def _job_name(crew: Membership, node: str) -> str:
     """Return the name that the user gave the job, by its first rank, else by its launcher."""
     told = (
         process_role.job_name(one.environ, in_pod=owners.is_in_pod(one), node=node)
-        for one in filter(None, (_first(crew)[0], crew.head))
+        for one in filter(None, (_first(crew)[0], crew.launcher_process))
     )
     return next(filter(None, told), "")
 
 
-def _meeting_place(crew: Crew) -> tuple[str, str]:
+def _meeting_place(crew: Membership) -> tuple[str, str]:
     """Return address and port at which the ranks, or the launchers of all nodes, meet; empty if unknown."""
     if crew.waiting is None:
         return process_role.rendezvous(crew.processes[0].environ)
@@ -253,15 +257,15 @@ def _key(*parts: str) -> str:
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
-def _origin(crew: Crew, tree: Tree) -> ProcessId:
+def _origin(crew: Membership, tree: Tree) -> ProcessId:
     """Return the launcher; else the common parent of all ranks; else the rank that started first."""
-    if crew.head is not None:
-        return crew.head.id
+    if crew.launcher_process is not None:
+        return crew.launcher_process.id
     parents = {parent.id if (parent := tree.parent(process)) else None for process, _ in crew.members}
     parent_id = parents.pop() if len(parents) == 1 else None
     if parent_id is not None and parent_id.pid != INIT_PID:
         return parent_id
-    return min((process for process, _ in crew.members), key=by_start).id
+    return min((process for process, _ in crew.members), key=start_order).id
 
 
 def _safe(text: str) -> str:

@@ -11,11 +11,11 @@ from collections.abc import Collection, Sequence
 
 from hangwatch.jobs import process_role
 from hangwatch.jobs.owners import Owner, owner_of
-from hangwatch.jobs.process_tree import Tree, by_start, is_within
+from hangwatch.jobs.process_tree import Tree, is_within, start_order
 from hangwatch.model import GpuSample, Process
 
 
-def siblings(
+def find_siblings(
     tree: Tree, samples: Sequence[GpuSample], ranks: Collection[int]
 ) -> list[tuple[Process, tuple[Process, ...]]]:
     """Return Python processes with their forks: two or more of one owner, which share no GPU with each other.
@@ -39,7 +39,7 @@ def siblings(
     for (parent_pid, _), group in found.items():
         parent, gpus = tree.get(parent_pid), [held[process.id.pid] for process in group]
         if parent is not None and len(group) > 1 and sum(map(len, gpus)) == len(set().union(*gpus)):
-            crews.append((parent, tuple(sorted(group, key=by_start))))
+            crews.append((parent, tuple(sorted(group, key=start_order))))
     return crews
 
 

@@ -16,30 +16,30 @@ from hangwatch import words
 from hangwatch.jobs import forked_ranks, process_role
 from hangwatch.jobs import program_launched as led
 from hangwatch.jobs.owners import Owner, owner_of
-from hangwatch.jobs.process_role import Seat
-from hangwatch.jobs.process_tree import INIT_PID, Tree, by_start, is_within
+from hangwatch.jobs.process_role import RankSlot
+from hangwatch.jobs.process_tree import INIT_PID, Tree, is_within, start_order
 from hangwatch.model import GpuSample, Process, ProcessId, Waiting
 
 
-class Crew(NamedTuple):
+class Membership(NamedTuple):
     """The processes of one job. A member without a rank slot only has its place in the order of start.
 
-    Without members, it is a launcher (`head`) that has no rank yet, and `waiting` holds its options. `more_heads` are
-    the launchers of the other parts of the job.
+    Without members, it is a launcher (`launcher_process`) that has no rank yet, and `waiting` holds its options.
+    `more_launcher_processes` are the launchers of the other parts of the job.
     """
 
     launcher: str
-    head: Process | None
-    members: list[tuple[Process, Seat | None]]
+    launcher_process: Process | None
+    members: list[tuple[Process, RankSlot | None]]
     owner: Owner
     notes: tuple[str, ...] = ()
     waiting: Waiting | None = None
-    more_heads: tuple[Process, ...] = ()
+    more_launcher_processes: tuple[Process, ...] = ()
 
     @property
     def processes(self) -> list[Process]:
         """Its ranks; while there are none, its launcher."""
-        launcher = [self.head] if self.head is not None else []
+        launcher = [self.launcher_process] if self.launcher_process is not None else []
         return [process for process, _ in self.members] or launcher
 
     @property
@@ -48,46 +48,50 @@ class Crew(NamedTuple):
         return min(process.id.start_ticks for process in self.processes)
 
 
-class _Seated(NamedTuple):
+class _SlotHolder(NamedTuple):
     process: Process
-    seat: Seat
-    head: Process | None
+    slot: RankSlot
+    launcher_process: Process | None
     owner: Owner
 
 
-def find_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
+def find_memberships(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Membership]:
     """Return the jobs among these processes.
 
     `samples` list the processes on each GPU. `endpoints` are the stores to which processes are connected.
     """
-    crews = _seated_crews(tree, samples, endpoints)
+    crews = _memberships_by_slot(tree, samples, endpoints)
     seated = {process.id.pid for crew in crews for process, _ in crew.members}
-    crews += _spawned_crews(tree, samples, seated)
+    crews += _spawned_memberships(tree, samples, seated)
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
-    crews += [_of_siblings("fork", *siblings) for siblings in forked_ranks.siblings(tree, samples, ranks)]
-    crews += _hidden_crews(tree, crews)
-    crews += _waiting_crews(tree, crews)
+    crews += [_of_siblings("fork", *siblings) for siblings in forked_ranks.find_siblings(tree, samples, ranks)]
+    crews += _hidden_memberships(tree, crews)
+    crews += _waiting_memberships(tree, crews)
     return crews
 
 
 # --- ranks with a rank slot in their environment --------------------------------------------------------------------
 
 
-def _seated_crews(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
-    groups: dict[tuple[object, ...], list[_Seated]] = {}
-    for seated in _seated(tree):
-        groups.setdefault(_crew_key(seated), []).append(seated)
-    led = {_owned_run(seated) for group in groups.values() for seated in group if seated.head is not None}
+def _memberships_by_slot(
+    tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]
+) -> list[Membership]:
+    groups: dict[tuple[object, ...], list[_SlotHolder]] = {}
+    for seated in _find_slot_holders(tree):
+        groups.setdefault(_membership_key(seated), []).append(seated)
+    led = {_owned_run(seated) for group in groups.values() for seated in group if seated.launcher_process is not None}
     crews = []
     for group in groups.values():
         # The remaining processes of a dead launcher, if the run continues, are not a separate job.
-        if group[0].head is None and _owned_run(group[0]) in led:
+        if group[0].launcher_process is None and _owned_run(group[0]) in led:
             continue
         for part in _without_doubles(group, tree):
             members = _ranks_of(part, tree, samples)
             if members and not process_role.is_server(members[0][0]):
-                crews.append(Crew(_launcher_name(part[0]), part[0].head, list(members), part[0].owner))
-    return _joined(crews, samples, endpoints)
+                crews.append(
+                    Membership(_launcher_name(part[0]), part[0].launcher_process, list(members), part[0].owner)
+                )
+    return _join_parts(crews, samples, endpoints)
 
 
 def needs_endpoint(process: Process) -> int | None:
@@ -102,7 +106,7 @@ def needs_endpoint(process: Process) -> int | None:
     return int(port) if port.isdecimal() and 0 < int(port) < 1 << 16 else None
 
 
-def claim(crew: Crew, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> tuple[int, ...]:
+def claim_order(crew: Membership, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> tuple[int, ...]:
     """Return the sort key of claims to one name or rank slot, the best first.
 
     First a job that the driver lists on a GPU, then one that is connected to a store, then the older one.
@@ -111,12 +115,14 @@ def claim(crew: Crew, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId
     return not holds_gpu(crew, samples), not connected, crew.began_ticks, crew.processes[0].id.pid
 
 
-def holds_gpu(crew: Crew, samples: Sequence[GpuSample]) -> bool:
+def holds_gpu(crew: Membership, samples: Sequence[GpuSample]) -> bool:
     """True if the driver lists one of its ranks."""
     return any(process.id.pid in gpu.pids for gpu in samples for process, _ in crew.members)
 
 
-def _joined(crews: list[Crew], samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Crew]:
+def _join_parts(
+    crews: list[Membership], samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]
+) -> list[Membership]:
     """Join jobs of one run and size with different ranks: the parts of a job in several pods or containers.
 
     Parts are joined only if the kernel shows that they belong together: by one owner and place, or by connections to
@@ -126,12 +132,12 @@ def _joined(crews: list[Crew], samples: Sequence[GpuSample], endpoints: Mapping[
     The job with the best claim holds its ranks. Another claimant is a job of its own while that process lives.
     """
     runs: dict[tuple[object, ...], _Run] = {}
-    for crew in sorted(crews, key=lambda crew: claim(crew, samples, endpoints)):
+    for crew in sorted(crews, key=lambda crew: claim_order(crew, samples, endpoints)):
         process, seat = crew.members[0]
         assert seat is not None
         run = (*_run(process, seat), *process_role.rendezvous(process.environ))
         runs.setdefault((crew.owner.name, *run, seat.world_size), _Run()).place(crew, _stores(crew, endpoints))
-    return [part.joined() for run in runs.values() for part in run.parts]
+    return [part.as_membership() for run in runs.values() for part in run.parts]
 
 
 class _Run:
@@ -145,7 +151,7 @@ class _Run:
         self.parts: list[_Part] = []
         self._having: defaultdict[Hashable, int] = defaultdict(int)
 
-    def place(self, crew: Crew, stores: frozenset[str]) -> None:
+    def place(self, crew: Membership, stores: frozenset[str]) -> None:
         """Add a part to the first job that has none of its ranks and belongs to it by the kernel; else begin a job."""
         ranks = {_rank_number(member) for member in crew.members}
         taken = functools.reduce(operator.or_, (self._having[rank] for rank in ranks))
@@ -165,33 +171,33 @@ class _Run:
 class _Part:
     """The parts that form one job so far; the first has the best claim."""
 
-    def __init__(self, crew: Crew, ranks: set[int], stores: frozenset[str]) -> None:
+    def __init__(self, crew: Membership, ranks: set[int], stores: frozenset[str]) -> None:
         self.crews, self.ranks, self.stores = [crew], ranks, stores
 
-    def add(self, crew: Crew, ranks: set[int], stores: frozenset[str]) -> None:
+    def add(self, crew: Membership, ranks: set[int], stores: frozenset[str]) -> None:
         """Add a part to the job."""
         self.crews.append(crew)
         self.ranks |= ranks
         self.stores |= stores
 
-    def joined(self) -> Crew:
+    def as_membership(self) -> Membership:
         """Return all parts as one job."""
         first = self.crews[0]
         members = sorted((member for crew in self.crews for member in crew.members), key=_rank_number)
-        heads = tuple(crew.head for crew in self.crews[1:] if crew.head is not None)
-        return first._replace(members=members, more_heads=heads) if len(self.crews) > 1 else first
+        heads = tuple(crew.launcher_process for crew in self.crews[1:] if crew.launcher_process is not None)
+        return first._replace(members=members, more_launcher_processes=heads) if len(self.crews) > 1 else first
 
 
-def _stores(crew: Crew, endpoints: Mapping[ProcessId, str]) -> frozenset[str]:
+def _stores(crew: Membership, endpoints: Mapping[ProcessId, str]) -> frozenset[str]:
     return frozenset(endpoints[process.id] for process, _ in crew.members if process.id in endpoints)
 
 
-def _rank_number(member: tuple[Process, Seat | None]) -> int:
+def _rank_number(member: tuple[Process, RankSlot | None]) -> int:
     _, seat = member
     return -1 if seat is None else seat.rank
 
 
-def _second_claimant(crew: Crew, ranks: set[int], first: _Part) -> Crew:
+def _second_claimant(crew: Membership, ranks: set[int], first: _Part) -> Membership:
     shared, pid = words.fold(sorted(first.ranks & ranks)), first.crews[0].members[0][0].id.pid
     if not shared:
         note = f"says that it is of the same run as pid {pid}; that both are connected to one store is not seen: a job"
@@ -201,10 +207,10 @@ def _second_claimant(crew: Crew, ranks: set[int], first: _Part) -> Crew:
     return crew._replace(notes=(note,))
 
 
-def _seated(tree: Tree) -> Iterator[_Seated]:
+def _find_slot_holders(tree: Tree) -> Iterator[_SlotHolder]:
     kinds = {process.id.pid: kind for process in tree if (kind := process_role.launcher_kind(process))}
-    above = {up.id.pid for pid in kinds for up in tree.ancestors(_known(tree, pid))}
-    started: list[tuple[Process, Seat]] = []
+    above = {up.id.pid for pid in kinds for up in tree.ancestors(_get_process(tree, pid))}
+    started: list[tuple[Process, RankSlot]] = []
     for process in tree:
         if (
             process.id.pid in kinds
@@ -213,7 +219,7 @@ def _seated(tree: Tree) -> Iterator[_Seated]:
         ):
             continue
         head = next((up for up in tree.ancestors(process) if up.id.pid in kinds), None)
-        seat = process_role.seat(process, kinds[head.id.pid] if head else None)
+        seat = process_role.find_rank_slot(process, kinds[head.id.pid] if head else None)
         # A process above a launcher has the number of its node (Kubernetes, srun), not of a rank. Exception: a rank
         # that starts a job within the job; it has a local rank.
         if seat is None:
@@ -225,50 +231,50 @@ def _seated(tree: Tree) -> Iterator[_Seated]:
             continue
         is_ranks = seat.variables.read_by_torch and seat.local_rank is not None
         if is_ranks or process.id.pid not in above:
-            yield _Seated(process, seat, head, owner_of(process))
-    for process, seat in led.seated(tree, started):
-        yield _Seated(process, seat, None, owner_of(process))
+            yield _SlotHolder(process, seat, head, owner_of(process))
+    for process, seat in led.find_ranks(tree, started):
+        yield _SlotHolder(process, seat, None, owner_of(process))
 
 
-def _known(tree: Tree, pid: int) -> Process:
+def _get_process(tree: Tree, pid: int) -> Process:
     process = tree.get(pid)
     assert process is not None
     return process
 
 
-def _crew_key(seated: _Seated) -> tuple[object, ...]:
+def _membership_key(seated: _SlotHolder) -> tuple[object, ...]:
     """Return the key that joins processes to one job: their launcher, else their run. Never the environment alone."""
-    if seated.head is not None:
-        return seated.owner, seated.head.id
-    return seated.owner, None, *_run(seated.process, seated.seat), seated.seat.world_size
+    if seated.launcher_process is not None:
+        return seated.owner, seated.launcher_process.id
+    return seated.owner, None, *_run(seated.process, seated.slot), seated.slot.world_size
 
 
-def _owned_run(seated: _Seated) -> tuple[object, ...]:
-    return seated.owner, *_run(seated.process, seated.seat)
+def _owned_run(seated: _SlotHolder) -> tuple[object, ...]:
+    return seated.owner, *_run(seated.process, seated.slot)
 
 
-def _run(process: Process, seat: Seat) -> tuple[str, ...]:
+def _run(process: Process, seat: RankSlot) -> tuple[str, ...]:
     """Return the key that distinguishes the runs of one owner if there is no launcher."""
     run_id = process_role.run_id(process.environ, seat)
     return (run_id,) if run_id else process_role.rendezvous(process.environ)
 
 
-def _launcher_name(seated: _Seated) -> str:
-    if seated.head is not None:
-        return process_role.launcher_kind(seated.head) or "plain"
-    return process_role.launcher_of(seated.process.environ, seated.seat)
+def _launcher_name(seated: _SlotHolder) -> str:
+    if seated.launcher_process is not None:
+        return process_role.launcher_kind(seated.launcher_process) or "plain"
+    return process_role.guess_launcher(seated.process.environ, seated.slot)
 
 
-def _without_doubles(group: list[_Seated], tree: Tree) -> list[list[_Seated]]:
+def _without_doubles(group: list[_SlotHolder], tree: Tree) -> list[list[_SlotHolder]]:
     """Split a group without a launcher if it has a rank twice, or two attempts.
 
     Containers may share addresses and ports. The processes of each part then have the same parent. An attempt counts
     only among siblings: any process can write a number.
     """
-    is_one = len({seated.seat.attempt for seated in group}) == 1 and not _has_doubles(group, tree)
-    if group[0].head is not None or is_one:
+    is_one = len({seated.slot.attempt for seated in group}) == 1 and not _has_doubles(group, tree)
+    if group[0].launcher_process is not None or is_one:
         return [group]
-    by_parent: dict[ProcessId | None, list[_Seated]] = {}
+    by_parent: dict[ProcessId | None, list[_SlotHolder]] = {}
     pids = {seated.process.id.pid for seated in group}
     for seated in group:
         outside = next((up for up in tree.ancestors(seated.process) if up.id.pid not in pids), None)
@@ -276,49 +282,51 @@ def _without_doubles(group: list[_Seated], tree: Tree) -> list[list[_Seated]]:
     return list(by_parent.values())
 
 
-def _has_doubles(group: list[_Seated], tree: Tree) -> bool:
-    tops = [seated.seat.rank for seated in _topmost(group, tree)]
+def _has_doubles(group: list[_SlotHolder], tree: Tree) -> bool:
+    tops = [seated.slot.rank for seated in _topmost(group, tree)]
     return len(tops) > len(set(tops))
 
 
-def _ranks_of(group: list[_Seated], tree: Tree, samples: Sequence[GpuSample]) -> list[tuple[Process, Seat | None]]:
+def _ranks_of(
+    group: list[_SlotHolder], tree: Tree, samples: Sequence[GpuSample]
+) -> list[tuple[Process, RankSlot | None]]:
     """Return one process per rank of the latest attempt: the topmost of those with the same rank slot.
 
     Only Python processes count, and those that the driver lists on a GPU.
     """
-    group = [seated for seated in group if seated.seat.variables.read_by_torch] or group
-    attempt = max(seated.seat.attempt for seated in group)
+    group = [seated for seated in group if seated.slot.variables.read_by_torch] or group
+    attempt = max(seated.slot.attempt for seated in group)
     on_gpu = {pid for gpu in samples for pid in gpu.pids}
     group = [
         seated
         for seated in group
-        if seated.seat.attempt == attempt
+        if seated.slot.attempt == attempt
         and (process_role.is_python(seated.process) or seated.process.id.pid in on_gpu)
     ]
-    chosen: dict[int, _Seated] = {}
+    chosen: dict[int, _SlotHolder] = {}
     # A helper that outlived its parent is a child of init, and younger: it must not take the rank slot.
     for seated in sorted(_topmost(group, tree), key=_orphans_last_youngest_first):
-        chosen.setdefault(seated.seat.rank, seated)
-    return [(chosen[rank].process, chosen[rank].seat) for rank in sorted(chosen)]
+        chosen.setdefault(seated.slot.rank, seated)
+    return [(chosen[rank].process, chosen[rank].slot) for rank in sorted(chosen)]
 
 
-def _orphans_last_youngest_first(seated: _Seated) -> tuple[bool, int]:
+def _orphans_last_youngest_first(seated: _SlotHolder) -> tuple[bool, int]:
     return seated.process.parent_pid == INIT_PID, -seated.process.id.start_ticks
 
 
-def _topmost(group: list[_Seated], tree: Tree) -> list[_Seated]:
-    seats = {seated.process.id.pid: seated.seat.rank for seated in group}
+def _topmost(group: list[_SlotHolder], tree: Tree) -> list[_SlotHolder]:
+    seats = {seated.process.id.pid: seated.slot.rank for seated in group}
     return [
         seated
         for seated in group
-        if not any(seats.get(up.id.pid) == seated.seat.rank for up in tree.ancestors(seated.process))
+        if not any(seats.get(up.id.pid) == seated.slot.rank for up in tree.ancestors(seated.process))
     ]
 
 
 # --- ranks of mp.spawn, which only have a place in the order of start -----------------------------------------------
 
 
-def _spawned_crews(tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> list[Crew]:
+def _spawned_memberships(tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> list[Membership]:
     siblings: dict[int, list[Process]] = {}
     for process in tree:
         if process_role.is_spawned(process) and not is_within(process, ranks, tree):
@@ -333,26 +341,31 @@ def _spawned_crews(tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) ->
     return crews
 
 
-def _of_siblings(launcher: str, head: Process | None, members: Sequence[Process]) -> Crew:
-    return Crew(launcher, head, [(process, None) for process in members], owner_of(members[0]))
+def _of_siblings(launcher: str, head: Process | None, members: Sequence[Process]) -> Membership:
+    return Membership(launcher, head, [(process, None) for process in members], owner_of(members[0]))
 
 
 def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
     """Return the processes that hold a GPU, directly or by a child; else those that have a rendezvous address."""
     members = [process for process in group if process.id.pid in holders]
     members = members or [process for process in group if process_role.rendezvous(process.environ)[0]]
-    return sorted(members, key=by_start)
+    return sorted(members, key=start_order)
 
 
 # --- ranks with an environment that may not be read -----------------------------------------------------------------
 
 
-def _hidden_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
+def _hidden_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[Membership]:
     """Return the Python children of launchers, if this daemon has no permission to read their environment.
 
     When the job hangs, its page must say that they cannot be dumped. So they are monitored from the start.
     """
-    heads = {head.id for crew in known for head in (crew.head, *crew.more_heads) if head is not None}
+    heads = {
+        head.id
+        for crew in memberships
+        for head in (crew.launcher_process, *crew.more_launcher_processes)
+        if head is not None
+    }
     crews = []
     for process in tree:
         kind = process_role.launcher_kind(process)
@@ -360,8 +373,8 @@ def _hidden_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
             continue
         ranks = [child for child in tree.children(process) if child.faults and _may_be_rank(child)]
         if ranks:
-            ranks.sort(key=by_start)
-            crews.append(Crew(kind, process, [(rank, None) for rank in ranks], owner_of(ranks[0])))
+            ranks.sort(key=start_order)
+            crews.append(Membership(kind, process, [(rank, None) for rank in ranks], owner_of(ranks[0])))
     return crews
 
 
@@ -373,21 +386,21 @@ def _may_be_rank(process: Process) -> bool:
 # --- launchers that have no rank ------------------------------------------------------------------------------------
 
 
-def _waiting_crews(tree: Tree, known: Sequence[Crew]) -> list[Crew]:
+def _waiting_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[Membership]:
     """Return the launchers that have no child: torchrun that waits for another node, mpirun before its tasks.
 
     A launcher with any child is not one of them: `accelerate launch` on one GPU gives its child no rank, DeepSpeed's
     runner only has ssh below it, and srun starts shells. Of nested launchers, the innermost counts. Processes below a
     rank belong to that rank's job.
     """
-    ranks = {process.id.pid for crew in known for process, _ in crew.members}
+    ranks = {process.id.pid for crew in memberships for process, _ in crew.members}
     crews = []
     for process in tree:
-        waiting = process_role.waiting(process)
+        waiting = process_role.find_waiting(process)
         if waiting is None or is_within(process, ranks, tree) or _is_fork(process, tree.parent(process)):
             continue
         if all(_is_fork(child, process) for child in tree.children(process)):
-            crews.append(Crew(waiting.launcher, process, [], owner_of(process), waiting=waiting))
+            crews.append(Membership(waiting.launcher, process, [], owner_of(process), waiting=waiting))
     return crews
 
 

@@ -26,7 +26,7 @@ _MAX_NAME_READ = 253  # a host name with its domain
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
-class Seat(NamedTuple):
+class RankSlot(NamedTuple):
     """A rank slot: the rank that the environment of a process states, and the table row of the variables that state it.
 
     `doubts` are sentences about numbers that are too large to be true; these numbers count as not given.
@@ -56,7 +56,7 @@ def _row(process: Process) -> Launcher | None:
     return row if row is not None and re.match(row.title, " ".join(process.cmdline)) else None
 
 
-def waiting(process: Process) -> Waiting | None:
+def find_waiting(process: Process) -> Waiting | None:
     """Return the options of this launcher about its ranks; None if alone it is not a job (see `alone` in the table).
 
     User input from a command line is shown, cut short, and decides nothing. A process without a command line is just
@@ -67,18 +67,20 @@ def waiting(process: Process) -> Waiting | None:
         return None
     if row.told is None:
         return Waiting(launcher=row.name)
-    endpoint = _told(process, row.told.endpoint)
+    endpoint = _read_option(process, row.told.endpoint)
     if not endpoint:
-        endpoint = ":".join(filter(None, (_told(process, row.told.address), _told(process, row.told.port))))
+        endpoint = ":".join(
+            filter(None, (_read_option(process, row.told.address), _read_option(process, row.told.port)))
+        )
     return Waiting(
         launcher=row.name,
-        run_id=_told(process, row.told.run_id),
-        nodes=_told(process, row.told.nodes),
+        run_id=_read_option(process, row.told.run_id),
+        nodes=_read_option(process, row.told.nodes),
         endpoint=endpoint,
     )
 
 
-def _told(process: Process, names: Sequence[str]) -> str:
+def _read_option(process: Process, names: Sequence[str]) -> str:
     """Return the value of the first of these options or variables that is set. "_" in an option counts as "-"."""
     for name in names:
         value = _option(process.cmdline, name) if name.startswith("--") else process.environ.get(name, "")
@@ -133,7 +135,7 @@ def program_name(cmdline: Sequence[str]) -> str:
     return secret_forms.mask("".join(name.split()[:1]))
 
 
-def seat(process: Process, launcher: str | None) -> Seat | None:
+def find_rank_slot(process: Process, launcher: str | None) -> RankSlot | None:
     """Return the rank slot in a process's environment. `launcher` is the kind of the nearest launcher above it.
 
     The rows of the table are tried in order. RANK and WORLD_SIZE come first: with torchrun under srun, the variables of
@@ -144,14 +146,14 @@ def seat(process: Process, launcher: str | None) -> Seat | None:
     for row in TABLE.launchers:
         if row.ranks is None or (row.ranks.only_below and launcher != row.name):
             continue
-        found = _seat(process.environ, row.name, row.ranks)
+        found = _read_rank_slot(process.environ, row.name, row.ranks)
         # A single process under srun or mpirun is not a rank: a notebook, for example, or a launcher of ranks.
         if found is not None and (found.world_size != 1 or row.ranks.read_by_torch):
             return found
     return None
 
 
-def scheduled_id(environ: Mapping[str, str]) -> str:
+def scheduler_job_id(environ: Mapping[str, str]) -> str:
     """Return the scheduler's id of the job, with its step if that is not the first; empty if no scheduler set one."""
     for scheduler in TABLE.schedulers:
         job_id = environ.get(scheduler.job_id)
@@ -170,23 +172,23 @@ def job_name(environ: Mapping[str, str], *, in_pod: bool, node: str) -> str:
         if not value or is_of_node or (row.only_in_pod and not in_pod):
             continue
         found = (re.fullmatch(pattern, value) for pattern in row.patterns)
-        if name := words.plain(value if not row.patterns else next((one[1] for one in found if one), "")):
+        if name := words.plain_word(value if not row.patterns else next((one[1] for one in found if one), "")):
             return name
     return ""
 
 
-def node_number(environ: Mapping[str, str], seat: Seat) -> int | None:
+def node_number(environ: Mapping[str, str], seat: RankSlot) -> int | None:
     """Return the number of this node in the job, by the launcher's variable; None if it is not set or not plausible."""
     return _number(environ, seat.variables.node_id)
 
 
-def run_id(environ: Mapping[str, str], seat: Seat) -> str:
+def run_id(environ: Mapping[str, str], seat: RankSlot) -> str:
     """Return the launcher's name of the run, which is the same on all nodes; empty if it has none."""
     name = environ.get(seat.variables.job_id, "")
     return "" if name == seat.variables.no_job_id else name
 
 
-def launcher_of(environ: Mapping[str, str], seat: Seat) -> str:
+def guess_launcher(environ: Mapping[str, str], seat: RankSlot) -> str:
     """Return the launcher of a rank with an invisible launcher: by a variable that only it sets, else "plain"."""
     return seat.launcher if seat.variables.led_by_first or seat.variables.job_id in environ else "plain"
 
@@ -223,17 +225,17 @@ def is_server(process: Process) -> bool:
     return any(word in argument.lower() for argument in process.cmdline[:4] for word in TABLE.servers)
 
 
-def _seat(environ: Mapping[str, str], launcher: str, variables: RankVariables) -> Seat | None:
+def _read_rank_slot(environ: Mapping[str, str], launcher: str, variables: RankVariables) -> RankSlot | None:
     rank, world_size = _number(environ, variables.rank), _number(environ, *variables.size)
-    doubts = _unbelievable(environ, variables.size, MAX_RANKS) if world_size is None else []
+    doubts = _describe_doubts(environ, variables.size, MAX_RANKS) if world_size is None else []
     if rank is None or (world_size is None and not doubts) or (world_size is not None and rank >= world_size):
         return None
     local_world_size = _number(environ, *variables.local_size) or _local_tasks(environ, variables)
-    doubts += _unbelievable(environ, variables.local_size, MAX_LOCAL_RANKS)
+    doubts += _describe_doubts(environ, variables.local_size, MAX_LOCAL_RANKS)
     if local_world_size is not None and not 0 < local_world_size <= min(world_size or MAX_RANKS, MAX_LOCAL_RANKS):
         local_world_size = None
     local_rank = _number(environ, *variables.local_rank)
-    return Seat(
+    return RankSlot(
         launcher=launcher,
         variables=variables,
         rank=rank,
@@ -254,7 +256,7 @@ def _number(environ: Mapping[str, str], *names: str) -> int | None:
     return None
 
 
-def _unbelievable(environ: Mapping[str, str], names: Sequence[str], most: int) -> list[str]:
+def _describe_doubts(environ: Mapping[str, str], names: Sequence[str], most: int) -> list[str]:
     """Return a sentence about each of these variables that holds a number over `most`."""
     said = ((name, environ.get(name, "")) for name in names)
     numbers = [(name, value) for name, value in said if value.isascii() and value.isdecimal()]

@@ -71,7 +71,7 @@ class Tree:
                     yield child
 
 
-def by_start(process: Process) -> tuple[int, int]:
+def start_order(process: Process) -> tuple[int, int]:
     """Return the sort key for the order in which processes began."""
     return process.id.start_ticks, process.id.pid
 

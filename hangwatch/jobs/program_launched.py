@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from hangwatch.jobs import process_role
 from hangwatch.jobs.owners import Owner, owner_of
-from hangwatch.jobs.process_role import Seat
+from hangwatch.jobs.process_role import RankSlot
 from hangwatch.jobs.process_tree import INIT_PID, Tree
 from hangwatch.model import Process
 from hangwatch.tables.launchers import TABLE
@@ -31,7 +31,7 @@ class _Family(NamedTuple):
     world_size: int
 
 
-def seated(tree: Tree, started: Iterable[tuple[Process, Seat]]) -> Iterator[tuple[Process, Seat]]:
+def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Iterator[tuple[Process, RankSlot]]:
     """Yield all ranks of such jobs with their rank slots. `started` are the ranks that a first rank started.
 
     The parent is local rank 0 if it is a Python process of the same owner without a rank slot. It set the variables of
@@ -39,7 +39,7 @@ def seated(tree: Tree, started: Iterable[tuple[Process, Seat]]) -> Iterator[tupl
     and local rank 0 is absent. The highest rank tells the number of ranks on the node. On nodes after the first, the
     global ranks follow from that number; if it cannot be right, the processes are not a job.
     """
-    families: defaultdict[_Family, list[tuple[Process, Seat]]] = defaultdict(list)
+    families: defaultdict[_Family, list[tuple[Process, RankSlot]]] = defaultdict(list)
     for process, seat in started:
         family = _family(process, seat, tree)
         if family is not None:
@@ -48,7 +48,9 @@ def seated(tree: Tree, started: Iterable[tuple[Process, Seat]]) -> Iterator[tupl
         first = tree.get(family.parent_pid)
         local_size = 1 + max(seat.rank for _, seat in others)
         is_whole = family.world_size % local_size == 0 and (family.node + 1) * local_size <= family.world_size
-        if (family.node and not is_whole) or (first is not None and process_role.seat(first, None) is not None):
+        if (family.node and not is_whole) or (
+            first is not None and process_role.find_rank_slot(first, None) is not None
+        ):
             continue
         members = others
         if first is not None and owner_of(first) == family.owner and _may_lead(first):
@@ -60,7 +62,7 @@ def seated(tree: Tree, started: Iterable[tuple[Process, Seat]]) -> Iterator[tupl
             yield process, seat._replace(rank=family.node * local_size + seat.rank, local_world_size=size)
 
 
-def _family(process: Process, seat: Seat, tree: Tree) -> _Family | None:
+def _family(process: Process, seat: RankSlot, tree: Tree) -> _Family | None:
     address, port = process_role.rendezvous(process.environ)
     node = process_role.node_number(process.environ, seat)
     if not address or not port or node is None or seat.world_size is None:

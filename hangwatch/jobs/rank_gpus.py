@@ -8,7 +8,7 @@ from hangwatch.model import GpuSample
 from hangwatch.tables.launchers import TABLE
 
 
-def gpus_of(
+def find_gpus(
     pids: Collection[int], environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[GpuSample]
 ) -> tuple[str, ...]:
     """Return the uuids of the GPUs that hold any of `pids` (a rank and its children), ordered by index.
@@ -44,7 +44,7 @@ def _visible(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
         granted = _renumbered(environ, names, granted)
     found: list[str] = []
     for name in names:
-        uuid = _one(name, granted)
+        uuid = _resolve_name(name, granted)
         if uuid is None:  # CUDA stops at the first unknown name
             break
         found.append(uuid)
@@ -71,7 +71,7 @@ def _renumbered(environ: Mapping[str, str], names: list[str], uuids: list[str]) 
     return [uuids[int(name)] for name in given if int(name) < len(uuids)]
 
 
-def _one(name: str, uuids: list[str]) -> str | None:
+def _resolve_name(name: str, uuids: list[str]) -> str | None:
     if name.isdecimal():
         return uuids[int(name)] if int(name) < len(uuids) else None
     matches = [uuid for uuid in uuids if name and uuid.startswith(name)]

@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hangwatch import config
-from hangwatch.jobs.membership import Crew
+from hangwatch.jobs.membership import Membership
 from hangwatch.jobs.process_tree import Tree
-from hangwatch.model import GpuSample, LeftOut
+from hangwatch.model import GpuSample, NotMonitored
 
 OWNERS_NAMED = 16
 OTHERS = "others"
 
 
-def watched(
-    crews: Sequence[Crew], tree: Tree, samples: Sequence[GpuSample], limits: config.Jobs
-) -> tuple[list[Crew], tuple[LeftOut, ...]]:
+def apply_limits(
+    crews: Sequence[Membership], tree: Tree, samples: Sequence[GpuSample], limits: config.Jobs
+) -> tuple[list[Membership], tuple[NotMonitored, ...]]:
     """Return the jobs to monitor, each cut to `max_ranks_per_job` ranks, and what is not monitored of each owner."""
     holders = _holders(tree, samples)
     trimmed = [_trimmed(crew, holders, limits.max_ranks_per_job) for crew in crews]
@@ -33,19 +33,19 @@ def watched(
             jobs[crew.owner.share] += 1
             ranks[crew.owner.share] += len(crew.members)
     owners = [owner for owner in ranks if ranks[owner] or jobs[owner]]
-    left_out = [LeftOut(owner=owner, jobs=jobs[owner], ranks=ranks[owner]) for owner in owners]
-    return [crew for place, crew in enumerate(trimmed) if place in chosen], folded(left_out)
+    left_out = [NotMonitored(owner=owner, jobs=jobs[owner], ranks=ranks[owner]) for owner in owners]
+    return [crew for place, crew in enumerate(trimmed) if place in chosen], fold_by_owner(left_out)
 
 
-def folded(left_out: Sequence[LeftOut]) -> tuple[LeftOut, ...]:
+def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
     """Return one entry per owner, most ranks first.
 
     After the first 16, all others are one entry: a user may have many uids.
     """
-    found: dict[str, LeftOut] = {}
+    found: dict[str, NotMonitored] = {}
     for one in left_out:
-        before = found.get(one.owner, LeftOut(owner=one.owner))
-        found[one.owner] = LeftOut(
+        before = found.get(one.owner, NotMonitored(owner=one.owner))
+        found[one.owner] = NotMonitored(
             owner=one.owner,
             jobs=before.jobs + one.jobs,
             ranks=before.ranks + one.ranks,
@@ -55,11 +55,11 @@ def folded(left_out: Sequence[LeftOut]) -> tuple[LeftOut, ...]:
     named, rest = ordered[:OWNERS_NAMED], ordered[OWNERS_NAMED:]
     if rest:
         sums = {name: sum(getattr(one, name) for one in rest) for name in ("jobs", "ranks", "processes")}
-        named.append(LeftOut(owner=OTHERS, **sums))
+        named.append(NotMonitored(owner=OTHERS, **sums))
     return tuple(named)
 
 
-def _chosen(crews: Sequence[Crew], holders: set[int], limits: config.Jobs) -> set[int]:
+def _chosen(crews: Sequence[Membership], holders: set[int], limits: config.Jobs) -> set[int]:
     """Return the indices of the jobs to monitor: each owner's first ones, and for the node, the owners in turn."""
     order = sorted(range(len(crews)), key=lambda place: _precedence(crews[place], holders))
     jobs, ranks = Counter[object](), Counter[object]()
@@ -74,11 +74,11 @@ def _chosen(crews: Sequence[Crew], holders: set[int], limits: config.Jobs) -> se
     return {place for _, _, place in sorted(turns)[: limits.max_jobs]}
 
 
-def _precedence(crew: Crew, holders: set[int]) -> tuple[bool, bool, int, int]:
+def _precedence(crew: Membership, holders: set[int]) -> tuple[bool, bool, int, int]:
     return not _holds(crew, holders), not crew.members, crew.began_ticks, crew.processes[0].id.pid
 
 
-def _holds(crew: Crew, holders: set[int]) -> bool:
+def _holds(crew: Membership, holders: set[int]) -> bool:
     return any(process.id.pid in holders for process, _ in crew.members)
 
 
@@ -87,7 +87,7 @@ def _holders(tree: Tree, samples: Sequence[GpuSample]) -> set[int]:
     return tree.with_ancestors(pid for gpu in samples for pid in gpu.pids)
 
 
-def _trimmed(crew: Crew, holders: set[int], most: int) -> Crew:
+def _trimmed(crew: Membership, holders: set[int], most: int) -> Membership:
     if len(crew.members) <= most:
         return crew
     first = sorted(range(len(crew.members)), key=lambda at: (crew.members[at][0].id.pid not in holders, at))[:most]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hangwatch import words
 from hangwatch.collectives.process_groups import DEFAULT_GROUP, waits_in
 from hangwatch.collectives.wait_graph import Stance, is_busy
-from hangwatch.model import Enqueued, Grouping, GroupRecords, Member
+from hangwatch.model import EnqueuedOperation, Grouping, GroupRecords, Member
 from hangwatch.model.flight_records import Library
 from hangwatch.verdict.scene import stance_of
 
@@ -44,8 +44,8 @@ class GroupProgress(NamedTuple):
     description: str
     generation: int
     number: int
-    newest: Enqueued | None
-    waits_in: Enqueued | None
+    newest: EnqueuedOperation | None
+    waits_in: EnqueuedOperation | None
 
     @property
     def is_default(self) -> bool:
@@ -127,7 +127,7 @@ def count_collectives(ranks: Sequence[GroupProgress]) -> Counter[Collective]:
     return counts
 
 
-def _collective(group: str, description: str, enqueued: Enqueued, *, waits: bool) -> Collective:
+def _collective(group: str, description: str, enqueued: EnqueuedOperation, *, waits: bool) -> Collective:
     return Collective(group, description, enqueued.number, words.elided(enqueued.operation, _TEXT_LENGTH), waits)
 
 

@@ -74,7 +74,7 @@ def _levels(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:
     for uuid, gpu in _hardest_working(snapshot).items():
         if uuid in index and gpu.busy_watts is not None:
             busy.add_metric([index[uuid], uuid], gpu.busy_watts)
-            quiet_line = power_level.quiet_line_watts(gpu, settings)
+            quiet_line = power_level.low_power_threshold_watts(gpu, settings)
             if quiet_line is not None:
                 line.add_metric([index[uuid], uuid], quiet_line)
     yield busy

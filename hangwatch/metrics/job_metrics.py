@@ -30,7 +30,7 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
         job = entry.job
         name = tuple(job.name.labels.values())
         labels = [job.launcher, job.user or "", job.owner, number_text(job.world_size), job.job_name, job.program]
-        info.add_metric([*name, *labels, words.which_job(job)], 1)
+        info.add_metric([*name, *labels, words.describe_job(job)], 1)
         for possible in JobState:
             state.add_metric([*name, possible.value], float(possible is entry.watch.state))
         alive = 0 if entry.watch.state is JobState.ENDED else len(job.ranks)

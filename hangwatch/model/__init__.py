@@ -33,8 +33,8 @@ from hangwatch.model.jobs import (
     Died,
     EndedProcess,
     Job,
-    called,
-    LeftOut,
+    find_jobs,
+    NotMonitored,
     FoundJobs,
 )
 from hangwatch.model.states import JobState, OPEN_STATES, RESTING_STATES, Motion, Signature
@@ -47,7 +47,7 @@ from hangwatch.model.waits import (
     AsksRank,
     SystemCall,
     FileLock,
-    Behind,
+    CallTarget,
     KernelCall,
     WorkerCall,
     is_loopback,
@@ -64,7 +64,7 @@ from hangwatch.model.dumps import (
     ProcessDetails,
     RankId,
     WorkerDump,
-    Launched,
+    LaunchCount,
     NcclRas,
     RankDump,
     Setting,
@@ -73,10 +73,10 @@ from hangwatch.model.dumps import (
     Capture,
 )
 from hangwatch.model.groups import (
-    Enqueued,
+    EnqueuedOperation,
     GroupRecords,
-    Recorded,
-    Stay,
+    RecorderState,
+    CodeRegion,
     StackFacts,
     KernelFacts,
     Usage,
@@ -87,6 +87,6 @@ from hangwatch.model.groups import (
     gaps,
     spans,
 )
-from hangwatch.model.verdicts import Confidence, Evidence, FirstLook, Supplement, Verdict
+from hangwatch.model.verdicts import Confidence, Evidence, CheckFirst, Supplement, Verdict
 from hangwatch.model.incidents import CRASHED, INCIDENT_VERSION, MOST_RANKS, PowerSeries, TimelineEntry, Incident
 from hangwatch.model.checks import CheckStatus, CheckVerdict, Point, CheckResult

@@ -178,7 +178,7 @@ class WorkerDump(Value, frozen=True):
     waits_for_mount: bool = False
 
 
-class Launched(Value, frozen=True):
+class LaunchCount(Value, frozen=True):
     """Number of launches of one operation by one rank, in a communicator with unequal numbers.
 
     The source is NCCL, with the same numbers in every answer. `communicator` is its hash, `size` its number of ranks.
@@ -209,7 +209,7 @@ class NcclRas(Value, frozen=True):
     seconds: float
     communicators: int
     even: int
-    launched: tuple[Launched, ...] = ()
+    launched: tuple[LaunchCount, ...] = ()
 
 
 class RankDump(Value, frozen=True):
@@ -271,7 +271,7 @@ class Difference(Value, frozen=True):
     settings: tuple[Setting, ...]
 
     @property
-    def odd(self) -> tuple[RankId, ...]:
+    def minority(self) -> tuple[RankId, ...]:
         """The ranks that have another value than most."""
         return tuple(rank for setting in self.settings[:-1] for rank in setting.ranks)
 

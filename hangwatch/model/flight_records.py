@@ -112,7 +112,7 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
     read_unix_seconds: float
 
 
-def with_batches(records: Sequence[FlightRecord]) -> tuple[FlightRecord, ...]:
+def mark_batch_parts(records: Sequence[FlightRecord]) -> tuple[FlightRecord, ...]:
     """Return NCCL's records with `is_coalesced_part` set on parts of a batch that a later record closes.
 
     The closing record has the same group and number.

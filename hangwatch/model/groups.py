@@ -14,7 +14,7 @@ from hangwatch.model.value import Fault, Value
 from hangwatch.model.waits import KernelCall, Waits, WorkerCall
 
 
-class Enqueued(Value, frozen=True):
+class EnqueuedOperation(Value, frozen=True):
     """One operation that a rank enqueued: its number in its group, and the time by the clock of its node.
 
     `order` rises with each operation of the process. `stays_open`: it was open in the first and in the last round of
@@ -49,12 +49,12 @@ class GroupRecords(Value, frozen=True):
     description: str
     number: int
     generation: int = 1
-    operations: tuple[Enqueued, ...] = ()
+    operations: tuple[EnqueuedOperation, ...] = ()
     has_lost_open: bool = False
     ranks: tuple[tuple[int, int], ...] = ()
 
 
-class Recorded(Value, frozen=True):
+class RecorderState(Value, frozen=True):
     """The flight recorder of one library in a rank, and whether it still has all operations (`is_wrapped`: it does
     not).
 
@@ -67,7 +67,7 @@ class Recorded(Value, frozen=True):
     groups: tuple[GroupRecords, ...] = ()
 
 
-class Stay(Value, frozen=True):
+class CodeRegion(Value, frozen=True):
     """The few places between which a rank moved in a capture in which nothing showed that it works.
 
     `within` is a short hash of the function of the program and of all its callers. Each of `places` is a hash of a line
@@ -92,7 +92,7 @@ class StackFacts(Value, frozen=True):
     owns_gil: bool | None = None
     user_frames: tuple[Frame, ...] = ()
     task: Frame | None = None
-    stay: Stay | None = None
+    stay: CodeRegion | None = None
 
 
 class KernelFacts(Value, frozen=True):
@@ -137,7 +137,7 @@ class RecorderFacts(Value, frozen=True):
     not respond; `nccl_ras_fault` says why, if that is known.
     """
 
-    libraries: tuple[Recorded, ...] = ()
+    libraries: tuple[RecorderState, ...] = ()
     faults: tuple[Fault, ...] = ()
     nccl_ras: NcclRas | None = None
     nccl_ras_fault: Fault | None = None
@@ -274,10 +274,10 @@ class Grouping(Value, frozen=True):
         return len({member.id.node for member in self.members}) == 1
 
 
-def gaps(known: Iterable[int], end: int, start: int = 0) -> tuple[range, ...]:
-    """Return the numbers from `start` up to, not including, `end` that are not in `known`, which must be sorted."""
+def gaps(sorted_numbers: Iterable[int], end: int, start: int = 0) -> tuple[range, ...]:
+    """Return the numbers from `start` to before `end` that are not in `sorted_numbers`, which must be sorted."""
     found = []
-    for number in (*known, end):
+    for number in (*sorted_numbers, end):
         before = min(number, end)
         if before > start:
             found.append(range(start, before))

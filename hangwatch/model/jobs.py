@@ -134,7 +134,7 @@ class Died(Value, frozen=True):
     detail: str = ""
 
     @property
-    def told(self) -> str:
+    def full_text(self) -> str:
         """The full text, for users who may read the incident."""
         return self.detail or self.text
 
@@ -244,7 +244,7 @@ class Job(Value, frozen=True):
         return (self.world_size or 0) > max(len(self.ranks), self.local_world_size or 0)
 
 
-def called(wanted: str, jobs: Iterable[Job]) -> list[Job]:
+def find_jobs(wanted: str, jobs: Iterable[Job]) -> list[Job]:
     """Return the job with the key `wanted`, else the jobs with this id, else those with this user-given name.
 
     Several jobs if users chose the same name.
@@ -254,7 +254,7 @@ def called(wanted: str, jobs: Iterable[Job]) -> list[Job]:
     return by_key or [job for job in known if job.job_id == wanted] or known
 
 
-class LeftOut(Value, frozen=True):
+class NotMonitored(Value, frozen=True):
     """Number of things of one owner on this node that are not monitored: whole jobs, ranks, and processes not even
     read.
     """
@@ -272,4 +272,4 @@ class FoundJobs(Value, frozen=True):
     """Result of a scan: the jobs to monitor, and the counts of what is not monitored."""
 
     jobs: tuple[Job, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[NotMonitored, ...] = ()

@@ -26,7 +26,7 @@ class Evidence(Value, frozen=True):
     supports: bool | None = None
 
 
-class FirstLook(RankId, frozen=True, kw_only=True):
+class CheckFirst(RankId, frozen=True, kw_only=True):
     """A rank to check first when no rank can be named: why this rank, and what would settle it."""
 
     why: str
@@ -44,7 +44,7 @@ class Verdict(Value, frozen=True):
     named: tuple[RankId, ...] = ()
     confidence: Confidence = Confidence.NONE
     evidence: tuple[Evidence, ...] = ()
-    first_look: tuple[FirstLook, ...] = ()
+    first_look: tuple[CheckFirst, ...] = ()
 
 
 class Supplement(Value, frozen=True):
@@ -58,5 +58,5 @@ class Supplement(Value, frozen=True):
     evidence: tuple[Evidence, ...] = ()
     headline: str = ""
     sentence: str = ""
-    check_first: tuple[FirstLook, ...] = ()
+    check_first: tuple[CheckFirst, ...] = ()
     only_if_stuck: bool = False

@@ -51,7 +51,7 @@ class FileLock(Value, frozen=True):
     by_child: bool = False
 
 
-class Behind(Value, frozen=True):
+class CallTarget(Value, frozen=True):
     """The target of one descriptor of a system call. All texts are bounded and printable.
 
     `what` is the path of a file, the address of a peer, or the kernel's name for it. `mount` is the file system of a
@@ -81,7 +81,7 @@ class KernelCall(Value, frozen=True):
     says: str
     rounds: int
     descriptors: int = 0
-    behind: tuple[Behind, ...] = ()
+    behind: tuple[CallTarget, ...] = ()
     path: str = ""
     child_pid: int | None = None
     child_comm: str = ""

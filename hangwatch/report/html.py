@@ -130,7 +130,7 @@ def _raw(dump: RankDump, command: str) -> RawStacks:
     lines = [words.elided(line, _MAX_TEXT) for line in rank_lines(dump, command)]
     if len(lines) > _MAX_LINES_PER_RANK:
         lines = [*lines[:_MAX_LINES_PER_RANK], f"... {len(lines) - _MAX_LINES_PER_RANK} more lines in dumps/"]
-    return RawStacks(rank_name=words.who([dump.id]), lines=tuple(lines), rounds=_rounds(dump))
+    return RawStacks(rank_name=words.name_ranks([dump.id]), lines=tuple(lines), rounds=_rounds(dump))
 
 
 def _rounds(dump: RankDump) -> str:

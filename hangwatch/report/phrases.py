@@ -23,7 +23,7 @@ from hangwatch.model import (
     Verdict,
 )
 from hangwatch.stacks.user_code import user_frames
-from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, printable, utc, who
+from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, name_ranks, printable, utc
 
 _NAMED_LISTED = 4
 _REASONS_LISTED = 4
@@ -55,7 +55,7 @@ def first_look(verdict: Verdict) -> list[str]:
 
 def _listed(ids: Sequence[RankId]) -> list[str]:
     if len(ids) <= _NAMED_LISTED:
-        return [who([rank]) for rank in ids]
+        return [name_ranks([rank]) for rank in ids]
     where = nodes(ids)
     return [f"{count(len(ids))}: {elided(fold_ids(ids), _FOLDED)}{f' on {where}' if where else ''}"]
 
@@ -78,7 +78,7 @@ def _unread(members: Iterable[Member]) -> Iterator[str]:
             counts.setdefault((refusal.reason, ""), (refusal, []))[1].append(member.id)
     for kind, faults in (("sequence numbers", recorders), ("counts of NCCL's own", counts)):
         for (reason, library), (fault, ids) in sorted(faults.items())[:_REASONS_LISTED]:
-            ranks = elided(who(sorted(ids, key=RankId.sort_key)), _FOLDED)
+            ranks = elided(name_ranks(sorted(ids, key=RankId.sort_key)), _FOLDED)
             remedy = f"; {fault.remedy}" if fault.remedy else ""
             yield f"no {kind} of {ranks}{library}: {fault.detail} ({reason}){remedy}"
 

@@ -133,7 +133,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
         *_whom(incident.verdict),
         phrases.state_row(incident),
         ("Timeout", phrases.time_out(incident)),
-        ("Job", f"{words.which_job(job)}, {job.launcher}"),
+        ("Job", f"{words.describe_job(job)}, {job.launcher}"),
         ("Ranks", f"{phrases.ranks_row(job)} on {incident.node}{size}"),
         ("No process", f"local rank {words.fold_ranges(job.absent)}" if job.absent else ""),
         *_ranks_rows(incident.grouping)[1:],
@@ -198,7 +198,9 @@ def _group_lines(group: Group, mark: str | None, style: _Style) -> Iterator[str]
         yield from style.wrapped(f"    {group.fault.subject}: {group.fault.detail}", "      ")
         yield from style.wrapped(f"    {group.fault.remedy}", "      ") if group.fault.remedy else ()
     if group.frames:
-        yield style.faint(f"    {words.who(ids[:1])}:" if len(ids) == 1 else f"    as {words.who(ids[:1])}:")
+        yield style.faint(
+            f"    {words.name_ranks(ids[:1])}:" if len(ids) == 1 else f"    as {words.name_ranks(ids[:1])}:"
+        )
         yield from _frame_lines(group.frames, style)
     for stack in (*group.threads, *group.workers):
         yield style.faint(f"    {group_text.describe_stack(stack, group)}:")
@@ -244,7 +246,7 @@ def _evidence_lines(verdict: Verdict, style: _Style) -> Iterator[str]:
 def _detail_lines(incident: Incident, style: _Style) -> Iterator[str]:
     for rank in incident.captures[-1].ranks if incident.captures else ():
         if rank.details is not None:
-            yield f"{words.who([rank.id])}:"
+            yield f"{words.name_ranks([rank.id])}:"
             for line in phrases.details(rank.details):
                 yield from style.wrapped(f"    {line}", "      ")
 
@@ -260,7 +262,7 @@ def _environment_lines(incident: Incident, style: _Style) -> Iterator[str]:
 def _log_lines(incident: Incident) -> Iterator[str]:
     for rank in incident.captures[-1].ranks if incident.captures else ():
         for log in rank.last_lines:
-            yield f"{words.who([rank.id])}: {printable(log.path)}"
+            yield f"{words.name_ranks([rank.id])}: {printable(log.path)}"
             yield from (f"    | {printable(line)}" for line in log.lines)
 
 

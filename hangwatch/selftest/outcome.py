@@ -127,7 +127,7 @@ def _course(events: Sequence[Event]) -> _Course:
 
 
 def _names(ranks: Sequence[int]) -> str:
-    return words.who([RankId(rank=rank) for rank in ranks])
+    return words.name_ranks([RankId(rank=rank) for rank in ranks])
 
 
 def _sentence(kind: Kind, ranks: Sequence[int], message: str) -> Finding:
@@ -193,7 +193,7 @@ def _not_started(silent: Sequence[int], exits: Mapping[int, int | None]) -> Find
     codes = [exits.get(rank) for rank in silent]
     known = sorted({code for code in codes if code is not None})
     ended = (
-        f"ended with status {words.listing(list(map(str, known)))}" if known and None not in codes else "was started"
+        f"ended with status {words.join_words(list(map(str, known)))}" if known and None not in codes else "was started"
     )
     return _sentence("not_started", silent, f"the process of {_names(silent)} {ended}, but printed nothing")
 
@@ -213,8 +213,8 @@ def _stuck(courses: Mapping[int, _Course]) -> list[Finding]:
     if culprits:
         steps = {_step(step) for step in inside.values() if set(culprits) & {*step.group} and step.group}
         have = "has" if len(culprits) == 1 else "have"
-        problem = f"{have} not joined {words.listing(sorted(steps))}" if steps else f"{have} not finished"
-        places = words.listing([f"{_names([rank])} is{_where(courses[rank])}" for rank in culprits[:4]])
+        problem = f"{have} not joined {words.join_words(sorted(steps))}" if steps else f"{have} not finished"
+        places = words.join_words([f"{_names([rank])} is{_where(courses[rank])}" for rank in culprits[:4]])
         return [_sentence("hung", culprits, f"{_names(culprits)} {problem}: {places}")]
     if not inside:
         return []

@@ -16,12 +16,12 @@ from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
     STOPPED_STATES,
+    CodeRegion,
     Member,
     Motion,
     ProcessDump,
     RankDump,
     Signature,
-    Stay,
     Thread,
     Waits,
 )
@@ -46,7 +46,7 @@ class Measured(NamedTuple):
     cpu_ratio: float | None = None
     io_bytes_per_second: float | None = None
     main: MainRates = MainRates()
-    stay: Stay | None = None
+    stay: CodeRegion | None = None
     waits: Waits = Waits()
 
 
@@ -231,7 +231,7 @@ def _waits_for_another_process(seen: _Seen) -> bool:
     )
 
 
-def _stay(seen: _Seen, signature: Signature) -> Stay | None:
+def _stay(seen: _Seen, signature: Signature) -> CodeRegion | None:
     """Return the place of a rank, if one capture cannot tell if it works; None if it can, or if the rank moved around.
 
     Lines that alternate may be a loop that works, or one that polls for something that never happens.
@@ -243,7 +243,7 @@ def _stay(seen: _Seen, signature: Signature) -> Stay | None:
     places = {(stood.own[:1], stood.installed) for stood in seen.stood}
     if len(within) > 1 or len(places) > MOST_PLACES_OF_A_STAY:
         return None
-    return Stay(within=_digest(within.pop()), places=tuple(sorted(map(_digest, places))))
+    return CodeRegion(within=_digest(within.pop()), places=tuple(sorted(map(_digest, places))))
 
 
 def _may_ask(seen: _Seen, signature: Signature) -> bool:

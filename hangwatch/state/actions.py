@@ -20,11 +20,11 @@ class SaveIncident(Value, frozen=True):
     moved_to: JobState | None = None
 
 
-class ReadRemains(Value, frozen=True):
+class ReadCrashArtifacts(Value, frozen=True):
     """Read the crash artifacts of the ranks in `job.ended`, of which some have just ended."""
 
     job: Job
 
 
-Action: TypeAlias = detector.Action | SaveIncident | ReadRemains
+Action: TypeAlias = detector.Action | SaveIncident | ReadCrashArtifacts
 """An action for the daemon: a request of the detector, an incident to write, or crash artifacts to read."""

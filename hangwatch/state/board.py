@@ -26,7 +26,7 @@ from hangwatch.model import (
     Incident,
     Job,
     JobState,
-    LeftOut,
+    NotMonitored,
     PowerSeries,
     SamplerStatus,
     TimelineEntry,
@@ -95,7 +95,7 @@ class Snapshot(Value, frozen=True):
     dump_failures: dict[str, int] = field(default_factory=dict)
     dumps: DumpHistogram = DumpHistogram()
     hook_runs: dict[tuple[str, str], int] = field(default_factory=dict)  # by event and outcome
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[NotMonitored, ...] = ()
     running: dict[str, tuple[float, ...]] = field(default_factory=dict)  # scan, capture: when each began, monotonic
     scan_seconds: float | None = None
     dumpers_stuck: int = 0
@@ -103,7 +103,9 @@ class Snapshot(Value, frozen=True):
     crashes: tuple[Crash, ...] = ()  # the last ones, each job once
     crash_count: int = 0
     unread_crash_count: int = 0  # jobs with dead ranks that were dropped because too many of their owner were queued
-    left_open: tuple[Incident, ...] = ()  # by an earlier daemon; the processes live, but no scan has found the job yet
+    unresumed_incidents: tuple[
+        Incident, ...
+    ] = ()  # by an earlier daemon; the processes live, but no scan has found the job yet
     store_problem: str | None = "the store is not open yet"
 
     @property
@@ -128,21 +130,21 @@ class Snapshot(Value, frozen=True):
         """Return the snapshot with the newest result of one check."""
         return replace(self, checks={**self.checks, result.check: result})
 
-    def with_running(self, beat: str, began: float) -> Snapshot:
+    def with_running(self, task: str, began: float) -> Snapshot:
         """Return the snapshot with one more running scan or capture. `began` is CLOCK_MONOTONIC in seconds."""
-        return replace(self, running={**self.running, beat: (*self.running.get(beat, ()), began)})
+        return replace(self, running={**self.running, task: (*self.running.get(task, ()), began)})
 
-    def with_over(self, beat: str, began: float) -> Snapshot:
+    def without_running(self, task: str, began: float) -> Snapshot:
         """Return the snapshot without the scan or capture that began at this time."""
-        left = list(self.running.get(beat, ()))
+        left = list(self.running.get(task, ()))
         left.remove(began)
-        return replace(self, running={**self.running, beat: tuple(left)})
+        return replace(self, running={**self.running, task: tuple(left)})
 
-    def running_seconds(self, beat: str, now: float) -> float:
+    def running_seconds(self, task: str, now: float) -> float:
         """Return for how long the oldest running scan or capture has been running; 0 if none is running."""
-        return max((now - began for began in self.running.get(beat, ())), default=0.0)
+        return max((now - began for began in self.running.get(task, ())), default=0.0)
 
-    def with_scan(self, seconds: float, left_out: tuple[LeftOut, ...]) -> Snapshot:
+    def with_scan(self, seconds: float, left_out: tuple[NotMonitored, ...]) -> Snapshot:
         """Return the snapshot with the duration of the newest scan, and what exceeded a limit in it."""
         return replace(self, scan_seconds=seconds, left_out=left_out)
 
@@ -204,13 +206,13 @@ class Board:
             self._snapshot = replace(self._snapshot, **changes)
 
     @contextmanager
-    def running(self, beat: str, began: float) -> Iterator[None]:
+    def running(self, task: str, began: float) -> Iterator[None]:
         """Show a scan or capture on the board while it runs. `began` is CLOCK_MONOTONIC in seconds."""
-        self.put(Snapshot.with_running, beat, began)
+        self.put(Snapshot.with_running, task, began)
         try:
             yield
         finally:
-            self.put(Snapshot.with_over, beat, began)
+            self.put(Snapshot.without_running, task, began)
 
     def remember_power(self, sweep: GpuSweep) -> None:
         """Add the power of each GPU in a sweep to the history of the last 15 minutes, for the reports."""
@@ -243,7 +245,7 @@ class Board:
                     watts=tuple(round(watts, 1) for _, watts in kept),
                     limit_watts=gpu.limit_watts if gpu else None,
                     busy_watts=gpu.busy_watts if gpu else None,
-                    quiet_line_watts=power_level.quiet_line_watts(gpu, settings) if gpu else None,
+                    quiet_line_watts=power_level.low_power_threshold_watts(gpu, settings) if gpu else None,
                     local_ranks=tuple(
                         rank.local_rank
                         for rank in entry.job.ranks

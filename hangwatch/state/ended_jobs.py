@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from hangwatch.model import EndedProcess, Job, ProcessId, gaps, spans
-from hangwatch.state.actions import ReadRemains
+from hangwatch.state.actions import ReadCrashArtifacts
 from hangwatch.state.board import JobEntry
 
 ENDED_RANKS_KEPT = 1024  # the newest of a job; as many as can live at the same time, so the first that died is included
@@ -40,11 +40,11 @@ def with_ended(before: Job, job: Job, unix_now: float) -> Job:
     return job if ended == job.ended else replace(job, ended=ended)
 
 
-def remains(before: Job, after: Job) -> tuple[ReadRemains, ...]:
+def ask_for_artifacts(before: Job, after: Job) -> tuple[ReadCrashArtifacts, ...]:
     """Return the action that reads crash artifacts, if a rank ended since `before`."""
     known = {one.id for one in before.ended}
     new = any(not one.is_worker and one.id not in known for one in after.ended)
-    return (ReadRemains(job=after),) if new else ()
+    return (ReadCrashArtifacts(job=after),) if new else ()
 
 
 def _processes(job: Job) -> Iterator[tuple[ProcessId, int | None, int | None, bool]]:

@@ -14,15 +14,15 @@ TIMELINE_LENGTH = 60
 CAPTURES_KEPT = 4  # the first, which shows the beginning, and the last three
 
 
-def settle(
+def update_timeline(
     entry: JobEntry, wanted: tuple[detector.Action, ...], unix_now: float
 ) -> tuple[JobEntry, tuple[Action, ...]]:
     """Add the transitions, and the captures that deserve a line, to the job's timeline and to its incident."""
     actions: list[Action] = list(wanted)
     for move in wanted:
         if isinstance(move, detector.TakeCapture):
-            if move.is_told:
-                entry, saved = _told(entry, move.reason, unix_now)
+            if move.is_in_timeline:
+                entry, saved = _add_line(entry, move.reason, unix_now)
                 actions += saved
             continue
         line = TimelineEntry(unix_seconds=unix_now, state=move.state, message=move.message)
@@ -40,7 +40,7 @@ def settle(
     return entry, tuple(actions)
 
 
-def _told(entry: JobEntry, message: str, unix_now: float) -> tuple[JobEntry, tuple[Action, ...]]:
+def _add_line(entry: JobEntry, message: str, unix_now: float) -> tuple[JobEntry, tuple[Action, ...]]:
     """Add a line to the timeline of a job and of its open incident. The state does not change."""
     line = TimelineEntry(unix_seconds=unix_now, state=entry.watch.state, message=message)
     entry = replace(entry, timeline=(*entry.timeline, line)[-TIMELINE_LENGTH:])
@@ -50,7 +50,7 @@ def _told(entry: JobEntry, message: str, unix_now: float) -> tuple[JobEntry, tup
     return replace(entry, incident=incident), (SaveIncident(incident=incident),)
 
 
-def with_capture(entry: JobEntry, look: Diagnosis) -> Incident:
+def add_capture(entry: JobEntry, look: Diagnosis) -> Incident:
     """Return the job's open incident with one more capture, or a new incident."""
     incident = entry.incident
     if incident is None or incident.closed_unix_seconds is not None:
@@ -69,7 +69,7 @@ def with_capture(entry: JobEntry, look: Diagnosis) -> Incident:
     )
 
 
-def noted(
+def record_note(
     snapshot: Snapshot, incident: Incident, message: str, *, unix_now: float
 ) -> tuple[Snapshot, tuple[Action, ...]]:
     """Add the result of a hook to the timeline of an incident, if its job still has this incident."""

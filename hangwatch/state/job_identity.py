@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch.detector import job_watch
-from hangwatch.jobs.discovery import told_apart
+from hangwatch.jobs.discovery import with_distinct_name
 from hangwatch.model import Job
 from hangwatch.state.board import JobEntry, Snapshot
 
@@ -21,7 +21,7 @@ class Match(NamedTuple):
     entries: tuple[JobEntry, ...]
 
 
-def matched(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Match]:
+def match_jobs(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Match]:
     """Match each job of a scan with the watches of its processes, under any name.
 
     If the processes of a watch are now in several jobs, the job with the most known processes gets the watch.
@@ -33,12 +33,12 @@ def matched(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Match]:
         found = {holders[process].job.key: holders[process] for process in job.processes if process in holders}
         free = [entry for key, entry in found.items() if key not in followed]
         followed.update(found)
-        free.sort(key=lambda entry: (_progress(entry), entry.job.key != job.key, entry.watch.identity.began))
+        free.sort(key=lambda entry: (_merge_order(entry), entry.job.key != job.key, entry.watch.identity.began))
         matches.append(Match(job, tuple(free)))
     return matches
 
 
-def _progress(entry: JobEntry) -> int:
+def _merge_order(entry: JobEntry) -> int:
     """Return the rank of an entry when watches are merged: an open incident comes first, a starting job last."""
     if entry.watch.is_open:
         return 0
@@ -47,10 +47,10 @@ def _progress(entry: JobEntry) -> int:
 
 def _is_pinned(entry: JobEntry) -> bool:
     """True if a running capture or an incident refers to the job by its key."""
-    return entry.watch.is_open or entry.watch.looks.capturing or entry.incident is not None
+    return entry.watch.is_open or entry.watch.capture_record.capturing or entry.incident is not None
 
 
-def with_kept_names(matches: Sequence[Match]) -> dict[str, Match]:
+def assign_names(matches: Sequence[Match]) -> dict[str, Match]:
     """Return the matched jobs by key. While its processes live, a job keeps its name and its key.
 
     A scan may give it another name: because of a second job in the same Slurm allocation, a launcher that was killed,
@@ -64,18 +64,18 @@ def with_kept_names(matches: Sequence[Match]) -> dict[str, Match]:
     """
     found: dict[str, Match] = {}
     for match in sorted(matches, key=_precedence):
-        named = _wanted(match)
+        named = _preferred_job(match)
         if named.key in found and match.entries:
             named = match.entries[0].job
         if named.key in found:
             named = match.job
         while named.key in found:
-            named = told_apart(named)
+            named = with_distinct_name(named)
         found[named.key] = match._replace(job=replace(match.job, job_id=named.job_id, job_key=named.key))
     return found
 
 
-def _wanted(match: Match) -> Job:
+def _preferred_job(match: Match) -> Job:
     """Return the job of which this one should have the name and the key, if these are free."""
     job, entry = match.job, next(iter(match.entries), None)
     if entry is None:
@@ -95,11 +95,11 @@ def _precedence(match: Match) -> tuple[bool, bool, bool, bool]:
     if entry is None:
         return True, not match.job.holds_gpu, True, True
     held_gpu = entry.held_gpu or match.job.holds_gpu
-    return not _is_pinned(entry), not held_gpu, _wanted(match).key != entry.job.key, False
+    return not _is_pinned(entry), not held_gpu, _preferred_job(match).key != entry.job.key, False
 
 
-def as_one(entries: Sequence[JobEntry]) -> JobEntry:
+def merge_entries(entries: Sequence[JobEntry]) -> JobEntry:
     """Return the first entry, with the processes and GPUs that the others know."""
     first, *others = entries
-    watch = functools.reduce(job_watch.merged, [other.watch for other in others], first.watch)
+    watch = functools.reduce(job_watch.merge_watches, [other.watch for other in others], first.watch)
     return replace(first, watch=watch, held_gpu=any(entry.held_gpu for entry in entries))

@@ -13,12 +13,12 @@ CRASHES_SHOWN = 64
 CRASHES_SHOWN_PER_SHARE = 8
 
 
-def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snapshot, tuple[Action, ...]]:
+def record_crash(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snapshot, tuple[Action, ...]]:
     """Record the incident of a crash. If the same ranks already have one, that incident is updated.
 
     If the job continues without the dead ranks, its entry gets the causes of death.
     """
-    snapshot = _with_died(snapshot, incident.job)
+    snapshot = _with_causes(snapshot, incident.job)
     processes = _gone_ranks(incident)
     kept = [one for one in snapshot.crashes if now - one.found_monotonic_seconds <= CRASH_SHOWN_SECONDS]
     same = [one for one in kept if one.incident.job.key == incident.job.key]
@@ -43,13 +43,13 @@ def crashed(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snap
     return snapshot, (SaveIncident(incident=incident, is_watched=False, moved_to=moved_to),)
 
 
-def left_unread(snapshot: Snapshot) -> tuple[Snapshot, int]:
+def count_unread_crash(snapshot: Snapshot) -> tuple[Snapshot, int]:
     """Count a job of which the dead ranks are not read, and return the new count."""
     count = snapshot.unread_crash_count + 1
     return replace(snapshot, unread_crash_count=count), count
 
 
-def _with_died(snapshot: Snapshot, dead: Job) -> Snapshot:
+def _with_causes(snapshot: Snapshot, dead: Job) -> Snapshot:
     entry, died = snapshot.jobs.get(dead.key), {one.id: one.died for one in dead.ended}
     if entry is None:
         return snapshot

@@ -8,18 +8,18 @@ from hangwatch import detector, words
 from hangwatch.config import Detector
 from hangwatch.detector import job_watch, standstill
 from hangwatch.detector.job_watch import JobWatch, MotionCount
-from hangwatch.detector.known_pauses import places_of
+from hangwatch.detector.known_pauses import find_places
 from hangwatch.model import Grouping, Motion
 from hangwatch.stacks.idle_reasons import is_serving, resting_state
 from hangwatch.state.actions import Action, SaveIncident
 from hangwatch.state.board import Snapshot
-from hangwatch.state.incident_timeline import settle, with_capture
+from hangwatch.state.incident_timeline import add_capture, update_timeline
 from hangwatch.verdict import timeout_forecast
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.remote_wait import waits_elsewhere
 
 
-def captured(
+def record_capture(
     snapshot: Snapshot, look: Diagnosis, *, now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
     """Take the result of a capture: the job is hung, stalled, at rest, or at work."""
@@ -28,42 +28,44 @@ def captured(
         return snapshot, ()
     looked_at = {dump.id.pid for dump in look.capture.ranks}
     came = sum(rank.id.pid not in looked_at for rank in entry.job.ranks)
-    look = look.without_motion_of(detector.settled(entry.watch, standstill.of(look.grouping), now, settings))
+    look = look.without_motion_of(
+        detector.find_settled_ranks(entry.watch, standstill.find_stays(look.grouping), now, settings)
+    )
     seen = replace(
-        motion_count(look.grouping),
-        came=came,
-        places=places_of(look.grouping, look.verdict.named),
+        count_motion(look.grouping),
+        started_since=came,
+        places=find_places(look.grouping, look.verdict.named),
         waits_elsewhere=waits_elsewhere(look.grouping, look.verdict, is_elsewhere_too=entry.job.is_elsewhere_too),
     )
-    watch, wanted = detector.captured(_with_timeout(entry.watch, look), seen, now, settings)
-    entry = replace(entry, watch=watch, page=job_watch.pages(watch, now, settings))
+    watch, wanted = detector.apply_capture(_with_timeout(entry.watch, look), seen, now, settings)
+    entry = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
     if watch.is_open:
-        entry = replace(entry, incident=with_capture(entry, look))
-    entry, actions = settle(entry, wanted, look.judged_unix_seconds)
+        entry = replace(entry, incident=add_capture(entry, look))
+    entry, actions = update_timeline(entry, wanted, look.judged_unix_seconds)
     if watch.is_open and entry.incident is not None and not any(isinstance(action, SaveIncident) for action in actions):
         actions = (*actions, SaveIncident(incident=entry.incident))
-    return snapshot.count("captures", _result(seen)).with_job(entry), actions
+    return snapshot.count("captures", _describe_result(seen)).with_job(entry), actions
 
 
 def _with_timeout(watch: JobWatch, look: Diagnosis) -> JobWatch:
     """Return the watch with the timeout that the open operations recorded; it overrides that of the environment."""
     told = timeout_forecast.recorded_seconds(look.grouping)
-    return watch if told is None else replace(watch, time_out=replace(watch.time_out, recorded_seconds=told))
+    return watch if told is None else replace(watch, timeout=replace(watch.timeout, recorded_seconds=told))
 
 
-def glanced(
+def record_light_capture(
     snapshot: Snapshot, job_key: str, seen: MotionCount, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
     """Take the result of a light capture. It opens no incident, but may begin a suspicion."""
     entry = snapshot.jobs.get(job_key)
     if entry is None:
         return snapshot, ()
-    watch, wanted = detector.glanced(entry.watch, seen, now, settings)
-    entry, actions = settle(replace(entry, watch=watch), wanted, unix_now)
-    return snapshot.count("captures", _result(seen)).with_job(entry), actions
+    watch, wanted = detector.apply_light_capture(entry.watch, seen, now, settings)
+    entry, actions = update_timeline(replace(entry, watch=watch), wanted, unix_now)
+    return snapshot.count("captures", _describe_result(seen)).with_job(entry), actions
 
 
-def unjudged(
+def record_failed_capture(
     snapshot: Snapshot, job_key: str, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
     """Take note that a capture failed: nothing is known of the ranks, and it is repeated later."""
@@ -71,12 +73,14 @@ def unjudged(
     if entry is None:
         return snapshot, ()
     seen = MotionCount(frozen=0, moving=0, unknown=max(1, len(entry.job.ranks)))
-    watch, wanted = detector.captured(entry.watch, seen, now, settings)
-    entry, actions = settle(replace(entry, watch=watch, page=job_watch.pages(watch, now, settings)), wanted, unix_now)
+    watch, wanted = detector.apply_capture(entry.watch, seen, now, settings)
+    entry, actions = update_timeline(
+        replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings)), wanted, unix_now
+    )
     return snapshot.count("captures", "failed").with_job(entry), actions
 
 
-def motion_count(grouping: Grouping) -> MotionCount:
+def count_motion(grouping: Grouping) -> MotionCount:
     """Count the ranks of a capture that are frozen, moving, or not judged.
 
     A rank that is gone is frozen: it cannot progress. If all ranks are gone, they are not judged.
@@ -95,23 +99,23 @@ def motion_count(grouping: Grouping) -> MotionCount:
                 unknown += 1
         if movers:
             doing = group.activity.replace("_", " ") if group.activity != "unknown" else "its own code"
-            who.append(f"{words.who([member.id for member in movers])} in {doing}")
+            who.append(f"{words.name_ranks([member.id for member in movers])} in {doing}")
     stacked = sum(group.size for group in grouping.groups if group.frames)
     return MotionCount(
         frozen=frozen,
         moving=moving,
         unknown=unknown,
-        stacked=stacked,
+        with_stack=stacked,
         absent=0 if ended else sum(group.size for group in grouping.groups if group.gone),
-        who="; ".join(who),
+        movers_text="; ".join(who),
         resting=resting_state(grouping),
         serves=is_serving(grouping),
         movers=frozenset(member.id for member in grouping.members if member.motion is Motion.MOVING),
-        stays=standstill.of(grouping),
+        stays=standstill.find_stays(grouping),
     )
 
 
-def _result(seen: MotionCount) -> str:
+def _describe_result(seen: MotionCount) -> str:
     if not seen.total:
         return "empty"
     if seen.serves:

@@ -9,14 +9,14 @@ from hangwatch.checks import nvlink_status, xid
 from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.detector.capture_due import LOOK_SECONDS
-from hangwatch.detector.power_level import idle_levels
+from hangwatch.detector.power_level import update_idle_levels
 from hangwatch.model import CheckResult, CheckStatus, GpuSweep, SamplerStatus
 from hangwatch.state.actions import Action
 from hangwatch.state.board import Snapshot
-from hangwatch.state.incident_timeline import settle
+from hangwatch.state.incident_timeline import update_timeline
 
 
-def sampled(
+def record_sample(
     snapshot: Snapshot,
     sweep: GpuSweep,
     status: SamplerStatus,
@@ -24,18 +24,21 @@ def sampled(
     now: float,
     settings: Detector,
     gap_seconds: float,
-    look_seconds: float = LOOK_SECONDS,
+    capture_seconds: float = LOOK_SECONDS,
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Give one sweep to every job. `now` is CLOCK_MONOTONIC in seconds, `look_seconds` the usual time of a capture."""
+    """Give one sweep to every job.
+
+    `now` is CLOCK_MONOTONIC in seconds, `capture_seconds` the usual time of a capture.
+    """
     held = frozenset(uuid for entry in snapshot.living for uuid in entry.job.gpu_uuids)
     snapshot = replace(
-        snapshot, sweep=sweep, sampler=status, idle_watts=idle_levels(snapshot.idle_watts, sweep.gpus, held)
+        snapshot, sweep=sweep, sampler=status, idle_watts=update_idle_levels(snapshot.idle_watts, sweep.gpus, held)
     )
     by_uuid = {gpu.uuid: gpu for gpu in sweep.gpus}
     actions: list[Action] = []
     for entry in snapshot.living:
         samples = {uuid: by_uuid[uuid] for uuid in entry.job.gpu_uuids if uuid in by_uuid}
-        watch, wanted = detector.step(
+        watch, wanted = detector.apply_sample(
             entry.watch,
             samples,
             now,
@@ -43,31 +46,31 @@ def sampled(
             idle=snapshot.idle_watts,
             gap_seconds=gap_seconds,
             gpu_errors_at=snapshot.gpu_errors_at,
-            look_seconds=look_seconds,
+            capture_seconds=capture_seconds,
         )
-        stepped = replace(entry, watch=watch, page=job_watch.pages(watch, now, settings))
-        stepped, more = settle(stepped, wanted, sweep.taken_unix_seconds)
+        stepped = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
+        stepped, more = update_timeline(stepped, wanted, sweep.taken_unix_seconds)
         snapshot = snapshot.with_job(stepped)
         actions += more
     return snapshot, tuple(actions)
 
 
-def unsampled(
+def record_missing_sample(
     snapshot: Snapshot, status: SamplerStatus, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
     """Take note that there is no new sweep. `now` is CLOCK_MONOTONIC in seconds."""
     snapshot = replace(snapshot, sampler=status)
     actions: list[Action] = []
     for entry in snapshot.living:
-        watch, wanted = detector.unsampled(entry.watch, now, settings)
+        watch, wanted = detector.apply_missing_sample(entry.watch, now, settings)
         if wanted:
-            stepped, more = settle(replace(entry, watch=watch), wanted, unix_now)
+            stepped, more = update_timeline(replace(entry, watch=watch), wanted, unix_now)
             snapshot = snapshot.with_job(stepped)
             actions += more
     return snapshot, tuple(actions)
 
 
-def checked(snapshot: Snapshot, result: CheckResult, *, now: float) -> Snapshot:
+def record_check(snapshot: Snapshot, result: CheckResult, *, now: float) -> Snapshot:
     """Take the newest result of one check. `now` (CLOCK_MONOTONIC, seconds) is recorded if it shows new GPU errors."""
     before = snapshot.checks.get(result.check)
     came = result.check == nvlink_status.CHECK.name and result.verdict.status >= CheckStatus.WARNING

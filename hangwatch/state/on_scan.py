@@ -13,9 +13,9 @@ from hangwatch.detector.job_watch import JobWatch
 from hangwatch.model import Job, JobState, ProcessId
 from hangwatch.state.actions import Action
 from hangwatch.state.board import JobEntry, Snapshot
-from hangwatch.state.ended_jobs import remains, with_ended, with_known_absent
-from hangwatch.state.incident_timeline import settle
-from hangwatch.state.job_identity import as_one, matched, with_kept_names
+from hangwatch.state.ended_jobs import ask_for_artifacts, with_ended, with_known_absent
+from hangwatch.state.incident_timeline import update_timeline
+from hangwatch.state.job_identity import assign_names, match_jobs, merge_entries
 
 ENDED_SHOWN_SECONDS = 120.0
 ENDED_SHOWN_PER_SHARE = 64
@@ -23,7 +23,7 @@ WAITS_NO_MORE = "its launcher has ended, or has started what is no rank"
 RANKS_CAME = "its ranks have come"
 
 
-def discovered(
+def record_scan(
     snapshot: Snapshot, jobs: Iterable[Job], now: float, unix_now: float, ticks_per_second: float = 100.0
 ) -> tuple[Snapshot, tuple[Action, ...]]:
     """Take the jobs that a scan found: begin, restart and end watches.
@@ -33,7 +33,7 @@ def discovered(
     actions: list[Action] = []
     before = _ranks_of_launchers(snapshot)
     jobs = [job for job in jobs if not _has_just_lost_its_ranks(job, before, now)]
-    found = with_kept_names(matched(snapshot, jobs))
+    found = assign_names(match_jobs(snapshot, jobs))
     followed = {entry.job.key for match in found.values() for entry in match.entries}
     free = {key: entry for key, entry in snapshot.jobs.items() if key not in followed}
     for key in followed - found.keys():
@@ -43,16 +43,16 @@ def discovered(
             ended, more = _end(other, f"its ranks are ranks of job {job.job_id}", now, unix_now)
             actions += more
             snapshot = snapshot if other.job.key in found else snapshot.with_job(ended)
-        entry = as_one(entries) if entries else free.get(key)
+        entry = merge_entries(entries) if entries else free.get(key)
         started = _started_seconds(job, before, ticks_per_second)
-        entry, more = _found(entry, job, started, now, unix_now)
+        entry, more = _update_entry(entry, job, started, now, unix_now)
         actions += more
         snapshot = snapshot.with_job(entry)
     led = {launcher for match in found.values() if match.job.ranks for launcher in match.job.launcher_ids}
     for missing in [entry for key, entry in snapshot.jobs.items() if key not in found]:
         if missing.watch.state is not JobState.ENDED:
             has_come = missing.job.waiting is not None and missing.job.launcher_id in led
-            ended, more = _missed(missing, now, unix_now, has_come=has_come)
+            ended, more = _end_missing(missing, now, unix_now, has_ranks_now=has_come)
             actions += more
             # The job continues with its ranks, possibly under another name: it must not be shown twice.
             snapshot = snapshot.without_job(missing.job.key) if has_come else snapshot.with_job(ended)
@@ -69,32 +69,37 @@ def _started_seconds(job: Job, before: dict[ProcessId, JobWatch], ticks_per_seco
     return started
 
 
-def _found(
+def _update_entry(
     entry: JobEntry | None, job: Job, started: float, now: float, unix_now: float
 ) -> tuple[JobEntry, tuple[Action, ...]]:
     """Return the entry of a job that the scan found. A new, ended or restarted job gets a new watch."""
     actions: tuple[Action, ...] = ()
     if entry is not None and job_watch.is_restart(entry.watch, job):
         reason = RANKS_CAME if entry.job.waiting else "its ranks were replaced by new ones"
-        gone = remains(entry.job, with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
+        gone = ask_for_artifacts(entry.job, with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
         entry, more = _end(entry, reason, now, unix_now)
         actions = (*gone, *more)
     if entry is None or entry.watch.state is JobState.ENDED:
         # Pods of uid 0 may have the same key: the known pauses of one must not be used for the other.
         is_same = entry is not None and entry.job.share == job.share
-        watch = job_watch.begin(job, now, started, entry.watch if entry is not None and is_same else None)
+        watch = job_watch.begin_watch(job, now, started, entry.watch if entry is not None and is_same else None)
         return JobEntry(job=job, watch=watch, held_gpu=job.holds_gpu), actions
     known = with_ended(entry.job, with_known_absent(entry, job), unix_now)
-    actions += remains(entry.job, known)
+    actions += ask_for_artifacts(entry.job, known)
     held_gpu = entry.held_gpu or job.holds_gpu
-    return replace(entry, job=known, watch=job_watch.joined(entry.watch, job), held_gpu=held_gpu), actions
+    return replace(entry, job=known, watch=job_watch.update_identity(entry.watch, job), held_gpu=held_gpu), actions
 
 
-def _missed(entry: JobEntry, now: float, unix_now: float, *, has_come: bool) -> tuple[JobEntry, tuple[Action, ...]]:
-    """Return the ended entry of a job that the scan did not find. `has_come`: it was a launcher that now has ranks."""
+def _end_missing(
+    entry: JobEntry, now: float, unix_now: float, *, has_ranks_now: bool
+) -> tuple[JobEntry, tuple[Action, ...]]:
+    """Return the ended entry of a job that the scan did not find.
+
+    `has_ranks_now`: it was a launcher that now has ranks.
+    """
     reason = WAITS_NO_MORE if entry.job.waiting else "all its ranks on this node have ended"
-    gone = remains(entry.job, with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
-    ended, actions = _end(entry, RANKS_CAME if has_come else reason, now, unix_now)
+    gone = ask_for_artifacts(entry.job, with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
+    ended, actions = _end(entry, RANKS_CAME if has_ranks_now else reason, now, unix_now)
     return ended, (*gone, *actions)
 
 
@@ -115,8 +120,8 @@ def _has_just_lost_its_ranks(job: Job, before: Mapping[ProcessId, JobWatch], now
 
 
 def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[JobEntry, tuple[Action, ...]]:
-    watch, wanted = detector.end(entry.watch, message, now)
-    return settle(replace(entry, watch=watch, page=False), wanted, unix_now)
+    watch, wanted = detector.end_watch(entry.watch, message, now)
+    return update_timeline(replace(entry, watch=watch, page=False), wanted, unix_now)
 
 
 def _without_old_ends(snapshot: Snapshot) -> Snapshot:

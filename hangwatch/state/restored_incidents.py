@@ -17,7 +17,7 @@ from hangwatch.state.incident_timeline import TIMELINE_LENGTH
 STARTED_AGAIN = "hangwatch was started again: the processes are the same, the incident goes on"
 
 
-def resumed(
+def restore_incidents(
     snapshot: Snapshot,
     incidents: Iterable[Incident],
     living: frozenset[ProcessId],
@@ -36,7 +36,7 @@ def resumed(
     for incident in incidents:
         ranks = job_watch.generation(incident.job)
         entry = next((one for one in snapshot.living if ranks & {*one.job.processes, *one.job.launcher_ids}), None)
-        reason = _closed_meanwhile(entry, ranks, living)
+        reason = _find_closing_reason(entry, ranks, living)
         if reason is not None:
             line = TimelineEntry(unix_seconds=unix_now, state=JobState.ENDED, message=reason)
             closed = replace(
@@ -47,14 +47,16 @@ def resumed(
             waiting.append(incident)
         else:
             snapshot = snapshot.without_job(entry.job.key)
-            entry = _resumed(entry, incident, now, unix_now, settings)
+            entry = _restore_entry(entry, incident, now, unix_now, settings)
             snapshot = snapshot.with_job(entry)
             if entry.incident is not None:
                 actions.append(SaveIncident(incident=entry.incident))
-    return replace(snapshot, left_open=tuple(waiting)), tuple(actions)
+    return replace(snapshot, unresumed_incidents=tuple(waiting)), tuple(actions)
 
 
-def _closed_meanwhile(entry: JobEntry | None, ranks: frozenset[ProcessId], living: frozenset[ProcessId]) -> str | None:
+def _find_closing_reason(
+    entry: JobEntry | None, ranks: frozenset[ProcessId], living: frozenset[ProcessId]
+) -> str | None:
     """Return why an incident that was left open is closed; None if it continues, or may do so later."""
     if not ranks & living:
         return "its processes were gone when hangwatch was started again"
@@ -70,7 +72,7 @@ def _closed_meanwhile(entry: JobEntry | None, ranks: frozenset[ProcessId], livin
     return None
 
 
-def _resumed(entry: JobEntry, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobEntry:
+def _restore_entry(entry: JobEntry, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobEntry:
     """Return the job's entry with its former name and its incident. The next capture is due at once."""
     job = with_known_absent(replace(entry, job=incident.job), entry.job)
     job = replace(job, job_id=incident.job.job_id, job_key=incident.job.key)
@@ -79,12 +81,12 @@ def _resumed(entry: JobEntry, incident: Incident, now: float, unix_now: float, s
         timeline = timeline[:-1]  # only one such line if the daemon is restarted repeatedly
     timeline = (*timeline, TimelineEntry(unix_seconds=unix_now, state=incident.state, message=STARTED_AGAIN))
     incident = replace(incident, job=job, timeline=timeline)
-    watch = job_watch.resumed(entry.watch, incident, now, unix_now, settings)
+    watch = job_watch.resume_watch(entry.watch, incident, now, unix_now, settings)
     return replace(
         entry,
         job=job,
         watch=watch,
-        page=job_watch.pages(watch, now, settings),
+        page=job_watch.should_page(watch, now, settings),
         incident=incident,
         timeline=timeline[-TIMELINE_LENGTH:],
     )

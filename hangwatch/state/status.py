@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hangwatch.config import Detector
-from hangwatch.detector.power_level import quiet_line_watts
-from hangwatch.model import GpuSample, Incident, Job, JobName, JobState, LeftOut, Value
+from hangwatch.detector.power_level import low_power_threshold_watts
+from hangwatch.model import GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict.timeout_forecast import time_out
 
@@ -76,11 +76,11 @@ class Status(Value, frozen=True, kw_only=True):
     gpus: tuple[GpuStatus, ...]
     jobs: tuple[JobStatus, ...]
     checks: tuple[CheckLine, ...]
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[NotMonitored, ...] = ()
     store: str = "ok"
 
 
-def view(snapshot: Snapshot, node: str, now: float, settings: Detector = _USUAL) -> Status:
+def build_status(snapshot: Snapshot, node: str, now: float, settings: Detector = _USUAL) -> Status:
     """Return the status of a snapshot, without stacks and command lines. `now` is CLOCK_MONOTONIC in seconds."""
     sampler = snapshot.sampler
     silent = sampler.fault.detail if sampler.fault else "no answer from the driver yet"
@@ -164,7 +164,7 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             program=entry.job.program,
             power_watts=_total(readings.get(uuid) for uuid in entry.job.gpu_uuids),
             line_watts=_total(
-                quiet_line_watts(gpu, settings) if (gpu := entry.watch.power.gpus.get(uuid)) else None
+                low_power_threshold_watts(gpu, settings) if (gpu := entry.watch.power.gpus.get(uuid)) else None
                 for uuid in entry.job.gpu_uuids
             ),
             ends_itself_unix_seconds=ends.at_unix_seconds if ends else None,

@@ -3,28 +3,28 @@
 The daemon carries out the actions. Incidents open, change and close only here.
 """
 
-from hangwatch.state.actions import Action, ReadRemains, SaveIncident
-from hangwatch.state.incident_timeline import noted
-from hangwatch.state.on_crash import crashed, left_unread
-from hangwatch.state.on_diagnosis import captured, glanced, motion_count, unjudged
-from hangwatch.state.on_sample import checked, sampled, unsampled
-from hangwatch.state.on_scan import discovered
-from hangwatch.state.restored_incidents import resumed
+from hangwatch.state.actions import Action, ReadCrashArtifacts, SaveIncident
+from hangwatch.state.incident_timeline import record_note
+from hangwatch.state.on_crash import count_unread_crash, record_crash
+from hangwatch.state.on_diagnosis import count_motion, record_capture, record_failed_capture, record_light_capture
+from hangwatch.state.on_sample import record_check, record_missing_sample, record_sample
+from hangwatch.state.on_scan import record_scan
+from hangwatch.state.restored_incidents import restore_incidents
 
 __all__ = [
     "Action",
-    "ReadRemains",
+    "ReadCrashArtifacts",
     "SaveIncident",
-    "captured",
-    "checked",
-    "crashed",
-    "discovered",
-    "glanced",
-    "left_unread",
-    "motion_count",
-    "noted",
-    "resumed",
-    "sampled",
-    "unjudged",
-    "unsampled",
+    "count_motion",
+    "count_unread_crash",
+    "record_capture",
+    "record_check",
+    "record_crash",
+    "record_failed_capture",
+    "record_light_capture",
+    "record_missing_sample",
+    "record_note",
+    "record_sample",
+    "record_scan",
+    "restore_incidents",
 ]

@@ -57,17 +57,17 @@ def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterat
     pids = {(rank.node, rank.rank, rank.pid) for rank in pointed}
 
     def is_theirs(one: Difference) -> bool:
-        odd = {(rank.node, rank.rank, rank.pid) for rank in one.odd}
+        odd = {(rank.node, rank.rank, rank.pid) for rank in one.minority}
         return bool(odd) and odd <= pids
 
     for one in sorted(environment.differences, key=lambda one: not is_theirs(one))[:_MOST_VOTES]:
-        yield Evidence(kind="environment", message=f"{said(one)}; {one.why}", ranks=one.odd)
+        yield Evidence(kind="environment", message=f"{said(one)}; {one.why}", ranks=one.minority)
 
 
 def said(one: Difference) -> str:
     """Return a difference in words: `NCCL_SOCKET_IFNAME differs: eth1 on rank 3, eth0 on 7 others`."""
     *odd, most = one.settings
-    told = [f"{_value(setting)} on {words.who(setting.ranks)}" for setting in odd]
+    told = [f"{_value(setting)} on {words.name_ranks(setting.ranks)}" for setting in odd]
     rest = f"{_value(most)} on {words.count(most.count, 'other')}"
     return f"{one.name} differs: {', '.join([*told, rest])}"
 

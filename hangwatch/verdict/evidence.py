@@ -148,7 +148,7 @@ def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evide
     told.sort(key=lambda entry: entry[0].unix_seconds)
     for one, member in told[:_MOST_DIED]:
         blames = ", which complains of others" if one.of_others else ""
-        message = f"{_who([member])} at {words.utc(one.unix_seconds)}: {one.told}{blames}"
+        message = f"{_who([member])} at {words.utc(one.unix_seconds)}: {one.full_text}{blames}"
         yield _evidence("crash", [member], message, supports=member.id in named)
 
 
@@ -176,7 +176,7 @@ def enclosed(grouping: Grouping) -> Iterator[Evidence]:
     """Yield ranks that wait for others at an address that no other node can reach."""
     members = [member for member in grouping.members if member.waits.enclosed_at is not None]
     if members:
-        where = words.listing(sorted({str(member.waits.enclosed_at) for member in members})[:2])
+        where = words.join_words(sorted({str(member.waits.enclosed_at) for member in members})[:2])
         reached = f"can be met at {where} only, which no other node reaches; the job has ranks on others"
         yield _evidence("wrong_interface", members, f"{_who(members)} {reached}")
 
@@ -209,7 +209,7 @@ def _evidence(kind: str, members: Iterable[Member], message: str, *, supports: b
 
 
 def _who(members: Sequence[Member]) -> str:
-    return words.who([member.id for member in members])
+    return words.name_ranks([member.id for member in members])
 
 
 def _frames(stack: Stack) -> str:

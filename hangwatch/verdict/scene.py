@@ -11,7 +11,7 @@ from typing import TypeAlias
 from msgspec import structs
 
 from hangwatch.collectives.wait_graph import Stance
-from hangwatch.model import STOPPED_STATES, Enqueued, Group, Grouping, JobState, Member, Motion, Signature
+from hangwatch.model import STOPPED_STATES, EnqueuedOperation, Group, Grouping, JobState, Member, Motion, Signature
 from hangwatch.stacks import activity, user_code
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.idle_reasons import is_refused, is_serving, resting_state
@@ -262,7 +262,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
 # --- facts of groups and ranks ---------------------------------------------------------------------------------------
 
 
-def open_operations(member: Member) -> Iterator[Enqueued]:
+def open_operations(member: Member) -> Iterator[EnqueuedOperation]:
     """Yield the operations that the flight recorders of a rank show as open in the first and in the last round."""
     for recorder in member.recorder.libraries:
         for records in recorder.groups:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hangwatch.jobs.collective_timeout import patience
+from hangwatch.jobs.collective_timeout import read_timeouts
 from hangwatch.model import Grouping, Incident, JobState, Value
 from hangwatch.verdict.scene import open_operations
 
@@ -24,7 +24,7 @@ def time_out(incident: Incident) -> TimeOut | None:
     if incident.closed_unix_seconds is not None or not waits or not incident.captures:
         return None
     recorded = recorded_seconds(incident.grouping)
-    assumed = patience(incident.job, incident.job.environ)
+    assumed = read_timeouts(incident.job, incident.job.environ)
     seconds = assumed.collective_seconds if recorded is None else recorded
     if seconds is None:
         return None

@@ -56,7 +56,7 @@ class PortTakenError(TemporaryError):
 class Server:
     """The HTTP server of one daemon: all pages on `settings.port`, and /healthz on `health_port` without TLS.
 
-    `status` returns the value of /status. `unhealthy` returns a sentence if something is wrong, else None.
+    `status` returns the value of /status. `find_health_problem` returns a sentence if something is wrong, else None.
     """
 
     def __init__(

@@ -156,9 +156,9 @@ class UserSocket:
     def _status(self, uid: int) -> status.Status:
         snapshot = self._board.snapshot
         if uid == 0:
-            return status.view(snapshot, self._node, self._clock(), self._detector)
+            return status.build_status(snapshot, self._node, self._clock(), self._detector)
         jobs = {key: entry for key, entry in snapshot.jobs.items() if entry.job.uid == uid}
-        view = status.view(replace(snapshot, jobs=jobs, left_out=()), self._node, self._clock(), self._detector)
+        view = status.build_status(replace(snapshot, jobs=jobs, left_out=()), self._node, self._clock(), self._detector)
         # The message of a check may name jobs of other users.
         return replace(view, checks=tuple(replace(check, message="") for check in view.checks))
 

@@ -277,7 +277,7 @@ def recording(job: Job) -> Iterator[int]:
     group = Group(key="w", activity="recv", waits_for="ranks", members=members)
     incident = samples.replaced(samples.all_waiting(), job=job, grouping=Grouping(groups=(group,), world_size=6))
     own = CollectorRegistry()
-    own.register(Collectives(JobEntry(job=job, watch=job_watch.begin(job, 0.0), incident=incident)))
+    own.register(Collectives(JobEntry(job=job, watch=job_watch.begin_watch(job, 0.0), incident=incident)))
     server, thread = start_http_server(0, addr="127.0.0.1", registry=own)
     try:
         yield server.server_port

@@ -17,7 +17,7 @@ import pytest
 from hangwatch import config
 from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.model import Behind, Job, KernelCall, ProcessId, Rank, Worker
+from hangwatch.model import CallTarget, Job, KernelCall, ProcessId, Rank, Worker
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
@@ -129,7 +129,7 @@ def test_a_file_of_a_silent_file_system_is_told_and_not_touched(tmp_path: Path) 
         (tmp_path / "silent").touch()
         found = behind(pid, "read")
     assert found.behind == (
-        Behind(kind="file", what=f"{tmp_path}/mnt/data", mount=f"{tmp_path}/mnt (fuse.deadfs)", is_remote=True),
+        CallTarget(kind="file", what=f"{tmp_path}/mnt/data", mount=f"{tmp_path}/mnt (fuse.deadfs)", is_remote=True),
     )
 
 

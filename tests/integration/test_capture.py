@@ -69,7 +69,7 @@ def ranks(folder: Path, count: int, workers: int = 0) -> Iterator[Job]:
     ]
     try:
         wait_for(lambda: len(list(folder.glob("up-*"))) == count * (1 + workers), "the ranks to be up")
-        (job,) = (one for one in discovery.find(ProcessScan().processes()).jobs if one.job_id == name)
+        (job,) = (one for one in discovery.find_jobs(ProcessScan().processes()).jobs if one.job_id == name)
         wait_for(lambda: {targets.state(pid) for pid in all_pids(job)} == {"S"}, "all to sleep")
         yield job
     finally:

@@ -29,10 +29,10 @@ from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.detector import job_watch
 from hangwatch.model import (
+    CheckFirst,
     CheckResult,
     CheckStatus,
     CheckVerdict,
-    FirstLook,
     GpuSample,
     GpuSweep,
     JobState,
@@ -41,9 +41,9 @@ from hangwatch.model import (
 )
 from hangwatch.probes.node import host
 from hangwatch.state.board import JobEntry, Snapshot
-from hangwatch.state.status import view
+from hangwatch.state.status import build_status
 from hangwatch.tables.launchers import TABLE
-from hangwatch.words import who
+from hangwatch.words import name_ranks
 from tests import samples
 from tests.other_users import as_user, needs_root
 
@@ -382,12 +382,12 @@ def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told(tmp_path:
 
 def test_of_many_jobs_the_table_begins_with_those_of_whom_somebody_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     nobody, accused = samples.mismatch(), samples.loader_hang()
-    looked_at = replace(nobody, verdict=replace(nobody.verdict, first_look=(FirstLook(rank=3, why="w", settle="s"),)))
+    looked_at = replace(nobody, verdict=replace(nobody.verdict, first_look=(CheckFirst(rank=3, why="w", settle="s"),)))
     print_jobs([nobody, looked_at, accused], with_message=False)
     header, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert header == ["job", "owner", "verdict", "named"]
     assert [row[2] for row in rows] == [accused.verdict.kind, nobody.verdict.kind, nobody.verdict.kind]
-    assert [row[3] for row in rows] == [who(accused.verdict.named), "none", "none; check first: rank 3"]
+    assert [row[3] for row in rows] == [name_ranks(accused.verdict.named), "none", "none; check first: rank 3"]
 
 
 def test_a_job_is_chosen_by_key_id_or_what_its_user_calls_it() -> None:
@@ -410,10 +410,10 @@ def test_status_tells_jobs_of_one_name_apart(capsys: pytest.CaptureFixture[str])
         replace(samples.job(range(2), 2), job_key="0123456789abcdef", owner="uid 2"),
     )
     other = replace(ours, job_id="another", job_key="fedcba9876543210")
-    entries = [JobEntry(job=job, watch=job_watch.begin(job, 5.0, 0.0)) for job in (ours, theirs, other)]
+    entries = [JobEntry(job=job, watch=job_watch.begin_watch(job, 5.0, 0.0)) for job in (ours, theirs, other)]
     gpus = (GpuSample(index=0, uuid=ours.gpu_uuids[0]),)
     sweep = GpuSweep(taken_monotonic_seconds=6.0, taken_unix_seconds=1e9, gpus=gpus)
-    print_status(view(Snapshot(sweep=sweep, jobs={entry.job.key: entry for entry in entries}), "n1", 7.0))
+    print_status(build_status(Snapshot(sweep=sweep, jobs={entry.job.key: entry for entry in entries}), "n1", 7.0))
     shown = capsys.readouterr().out
     for words in (f"{ours.job_id} {ours.job_key}", f"{ours.job_id} 0123456789abcdef", "uid 2", ours.owner):
         assert words in shown
@@ -424,9 +424,9 @@ def test_status_tells_jobs_of_one_name_apart(capsys: pytest.CaptureFixture[str])
 def test_status_says_that_no_hang_is_noticed_where_no_gpu_is_read(
     capsys: pytest.CaptureFixture[str], *, is_read: bool
 ) -> None:
-    entry = JobEntry(job=samples.job(range(2), 2), watch=job_watch.begin(samples.job(range(2), 2), 5.0, 0.0))
+    entry = JobEntry(job=samples.job(range(2), 2), watch=job_watch.begin_watch(samples.job(range(2), 2), 5.0, 0.0))
     sampler = SamplerStatus(alive=is_read)
-    print_status(view(Snapshot(sampler=sampler, jobs={entry.job.key: entry}), "n1", 7.0))
+    print_status(build_status(Snapshot(sampler=sampler, jobs={entry.job.key: entry}), "n1", 7.0))
     assert ("detects no hang: use `hangwatch dump" in capsys.readouterr().out) is not is_read
 
 
@@ -435,9 +435,9 @@ def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFi
     fell_quiet = time.time() - 140
     quiet = TimelineEntry(unix_seconds=fell_quiet, state=JobState.QUIET, message="quiet")
     incident = samples.replaced(samples.loader_hang(), timeline=(quiet,))
-    watch = replace(job_watch.begin(incident.job, 5.0, 0.0), state=JobState.HUNG)
+    watch = replace(job_watch.begin_watch(incident.job, 5.0, 0.0), state=JobState.HUNG)
     entry = JobEntry(job=incident.job, watch=watch, incident=incident)
-    seen = view(Snapshot(jobs={entry.job.key: entry}), "n1", 7.0)
+    seen = build_status(Snapshot(jobs={entry.job.key: entry}), "n1", 7.0)
     assert seen.jobs[0].ends_itself_unix_seconds == fell_quiet + 600
     print_status(seen)
     (row,) = (
@@ -447,16 +447,16 @@ def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFi
     assert re.search(rf"; times out in 7 min (40|39|3\d) s, at {at:%H:%M:%S} UTC", row)
     late = [TimelineEntry(unix_seconds=fell_quiet - 900, state=JobState.QUIET, message="quiet")]
     overdue = replace(entry, incident=samples.replaced(incident, timeline=tuple(late)))
-    print_status(view(Snapshot(jobs={entry.job.key: overdue}), "n1", 7.0))
+    print_status(build_status(Snapshot(jobs={entry.job.key: overdue}), "n1", 7.0))
     assert "its collective timeout passed at" in capsys.readouterr().out
     over = replace(entry, incident=samples.replaced(incident, closed_unix_seconds=fell_quiet + 200))
-    assert view(Snapshot(jobs={entry.job.key: over}), "n1", 7.0).jobs[0].ends_itself_unix_seconds is None
+    assert build_status(Snapshot(jobs={entry.job.key: over}), "n1", 7.0).jobs[0].ends_itself_unix_seconds is None
 
 
 def test_status_tells_how_long_ago_a_check_looked(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = CheckVerdict(status=CheckStatus.OK, reason="Absent", message="no training job runs on this node")
     result = CheckResult("environment", verdict, success=True, duration_seconds=0.1, ran_unix_seconds=time.time() - 240)
-    print_status(view(Snapshot(checks={"environment": result}), "n1", 7.0))
+    print_status(build_status(Snapshot(checks={"environment": result}), "n1", 7.0))
     assert "environment\tOK\t4 min ago\tno training job runs on this node" in capsys.readouterr().out
 
 

@@ -23,6 +23,6 @@ def test_a_complaint_that_comes_before_its_node_has_a_name_is_kept() -> None:
     )
     transport = OneForAll(["sh", "-c", late], labelled, lambda _: None, names_itself=True)
     replies: list[Reply] = []
-    complaints = remote_run.ask(["a", "b"], transport, deadline_seconds=60, on_reply=replies.append)
+    complaints = remote_run.run_on_nodes(["a", "b"], transport, deadline_seconds=60, on_reply=replies.append)
     assert sorted((one.node, one.output, one.is_late) for one in replies) == [("a", b"{}", False), ("b", b"{}", False)]
     assert complaints == {"a": b"", "b": b"early\n"}

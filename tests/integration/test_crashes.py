@@ -67,8 +67,8 @@ class Watch:
     def discover(self) -> list[Job]:
         found = self._scan.find(None, "here").jobs
         jobs = [job for job in found if self._pids & {rank.id.pid for rank in job.ranks}]
-        self._snapshot, actions = steps.discovered(self._snapshot, jobs, time.monotonic(), time.time())
-        self.dead += [action.job for action in actions if isinstance(action, steps.ReadRemains)]
+        self._snapshot, actions = steps.record_scan(self._snapshot, jobs, time.monotonic(), time.time())
+        self.dead += [action.job for action in actions if isinstance(action, steps.ReadCrashArtifacts)]
         return jobs
 
     def verdict(self, kernel_log: Path = Path("/dev/kmsg"), proc_root: Path = procfs.PROC) -> Verdict | None:
@@ -294,9 +294,9 @@ def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tm
     known.note([(left_by(rank, tmp_path, "ValueError: late", now), job.share) for rank in ranks])
     left_by(ranks[3], tmp_path, "KeyError: early", now - 30)
     known.note([])
-    snapshot, _ = steps.discovered(Snapshot(), [job], 1.0, now)
-    _, actions = steps.discovered(snapshot, [], 2.0, now)
-    (dead,) = (action.job for action in actions if isinstance(action, steps.ReadRemains))
+    snapshot, _ = steps.record_scan(Snapshot(), [job], 1.0, now)
+    _, actions = steps.record_scan(snapshot, [], 2.0, now)
+    (dead,) = (action.job for action in actions if isinstance(action, steps.ReadCrashArtifacts))
     found = crash.collect_artifacts(dead, "here", known, proc_root=tmp_path / "proc", kernel_log_path=tmp_path / "kmsg")
     verdict = crash.judge(dead, found)
     assert verdict is not None and [rank.rank for rank in verdict.named] == [3], verdict

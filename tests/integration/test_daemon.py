@@ -234,7 +234,7 @@ def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
     with SimulatedNode(2) as node, quick_daemon(node, tmp_path, capture=config.Capture(parallel=0)) as daemon:
         node.order(1, "lock")
         wait_for(lambda: state_of(daemon) is JobState.STALLED, "the job to be held as stalled")
-        assert job_of(daemon).watch.open.capture_wanted_at is not None, "and to be looked at again"
+        assert job_of(daemon).watch.open_incident.capture_wanted_at is not None, "and to be looked at again"
         assert daemon.board.snapshot.captures["failed"] >= 1
         assert not job_of(daemon).page, "nobody has seen a stack"
 

@@ -25,7 +25,9 @@ from tests.scenarios.names import assert_names_do_not_matter
 from tests.scenarios.stage import LookingDaemon
 
 HANGWATCH = str(Path(sys.executable).with_name("hangwatch"))
-HANGS = [name for name, scenario in SCENARIOS.items() if scenario.right in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY)]
+HANGS = [
+    name for name, scenario in SCENARIOS.items() if scenario.right_answer in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY)
+]
 HEALTHY = [name for name in SCENARIOS if name not in HANGS]
 COMMAND_LINE = "lock"  # this scenario is run through the command
 SERIES = ("stopped", "evaluation")  # `make test` runs another scenario with the same states

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.demo import simulated_gpus
-from hangwatch.demo.phases import Phase, Seen
+from hangwatch.demo.phases import Phase, PhaseAge
 from hangwatch.demo.simulated_gpus import SimulatedGpus
 from hangwatch.demo.simulated_node import NodeError, SimulatedNode
 from tests.conftest import wait_for
@@ -211,18 +211,18 @@ def test_a_notebook_is_no_rank_and_holds_its_gpu() -> None:
 @pytest.mark.parametrize(
     ("seen", "alive", "expected"),
     [
-        (Seen(Phase.COMPUTE, 0.1), True, simulated_gpus.TRAINING),
-        (Seen(Phase.COLLECTIVE, 0.9), True, simulated_gpus.TRAINING),
-        (Seen(Phase.COLLECTIVE, 1.1), True, simulated_gpus.WAITING),
-        (Seen(Phase.COMPUTE, 1.1), True, simulated_gpus.STUCK),
-        (Seen(Phase.LOADING, 5.0), True, simulated_gpus.STUCK),
-        (Seen(Phase.CHECKPOINT, 5.0), True, simulated_gpus.STUCK),
-        (Seen(Phase.EVALUATION, 0.1), True, simulated_gpus.EVALUATION),
-        (Seen(Phase.COMPUTE, 0.1), False, simulated_gpus.IDLE),
+        (PhaseAge(Phase.COMPUTE, 0.1), True, simulated_gpus.TRAINING),
+        (PhaseAge(Phase.COLLECTIVE, 0.9), True, simulated_gpus.TRAINING),
+        (PhaseAge(Phase.COLLECTIVE, 1.1), True, simulated_gpus.WAITING),
+        (PhaseAge(Phase.COMPUTE, 1.1), True, simulated_gpus.STUCK),
+        (PhaseAge(Phase.LOADING, 5.0), True, simulated_gpus.STUCK),
+        (PhaseAge(Phase.CHECKPOINT, 5.0), True, simulated_gpus.STUCK),
+        (PhaseAge(Phase.EVALUATION, 0.1), True, simulated_gpus.EVALUATION),
+        (PhaseAge(Phase.COMPUTE, 0.1), False, simulated_gpus.IDLE),
     ],
 )
 def test_power_follows_what_a_rank_does_and_for_how_long(
-    seen: Seen, alive: bool, expected: simulated_gpus.Load
+    seen: PhaseAge, alive: bool, expected: simulated_gpus.Load
 ) -> None:
     assert simulated_gpus.load(seen, alive) == expected
 

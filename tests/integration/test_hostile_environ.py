@@ -83,11 +83,11 @@ def test_a_scan_that_does_not_come_back_is_told_as_ill_health(tmp_path: Path) ->
     scan = threading.Thread(target=daemon._discover, daemon=True)
     scan.start()
     wait_for(lambda: "scan" in daemon.board.snapshot.running, "the scan to begin")
-    assert daemon.unhealthy() is None
+    assert daemon.find_health_problem() is None
     now[0] += STUCK_SECONDS + 1
     daemon._sample()  # power is still sampled
-    assert daemon.unhealthy() == "a scan has not come back for 61 s"
+    assert daemon.find_health_problem() == "a scan has not come back for 61 s"
     (tmp_path / "7" / "stat").write_bytes(b"")
     scan.join(30)
-    assert daemon.unhealthy() is None
+    assert daemon.find_health_problem() is None
     assert daemon.board.snapshot.scan_seconds == STUCK_SECONDS + 1

@@ -82,7 +82,9 @@ def ranks(*programs: str, world_size: int, master: str = "127.0.0.1", is_served:
 def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
     """Return the ranks of the job, grouped, and their number; None before they are found."""
     jobs = [
-        job for job in discovery.find(ProcessScan().processes(pids)).jobs if pids <= {rank.id.pid for rank in job.ranks}
+        job
+        for job in discovery.find_jobs(ProcessScan().processes(pids)).jobs
+        if pids <= {rank.id.pid for rank in job.ranks}
     ]
     if not jobs:
         return None

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from hangwatch import store
 from hangwatch.fleet import sighting
 from hangwatch.formats import incident_file
-from hangwatch.model import Enqueued, Group, Grouping, GroupRecords, Incident, Member, Recorded
+from hangwatch.model import EnqueuedOperation, Group, Grouping, GroupRecords, Incident, Member, RecorderState
 from tests import samples
 from tests.integration.test_hostile_input import hangwatch, refused
 
@@ -38,14 +38,14 @@ def waiting(node: int, *, late: bool = False) -> Incident:
 
 
 def recorded(member: Member, number: int) -> Member:
-    opened = Enqueued(
+    opened = EnqueuedOperation(
         number=7, operation="all_reduce", order=7, created_unix_seconds=5.0, open_seconds=60.0, stays_open=True
     )
     operations = (opened,) if number == 7 else ()
     group = GroupRecords(library="nccl", name="0", description="default_pg", number=number, operations=operations)
     return replace(
         member,
-        recorder=replace(member.recorder, libraries=(Recorded(library="nccl", groups=(group,)),)),
+        recorder=replace(member.recorder, libraries=(RecorderState(library="nccl", groups=(group,)),)),
         kernel=replace(member.kernel, receives=False),
     )
 
@@ -147,7 +147,7 @@ def test_the_newest_incident_of_a_node_counts_and_it_is_said(tmp_path: Path) -> 
 
 
 def test_what_nodes_print_is_merged_from_standard_input_and_files(tmp_path: Path) -> None:
-    grouped = sighting.grouped("gpu-0", [waiting(0)], 1.0)
+    grouped = sighting.make_grouped_dump("gpu-0", [waiting(0)], 1.0)
     path = tmp_path / "anything"
     path.write_bytes(encode(grouped))
     with path.open("rb") as opened:

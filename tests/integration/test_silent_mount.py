@@ -19,7 +19,7 @@ from hangwatch.detector.watch_parts import JobIdentity, Silence, Suspicion
 from hangwatch.model import Job, JobState, Rank
 from hangwatch.probes.process import procfs, pyspy
 from hangwatch.stacks import activity
-from hangwatch.state.steps import motion_count
+from hangwatch.state.steps import count_motion
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
@@ -163,13 +163,13 @@ def test_ranks_that_all_sleep_over_a_silent_mount_page_and_none_is_accused(tmp_p
 def test_ranks_that_compute_over_a_silent_mount_that_none_waits_for_are_not_judged(tmp_path: Path) -> None:
     with ranks(tmp_path, ASLEEP, SPINNING) as (job, fall_silent):
         fall_silent()
-        seen = motion_count(look(job).grouping)
+        seen = count_motion(look(job).grouping)
     assert (seen.frozen, seen.moving, seen.unknown) == (1, 0, 1)
 
 
 def assert_pages(seen: Diagnosis) -> None:
     """Assert that the capture after the ordinary hold makes the job hung, which pages."""
-    count = motion_count(seen.grouping)
+    count = count_motion(seen.grouping)
     assert (count.frozen, count.moving, count.unknown) == (len(seen.grouping.members), 0, 0)
     settings = config.Detector()
     identity = JobIdentity(job_id="x", job_key="x", generation=frozenset(), began=0.0, has_ranks=True)
@@ -181,5 +181,5 @@ def assert_pages(seen: Diagnosis) -> None:
         silence=Silence(since=100.0),
         suspicion=Suspicion(),
     )
-    watch, _ = detector.captured(suspected, count, 110.0, settings)
-    assert (watch.state, job_watch.pages(watch, 110.0, settings)) == (JobState.HUNG, True)
+    watch, _ = detector.apply_capture(suspected, count, 110.0, settings)
+    assert (watch.state, job_watch.should_page(watch, 110.0, settings)) == (JobState.HUNG, True)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.daemon.context import Common, Handovers
-from hangwatch.daemon.incident_writer import Keeping
+from hangwatch.daemon.context import DaemonContext, RunningSteps
+from hangwatch.daemon.incident_writer import IncidentWriter
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.formats import incident_file
 from hangwatch.probes.gpu.sampler import NvmlSampler
@@ -46,26 +46,26 @@ def test_sigterm_while_an_incident_is_written_keeps_it(fake_nvml_library: Path, 
 
 
 @contextmanager
-def keeping_in(folder: Path) -> Iterator[tuple[Common, Keeping]]:
+def keeping_in(folder: Path) -> Iterator[tuple[DaemonContext, IncidentWriter]]:
     """The incidents of a daemon after the end of its scheduled tasks, with a store that works."""
     kept = Store(folder)
     kept.make_writable()
     board = Board()
     board.set(store_problem=None)
-    common = Common(
+    common = DaemonContext(
         settings=config.Settings(),
         node="gpu-a12",
         board=board,
-        beats=Schedule(lambda _: None),
+        schedule=Schedule(lambda _: None),
         gpus=NvmlSampler(sample_seconds=1.0, deadline_seconds=1.0),
         proc_root=Path("/proc"),
         activities=activity.load(),
         stop=threading.Event(),
-        do=lambda _: None,
+        do_actions=lambda _: None,
         clock=time.monotonic,
-        handovers=Handovers(),
+        running_steps=RunningSteps(),
     )
-    yield common, Keeping(common, kept)
+    yield common, IncidentWriter(common, kept)
 
 
 def test_incident_that_waits_for_its_turn_is_written_at_the_end(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_hang_that_is_handed_over_late_is_written_or_given_up_by_name(
     with keeping_in(tmp_path) as (common, keeping):
 
         def hand_over() -> None:
-            with common.handovers.running(incident.job.name.in_log, "the scan after its capture"):
+            with common.running_steps.running(incident.job.name.in_log, "the scan after its capture"):
                 begun.set()
                 go_on.wait(60)
                 keeping.save(SaveIncident(incident=incident, is_watched=False))

@@ -87,7 +87,9 @@ class RealJob:
 
     def find(self) -> Job:
         on_gpus = sweep({rank: (self.pid(rank),) for rank in range(RANKS)})
-        found = discovery.find(ProcessScan().processes({pid for gpu in on_gpus.gpus for pid in gpu.pids}), on_gpus).jobs
+        found = discovery.find_jobs(
+            ProcessScan().processes({pid for gpu in on_gpus.gpus for pid in gpu.pids}), on_gpus
+        ).jobs
         (job,) = (job for job in found if self.pid(0) in {rank.id.pid for rank in job.ranks})
         return job
 

@@ -17,7 +17,7 @@ from hangwatch.detector.job_watch import MotionCount
 from hangwatch.model import Capture, Frame, ProcessDump, RankDump
 from hangwatch.stacks import activity
 from hangwatch.stacks.activity import Table
-from hangwatch.state.steps import motion_count
+from hangwatch.state.steps import count_motion
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 from hangwatch.verdict.remote_wait import waits_elsewhere
 
@@ -53,7 +53,7 @@ def assert_names_do_not_matter(look: Diagnosis, settings: Settings) -> None:
 
 def counted(look: Diagnosis) -> MotionCount:
     """Return the input of the detector, without texts and place hashes: a renamed place is renamed in all captures."""
-    return replace(motion_count(look.grouping), who="", stays={})
+    return replace(count_motion(look.grouping), movers_text="", stays={})
 
 
 def _waits(look: Diagnosis) -> bool:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from hangwatch.demo.launcher import say
 from hangwatch.demo.phases import Phase, Phases
-from hangwatch.demo.process_setup import become
+from hangwatch.demo.process_setup import set_identity
 
 
 def answer(index: int, folder: str, parent: int, questions: Connection, ready: Connection) -> None:
     """Wait for requests."""
-    become("python", parent, Path(folder))
+    set_identity("python", parent, Path(folder))
     Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
     ready.send(index)
     questions.recv()
@@ -38,7 +38,7 @@ def end_with_input(workers: list[BaseProcess]) -> None:
 
 def main() -> None:
     folder, run_id, ranks, *_ = sys.argv[1:]
-    become("python", os.getppid(), Path(folder))
+    set_identity("python", os.getppid(), Path(folder))
     context = multiprocessing.get_context("spawn")
     told, tell = context.Pipe(duplex=False)
     pipes, workers = [], []

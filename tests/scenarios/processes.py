@@ -196,14 +196,14 @@ LOOK = "training → quiet → suspected → (training|stalled → recovered)"
 DEMO_SCENARIOS = tuple(
     ProcessScenario(
         f"demo: {name}",
-        f"one rank {scenario.what}" if scenario.whom == "one" else scenario.what.removesuffix(" (healthy)"),
-        "hang" if scenario.right in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY) else "healthy",
+        f"one rank {scenario.what}" if scenario.target == "one" else scenario.what.removesuffix(" (healthy)"),
+        "hang" if scenario.right_answer in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY) else "healthy",
         demo(name),
         (
             Expected(
                 states,
-                page=scenario.right in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY),
-                named=(scenario.planted_rank(8, 1),) if scenario.right is Answer.NAMES_PLANTED else (),
+                page=scenario.right_answer in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY),
+                named=(scenario.planted_rank(8, 1),) if scenario.right_answer is Answer.NAMES_PLANTED else (),
                 within_seconds=20.0,
             ),
         ),

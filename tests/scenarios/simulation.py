@@ -243,7 +243,7 @@ class _Daemon:
         if t % self.settings.jobs.discover_seconds == 0:
             self._discover(t)
         if not self.node.silent(t):
-            self._snapshot, actions = steps.sampled(
+            self._snapshot, actions = steps.record_sample(
                 self._snapshot,
                 self.node.sweep(t, self._noise),
                 SamplerStatus(alive=True),
@@ -252,7 +252,7 @@ class _Daemon:
                 gap_seconds=10.0,
             )
         else:
-            self._snapshot, actions = steps.unsampled(
+            self._snapshot, actions = steps.record_missing_sample(
                 self._snapshot,
                 SamplerStatus(alive=False),
                 now=t,
@@ -274,16 +274,16 @@ class _Daemon:
                 self._device_bytes[gpu] += doing.device_bytes_per_second or 0.0
 
     def _discover(self, t: float) -> None:
-        self._snapshot, actions = steps.discovered(self._snapshot, self.node.found_jobs(t), t, UNIX_START + t)
+        self._snapshot, actions = steps.record_scan(self._snapshot, self.node.found_jobs(t), t, UNIX_START + t)
         self._note(actions, t)
 
     def _start_again(self, t: float) -> None:
         """Restart with the data of a new daemon: the incidents that the old one saved and that are still open."""
         incidents = [entry.incident for entry in self._snapshot.jobs.values() if entry.incident is not None]
         self._wanted, self._under_way = [], []
-        self._snapshot, _ = steps.discovered(Snapshot(), self.node.found_jobs(t), t, UNIX_START + t)
+        self._snapshot, _ = steps.record_scan(Snapshot(), self.node.found_jobs(t), t, UNIX_START + t)
         living = frozenset(process for entry in self._snapshot.jobs.values() for process in entry.job.processes)
-        self._snapshot, actions = steps.resumed(
+        self._snapshot, actions = steps.restore_incidents(
             self._snapshot,
             [incident for incident in incidents if incident.closed_unix_seconds is None],
             living,
@@ -301,7 +301,7 @@ class _Daemon:
             self._discover(t)
         while self._wanted and len(self._under_way) < AT_ONCE:
             wanted = self._wanted.pop(0)
-            self._under_way.append(_Taking(wanted.job_key, t, is_glance=wanted.is_glance))
+            self._under_way.append(_Taking(wanted.job_key, t, is_glance=wanted.is_light))
         for taking in tuple(self._under_way):
             if (t - taking.began) % self.settings.capture.pause_seconds == 0:
                 self._take_round(taking, t)
@@ -316,12 +316,12 @@ class _Daemon:
         settings = self.settings.detector
         if taking.is_glance:
             self.played[taking.job_id].glances += 1
-            seen = steps.motion_count(look.grouping)
-            self._snapshot, actions = steps.glanced(
+            seen = steps.count_motion(look.grouping)
+            self._snapshot, actions = steps.record_light_capture(
                 self._snapshot, taking.job_id, seen, now=t, unix_now=UNIX_START + t, settings=settings
             )
         else:
-            self._snapshot, actions = steps.captured(self._snapshot, look, now=t, settings=settings)
+            self._snapshot, actions = steps.record_capture(self._snapshot, look, now=t, settings=settings)
         self._note(actions, t)
 
     def _dump(self, gpu: int, t: float, round_number: int) -> ProcessDump:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from hangwatch.config import Settings
 from hangwatch.daemon import Daemon
 from hangwatch.demo import playback
-from hangwatch.demo.playback import Watcher, watching
+from hangwatch.demo.playback import Watcher, run_daemon
 from hangwatch.demo.simulated_gpus import SimulatedGpus
 from hangwatch.demo.simulated_node import SimulatedNode, wait_until
 from hangwatch.model import Fault, GpuSample, GpuSweep, JobState
@@ -75,7 +75,7 @@ class LookingDaemon(Daemon):
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.looks: list[Diagnosis] = []
-        look_at = self.looking.look_at
+        look_at = self.looking.capture_job
 
         def kept(*given: Any, **options: Any) -> Diagnosis | None:
             look = look_at(*given, **options)
@@ -83,7 +83,7 @@ class LookingDaemon(Daemon):
                 self.looks.append(look)
             return look
 
-        self.looking.look_at = kept
+        self.looking.capture_job = kept
 
     def looks_at(self, job_id: str) -> tuple[Diagnosis, ...]:
         """Return the captures of one job."""
@@ -210,7 +210,7 @@ def staged(chosen: Settings, *nodes: SimulatedNode, shown: Sequence[ShowGpu] = (
         for node in nodes:
             stack.enter_context(node)
         gpus = StagedGpus(*nodes, shown=shown)
-        daemon = stack.enter_context(watching(first, gpus, chosen, LookingDaemon))
+        daemon = stack.enter_context(run_daemon(first, gpus, chosen, LookingDaemon))
         assert isinstance(daemon, LookingDaemon)
         yield tuple(Stage(node, gpus, daemon, CountingWatcher(daemon, node.run_id, print)) for node in nodes)
 

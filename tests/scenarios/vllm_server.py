@@ -13,12 +13,12 @@ from pathlib import Path
 
 from hangwatch.demo.launcher import say
 from hangwatch.demo.phases import Phase, Phases
-from hangwatch.demo.process_setup import become
+from hangwatch.demo.process_setup import set_identity
 
 
 def worker_busy_loop(index: int, folder: str, parent: int, requests: Connection, ready: Connection) -> None:
     """Wait for requests."""
-    become(f"VLLM::Worker_{index}", parent, Path(folder))
+    set_identity(f"VLLM::Worker_{index}", parent, Path(folder))
     Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
     ready.send(index)
     requests.recv()
@@ -26,7 +26,7 @@ def worker_busy_loop(index: int, folder: str, parent: int, requests: Connection,
 
 def main() -> None:
     folder, _run_id, ranks, *_ = sys.argv[1:]
-    become("python", os.getppid(), Path(folder))
+    set_identity("python", os.getppid(), Path(folder))
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     context = multiprocessing.get_context("spawn")
     requests = [context.Pipe() for _ in range(int(ranks))]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hangwatch.demo import faults, loader, worker
 from hangwatch.demo.phases import Phase
-from hangwatch.demo.process_setup import become
+from hangwatch.demo.process_setup import set_identity
 from hangwatch.demo.unix_collectives import barrier
 from hangwatch.demo.worker import Rank, evaluate
 
@@ -167,7 +167,7 @@ def wait_for_child(me: Rank, port: str) -> None:
         me.begins(Phase.LOADING)
         rank, child = os.getpid(), os.fork()
         if child == 0:
-            become("ssh", rank, me.folder)
+            set_identity("ssh", rank, me.folder)
             ask(port)
             os._exit(0)
         os.waitpid(child, 0)
@@ -185,7 +185,7 @@ def wait_for_idle_child(me: Rank, seconds: str, how: str) -> None:
             reads, writes = os.pipe()
             rank, child = os.getpid(), os.fork()
             if child == 0:
-                become("sbatch", rank, me.folder)
+                set_identity("sbatch", rank, me.folder)
                 os.set_inheritable(writes, True)
                 os.execlp("sleep", "sleep", seconds)
             os.close(writes)

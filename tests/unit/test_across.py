@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hangwatch.fleet import cross_node, sighting, topology
-from hangwatch.fleet.merge import Gathering
+from hangwatch.fleet.merge import SightingCollector
 from hangwatch.fleet.nodeset import NodesError
 from hangwatch.fleet.sighting import Sighting
 from hangwatch.fleet.topology import Leaf, TopologyError
-from hangwatch.model import Group, Grouping, GroupRecords, Member, RankId, Recorded, RecorderFacts
+from hangwatch.model import Group, Grouping, GroupRecords, Member, RankId, RecorderFacts, RecorderState
 from tests import samples
 
 NODES, LOCAL = 16, 8
@@ -33,7 +33,7 @@ def member(rank: int, groups: Mapping[str, frozenset[int]], nodes: int = NODES) 
     return Member(
         id=RankId(node=f"n{rank // LOCAL}", rank=rank, local_rank=rank % LOCAL, pid=100 + rank),
         rounds=3,
-        recorder=RecorderFacts(libraries=(Recorded(library="torch", groups=own),) if own else ()),
+        recorder=RecorderFacts(libraries=(RecorderState(library="torch", groups=own),) if own else ()),
     )
 
 
@@ -144,11 +144,11 @@ def test_what_slurm_says(address: str, switch: str | None) -> None:
 
 def test_the_variable_travels_with_what_a_node_saw() -> None:
     job = replace(samples.job(range(4), None), job_key="k", environ={topology.ADDRESS: "s0.s2.n1", "NCCL_ALGO": "Ring"})
-    gathering = Gathering()
+    gathering = SightingCollector()
     gathering.add(Sighting(node="n1", job=job, opened_unix_seconds=0.0, grouping=Grouping(groups=())))
     assert gathering.leaves(["k"]) == {"n1": Leaf("s2", topology.ADDRESS)}
     incident = samples.loader_hang()
-    sent = sighting.of(replace(incident, job=replace(incident.job, environ=job.environ)))
+    sent = sighting.make_sighting(replace(incident, job=replace(incident.job, environ=job.environ)))
     assert sent.job.environ == {topology.ADDRESS: "s0.s2.n1"}, "and nothing else of the environment"
 
 

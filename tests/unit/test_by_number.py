@@ -7,7 +7,7 @@ from msgspec import structs
 
 from hangwatch.fleet.merge import merge
 from hangwatch.model import (
-    Behind,
+    CallTarget,
     Confidence,
     FileLock,
     Frame,
@@ -222,7 +222,7 @@ def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, who: st
 
 def test_at_a_socket_whose_other_end_is_a_rank_it_is_not_said_that_nobody_knows() -> None:
     def said(other_pid: int | None) -> str:
-        behind = Behind(kind="unix", what="a Unix socket", other_pid=other_pid)
+        behind = CallTarget(kind="unix", what="a Unix socket", other_pid=other_pid)
         call = KernelCall(name="recvfrom", says="recvfrom", rounds=2, descriptors=1, behind=(behind,))
         own = structs.replace(
             standing(3, done(5)), kernel=KernelFacts(receives=True, call=call), signature=Signature.BLOCKED

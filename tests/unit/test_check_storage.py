@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def mounted(tree: NodeTree, *mounts: tuple[str, str], view: str = "self") -> None:
-    """Add network mounts by (path below the tree, type), as `view` sees them; the folders are real."""
+    """Add network mounts by (path below the tree, type), as `build_status` sees them; the folders are real."""
     lines = []
     for number, (name, kind) in enumerate(mounts, 60):
         folder = tree.root / name

@@ -17,7 +17,7 @@ from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.known_pauses import END_MARGIN_SECONDS
 from hangwatch.detector.on_power import RECOVERED_SHOWN_SECONDS
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.model import OPEN_STATES, GpuSample, Job, JobState, ProcessId, Rank, RankId, Stay
+from hangwatch.model import OPEN_STATES, CodeRegion, GpuSample, Job, JobState, ProcessId, Rank, RankId
 
 S = JobState
 DEFAULTS = Detector()
@@ -47,10 +47,14 @@ def assert_times_mean_something(watch: JobWatch) -> None:
     assert (watch.silence is not None) == (is_suspected or watch.state is S.QUIET)
     assert watch.state is not S.QUIET or (watch.silence and watch.silence.gpus)
     assert (watch.suspicion is not None) == is_suspected
-    assert (watch.open is not None) == is_open
-    assert watch.open is None or (watch.open.stalled_since is not None) == (watch.state is not S.HUNG)
-    assert watch.open is None or watch.open.capture_wanted_at is None or not watch.looks.capturing
-    assert watch.looks.capturing or watch.state is not S.SUSPECTED
+    assert (watch.open_incident is not None) == is_open
+    assert watch.open_incident is None or (watch.open_incident.stalled_since is not None) == (watch.state is not S.HUNG)
+    assert (
+        watch.open_incident is None
+        or watch.open_incident.capture_wanted_at is None
+        or not watch.capture_record.capturing
+    )
+    assert watch.capture_record.capturing or watch.state is not S.SUSPECTED
     assert all(gpu.stuck_watts is None or is_suspected for gpu in watch.power.gpus.values())
     phases = {S.STARTING: watch_parts.Starting, S.RECOVERED: watch_parts.Recovered, S.UNKNOWN: watch_parts.Unknown}
     assert type(watch.phase) is phases.get(watch.state, type(None))
@@ -66,7 +70,7 @@ class Series:
 
     def __init__(self, ranks: int = 8, limit: float = 700.0, rules: Detector = DEFAULTS) -> None:
         self.now, self.limit, self.rules, self.ranks = 1000.0, limit, rules, ranks
-        self.watch: JobWatch = job_watch.begin(job(ranks), self.now)
+        self.watch: JobWatch = job_watch.begin_watch(job(ranks), self.now)
         self.states: list[JobState] = []
         self.captures: list[float] = []
         self.glances: list[float] = []
@@ -85,7 +89,7 @@ class Series:
                 for i, w in enumerate(powers)
             }
             self._take(
-                *detector.step(
+                *detector.apply_sample(
                     self.watch, samples, self.now, self.rules, idle=self.idle, gpu_errors_at=self.gpu_errors_at
                 )
             )
@@ -94,32 +98,32 @@ class Series:
     def unsampled(self, seconds: int) -> Series:
         for _ in range(seconds):
             self.now += 1
-            self._take(*detector.unsampled(self.watch, self.now, self.rules))
+            self._take(*detector.apply_missing_sample(self.watch, self.now, self.rules))
         return self
 
     def captured(self, frozen: int, moving: int, unknown: int = 0, resting: JobState | None = None) -> Series:
         seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, resting=resting, places=self.places)
-        self._take(*detector.captured(self.watch, seen, self.now, self.rules))
+        self._take(*detector.apply_capture(self.watch, seen, self.now, self.rules))
         return self
 
     def glanced(self, frozen: int, moving: int, unknown: int = 0, stacked: int = 0) -> Series:
-        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, stacked=stacked)
-        self._take(*detector.glanced(self.watch, seen, self.now, self.rules))
+        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, with_stack=stacked)
+        self._take(*detector.apply_light_capture(self.watch, seen, self.now, self.rules))
         return self
 
     @property
     def pages(self) -> bool:
-        return job_watch.pages(self.watch, self.now, self.rules)
+        return job_watch.should_page(self.watch, self.now, self.rules)
 
     def _take(self, watch: JobWatch, actions: tuple[detector.Action, ...]) -> None:
         assert_times_mean_something(watch)
         self.watch = watch
         for action in actions:
-            if isinstance(action, TakeCapture) and action.is_glance:
+            if isinstance(action, TakeCapture) and action.is_light:
                 self.glances.append(self.now)
             elif isinstance(action, TakeCapture):
                 self.captures.append(self.now)
-                self.told += [self.now] if action.is_told else []
+                self.told += [self.now] if action.is_in_timeline else []
             elif isinstance(action, Transition):
                 assert action.message
                 self.states.append(action.state)
@@ -183,7 +187,7 @@ def test_a_rank_that_moves_makes_it_stalled_and_pages_late() -> None:
     looked = len(series.captures)
     for _ in range(STALLED // 20 - 1):
         series.feed(110, 20)
-        if series.watch.looks.capturing:
+        if series.watch.capture_record.capturing:
             series.captured(frozen=7, moving=1)
     assert not series.pages
     pauses = [b - a for a, b in zip(series.captures[1:], series.captures[2:], strict=False)]
@@ -222,7 +226,7 @@ def test_by_the_plain_rule_a_share_of_the_limit_is_quiet_whatever_the_card_idled
     series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
     series.feed(working, 300)
     fell = series.now
-    if series.watch.looks.glancing_since is not None:
+    if series.watch.capture_record.light_capture_since is not None:
         series.glanced(frozen=0, moving=8)
     series.feed(watts, HELD)
     assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
@@ -257,7 +261,7 @@ def test_the_plain_line_stands_beside_the_learnt_one() -> None:
     both = Detector(quiet_watts_ratio_of_limit=0.12)
     assert Series(rules=both).feed(600, 300).feed(110, HELD).states == [S.TRAINING, S.QUIET, S.SUSPECTED]
     light = GpuPower(limit_watts=700.0, idle_watts=68.0, busy_watts=100.0)
-    assert power_level.quiet_line_watts(light, both) == pytest.approx(84), "the learnt one lies at 79.2 W"
+    assert power_level.low_power_threshold_watts(light, both) == pytest.approx(84), "the learnt one lies at 79.2 W"
 
 
 def test_by_the_plain_rule_a_job_that_was_never_over_it_waits_for_the_startup_hold() -> None:
@@ -290,7 +294,7 @@ def test_a_taught_job_is_glanced_at_again_after_the_hold_and_then_with_growing_p
     taught_at = series.now
     for _ in range(2000):
         series.feed(110, 10)
-        if series.watch.looks.glancing_since is not None:
+        if series.watch.capture_record.light_capture_since is not None:
             series.glanced(0, 8)
     assert series.glances[0] - taught_at == pytest.approx(DEFAULTS.hold_seconds, abs=2)
     pauses = [b - a for a, b in zip(series.glances, series.glances[1:], strict=False)]
@@ -312,11 +316,11 @@ def test_a_light_job_that_falls_to_a_flat_level_over_the_line_is_glanced_at_afte
     limit: float, working: float, hung: float
 ) -> None:
     series = Series(limit=limit).feed(working, 1000)
-    if series.watch.looks.capturing:
+    if series.watch.capture_record.capturing:
         series.captured(0, 8)
     for _ in range(100):
         series.feed(working, 10)
-        if series.watch.looks.glancing_since is not None:
+        if series.watch.capture_record.light_capture_since is not None:
             series.glanced(0, 8)
     fell, before = series.now, len(series.glances)
     series.feed(hung, HELD)
@@ -336,11 +340,15 @@ def test_a_light_job_that_falls_to_a_flat_level_over_the_line_is_glanced_at_afte
 
 def test_what_a_job_fell_to_and_stays_at_is_not_taken_for_its_work() -> None:
     series = Series().feed(250, 600)
-    line = power_level.quiet_line_watts(series.watch.power.gpus["GPU-0"], DEFAULTS)
+    line = power_level.low_power_threshold_watts(series.watch.power.gpus["GPU-0"], DEFAULTS)
     series.feed(140, 3600)
-    assert power_level.quiet_line_watts(series.watch.power.gpus["GPU-0"], DEFAULTS) == line == pytest.approx(133)
+    assert (
+        power_level.low_power_threshold_watts(series.watch.power.gpus["GPU-0"], DEFAULTS) == line == pytest.approx(133)
+    )
     series.glanced(frozen=0, moving=8)
-    assert power_level.quiet_line_watts(series.watch.power.gpus["GPU-0"], DEFAULTS) == pytest.approx(70 + 0.35 * 70)
+    assert power_level.low_power_threshold_watts(series.watch.power.gpus["GPU-0"], DEFAULTS) == pytest.approx(
+        70 + 0.35 * 70
+    )
     series.feed(140, 1200)
     assert series.watch.power.gpus["GPU-0"].busy_watts == 140, "a look has shown that it is"
 
@@ -362,7 +370,7 @@ def test_a_healthy_flat_phase_is_glanced_at_once_and_then_ever_less() -> None:
     series = Series(ranks=1).feed(600, 600)
     for _ in range(8640):
         series.feed(350, 10)
-        if series.watch.looks.glancing_since is not None:
+        if series.watch.capture_record.light_capture_since is not None:
             series.glanced(0, 8)
     assert series.captures == []
     assert series.states == [S.TRAINING]
@@ -374,7 +382,7 @@ def test_phases_that_come_and_go_are_glanced_at_a_bounded_number_of_times() -> N
     for _ in range(20):
         for _ in range(HELD // 10 + 1):
             series.feed(350, 10)
-            if series.watch.looks.glancing_since is not None:
+            if series.watch.capture_record.light_capture_since is not None:
                 series.glanced(0, 8)
         series.feed(600, 60)
     pauses = [b - a for a, b in zip(series.glances, series.glances[1:], strict=False)]
@@ -385,7 +393,7 @@ def test_a_glance_that_shows_nothing_is_taken_again_ever_less() -> None:
     series = Series(ranks=1).feed(600, 300)
     for _ in range(1000):
         series.feed(350, 10)
-        if series.watch.looks.glancing_since is not None:
+        if series.watch.capture_record.light_capture_since is not None:
             series.glanced(0, 0, unknown=8)
     pauses = [b - a for a, b in zip(series.glances, series.glances[1:], strict=False)]
     assert pauses == sorted(pauses) and pauses[-1] > 3 * pauses[0]
@@ -406,9 +414,9 @@ def test_a_glance_that_finds_half_of_the_ranks_standing_still_begins_a_suspicion
 def test_a_taught_level_at_which_most_ranks_cannot_be_judged_any_more_is_no_work_any_more() -> None:
     """Spinners with GPUs at 0 %: they may compute or wait. Learned work must not hide them forever."""
     series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
-    while series.watch.looks.glancing_since is None:
+    while series.watch.capture_record.light_capture_since is None:
         series.feed(84, 10)
-    series.glanced(1, 0, unknown=7, stacked=8).feed(84, HELD)
+    series.glanced(1, 0, unknown=7, with_stack=8).feed(84, HELD)
     assert series.watch.state is S.SUSPECTED
     series.captured(1, 0, unknown=7).feed(84, int(DEFAULTS.stalled_hold_seconds))
     assert (series.watch.state, series.pages) == (S.STALLED, True)
@@ -417,22 +425,22 @@ def test_a_taught_level_at_which_most_ranks_cannot_be_judged_any_more_is_no_work
 @pytest.mark.parametrize(("moving", "unknown", "stacked"), [(5, 3, 8), (0, 8, 3)])
 def test_a_taught_level_stays_where_most_ranks_move_or_gave_no_stack(moving: int, unknown: int, stacked: int) -> None:
     series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
-    while series.watch.looks.glancing_since is None:
+    while series.watch.capture_record.light_capture_since is None:
         series.feed(84, 10)
-    series.glanced(0, moving, unknown=unknown, stacked=stacked).feed(84, 200)
+    series.glanced(0, moving, unknown=unknown, with_stack=stacked).feed(84, 200)
     assert series.watch.state is S.TRAINING
 
 
 def test_a_glance_that_ends_after_power_came_back_says_nothing() -> None:
     series = Series().feed(600, 300).feed(350, HELD)
-    assert series.watch.looks.glancing_since is not None
+    assert series.watch.capture_record.light_capture_since is not None
     series.feed(600, 10).glanced(8, 0)
     assert series.states == [S.TRAINING]
 
 
 def test_the_pause_to_the_next_glance_begins_where_the_last_one_ended() -> None:
     series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
-    while series.watch.looks.glancing_since is None:
+    while series.watch.capture_record.light_capture_since is None:
         series.feed(84, 10)
     ended = series.feed(84, 200).glanced(0, 0, unknown=8).now
     asked = len(series.glances)
@@ -489,18 +497,18 @@ def test_a_rank_that_was_never_there_is_late_as_long_as_the_job_starts(
     name: str, known: int, absent: int, came: int, later_seconds: float, state: JobState
 ) -> None:
     series = Series()
-    series.watch = job_watch.begin(job(known), series.now)
+    series.watch = job_watch.begin_watch(job(known), series.now)
     series.feed(80, STARTUP + 10)
     series.now += later_seconds
-    seen = MotionCount(frozen=8, moving=0, absent=absent, came=came)
-    series._take(*detector.captured(series.watch, seen, series.now, series.rules))
+    seen = MotionCount(frozen=8, moving=0, absent=absent, started_since=came)
+    series._take(*detector.apply_capture(series.watch, seen, series.now, series.rules))
     assert series.watch.state is state, name
 
 
 def test_a_rank_that_is_gone_from_a_job_that_was_at_work_is_not_late() -> None:
     series = Series().feed(600, 300).feed(80, HELD)
     seen = MotionCount(frozen=9, moving=0, absent=1)
-    series._take(*detector.captured(series.watch, seen, series.now, series.rules))
+    series._take(*detector.apply_capture(series.watch, seen, series.now, series.rules))
     assert series.watch.state is S.HUNG
 
 
@@ -623,7 +631,7 @@ def test_more_than_half_of_the_ranks_must_move_to_teach_that_this_power_is_work(
 
 def test_a_gpu_at_its_quiet_line_is_quiet_and_one_above_it_is_not() -> None:
     gpu = GpuPower(limit_watts=700.0, idle_watts=80.0, busy_watts=600.0)
-    line = power_level.quiet_line_watts(gpu, DEFAULTS)
+    line = power_level.low_power_threshold_watts(gpu, DEFAULTS)
     assert line == pytest.approx(80 + 0.35 * 520)
     at, above = (replace(gpu, recent=(watts,)) for watts in (line, math.nextafter(line, math.inf)))
     assert power_level.is_quiet(at, DEFAULTS) and power_level.is_low(at, DEFAULTS)
@@ -639,7 +647,7 @@ def test_dumps_that_all_fail_are_no_proof_of_a_hang() -> None:
 def test_gpus_of_different_models_have_their_own_lines() -> None:
     series = Series(ranks=2).feed([600.0, 140.0], 300)
     gpus = series.watch.power.gpus
-    lines = [power_level.quiet_line_watts(gpus[f"GPU-{i}"], DEFAULTS) for i in range(2)]
+    lines = [power_level.low_power_threshold_watts(gpus[f"GPU-{i}"], DEFAULTS) for i in range(2)]
     assert lines[0] == pytest.approx(70 + 0.35 * 530)
     assert lines[1] is not None and lines[1] < 140
 
@@ -648,7 +656,7 @@ def test_an_idle_level_that_was_seen_is_the_floor() -> None:
     series = Series(ranks=1, limit=1100)
     series.idle = {"GPU-0": 183.5}
     series.feed(1050, 60)
-    assert power_level.quiet_line_watts(series.watch.power.gpus["GPU-0"], DEFAULTS) == pytest.approx(
+    assert power_level.low_power_threshold_watts(series.watch.power.gpus["GPU-0"], DEFAULTS) == pytest.approx(
         183.5 + 0.35 * (1050 - 183.5)
     )
 
@@ -657,17 +665,19 @@ def test_idle_levels_are_learned_from_gpus_that_nobody_holds() -> None:
     def sample(watts: float, pids: tuple[int, ...] = ()) -> tuple[GpuSample, ...]:
         return (GpuSample(index=0, uuid="a", power_watts=watts, power_limit_watts=700, pids=pids),)
 
-    assert power_level.idle_levels({}, sample(71), frozenset()) == {"a": 71}
-    assert power_level.idle_levels({}, sample(71, pids=(5,)), frozenset()) == {}
-    assert power_level.idle_levels({}, sample(71), frozenset({"a"})) == {}
-    assert power_level.idle_levels({}, sample(600), frozenset()) == {}, "somebody whom this node cannot see is at work"
+    assert power_level.update_idle_levels({}, sample(71), frozenset()) == {"a": 71}
+    assert power_level.update_idle_levels({}, sample(71, pids=(5,)), frozenset()) == {}
+    assert power_level.update_idle_levels({}, sample(71), frozenset({"a"})) == {}
+    assert power_level.update_idle_levels({}, sample(600), frozenset()) == {}, (
+        "somebody whom this node cannot see is at work"
+    )
 
 
 def test_a_restart_is_told_from_a_rank_that_is_gone() -> None:
-    watch = job_watch.begin(job(4), 0.0)
+    watch = job_watch.begin_watch(job(4), 0.0)
     assert job_watch.is_restart(watch, job(4, pid=900))
     assert not job_watch.is_restart(watch, job(3))
-    late = job_watch.joined(job_watch.begin(job(3), 0.0), job(4))
+    late = job_watch.update_identity(job_watch.begin_watch(job(3), 0.0), job(4))
     assert not job_watch.is_restart(late, job(4))
 
 
@@ -699,9 +709,9 @@ def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
             series.now += event
         elif isinstance(event[0], list):  # type: ignore[index]
             before = len(series.captures)
-            was_capturing = series.watch.looks.capturing
+            was_capturing = series.watch.capture_record.capturing
             series.feed(*event)  # type: ignore[misc]
-            if was_capturing and series.watch.looks.capturing:
+            if was_capturing and series.watch.capture_record.capturing:
                 assert len(series.captures) <= before + 1
         else:
             judged = judged or bool(series.captures)  # the result of an abandoned capture may come late
@@ -715,9 +725,9 @@ def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
             assert job_watch.quiet_seconds(series.watch, series.now) == 0
     series.feed(650.0, 200)
     for _ in range(20):  # only a full capture ends the result of a light one, perhaps in an hour
-        if series.watch.state is S.STALLED and not series.watch.looks.capturing:
+        if series.watch.state is S.STALLED and not series.watch.capture_record.capturing:
             series.feed(650.0, 200)
-    if series.watch.state is S.STALLED and series.watch.looks.capturing:
+    if series.watch.state is S.STALLED and series.watch.capture_record.capturing:
         series.captured(0, 8)
     if series.watch.state is not S.SUSPECTED:
         assert series.watch.state in (S.TRAINING, S.RECOVERED, S.QUIET)
@@ -728,7 +738,7 @@ def test_a_flapping_job_is_left_to_rest_between_captures() -> None:
     series = Series(rules=rules).feed(600, 100)
     for _ in range(12):
         series.feed(110, 12)
-        if series.watch.looks.capturing:
+        if series.watch.capture_record.capturing:
             series.captured(0, 0, unknown=0)
         series.feed(600, 15)
     pauses = [b - a for a, b in zip(series.captures, series.captures[1:], strict=False)]
@@ -738,7 +748,7 @@ def test_a_flapping_job_is_left_to_rest_between_captures() -> None:
 def suspended(world_size: int | None) -> Series:
     """Make a job with 8 ranks on this node that was stopped as a whole; `world_size` ranks in all."""
     series = Series()
-    series.watch = job_watch.joined(series.watch, job(world_size=world_size))
+    series.watch = job_watch.update_identity(series.watch, job(world_size=world_size))
     return series.feed(600, 100).feed(110, HELD).captured(8, 0, resting=S.SUSPENDED)
 
 
@@ -782,7 +792,7 @@ def looked_at(series: Series, seconds: int, moving: int = 0, takes: int = 12) ->
     """Continue the hang; each requested capture returns."""
     for _ in range(seconds):
         series.feed(110, 1)
-        if series.watch.looks.capturing and series.now - series.captures[-1] >= takes:
+        if series.watch.capture_record.capturing and series.now - series.captures[-1] >= takes:
             series.captured(8 - moving, moving)
     return series
 
@@ -793,7 +803,7 @@ def last_looks(series: Series) -> list[float]:
 
 
 def with_time_out(watch: JobWatch, **known: object) -> JobWatch:
-    return replace(watch, time_out=replace(watch.time_out, **known))
+    return replace(watch, timeout=replace(watch.timeout, **known))
 
 
 def hangs(moving: int = 0, rules: Detector = DEFAULTS, **known: object) -> Series:
@@ -869,21 +879,21 @@ def test_a_job_that_is_stopped_or_was_never_at_work_or_has_power_again_has_no_la
 def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
     series = Series().feed(600, 300).feed(110, HELD)
     series.captured(8, 0)
-    series.watch = job_watch.with_open(series.watch, capture_wanted_at=None)
+    series.watch = job_watch.with_open_incident(series.watch, capture_wanted_at=None)
     sample = {f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=110, power_limit_watts=700) for i in range(8)}
     fell = series.watch.quiet_since
 
     def asks(left: float, **known: float) -> bool:
         at = fell + 600 - left
         watch = job_watch.with_power(series.watch, sampled_at=at - 1)
-        return bool(detector.step(watch, sample, at, DEFAULTS, **known)[1])
+        return bool(detector.apply_sample(watch, sample, at, DEFAULTS, **known)[1])
 
     def edges(look_seconds: float) -> tuple[float, ...]:
         first = look_seconds + LAST_LOOK_SECONDS
         return first + 1, first, look_seconds + 1, look_seconds, 1, -1
 
     assert [asks(left) for left in edges(LOOK_SECONDS)] == [False, True, True, False, False, False]
-    assert [asks(left, look_seconds=100.0) for left in edges(100.0)] == [False, True, True, False, False, False]
+    assert [asks(left, capture_seconds=100.0) for left in edges(100.0)] == [False, True, True, False, False, False]
 
 
 # --- pauses that ended by themselves ---------------------------------------------------------------------------------
@@ -938,10 +948,10 @@ def test_a_learnt_place_pages_no_later_than_two_minutes_before_the_job_ends_itse
 
 
 def test_what_a_collective_waits_is_read_of_the_ranks() -> None:
-    assert job_watch.begin(job(), 0.0).time_out.seconds == 600
+    assert job_watch.begin_watch(job(), 0.0).timeout.seconds == 600
     told = replace(job(), environ={"DEEPSPEED_TIMEOUT": "45"})
-    assert job_watch.begin(told, 0.0).time_out.seconds == 2700
-    assert job_watch.joined(job_watch.begin(job(), 0.0), told).time_out.seconds == 2700
+    assert job_watch.begin_watch(told, 0.0).timeout.seconds == 2700
+    assert job_watch.update_identity(job_watch.begin_watch(job(), 0.0), told).timeout.seconds == 2700
 
 
 def test_a_look_that_saw_the_work_begin_again_ends_the_pause_too() -> None:
@@ -968,11 +978,11 @@ def test_a_pause_with_xids_or_link_errors_teaches_nothing(seconds_after_the_paus
 def test_a_restart_teaches_nothing_and_forgets_nothing() -> None:
     series = paused(200).feed(600, 30)
     assert series.watch.state is S.RECOVERED
-    ended, _ = detector.end(series.watch, "its ranks were replaced by new ones", series.now)
-    assert job_watch.begin(job(pid=500), series.now, None, ended).pauses == ()
+    ended, _ = detector.end_watch(series.watch, "its ranks were replaced by new ones", series.now)
+    assert job_watch.begin_watch(job(pid=500), series.now, None, ended).pauses == ()
     learnt = paused(200).feed(600, 300).watch
-    ended, _ = detector.end(learnt, "its ranks were replaced by new ones", series.now)
-    assert job_watch.begin(job(pid=500), series.now, None, ended).pauses == learnt.pauses
+    ended, _ = detector.end_watch(learnt, "its ranks were replaced by new ones", series.now)
+    assert job_watch.begin_watch(job(pid=500), series.now, None, ended).pauses == learnt.pauses
 
 
 def test_a_job_that_was_stopped_teaches_nothing() -> None:
@@ -998,15 +1008,19 @@ def test_a_job_is_over_only_after_it_was_at_work() -> None:
 def at_two_lines(ranks: int, *, moving: bool) -> MotionCount:
     """Count a capture of eight ranks: `ranks` of them move between two lines or stay there; the others are frozen."""
     ids = [RankId(rank=number) for number in range(8)]
-    stays = {rank: Stay(within="loop", places=("1", "2")) for rank in ids[:ranks]}
+    stays = {rank: CodeRegion(within="loop", places=("1", "2")) for rank in ids[:ranks]}
     moved = ranks if moving else 0
     return MotionCount(
-        frozen=8 - ranks, moving=moved, unknown=ranks - moved, stacked=8, movers=frozenset(ids[:moved]), stays=stays
+        frozen=8 - ranks, moving=moved, unknown=ranks - moved, with_stack=8, movers=frozenset(ids[:moved]), stays=stays
     )
 
 
 def look(series: Series, seen: MotionCount) -> None:
-    take = detector.glanced if series.watch.looks.glancing_since is not None else detector.captured
+    take = (
+        detector.apply_light_capture
+        if series.watch.capture_record.light_capture_since is not None
+        else detector.apply_capture
+    )
     series._take(*take(series.watch, seen, series.now, series.rules))
 
 
@@ -1028,8 +1042,8 @@ def test_ranks_that_only_go_to_and_fro_are_suspected_by_a_later_look_and_page_af
 def test_work_in_between_ends_what_looks_remember() -> None:
     series = Series().feed(600, 900).feed(120, HELD)
     look(series, at_two_lines(7, moving=True))
-    assert series.watch.looks.standstills
-    assert not series.feed(600, 30).watch.looks.standstills
+    assert series.watch.capture_record.standstills
+    assert not series.feed(600, 30).watch.capture_record.standstills
 
 
 def test_an_unjudged_place_over_the_line_is_suspected_by_its_second_look() -> None:
@@ -1045,7 +1059,7 @@ def test_ranks_of_a_light_job_that_move_in_turn_are_at_work_together() -> None:
     series = Series().feed(130, STARTUP + 1)
     ids = [RankId(rank=number) for number in range(8)]
     for number in range(5):
-        seen = MotionCount(frozen=0, moving=1, unknown=7, stacked=8, movers=frozenset({ids[number]}))
+        seen = MotionCount(frozen=0, moving=1, unknown=7, with_stack=8, movers=frozenset({ids[number]}))
         look(series, seen)
         assert (series.watch.state is S.STALLED) == (number < 4)
         series.feed(130, 1 if number == 4 else 500)
@@ -1055,6 +1069,6 @@ def test_ranks_of_a_light_job_that_move_in_turn_are_at_work_together() -> None:
 def test_ranks_of_a_job_that_worked_hard_are_not_added_up() -> None:
     series = Series().feed(600, 900).feed(120, HELD)
     for number in range(8):
-        look(series, MotionCount(frozen=0, moving=1, unknown=7, stacked=8, movers=frozenset({RankId(rank=number)})))
+        look(series, MotionCount(frozen=0, moving=1, unknown=7, with_stack=8, movers=frozenset({RankId(rank=number)})))
         series.feed(120, 500)
         assert series.watch.state is S.STALLED

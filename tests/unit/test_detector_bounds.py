@@ -38,7 +38,7 @@ class Played:
 
     def __init__(self, rules: Detector = RULES, gpus: int = 4) -> None:
         self.now, self.rules, self.gpus = 0.0, rules, gpus
-        self.watch = job_watch.begin(job(1, 2), 0.0)
+        self.watch = job_watch.begin_watch(job(1, 2), 0.0)
         self.asked: list[Action] = []
 
     def feed(
@@ -52,13 +52,13 @@ class Played:
                 f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=w, power_limit_watts=700.0)
                 for i, w in enumerate(powers)
             }
-            watch, actions = detector.step(self.watch, samples, self.now, self.rules, gap_seconds=gap_seconds)
+            watch, actions = detector.apply_sample(self.watch, samples, self.now, self.rules, gap_seconds=gap_seconds)
             self._take(watch, actions)
         return self
 
     def captured(self, frozen: int = 0, moving: int = 0, unknown: int = 0, **more: object) -> Played:
         seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, **more)  # type: ignore[arg-type]
-        self._take(*detector.captured(self.watch, seen, self.now, self.rules))
+        self._take(*detector.apply_capture(self.watch, seen, self.now, self.rules))
         return self
 
     def _take(self, watch: JobWatch, actions: tuple[Action, ...]) -> None:
@@ -73,7 +73,7 @@ class Played:
 
     @property
     def pages(self) -> bool:
-        return job_watch.pages(self.watch, self.now, self.rules)
+        return job_watch.should_page(self.watch, self.now, self.rules)
 
 
 def went(before: JobState, state: JobState, message: str) -> Transition:
@@ -113,7 +113,11 @@ def test_the_way_from_the_start_to_a_suspicion_in_words() -> None:
         went(JobState.QUIET, JobState.SUSPECTED, "quiet for 60 s"),
         TakeCapture(job_key="key", reason="quiet for 60 s"),
     ]
-    assert (played.watch.quiet_since, played.watch.looks.capturing, played.watch.suspicion.fell) == (fell, True, True)
+    assert (played.watch.quiet_since, played.watch.capture_record.capturing, played.watch.suspicion.fell) == (
+        fell,
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize(("low", "is_quiet"), [(1, False), (2, True), (3, True)])
@@ -193,7 +197,7 @@ def test_a_start_up_is_given_its_time_and_whoever_is_found_late_an_ordinary_hold
     found: float, started: float | None, suspected_at: int
 ) -> None:
     played = Played()
-    played.watch = job_watch.begin(job(1), found, started)
+    played.watch = job_watch.begin_watch(job(1), found, started)
     played.feed(suspected_at - 1, 90.0)
     assert played.watch.state is JobState.STARTING
     played.feed(1, 90.0)
@@ -233,7 +237,7 @@ def test_a_job_that_never_worked_pages_after_a_hold_of_its_own(was_busy: bool, h
         ({"frozen": 7, "moving": 1}, JobState.STALLED, "1 of 8 ranks moves"),
         ({"frozen": 6, "moving": 2}, JobState.STALLED, "2 of 8 ranks move"),
         (
-            {"frozen": 6, "moving": 2, "who": "ranks 0-1 in data loading"},
+            {"frozen": 6, "moving": 2, "movers_text": "ranks 0-1 in data loading"},
             JobState.STALLED,
             "2 of 8 ranks move: ranks 0-1 in data loading",
         ),
@@ -246,21 +250,29 @@ def test_a_job_that_never_worked_pages_after_a_hold_of_its_own(was_busy: bool, h
 def test_what_a_capture_showed_in_words(seen: dict[str, object], state: JobState, message: str) -> None:
     played = suspected().captured(**seen)  # type: ignore[arg-type]
     assert played.take() == [went(JobState.SUSPECTED, state, message)]
-    assert (played.watch.state, played.watch.message, played.watch.looks.capturing) == (state, message, False)
+    assert (played.watch.state, played.watch.message, played.watch.capture_record.capturing) == (state, message, False)
     assert played.pages == (state is JobState.HUNG)
 
 
 def test_a_capture_that_nobody_waits_for_any_more_decides_nothing() -> None:
     played = worked().captured(frozen=8)
-    assert (played.take(), played.watch.state, played.watch.looks.captured_at) == ([], JobState.TRAINING, played.now)
+    assert (played.take(), played.watch.state, played.watch.capture_record.captured_at) == (
+        [],
+        JobState.TRAINING,
+        played.now,
+    )
 
 
 def test_a_stalled_job_whose_message_changes_stays_stalled_and_goes_on_to_its_page() -> None:
     played = suspected().captured(frozen=7, moving=1)
-    since = played.watch.open.stalled_since
+    since = played.watch.open_incident.stalled_since
     played.feed(200, HANG).take()
     played.captured(frozen=6, moving=2)
-    assert (played.take(), played.watch.message, played.watch.open.stalled_since) == ([], "2 of 8 ranks move", since)
+    assert (played.take(), played.watch.message, played.watch.open_incident.stalled_since) == (
+        [],
+        "2 of 8 ranks move",
+        since,
+    )
     played.feed(100, HANG)
     assert played.pages
 
@@ -271,7 +283,7 @@ def test_a_hung_job_in_which_something_moves_once_is_stalled_since_it_was_hung()
     played.feed(200, HANG).take()
     played.captured(frozen=7, moving=1)
     assert played.take() == [went(JobState.HUNG, JobState.STALLED, "1 of 8 ranks moves")]
-    assert (played.watch.open.stalled_since, played.pages) == (hung, False)
+    assert (played.watch.open_incident.stalled_since, played.pages) == (hung, False)
     played.feed(100, HANG)
     assert played.pages
 
@@ -284,7 +296,7 @@ def test_a_stalled_job_is_hung_after_two_frozen_looks_in_a_row() -> None:
     played.feed(100, HANG).take()
     played.captured(frozen=8)
     assert played.take() == [went(JobState.STALLED, JobState.HUNG, "all 8 ranks are frozen")]
-    assert played.watch.open.stalled_since is None
+    assert played.watch.open_incident.stalled_since is None
 
 
 def test_most_moving_ends_an_incident_with_the_reason() -> None:
@@ -303,7 +315,7 @@ def test_looks_at_an_open_incident_come_ever_less_up_to_a_bound() -> None:
         while not (asked := played.take()):
             played.feed(1, HANG)
         assert asked == [TakeCapture(job_key="key", reason="still hung")]
-        assert (played.watch.looks.capturing, played.watch.open.capture_wanted_at) == (True, None)
+        assert (played.watch.capture_record.capturing, played.watch.open_incident.capture_wanted_at) == (True, None)
         played.feed(50, HANG)
         assert played.take() == [], "one at a time"
         pauses.append(played.now - 50 - before)
@@ -319,13 +331,13 @@ def test_a_capture_that_is_lost_stalls_the_job_after_five_minutes() -> None:
     played.feed(1, HANG)
     message = "its stacks could not be taken in 300 s"
     assert played.take() == [went(JobState.SUSPECTED, JobState.STALLED, message)]
-    assert (played.watch.looks.capturing, played.pages) == (False, False)
+    assert (played.watch.capture_record.capturing, played.pages) == (False, False)
     played.feed(400, HANG)
     assert not played.pages, "no stack was ever seen"
 
 
 @pytest.mark.parametrize(
-    ("seen", "pages"), [({"unknown": 8}, False), ({"unknown": 8, "stacked": 1}, True), ({"frozen": 1, "unknown": 7}, True), ({"moving": 1, "unknown": 7}, True)]
+    ("seen", "pages"), [({"unknown": 8}, False), ({"unknown": 8, "with_stack": 1}, True), ({"frozen": 1, "unknown": 7}, True), ({"moving": 1, "unknown": 7}, True)]
 )  # fmt: skip
 def test_one_stack_is_enough_to_page_and_none_is_not(seen: dict[str, int], pages: bool) -> None:
     played = suspected().captured(**seen).feed(300, HANG)
@@ -365,7 +377,7 @@ def test_power_that_comes_and_goes_is_not_back() -> None:
     played.take()
     for _ in range(5):
         played.feed(10, WORK).feed(10, HANG)
-    assert (played.watch.state, played.watch.open.back_since) == (JobState.HUNG, None)
+    assert (played.watch.state, played.watch.open_incident.back_since) == (JobState.HUNG, None)
 
 
 def test_while_power_is_back_nobody_is_looked_at() -> None:
@@ -419,22 +431,22 @@ def test_a_job_that_never_rose_is_back_once_it_draws_what_only_work_draws() -> N
 
 def test_an_end_is_told_once_and_nothing_follows_it() -> None:
     played = suspected().captured(frozen=8)
-    watch, actions = detector.end(played.watch, "it is over", played.now)
+    watch, actions = detector.end_watch(played.watch, "it is over", played.now)
     assert actions == (went(JobState.HUNG, JobState.ENDED, "it is over"),)
     assert (watch.since, watch.is_open, watch.message) == (played.now, False, "it is over")
-    assert detector.end(watch, "again", played.now + 1) == (watch, ())
-    assert detector.step(watch, {}, played.now + 1, RULES) == (watch, ())
+    assert detector.end_watch(watch, "again", played.now + 1) == (watch, ())
+    assert detector.apply_sample(watch, {}, played.now + 1, RULES) == (watch, ())
 
 
 @pytest.mark.parametrize(
     ("pids", "is_restart"), [((1, 2), False), ((1,), False), ((1, 2, 3), False), ((1, 3), True), ((3, 4), True), ((), False)]
 )  # fmt: skip
 def test_a_restart_has_ranks_that_came_and_ranks_that_went(pids: tuple[int, ...], is_restart: bool) -> None:
-    assert job_watch.is_restart(job_watch.begin(job(1, 2), 0.0), job(*pids)) == is_restart
+    assert job_watch.is_restart(job_watch.begin_watch(job(1, 2), 0.0), job(*pids)) == is_restart
 
 
 def test_who_joins_belongs_and_who_went_stays_known_under_the_jobs_name() -> None:
-    watch = job_watch.joined(job_watch.begin(job(1, 2), 0.0), job(2, 3, job_id="43", job_key="other"))
+    watch = job_watch.update_identity(job_watch.begin_watch(job(1, 2), 0.0), job(2, 3, job_id="43", job_key="other"))
     assert (watch.identity.job_id, watch.identity.job_key, {process.pid for process in watch.identity.generation}) == (
         "43",
         "other",
@@ -443,14 +455,14 @@ def test_who_joins_belongs_and_who_went_stays_known_under_the_jobs_name() -> Non
 
 
 def test_two_watches_of_one_job_are_the_first_with_what_the_second_knows() -> None:
-    first, second = job_watch.begin(job(1), 50.0), job_watch.begin(job(2), 100.0, 20.0)
+    first, second = job_watch.begin_watch(job(1), 50.0), job_watch.begin_watch(job(2), 100.0, 20.0)
     first = job_watch.with_power(first, gpus={"a": GpuPower(limit_watts=1.0)})
     second = job_watch.with_power(second, gpus={"a": GpuPower(limit_watts=2.0), "b": GpuPower(limit_watts=3.0)})
-    watch = job_watch.merged(first, second)
+    watch = job_watch.merge_watches(first, second)
     pids = {process.pid for process in watch.identity.generation}
     assert (pids, watch.identity.began, watch.since) == ({1, 2}, 20.0, 50.0)
     assert {uuid: gpu.limit_watts for uuid, gpu in watch.power.gpus.items()} == {"a": 1.0, "b": 3.0}
-    assert job_watch.merged(second, first).identity.began == 20.0
+    assert job_watch.merge_watches(second, first).identity.began == 20.0
 
 
 def test_who_moved_in_an_earlier_hang_says_nothing_of_this_one() -> None:
@@ -461,6 +473,6 @@ def test_who_moved_in_an_earlier_hang_says_nothing_of_this_one() -> None:
 
     job = Played().feed(520, 100.0).captured(frozen=2, moving=2, **movers(0, 1))
     assert job.watch.state is JobState.STALLED
-    assert job.watch.suspicion.moved
+    assert job.watch.suspicion.moved_ranks
     job.feed(300, WORK).feed(80, HANG)
-    assert (job.watch.state, job.watch.suspicion.moved) == (JobState.SUSPECTED, frozenset())
+    assert (job.watch.state, job.watch.suspicion.moved_ranks) == (JobState.SUSPECTED, frozenset())

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from hangwatch.detector.watch_parts import CollectiveTimeout
 from hangwatch.model import (
+    CheckFirst,
     CheckResult,
     CheckStatus,
-    FirstLook,
     Group,
     Grouping,
     Incident,
@@ -58,7 +58,7 @@ def test_without_recorders_the_size_of_the_world_tells(waits_for: str) -> None:
     "verdict",
     [
         Verdict(kind="AllWaiting", message="m", named=(RankId(rank=1),)),
-        Verdict(kind="AllWaiting", message="m", first_look=(FirstLook(rank=1, why="w", settle="s"),)),
+        Verdict(kind="AllWaiting", message="m", first_look=(CheckFirst(rank=1, why="w", settle="s"),)),
         Verdict(kind="Mismatch", message="two collectives: the program took two paths"),
         Verdict(kind="AllAlike", message="all in one place that is no wait"),
     ],
@@ -136,7 +136,7 @@ def at_the_hold(seen: Grouping | None = None, *checks: CheckResult) -> Life:
     life.power(600, 60)
     life.power(110, 26)
     for check in checks:
-        life.snapshot = steps.checked(life.snapshot, check, now=life.now)
+        life.snapshot = steps.record_check(life.snapshot, check, now=life.now)
         life.power(110, 1)
     life.look(seen or waiting())
     return life
@@ -162,7 +162,7 @@ def test_it_says_so_and_pages_when_the_collective_is_about_to_end() -> None:
 def test_it_pages_after_the_stalled_hold_where_a_collective_waits_for_ever() -> None:
     life = at_the_hold()
     entry = life.snapshot.jobs["42"]
-    watch = replace(entry.watch, time_out=CollectiveTimeout())
+    watch = replace(entry.watch, timeout=CollectiveTimeout())
     life.snapshot = life.snapshot.with_job(replace(entry, watch=watch))
     life.power(110, int(RULES.stalled_hold_seconds) - 1)
     assert not life.snapshot.jobs["42"].page
@@ -198,7 +198,7 @@ def test_a_page_does_not_come_and_go() -> None:
 
 def test_the_hold_counts_through_looks_in_which_something_moves() -> None:
     life = at_the_hold()
-    since = life.snapshot.jobs["42"].watch.open.stalled_since
+    since = life.snapshot.jobs["42"].watch.open_incident.stalled_since
     life.power(110, 60)
     moving = grouping(replace(TWO[0], motion=Motion.MOVING), replace(TWO[1], motion=Motion.FROZEN))
     life.look(moving)
@@ -206,7 +206,7 @@ def test_the_hold_counts_through_looks_in_which_something_moves() -> None:
     life.look(waiting())
     life.look(waiting())
     watch = life.snapshot.jobs["42"].watch
-    assert (watch.state, watch.open.stalled_since) == (JobState.WAITS_ELSEWHERE, since)
+    assert (watch.state, watch.open_incident.stalled_since) == (JobState.WAITS_ELSEWHERE, since)
 
 
 def test_power_that_comes_back_ends_it() -> None:

@@ -31,7 +31,7 @@ SITES = {
 
 @pytest.mark.parametrize("url", SITES)
 def test_what_a_url_means(url: str) -> None:
-    assert incident_fetch.site(url) == SITES[url]
+    assert incident_fetch.parse_url(url) == SITES[url]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_a_url_means(url: str) -> None:
 )
 def test_what_cannot_be_meant(url: str, says: str) -> None:
     with pytest.raises(AddressError, match=says) as refused:
-        incident_fetch.site(url)
+        incident_fetch.parse_url(url)
     assert "secret" not in str(refused.value)
 
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_meant(url: str, says: str) -> None:
 def test_any_url_is_a_site_or_an_error(text: str) -> None:
     for url in (text, f"https://{text}", f"https://a/incidents/{text}"):
         try:
-            found = incident_fetch.site(url)
+            found = incident_fetch.parse_url(url)
         except AddressError:
             continue
         assert found.base.isascii()
@@ -70,7 +70,7 @@ def test_any_url_is_a_site_or_an_error(text: str) -> None:
 
 def test_names_are_without_ports_where_hosts_are_enough() -> None:
     urls = ["https://a:1", "https://b:1", "https://b:2", "https://[::1]:1", "https://a:1/incidents/x"]
-    named = [one.node for one in incident_fetch.named_shortly([incident_fetch.site(url) for url in urls])]
+    named = [one.node for one in incident_fetch.shorten_names([incident_fetch.parse_url(url) for url in urls])]
     assert named == ["a", "b:1", "b:2", "::1", "a"]
 
 
@@ -83,22 +83,24 @@ def listed(folder: str, key: str, at: float, closed: float | None = None, proble
 
 def test_of_each_job_the_newest_that_is_open_else_the_newest_of_all() -> None:
     closed = [listed("a1", "a", 1, 2), listed("b3", "b", 3, 4), listed("b2", "b", 2, 4)]
-    assert incident_fetch.chosen(closed, None) == ["b3"]
+    assert incident_fetch.choose_incidents(closed, None) == ["b3"]
     still_open = [listed("a5", "a", 5), listed("a6", "a", 6), listed("c4", "c", 4)]
-    assert incident_fetch.chosen([*closed, *still_open], None) == ["a6", "c4"]
-    assert incident_fetch.chosen([*closed, *still_open], "b") == ["b3"]
-    assert incident_fetch.chosen([*closed, *still_open], "job-a") == ["a6"]
-    assert incident_fetch.chosen(closed, "nobody") == []
+    assert incident_fetch.choose_incidents([*closed, *still_open], None) == ["a6", "c4"]
+    assert incident_fetch.choose_incidents([*closed, *still_open], "b") == ["b3"]
+    assert incident_fetch.choose_incidents([*closed, *still_open], "job-a") == ["a6"]
+    assert incident_fetch.choose_incidents(closed, "nobody") == []
     named = [replace(one, job_name="llama" if one.job_key == "a" else "") for one in closed]
-    assert (incident_fetch.chosen(named, "llama"), incident_fetch.chosen(named, "")) == (["a1"], [])
+    assert (incident_fetch.choose_incidents(named, "llama"), incident_fetch.choose_incidents(named, "")) == (["a1"], [])
 
 
 def test_of_a_hostile_list_no_path_is_asked_for_and_not_many() -> None:
     names = ["../x", "a/b", "a?x", "a\r\nHost: b", "", ".", "x" * 500, "a%2fb"]
-    assert incident_fetch.chosen([listed(name, str(number), 1) for number, name in enumerate(names)], None) == []
-    assert incident_fetch.chosen([listed("a", "a", 1, problem="broken")], None) == []
+    assert (
+        incident_fetch.choose_incidents([listed(name, str(number), 1) for number, name in enumerate(names)], None) == []
+    )
+    assert incident_fetch.choose_incidents([listed("a", "a", 1, problem="broken")], None) == []
     crowd = [listed(f"i{number}", str(number), number) for number in range(1000)]
-    assert len(incident_fetch.chosen(crowd, None)) == incident_fetch.MOST_OF_A_NODE
+    assert len(incident_fetch.choose_incidents(crowd, None)) == incident_fetch.MOST_OF_A_NODE
 
 
 # --- Prometheus ------------------------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ def test_who_asks_is_read_from_the_form_of_prometheus(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("0123\n")
     bearer = http_client.load(config(tmp_path, "authorization:\n  credentials_file: token\n"))
     assert bearer.authorization == "Bearer 0123"
-    assert http_client.anonymous().authorization is None
+    assert http_client.make_anonymous_client().authorization is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from hangwatch.model import (
     Awaited,
-    Behind,
+    CallTarget,
     Confidence,
     FileLock,
     Frame,
@@ -130,7 +130,9 @@ def test_a_first_look_says_why_and_what_would_settle_it() -> None:
 
 
 FUTEX = KernelCall(name="futex", says="futex", rounds=3)
-READ = KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(Behind(kind="file", what="/data/x"),))
+READ = KernelCall(
+    name="read", says="read from", rounds=3, descriptors=1, behind=(CallTarget(kind="file", what="/data/x"),)
+)
 
 
 @pytest.mark.parametrize(

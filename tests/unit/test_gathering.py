@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.fleet import cross_node, sighting
-from hangwatch.fleet.merge import Gathering
+from hangwatch.fleet.merge import SightingCollector
 from hangwatch.fleet.sighting import Sighting
 from hangwatch.formats import incident_file
-from hangwatch.model import Enqueued, Grouping, GroupRecords, Member, RankDump, Recorded, RecorderFacts
+from hangwatch.model import EnqueuedOperation, Grouping, GroupRecords, Member, RankDump, RecorderFacts, RecorderState
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
@@ -43,8 +43,8 @@ def nodes_of(dumps: list[RankDump]) -> list[Sighting]:
     ]
 
 
-def gathered(sightings: list[Sighting]) -> Gathering:
-    gathering = Gathering()
+def gathered(sightings: list[Sighting]) -> SightingCollector:
+    gathering = SightingCollector()
     for one in sightings:
         gathering.add(decode(encode(one), type=Sighting))  # separate values, as from a file
     return gathering
@@ -58,8 +58,8 @@ def test_nodes_in_any_order_are_all_ranks_grouped(dumps: list[RankDump], chance:
         return
     shuffled = list(sightings)
     chance.shuffle(shuffled)
-    merged = gathered(shuffled).merged(["k"])
-    assert merged == gathered(sightings).merged(["k"]) == group_ranks(dumps, TABLE, SETTINGS)
+    merged = gathered(shuffled).merge_jobs(["k"])
+    assert merged == gathered(sightings).merge_jobs(["k"]) == group_ranks(dumps, TABLE, SETTINGS)
     assert judge.judge(merged) == judge.judge(group_ranks(dumps, TABLE, SETTINGS))
 
 
@@ -71,7 +71,7 @@ def test_the_newest_of_each_node_counts(dumps: list[RankDump], times: list[float
         return
     shuffled = list(every)
     chance.shuffle(shuffled)
-    merged = gathered(shuffled).merged(["k"])
+    merged = gathered(shuffled).merge_jobs(["k"])
     assert merged.groups == group_ranks(dumps, TABLE, SETTINGS).groups
     nodes = len({one.node for one in every})
     assert any(f"{8 * nodes} older ones left out" in note for note in merged.notes)
@@ -79,11 +79,11 @@ def test_the_newest_of_each_node_counts(dumps: list[RankDump], times: list[float
 
 def test_of_equal_age_the_order_still_changes_nothing() -> None:
     one, other = (seen("a", samples.SAMPLES[name]().grouping) for name in ("loader", "mismatch"))
-    assert gathered([one, other]).merged(["k"]) == gathered([other, one]).merged(["k"])
+    assert gathered([one, other]).merge_jobs(["k"]) == gathered([other, one]).merge_jobs(["k"])
 
 
 def recorded(rank: int, number: int) -> Member:
-    done = Enqueued(
+    done = EnqueuedOperation(
         number=number,
         operation="all_reduce",
         order=number,
@@ -93,13 +93,15 @@ def recorded(rank: int, number: int) -> Member:
         sizes=((4, 4),),
     )
     group = GroupRecords(library="nccl", name="0", description="default_pg", number=number, operations=(done,))
-    return replace(samples.member(rank), recorder=RecorderFacts(libraries=(Recorded(library="nccl", groups=(group,)),)))
+    return replace(
+        samples.member(rank), recorder=RecorderFacts(libraries=(RecorderState(library="nccl", groups=(group,)),))
+    )
 
 
 def test_equal_values_are_held_once_and_stay_equal() -> None:
     group = replace(samples.waiting([0, 1]), members=(recorded(0, 7), recorded(1, 7)))
     whole = Grouping(groups=(group,), world_size=2)
-    merged = gathered([seen("a", whole)]).merged(["k"])
+    merged = gathered([seen("a", whole)]).merge_jobs(["k"])
     assert merged == whole
     first, second = (member.recorder.libraries[0].groups[0].operations[0] for member in merged.members)
     assert first.sizes is second.sizes
@@ -115,7 +117,7 @@ def at_line(line: int) -> Sighting:
 
 def calls_of_one_more(known: int) -> int:
     """Return the number of calls, compiled functions included, that add a node to `known` others."""
-    gathering, calls = Gathering(), 0
+    gathering, calls = SightingCollector(), 0
     for line in range(known):
         gathering.add(at_line(line))
     last = at_line(known)
@@ -140,7 +142,7 @@ def test_what_does_not_fit_together_is_said() -> None:
     here = Grouping(groups=(samples.waiting([0, 1], node="a"),), world_size=4)
     there = Grouping(groups=(samples.waiting([1, 2], node="b"),), world_size=8)
     gathering = gathered([seen("a", here, at=samples.OPENED), seen("b", there, at=samples.OPENED + 7200)])
-    merged = gathering.merged(["k"])
+    merged = gathering.merge_jobs(["k"])
     assert merged.world_size == 8
     notes = "\n".join(merged.notes)
     for said in ("2 h 00 min", "two hangs", "4 on a; 8 on b", "rank 1 is on more than one node: a,b"):
@@ -155,7 +157,7 @@ def test_odd_ranks_that_share_a_node_are_said() -> None:
     grouping = gathered(
         [seen(f"n{number}", Grouping(groups=(group,), world_size=64)) for number, group in enumerate(calm)]
         + [seen("n7", Grouping(groups=(mixed[0], odd), world_size=64))]
-    ).merged(["k"])
+    ).merge_jobs(["k"])
     verdict = cross_node.judge(grouping)
     assert [rank.rank for rank in verdict.named] == [60, 61, 62, 63]
     (vote,) = [one for one in verdict.evidence if one.kind == "shared_node"]
@@ -191,7 +193,7 @@ def test_what_merging_reads_of_an_incident_is_what_the_model_reads(name: str, tm
     assert (found.node, found.grouping, found.job.key) == (incident.node, incident.grouping, incident.job.key)
     sorted_keys = json.dumps(json.loads(content), sort_keys=True, indent=1).encode()
     assert read(sorted_keys, tmp_path).jobs == (found,)
-    grouped = sighting.grouped(incident.node, [incident], 5.0)
+    grouped = sighting.make_grouped_dump(incident.node, [incident], 5.0)
     assert read(encode(grouped), tmp_path) == decode(encode(grouped), type=sighting.GroupedDump)
 
 
@@ -234,7 +236,7 @@ def test_a_dump_without_groups_says_what_to_type() -> None:
 
 
 def test_grouped_dump_of_schema_2_is_refused_and_names_the_remedy() -> None:
-    dump = sighting.grouped("a", [samples.loader_hang()], 1.0)
+    dump = sighting.make_grouped_dump("a", [samples.loader_hang()], 1.0)
     content = encode(replace(dump, schema_version=2))
     with pytest.raises(incident_file.StoreError, match=r"schema 2; this one merges 3\)\n  install the same version"):
         sighting.parse(Path("x.json"), content)

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from hangwatch.verdict import judge
-from hangwatch.words import who
+from hangwatch.words import name_ranks
 from tests.hangs import CASES, judged
 
 
@@ -23,7 +23,9 @@ def test_hang(case: dict[str, Any]) -> None:
     for words in case.get("mentions", ()):
         assert words in said, f"{words!r} is not in:\n{said}"
     assert "{" not in verdict.message and "  " not in verdict.message
-    assert not verdict.named or who(verdict.named).lower() in verdict.message.lower(), "the sentence says who is named"
+    assert not verdict.named or name_ranks(verdict.named).lower() in verdict.message.lower(), (
+        "the sentence says who is named"
+    )
 
 
 @pytest.mark.parametrize(

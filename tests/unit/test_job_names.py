@@ -65,33 +65,35 @@ def test_the_name_of_a_job(variables: dict[str, str], name: str) -> None:
 def test_a_pytorchjob_in_pods_is_called_by_its_name(tmp_path: Path) -> None:
     (job,) = jobs_in("pytorchjob_pods", tmp_path)
     assert (job.job_id, job.job_name, job.program) == ("llama-master-0-23456", "llama", "train.py")
-    assert words.which_job(job) == "llama (llama-master-0-23456, uid 0, train.py)"
+    assert words.describe_job(job) == "llama (llama-master-0-23456, uid 0, train.py)"
 
 
 def test_ranks_that_hold_only_an_address_are_called_as_their_launcher_was_told(tmp_path: Path) -> None:
     pod = "  @ uid=0 /kubepods/pod8c1f0a52-6d1e-4f0e-9f57-0d2c6a1b7e11/aa\n"
     text = re.sub(r"(?m)^(  \+ .*\n)", rf"\1{pod}", (FOLDER / "kubeflow.proc").read_text())
-    (job,) = discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
+    (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
     assert (job.job_id, job.job_name) == ("10.1.2.3-29400", "job")
 
 
 def test_a_slurm_job_in_one_line() -> None:
     job = SLURM
-    assert words.which_job(job) == "llama-70b of user mira (Slurm job 2180718, train.py)"
-    assert words.which_job(replace(job, job_id="2180718.2")) == "llama-70b of user mira (Slurm job 2180718.2, train.py)"
-    assert words.which_job(replace(job, job_name="")) == "2180718 of user mira (Slurm job 2180718, train.py)"
+    assert words.describe_job(job) == "llama-70b of user mira (Slurm job 2180718, train.py)"
+    assert (
+        words.describe_job(replace(job, job_id="2180718.2")) == "llama-70b of user mira (Slurm job 2180718.2, train.py)"
+    )
+    assert words.describe_job(replace(job, job_name="")) == "2180718 of user mira (Slurm job 2180718, train.py)"
     nameless = replace(job, user="uid 1004", uid=1004)
-    assert words.which_job(nameless) == "llama-70b of uid 1004 (Slurm job 2180718, train.py)"
-    assert "of user uid_1004" in words.which_job(replace(nameless, uid=0)), "what its user wrote, and not the kernel"
+    assert words.describe_job(nameless) == "llama-70b of uid 1004 (Slurm job 2180718, train.py)"
+    assert "of user uid_1004" in words.describe_job(replace(nameless, uid=0)), "what its user wrote, and not the kernel"
     own = replace(job, owner="uid 1004", user="uid 1004", job_id="run-7", job_name="")
-    assert words.which_job(own) == "run-7 (uid 1004, train.py)"
+    assert words.describe_job(own) == "run-7 (uid 1004, train.py)"
 
 
 def test_a_name_is_read_of_real_environments_and_cleaned(tmp_path: Path) -> None:
     text = (
         (FOLDER / "slurm.proc").read_text().replace("SLURM_JOB_ID=1 ", "SLURM_JOB_ID=1 SLURM_JOB_NAME='llama 70b <!>' ")
     )
-    step, elastic = discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
+    step, elastic = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
     assert (step.job_id, step.job_name) == ("1", "llama_70b")
     assert (elastic.job_id, elastic.job_name) == ("1.2", "llama_70b"), "as all steps of it"
 
@@ -103,8 +105,8 @@ def test_a_pod_is_called_by_its_own_name_but_never_by_its_nodes(tmp_path: Path) 
         .replace("MASTER_ADDR=llama-worker-0", "MASTER_ADDR=10.0.0.6 HOSTNAME=n-7")
     )
     found = ProcessScan(lay_out(text, tmp_path)).processes()
-    assert {job.job_name for job in discovery.find(found, node="elsewhere").jobs} == {"n"}
-    assert {job.job_name for job in discovery.find(found, node="n-7.cluster.local").jobs} == {""}
+    assert {job.job_name for job in discovery.find_jobs(found, node="elsewhere").jobs} == {"n"}
+    assert {job.job_name for job in discovery.find_jobs(found, node="n-7.cluster.local").jobs} == {""}
 
 
 @settings(max_examples=40, deadline=None)
@@ -113,9 +115,9 @@ def test_a_pod_is_called_by_its_own_name_but_never_by_its_nodes(tmp_path: Path) 
 def test_a_hostile_name_is_one_plain_word(text: str) -> None:
     """Nothing remains that Slack, Markdown, HTML, a shell, a Go template or PromQL acts on; and it is short."""
     job = replace(SLURM, job_name=text, program=text, user=text)
-    for shown in (named({"SLURM_JOB_NAME": text}), words.plain(text)):
+    for shown in (named({"SLURM_JOB_NAME": text}), words.plain_word(text)):
         assert re.fullmatch(r"[A-Za-z0-9._-]{0,48}", shown)
-    line = words.which_job(job)
+    line = words.describe_job(job)
     assert len(line) < 48 * 3 + 48 + 40
     assert html.escape(line) == line
     assert re.fullmatch(r"[A-Za-z0-9._-]*( of user [A-Za-z0-9._-]+)? \(Slurm job 2180718(, [A-Za-z0-9._-]+)?\)", line)

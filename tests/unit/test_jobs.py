@@ -117,19 +117,19 @@ def test_srun_with_a_shell_around_each_rank(tmp_path: Path) -> None:
 def test_absent_ranks_of_a_slurm_step_are_told_by_its_layout(tmp_path: Path) -> None:
     text = (FOLDER / "srun_wrapper.proc").read_text().replace(" RANK=8 LOCAL_RANK=0", "").replace("8,2", "8,3")
     root = lay_out(text.replace(" RANK=9 LOCAL_RANK=1", ""), tmp_path)
-    (job,) = discovery.find(ProcessScan(root).processes()).jobs
+    (job,) = discovery.find_jobs(ProcessScan(root).processes()).jobs
     assert (seats(job), job.local_world_size, job.absent_local_ranks) == ([(8, 0, 511), (9, 1, 521)], 3, ((2, 2),))
 
 
 def test_a_loader_that_outlived_its_rank_is_not_the_rank(tmp_path: Path) -> None:
     text = (FOLDER / "slurm.proc").read_text().replace("6087 (python3)", "6087 (pt_data_worker)")
-    step, _ = discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
+    step, _ = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
     assert (seats(step), step.absent_local_ranks) == ([(0, 0, 6086)], ((1, 1),))
 
 
 def test_ranks_whose_mpirun_was_killed_keep_the_name_of_their_job(tmp_path: Path) -> None:
     text = (FOLDER / "mpirun.proc").read_text().replace("5330 (mpirun) S", "5330 (bash) S")
-    (job,) = discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
+    (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
     assert (job.job_id, job.launcher, job.launcher_id) == ("2016149505", "mpirun", None)
 
 
@@ -344,11 +344,11 @@ def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_sta
     """A higher attempt, a younger process, a launcher of the same run, a server: each of them once took a job over."""
     text = (FOLDER / "hostile_neighbour.proc").read_text()
     alone = "\n".join(line for part in text.split("# ")[:2] for line in part.splitlines()[1:])
-    (mine,) = discovery.find(ProcessScan(lay_out(alone, tmp_path)).processes(), node="n").jobs
+    (mine,) = discovery.find_jobs(ProcessScan(lay_out(alone, tmp_path)).processes(), node="n").jobs
     assert (mine.owner, seats(mine)) == ("uid 1004", [(0, 0, 310), (1, 1, 311)])
     for start in ("start=1", "start=9"):
         hostile = re.sub(r"\b(3[234]\d) \(python3\) S parent=(\d+) start=3", rf"\1 (python3) S parent=\2 {start}", text)
-        found = discovery.find(ProcessScan(lay_out(hostile, tmp_path)).processes(), node="n").jobs
+        found = discovery.find_jobs(ProcessScan(lay_out(hostile, tmp_path)).processes(), node="n").jobs
         assert [job for job in found if job.owner == "uid 1004"] == [mine]
         assert mine.job_key not in {job.job_key for job in found if job != mine}
 
@@ -379,7 +379,7 @@ def test_a_job_has_the_uid_of_all_its_ranks_as_the_node_knows_it(
         )
         for rank, uid in enumerate(uids)
     ]
-    (job,) = discovery.find(processes).jobs
+    (job,) = discovery.find_jobs(processes).jobs
     assert (len(job.ranks), job.uid) == (2, reader)
 
 
@@ -387,7 +387,7 @@ def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_
     """Two containers of uid 0, each with all ranks of the same run."""
     text = (FOLDER / "two_containers.proc").read_text()
     intruder = text.replace("RANK=1", "RANK=0")
-    first, second = discovery.find(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n").jobs
+    first, second = discovery.find_jobs(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n").jobs
     assert (seats(first), first.notes) == ([(0, None, 132)], ())
     assert seats(second) == [(0, None, 142)]
     assert second.notes == (
@@ -403,15 +403,15 @@ def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path
     processes = ProcessScan(lay_out(text + intruder, tmp_path)).processes()
     assert [membership.needs_endpoint(process) for process in processes if process.environ] == [23456, 23456, 23456]
     store = dict.fromkeys((process.id for process in processes if process.id.pid in (132, 142)), "10.0.0.5 port 23456")
-    mine, other = discovery.find(processes, endpoints=store).jobs
+    mine, other = discovery.find_jobs(processes, endpoints=store).jobs
     assert seats(mine) == [(2, None, 132), (3, None, 142)]
     assert seats(other) == [(1, None, 152)]
     assert other.notes == (
         "says that it is of the same run as pid 132; that both are connected to one store is not seen: a job of its own",
     )
     elsewhere = store | {process.id: "10.0.0.9 port 23456" for process in processes if process.id.pid == 152}
-    assert len(discovery.find(processes, endpoints=elsewhere).jobs) == 2
-    (joined,) = discovery.find(processes, endpoints=dict.fromkeys(elsewhere, "10.0.0.5 port 23456")).jobs
+    assert len(discovery.find_jobs(processes, endpoints=elsewhere).jobs) == 2
+    (joined,) = discovery.find_jobs(processes, endpoints=dict.fromkeys(elsewhere, "10.0.0.5 port 23456")).jobs
     assert [number for number, _, _ in seats(joined)] == [1, 2, 3]
 
 
@@ -480,7 +480,7 @@ def test_the_key_of_a_job_is_equal_on_its_nodes_and_on_no_other_job(tmp_path: Pa
 
     def keys(**changes: object) -> list[str]:
         changed = [structs.replace(process, **changes) for process in processes]
-        return [job.job_key for node in ("a", "b") for job in discovery.find(changed, node=node).jobs]
+        return [job.job_key for node in ("a", "b") for job in discovery.find_jobs(changed, node=node).jobs]
 
     mine = keys(uid=1004)
     assert mine[0] == mine[1], "ranks of other nodes: one job everywhere"
@@ -488,7 +488,7 @@ def test_the_key_of_a_job_is_equal_on_its_nodes_and_on_no_other_job(tmp_path: Pa
     here = [
         job.job_key
         for node in ("a", "b")
-        for job in discovery.find(
+        for job in discovery.find_jobs(
             ProcessScan(lay_out((FOLDER / "sweep.proc").read_text(), tmp_path)).processes(), node=node
         ).jobs
     ]
@@ -502,14 +502,16 @@ def test_two_jobs_of_one_name_keep_apart(tmp_path: Path) -> None:
         f"  + RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 SLURM_JOB_ID=9 TORCHELASTIC_RUN_ID=r{agent}\n"
         for agent in (100, 200)
     )
-    found = discovery.find(ProcessScan(lay_out(f"1 (init) S parent=0 start=1\n{agents}", tmp_path)).processes()).jobs
+    found = discovery.find_jobs(
+        ProcessScan(lay_out(f"1 (init) S parent=0 start=1\n{agents}", tmp_path)).processes()
+    ).jobs
     assert [job.job_id for job in found] == ["9", "9-p201"], "the older keeps the name"
 
 
 def test_a_parent_that_is_younger_than_its_child_is_another_process(tmp_path: Path) -> None:
     text = (FOLDER / "torchrun.proc").read_text().replace("parent=900 start=1000", "parent=900 start=9999")
     job, other = sorted(
-        discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs, key=lambda job: not job.ranks
+        discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs, key=lambda job: not job.ranks
     )
     assert (job.launcher_id, seats(job)) == (None, [(2, 0, 1010), (3, 1, 1011)])
     assert other.waiting is not None and [one.pid for one in other.processes] == [1000]
@@ -532,18 +534,18 @@ def test_of_two_jobs_of_one_key_the_one_on_the_gpus_keeps_it(tmp_path: Path) -> 
     intruder = re.sub(r"\b14(\d)\b", r"12\1", pod).replace("RANK=3", "RANK=2").replace("3b7d9e04", "f00dcafe")
     processes = ProcessScan(lay_out(text + intruder, tmp_path)).processes()
     store = dict.fromkeys((process.id for process in processes if process.id.pid in (132, 142)), "10.0.0.5 port 23456")
-    (alone,) = discovery.find([one for one in processes if one.id.pid not in (120, 122)], endpoints=store).jobs
+    (alone,) = discovery.find_jobs([one for one in processes if one.id.pid not in (120, 122)], endpoints=store).jobs
     on_gpus = sweep({0: (132,), 1: (142,)})
-    found = {job.ranks[0].id.pid: job for job in discovery.find(processes, on_gpus, endpoints=store).jobs}
+    found = {job.ranks[0].id.pid: job for job in discovery.find_jobs(processes, on_gpus, endpoints=store).jobs}
     assert found[132].job_key == alone.job_key != found[122].job_key
     assert (found[132].job_id, found[122].job_id) == (alone.job_id, f"{alone.job_id}-p122")
 
 
 def test_a_gpu_that_somebody_holds_by_the_drivers_word_no_environment_gives_away() -> None:
     gpus = [GpuSample(index=0, uuid="GPU-a0", pids=(10,)), GpuSample(index=1, uuid="GPU-a1")]
-    assert rank_gpus.gpus_of({99}, {"CUDA_VISIBLE_DEVICES": "0"}, 0, gpus) == ()
-    assert rank_gpus.gpus_of({99}, {"CUDA_VISIBLE_DEVICES": "1"}, 0, gpus) == ("GPU-a1",)
-    assert rank_gpus.gpus_of({10}, {}, 0, gpus) == ("GPU-a0",)
+    assert rank_gpus.find_gpus({99}, {"CUDA_VISIBLE_DEVICES": "0"}, 0, gpus) == ()
+    assert rank_gpus.find_gpus({99}, {"CUDA_VISIBLE_DEVICES": "1"}, 0, gpus) == ("GPU-a1",)
+    assert rank_gpus.find_gpus({10}, {}, 0, gpus) == ("GPU-a0",)
 
 
 def test_gpus_of_the_driver_win_over_the_environment(tmp_path: Path) -> None:
@@ -598,7 +600,7 @@ def test_program_name_is_one_word_without_secrets(cmdline: tuple[str, ...], name
 def test_job_of_ranks_with_titles_is_told_without_their_arguments(tmp_path: Path) -> None:
     tree = (FOLDER / "pytorchjob_pods.proc").read_text()
     tree = tree.replace("$ python3 train.py", "$ 'train.py --lr 3 --token=hunter2'")
-    jobs = discovery.find(ProcessScan(lay_out(tree, tmp_path)).processes()).jobs
+    jobs = discovery.find_jobs(ProcessScan(lay_out(tree, tmp_path)).processes()).jobs
     assert {(job.program, job.command) for job in jobs} == {("train.py", "train.py")}
 
 
@@ -622,7 +624,7 @@ def test_job_of_ranks_with_titles_is_told_without_their_arguments(tmp_path: Path
 )
 def test_a_seat_needs_believable_numbers(environ: dict[str, str], found: tuple[int, ...] | None) -> None:
     process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
-    seat = process_role.seat(process, None)
+    seat = process_role.find_rank_slot(process, None)
     assert (seat and (seat.rank, seat.local_rank, seat.local_world_size)) == found
 
 
@@ -633,7 +635,7 @@ def test_a_seat_needs_believable_numbers(environ: dict[str, str], found: tuple[i
 def test_slurm_tasks_per_node(layout: str, node: str, tasks: int | None) -> None:
     environ = {"SLURM_PROCID": "0", "SLURM_NTASKS": "20", "SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": layout}
     process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
-    seat = process_role.seat(process, "srun")
+    seat = process_role.find_rank_slot(process, "srun")
     assert seat is not None and seat.local_world_size == tasks
 
 
@@ -659,7 +661,7 @@ def test_slurm_tasks_per_node(layout: str, node: str, tasks: int | None) -> None
 )
 def test_gpus_by_environment(environ: dict[str, str], local_rank: int | None, uuids: tuple[str, ...]) -> None:
     gpus = [GpuSample(index=index, uuid=f"GPU-a{index}") for index in (7, 6, 5, 4, 3, 2, 1, 0)]
-    assert rank_gpus.gpus_of([1], environ, local_rank, gpus) == uuids
+    assert rank_gpus.find_gpus([1], environ, local_rank, gpus) == uuids
 
 
 # --- hostile process names -------------------------------------------------------------------------------------------
@@ -689,7 +691,7 @@ _processes = st.builds(
 def test_any_processes_give_jobs_with_safe_names_and_each_process_one_place(
     found: list[Process], held: list[int]
 ) -> None:
-    result = discovery.find(found, sweep({0: tuple(held), 1: tuple(reversed(held))})).jobs
+    result = discovery.find_jobs(found, sweep({0: tuple(held), 1: tuple(reversed(held))})).jobs
     names = [job.job_id for job in result]
     assert len(set(names)) == len(names)
     for job in result:
@@ -738,33 +740,33 @@ def test_the_incident_of_a_rank_that_is_a_setuid_program_is_not_its_users_to_rea
 # --- many claims to one run ------------------------------------------------------------------------------------------
 
 
-def claimant(pid: int, uid: int, place: str, ranks: Iterable[int]) -> membership.Crew:
+def claimant(pid: int, uid: int, place: str, ranks: Iterable[int]) -> membership.Membership:
     """Make a membership group of these ranks, one process each; all others claim the same run, too."""
     members = []
     for number in sorted(ranks):
         environ = {"RANK": str(number), "WORLD_SIZE": "8", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
         identity = ProcessId(pid=pid * 100 + number, start_ticks=pid)
         process = Process(id=identity, parent_pid=1, comm="python", state="S", uid=uid, environ=environ)
-        members.append((process, process_role.seat(process, None)))
-    return membership.Crew("plain", None, members, owners.Owner(f"uid {uid}", place))
+        members.append((process, process_role.find_rank_slot(process, None)))
+    return membership.Membership("plain", None, members, owners.Owner(f"uid {uid}", place))
 
 
 def joined_by_comparing_each_with_each(
-    found: Sequence[membership.Crew], endpoints: Mapping[ProcessId, str]
+    found: Sequence[membership.Membership], endpoints: Mapping[ProcessId, str]
 ) -> list[list[ProcessId]]:
     """Apply the rule itself.
 
     The first job with the owner's name and no common rank, of its owner or at the same stores.
     """
-    every: list[list[membership.Crew]] = []
+    every: list[list[membership.Membership]] = []
 
-    def ranks(crew: membership.Crew) -> set[int]:
+    def ranks(crew: membership.Membership) -> set[int]:
         return {seat.rank for _, seat in crew.members if seat}
 
-    def stores(crew: membership.Crew) -> set[str]:
+    def stores(crew: membership.Membership) -> set[str]:
         return {endpoints[process.id] for process in crew.processes if process.id in endpoints}
 
-    for crew in sorted(found, key=lambda crew: membership.claim(crew, (), endpoints)):
+    for crew in sorted(found, key=lambda crew: membership.claim_order(crew, (), endpoints)):
         for job in every:
             of_it = crew.owner in {other.owner for other in job}
             at_its_stores = stores(crew) and stores(crew) == set().union(*map(stores, job))
@@ -796,7 +798,7 @@ def test_claimants_are_joined_as_if_each_were_compared_with_each(
     endpoints = {
         process.id: store for crew, (*_, store) in zip(found, drawn, strict=True) for process in crew.processes if store
     }
-    jobs_of = membership._joined(found, (), endpoints)
+    jobs_of = membership._join_parts(found, (), endpoints)
     by_members = sorted([process.id for process, _ in crew.members] for crew in jobs_of)
     assert by_members == joined_by_comparing_each_with_each(found, endpoints)
 
@@ -813,7 +815,7 @@ def test_claimants_of_one_rank_are_not_compared_each_with_each() -> None:
 
         sys.setprofile(count_call)
         try:
-            assert len(membership._joined(found, (), {})) == count
+            assert len(membership._join_parts(found, (), {})) == count
         finally:
             sys.setprofile(None)
         return made

@@ -17,7 +17,7 @@ from hangwatch.detector import job_watch
 from hangwatch.fleet.merge import merge_all
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import Incidents
-from hangwatch.model import INCIDENT_VERSION, Fault, FirstLook, GpuSample, GpuSweep, Incident
+from hangwatch.model import INCIDENT_VERSION, CheckFirst, Fault, GpuSample, GpuSweep, Incident
 from hangwatch.report import as_json, text
 from hangwatch.state import status
 from hangwatch.state.board import JobEntry, Snapshot
@@ -65,7 +65,7 @@ def test_an_answer_without_one_of_its_fields_does_not_meet_the_schema() -> None:
 
 def test_ranks_to_look_at_first_stand_beside_the_named() -> None:
     incident = samples.all_waiting()
-    first = FirstLook(node="gpu-a12", rank=3, why="it is a call behind", settle="the sequence numbers of all ranks")
+    first = CheckFirst(node="gpu-a12", rank=3, why="it is a call behind", settle="the sequence numbers of all ranks")
     verdict = replace(incident.verdict, first_look=(first,))
     answer = json.loads(as_json.render(as_json.answer(incident.grouping, verdict)))
     validate("answer", answer)
@@ -98,14 +98,14 @@ def test_the_list_of_incidents_meets_its_schema(tmp_path: Path) -> None:
 
 def test_the_status_meets_its_schema() -> None:
     incident = samples.loader_hang()
-    entry = JobEntry(job=incident.job, watch=job_watch.begin(incident.job, 5.0, 0.0), incident=incident)
+    entry = JobEntry(job=incident.job, watch=job_watch.begin_watch(incident.job, 5.0, 0.0), incident=incident)
     sweep = GpuSweep(
         taken_monotonic_seconds=6.0,
         taken_unix_seconds=1e9,
         gpus=(GpuSample(index=1, uuid=incident.job.gpu_uuids[0]),),
         faults=(Fault(subject="gpu 0", reason="NoAnswer", detail="the driver did not answer"),),
     )
-    seen = status.view(Snapshot(sweep=sweep, jobs={incident.job.job_id: entry}), "n1", 7.0)
+    seen = status.build_status(Snapshot(sweep=sweep, jobs={incident.job.job_id: entry}), "n1", 7.0)
     found = json.loads(msgspec.json.encode(seen))
     validate("status", found)
     assert found["jobs"][0]["incident"] == incident.incident_id

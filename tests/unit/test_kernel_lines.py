@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.capture.kernel_log import LINES_OF_A_RANK, lines_of
+from hangwatch.capture.kernel_log import LINES_OF_A_RANK, find_lines
 from hangwatch.model import EndedProcess, Job, KernelLine, ProcessId, Rank
 from hangwatch.probes.node import filesystems, kmsg
 from hangwatch.probes.process import procfs
@@ -152,7 +152,7 @@ def said_of(job: Job, lines: tuple[kmsg.LoggedLine, ...]) -> dict[int, tuple[Ker
         (root / "self" / "ns").mkdir(parents=True)
         (root / "self" / "ns" / "pid").symlink_to("pid:[4026531836]")
         (root / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")
-        return lines_of(job, lines, now=time.monotonic(), unix_now=time.time(), proc_root=root)
+        return find_lines(job, lines, now=time.monotonic(), unix_now=time.time(), proc_root=root)
 
 
 def own_job(*, ended: tuple[EndedProcess, ...] = ()) -> Job:
@@ -209,7 +209,7 @@ def test_pids_of_another_namespace_are_not_believed(tmp_path: Path) -> None:
     ended = gone(4711, began_seconds=time.monotonic() - 5)
     lines = log(tmp_path, SEGFAULT.format(4711))
     job = own_job(ended=(ended,))
-    assert lines_of(job, lines, now=time.monotonic(), unix_now=time.time(), proc_root=tmp_path) == {}
+    assert find_lines(job, lines, now=time.monotonic(), unix_now=time.time(), proc_root=tmp_path) == {}
 
 
 def test_a_file_system_that_a_rank_has_mounted(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_file_system_that_a_rank_has_mounted(tmp_path: Path) -> None:
         LINES["mlx5_cable"][0][0],
     ]
     lines = log(tmp_path, *told)
-    found = lines_of(job, lines, now=time.monotonic(), unix_now=time.time(), proc_root=tmp_path / "proc")
+    found = find_lines(job, lines, now=time.monotonic(), unix_now=time.time(), proc_root=tmp_path / "proc")
     assert [(one.name, one.subject) for one in found[pid]] == [
         ("nfs_server_silent", "filer-03"),
         ("lustre_evicted", "scratch"),

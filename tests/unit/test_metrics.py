@@ -56,7 +56,7 @@ def board(**changes: object) -> Board:
         for i, uuid in enumerate(incident.job.gpu_uuids)
     )
     lost = Fault(subject="gpu 8", reason="GpuIsLost", detail="GPU is lost")
-    watch = job_watch.begin(incident.job, NOW - 900)
+    watch = job_watch.begin_watch(incident.job, NOW - 900)
     power = GpuPower(recent=(115.0,), limit_watts=700.0, busy_watts=600.0)
     watch = job_watch.with_power(watch, gpus={incident.job.gpu_uuids[0]: power})
     watch = replace(watch, state=JobState.HUNG, since=NOW - 5, silence=Silence(since=NOW - 140))

@@ -75,7 +75,7 @@ class Desk:
         )
 
     def put(self, *jobs: Job) -> None:
-        self.board.set(jobs={one.key: JobEntry(job=one, watch=job_watch.begin(one, 5.0, 0.0)) for one in jobs})
+        self.board.set(jobs={one.key: JobEntry(job=one, watch=job_watch.begin_watch(one, 5.0, 0.0)) for one in jobs})
 
     def request(self, what: str, uid: int | None = UID) -> Request:
         path, _, query = what.partition("?")

@@ -27,7 +27,7 @@ def group(key: str, *ranks: int, waits_for: str = "unknown", signature: Signatur
 
 
 def places(*groups: Group, named: tuple[int, ...] = ()) -> frozenset[str]:
-    return known_pauses.places_of(Grouping(groups=groups), [RankId(node="n1", rank=rank) for rank in named])
+    return known_pauses.find_places(Grouping(groups=groups), [RankId(node="n1", rank=rank) for rank in named])
 
 
 VICTIMS = group("v", 1, 2, 3, waits_for="ranks")
@@ -68,7 +68,7 @@ def test_too_many_places_are_none() -> None:
     assert len(places(*scattered[1:])) == MOST_PLACES
     seen = frozenset[str]()
     for i in range(10 * MOST_PLACES):
-        seen = known_pauses.also(seen, frozenset({f"k{i}"}))
+        seen = known_pauses.add_places(seen, frozenset({f"k{i}"}))
     assert NOWHERE in seen
     assert len(seen) <= MOST_PLACES + 1
 
@@ -82,7 +82,7 @@ def test_the_longest_pause_of_each_place_is_known_until_a_day_after_the_last(
     now = 0.0
     for where, length, gap in ended:
         now += gap
-        known = known_pauses.learn(known, EndedPause(places=where, began=now - length, seconds=length), now)
+        known = known_pauses.add_pause(known, EndedPause(places=where, began=now - length, seconds=length), now)
         for place in where:
             before, at = longest.get(place, (0.0, now))
             longest[place] = max(before if now - at < FORGOTTEN_SECONDS else 0.0, length), now
@@ -96,14 +96,16 @@ def test_the_longest_pause_of_each_place_is_known_until_a_day_after_the_last(
 def test_new_places_at_will_keep_memory_bounded_and_the_last_ones() -> None:
     known: tuple[Pause, ...] = ()
     for i in range(5 * MOST_PAUSES):
-        known = known_pauses.learn(known, EndedPause(places=frozenset({"kept", f"p{i}"}), began=i, seconds=9.0), now=i)
+        known = known_pauses.add_pause(
+            known, EndedPause(places=frozenset({"kept", f"p{i}"}), began=i, seconds=9.0), now=i
+        )
     assert len(known) == MOST_PAUSES
     assert known_pauses.longest_seconds(known, {"kept", f"p{i}"}, i) == 9.0
     assert known_pauses.longest_seconds(known, {"p0"}, i) is None
 
 
 def test_nothing_is_learnt_of_a_pause_that_had_the_picture_of_a_hang() -> None:
-    assert known_pauses.learn((), EndedPause(places=frozenset({"a", NOWHERE}), began=0.0, seconds=9.0), 9.0) == ()
+    assert known_pauses.add_pause((), EndedPause(places=frozenset({"a", NOWHERE}), began=0.0, seconds=9.0), 9.0) == ()
 
 
 def test_every_place_of_a_look_must_be_known() -> None:

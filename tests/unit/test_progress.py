@@ -18,7 +18,7 @@ from hangwatch.model import (
     CheckVerdict,
     Died,
     EndedProcess,
-    Enqueued,
+    EnqueuedOperation,
     Frame,
     GpuSample,
     GpuSweep,
@@ -36,7 +36,7 @@ from hangwatch.model import (
     ProcessId,
     Rank,
     RankId,
-    Recorded,
+    RecorderState,
     SamplerStatus,
     Signature,
     Value,
@@ -49,7 +49,7 @@ from hangwatch.state.incident_timeline import CAPTURES_KEPT
 from hangwatch.state.on_crash import CRASHES_SHOWN_PER_SHARE
 from hangwatch.state.on_scan import ENDED_SHOWN_SECONDS
 from hangwatch.state.restored_incidents import STARTED_AGAIN
-from hangwatch.state.steps import Action, ReadRemains, SaveIncident
+from hangwatch.state.steps import Action, ReadCrashArtifacts, SaveIncident
 from hangwatch.verdict.diagnosis import Diagnosis
 
 RULES = Detector(hold_seconds=20, recover_seconds=2)
@@ -82,7 +82,7 @@ class Life:
         self.captures = 0
 
     def discover(self, *found: Job) -> None:
-        self._take(steps.discovered(self.snapshot, found, self.now, self.unix))
+        self._take(steps.record_scan(self.snapshot, found, self.now, self.unix))
 
     def power(self, watts: float, seconds: int) -> None:
         for _ in range(seconds):
@@ -92,7 +92,7 @@ class Life:
             )
             sweep = GpuSweep(taken_monotonic_seconds=self.now, taken_unix_seconds=self.unix, gpus=gpus)
             self._take(
-                steps.sampled(
+                steps.record_sample(
                     self.snapshot, sweep, SamplerStatus(alive=True), now=self.now, settings=RULES, gap_seconds=10
                 )
             )
@@ -109,7 +109,7 @@ class Life:
         )
         verdict = Verdict(kind="AllWaiting", message="all wait")
         look = Diagnosis(capture=capture, grouping=seen, verdict=verdict, judged_unix_seconds=self.unix, uid=uid)
-        self._take(steps.captured(self.snapshot, look, now=self.now, settings=RULES))
+        self._take(steps.record_capture(self.snapshot, look, now=self.now, settings=RULES))
 
     @property
     def unix(self) -> float:
@@ -121,8 +121,10 @@ class Life:
 
     def resume(self, *incidents: Incident, living: Job | None = None) -> None:
         ranks = frozenset(rank.id for rank in living.ranks) if living else frozenset[ProcessId]()
-        left = incidents or self.snapshot.left_open
-        self._take(steps.resumed(self.snapshot, left, ranks, now=self.now, unix_now=self.unix, settings=RULES))
+        left = incidents or self.snapshot.unresumed_incidents
+        self._take(
+            steps.restore_incidents(self.snapshot, left, ranks, now=self.now, unix_now=self.unix, settings=RULES)
+        )
 
     def _take(self, outcome: tuple[Snapshot, tuple[Action, ...]]) -> None:
         self.snapshot, actions = outcome
@@ -165,12 +167,12 @@ def test_a_move_is_told_once_and_what_a_hook_came_to_is_no_move() -> None:
     assert life.moves == [JobState.HUNG]
     life.look(grouping())
     incident = life.saved[-1]
-    life._take(steps.noted(life.snapshot, incident, "hook on_hung ended", unix_now=life.unix))
+    life._take(steps.record_note(life.snapshot, incident, "hook on_hung ended", unix_now=life.unix))
     life.power(600, 10)
     assert [move for move in life.moves if move] == [JobState.HUNG, JobState.RECOVERED]
     assert "hook on_hung ended" in [line.message for line in life.saved[-1].timeline]
     before = life.snapshot
-    later = steps.noted(before, replace(incident, incident_id="another"), "x", unix_now=life.unix)
+    later = steps.record_note(before, replace(incident, incident_id="another"), "x", unix_now=life.unix)
     assert later == (before, ()), "the incident is not this job's any more"
 
 
@@ -330,12 +332,12 @@ def test_two_pods_that_become_one_job_lose_neither_incident_nor_page(open_one: i
     joined = replace(job(), ranks=(*job().ranks, *other.ranks))
     if open_one == 500:
         entry = life.snapshot.jobs["42"]
-        later = steps.discovered(Snapshot(), [other], life.now, life.unix)[0].jobs["42-p500"]
+        later = steps.record_scan(Snapshot(), [other], life.now, life.unix)[0].jobs["42-p500"]
         generation = later.watch.identity.generation
         identity = replace(entry.watch.identity, job_id="42-p500", job_key="42-p500", generation=generation)
         watch = replace(entry.watch, identity=identity)
         moved = replace(entry, job=other, watch=watch)
-        fresh = steps.discovered(Snapshot(), [job()], life.now, life.unix)[0].jobs["42"]
+        fresh = steps.record_scan(Snapshot(), [job()], life.now, life.unix)[0].jobs["42"]
         life.snapshot = life.snapshot.with_job(moved).with_job(fresh)
     life.discover(joined)
     (alive,) = (entry for entry in life.snapshot.jobs.values() if entry.watch.state is not JobState.ENDED)
@@ -371,7 +373,7 @@ def test_a_capture_that_fails_as_a_whole_is_tried_again() -> None:
     life.discover(job())
     life.power(600, 60)
     life.power(110, 26)
-    life._take(steps.unjudged(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES))
+    life._take(steps.record_failed_capture(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES))
     assert life.state is JobState.STALLED
     life.power(110, 40)
     assert life.captures == 2
@@ -422,13 +424,13 @@ def test_ranks_that_gave_a_stack_were_seen_whatever_they_do() -> None:
     """A job with all ranks spinning next to idle GPUs is unjudged; it still pages after the stalled hold."""
     members = tuple(Member(id=RankId(node="n1", rank=i), signature=Signature.SPINS) for i in range(2))
     stack = (Frame(function="step", file="mine.py", line=7),)
-    seen = steps.motion_count(Grouping(groups=(Group(key="k", activity="unknown", members=members, frames=stack),)))
-    assert (seen.frozen, seen.moving, seen.unknown, seen.stacked) == (0, 0, 2, 2)
+    seen = steps.count_motion(Grouping(groups=(Group(key="k", activity="unknown", members=members, frames=stack),)))
+    assert (seen.frozen, seen.moving, seen.unknown, seen.with_stack) == (0, 0, 2, 2)
 
 
 def test_who_moves_is_said_as_everywhere() -> None:
     loading = Member(id=RankId(node="n1", rank=2, pid=7), motion=Motion.MOVING)
-    seen = steps.motion_count(
+    seen = steps.count_motion(
         Grouping(
             groups=(
                 *grouping(Motion.MOVING).groups,
@@ -437,7 +439,7 @@ def test_who_moves_is_said_as_everywhere() -> None:
             )
         )
     )
-    assert seen.who == "ranks 0-1 on n1 in collective wait; rank 2 on n1 (pid 7) in data loading"
+    assert seen.movers_text == "ranks 0-1 on n1 in collective wait; rank 2 on n1 (pid 7) in data loading"
     assert (seen.moving, seen.frozen) == (3, 1)
 
 
@@ -526,7 +528,7 @@ class Shared(Life):
             for process in processes
             if any(process.id.pid == one.pid and one.is_connected for one in strangers)
         }
-        self.discover(*jobs.find(processes, sweep, node="n1", endpoints=endpoints).jobs)
+        self.discover(*jobs.find_jobs(processes, sweep, node="n1", endpoints=endpoints).jobs)
 
     @property
     def mine(self) -> JobEntry:
@@ -639,14 +641,14 @@ def test_a_rank_that_went_during_the_restart_is_absent() -> None:
 def test_what_no_scan_has_found_yet_waits_and_is_closed_once_it_is_gone() -> None:
     left = hung().saved[-1]
     life = started_again(left)
-    assert life.snapshot.left_open == (left,)
+    assert life.snapshot.unresumed_incidents == (left,)
     life.discover(job())
     life.resume(living=job())
-    assert (life.state, life.snapshot.left_open) == (JobState.HUNG, ())
+    assert (life.state, life.snapshot.unresumed_incidents) == (JobState.HUNG, ())
 
     gone = started_again(left)
     gone.resume()
-    assert gone.snapshot.left_open == ()
+    assert gone.snapshot.unresumed_incidents == ()
     closed = gone.saved[-1]
     assert (closed.incident_id, closed.state) == (left.incident_id, JobState.ENDED)
     assert closed.timeline[-1].message == "its processes were gone when hangwatch was started again"
@@ -712,7 +714,7 @@ def result(check: str, status: CheckStatus = CheckStatus.OK, xids: int = 0) -> C
 def errors_at(*results: CheckResult) -> float | None:
     snapshot = Snapshot()
     for second, one in enumerate(results):
-        snapshot = steps.checked(snapshot, one, now=float(second))
+        snapshot = steps.record_check(snapshot, one, now=float(second))
         assert snapshot.checks[one.check] == one
     return snapshot.gpu_errors_at
 
@@ -740,7 +742,7 @@ def life_with_a_pause(*after: Job, checks: tuple[CheckResult, ...] = ()) -> Life
     life.power(80, 25)
     life.look(AT_A_SERVER)
     for check in checks:
-        life.snapshot = steps.checked(life.snapshot, check, now=life.now)
+        life.snapshot = steps.record_check(life.snapshot, check, now=life.now)
     life.power(80, 15)
     life.power(600, 30)
     for found in after:
@@ -775,14 +777,14 @@ def test_the_place_of_a_look_is_learnt_and_pages_later_and_says_so() -> None:
 
 
 def test_the_time_out_that_an_open_operation_recorded_is_the_jobs() -> None:
-    waiting = Enqueued(
+    waiting = EnqueuedOperation(
         number=6, operation="all_reduce", order=6, created_unix_seconds=1e9, stays_open=True, timeout_seconds=140.0
     )
     records = GroupRecords(
         library="gloo", name="0", description="default_pg", number=6, operations=(replace(waiting, stays_open=False),)
     )
     recorded = [
-        (Recorded(library="gloo", groups=(replace(records, operations=(one,)),)),)
+        (RecorderState(library="gloo", groups=(replace(records, operations=(one,)),)),)
         for one in (replace(waiting, stays_open=False, timeout_seconds=1.0), waiting)
     ]
     groups = tuple(
@@ -792,11 +794,11 @@ def test_the_time_out_that_an_open_operation_recorded_is_the_jobs() -> None:
         for group, told in zip(AT_A_SERVER.groups, recorded, strict=True)
     )
     life = life_with_a_pause()
-    assert (life.snapshot.jobs["42"].watch.time_out.seconds, life.snapshot.jobs["42"].page) == (600.0, False)
+    assert (life.snapshot.jobs["42"].watch.timeout.seconds, life.snapshot.jobs["42"].page) == (600.0, False)
     life.look(Grouping(groups=groups))
-    assert (life.snapshot.jobs["42"].watch.time_out.seconds, life.snapshot.jobs["42"].page) == (140.0, True)
+    assert (life.snapshot.jobs["42"].watch.timeout.seconds, life.snapshot.jobs["42"].page) == (140.0, True)
     life.discover(life.snapshot.jobs["42"].job)
-    assert life.snapshot.jobs["42"].watch.time_out.seconds == 140.0, "a scan knows its environment only"
+    assert life.snapshot.jobs["42"].watch.timeout.seconds == 140.0, "a scan knows its environment only"
 
 
 def test_the_timeline_of_an_incident_says_why_it_was_looked_at_before_the_time_out() -> None:
@@ -805,8 +807,8 @@ def test_the_timeline_of_an_incident_says_why_it_was_looked_at_before_the_time_o
     before = life.captures
     entry = life.snapshot.jobs["42"]
     recorded_seconds = job_watch.quiet_seconds(entry.watch, life.now) + 40.0
-    told = replace(entry.watch, time_out=replace(entry.watch.time_out, recorded_seconds=recorded_seconds))
-    told = job_watch.with_looks(told, captured_at=life.now - 60)
+    told = replace(entry.watch, timeout=replace(entry.watch.timeout, recorded_seconds=recorded_seconds))
+    told = job_watch.with_capture_record(told, captured_at=life.now - 60)
     life.snapshot = life.snapshot.with_job(replace(entry, watch=told))
     life.power(110, 5)
     assert life.captures == before + 1
@@ -853,8 +855,8 @@ def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
 
 def remains(life: Life, *found: Job) -> list[tuple[list[int], int]]:
     """Return the pids of the dead ranks to read after a scan that finds these jobs, and the number of live ranks."""
-    life.snapshot, actions = steps.discovered(life.snapshot, found, life.now, life.unix)
-    reads = [action.job for action in actions if isinstance(action, ReadRemains)]
+    life.snapshot, actions = steps.record_scan(life.snapshot, found, life.now, life.unix)
+    reads = [action.job for action in actions if isinstance(action, ReadCrashArtifacts)]
     return [([one.id.pid for one in read.ended], len(read.ranks)) for read in reads]
 
 
@@ -874,15 +876,15 @@ def test_why_a_rank_died_is_known_of_the_job_that_goes_on_without_it() -> None:
     life, whole = Life(), job(ranks=3)
     remains(life, whole)
     without = replace(whole, ranks=whole.ranks[:2])
-    life.snapshot, actions = steps.discovered(life.snapshot, [without], life.now, life.unix)
-    (dead,) = (action.job for action in actions if isinstance(action, ReadRemains))
+    life.snapshot, actions = steps.record_scan(life.snapshot, [without], life.now, life.unix)
+    (dead,) = (action.job for action in actions if isinstance(action, ReadCrashArtifacts))
     died = Died(text="ValueError: empty shard, by its error file", unix_seconds=1.0, is_first=True)
     told = replace(dead, ended=(replace(dead.ended[0], died=died),))
-    life.snapshot, _ = steps.crashed(life.snapshot, replace(crash(1), job=told), now=life.now)
+    life.snapshot, _ = steps.record_crash(life.snapshot, replace(crash(1), job=told), now=life.now)
     life.discover(without)
     entry = life.snapshot.jobs["42"]
     assert [one.died for one in entry.job.ended] == [died]
-    assert [dump.died for dump in rank_dumps.absent(entry.job, "n1")] == [died]
+    assert [dump.died for dump in rank_dumps.absent_ranks(entry.job, "n1")] == [died]
 
 
 def test_what_ranks_left_is_read_when_others_take_their_place() -> None:
@@ -918,15 +920,15 @@ def crash(number: int, *gone: int, share: str = "uid 1000") -> Incident:
 
 
 def test_a_crash_of_the_same_processes_is_one_incident_told_anew() -> None:
-    snapshot, actions = steps.crashed(Snapshot(), crash(1, 100), now=0.0)
+    snapshot, actions = steps.record_crash(Snapshot(), crash(1, 100), now=0.0)
     assert [action.moved_to for action in actions if isinstance(action, SaveIncident)] == [JobState.ENDED]
-    snapshot, actions = steps.crashed(snapshot, crash(1, 100, 101), now=5.0)
+    snapshot, actions = steps.record_crash(snapshot, crash(1, 100, 101), now=5.0)
     (one,) = snapshot.crashes
     assert (one.incident.incident_id, one.incident.verdict.message, one.found_monotonic_seconds) == ("i1-1", "2", 0.0)
     assert snapshot.crash_count == 1
     told = [(action.incident.incident_id, action.moved_to) for action in actions if isinstance(action, SaveIncident)]
     assert told == [("i1-1", None)], "its hook was called already"
-    snapshot, _ = steps.crashed(snapshot, crash(1, 200), now=9.0)
+    snapshot, _ = steps.record_crash(snapshot, crash(1, 200), now=9.0)
     assert [one.incident.job.ended[0].id.pid for one in snapshot.crashes] == [200]
     assert snapshot.crash_count == 2
 
@@ -935,10 +937,10 @@ def test_who_followed_does_not_take_the_place_of_the_rank_that_is_named() -> Non
     """The next attempt of the job: its ranks report each other, and its warning would end after seconds."""
     named = crash(1, 100)
     named = replace(named, verdict=replace(named.verdict, named=(RankId(rank=0),)))
-    snapshot, _ = steps.crashed(Snapshot(), named, now=0.0)
-    after, actions = steps.crashed(snapshot, crash(1, 200), now=5.0)
+    snapshot, _ = steps.record_crash(Snapshot(), named, now=0.0)
+    after, actions = steps.record_crash(snapshot, crash(1, 200), now=5.0)
     assert (after.crashes, after.crash_count, actions) == (snapshot.crashes, 2, ())
-    after, actions = steps.crashed(after, replace(named, job=crash(1, 300).job), now=9.0)
+    after, actions = steps.record_crash(after, replace(named, job=crash(1, 300).job), now=9.0)
     assert [one.incident.job.ended[0].id.pid for one in after.crashes] == [300]
     assert len(actions) == 1
 
@@ -946,19 +948,19 @@ def test_who_followed_does_not_take_the_place_of_the_rank_that_is_named() -> Non
 def test_of_one_owner_so_many_crashes_are_kept_in_a_quarter_of_an_hour() -> None:
     snapshot, saved = Snapshot(), 0
     for number in range(50):
-        snapshot, actions = steps.crashed(snapshot, crash(number, number + 1), now=1.0)
+        snapshot, actions = steps.record_crash(snapshot, crash(number, number + 1), now=1.0)
         saved += len(actions)
     assert saved == CRASHES_SHOWN_PER_SHARE
-    _, actions = steps.crashed(snapshot, crash(99, 999, share="uid 2000"), now=1.0)
+    _, actions = steps.record_crash(snapshot, crash(99, 999, share="uid 2000"), now=1.0)
     assert len(actions) == 1
 
 
 def test_crashes_are_bounded_and_one_owner_hides_no_other() -> None:
-    snapshot, _ = steps.crashed(Snapshot(), crash(0, 1, share="uid 2000"), now=0.0)
+    snapshot, _ = steps.record_crash(Snapshot(), crash(0, 1, share="uid 2000"), now=0.0)
     for number in range(1, 200):
-        snapshot, _ = steps.crashed(snapshot, crash(number, number + 1), now=1.0)
+        snapshot, _ = steps.record_crash(snapshot, crash(number, number + 1), now=1.0)
     shares = [one.incident.job.share for one in snapshot.crashes]
     assert (shares.count("uid 2000"), shares.count("uid 1000")) == (1, CRASHES_SHOWN_PER_SHARE)
     assert snapshot.crash_count == 200
-    snapshot, _ = steps.crashed(snapshot, crash(300, 5), now=1e6)
+    snapshot, _ = steps.record_crash(snapshot, crash(300, 5), now=1e6)
     assert len(snapshot.crashes) == 1

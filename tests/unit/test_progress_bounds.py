@@ -66,11 +66,11 @@ def test_a_sample_is_on_the_board_and_teaches_the_idle_level_of_gpus_that_nobody
     life = Life()
     life.discover(job())
     taken, status = sweep(gpu(0, 90.0), gpu(5, 70.0)), SamplerStatus(alive=False)
-    shown, _ = steps.sampled(life.snapshot, taken, status, now=1001.0, settings=RULES, gap_seconds=10)
+    shown, _ = steps.record_sample(life.snapshot, taken, status, now=1001.0, settings=RULES, gap_seconds=10)
     assert (shown.sweep, shown.sampler, shown.idle_watts) == (taken, status, {"GPU-5": 70.0})
     life.discover()
     life.discover()
-    later, _ = steps.sampled(life.snapshot, taken, status, now=1002.0, settings=RULES, gap_seconds=10)
+    later, _ = steps.record_sample(life.snapshot, taken, status, now=1002.0, settings=RULES, gap_seconds=10)
     assert set(later.idle_watts) == {"GPU-0", "GPU-5"}, "a job that ended holds none"
 
 
@@ -89,7 +89,7 @@ def test_the_idle_level_that_was_learnt_is_the_floor_of_the_quiet_line() -> None
 
 def test_a_gpu_that_no_sample_speaks_of_is_no_reason_to_fail() -> None:
     life = hung()
-    shown, _ = steps.sampled(
+    shown, _ = steps.record_sample(
         life.snapshot, sweep(gpu(1, 110.0)), SamplerStatus(alive=True), now=life.now + 1, settings=RULES, gap_seconds=10
     )
     assert shown.jobs["42"].watch.state is JobState.HUNG
@@ -128,17 +128,17 @@ def test_a_stalled_job_pages_by_a_sample_once_its_hold_is_over() -> None:
 @pytest.mark.parametrize(("ticks_per_second", "began"), [(100.0, 3.0), (1000.0, 0.3)])
 def test_a_job_began_with_its_first_rank(ticks_per_second: float, began: float) -> None:
     ranks = tuple(Rank(id=ProcessId(pid=ticks, start_ticks=ticks), rank=None, local_rank=None) for ticks in (900, 300))
-    found, _ = steps.discovered(Snapshot(), [replace(job(), ranks=ranks)], 1000.0, 2e9, ticks_per_second)
+    found, _ = steps.record_scan(Snapshot(), [replace(job(), ranks=ranks)], 1000.0, 2e9, ticks_per_second)
     assert found.jobs["42"].watch.identity.began == began
 
 
 def test_a_tick_is_a_hundredth_of_a_second_where_nothing_else_is_said() -> None:
-    found, _ = steps.discovered(Snapshot(), [job(pid=500)], 1000.0, 2e9)
+    found, _ = steps.record_scan(Snapshot(), [job(pid=500)], 1000.0, 2e9)
     assert found.jobs["42"].watch.identity.began == 5.0
 
 
 def test_a_job_without_ranks_here_began_with_the_machine() -> None:
-    found, _ = steps.discovered(Snapshot(), [replace(job(), ranks=())], 1000.0, 2e9)
+    found, _ = steps.record_scan(Snapshot(), [replace(job(), ranks=())], 1000.0, 2e9)
     assert found.jobs["42"].watch.identity.began == 0.0
 
 
@@ -235,8 +235,8 @@ def test_a_capture_in_which_all_are_stopped_counts_as_a_rest() -> None:
         for rank in range(2)
     )
     rests = Grouping(groups=(Group(key="k", activity="lock", members=stopped),))
-    assert steps.motion_count(rests).resting is JobState.SUSPENDED
-    assert steps.motion_count(count(frozen=2)).resting is None
+    assert steps.count_motion(rests).resting is JobState.SUSPENDED
+    assert steps.count_motion(count(frozen=2)).resting is None
 
 
 def test_a_glance_is_counted_opens_no_incident_and_begins_a_suspicion_where_all_stand_still() -> None:
@@ -245,8 +245,11 @@ def test_a_glance_is_counted_opens_no_incident_and_begins_a_suspicion_where_all_
     life.power(600, 60)
     life.power(430, 30)
     before, still = life.snapshot, MotionCount(frozen=2, moving=0, unknown=0)
-    assert steps.glanced(before, "nobody", still, now=life.now, unix_now=7.0, settings=RULES) == (before, ())
-    shown, actions = steps.glanced(before, "42", still, now=life.now, unix_now=7.0, settings=RULES)
+    assert steps.record_light_capture(before, "nobody", still, now=life.now, unix_now=7.0, settings=RULES) == (
+        before,
+        (),
+    )
+    shown, actions = steps.record_light_capture(before, "42", still, now=life.now, unix_now=7.0, settings=RULES)
     assert shown.captures == {"frozen": 1}
     entry = shown.jobs["42"]
     assert (entry.watch.state, entry.incident) == (JobState.SUSPECTED, None)
@@ -257,11 +260,14 @@ def test_a_glance_is_counted_opens_no_incident_and_begins_a_suspicion_where_all_
 def test_a_capture_that_failed_is_counted_as_such_and_pages_nobody() -> None:
     life = quiet()
     before = life.snapshot
-    assert steps.unjudged(before, "nobody", now=life.now, unix_now=life.unix, settings=RULES) == (before, ())
-    shown, _ = steps.unjudged(before, "42", now=life.now, unix_now=life.unix, settings=RULES)
+    assert steps.record_failed_capture(before, "nobody", now=life.now, unix_now=life.unix, settings=RULES) == (
+        before,
+        (),
+    )
+    shown, _ = steps.record_failed_capture(before, "42", now=life.now, unix_now=life.unix, settings=RULES)
     assert shown.captures == {"failed": 1}
     entry = shown.jobs["42"]
-    assert (entry.watch.looks.capturing, entry.page, entry.incident) == (False, False, None)
+    assert (entry.watch.capture_record.capturing, entry.page, entry.incident) == (False, False, None)
     assert (entry.timeline[-1].state, entry.timeline[-1].unix_seconds) == (JobState.STALLED, life.unix)
     assert entry.watch.message == "2 of 2 ranks could not be judged"
 
@@ -270,13 +276,13 @@ def test_a_capture_that_failed_of_a_job_without_ranks_judges_it_as_little() -> N
     life = quiet()
     entry = life.snapshot.jobs["42"]
     life.snapshot = life.snapshot.with_job(replace(entry, job=replace(entry.job, ranks=())))
-    shown, _ = steps.unjudged(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES)
+    shown, _ = steps.record_failed_capture(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES)
     watch = shown.jobs["42"].watch
     assert (watch.state, watch.message) == (JobState.STALLED, "1 of 1 ranks could not be judged")
 
 
 def test_nothing_of_a_job_is_nothing() -> None:
-    assert steps.motion_count(Grouping(groups=())) == MotionCount(frozen=0, moving=0, unknown=0)
+    assert steps.count_motion(Grouping(groups=())) == MotionCount(frozen=0, moving=0, unknown=0)
 
 
 def test_each_look_is_saved_once_and_says_what_is_known_by_now() -> None:
@@ -286,7 +292,9 @@ def test_each_look_is_saved_once_and_says_what_is_known_by_now() -> None:
         grown = replace(job(), command=f"command {number}")
         life.discover(grown)
         before = len(life.saved)
-        life._take(steps.captured(life.snapshot, look(number, count(frozen=number)), now=life.now, settings=RULES))
+        life._take(
+            steps.record_capture(life.snapshot, look(number, count(frozen=number)), now=life.now, settings=RULES)
+        )
         (saved,) = life.saved[before:]
         assert saved == life.snapshot.jobs["42"].incident
         assert (saved.incident_id, saved.state, saved.job.command) == (
@@ -344,7 +352,7 @@ def test_what_was_closed_meanwhile_is_saved_without_power_and_with_its_end() -> 
     left = hung().saved[-1]
     life = Life()
     life.now = left.opened_unix_seconds - 1e9 + 30
-    shown, (action,) = steps.resumed(
+    shown, (action,) = steps.restore_incidents(
         life.snapshot, [left], frozenset(), now=life.now, unix_now=life.unix, settings=RULES
     )
     assert shown.jobs == {}
@@ -361,7 +369,9 @@ def test_what_goes_on_is_saved_with_the_power_that_its_job_draws() -> None:
     life.now = left.opened_unix_seconds - 1e9 + 30
     life.discover(job())
     living = frozenset(rank.id for rank in job().ranks)
-    shown, actions = steps.resumed(life.snapshot, [left], living, now=life.now, unix_now=life.unix, settings=RULES)
+    shown, actions = steps.restore_incidents(
+        life.snapshot, [left], living, now=life.now, unix_now=life.unix, settings=RULES
+    )
     (saved,) = (action for action in actions if isinstance(action, SaveIncident))
     assert saved.is_watched
     assert saved.incident.timeline[-1].unix_seconds == life.unix
@@ -424,7 +434,7 @@ def test_of_two_watches_that_become_one_the_one_that_is_looked_at_goes_on() -> N
     other = replace(job(pid=50, ranks=1), job_id="42-p50", job_key="42-p50")
     life.discover(job(), other)
     life.discover(replace(job(), ranks=(*other.ranks, *job().ranks)))
-    assert (life.state, life.snapshot.jobs["42"].watch.looks.capturing) == (JobState.SUSPECTED, True)
+    assert (life.state, life.snapshot.jobs["42"].watch.capture_record.capturing) == (JobState.SUSPECTED, True)
 
 
 def test_of_two_watches_that_are_alike_the_one_of_the_key_goes_on_and_then_the_older() -> None:

@@ -14,7 +14,7 @@ from hangwatch.fleet.remote_run import Reply
 from hangwatch.report import as_json
 from tests import samples
 
-ANSWER = as_json.render(sighting.grouped("liar", [samples.loader_hang()], 100.0)).encode()
+ANSWER = as_json.render(sighting.make_grouped_dump("liar", [samples.loader_hang()], 100.0)).encode()
 
 
 def reply(output: bytes = ANSWER, status: int | None = 0, **changes: object) -> Reply:
@@ -89,7 +89,7 @@ def test_a_clock_differs_by_what_no_delay_explains(
     asked: float, printed: float, ended: float, offset: float | None
 ) -> None:
     replies = Replies()
-    answer = as_json.render(sighting.grouped("x", [], printed)).encode()
+    answer = as_json.render(sighting.make_grouped_dump("x", [], printed)).encode()
     replies.take(reply(answer, asked_unix_seconds=asked, ended_unix_seconds=ended))
     assert [one.seconds for one in replies.clocks] == ([] if offset is None else [offset])
 

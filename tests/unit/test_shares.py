@@ -19,8 +19,8 @@ from hangwatch.detector import TakeCapture, job_watch
 from hangwatch.detector.known_pauses import Pause
 from hangwatch.jobs import discovery as jobs
 from hangwatch.jobs import owners
-from hangwatch.jobs.discovery import find
-from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, LeftOut, Process, ProcessId, Rank
+from hangwatch.jobs.discovery import find_jobs
+from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, NotMonitored, Process, ProcessId, Rank
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import process_scan
@@ -28,7 +28,7 @@ from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.schedule import FairQueue
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.on_scan import ENDED_SHOWN_PER_SHARE
-from hangwatch.state.steps import ReadRemains, discovered
+from hangwatch.state.steps import ReadCrashArtifacts, record_scan
 from tests.proc_tree import lay_out, sweep
 
 VICTIM, HOSTILE = 1004, 65534
@@ -51,7 +51,7 @@ def fakes(count: int, more: str = "LOCAL_WORLD_SIZE=2") -> str:
 
 def look(text: str, root: Path, gpus: GpuSweep | None = None, **limits: int) -> FoundJobs:
     lay_out(f"1 (init) S parent=0 start=1\n{text}", root)
-    return find(ProcessScan(root).processes(), gpus, limits=config.Jobs(**limits))
+    return find_jobs(ProcessScan(root).processes(), gpus, limits=config.Jobs(**limits))
 
 
 def test_a_user_of_many_jobs_keeps_his_oldest_and_others_keep_theirs(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_user_of_many_jobs_keeps_his_oldest_and_others_keep_theirs(tmp_path: P
     assert [len(job.ranks) for job in by_owner["uid 1004"]] == [2]
     pids = {rank.id.pid for job in by_owner["uid 65534"] for rank in job.ranks}
     assert pids == set(range(FIRST_FAKE, FIRST_FAKE + 10))
-    assert found.left_out == (LeftOut(owner="uid 65534", jobs=90, ranks=90),)
+    assert found.left_out == (NotMonitored(owner="uid 65534", jobs=90, ranks=90),)
 
 
 def test_what_is_left_of_the_node_s_share_goes_to_the_owners_in_turn(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_ranks_over_the_limit_of_a_job_are_left_out_and_it_says_so(tmp_path: Pat
     (job,) = found.jobs
     assert [one.rank for one in job.ranks] == [0, 1, 2, 3, 4, 5, 6, 39]
     assert "8 of 40 ranks on this node are watched" in job.notes[0]
-    assert found.left_out == (LeftOut(owner="uid 65534", ranks=32),)
+    assert found.left_out == (NotMonitored(owner="uid 65534", ranks=32),)
 
 
 def test_ranks_of_an_owner_are_limited_over_all_his_jobs(tmp_path: Path) -> None:
@@ -170,14 +170,14 @@ def ended_job(number: int, share: str) -> JobEntry:
     one = Rank(id=ProcessId(pid=number, start_ticks=1), rank=0, local_rank=0)
     key = str(number)
     job = Job(job_id=key, launcher="plain", launcher_id=None, ranks=(one,), owner="uid 0", job_key=key, share=share)
-    return JobEntry(job=job, watch=job_watch.begin(job, 0.0, 0.0))
+    return JobEntry(job=job, watch=job_watch.begin_watch(job, 0.0, 0.0))
 
 
 def test_jobs_that_ended_are_shown_a_bounded_number_of_a_pod_and_another_pods_stay() -> None:
     snapshot = Snapshot().with_job(ended_job(1000, "uid 0, mine"))
     for number in range(200):
         snapshot = snapshot.with_job(ended_job(number, "uid 0, a stranger's"))
-    snapshot, _ = discovered(snapshot, (), 1.0, 1.0)
+    snapshot, _ = record_scan(snapshot, (), 1.0, 1.0)
     assert {entry.watch.state for entry in snapshot.jobs.values()} == {JobState.ENDED}
     assert len(snapshot.jobs) == ENDED_SHOWN_PER_SHARE + 1
     assert "1000" in snapshot.jobs
@@ -190,7 +190,7 @@ def test_captures_of_one_pod_let_those_of_another_go_first(tmp_path: Path) -> No
     for number, share in enumerate(("uid 0, a stranger's",) * 9 + ("uid 0, mine",)):
         daemon.board.put(Snapshot.with_job, ended_job(number, share))
     daemon._do([TakeCapture(job_key=str(number), reason="quiet") for number in range(10)])
-    turns = [turn.item.wanted.job_key for turn in (daemon.looking._turns.take(), daemon.looking._turns.take()) if turn]
+    turns = [turn.item.request.job_key for turn in (daemon.looking._turns.take(), daemon.looking._turns.take()) if turn]
     assert turns == ["0", "9"]
 
 
@@ -200,8 +200,8 @@ def test_a_dead_job_of_an_owner_that_is_one_too_many_is_counted_and_said(
     gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
     daemon = Daemon(Settings(store=config.Store(directory=str(tmp_path))), gpus, proc_root=tmp_path)
     jobs = [ended_job(number, "uid 1000").job for number in range(MOST_DEAD_JOBS + 5)]
-    daemon._do([ReadRemains(job=job) for job in jobs])
-    daemon._do([ReadRemains(job=ended_job(99, "uid 2000").job)])
+    daemon._do([ReadCrashArtifacts(job=job) for job in jobs])
+    daemon._do([ReadCrashArtifacts(job=ended_job(99, "uid 2000").job)])
     assert daemon.board.snapshot.unread_crash_count == 5
     said = [record.message for record in caplog.records if "is not read" in record.message]
     assert len(said) == 3  # the 1st, the 2nd and the 4th
@@ -242,7 +242,7 @@ def test_thousands_of_claimants_to_one_rank_cost_little() -> None:
     parents = [bare(100 + 2 * number, 1, "x.py") for number in range(3000)]
     claimants = [bare(parent.id.pid + 1, parent.id.pid, "t.py", **seat) for parent in parents]
     began = time.process_time()
-    assert len(find([bare(1, 0), *parents, *claimants]).jobs) == config.Jobs().max_jobs_per_owner
+    assert len(find_jobs([bare(1, 0), *parents, *claimants]).jobs) == config.Jobs().max_jobs_per_owner
     assert time.process_time() - began < 4
 
 
@@ -250,7 +250,7 @@ def test_a_chain_of_spawned_processes_above_many_costs_little() -> None:
     chained = [bare(100 + number, 99 + number if number else 1, "multiprocessing.spawn") for number in range(1024)]
     leaves = [bare(2000 + number, chained[-1].id.pid) for number in range(30_000)]
     began = time.process_time()
-    assert find([bare(1, 0), *chained, *leaves]).jobs == ()
+    assert find_jobs([bare(1, 0), *chained, *leaves]).jobs == ()
     assert time.process_time() - began < 10
 
 
@@ -302,10 +302,10 @@ def test_a_pod_is_not_paged_late_by_the_pauses_that_another_pod_was_taught() -> 
         )
 
     taught = Pause(place="here", longest_seconds=900.0, seen_at=0.0)
-    watch = replace(job_watch.begin(job(1, "a"), 0.0, 0.0), pauses=(taught,))
-    before, _ = discovered(Snapshot(jobs={"k": JobEntry(job=job(1, "a"), watch=watch)}), (), 1.0, 1.0)
+    watch = replace(job_watch.begin_watch(job(1, "a"), 0.0, 0.0), pauses=(taught,))
+    before, _ = record_scan(Snapshot(jobs={"k": JobEntry(job=job(1, "a"), watch=watch)}), (), 1.0, 1.0)
     for pod, pauses in (("a", (taught,)), ("b", ())):
-        after, _ = discovered(before, (job(2, pod),), 2.0, 2.0)
+        after, _ = record_scan(before, (job(2, pod),), 2.0, 2.0)
         assert after.jobs["k"].watch.state is JobState.STARTING
         assert after.jobs["k"].watch.pauses == pauses, pod
 

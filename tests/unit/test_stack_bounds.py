@@ -33,7 +33,7 @@ def named(threads: Sequence[Thread]) -> list[str | None]:
 
 @given(THREADS, st.integers(0, 200_000))
 def test_what_is_kept_fits_and_the_main_thread_is_always_there(threads: list[Thread], most_bytes: int) -> None:
-    kept = stack_limits.kept(threads, most_bytes)
+    kept = stack_limits.fit_threads(threads, most_bytes)
     if stack_limits.size_bytes(threads) <= most_bytes:
         assert kept == tuple(threads)
         return
@@ -48,7 +48,7 @@ def test_what_is_kept_fits_and_the_main_thread_is_always_there(threads: list[Thr
 
 
 def test_of_a_long_main_stack_both_ends_are_kept() -> None:
-    (main,) = stack_limits.kept([thread("MainThread", 200)], 0)
+    (main,) = stack_limits.fit_threads([thread("MainThread", 200)], 0)
     assert [frame.function for frame in main.frames[:2]] == ["f0", "f1"]
     assert [frame.function for frame in main.frames[31:34]] == ["f31", "<frames left out>", "f184"]
     assert main.frames[-1].function == "f199"
@@ -61,12 +61,12 @@ def test_jobs_as_people_have_them_fit() -> None:
     worker = [thread("MainThread", 20, 60), thread("QueueFeederThread", 6, 60)]
     for jobs, ranks in ((1, 16), (2, 8)):
         capture_bytes = stack_limits.OF_OWNER_BYTES // (CAPTURES_KEPT * jobs)
-        room = stack_limits.room(capture_bytes, ranks, 16 * ranks, rounds=3)
-        assert stack_limits.kept(rank, room.rank_bytes) == tuple(rank)
-        assert stack_limits.kept(worker, room.worker_bytes) == tuple(worker)
+        room = stack_limits.divide_budget(capture_bytes, ranks, 16 * ranks, rounds=3)
+        assert stack_limits.fit_threads(rank, room.rank_bytes) == tuple(rank)
+        assert stack_limits.fit_threads(worker, room.worker_bytes) == tuple(worker)
 
 
 @given(st.integers(1, 64 * MEBIBYTE), st.integers(0, 1024), st.integers(0, 4096), st.integers(0, 10))
 def test_all_processes_together_fit_into_a_capture(capture_bytes: int, ranks: int, workers: int, rounds: int) -> None:
-    room = stack_limits.room(capture_bytes, ranks, workers, rounds)
+    room = stack_limits.divide_budget(capture_bytes, ranks, workers, rounds)
     assert (room.rank_bytes * ranks + room.worker_bytes * workers) * rounds <= capture_bytes

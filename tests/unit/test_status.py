@@ -21,7 +21,7 @@ from hangwatch.model import (
     Worker,
 )
 from hangwatch.state.board import JobEntry, Snapshot
-from hangwatch.state.status import view
+from hangwatch.state.status import build_status
 
 UUID = "GPU-0"
 
@@ -40,12 +40,12 @@ def claimant(key: str, pid: int, *workers: int) -> Job:
 def holders(jobs: tuple[Job, ...], pids: tuple[int, ...], ended: frozenset[str] = frozenset()) -> list[str]:
     entries = {}
     for job in jobs:
-        watch = job_watch.begin(job, 5.0, 0.0)
+        watch = job_watch.begin_watch(job, 5.0, 0.0)
         entries[job.key] = JobEntry(job=job, watch=replace(watch, state=JobState.ENDED) if job.key in ended else watch)
     sweep = GpuSweep(
         taken_monotonic_seconds=6.0, taken_unix_seconds=1e9, gpus=(GpuSample(index=0, uuid=UUID, pids=pids),)
     )
-    (gpu,) = view(Snapshot(sweep=sweep, jobs=entries), "n1", 7.0).gpus
+    (gpu,) = build_status(Snapshot(sweep=sweep, jobs=entries), "n1", 7.0).gpus
     return [job.job_key for job in gpu.jobs]
 
 
@@ -86,6 +86,6 @@ def test_a_new_silence_is_not_told_by_the_verdict_of_the_last_hang(
         grouping=Grouping(groups=()),
         closed_unix_seconds=closed,
     )
-    entry = JobEntry(job=job, watch=replace(job_watch.begin(job, 5.0, 0.0), state=state), incident=incident)
-    (seen,) = view(Snapshot(jobs={job.key: entry}), "n1", 7.0).jobs
+    entry = JobEntry(job=job, watch=replace(job_watch.begin_watch(job, 5.0, 0.0), state=state), incident=incident)
+    (seen,) = build_status(Snapshot(jobs={job.key: entry}), "n1", 7.0).jobs
     assert (seen.verdict, seen.incident) == (("Everybody waits", "i1") if shown else (None, None))

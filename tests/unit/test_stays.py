@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from hangwatch.detector import standstill
 from hangwatch.detector.standstill import Standstill
-from hangwatch.model import RankId, Stay
+from hangwatch.model import CodeRegion, RankId
 
 RANK = RankId(rank=0)
 
 
-def stay(*places: str, within: str = "loop") -> Stay:
-    return Stay(within=within, places=places)
+def stay(*places: str, within: str = "loop") -> CodeRegion:
+    return CodeRegion(within=within, places=places)
 
 
-def after(*looks: Stay | None, seconds: float = 100.0) -> Standstill | None:
+def after(*looks: CodeRegion | None, seconds: float = 100.0) -> Standstill | None:
     """Return the standstill after captures `seconds` apart; None is a capture in which the rank moved otherwise."""
     known: dict[RankId, Standstill] = {}
     for number, one in enumerate(looks):
-        known = standstill.followed(known, {} if one is None else {RANK: one}, seconds * number)
+        known = standstill.follow_stays(known, {} if one is None else {RANK: one}, seconds * number)
     return known.get(RANK)
 
 
 def test_the_same_lines_in_each_look_are_one_standstill() -> None:
     known = after(stay("1"), stay("2"), stay("1", "3"))
-    assert known == Standstill(stay=stay("1", "2", "3"), since=0.0, looks=3)
+    assert known == Standstill(stay=stay("1", "2", "3"), since=0.0, captures=3)
 
 
 def test_it_begins_anew_elsewhere() -> None:
@@ -34,7 +34,7 @@ def test_it_begins_anew_elsewhere() -> None:
 
 
 def test_a_rank_is_settled_after_several_looks_and_so_much_time() -> None:
-    known = {RANK: Standstill(stay=stay("1"), since=0.0, looks=2)}
-    assert list(standstill.settled(known, 240.0, 240.0)) == [RANK]
-    assert not list(standstill.settled(known, 239.0, 240.0))
-    assert not list(standstill.settled({RANK: Standstill(stay=stay("1"), since=0.0)}, 999.0, 240.0))
+    known = {RANK: Standstill(stay=stay("1"), since=0.0, captures=2)}
+    assert list(standstill.find_settled(known, 240.0, 240.0)) == [RANK]
+    assert not list(standstill.find_settled(known, 239.0, 240.0))
+    assert not list(standstill.find_settled({RANK: Standstill(stay=stay("1"), since=0.0)}, 999.0, 240.0))

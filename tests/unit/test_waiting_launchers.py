@@ -29,9 +29,9 @@ from hangwatch.model import (
     Incident,
     Job,
     JobState,
-    LeftOut,
     Member,
     Motion,
+    NotMonitored,
     ProcessId,
     Rank,
     RankId,
@@ -67,7 +67,7 @@ def test_a_launcher_that_waits_is_not_the_program_of_its_ranks(tmp_path: Path) -
     launcher = "1 (init) S parent=0 start=1\n50 (torchrun) S parent=1 start=50\n  $ python torchrun train.py\n"
     rank = "51 (python) S parent=50 start=60\n  $ python -u train.py\n  + RANK=0 WORLD_SIZE=1 LOCAL_RANK=0\n"
     for text, program in ((launcher, ""), (launcher + rank, "train.py")):
-        (job,) = discovery.find(ProcessScan(lay_out(text, tmp_path / f"of{program}")).processes()).jobs
+        (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path / f"of{program}")).processes()).jobs
         assert job.program == program
 
 
@@ -75,7 +75,7 @@ def test_a_child_that_has_not_executed_its_program_yet_changes_nothing(tmp_path:
     line = "  $ python torchrun --nnodes 2 train.py\n"
     text = f"1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n{line}"
     text += f"51 (pt_elastic) S parent=50 start=60\n{line}"
-    (job,) = discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
+    (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
     assert [process.pid for process in job.processes] == [50]
 
 
@@ -98,7 +98,7 @@ def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_p
 
     executing = threading.Thread(target=execute)
     executing.start()
-    (job,) = discovery.find(ProcessScan(root).processes()).jobs
+    (job,) = discovery.find_jobs(ProcessScan(root).processes()).jobs
     executing.join()
     assert (job.waiting, [rank.id.pid for rank in job.ranks], job.uid) == (None, [51], 7)
 
@@ -106,13 +106,13 @@ def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_p
 def test_who_has_no_command_line_yet_is_no_launcher_that_waits(tmp_path: Path) -> None:
     text = "1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ python torchrun --nnodes 2 t.py\n"
     text += "51 (pt_elastic) S parent=50 start=60\n"
-    assert discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs == ()
+    assert discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs == ()
 
 
 def test_what_a_user_wrote_is_cut_short_and_printable(tmp_path: Path) -> None:
     command = "'torchrun' '--rdzv-id' '\x1b[2J" + "x" * 900 + "' --nnodes 2 --rdzv-endpoint a:99999999 t.py"
     text = f"1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ {command}\n"
-    (job,) = discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
+    (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
     assert job.waiting is not None and job.waiting.port is None
     assert len(job.waiting.run_id) == 64 and job.waiting.run_id.isprintable()
     assert len(job.job_id) <= 72
@@ -121,7 +121,7 @@ def test_what_a_user_wrote_is_cut_short_and_printable(tmp_path: Path) -> None:
 def test_password_in_the_endpoint_of_a_launcher_is_not_kept(tmp_path: Path) -> None:
     command = "'torchrun' '--rdzv-id' 'r' '--nnodes' '2' '--rdzv-endpoint' 'etcd://ada:hunter2@10.0.0.1:2379' t.py"
     text = f"1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ {command}\n"
-    (job,) = discovery.find(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
+    (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
     assert job.waiting is not None
     assert (job.waiting.endpoint, job.waiting.port) == ("etcd://***@10.0.0.1:2379", 2379)
 
@@ -132,13 +132,13 @@ def test_a_thousand_launchers_of_one_owner_are_bounded_and_do_not_take_the_place
         text += f"{pid} (pt_elastic) S parent=1 start=5\n $ torchrun --nnodes 2 --rdzv-id r{pid} t.py\n @ uid=7 /u\n"
     seat = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0"
     text += f"3000 (python) S parent=1 start=9\n $ python t.py\n + {seat}\n @ uid=7 /u\n"
-    found = discovery.find(
+    found = discovery.find_jobs(
         ProcessScan(lay_out(text, tmp_path)).processes(max_per_owner=5000, budget_seconds=60),
         limits=config.Jobs(max_jobs_per_owner=4),
     )
     assert len(found.jobs) == 4
     assert [job.processes[0].pid for job in found.jobs if job.ranks] == [3000]
-    assert found.left_out == (LeftOut(owner="uid 7", jobs=997, ranks=0),)
+    assert found.left_out == (NotMonitored(owner="uid 7", jobs=997, ranks=0),)
 
 
 # --- its life next to that of its ranks ------------------------------------------------------------------------------
@@ -169,14 +169,14 @@ class Life:
         self.saved: list[Incident] = []
 
     def discover(self, *found: Job) -> None:
-        self._take(steps.discovered(self.snapshot, found, self.now, self.now))
+        self._take(steps.record_scan(self.snapshot, found, self.now, self.now))
 
     def passes(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now += 1
             sweep = GpuSweep(taken_monotonic_seconds=self.now, taken_unix_seconds=self.now)
             alive = SamplerStatus(alive=True)
-            self._take(steps.sampled(self.snapshot, sweep, alive, now=self.now, settings=RULES, gap_seconds=10))
+            self._take(steps.record_sample(self.snapshot, sweep, alive, now=self.now, settings=RULES, gap_seconds=10))
 
     def look(self, motion: Motion = Motion.FROZEN, frames: tuple[Frame, ...] = STORE_WAIT) -> None:
         found = Grouping(groups=(group(motion=motion, frames=frames),))
@@ -190,7 +190,7 @@ class Life:
             ranks=(),
         )
         seen = Diagnosis(capture=taken, grouping=found, verdict=judge.judge(found), judged_unix_seconds=self.now)
-        self._take(steps.captured(self.snapshot, seen, now=self.now, settings=RULES))
+        self._take(steps.record_capture(self.snapshot, seen, now=self.now, settings=RULES))
 
     @property
     def states(self) -> dict[str, JobState]:
@@ -288,9 +288,9 @@ def test_two_launchers_of_one_job_on_one_node_are_both_over_when_their_ranks_com
         seat = f"RANK={number} WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=r"
         seat += " MASTER_ADDR=127.0.0.1 MASTER_PORT=40000"
         come += f"{pid + 1} (python) S parent={pid} start={70 + number}\n  $ python t.py\n + {seat}\n @ uid=7 /u\n"
-    before = discovery.find(ProcessScan(lay_out(waiting, tmp_path / "before")).processes()).jobs
+    before = discovery.find_jobs(ProcessScan(lay_out(waiting, tmp_path / "before")).processes()).jobs
     assert [job.job_id for job in before] == ["r", "r-p60"]
-    (job,) = discovery.find(ProcessScan(lay_out(come, tmp_path / "come")).processes()).jobs
+    (job,) = discovery.find_jobs(ProcessScan(lay_out(come, tmp_path / "come")).processes()).jobs
     assert sorted(launcher.pid for launcher in job.launcher_ids) == [50, 60]
     life = Life()
     life.discover(*before)
@@ -355,7 +355,9 @@ def test_an_open_incident_goes_on_under_a_new_daemon_while_the_launcher_lives() 
         later.discover(found)
         living = frozenset({LAUNCHER, *found.processes})
         later._take(
-            steps.resumed(later.snapshot, [incident], living, now=later.now, unix_now=later.now, settings=RULES)
+            steps.restore_incidents(
+                later.snapshot, [incident], living, now=later.now, unix_now=later.now, settings=RULES
+            )
         )
         return later, later.saved[-1]
 
@@ -368,14 +370,14 @@ def test_an_open_incident_goes_on_under_a_new_daemon_while_the_launcher_lives() 
 
 
 def test_a_watch_without_ranks_asks_for_a_lost_look_again() -> None:
-    watch = job_watch.begin(launcher(), 1000.0)
-    watch, _ = detector.step(watch, {}, 1100.0, RULES)
-    watch, actions = detector.step(watch, {}, 1101.0, RULES)
+    watch = job_watch.begin_watch(launcher(), 1000.0)
+    watch, _ = detector.apply_sample(watch, {}, 1100.0, RULES)
+    watch, actions = detector.apply_sample(watch, {}, 1101.0, RULES)
     assert watch.state is JobState.SUSPECTED and actions == ()
     for second in range(2, 400):
-        watch, actions = detector.step(watch, {}, 1100.0 + second, RULES)
+        watch, actions = detector.apply_sample(watch, {}, 1100.0 + second, RULES)
     assert watch.state is JobState.STALLED
-    watch, _ = detector.captured(watch, MotionCount(frozen=0, moving=1), 1500.0, RULES)
+    watch, _ = detector.apply_capture(watch, MotionCount(frozen=0, moving=1), 1500.0, RULES)
     assert watch.state is JobState.STALLED
 
 

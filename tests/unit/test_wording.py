@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch.model import (
-    Behind,
-    Enqueued,
+    CallTarget,
+    EnqueuedOperation,
     FileLock,
     Frame,
     Group,
@@ -18,7 +18,7 @@ from hangwatch.model import (
     Member,
     Motion,
     RankId,
-    Recorded,
+    RecorderState,
     Signature,
 )
 from hangwatch.stacks import activity
@@ -65,11 +65,13 @@ def test_of_two_groups_with_the_same_words_the_first_frame_that_differs_is_told(
 )
 def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, told: str) -> None:
     two = [group("collective_wait", range(2)), group("gpu_wait", range(2, 4))]
-    open_in = Enqueued(number=1, operation="barrier", order=1, created_unix_seconds=0.0, stays_open=has_numbers)
+    open_in = EnqueuedOperation(
+        number=1, operation="barrier", order=1, created_unix_seconds=0.0, stays_open=has_numbers
+    )
     records = GroupRecords(library="gloo", name="0", description="", number=1, operations=(open_in,))
     first = replace(
         two[0].members[0],
-        recorder=replace(two[0].members[0].recorder, libraries=(Recorded(library="gloo", groups=(records,)),)),
+        recorder=replace(two[0].members[0].recorder, libraries=(RecorderState(library="gloo", groups=(records,)),)),
     )
     scene = survey(Grouping(groups=(replace(two[0], members=(first, two[0].members[1])), two[1])), None)
     assert job_headlines.mismatch(Finding("Mismatch", scene, job_headlines.mismatch, others=scene.stacked)).endswith(
@@ -98,8 +100,8 @@ def test_a_node_that_is_odd_as_a_whole_is_told(odd: range, said: str) -> None:
     assert rank_headlines.whole_nodes(named, Grouping(groups=(there,))) == "", "nothing else is in view"
 
 
-SHARD = Behind(kind="file", what="/mnt/data/shard-3", mount="/mnt/data (fuse.s3fs)", is_remote=True)
-PEER = Behind(kind="connection", what="10.0.0.7 port 29500")
+SHARD = CallTarget(kind="file", what="/mnt/data/shard-3", mount="/mnt/data (fuse.s3fs)", is_remote=True)
+PEER = CallTarget(kind="connection", what="10.0.0.7 port 29500")
 
 
 @pytest.mark.parametrize(
@@ -115,9 +117,9 @@ PEER = Behind(kind="connection", what="10.0.0.7 port 29500")
          "recvfrom 10.0.0.7 port 29500, which is gone"),
         (KernelCall(name="recvfrom", says="recvfrom", rounds=1, descriptors=1, behind=(replace(PEER, other_pid=14),)), Signature.BLOCKED,
          "recvfrom 10.0.0.7 port 29500, whose other end is rank 4 on n1 (pid 14)"),
-        (KernelCall(name="read", says="read from", rounds=1, descriptors=1, behind=(Behind(kind="pipe", what="pipe:[7]", other_pid=4711, other_comm="pt_data_worker"),)), Signature.BLOCKED,
+        (KernelCall(name="read", says="read from", rounds=1, descriptors=1, behind=(CallTarget(kind="pipe", what="pipe:[7]", other_pid=4711, other_comm="pt_data_worker"),)), Signature.BLOCKED,
          "read from a pipe whose other end is pid 4711 (pt_data_worker)"),
-        (KernelCall(name="read", says="read from", rounds=1, descriptors=1, behind=(Behind(kind="pipe", what="pipe:[7]", other_pid=13),)), Signature.BLOCKED,
+        (KernelCall(name="read", says="read from", rounds=1, descriptors=1, behind=(CallTarget(kind="pipe", what="pipe:[7]", other_pid=13),)), Signature.BLOCKED,
          "read from a pipe whose other end is it itself"),
         (KernelCall(name="poll", says="poll on", rounds=1, descriptors=9, behind=(PEER,)), Signature.BLOCKED,
          "poll on 10.0.0.7 port 29500 and 8 other descriptors"),

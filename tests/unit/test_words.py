@@ -68,7 +68,7 @@ def test_ranks_fold(ids: list[RankId], expected: str) -> None:
     ],
 )
 def test_who_a_rank_is(ids: list[RankId], expected: str) -> None:
-    assert words.who(ids) == expected
+    assert words.name_ranks(ids) == expected
 
 
 @pytest.mark.parametrize(("number", "expected"), [(0, "0 ranks"), (1, "1 rank"), (16384, "16,384 ranks")])

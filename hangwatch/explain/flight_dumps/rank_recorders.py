@@ -132,7 +132,7 @@ def _newest(files: Sequence[DumpFile]) -> tuple[DumpFile, ...]:
 def _several_note(by_rank: Mapping[int, Sequence[DumpFile]]) -> Iterator[str]:
     """Return a note on ranks with several dumps: of several formats or runs."""
     if by_rank:
-        ranks = words.who([RankId(rank=rank) for rank in by_rank])
+        ranks = words.name_ranks([RankId(rank=rank) for rank in by_rank])
         have = "has" if len(by_rank) == 1 else "have"
         counted = ", ".join(words.printable(file.name) for file in _newest(next(iter(by_rank.values()))))
         many = ", ..." if len(by_rank) > 1 else ""
@@ -143,7 +143,7 @@ def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict
     """Return the ranks with dumps of the timeout: with a plausible time, and not long before the last one."""
     possible = {rank: files for rank, files in newest.items() if files and all(one.is_timed for one in files)}
     if untimed := sorted(newest.keys() - possible.keys()):
-        who = words.who([RankId(rank=rank) for rank in untimed])
+        who = words.name_ranks([RankId(rank=rank) for rank in untimed])
         notes.append(
             f"flight recorder of {who}: the time of its file cannot be that of the dump, so it does"
             " not show late ranks; copy with `cp -p`, `rsync -a`, `scp -p` or tar"
@@ -155,7 +155,7 @@ def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict
         if all(last - one.written_unix_seconds <= _APART_SECONDS for one in files)
     }
     if old := sorted(possible.keys() - fresh.keys()):
-        who = words.who([RankId(rank=rank) for rank in old])
+        who = words.name_ranks([RankId(rank=rank) for rank in old])
         notes.append(
             f"flight recorder of {who}: written more than {words.duration(_APART_SECONDS)} before the last, not counted"
         )
@@ -189,4 +189,4 @@ def _last_enqueued(newest: Mapping[int, tuple[DumpFile, ...]]) -> Iterator[Evide
             places[f"{of}, in {last.frame}"].append(rank)
     for place, ranks in sorted(places.items(), key=lambda item: (len(item[1]), item[1]))[:_SHOWN]:
         ids = tuple(RankId(rank=rank) for rank in ranks)
-        yield Evidence(kind="last_enqueued", message=f"{words.who(ids)} enqueued last: {place}", ranks=ids)
+        yield Evidence(kind="last_enqueued", message=f"{words.name_ranks(ids)} enqueued last: {place}", ranks=ids)

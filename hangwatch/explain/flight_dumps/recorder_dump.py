@@ -28,7 +28,7 @@ from hangwatch.model.flight_records import (
     GroupStatus,
     Library,
     RankRecords,
-    with_batches,
+    mark_batch_parts,
 )
 
 MOST_RECORDS = 1 << 17  # the newest ones of a larger buffer
@@ -312,7 +312,7 @@ class _Described(NamedTuple):
             raise ValueError("has entries that are not in the order in which they were recorded")
         return RankRecords(
             library=library,
-            records=with_batches(records) if library == "nccl" else tuple(records),
+            records=mark_batch_parts(records) if library == "nccl" else tuple(records),
             groups=self.statuses,
             members=self.members if library == "nccl" else (),
             next_id=ids[-1] + 1,

@@ -83,7 +83,7 @@ def _evidence(heard: Sequence[KernelLogLine], by_pid: dict[str, RankId]) -> Iter
         is_kernels = not line.writer
         rank = by_pid.get(line.matched.subject) if is_kernels and row.names in ("process", "task") else None
         when = f" at {line.when}" if line.when else ""
-        about = f" about {words.who([rank])}" if rank is not None else ""
+        about = f" about {words.name_ranks([rank])}" if rank is not None else ""
         log = "kernel log" if is_kernels else f"log of {line.writer} (not a kernel log)"
         message = f"{log}{when}{about}: {line.text}: {row.meaning}; {row.remedy}"
         kind = "kernel_log" if is_kernels else "log"

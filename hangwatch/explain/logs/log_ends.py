@@ -143,14 +143,16 @@ def caveat(ranks: Sequence[RankId], unwritten: Mapping[RankId, str]) -> str:
     unsure = [rank for rank in ranks if rank in unwritten]
     if not unsure:
         return ""
-    return f"; the log of {words.who(unsure)} may end in a buffer that was not written out ({unwritten[unsure[0]]})"
+    return (
+        f"; the log of {words.name_ranks(unsure)} may end in a buffer that was not written out ({unwritten[unsure[0]]})"
+    )
 
 
 def describe_ends(ends: Sequence[End]) -> str:
     """Describe the ends, such as `63 ranks end at 'backward 812', rank 7 at 'backward 811'`."""
     clauses = []
     for number, end in enumerate(ends[:SHOWN]):
-        ranks = words.count(len(end.ids)) if len(end.ids) > SHOWN else words.who(end.ids)
+        ranks = words.count(len(end.ids)) if len(end.ids) > SHOWN else words.name_ranks(end.ids)
         verb = " end" if len(end.ids) > 1 else " ends"
         moment = f" ({words.elided(end.moment.text, LINE_CHARACTERS)})" if end.moment else ""
         clauses.append(f"{ranks}{verb if number == 0 else ''} at '{words.elided(end.text, LINE_CHARACTERS)}'{moment}")

@@ -11,7 +11,7 @@ from hangwatch.explain.logs import log_ends
 from hangwatch.explain.logs.log_ends import LINE_CHARACTERS, SHOWN, TIMES_AS_MANY, End
 from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.explain.logs.rank_log import Failure, Moment, common_clock, time_on
-from hangwatch.model import INTERFACES_OF_ONE_NODE, Evidence, FirstLook, RankId, Supplement
+from hangwatch.model import INTERFACES_OF_ONE_NODE, CheckFirst, Evidence, RankId, Supplement
 from hangwatch.tables import nccl_messages
 
 _TEXT_CHARACTERS = 160
@@ -60,7 +60,7 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
     are_enough = len(logs) * 2 >= max(ranks_here, 3)
     ranks = tuple(_first_to_complain(kinds, logs)) if are_enough else ()
     are = "are" if len(ranks) > 1 else "is"
-    sentence = f"By the logs {words.who(ranks)} {are} the first to complain, see the evidence: look there first."
+    sentence = f"By the logs {words.name_ranks(ranks)} {are} the first to complain, see the evidence: look there first."
     return Supplement(
         evidence=tuple(_evidence(logs, kinds, log_ends.fold(logs))),
         sentence=sentence if ranks else "",
@@ -69,7 +69,7 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
     )
 
 
-def _first_to_complain(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterator[FirstLook]:
+def _first_to_complain(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterator[CheckFirst]:
     """Yield the ranks that failed first, else the only rank with a log line of NCCL about a problem.
 
     There must be at least three times as many other ranks.
@@ -100,7 +100,7 @@ def _headline(
     if first is not None:
         told = _told(first)
     elif behind is not None:
-        told = f"the log of {words.who(behind.ids)} ends before the others: {log_ends.describe_ends(ends)}"
+        told = f"the log of {words.name_ranks(behind.ids)} ends before the others: {log_ends.describe_ends(ends)}"
     else:
         told = f"logs of {words.count(len(logs))}, in which nobody fails or ends before the others"
         told += f": {log_ends.describe_ends(ends)}" if ends else ""
@@ -150,7 +150,7 @@ def _told(first: _First) -> str:
     failure, ids = first.kind.failure, first.kind.ids
     several = f", {words.count(len(ids))} alike," if len(ids) > 1 else ""
     order = f" ({first.order})" if first.order else ""
-    return f"first to fail: {words.who(ids[:1])}{several}{_at(failure.moment)}{order}: {_what(failure)}"
+    return f"first to fail: {words.name_ranks(ids[:1])}{several}{_at(failure.moment)}{order}: {_what(failure)}"
 
 
 def _what(failure: Failure) -> str:
@@ -165,18 +165,18 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[En
     for kind in kinds[:SHOWN]:
         blames = ", which complains of others" if kind.failure.of_others else ""
         first = (
-            f", {words.who(kind.ids[:1])} first{_at(kind.failure.moment)}"
+            f", {words.name_ranks(kind.ids[:1])} first{_at(kind.failure.moment)}"
             if len(kind.ids) > 1
             else _at(kind.failure.moment)
         )
-        yield _vote("log_failure", f"{words.who(kind.ids)}{first}: {_what(kind.failure)}{blames}", kind.ids)
+        yield _vote("log_failure", f"{words.name_ranks(kind.ids)}{first}: {_what(kind.failure)}{blames}", kind.ids)
     if len(kinds) > SHOWN:
         rest = [rank for kind in kinds[SHOWN:] for rank in kind.ids]
         yield _vote("log_failure", f"{words.count(len(kinds) - SHOWN, 'other failure')}", rest)
     blamed = [log.id for log in logs if not log.failures]
     few = 0 < TIMES_AS_MANY * len(blamed) <= len(logs) - len(blamed)
     if few and all(kind.failure.of_others for kind in kinds):
-        yield _vote("log_failure", f"no failure of {words.who(blamed)}; all others complain of others", blamed)
+        yield _vote("log_failure", f"no failure of {words.name_ranks(blamed)}; all others complain of others", blamed)
     if ends:
         yield _vote("log_end", log_ends.describe_ends(ends), ())
     yield from _stopped(logs)
@@ -197,14 +197,16 @@ def _messages(logs: Sequence[RankLog]) -> Iterator[Evidence]:
             ranks = sorted({log.id for found in by_value.values() for log in found}, key=RankId.sort_key)
             first = next(log for found in by_value.values() for log in found if log.id == ranks[0])
             line = words.elided(first.messages[name].text, _TEXT_CHARACTERS)
-            yield _vote("nccl_message", f"{words.who(ranks)}: {row.meaning} ({line}); {row.remedy}", ranks)
+            yield _vote("nccl_message", f"{words.name_ranks(ranks)}: {row.meaning} ({line}); {row.remedy}", ranks)
 
 
 def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]) -> Iterator[Evidence]:
     if len(by_value) < 2 and not by_value.keys() & (INTERFACES_OF_ONE_NODE | {_NO_DEVICE}):
         return
     rarest = sorted(by_value.items(), key=lambda entry: (len(entry[1]), entry[0]))
-    told = [f"{words.printable(value)} on {words.who([log.id for log in found])}" for value, found in rarest[:SHOWN]]
+    told = [
+        f"{words.printable(value)} on {words.name_ranks([log.id for log in found])}" for value, found in rarest[:SHOWN]
+    ]
     more = words.count(len(rarest) - SHOWN, "other") if len(rarest) > SHOWN else ""
     listed = ", ".join([*told, more] if more else told)
     yield _vote("nccl_message", f"{row.meaning}: {listed}; {row.remedy}", [log.id for log in rarest[0][1]])
@@ -231,11 +233,13 @@ def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
     if middle - first > last - middle and timed[1][0] > first:
         until = end.last.moment.text if end.last and end.last.moment else ""
         yield _vote(
-            "log_end", f"stopped first: {words.who([log.id])}{_at(_moment(log))}, the last of all at {until}", [log.id]
+            "log_end",
+            f"stopped first: {words.name_ranks([log.id])}{_at(_moment(log))}, the last of all at {until}",
+            [log.id],
         )
 
 
-def _looks(first: _First | None, behind: End | None, ranks: int, caveat: str) -> Iterator[FirstLook]:
+def _looks(first: _First | None, behind: End | None, ranks: int, caveat: str) -> Iterator[CheckFirst]:
     if first is not None:
         if len(first.kind.ids) == 1 or len(first.kind.ids) * (TIMES_AS_MANY + 1) <= ranks:
             why = f"the first to fail by its own log: {_what(first.kind.failure)}{caveat}"
@@ -247,8 +251,8 @@ def _looks(first: _First | None, behind: End | None, ranks: int, caveat: str) ->
         yield from (_look(rank, why, settle) for rank in behind.ids)
 
 
-def _look(rank: RankId, why: str, settle: str) -> FirstLook:
-    return FirstLook(node=rank.node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.pid, why=why, settle=settle)
+def _look(rank: RankId, why: str, settle: str) -> CheckFirst:
+    return CheckFirst(node=rank.node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.pid, why=why, settle=settle)
 
 
 def _vote(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence:

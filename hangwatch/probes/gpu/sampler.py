@@ -172,7 +172,7 @@ class NvmlSampler:
             if self._stopping.is_set():
                 return None
             try:
-                child = self._child = self._start_child(left_out=dict(self._wedged.faults))
+                child = self._child = self._start_child(blocked=dict(self._wedged.faults))
             except OSError as error:
                 fault = _not_started(error)
                 self._update(alive=False, stalled=False, fault=fault)
@@ -206,7 +206,7 @@ class NvmlSampler:
                 messages = child.messages(deadline)
             except TimeoutError:
                 if child.asking.gpu is not None and child.got_answer:
-                    return self._leave_out(child.asking, deadline)
+                    return self._block_gpu(child.asking, deadline)
                 if child.asking.gpu is not None:
                     self._asked_last = (*self._asked_last, child.asking.gpu)
                     child.asking = Asking(gpu=None)
@@ -230,9 +230,9 @@ class NvmlSampler:
                 deadline, remedy = self._deadline_seconds if about_gpu else self._silence_seconds, NO_ANSWER
             else:
                 deadline = self._open_deadline_seconds if about_gpu else self._start_deadline_seconds
-            self._try_wedged()
+            self._retry_blocked()
 
-    def _leave_out(self, asking: Asking, deadline_seconds: float) -> Fault:
+    def _block_gpu(self, asking: Asking, deadline_seconds: float) -> Fault:
         """Return the fault of the GPU about which the driver does not answer, and stop reading this GPU."""
         assert asking.gpu is not None
         with self._changed:
@@ -241,7 +241,7 @@ class NvmlSampler:
 
     # --- GPUs that are not read ------------------------------------------------------------------------------------
 
-    def _try_wedged(self) -> None:
+    def _retry_blocked(self) -> None:
         """Try again the GPUs with an expired pause, each in a process of its own. Sampling of the others goes on."""
         with self._changed:
             hanging = {child.asking.gpu for child in self._reap()}
@@ -253,7 +253,7 @@ class NvmlSampler:
         is_answered = False
         try:
             with self._changed:
-                child = None if self._stopping.is_set() else self._start_child(only=index)
+                child = None if self._stopping.is_set() else self._start_child(only_gpu=index)
                 self._trying[index] = child
             if child is not None:
                 is_answered = self._has_answer(child)
@@ -286,14 +286,14 @@ class NvmlSampler:
 
     # --- state shared by the threads; `_changed` is held -----------------------------------------------------------
 
-    def _start_child(self, *, left_out: dict[int, Fault] | None = None, only: int | None = None) -> _Child:
+    def _start_child(self, *, blocked: dict[int, Fault] | None = None, only_gpu: int | None = None) -> _Child:
         """Start a process. Raises OSError if that fails."""
         begin = Begin(
             sample_seconds=self._sample_seconds,
             parent_pid=os.getpid(),
-            blocked=left_out or {},
+            blocked=blocked or {},
             read_last=self._asked_last,
-            only_gpu=only,
+            only_gpu=only_gpu,
         )
         return _Child(begin, self._environ)
 
@@ -363,12 +363,12 @@ class _Child(Child):
         self.asking = Asking(gpu=None)
         self.got_answer = False
 
-    def messages(self, patience_seconds: float) -> list[Message]:
+    def messages(self, timeout_seconds: float) -> list[Message]:
         """Return the next messages; wait until there is one.
 
         Raises TimeoutError if none comes in time, EOFError if the child has ended, MsgspecError for invalid messages.
         """
-        end = time.monotonic() + patience_seconds
+        end = time.monotonic() + timeout_seconds
         while True:
             received, _ = self.read(end)
             if not received:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hangwatch import words
-from hangwatch.model import Behind, KernelCall, SystemCall
+from hangwatch.model import CallTarget, KernelCall, SystemCall
 from hangwatch.probes.network import sockets
 from hangwatch.probes.node import filesystems
 from hangwatch.probes.process import file_locks, main_thread, procfs, system_calls
@@ -72,7 +72,7 @@ def _comm(pid: int, proc_root: Path) -> str:
     return words.printable(procfs.read_counters(pid, proc_root).comm)
 
 
-def _behind(pid: int, descriptor: int, search: _Search, proc_root: Path) -> Behind | None:
+def _behind(pid: int, descriptor: int, search: _Search, proc_root: Path) -> CallTarget | None:
     link, mode = _link(f"{proc_root}/{pid}/fd/{descriptor}")
     if not link:
         return None
@@ -81,29 +81,29 @@ def _behind(pid: int, descriptor: int, search: _Search, proc_root: Path) -> Behi
         mount = None if link.startswith("/dev/") else filesystems.mount_of(proc_root, pid, descriptor)
         is_remote = mount is not None and filesystems.is_network(mount)
         mounted = "" if mount is None else words.elided(str(mount), _MOST_CHARACTERS)
-        return Behind(kind="file", what=shown, mount=mounted, is_remote=is_remote)
+        return CallTarget(kind="file", what=shown, mount=mounted, is_remote=is_remote)
     if link.startswith("pipe:"):
         other, comm = search.holder_of(link, _WRITE if mode & _READ else _READ)
-        return Behind(kind="pipe", what=shown, other_pid=other, other_comm=comm)
+        return CallTarget(kind="pipe", what=shown, other_pid=other, other_comm=comm)
     inode = link.removeprefix("socket:[").removesuffix("]")
     if link.startswith("socket:[") and inode.isdecimal():
-        return _socket(int(inode), search) or Behind(kind="other", what="a socket")
-    return Behind(kind="other", what=shown)
+        return _socket(int(inode), search) or CallTarget(kind="other", what="a socket")
+    return CallTarget(kind="other", what=shown)
 
 
-def _socket(inode: int, search: _Search) -> Behind | None:
+def _socket(inode: int, search: _Search) -> CallTarget | None:
     """Return the TCP or Unix socket; None if it is of another kind, or sockets may not be read."""
     connections = search.connections
     if (connection := connections.get(inode)) is not None:
         if connection.listens:
-            return Behind(kind="listening", what=sockets.format_end(connection.local))
+            return CallTarget(kind="listening", what=sockets.format_end(connection.local))
         other_inodes = (
             other.inode
             for other in connections.values()
             if (other.local, other.remote) == (connection.remote, connection.local)
         )
         other, comm = search.holder_of(f"socket:[{next(other_inodes, None)}]")
-        return Behind(
+        return CallTarget(
             kind="connection",
             what=sockets.format_end(connection.remote),
             other_pid=other,
@@ -114,9 +114,9 @@ def _socket(inode: int, search: _Search) -> Behind | None:
     if unix is None:
         return None
     if unix.listens:
-        return Behind(kind="listening", what="a Unix socket")
+        return CallTarget(kind="listening", what="a Unix socket")
     other, comm = search.holder_of(f"socket:[{unix.peer}]")
-    return Behind(kind="unix", what="a Unix socket", other_pid=other, other_comm=comm, is_lost=unix.peer is None)
+    return CallTarget(kind="unix", what="a Unix socket", other_pid=other, other_comm=comm, is_lost=unix.peer is None)
 
 
 class _Search:

@@ -18,7 +18,7 @@ from hangwatch.model.flight_records import (
     GroupStatus,
     Library,
     RankRecords,
-    with_batches,
+    mark_batch_parts,
 )
 from hangwatch.probes.torch_recorder.layouts import MAP_BYTES, Layout
 from hangwatch.probes.torch_recorder.memory_image import (
@@ -210,7 +210,7 @@ def _read_once(
     require(known_groups.issuperset(mark.group for mark in marks), "a record is of an unknown group")
     return RankRecords(
         library=library,
-        records=with_batches(records) if library == "nccl" else tuple(records),
+        records=mark_batch_parts(records) if library == "nccl" else tuple(records),
         groups=statuses,
         members=_members(image, address, raw, layout) if library == "nccl" else (),
         next_id=before.next_id,

@@ -39,7 +39,9 @@ def lost_worker(finding: Finding) -> str:
     """Describe ranks with a worker that crashed or was killed."""
     ranks, others = finding.suspects, finding.others
     ends = sorted({end for group in ranks for member in group.members if (end := clauses.ended_by(member))})
-    return f"by the kernel's log a worker process of it has ended ({words.listing(ends)}), while {others_wait(others)}"
+    return (
+        f"by the kernel's log a worker process of it has ended ({words.join_words(ends)}), while {others_wait(others)}"
+    )
 
 
 def holds_lock(finding: Finding) -> str:
@@ -53,7 +55,7 @@ def holds_lock(finding: Finding) -> str:
     waiting, path = [rank for rank, _ in found], found[0][1]
     it, hold = ("it", "holds") if count_ranks(ranks) == 1 else ("they", "hold")
     wait = "waits" if len(waiting) == 1 else "wait"
-    return f"{it} {hold} the lock of {path}, for which {words.who(waiting)} {wait}, and {_doing(ranks)}"
+    return f"{it} {hold} the lock of {path}, for which {words.name_ranks(waiting)} {wait}, and {_doing(ranks)}"
 
 
 def stands_apart(finding: Finding) -> str:
@@ -71,7 +73,7 @@ def other_call(finding: Finding) -> str:
 def other_line(finding: Finding) -> str:
     """Describe ranks at another line of the same functions."""
     (_, line), *rest = differing_lines((*finding.suspects, *finding.others))
-    others = words.listing([f"{name_ranks([group])} at {other}" for group, other in rest])
+    others = words.join_words([f"{name_ranks([group])} at {other}" for group, other in rest])
     it = "it stands" if len(finding.members) == 1 else "they stand"
     return f"{it} at {line}, {others}, in the same functions"
 
@@ -115,7 +117,7 @@ def _not_joined(finding: Finding) -> str:
 
 def _doing(ranks: Sequence[Group]) -> str:
     several = count_ranks(ranks) > 1
-    return words.listing([clauses.does(group, several=several) + clauses.at(group) for group in ranks])
+    return words.join_words([clauses.does(group, several=several) + clauses.at(group) for group in ranks])
 
 
 def low_power(finding: Finding) -> str:

@@ -11,7 +11,7 @@ from hangwatch.model import (
     BLOCKED_STATES,
     FUSE_WAITS,
     STOPPED_STATES,
-    Behind,
+    CallTarget,
     FileLock,
     Frame,
     Group,
@@ -129,7 +129,7 @@ def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> s
         about = [f"its child {call.child_pid} ({call.child_comm})"]
     if not about:
         return f"{call.name}{rounds}"
-    return f"{call.says} {words.listing(about)}{rounds}"
+    return f"{call.says} {words.join_words(about)}{rounds}"
 
 
 def tells_call(member: Member) -> bool:
@@ -148,7 +148,7 @@ def _tells(call: KernelCall | None) -> bool:
     return call is not None and bool(call.behind or call.path or call.child_pid or call.file_lock)
 
 
-def _behind(one: Behind, member: Member, ranks: Mapping[int, RankId]) -> str:
+def _behind(one: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
     """Describe one file, pipe or peer.
 
     A remote file system does not respond only if the kernel waits for it: a FIFO on it waits for its other end in state
@@ -172,13 +172,13 @@ def _behind(one: Behind, member: Member, ranks: Mapping[int, RankId]) -> str:
     return one.what
 
 
-def _other(one: Behind, member: Member, ranks: Mapping[int, RankId]) -> str:
+def _other(one: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
     if one.other_pid is None:
         return "was not found"
     if one.other_pid == member.id.pid:
         return "is it itself"
     rank = ranks.get(one.other_pid)
-    return f"is {words.who([rank])}" if rank is not None else f"is pid {one.other_pid} ({one.other_comm})"
+    return f"is {words.name_ranks([rank])}" if rank is not None else f"is pid {one.other_pid} ({one.other_comm})"
 
 
 def at_work(group: Group) -> Stack | None:
@@ -236,7 +236,7 @@ def operations(groups: Iterable[Group]) -> str:
     shown = [f"{name} ({words.count(number)})" for name, number in ordered[:4]]
     if len(ordered) > 4:
         shown.append(f"{words.count(len(ordered) - 4, 'other operation')}")
-    return ordered[0][0] if len(ordered) == 1 else words.listing(shown)
+    return ordered[0][0] if len(ordered) == 1 else words.join_words(shown)
 
 
 def _measured(group: Group) -> str | None:

@@ -27,7 +27,7 @@ def sentence(text: str) -> str:
 
 def name_ranks(groups: Iterable[Group]) -> str:
     """Return the ranks of these groups in words: "ranks 0-6 on a and b"."""
-    return words.who(rank_ids(groups))
+    return words.name_ranks(rank_ids(groups))
 
 
 def describe(group: Group, *, several: bool | None = None) -> str:
@@ -129,7 +129,7 @@ def describe_in_report(group: Group) -> str:
     """Return what a group does in a report, after its ranks: "is loading data during evaluation", "no stack: X"."""
     several = len(group.members) > 1
     if group.gone:
-        died = {member.died.told if member.died is not None else "" for member in group.members}
+        died = {member.died.full_text if member.died is not None else "" for member in group.members}
         why = died.pop() if len(died) == 1 else ""
         missing = "no such processes" if several else "no such process"
         return words.printable(f"{'are' if several else 'is'} gone: {why or missing}")

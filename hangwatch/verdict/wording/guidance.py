@@ -54,7 +54,7 @@ def _store(members: Sequence[Member]) -> str | None:
         return None
 
     def who(socket: PortUse) -> str:
-        return words.who([member.id for member, store in seen if store.socket == socket])
+        return words.name_ranks([member.id for member, store in seen if store.socket == socket])
 
     uses = {store.socket for _, store in seen}
     parts = [f"Look at the store at {seen[0][1].endpoint}"]
@@ -63,8 +63,8 @@ def _store(members: Sequence[Member]) -> str | None:
         parts.append(f"the requests of {who('silent')} to connect have no answer")
     apart = [member.id for member, store in seen if not store.has_connection]
     if apart:
-        parts.append(f"{words.who(apart)} {'has' if len(apart) == 1 else 'have'} no connection to it")
-    return f"{parts[0]}: {words.listing(parts[1:])}."
+        parts.append(f"{words.name_ranks(apart)} {'has' if len(apart) == 1 else 'have'} no connection to it")
+    return f"{parts[0]}: {words.join_words(parts[1:])}."
 
 
 def _absent(grouping: Grouping) -> list[str]:

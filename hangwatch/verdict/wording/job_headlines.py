@@ -23,13 +23,13 @@ def moving(finding: Finding) -> str:
 def suspended(finding: Finding) -> str:
     """Return the headline for a job in which every rank is stopped or frozen, with possible reasons."""
     members = finding.scene.grouping.members
-    who = f"{all_of(len(members))} are" if len(members) > 1 else f"{words.who([members[0].id])} is"
+    who = f"{all_of(len(members))} are" if len(members) > 1 else f"{words.name_ranks([members[0].id])} is"
     frozen = sorted({member.waits.frozen_cgroup for member in members if member.waits.frozen_cgroup})
     is_stopped = any(member.waits.frozen_cgroup is None for member in members)
     reasons = ["scontrol suspend, a gang scheduler, `kill -STOP`, or a debugger"] if is_stopped else []
     if frozen:
         groups = "control group {} is" if len(frozen) == 1 else "control groups {} are"
-        reasons += [f"{groups.format(words.listing(frozen[:_SHOWN]))} frozen"]
+        reasons += [f"{groups.format(words.join_words(frozen[:_SHOWN]))} frozen"]
     return f"{who} {'stopped' if is_stopped else 'frozen'}: {'; '.join(reasons)}."
 
 
@@ -74,7 +74,7 @@ def launcher(member: Member) -> str:
 
 
 def _shown_by_sockets(waiting: Waiting) -> str:
-    peers = words.listing(waiting.peers) if waiting.peers else ""
+    peers = words.join_words(waiting.peers) if waiting.peers else ""
     if waiting.socket == "serving":
         came = f"{peers} {'is' if len(waiting.peers) == 1 else 'are'}" if peers else "nobody else is"
         return f": it serves this address itself, and {came} connected"
@@ -92,11 +92,11 @@ def mount_silent(finding: Finding) -> str:
     mounts = sorted({member.kernel.silent_mount for member in shut if member.kernel.silent_mount is not None})
     verb = "gives" if len(mounts) == 1 else "give"
     wait = "waits" if len(held) == 1 else "wait"
-    waiting = f"; {words.who([member.id for member in held])} {wait} for it in the kernel" if held else ""
-    shut_out = words.who([member.id for member in shut])
+    waiting = f"; {words.name_ranks([member.id for member in held])} {wait} for it in the kernel" if held else ""
+    shut_out = words.name_ranks([member.id for member in shut])
     return (
-        f"{words.listing(mounts)} {verb} no answer{waiting}. The Python of {shut_out} lies there, so that py-spy hangs "
-        "on it and no stack can be read: mend the file system first."
+        f"{words.join_words(mounts)} {verb} no answer{waiting}. The Python of {shut_out} lies there, so that py-spy "
+        "hangs on it and no stack can be read: mend the file system first."
     )
 
 
@@ -105,12 +105,12 @@ def enclosed(finding: Finding) -> str:
     ranks, of = finding.scene.enclosed, finding.scene.stacks
     places = sorted({str(member.waits.enclosed_at) for member in ranks})
     more = f" and {len(places) - 2} more places" if len(places) > 2 else ""
-    subject = all_of(of) if len(ranks) == of > 1 else words.who([member.id for member in ranks])
+    subject = all_of(of) if len(ranks) == of > 1 else words.name_ranks([member.id for member in ranks])
     verb = "waits" if len(ranks) == 1 else "wait"
     return (
-        f"{subject} {verb} for the others at {words.listing(places[:2])}{more}, which no other node can reach, and the "
-        "job has ranks on others: correct MASTER_ADDR, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, or this node's name in "
-        f"/etc/hosts.{of_this_node(finding.scene)}"
+        f"{subject} {verb} for the others at {words.join_words(places[:2])}{more}, which no other node can reach, and "
+        "the job has ranks on others: correct MASTER_ADDR, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, or this node's name "
+        f"in /etc/hosts.{of_this_node(finding.scene)}"
     )
 
 
@@ -118,7 +118,7 @@ def refused(finding: Finding) -> str:
     """Return the headline for ranks that are refused at their store."""
     ranks, serving = finding.scene.refused, finding.scene.store_servers
     if serving:
-        who = words.who([member.id for member in serving])
+        who = words.name_ranks([member.id for member in serving])
         where = f"{who} serves that port, so the address leads elsewhere: correct MASTER_ADDR."
     elif any(member.id.rank == 0 for member in ranks):
         where = "Rank 0 is among them: the launcher that was to serve it does not, or at another port."
@@ -126,7 +126,9 @@ def refused(finding: Finding) -> str:
         where = "That address is each node's own, and rank 0 is on another one: set MASTER_ADDR to that of its node."
     else:
         where = "Rank 0, which is to serve it, is not in view: look at its node first."
-    subject = words.who([ranks[0].id]) if len(ranks) == 1 else all_of(len(ranks), "other rank" if serving else "rank")
+    subject = (
+        words.name_ranks([ranks[0].id]) if len(ranks) == 1 else all_of(len(ranks), "other rank" if serving else "rank")
+    )
     them = "it has no connection, and sleeps" if len(ranks) == 1 else "they have no connection, and sleep"
     verb = "is" if len(ranks) == 1 else "are"
     return (
@@ -154,7 +156,7 @@ def parted(finding: Finding) -> str:
     groups = finding.others
     stand = [f"{name_ranks([group])} at {line}" for group, line in differing_lines(groups)]
     doing = describe(groups[0], several=True)
-    return f"all ranks {doing}, but not at the same place: {words.listing(stand)}."
+    return f"all ranks {doing}, but not at the same place: {words.join_words(stand)}."
 
 
 def together(finding: Finding) -> str:
@@ -183,7 +185,8 @@ def roles(finding: Finding) -> str:
     root = min(groups, key=lambda group: group.size)
     return (
         f"{all_of(finding.scene.answered)} that answered wait in {clauses.operations(groups)}; "
-        f"{words.who(rank_ids([root]))} differs only by its role in it.{guidance.where_to_look(finding.scene.grouping)}"
+        f"{words.name_ranks(rank_ids([root]))} differs only by its role in it."
+        f"{guidance.where_to_look(finding.scene.grouping)}"
     )
 
 

@@ -26,8 +26,8 @@ def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
     why = why_gone(finding.members)
     told = {member.id for group in all_gone for member in group.members if member.died is not None}
     silent = [rank for rank in rank_ids(all_gone) if rank not in ids and rank not in told]
-    too = f"; {words.who(silent)} {'has' if len(silent) == 1 else 'have'} none either, and nothing says why"
-    return f"{words.who(ids)} {verb}{why}, while {others_wait(finding.others)}{too if silent else ''}."
+    too = f"; {words.name_ranks(silent)} {'has' if len(silent) == 1 else 'have'} none either, and nothing says why"
+    return f"{words.name_ranks(ids)} {verb}{why}, while {others_wait(finding.others)}{too if silent else ''}."
 
 
 def why_gone(members: Sequence[Member]) -> str:
@@ -35,10 +35,10 @@ def why_gone(members: Sequence[Member]) -> str:
     died = [member for member in members if member.died is not None and not member.died.of_others]
     first = min(died, key=lambda member: member.died.unix_seconds if member.died else 0.0, default=None)
     if first is not None and first.died is not None:
-        which = f"{words.who([first.id])} " if len(members) > 1 else ""
+        which = f"{words.name_ranks([first.id])} " if len(members) > 1 else ""
         return f" ({which}died first, at {words.utc(first.died.unix_seconds)}: {first.died.text})"
     ends = sorted({end for member in members if (end := clauses.ended_by(member))})
-    return f" (by the kernel's log: {words.listing(ends[:_SHOWN])})" if ends else ""
+    return f" (by the kernel's log: {words.join_words(ends[:_SHOWN])})" if ends else ""
 
 
 def blocked(finding: Finding) -> str:
@@ -53,7 +53,7 @@ def stopped(finding: Finding) -> str:
     """Return the headline for stopped and frozen ranks."""
     frozen = {member.waits.frozen_cgroup for member in finding.members}
     if None not in frozen:
-        return _held(finding, f"frozen (control group {words.listing(sorted(map(str, frozen)))})")
+        return _held(finding, f"frozen (control group {words.join_words(sorted(map(str, frozen)))})")
     return _held(finding, "stopped (state T: a debugger, a tracer or SIGSTOP holds it)")
 
 
@@ -63,7 +63,7 @@ def _held(finding: Finding, how: str) -> str:
     stacks = [describe(group) for group in finding.suspects if group.frames]
     doing = f"; by its stack it {stacks[0]}" if len(ids) == 1 and stacks else ""
     verb = "is" if len(ids) == 1 else "are"
-    return f"{words.who(ids)} {verb} {how}{where}{doing}; {others_wait(finding.others)}."
+    return f"{words.name_ranks(ids)} {verb} {how}{where}{doing}; {others_wait(finding.others)}."
 
 
 def deaf_master(finding: Finding) -> str:
@@ -87,12 +87,12 @@ def outside(finding: Finding) -> str:
     """Return the headline for ranks that are not where the others wait."""
     ranks, others = finding.suspects, finding.others
     if not any(group.motion is Motion.MOVING for group in ranks):
-        return f"{words.listing(describe_each(ranks))}, while {others_wait(others)}."
+        return f"{words.join_words(describe_each(ranks))}, while {others_wait(others)}."
     ids = rank_ids(ranks)
     alone = len(ids) == 1
-    doing = words.listing([describe(group, several=not alone) for group in ranks[:_SHOWN]])
+    doing = words.join_words([describe(group, several=not alone) for group in ranks[:_SHOWN]])
     return (
-        f"the job waits for {words.who(ids)}: {'it' if alone else 'they'} {doing} and still "
+        f"the job waits for {words.name_ranks(ids)}: {'it' if alone else 'they'} {doing} and still "
         f"{'moves' if alone else 'move'}; {others_wait(others)}."
     )
 
@@ -116,7 +116,7 @@ def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
         return ""
     if len(nodes) > _SHOWN:
         return f" These are all ranks of {words.count(len(nodes), 'node')}: look at the nodes."
-    return f" These are all ranks of {words.listing(nodes)}: look at the node{'s' if len(nodes) > 1 else ''}."
+    return f" These are all ranks of {words.join_words(nodes)}: look at the node{'s' if len(nodes) > 1 else ''}."
 
 
 def store_endpoint(members: Iterable[Member]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from hangwatch.model import Evidence, FirstLook, Member, RankId, Verdict
+from hangwatch.model import CheckFirst, Evidence, Member, RankId, Verdict
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.wording import check_first_reasons, clauses, guidance, job_headlines, rank_headlines
 from hangwatch.verdict.wording.group_text import name_ranks, sentence
@@ -25,7 +25,7 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
         named=tuple(ids) if finding.is_named else (),
         confidence=finding.confidence,
         evidence=tuple(evidence),
-        first_look=tuple(FirstLook(**structs.asdict(rank), why=whys[rank], settle=settle) for rank in ids if whys),
+        first_look=tuple(CheckFirst(**structs.asdict(rank), why=whys[rank], settle=settle) for rank in ids if whys),
     )
 
 

@@ -58,7 +58,7 @@ _ALL_GPUS = "Look at XIDs, NVLink, the fabric and NCCL, or for a kernel before i
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return words.who([RankId(rank=rank) for rank in ranks])
+    return words.name_ranks([RankId(rank=rank) for rank in ranks])
 
 
 def group_words(pending: PendingOperation) -> str:
@@ -75,7 +75,7 @@ def _operation(pending: PendingOperation) -> str:
 
 def _operations(pending: Sequence[PendingOperation]) -> str:
     shown = list(map(_operation, pending[:_SHOWN]))
-    return words.listing(shown) if shown else "nothing"
+    return words.join_words(shown) if shown else "nothing"
 
 
 def _since(pending: PendingOperation) -> str:
@@ -119,7 +119,7 @@ def not_come(finding: Finding) -> str:
 
 
 def _doing(group: Group) -> str:
-    who = words.who([member.id for member in group.members])
+    who = words.name_ranks([member.id for member in group.members])
     if group.fault is not None and group.fault.reason != "NoStack":
         return f"{who} could not be dumped"
     if not group.frames:
@@ -228,6 +228,6 @@ def records_only(finding: Finding) -> str:
 def contradiction(finding: Finding) -> str:
     """Return why the ranks that the stacks point at are not named."""
     ids = [member.id for member in finding.members]
-    who, have = words.who(ids), "has" if len(ids) == 1 else "have"
+    who, have = words.name_ranks(ids), "has" if len(ids) == 1 else "have"
     joined = _operations(finding.answer.graph.pending)
     return f"by stacks {who} would be accused, but by sequence numbers {who} {have} come to {joined}"

@@ -1,6 +1,6 @@
 """Cost of one light capture: CPU time of hangwatch and its py-spys, and the context switches of the ranks.
 
-    .venv/bin/python benchmarks/glance_cost.py [--ranks 8] [--workers 8] [--rounds 10]
+    .venv/bin/python benchmarks/light_capture_cost.py [--ranks 8] [--workers 8] [--rounds 10]
 
 A light capture does not try its dumps a second time: three rounds, nothing paused. It is taken as the daemon takes it,
 but without the five seconds between its rounds, of a job of real ranks and loader workers that sleep.

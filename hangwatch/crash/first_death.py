@@ -146,7 +146,7 @@ def judge(job: Job, dead: Sequence[CrashArtifacts]) -> Verdict | None:
 
 
 def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
-    """Return the verdict if all ranks ended in the same second with own errors: they have a common cause."""
+    """Return the verdict if all ranks ended in the same second, each with its own error: the cause is common."""
     message = (
         f"all {words.count(len(ended))} that ended did so at {words.utc(first.unix_seconds)}, each with its own error; "
         f"{words.name_ranks([first.artifacts.id])} with {first.text}. No rank can be named."

@@ -95,7 +95,7 @@ class _Stood(NamedTuple):
     """Where a process was in one round: frames of its program, library frames inside them, and if it held the GIL.
 
     `in_lock` and `at_loader` (it waits for the workers of its data loader) come from the table of activities. They only
-    tell two ways of standing still apart; they never make a rank count as moving.
+    distinguish two kinds of standstill; they never make a rank count as moving.
     """
 
     own: tuple[_Line, ...]

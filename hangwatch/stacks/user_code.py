@@ -67,8 +67,8 @@ def is_in_user_code(group: Group) -> bool:
 def is_before(group: Group, other: Group) -> bool:
     """True if `group` is at, or enters a `with` block at, an earlier line of the function in which `other` went on.
 
-    The frames around that function must be equal, with equal lines. This is how a rank looks that waits for a lock
-    which the other one holds, or may hold if a line is not known.
+    The frames around that function must be equal, with equal lines. Such a group may wait for a lock that the other one
+    holds; if a line is not known, the order of the two is not compared.
     """
     own, others = python_frames(group)[::-1], python_frames(other)[::-1]
     for place, (frame, ahead) in enumerate(zip(own, others, strict=False)):

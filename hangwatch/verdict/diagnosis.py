@@ -45,7 +45,10 @@ class Diagnosis(Value, frozen=True):
     logs: tuple[RankLog, ...] = ()
 
     def without_motion_of(self, ranks: Collection[RankId]) -> Diagnosis:
-        """Return the diagnosis judged anew, if other captures show that these ranks do no work where they move."""
+        """Return the diagnosis, judged anew with unknown motion of these ranks.
+
+        Other captures have shown that they do no work, although their lines change.
+        """
         if not any(member.id in ranks and member.motion is Motion.MOVING for member in self.grouping.members):
             return self
         groups = tuple(_without_motion_of(group, ranks) for group in self.grouping.groups)

@@ -416,7 +416,7 @@ def test_a_taught_level_at_which_most_ranks_cannot_be_judged_any_more_is_no_work
     series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
     while series.watch.capture_record.light_capture_since is None:
         series.feed(84, 10)
-    series.glanced(1, 0, unknown=7, with_stack=8).feed(84, HELD)
+    series.glanced(1, 0, unknown=7, stacked=8).feed(84, HELD)
     assert series.watch.state is S.SUSPECTED
     series.captured(1, 0, unknown=7).feed(84, int(DEFAULTS.stalled_hold_seconds))
     assert (series.watch.state, series.pages) == (S.STALLED, True)
@@ -427,7 +427,7 @@ def test_a_taught_level_stays_where_most_ranks_move_or_gave_no_stack(moving: int
     series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
     while series.watch.capture_record.light_capture_since is None:
         series.feed(84, 10)
-    series.glanced(0, moving, unknown=unknown, with_stack=stacked).feed(84, 200)
+    series.glanced(0, moving, unknown=unknown, stacked=stacked).feed(84, 200)
     assert series.watch.state is S.TRAINING
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -102,18 +101,35 @@ def test_the_rank_that_keeps_the_others_waiting_is_named(tmp_path: Path) -> None
     assert failed.endswith("(device 1)")
 
 
-def test_a_stopped_rank_is_named_and_nothing_is_left_behind() -> None:
-    """It is stopped as soon as it has printed its pid. All started processes are ended, including the stopped one."""
+STOPS_AFTER_ITS_FIRST_LINE = """\
+import os, runpy, signal, sys
+class Output:
+    def write(self, text): sys.__stdout__.write(text)
+    def flush(self):
+        sys.__stdout__.flush()
+        os.kill(os.getpid(), signal.SIGSTOP)
+sys.stdout = Output()
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_stopped_rank_is_named_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    """Rank 2 stops itself after the line with its pid. All started processes are ended, including the stopped one."""
     pids: list[int] = []
 
-    def stop_the_last(line: str) -> None:
+    def keep_pid(line: str) -> None:
         if "pid " in line:
             pids.append(int(line.split("pid ")[1].split(",", maxsplit=1)[0]))
-            if line.startswith("[rank 2]"):
-                os.kill(pids[-1], signal.SIGSTOP)
 
-    plan = launch.Plan(python=sys.executable, timeout_seconds=8.0)
-    course = launch.run([str(rank) for rank in range(3)], plan, stop_the_last)
+    (tmp_path / "stopping.py").write_text(STOPS_AFTER_ITS_FIRST_LINE)
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nif [ "$RANK" = 2 ]; then set -- {tmp_path}/stopping.py "$@"; fi\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    plan = launch.Plan(python=str(python), timeout_seconds=8.0)
+    course = launch.run([str(rank) for rank in range(3)], plan, keep_pid)
     (finding,) = judge(course.events, course.exits, 3, 0.2)
     assert (finding.kind, finding.ranks) == ("hung", (2,)), finding
     assert len(pids) == 3

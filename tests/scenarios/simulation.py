@@ -424,3 +424,32 @@ class _Taking:
     began: float
     is_glance: bool = False
     rounds: list[dict[int, ProcessDump]] = field(default_factory=list)
+
+
+def fold(states: list[str]) -> str:
+    """Return states in order as one line, a repeated block once: `a ⇄ b` for two, `(a → b → c) x4` for more."""
+    parts: list[str] = []
+    index = 0
+    while index < len(states):
+        length, times = _repeated(states[index:])
+        block = states[index : index + length]
+        index += length * times
+        if times == 1:
+            parts.append(block[0])
+        elif length == 2:
+            parts.append(" ⇄ ".join(block))
+            index += states[index : index + 1] == block[:1]  # it ends where it began
+        else:
+            parts.append(f"({' → '.join(block)}) x{times}")
+    return " → ".join(parts)
+
+
+def _repeated(states: list[str]) -> tuple[int, int]:
+    """Return length and count of the shortest block of two or more states that begins the list; (1, 1) if none."""
+    for length in range(2, len(states) // 2 + 1):
+        times = 1
+        while states[length * times : length * (times + 1)] == states[:length]:
+            times += 1
+        if times > 1:
+            return length, times
+    return 1, 1

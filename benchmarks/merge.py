@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.grouping import LOADS, OTHERS, TRAINS, WAITS, frames  # noqa: E402
 from hangwatch import config  # noqa: E402
-from hangwatch.collectives.rank_records import shortened  # noqa: E402
+from hangwatch.collectives.rank_records import drop_unneeded  # noqa: E402
 from hangwatch.fleet.merge import merge_all  # noqa: E402
 from hangwatch.formats import incident_file  # noqa: E402
 from hangwatch.model import (  # noqa: E402
@@ -63,7 +63,7 @@ def records(is_late: bool) -> RankRecords:
     done = [_record(number, state="completed") for number in range(24)]
     newest = [] if is_late else [_record(24, state="open")]
     held = (*done, *newest)
-    return shortened(
+    return drop_unneeded(
         RankRecords(
             library="nccl",
             records=held,

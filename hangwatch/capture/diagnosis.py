@@ -157,7 +157,9 @@ def _logs(
         return (), {}
     from hangwatch.explain.logs import live_output  # only a diagnosis needs it
 
-    return live_output.logs_of(ends, inner_pids), {rank: live_output.last_lines(found) for rank, found in ends.items()}
+    return live_output.read_logs(ends, inner_pids), {
+        rank: live_output.last_lines(found) for rank, found in ends.items()
+    }
 
 
 def _details(
@@ -191,7 +193,7 @@ def _workers_at_work(look: Diagnosis, pids: Collection[int]) -> dict[int | None,
     """Return the worker for which a rank waits, by pid of the rank; only for a rank that is alone in its group."""
     found: dict[int | None, int] = {}
     for group in look.grouping.groups:
-        worker = clauses.at_work(group)
+        worker = clauses.find_busy_worker(group)
         if group.size == 1 and group.members[0].id.pid in pids and worker is not None and worker.pid is not None:
             found[group.members[0].id.pid] = worker.pid
     return found

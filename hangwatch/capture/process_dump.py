@@ -99,7 +99,7 @@ class ProcessDumper(NamedTuple):
         read = torch_recorder.SHARED.read(target, self.share, rank_records.NEWEST_KEPT)
         faults = (one for one in read if isinstance(one, Fault))
         return (
-            tuple(rank_records.shortened(one) for one in read if not isinstance(one, Fault)),
+            tuple(rank_records.drop_unneeded(one) for one in read if not isinstance(one, Fault)),
             tuple(replace(one, detail=words.elided(one.detail, _FAULT_CHARACTERS)) for one in faults)[:_MOST_FAULTS],
         )
 

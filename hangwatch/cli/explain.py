@@ -22,7 +22,7 @@ from hangwatch.cli.output import html_option, json_option, print_answer
 from hangwatch.cli.output_files import MOST_FILES, files_below
 from hangwatch.cli.progress_line import Step
 from hangwatch.cli.usage_errors import InputError
-from hangwatch.collectives.rank_records import shortened
+from hangwatch.collectives.rank_records import drop_unneeded
 from hangwatch.config import Settings
 from hangwatch.explain import traces
 from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump
@@ -307,7 +307,7 @@ def _named_lines(files: Sequence[_File], now: Step) -> Iterator[tuple[str, Itera
         yield str(path), _lines(path, folder, now, f"reading {number:,} of {len(files):,}: {name}")
 
 
-def _flight_dumps(files: Sequence[_File], now: Step) -> tuple[rank_recorders.Joined, list[str]]:
+def _flight_dumps(files: Sequence[_File], now: Step) -> tuple[rank_recorders.JoinedDumps, list[str]]:
     """Read flight recorder dumps by rank. Also return notes on bad dumps in folders.
 
     Raises InputError for a bad dump that is an argument.
@@ -318,7 +318,7 @@ def _flight_dumps(files: Sequence[_File], now: Step) -> tuple[rank_recorders.Joi
             with _opened(path, folder) as file:
                 written = os.fstat(file.fileno()).st_mtime
                 dump = recorder_dump.parse(file.read(MOST_RECORDER_BYTES + 1), written)
-            dump = dump._replace(recorders=tuple(map(shortened, dump.recorders)))
+            dump = dump._replace(recorders=tuple(map(drop_unneeded, dump.recorders)))
             dump_files.append(rank_recorders.DumpFile(str(path), written, dump))
         except ValueError as error:
             if folder is None:

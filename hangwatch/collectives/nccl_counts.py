@@ -242,7 +242,9 @@ def evidence(members: Iterable[Member]) -> tuple[Evidence, ...]:
             uneven[launched.communicator, launched.operation].append((member.id, launched))
     if uneven:
         shown = sorted(uneven.items(), key=lambda item: (item[0][1] != "", item[0]))[:_SHOWN]
-        return tuple(_evidence(asked[0][1], [rank for rank, _ in counts], _line(counts)) for _, counts in shown)
+        return tuple(
+            _evidence(asked[0][1], [rank for rank, _ in counts], _describe_counts(counts)) for _, counts in shown
+        )
     if asked and all(is_even(member) for member, _ in asked):
         text = "all ranks of each communicator have launched as much of everything, and nothing more meanwhile"
         return (_evidence(asked[0][1], [member.id for member, _ in asked], text),)
@@ -255,14 +257,14 @@ def _evidence(ras: NcclRas, ids: Sequence[RankId], text: str) -> Evidence:
     return Evidence(kind="nccl_ras", message=message, ranks=tuple(ids[:_MOST_IDS]))
 
 
-def _line(counts: Sequence[tuple[RankId, LaunchCount]]) -> str:
+def _describe_counts(counts: Sequence[tuple[RankId, LaunchCount]]) -> str:
     """Return the counts of ranks in one communicator, the lowest first, and ranks of other nodes that are behind."""
     first = counts[0][1]
     by_count: dict[int | None, list[RankId]] = defaultdict(list)
     for rank, launched in counts:
         by_count[launched.count].append(rank)
     shown = sorted(by_count.items(), key=lambda item: (item[0] is not None, item[0] or 0))[:_SHOWN]
-    parts = [_part(count, ids, first.operation) for count, ids in shown]
+    parts = [_describe_count(count, ids, first.operation) for count, ids in shown]
     if first.count is not None and min(count for count in by_count if count is not None) > first.lowest:
         parts.append(f"others {first.lowest:,}" + (f": {words.join_words(first.elsewhere)}" if first.elsewhere else ""))
     elif first.elsewhere:
@@ -270,7 +272,7 @@ def _line(counts: Sequence[tuple[RankId, LaunchCount]]) -> str:
     return f"of communicator {first.communicator} with {words.count(first.size)}, {'; '.join(parts)}"
 
 
-def _part(count: int | None, ids: Sequence[RankId], operation: str) -> str:
+def _describe_count(count: int | None, ids: Sequence[RankId], operation: str) -> str:
     are_numbered = all(rank.rank is not None for rank in ids)
     ranks = words.name_ranks([RankId(rank=rank.rank) for rank in ids] if are_numbered else ids)
     if count is None:

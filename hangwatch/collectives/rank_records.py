@@ -23,7 +23,7 @@ _EQUAL_SIZES = frozenset(
 )
 
 
-def shortened(records: RankRecords) -> RankRecords:
+def drop_unneeded(records: RankRecords) -> RankRecords:
     """Return a recorder with only the records that a rule needs: the oldest one, and a few of each group.
 
     The oldest is the first one after which no record is missing. The few are the newest of a group and the oldest open
@@ -48,7 +48,9 @@ def shortened(records: RankRecords) -> RankRecords:
     )
 
 
-def recorded(rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None = None) -> tuple[RecorderState, ...]:
+def merge_rounds(
+    rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None = None
+) -> tuple[RecorderState, ...]:
     """Return the records that count, for the recorders of one process, given by round.
 
     For each library these are the records in both the first and the last round in which it was read. A recorder that
@@ -71,15 +73,15 @@ def faults(rounds: Sequence[Sequence[Fault]], usable: Iterable[RecorderState]) -
     if last is None:
         return ()
     read = {one.library for one in usable}
-    return tuple(fault for fault in last if not read or library_of(fault) not in {None, *read})
+    return tuple(fault for fault in last if not read or find_library(fault) not in {None, *read})
 
 
-def library_of(fault: Fault) -> Library | None:
+def find_library(fault: Fault) -> Library | None:
     """Return the library with the recorder that a fault is about, None if it is about the whole process."""
     return next((library for library in get_args(Library) if fault.subject.endswith(f" {library}")), None)
 
 
-def stands(recorders: Iterable[RankRecords]) -> bool:
+def has_old_open_operation(recorders: Iterable[RankRecords]) -> bool:
     """True if an operation had been open for ten seconds when it was read: its rank may be blocked."""
     return any(
         recorder.read_unix_seconds - record.created_unix_ns / 1e9 >= _STANDS_SECONDS
@@ -89,7 +91,7 @@ def stands(recorders: Iterable[RankRecords]) -> bool:
     )
 
 
-def recorded_once(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[RecorderState, ...]:
+def read_single_round(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[RecorderState, ...]:
     """Return the records that count, for recorders that were read once: open ones enqueued before that time.
 
     That time must be so early that every rank of a healthy job would have joined. Timeouts are left out: they have
@@ -156,12 +158,14 @@ def _group(
             for record in records
             if not record.is_coalesced_part
         ),
-        has_lost_open=last.is_wrapped and not any_open and any(_is_one_gone(status, records) for status in statuses),
+        has_lost_open=last.is_wrapped
+        and not any_open
+        and any(_has_lost_record(status, records) for status in statuses),
         ranks=next(members, ()),
     )
 
 
-def _is_one_gone(status: GroupStatus, completed: list[FlightRecord]) -> bool:
+def _has_lost_record(status: GroupStatus, completed: list[FlightRecord]) -> bool:
     """True if an operation that torch does not count as completed no longer has a record in its group.
 
     Gloo completes in several threads, so the last one counted may be older than the last one enqueued.

@@ -78,7 +78,7 @@ class WaitGraph(NamedTuple):
     is_partial: bool = False
 
     @property
-    def have_met(self) -> bool:
+    def have_communicated(self) -> bool:
         """True if no pending operation is the first of its group: the ranks have communicated before."""
         return bool(self.pending) and all(one.number > 1 for one in self.pending)
 

@@ -124,7 +124,7 @@ def _frames(text: str) -> tuple[str, ...]:
     from hangwatch.explain.stacks import gdb_text  # only a core needs it
 
     lines = [line[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()]
-    if frames := gdb_text.died_in(lines):
+    if frames := gdb_text.find_dead_frames(lines):
         if all(frame.startswith("?? ") for frame in frames):
             return ("no native stack: gdb could not read the program and its libraries",)
         return tuple(words.elided(frame, TEXT_CHARACTERS) for frame in frames[:_FRAMES_SHOWN])

@@ -73,34 +73,34 @@ def _by_time(cause: Cause) -> tuple[int, float, tuple[int, str, int, int]]:
     return max(1, cause.order), cause.unix_seconds, cause.artifacts.id.sort_key()
 
 
-def _cause(left: CrashArtifacts) -> Cause | None:
+def _cause(dead: CrashArtifacts) -> Cause | None:
     """Return the cause with the strongest evidence for one rank."""
-    if (line := left.end) is not None:
+    if (line := dead.end) is not None:
         where = f" in {line.where}" if line.where else ""
-        return Cause(left, 0, line.unix_seconds, f"{line.name.replace('_', ' ')}{where}, by the kernel's log")
-    failure, core, end = left.failure, left.core, left.exit
+        return Cause(dead, 0, line.unix_seconds, f"{line.name.replace('_', ' ')}{where}, by the kernel's log")
+    failure, core, end = dead.failure, dead.core, dead.exit
     if core is not None and core.signal and core.signal != ABORTED:
-        return Cause(left, 0, core.unix_seconds, f"{core.signal}, by its core")
+        return Cause(dead, 0, core.unix_seconds, f"{core.signal}, by its core")
     is_fault = end is not None and end.signal in FAULTS - {ABORTED}
     if end is not None and is_fault and end.by_kernel:
-        return Cause(left, 0, left.gone_unix_seconds, end.text)
+        return Cause(dead, 0, dead.gone_unix_seconds, end.text)
     if failure is not None:
-        at = failure.moment.seconds if failure.moment is not None else left.gone_unix_seconds
+        at = failure.moment.seconds if failure.moment is not None else dead.gone_unix_seconds
         where = f", in {failure.where}" if failure.where else ""
         texts = (failure.exception or "an exception", failure.text)
         kind, detail = (words.elided(f"{text}{where}", TEXT_CHARACTERS) for text in texts)
         order = 3 if failure.of_others else 1
-        return Cause(left, order, at, f"{kind}, by its error file", f"{detail}, by its error file")
+        return Cause(dead, order, at, f"{kind}, by its error file", f"{detail}, by its error file")
     if core is not None:
-        return Cause(left, 2, core.unix_seconds, f"{core.signal or 'a signal'}, by its core")
+        return Cause(dead, 2, core.unix_seconds, f"{core.signal or 'a signal'}, by its core")
     if end is not None and is_fault:
-        return Cause(left, 1, left.gone_unix_seconds, end.text)
+        return Cause(dead, 1, dead.gone_unix_seconds, end.text)
     if end is not None and end.signal and end.signal not in _TERMINATION_SIGNALS and (end.by_kernel or end.is_first):
-        return Cause(left, 2, left.gone_unix_seconds, end.text)
+        return Cause(dead, 2, dead.gone_unix_seconds, end.text)
     return None
 
 
-def _firsts(causes: Sequence[Cause]) -> list[RankId]:
+def _find_first_deaths(causes: Sequence[Cause]) -> list[RankId]:
     """Return the ranks that died first: several if they report the same second, none if all blame other ranks."""
     first = causes[0]
     if first.order == 3:
@@ -116,7 +116,7 @@ def judge(job: Job, dead: Sequence[CrashArtifacts]) -> Verdict | None:
     causes = find_causes(dead)
     if not causes:
         return None
-    first, named = causes[0], _firsts(causes)
+    first, named = causes[0], _find_first_deaths(causes)
     if len(named) == len(dead) > 1:
         return _all_alike(first, named)
     rest = len(dead) - max(1, len(named))
@@ -132,7 +132,7 @@ def judge(job: Job, dead: Sequence[CrashArtifacts]) -> Verdict | None:
             "The rank that died before left no report, or is on another node."
         )
     confidence = (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE)[first.order]
-    looks = tuple(_silent(job, dead, causes)) if first.order == 3 else ()
+    looks = tuple(_find_ranks_without_report(job, dead, causes)) if first.order == 3 else ()
     if looks:
         message += f" Look first at {words.name_ranks(looks)}: {looks[0].why}."
     return Verdict(
@@ -154,7 +154,9 @@ def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
     return Verdict(kind=CRASHED, message=message[:1].upper() + message[1:], evidence=(_evidence(first, ()),))
 
 
-def _silent(job: Job, dead: Sequence[CrashArtifacts], causes: Sequence[Cause]) -> Iterable[CheckFirst]:
+def _find_ranks_without_report(
+    job: Job, dead: Sequence[CrashArtifacts], causes: Sequence[Cause]
+) -> Iterable[CheckFirst]:
     """Find ranks without a report if more ranks blame others, in a job of this node only. A signal leaves no report."""
     reporting = {cause.artifacts.id for cause in causes}
     silent = [left.id for left in dead if left.id not in reporting]
@@ -198,7 +200,7 @@ def _folded(kind: str, texts: Iterable[tuple[RankId, str]]) -> Iterable[Evidence
 def _with_died(job: Job, dead: Sequence[CrashArtifacts]) -> Job:
     """Add the causes of death to a job. Other ranks may wait for the dead ones, and hang."""
     causes = find_causes(dead)
-    firsts = _firsts(causes) if causes else []
+    firsts = _find_first_deaths(causes) if causes else []
     deaths = {
         cause.artifacts.id.pid: Died(
             text=cause.text,

@@ -28,7 +28,7 @@ _NUMBERED_STACK = re.compile(
 )
 
 
-class Named(NamedTuple):
+class RankInName(NamedTuple):
     """The rank in a file name. `is_log`: launchers give this name to logs. `is_old`: it is of an earlier attempt."""
 
     id: RankId
@@ -36,7 +36,7 @@ class Named(NamedTuple):
     is_old: bool = False
 
 
-def read_names(names: Iterable[str]) -> dict[str, Named]:
+def read_names(names: Iterable[str]) -> dict[str, RankInName]:
     """Return the rank in each name.
 
     torchrun's --log-dir is RUN/attempt_N/LOCAL_RANK/...: only the last attempt of a run counts, and several runs are
@@ -52,11 +52,11 @@ def read_names(names: Iterable[str]) -> dict[str, Named]:
     for name, path in paths.items():
         layout = elastic.get(name)
         if layout is None:
-            named[name] = Named(_read_name(path))
+            named[name] = RankInName(_read_name(path))
             continue
         run, attempt, local_rank = layout.group(1) or "", int(layout.group(2)), int(layout.group(3))
         node = run.rpartition("/")[2] if len(last_attempts) > 1 else None
-        named[name] = Named(RankId(node=node or None, local_rank=local_rank), True, attempt < last_attempts[run])
+        named[name] = RankInName(RankId(node=node or None, local_rank=local_rank), True, attempt < last_attempts[run])
     return named
 
 

@@ -30,7 +30,7 @@ class _Entry(msgspec.Struct):
     MESSAGE: str = ""
 
 
-def unwrapped(line: str) -> list[str]:
+def unwrap_json(line: str) -> list[str]:
     """Return the lines in a line of JSON (Docker's json-file log, journalctl -o json); else the line itself."""
     if not line.startswith("{"):
         return [line]
@@ -53,7 +53,7 @@ def are_labelled(head: Sequence[str]) -> bool:
     return len(labels) > 1 and len(labels) * 10 >= len(written) * 9 and len(set(labels)) * 2 <= len(labels)
 
 
-def pasted(head: Sequence[str]) -> str:
+def find_quote_prefix(head: Sequence[str]) -> str:
     """Return the common prefix of a text that was quoted in a mail or indented: `> `, or spaces."""
     written = [line for line in head if line.strip("> \t")]
     first = next(iter(written), "")
@@ -63,7 +63,7 @@ def pasted(head: Sequence[str]) -> str:
     return before
 
 
-def without(pasted: str, line: str) -> str:
+def remove_quote_prefix(pasted: str, line: str) -> str:
     """Remove that prefix from a line. In an empty line, a mail has cut the trailing space of the prefix."""
     return "" if line.rstrip() == pasted.rstrip() else line.removeprefix(pasted)
 

@@ -9,8 +9,8 @@ from hangwatch.explain.logs.rank_log import Log, last_written, without_colours
 from hangwatch.explain.stacks import faulthandler_text, gdb_text, pyspy_text, pystack_text
 from hangwatch.explain.stacks.parsed_processes import (
     LONGEST_LINE,
-    FoundProcess,
     Interned,
+    ParsedProcess,
     StackText,
     check_processes,
 )
@@ -33,7 +33,7 @@ class Reader:
     """
 
     def __init__(self, interned: Interned, *, is_log: bool = False) -> None:
-        self.processes: list[FoundProcess] = []
+        self.processes: list[ParsedProcess] = []
         self.log = Log()
         self.strange = 0
         self.strange_example = ""
@@ -43,7 +43,7 @@ class Reader:
         self._pyspy: pyspy_text.Reader | None = None
         self._text: StackText | None = None
         self._kind: ModuleType | None = None
-        self._unclear: list[FoundProcess] = []
+        self._unclear: list[ParsedProcess] = []
         self._number = 0
         self._is_stamped = False
 
@@ -85,7 +85,7 @@ class Reader:
             self.has_dump = self.has_dump or bool(self._unclear)
         self._unclear = []
 
-    def _found(self, process: FoundProcess) -> None:
+    def _found(self, process: ParsedProcess) -> None:
         """Keep a process. An unknown error counts as one of py-spy only if the stream has no other lines."""
         if not process.threads and process.fault is not None and process.fault.reason == UNHEARD:
             check_processes(len(self._unclear))

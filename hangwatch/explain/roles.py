@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.explain.stacks.parsed_processes import FoundProcess
+from hangwatch.explain.stacks.parsed_processes import ParsedProcess
 from hangwatch.model import Frame, RankId
 
 LOCAL_RANK = re.compile(r"--local[_-]rank[= ](\d{1,7})\b")
@@ -37,7 +37,7 @@ _TOOLS_SHOWN = 8
 _TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autograd/graph|deepspeed/comm/\w+)\.py$")
 
 
-def without_tools(candidates: list[FoundProcess]) -> tuple[list[FoundProcess], list[FoundProcess]]:
+def split_off_tools(candidates: list[ParsedProcess]) -> tuple[list[ParsedProcess], list[ParsedProcess]]:
     """Split candidates into ranks and other Python programs: wandb, tensorboard, system daemons.
 
     A rank runs the same program as the processes in a collective; if no process is in one, the same as most processes.
@@ -46,7 +46,7 @@ def without_tools(candidates: list[FoundProcess]) -> tuple[list[FoundProcess], l
     were forked. An error without a process is not a rank if there are stacks: with permission for those, the whole job
     can be read.
     """
-    inside = [process for process in candidates if takes_part(process)]
+    inside = [process for process in candidates if is_in_collective(process)]
     programs = {_program(process) for process in inside} - {""}
     if not programs:
         common = Counter(program for process in candidates if (program := _program(process))).most_common(2)
@@ -55,26 +55,26 @@ def without_tools(candidates: list[FoundProcess]) -> tuple[list[FoundProcess], l
         programs = {common[0][0]}
     forked = sum(map(_was_forked, inside or candidates))
     ranks_are_forked = forked > 0 if inside else forked * 2 >= len(candidates)
-    ranks: list[FoundProcess] = []
-    tools: list[FoundProcess] = []
+    ranks: list[ParsedProcess] = []
+    tools: list[ParsedProcess] = []
     for process in candidates:
         program = _program(process)
         is_other = program not in programs if program else _is_foreign(process)
         is_other |= _was_forked(process) and not ranks_are_forked
-        (tools if is_other and not takes_part(process) else ranks).append(process)
+        (tools if is_other and not is_in_collective(process) else ranks).append(process)
     return ranks, tools
 
 
-def _was_forked(process: FoundProcess) -> bool:
+def _was_forked(process: ParsedProcess) -> bool:
     return any(_FORKED.search(frame.file) for frame in _main(process))
 
 
-def _is_foreign(process: FoundProcess) -> bool:
+def _is_foreign(process: ParsedProcess) -> bool:
     fault = process.fault
     return process.pid is None and fault is not None and fault.reason in _FOREIGN and not process.threads
 
 
-def _program(process: FoundProcess) -> str:
+def _program(process: ParsedProcess) -> str:
     """Return the script or module that a command line runs, without interpreter and options; empty if unknown."""
     arguments = process.command.split()[:_WORDS_LOOKED_AT]
     for number, word in enumerate(arguments[1:], 1):
@@ -85,7 +85,7 @@ def _program(process: FoundProcess) -> str:
     return ""
 
 
-def describe_tools(tools: Sequence[FoundProcess]) -> str:
+def describe_tools(tools: Sequence[ParsedProcess]) -> str:
     """Describe processes that are no ranks: `not ranks of this job: pid 7 (wandb-service), pid 9 (http.server)`."""
     with_pid = [
         f"pid {tool.pid} ({words.elided(_program(tool), _TOOL_CHARACTERS)})" for tool in tools if tool.pid is not None
@@ -97,7 +97,7 @@ def describe_tools(tools: Sequence[FoundProcess]) -> str:
     return f"not ranks of this job: {', '.join(parts)}"
 
 
-def ids_by_command(prefix: RankId, candidates: Sequence[FoundProcess]) -> dict[int | None, RankId]:
+def ids_by_command(prefix: RankId, candidates: Sequence[ParsedProcess]) -> dict[int | None, RankId]:
     """Return the rank of each process from its command line; the pid alone if several have the same numbers."""
     ids = {process.pid: _id_by_command(prefix, process) for process in candidates}
     numbers = [
@@ -108,7 +108,7 @@ def ids_by_command(prefix: RankId, candidates: Sequence[FoundProcess]) -> dict[i
     return {pid: structs.replace(rank, rank=None, local_rank=None) for pid, rank in ids.items()}
 
 
-def _id_by_command(prefix: RankId, process: FoundProcess) -> RankId:
+def _id_by_command(prefix: RankId, process: ParsedProcess) -> RankId:
     host, rank, local = (pattern.search(process.command) for pattern in (_NODE_RANK, _GLOBAL_RANK, LOCAL_RANK))
     node = f"node {host.group(1)}" if host else None
     if node is None and prefix.rank is not None:
@@ -121,7 +121,7 @@ def _id_by_command(prefix: RankId, process: FoundProcess) -> RankId:
     )
 
 
-def is_launcher(process: FoundProcess) -> bool:
+def is_launcher(process: ParsedProcess) -> bool:
     """True for a process that starts ranks and waits for them: torchrun, deepspeed, accelerate, or mp.spawn."""
     frames = _main(process)
     spawned = any(
@@ -130,7 +130,7 @@ def is_launcher(process: FoundProcess) -> bool:
     return spawned or any(_LAUNCHER_FILES.search(frame.file) for frame in frames[:8])
 
 
-def is_helper(process: FoundProcess, pids: set[int | None]) -> bool:
+def is_helper(process: ParsedProcess, pids: set[int | None]) -> bool:
     """True for a process that works for a rank: its parent is in the same stream, or it runs a worker's loop."""
     if process.parent_pid is not None and process.parent_pid in pids:
         return True
@@ -139,10 +139,10 @@ def is_helper(process: FoundProcess, pids: set[int | None]) -> bool:
     return any(_HELPER_FRAMES.match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}") for frame in _main(process))
 
 
-def takes_part(process: FoundProcess) -> bool:
+def is_in_collective(process: ParsedProcess) -> bool:
     """True if a process is in a collective or a backward pass. Lightning starts the other ranks from rank 0."""
     return any(_TAKES_PART.search(frame.file) for frame in _main(process))
 
 
-def _main(process: FoundProcess) -> tuple[Frame, ...]:
+def _main(process: ParsedProcess) -> tuple[Frame, ...]:
     return next((thread.frames for thread in process.threads if thread.is_main), ())

@@ -17,7 +17,7 @@ from hangwatch.explain.logs import merged_logs, rank_log
 from hangwatch.explain.logs.kernel_text import MOST_KEPT, KernelLogLine
 from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.explain.stacks import faulthandler_text
-from hangwatch.explain.stacks.parsed_processes import FoundProcess, HugeStackError, Interned
+from hangwatch.explain.stacks.parsed_processes import HugeStackError, Interned, ParsedProcess
 from hangwatch.model import ProcessDump, RankDump, RankId, WorkerDump
 
 _SNIFFED_LINES = 400
@@ -57,7 +57,7 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
     interned = Interned()
     notes: list[str] = []
     by_place: dict[tuple[object, ...], _Rank] = {}
-    hearsay = _Hearsay(notes)
+    hearsay = _LogCollector(notes)
     listed = list(sources)
     named = file_names.read_names(name for name, _ in listed)
     for name, lines in listed:
@@ -130,7 +130,7 @@ def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes:
     ]
 
 
-class _Hearsay:
+class _LogCollector:
     """Collects logs while the sources are read. `old` counts the files of earlier attempts of torchrun."""
 
     def __init__(self, notes: list[str]) -> None:
@@ -145,7 +145,7 @@ class _Hearsay:
         self._is_kernel_cut = False
         self.processes: set[RankId] = set()
 
-    def say(self, note: str) -> None:
+    def add_note(self, note: str) -> None:
         """Add a note once."""
         if note not in self._notes:
             self._notes.append(note)
@@ -226,11 +226,11 @@ class _Hearsay:
 class _Rank:
     """A rank under construction: its rounds and its workers."""
 
-    def __init__(self, source: str, rank: RankId, process: FoundProcess) -> None:
+    def __init__(self, source: str, rank: RankId, process: ParsedProcess) -> None:
         self.source = source
         self.id = rank
         self.rounds = [process]
-        self.workers: dict[int | None, list[FoundProcess]] = {}
+        self.workers: dict[int | None, list[ParsedProcess]] = {}
 
     def dump(self) -> RankDump:
         return RankDump(
@@ -243,7 +243,7 @@ class _Rank:
         )
 
 
-def _rounds(processes: Sequence[FoundProcess]) -> tuple[ProcessDump, ...]:
+def _rounds(processes: Sequence[ParsedProcess]) -> tuple[ProcessDump, ...]:
     """Return the rounds in the order of the text. The text has no times, so they are defined as one second apart."""
     return tuple(
         ProcessDump(taken_monotonic_seconds=float(number), threads=process.threads, fault=process.fault)
@@ -285,10 +285,10 @@ def _place(rank: RankId) -> tuple[object, ...]:
 
 def _read(
     name: str,
-    named: file_names.Named,
+    named: file_names.RankInName,
     lines: Iterable[str],
     interned: Interned,
-    hearsay: _Hearsay,
+    hearsay: _LogCollector,
 ) -> list[_Source]:
     """Give each line to the reader of its prefix."""
     iterator = iter(lines)
@@ -296,14 +296,14 @@ def _read(
     if rank_log.is_error_file("".join(head[:2])[:_SNIFFED_CHARACTERS]):
         hearsay.error_file(name, named.id, "\n".join(islice(chain(head, iterator), _SNIFFED_LINES)))
         return []
-    if pasted := line_prefixes.pasted(head):
-        iterator = (line_prefixes.without(pasted, line) for line in chain(head, iterator))
+    if pasted := line_prefixes.find_quote_prefix(head):
+        iterator = (line_prefixes.remove_quote_prefix(pasted, line) for line in chain(head, iterator))
         head = list(islice(iterator, len(head)))
-    labelled = line_prefixes.are_labelled([part for line in head for part in line_prefixes.unwrapped(line)])
+    labelled = line_prefixes.are_labelled([part for line in head for part in line_prefixes.unwrap_json(line)])
     sources: dict[tuple[RankId, bool], _Source] = {}
     by_prefix: dict[str, _Source] = {}  # `[node:rank]` as in the text: most lines repeat a prefix
     whole = enumerate(chain(head, (line.rstrip("\r\n") for line in iterator)), 1)
-    for number, line in ((number, part) for number, kept in whole for part in line_prefixes.unwrapped(kept)):
+    for number, line in ((number, part) for number, kept in whole for part in line_prefixes.unwrap_json(kept)):
         prefix = line[: line.find("]") + 1] if line.startswith("[") else ""
         source = by_prefix.get(prefix) if prefix else None
         if source is not None and not line.startswith(":", len(prefix)):
@@ -314,7 +314,7 @@ def _read(
         if source is None:
             if len(sources) >= _MOST_STREAMS:
                 if len(sources) == _MOST_STREAMS:
-                    hearsay.say(f"{name}: more than {_MOST_STREAMS:,} prefixes; lines of further ones have none")
+                    hearsay.add_note(f"{name}: more than {_MOST_STREAMS:,} prefixes; lines of further ones have none")
                 rank, sure, rest = named.id, True, line
             reader = line_stream.Reader(interned, is_log=named.is_log)
             source = sources.setdefault((rank, sure), _Source(name, rank, sure, reader))
@@ -333,14 +333,14 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
         notes.append(f"{source.name}: {len(source.reader.processes) - len(processes)} launcher processes skipped")
     pids = {process.pid for process in processes}
     numbered = source.id.rank is not None or source.id.local_rank is not None
-    helpers: list[FoundProcess] = []
-    candidates: list[FoundProcess] = []
+    helpers: list[ParsedProcess] = []
+    candidates: list[ParsedProcess] = []
     for process in processes:
-        is_helper = roles.is_helper(process, pids) and (numbered or not roles.takes_part(process))
+        is_helper = roles.is_helper(process, pids) and (numbered or not roles.is_in_collective(process))
         (helpers if is_helper else candidates).append(process)
     are_ranks = _are_all_ranks(source, candidates)
     if are_ranks:
-        candidates, tools = roles.without_tools(candidates)
+        candidates, tools = roles.split_off_tools(candidates)
         if tools:
             notes.append(f"{source.name}: {roles.describe_tools(tools)}")
     ids = roles.ids_by_command(source.id, candidates) if are_ranks else {}
@@ -353,7 +353,7 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
             ranks[key] = _Rank(source.name, identity, process)
         else:
             helpers.append(process)
-    _tell_apart(source, list(ranks.values()))
+    _number_unknown_ranks(source, list(ranks.values()))
     first = next(iter(ranks.values()), None)
     for process in helpers:
         owner = ranks.get(process.parent_pid) or first
@@ -362,7 +362,7 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
     yield from ranks.values()
 
 
-def _keys(processes: Sequence[FoundProcess]) -> Iterator[int | str | None]:
+def _keys(processes: Sequence[ParsedProcess]) -> Iterator[int | str | None]:
     """Yield keys that are equal for dumps of the same process: the pid, else the main thread's number (faulthandler).
 
     A faulthandler dump of a single thread has neither; it belongs to the process before it.
@@ -377,7 +377,7 @@ def _keys(processes: Sequence[FoundProcess]) -> Iterator[int | str | None]:
         yield last
 
 
-def _tell_apart(source: _Source, ranks: Sequence[_Rank]) -> None:
+def _number_unknown_ranks(source: _Source, ranks: Sequence[_Rank]) -> None:
     """Number the processes of one stream that have no rank and no pid, in their order."""
     unknown = [rank for rank in ranks if rank.id == structs.replace(source.id, pid=None)]
     if len(unknown) > 1:
@@ -386,7 +386,7 @@ def _tell_apart(source: _Source, ranks: Sequence[_Rank]) -> None:
             rank.id = structs.replace(rank.id, node=f"{place} process {number}")
 
 
-def _are_all_ranks(source: _Source, candidates: Sequence[FoundProcess]) -> bool:
+def _are_all_ranks(source: _Source, candidates: Sequence[ParsedProcess]) -> bool:
     """True if each process is a rank: the stream has no number, or its number is an srun label for a whole node."""
     if source.id.rank is None and source.id.local_rank is None:
         return True

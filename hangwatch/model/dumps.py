@@ -58,8 +58,8 @@ class ProcessDump(Value, frozen=True):
     the job has ranks there.
 
     `recorders` are PyTorch's flight recorders in its memory, one for each library, shortened by
-    `collectives.rank_records.shortened`; `recorder_faults` say why a recorder could not be read. Both are empty for a
-    worker, and if the recorders were not read in this round.
+    `collectives.rank_records.drop_unneeded`; `recorder_faults` say why a recorder could not be read. Both are empty
+    for a worker, and if the recorders were not read in this round.
     """
 
     taken_monotonic_seconds: float

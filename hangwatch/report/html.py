@@ -13,7 +13,7 @@ from hangwatch.model import Group, Grouping, Incident, RankDump, Value, Verdict
 from hangwatch.report import phrases, power_chart
 from hangwatch.report.dump_text import rank_lines, shown_round
 from hangwatch.report.stack_tree import merge_tree
-from hangwatch.stacks.user_code import by_line
+from hangwatch.stacks.user_code import split_groups_by_line
 from hangwatch.verdict import environment_diff as variables
 from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.next_steps import next_step
@@ -79,7 +79,7 @@ def _page(grouping: Grouping, verdict: Verdict, incident: Incident | None) -> st
 
 
 def _bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | None, bounds: Bounds) -> str:
-    parts = by_line(grouping).groups
+    parts = split_groups_by_line(grouping).groups
     odd = phrases.odd_groups(parts, verdict)
     shown, rest = phrases.shown_groups(parts, odd, bounds.groups)
     template, style, style_hash = _template()

@@ -72,7 +72,7 @@ def _unread(members: Iterable[Member]) -> Iterator[str]:
     for member in members:
         for fault in member.recorder.faults:
             if fault.reason not in _NO_RECORDER_EXPECTED:
-                library = _LIBRARIES[rank_records.library_of(fault)]
+                library = _LIBRARIES[rank_records.find_library(fault)]
                 recorders.setdefault((fault.reason, library), (fault, []))[1].append(member.id)
         if (refusal := member.recorder.nccl_ras_fault) is not None:
             counts.setdefault((refusal.reason, ""), (refusal, []))[1].append(member.id)
@@ -208,7 +208,7 @@ def time_out(incident: Incident) -> str:
     """When torch.distributed ends the job, as `hang.time_out` knows it; empty where it does not."""
     from hangwatch.verdict import timeout_forecast as ending  # with the rules, which a report needs for nothing else
 
-    found = ending.time_out(incident)
+    found = ending.forecast_timeout(incident)
     if found is None:
         return ""
     if found.at_unix_seconds is None:

@@ -11,7 +11,7 @@ from hangwatch.model import Capture, Confidence, Frame, Group, Grouping, Inciden
 from hangwatch.report import phrases
 from hangwatch.report.dump_text import raw_lines
 from hangwatch.report.stack_tree import Node, merge_tree
-from hangwatch.stacks.user_code import by_line
+from hangwatch.stacks.user_code import split_groups_by_line
 from hangwatch.verdict import environment_diff
 from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.next_steps import next_step
@@ -169,7 +169,7 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
 
 
 def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style, *, tree: bool = True) -> list[str]:
-    parts = by_line(grouping).groups
+    parts = split_groups_by_line(grouping).groups
     odd = phrases.odd_groups(parts, verdict)
     shown, rest = phrases.shown_groups(parts, odd, _MAX_GROUPS)
     more = [phrases.more_groups(rest)] if rest else []
@@ -254,7 +254,7 @@ def _detail_lines(incident: Incident, style: _Style) -> Iterator[str]:
 def _environment_lines(incident: Incident, style: _Style) -> Iterator[str]:
     environment = incident.captures[-1].environment if incident.captures else None
     for difference in environment.differences if environment else ():
-        yield from style.wrapped(environment_diff.said(difference), "    ")
+        yield from style.wrapped(environment_diff.describe_difference(difference), "    ")
     if environment and environment.common:
         yield from style.wrapped(f"same on all ranks: {phrases.variables(environment.common)}", "    ")
 

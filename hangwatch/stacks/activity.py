@@ -80,7 +80,7 @@ class _Tables(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     marks: tuple[_Marked, ...]
 
 
-class Doing(NamedTuple):
+class StackActivity(NamedTuple):
     """The activity of a stack, its operation (None if unknown), and `waits`: True if it waits for other ranks."""
 
     activity: str
@@ -91,7 +91,7 @@ class Doing(NamedTuple):
 class Match(NamedTuple):
     """The match of a rule: the activity of the stack, and the index of the frame that decided it (-1: no frame)."""
 
-    doing: Doing
+    doing: StackActivity
     depth: int
 
 
@@ -138,7 +138,7 @@ class _Names:
 class _Candidates:
     """An index of the rules by the literal words in their patterns. Few of hundreds of rules may match a frame."""
 
-    def __init__(self, rules: Iterable[_Compiled]) -> None:
+    def __init__(self, rules: Iterable[_CompiledRule]) -> None:
         self._by_name: dict[str, set[int]] = {}
         self._by_word: dict[str, set[int]] = {}
         self._by_file: dict[str, set[int]] = {}
@@ -153,15 +153,15 @@ class _Candidates:
 
     def find(self, function: str, file: str) -> list[int]:
         """Return the numbers of the rules that may match, in order."""
-        by_function = self._by_name.get(function, set()).union(*_whose_word_is_in(function, self._by_word))
-        return sorted(by_function & set[int]().union(*_whose_word_is_in(file, self._by_file)))
+        by_function = self._by_name.get(function, set()).union(*_find_by_word(function, self._by_word))
+        return sorted(by_function & set[int]().union(*_find_by_word(file, self._by_file)))
 
 
-def _whose_word_is_in(text: str, by_word: Mapping[str, set[int]]) -> list[set[int]]:
+def _find_by_word(text: str, by_word: Mapping[str, set[int]]) -> list[set[int]]:
     return [numbers for word, numbers in by_word.items() if word in text]
 
 
-class _Compiled(NamedTuple):
+class _CompiledRule(NamedTuple):
     activity: str
     order: Order
     function: _Names
@@ -171,15 +171,15 @@ class _Compiled(NamedTuple):
     around_waits: bool
     runs_program: bool
 
-    def may_be_of(self, of_user: bool | None) -> bool:
+    def applies_to(self, of_user: bool | None) -> bool:
         """True if the rule applies to a frame. `of_user`: the frame is of the user's program; None: unknown."""
         return {"anybody": True, "library": of_user is not True, "installed": of_user is False}[self.whose]
 
 
-def _compile(rule: _Rule) -> _Compiled:
+def _compile(rule: _Rule) -> _CompiledRule:
     patterns = _patterns(rule)
     conditions = (rule.around_waits, rule.runs_program)
-    return _Compiled(rule.activity, rule.order, *patterns, rule.whose, rule.operation, *conditions)
+    return _CompiledRule(rule.activity, rule.order, *patterns, rule.whose, rule.operation, *conditions)
 
 
 def _patterns(row: _Rule | _Marked) -> tuple[_Names, _Globs]:
@@ -210,14 +210,14 @@ class Table:
     def __init__(self, rules: Sequence[_Rule]) -> None:
         self._rules = tuple(_compile(rule) for rule in rules)
         self._candidates = _Candidates(self._rules)
-        self._of_place: dict[_Owned, dict[Order, _Compiled]] = {}
+        self._of_place: dict[_OwnedFrame, dict[Order, _CompiledRule]] = {}
         self._of_stack: dict[tuple[tuple[stack_frames.Place, ...], int | None], Match] = {}
 
-    def classify(self, frames: Sequence[Frame], installed_frames: int | None = None) -> Doing:
+    def classify(self, frames: Sequence[Frame], installed_frames: int | None = None) -> StackActivity:
         """Return what a stack (innermost frame first) is doing."""
         return self.match(frames, installed_frames).doing
 
-    def classify_thread(self, thread: Thread) -> Doing:
+    def classify_thread(self, thread: Thread) -> StackActivity:
         """Return what the stack of a thread is doing."""
         return self.classify(thread.frames, thread.installed_frames)
 
@@ -228,62 +228,64 @@ class Table:
         if found is None:
             if len(self._of_stack) >= _CACHE_LIMIT:
                 self._of_stack.clear()
-            owned = stack_frames.owned_by_user([file for _, file in stack], installed_frames)
-            found = self._of_stack[stack, installed_frames] = self._find(tuple(map(_Owned, stack, owned)))
+            owned = stack_frames.find_owners([file for _, file in stack], installed_frames)
+            found = self._of_stack[stack, installed_frames] = self._find(tuple(map(_OwnedFrame, stack, owned)))
         return found
 
-    def context(self, frames: Sequence[Frame]) -> Doing | None:
+    def context(self, frames: Sequence[Frame]) -> StackActivity | None:
         """Return what the program around a stack does, whatever its innermost frames do. None if no frame tells.
 
         Names of functions of the user's program count, too.
         """
-        stack = _of_anybody(frames)
+        stack = _with_unknown_owner(frames)
         found = self._first(stack, _python(stack), "context")
-        return self._widened(stack, *found).doing if found else None
+        return self._extend_outwards(stack, *found).doing if found else None
 
     def phase(self, frames: Sequence[Frame]) -> str | None:
         """Return the activity of the phase of the program around a stack ("evaluation"). None if no frame tells."""
-        for owned in _of_anybody(frames):
+        for owned in _with_unknown_owner(frames):
             rule = self._rules_of(owned).get("context")
-            if rule and known(rule.activity).phase:
+            if rule and find_activity(rule.activity).phase:
                 return rule.activity
         return None
 
-    def _find(self, stack: tuple[_Owned, ...]) -> Match:
+    def _find(self, stack: tuple[_OwnedFrame, ...]) -> Match:
         python = _python(stack)
         native = [index for index, owned in enumerate(stack) if stack_frames.is_native(*owned.place)]
-        if importing([owned.place for owned in stack], python):
-            return Match(Doing("import", None, waits=False), python[0])
+        if is_importing([owned.place for owned in stack], python):
+            return Match(StackActivity("import", None, waits=False), python[0])
         program = list(itertools.takewhile(lambda index: not is_marked("boot", *stack[index].place), python))
         # If the boot frame is the innermost one, it decides only by a `certain` rule, for example for an idle actor.
         awaits_task: _Places = (("certain", python[:1]), ("native", native))
-        for order, indexes in _in_order(program, native) if program else awaits_task:
+        for order, indexes in _places_by_order(program, native) if program else awaits_task:
             found = self._first(stack, indexes, order)
             if found:
-                return self._widened(stack, *found)
-        return Match(Doing("unknown", _label(stack, _leaf(stack)) if stack else None, waits=False), -1)
+                return self._extend_outwards(stack, *found)
+        return Match(StackActivity("unknown", _label(stack, _leaf(stack)) if stack else None, waits=False), -1)
 
-    def _first(self, stack: Sequence[_Owned], indexes: Sequence[int], order: Order) -> tuple[int, _Compiled] | None:
+    def _first(
+        self, stack: Sequence[_OwnedFrame], indexes: Sequence[int], order: Order
+    ) -> tuple[int, _CompiledRule] | None:
         for index in indexes:
             rule = self._rules_of(stack[index]).get(order)
-            if rule is None or (rule.around_waits and not self._stands_around_wait(stack, index)):
+            if rule is None or (rule.around_waits and not self._is_around_wait(stack, index)):
                 continue
             if not (rule.runs_program and any(map(_is_of_program, stack[:index]))):
                 return index, rule
         return None
 
-    def _stands_around_wait(self, stack: Sequence[_Owned], index: int) -> bool:
+    def _is_around_wait(self, stack: Sequence[_OwnedFrame], index: int) -> bool:
         """True if the call that this frame made is now in a wait, a lock or I/O that a rule knows."""
         within = (place for place in _python(stack)[:_LEAF_DEPTH] if place < index)
         return any(self._rules_of(stack[place]).keys() & {"leaf", "base"} for place in within)
 
-    def _widened(self, stack: Sequence[_Owned], index: int, rule: _Compiled) -> Match:
+    def _extend_outwards(self, stack: Sequence[_OwnedFrame], index: int, rule: _CompiledRule) -> Match:
         """Extend a match outwards to the call that the program made: the outermost frame of the same file.
 
         For a wait for ranks, frames of thin wrappers (loggers, context managers) in between are skipped.
         """
         last, named, told = index, index, rule
-        waits = known(rule.activity).waits_for == "ranks"
+        waits = find_activity(rule.activity).waits_for == "ranks"
         while last + 1 < len(stack):
             last += 1
             outer = self._rules_of(stack[last]).get(rule.order)
@@ -294,9 +296,9 @@ class Table:
                 break
         name = _label(stack, _leaf(stack) if rule.order in _AROUND else named)
         operation = told.operation or (name.lstrip("_") if waits else name)
-        return Match(Doing(told.activity, operation, waits), named)
+        return Match(StackActivity(told.activity, operation, waits), named)
 
-    def _rules_of(self, owned: _Owned) -> dict[Order, _Compiled]:
+    def _rules_of(self, owned: _OwnedFrame) -> dict[Order, _CompiledRule]:
         found = self._of_place.get(owned)
         if found is None:
             if len(self._of_place) >= _CACHE_LIMIT:
@@ -304,26 +306,26 @@ class Table:
             found = self._of_place[owned] = self._match_place(owned)
         return found
 
-    def _match_place(self, owned: _Owned) -> dict[Order, _Compiled]:
+    def _match_place(self, owned: _OwnedFrame) -> dict[Order, _CompiledRule]:
         function, file = owned.place[0], _rooted_path(owned)
         if not stack_frames.is_native(*owned.place):
             function = stack_frames.plain_name(function)
-        found: dict[Order, _Compiled] = {}
+        found: dict[Order, _CompiledRule] = {}
         for rule in map(self._rules.__getitem__, self._candidates.find(function, file)):
-            wanted = rule.order not in found and rule.may_be_of(owned.by_user)
+            wanted = rule.order not in found and rule.applies_to(owned.by_user)
             if wanted and rule.function.match(function) and rule.file.match(file):
                 found[rule.order] = rule
         return found
 
 
-class _Owned(NamedTuple):
+class _OwnedFrame(NamedTuple):
     """A frame, and True if it belongs to the user's program; None if unknown."""
 
     place: stack_frames.Place
     by_user: bool | None
 
 
-def _rooted_path(owned: _Owned) -> str:
+def _rooted_path(owned: _OwnedFrame) -> str:
     """Return the short path with `/` before it. A user's own `queue.py` is moved to a folder that no pattern matches.
 
     Exception: a whole path, which shows the folder itself. The standard library may be in an archive with a whole path.
@@ -334,7 +336,7 @@ def _rooted_path(owned: _Owned) -> str:
     return f"/./{file}" if is_named_alike else f"/{file}"
 
 
-def _is_of_program(owned: _Owned) -> bool:
+def _is_of_program(owned: _OwnedFrame) -> bool:
     """True for Python code of the user's program. If unknown: true if the table names no package of it."""
     if stack_frames.is_native(*owned.place):
         return False
@@ -351,7 +353,7 @@ def _root(file: str) -> str:
 _Places = tuple[tuple[Order, list[int]], ...]
 
 
-def _in_order(python: list[int], native: list[int]) -> _Places:
+def _places_by_order(python: list[int], native: list[int]) -> _Places:
     """Return the indexes of the frames to which the rules of each order apply, in the order in which they are tried."""
     return (
         ("entered", python),
@@ -366,20 +368,20 @@ def _in_order(python: list[int], native: list[int]) -> _Places:
     )
 
 
-def _of_anybody(frames: Sequence[Frame]) -> list[_Owned]:
-    return [_Owned(frame.place, None) for frame in frames]
+def _with_unknown_owner(frames: Sequence[Frame]) -> list[_OwnedFrame]:
+    return [_OwnedFrame(frame.place, None) for frame in frames]
 
 
-def _python(stack: Sequence[_Owned]) -> list[int]:
+def _python(stack: Sequence[_OwnedFrame]) -> list[int]:
     return [index for index, owned in enumerate(stack) if not stack_frames.is_native(*owned.place)]
 
 
-def _leaf(stack: Sequence[_Owned]) -> int:
+def _leaf(stack: Sequence[_OwnedFrame]) -> int:
     """Return the index of the innermost Python frame, 0 if there is none."""
     return next(iter(_python(stack)), 0)
 
 
-def _label(stack: Sequence[_Owned], index: int) -> str:
+def _label(stack: Sequence[_OwnedFrame], index: int) -> str:
     """Return the name of a frame. For a frame without a name (a lambda, an address): of the next named one around it.
 
     Compiled code is named by the compiled code directly around it, else by the innermost Python function. The name of a
@@ -388,13 +390,13 @@ def _label(stack: Sequence[_Owned], index: int) -> str:
     around = [owned.place for owned in stack[index:]]
     compiled = itertools.takewhile(lambda place: stack_frames.is_native(*place), around)
     python = (place for place in around if not stack_frames.is_native(*place))
-    names = (stack_frames.called(place) for place in (*compiled, *python))
+    names = (stack_frames.display_name(place) for place in (*compiled, *python))
     function, file = around[0]
     nameless = stack_frames.short_path(file) if function.startswith("0x") else stack_frames.plain_name(function)
     return next(filter(None, names), nameless)
 
 
-def importing(stack: Sequence[stack_frames.Place], python: Sequence[int]) -> bool:
+def is_importing(stack: Sequence[stack_frames.Place], python: Sequence[int]) -> bool:
     """True if only module bodies lie between the innermost frame and the import machinery."""
     for index in python:
         if stack_frames.is_import(stack[index][1]):
@@ -442,7 +444,7 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
     return Table((*extra, *built_in.rules))
 
 
-def names() -> tuple[str, ...]:
+def activity_names() -> tuple[str, ...]:
     """Return the names of all activities of the built-in table."""
     return tuple(_built_in().activities)
 
@@ -456,7 +458,7 @@ def packages() -> frozenset[str]:
 
 
 @cache
-def known(name: str) -> Activity:
+def find_activity(name: str) -> Activity:
     """Return the row of an activity. An activity that only the user's rules name waits for nothing."""
     return _built_in().activities.get(name) or Activity("nothing", f"is in {name.replace('_', ' ')} ({{operation}})")
 
@@ -473,14 +475,14 @@ def is_marked(mark: Mark, function: str, file: str = "") -> bool:
     return any(functions.match(name) and files.match(path) for functions, files in _marks(mark))
 
 
-def says(name: str, operation: str | None) -> str:
+def describe_activity(name: str, operation: str | None) -> str:
     """Return a clause for a sentence about one rank: "waits in all_reduce", "is loading data (DataLoader)"."""
-    clause = known(name).says
+    clause = find_activity(name).says
     if operation:
         return clause.replace("{operation}", operation)
     return clause.replace(" ({operation})", "").replace("{operation}", name.replace("_", " "))
 
 
-def phase_words(name: str, phase: str | None) -> str:
+def describe_phase(name: str, phase: str | None) -> str:
     """Return the phase of the program that an activity is in: "during evaluation". Empty if that is the activity."""
-    return "" if phase is None or phase == name else known(phase).phase or ""
+    return "" if phase is None or phase == name else find_activity(phase).phase or ""

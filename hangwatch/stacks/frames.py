@@ -122,7 +122,7 @@ def _is_launcher(function: str, file: str) -> bool:
     return short in _LAUNCHER_FILES
 
 
-def called(place: Place) -> str | None:
+def display_name(place: Place) -> str | None:
     """Return the name by which people know a function. None if it has no name (a lambda, an address, a C++ wrapper).
 
     For C++ it is without template and function parameters: `c10d::Reducer::finalize_backward`.
@@ -145,7 +145,7 @@ def _is_standard(file: str) -> bool:
     return folder in _STANDARD_PACKAGES if slash else file.removesuffix(".py") in sys.stdlib_module_names
 
 
-def owned_by_user(files: Sequence[str], installed_frames: int | None) -> tuple[bool | None, ...]:
+def find_owners(files: Sequence[str], installed_frames: int | None) -> tuple[bool | None, ...]:
     """Return for the file of each frame, innermost first, if it belongs to the user's program; None if unknown.
 
     A whole path decides. Else `installed_frames` (`model.Thread`) does: the frames before that index are of libraries.
@@ -154,22 +154,22 @@ def owned_by_user(files: Sequence[str], installed_frames: int | None) -> tuple[b
     cut = len(files) if installed_frames is None else installed_frames
     known = files[cut] if cut < len(files) else None
     return tuple(
-        False if installed_frames is not None and index < cut else _is_users(file, known)
+        False if installed_frames is not None and index < cut else _is_user_file(file, known)
         for index, file in enumerate(files)
     )
 
 
-def _is_users(file: str, known: str | None) -> bool | None:
-    """True if a file belongs to the user's program; `known` is a file that does."""
+def _is_user_file(file: str, user_file: str | None) -> bool | None:
+    """True if a file belongs to the user's program; `user_file` is a file that does."""
     if _INSTALLED.match(file) or file.startswith("<frozen "):
         return False
     if file.startswith("<") or _GENERATED.match(file) or _INDUCTOR.match(file):
         return None
-    if file.startswith("/") or file == known:
+    if file.startswith("/") or file == user_file:
         return True
     if _is_standard(file):
         return False
-    same = known is not None and not known.startswith(("/", "<")) and _package(file) == _package(known)
+    same = user_file is not None and not user_file.startswith(("/", "<")) and _package(file) == _package(user_file)
     return True if same else None
 
 

@@ -37,7 +37,7 @@ from hangwatch.model import (
 )
 from hangwatch.stacks import activity, kernel_facts, progress
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.process_activity import Standing, find_standing
+from hangwatch.stacks.process_activity import ProcessPlace, find_standing
 from hangwatch.stacks.user_code import user_frames
 
 _STARTS = ("threading.py", "concurrent/futures/thread.py")
@@ -67,7 +67,7 @@ def group_ranks(
     mount_holds_job = any(
         rank.waits_for_mount or any(worker.waits_for_mount for worker in rank.workers) for rank in ranks
     )
-    memory = _Memory(table)
+    memory = _PlaceCache(table)
     stood = [[memory.standing(dump) for dump in rank.rounds] for rank in ranks]
     every = [
         progress.measure(rank, standings, settings, mount_holds_job=mount_holds_job)
@@ -79,7 +79,7 @@ def group_ranks(
         if measured.waits.waits_in_torch and (standing := _last(standings)) is not None
     }
     processes = {(rank.id.node, rank.id.pid) for rank in ranks if rank.id.pid is not None}
-    shown: dict[str, tuple[RankDump, _Answer]] = {}
+    shown: dict[str, tuple[RankDump, _LastState]] = {}
     members: dict[str, list[Member]] = {}
     for rank, standings, measured in zip(ranks, stood, every, strict=True):
         answer = _answer(rank, standings, measured, in_torch)
@@ -127,11 +127,11 @@ _Stacks = tuple[tuple[bool, str | None, int | None, tuple[Frame, ...]], ...]
 _Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ...]], ...]
 
 
-class _Answer(NamedTuple):
+class _LastState(NamedTuple):
     """The last state of a rank: where it is, in which dump; or the fault instead of a stack; or `gone`."""
 
     key: str
-    standing: Standing | None
+    standing: ProcessPlace | None
     dump: ProcessDump | None
     fault: Fault | None
     gone: bool
@@ -146,16 +146,16 @@ def _identity(rank: RankId) -> _Identity:
     return rank.node, None, None, rank.pid
 
 
-class _Memory:
+class _PlaceCache:
     """A cache of where processes are. Most ranks are alike: each stack is read once, each place is judged once."""
 
     def __init__(self, table: activity.Table) -> None:
         self.table = table
-        self._by_stacks: dict[_Stacks, Standing] = {}
-        self._by_places: dict[_Places, Standing] = {}
+        self._by_stacks: dict[_Stacks, ProcessPlace] = {}
+        self._by_places: dict[_Places, ProcessPlace] = {}
         self._user_frames: dict[tuple[tuple[Frame, ...], int | None], tuple[Frame, ...]] = {}
 
-    def standing(self, dump: ProcessDump) -> Standing | None:
+    def standing(self, dump: ProcessDump) -> ProcessPlace | None:
         """Return where a process is in one round, None without a stack."""
         if not any(thread.frames for thread in dump.threads):
             return None
@@ -183,26 +183,28 @@ class _Memory:
         return found
 
 
-def _last(standings: Sequence[Standing | None]) -> Standing | None:
+def _last(standings: Sequence[ProcessPlace | None]) -> ProcessPlace | None:
     return next((standing for standing in reversed(standings) if standing is not None), None)
 
 
 def _answer(
-    rank: RankDump, standings: Sequence[Standing | None], measured: progress.Measured, in_torch: Set[str]
-) -> _Answer:
+    rank: RankDump, standings: Sequence[ProcessPlace | None], measured: progress.Measured, in_torch: Set[str]
+) -> _LastState:
     last = rank.rounds[-1] if rank.rounds else None
     if rank.gone or (last is not None and last.state in ENDED_STATES):
         is_first = rank.died is not None and rank.died.is_first
-        return _Answer("gone-first" if is_first else "gone", None, last, None, gone=True)
+        return _LastState("gone-first" if is_first else "gone", None, last, None, gone=True)
     for dump, standing in zip(reversed(rank.rounds), reversed(standings), strict=True):
         if standing is not None:
-            judged = _by_measurement(standing, measured, rank, in_torch)
-            return _Answer(judged.key, judged, dump, None, gone=False)
+            judged = _correct_by_measurement(standing, measured, rank, in_torch)
+            return _LastState(judged.key, judged, dump, None, gone=False)
     fault = (last.fault if last else None) or Fault(subject="rank", reason="NoStack", detail="no thread in the dump")
-    return _Answer(f"undumpable:{fault.reason}:{fault.about}", None, last, fault, gone=False)
+    return _LastState(f"undumpable:{fault.reason}:{fault.about}", None, last, fault, gone=False)
 
 
-def _by_measurement(standing: Standing, measured: progress.Measured, rank: RankDump, in_torch: Set[str]) -> Standing:
+def _correct_by_measurement(
+    standing: ProcessPlace, measured: progress.Measured, rank: RankDump, in_torch: Set[str]
+) -> ProcessPlace:
     """Correct where a rank is by what was measured; the names of its functions do not matter.
 
     A rank measured behind its GPU, at a lock of a file or in shared memory, or waiting for clients, waits for that. A
@@ -234,25 +236,25 @@ def _by_measurement(standing: Standing, measured: progress.Measured, rank: RankD
 
 def _member(
     rank: RankDump,
-    answer: _Answer,
-    standings: Sequence[Standing | None],
+    answer: _LastState,
+    standings: Sequence[ProcessPlace | None],
     measured: progress.Measured,
-    memory: _Memory,
+    memory: _PlaceCache,
 ) -> Member:
     waits = measured.waits
     told = answer.standing.telling if answer.standing else None
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
-    found = rank_records.recorded([dump.recorders for dump in rank.rounds], main.pthread_id if main else None)
+    found = rank_records.merge_rounds([dump.recorders for dump in rank.rounds], main.pthread_id if main else None)
     return Member(
         id=rank.id,
         motion=_motion(rank.rounds, standings, measured, memory),
         signature=measured.signature,
         stack=StackFacts(
             user_frames=memory.user_frames(answer.dump.threads[told]) if answer.dump and told is not None else (),
-            waited_before=any(_comes(standing) for standing in standings[:-1] if standing),
+            waited_before=any(_is_joining(standing) for standing in standings[:-1] if standing),
             owns_gil=main.owns_gil if main else None,
             stay=measured.stay,
-            task=_task(rank.rounds, memory.table),
+            task=_find_stuck_task(rank.rounds, memory.table),
         ),
         rounds=len(rank.rounds),
         kernel=KernelFacts(
@@ -275,8 +277,8 @@ def _member(
         waits=structs.replace(
             waits,
             awaits_store=_awaits_store(waits, answer.standing),
-            store=kernel_facts.store(rank),
-            peers=kernel_facts.peers(rank),
+            store=kernel_facts.merge_store(rank),
+            peers=kernel_facts.count_peers(rank),
             enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
         ),
         gpu=_gpu_readings(rank),
@@ -304,14 +306,14 @@ def _gpu_readings(rank: RankDump) -> GpuReadings:
 
 
 def _asks_rank(
-    rank: RankDump, standing: Standing | None, waits: Waits, processes: Set[tuple[str | None, int]]
+    rank: RankDump, standing: ProcessPlace | None, waits: Waits, processes: Set[tuple[str | None, int]]
 ) -> AsksRank | None:
     """Return what of it waits for another rank: a thread or a child. A worker counts only if the rank waits for it.
 
     `processes` are the (node, pid) of all ranks.
     """
     own = waits.asks_rank
-    if own is not None or standing is None or activity.known(standing.doing.activity).work_is_in != "workers":
+    if own is not None or standing is None or activity.find_activity(standing.doing.activity).work_is_in != "workers":
         return own
     of_workers = [kernel_facts.read_waits(worker.rounds) for worker in rank.workers]
     holders = {(rank.id.node, one.file_lock.holder_pid) for one in of_workers if one.file_lock is not None}
@@ -319,14 +321,17 @@ def _asks_rank(
     return "child" if is_locked or any(one.asks_rank is not None for one in of_workers) else None
 
 
-def _awaits_store(waits: Waits, standing: Standing | None) -> Literal["main", "thread"] | None:
+def _awaits_store(waits: Waits, standing: ProcessPlace | None) -> Literal["main", "thread"] | None:
     found = waits.awaits_store
     is_asked = found == "main" or (standing is not None and standing.waits_for == "thread")
     return found if is_asked else None
 
 
 def _motion(
-    rounds: Sequence[ProcessDump], standings: Sequence[Standing | None], measured: progress.Measured, memory: _Memory
+    rounds: Sequence[ProcessDump],
+    standings: Sequence[ProcessPlace | None],
+    measured: progress.Measured,
+    memory: _PlaceCache,
 ) -> Motion:
     """Return the motion of a rank: by its flight recorder unless the user's lines changed, else by its behaviour.
 
@@ -350,7 +355,7 @@ def _motion(
     return behaves if by_records is Motion.UNKNOWN else by_records
 
 
-def _task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
+def _find_stuck_task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
     """Return the user's frame in which an executor's task was in every round. None with fewer than two rounds."""
     if len(rounds) < 2:
         return None
@@ -364,7 +369,7 @@ def _tasks(thread: Thread, table: activity.Table) -> tuple[Frame, ...]:
         return ()
     frames = tuple(itertools.takewhile(lambda frame: not _is_executor(frame), thread.frames))
     task = structs.replace(thread, frames=frames)
-    if activity.known(table.classify_thread(task).activity).waits_for not in ("unknown", "nothing", "lock"):
+    if activity.find_activity(table.classify_thread(task).activity).waits_for not in ("unknown", "nothing", "lock"):
         return ()
     return user_frames(task)[:1]
 
@@ -378,9 +383,9 @@ def _receives(rounds: Sequence[ProcessDump]) -> bool:
     return call is not None and call.kind == "receives"
 
 
-def _comes(standing: Standing) -> bool:
+def _is_joining(standing: ProcessPlace) -> bool:
     """True if a process waits for other ranks to join it. A rank that shuts down or serves waits, but does not join."""
-    known = activity.known(standing.doing.activity)
+    known = activity.find_activity(standing.doing.activity)
     return standing.waits_for == "ranks" and not known.leaves_the_job and not known.idles
 
 
@@ -393,7 +398,7 @@ def _state(rounds: Sequence[ProcessDump]) -> str | None:
     return next(passing, states[-1] if states else None)
 
 
-def _group(key: str, members: tuple[Member, ...], rank: RankDump, answer: _Answer, table: activity.Table) -> Group:
+def _group(key: str, members: tuple[Member, ...], rank: RankDump, answer: _LastState, table: activity.Table) -> Group:
     workers = _workers(rank, table)
     if answer.standing is None or answer.dump is None:
         return Group(
@@ -408,12 +413,12 @@ def _group(key: str, members: tuple[Member, ...], rank: RankDump, answer: _Answe
         phase=standing.phase,
         members=members,
         frames=() if standing.telling is None else threads[standing.telling].frames,
-        threads=tuple(_shown(threads[index], table) for index in standing.others[:_SHOWN]),
+        threads=tuple(_thread_stack(threads[index], table) for index in standing.others[:_SHOWN]),
         workers=workers,
     )
 
 
-def _shown(thread: Thread, table: activity.Table) -> Stack:
+def _thread_stack(thread: Thread, table: activity.Table) -> Stack:
     return Stack(
         name=thread.name or f"thread {thread.thread_id}",
         frames=thread.frames,
@@ -449,11 +454,11 @@ def _worker(count: int, worker: WorkerDump, thread: Thread, table: activity.Tabl
         activity=table.classify_thread(thread).activity,
         pid=worker.pid,
         state=_state(worker.rounds),
-        own=_own_frame(thread),
+        own=_user_frame(thread),
     )
 
 
-def _own_frame(thread: Thread) -> Frame | None:
+def _user_frame(thread: Thread) -> Frame | None:
     """Return the innermost frame of the user's code in a worker's task. The parent's frames around it do not count."""
     task = list(itertools.takewhile(lambda frame: not frame.file.endswith(_LOADER_LOOP), thread.frames))
     within = task[thread.installed_frames or 0 :] if len(task) < len(thread.frames) else []

@@ -12,7 +12,7 @@ _WAITS_FOR_NO_RANK = frozenset(
 _WAITS_FOR_CLIENTS = frozenset({Signature.BLOCKED, Signature.POLLS, Signature.AWAITS_OUTSIDE})
 
 
-def resting_state(grouping: Grouping) -> JobState | None:
+def find_resting_state(grouping: Grouping) -> JobState | None:
     """Return the state of a job that is suspended or over; None for a job that must be judged.
 
     Suspended: every rank was stopped or frozen in every round. Over: a job of several ranks in which no live rank has a
@@ -34,7 +34,7 @@ def resting_state(grouping: Grouping) -> JobState | None:
         return None
     if any(is_refused(group, member) for group in grouping.groups for member in group.members):
         return None
-    doing = [activity.known(group.activity) for group in grouping.groups]
+    doing = [activity.find_activity(group.activity) for group in grouping.groups]
     if any(one.held_elsewhere or one.meets_at_store for one in doing):
         return None
     if living and (grouping.world_size or 0) > 1 and moving * 2 <= len(members) and all(map(_is_alone, living)):

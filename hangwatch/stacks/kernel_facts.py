@@ -34,7 +34,7 @@ def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
     return structs.replace(_NOTHING, **shown)
 
 
-def peers(rank: RankDump) -> int | None:
+def count_peers(rank: RankDump) -> int | None:
     """Return the most connections of a rank and its workers to other ranks. None if a round did not see them."""
     rounds = [*rank.rounds, *(dump for worker in rank.workers for dump in worker.rounds)]
     found = [dump.peers for dump in rounds]
@@ -42,7 +42,7 @@ def peers(rank: RankDump) -> int | None:
     return max(known) if known and len(known) == len(found) else None
 
 
-def store(rank: RankDump) -> Store | None:
+def merge_store(rank: RankDump) -> Store | None:
     """Return what the sockets of a rank showed of its store in the last round.
 
     `retries` is kept only if no round showed a connection. One round without a sleep does not disprove it: the process

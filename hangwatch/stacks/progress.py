@@ -27,8 +27,8 @@ from hangwatch.model import (
 )
 from hangwatch.stacks import activity, kernel_facts, rates
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.process_activity import Standing
-from hangwatch.stacks.rates import POLLS_PER_SECOND, MainRates, Rates, over
+from hangwatch.stacks.process_activity import ProcessPlace
+from hangwatch.stacks.rates import POLLS_PER_SECOND, MainRates, Rates, exceeds
 
 SPINNING_RATIO = 0.5  # of the time its main thread runs, or waits for a core
 GPU_AT_WORK_RATIO = 0.75  # between the floor and the busy level of its own GPU
@@ -52,7 +52,7 @@ class Measured(NamedTuple):
 
 def measure(
     rank: RankDump,
-    standings: Sequence[Standing | None],
+    standings: Sequence[ProcessPlace | None],
     settings: config.Capture,
     *,
     mount_holds_job: bool = False,
@@ -71,47 +71,51 @@ def measure(
     if len(rank.rounds) < 2 and all(len(worker.rounds) < 2 for worker in rank.workers):
         signature = Signature.GONE if _is_gone(rank) else Signature.UNKNOWN
         return Measured(signature, waits=waits)
-    own = rates.of_process(rank.rounds)
-    others = [*(rates.of_process(worker.rounds) for worker in rank.workers), rates.of_children(rank.rounds)]
+    own = rates.measure_process(rank.rounds)
+    others = [*(rates.measure_process(worker.rounds) for worker in rank.workers), rates.measure_children(rank.rounds)]
     every = [own, *others]
-    total = Rates(rates.total([one.cpu_ratio for one in every]), rates.total([one.io_bytes for one in every]))
-    main = rates.of_main_thread(rank.rounds)
-    stood = [_Stood.of(dump, stand) for dump, stand in zip(rank.rounds, standings, strict=True) if stand is not None]
-    seen = _Seen(rank, stood, own, others, total, main, waits, settings)
+    total = Rates(rates.sum_known([one.cpu_ratio for one in every]), rates.sum_known([one.io_bytes for one in every]))
+    main = rates.measure_main_thread(rank.rounds)
+    stood = [
+        _RoundPlace.from_dump(dump, stand)
+        for dump, stand in zip(rank.rounds, standings, strict=True)
+        if stand is not None
+    ]
+    seen = _Measurements(rank, stood, own, others, total, main, waits, settings)
     signature = _signature(seen, mount_holds_job=mount_holds_job)
-    return Measured(signature, total.cpu_ratio, total.io_bytes, main, _stay(seen, signature), waits)
+    return Measured(signature, total.cpu_ratio, total.io_bytes, main, _find_code_region(seen, signature), waits)
 
 
-def asks_again(member: Member) -> bool:
+def polls_repeatedly(member: Member) -> bool:
     """True if a rank polls, or if it mostly slept and only its lines changed, as in a polling loop."""
     if member.signature is not Signature.COMPUTES:
         return member.signature is Signature.POLLS
-    return over(member.usage.switches_per_second, POLLS_PER_SECOND) and not over(
+    return exceeds(member.usage.switches_per_second, POLLS_PER_SECOND) and not exceeds(
         member.usage.main_cpu_ratio, SPINNING_RATIO
     )
 
 
-class _Stood(NamedTuple):
+class _RoundPlace(NamedTuple):
     """Where a process was in one round: frames of its program, library frames inside them, and if it held the GIL.
 
     `in_lock` and `at_loader` (it waits for the workers of its data loader) come from the table of activities. They only
     distinguish two kinds of standstill; they never make a rank count as moving.
     """
 
-    own: tuple[_Line, ...]
-    installed: tuple[_Line, ...]
+    user_lines: tuple[_Line, ...]
+    library_lines: tuple[_Line, ...]
     owns_gil: bool | None
     in_lock: bool = False
     at_loader: bool = False
 
     @classmethod
-    def of(cls, dump: ProcessDump, stand: Standing) -> _Stood:
-        stood = cls.at(None if stand.telling is None else dump.threads[stand.telling])
-        at_loader = activity.known(stand.doing.activity).work_is_in == "workers"
+    def from_dump(cls, dump: ProcessDump, stand: ProcessPlace) -> _RoundPlace:
+        stood = cls.from_thread(None if stand.telling is None else dump.threads[stand.telling])
+        at_loader = activity.find_activity(stand.doing.activity).work_is_in == "workers"
         return stood._replace(in_lock=stand.waits_for == "lock", at_loader=at_loader)
 
     @classmethod
-    def at(cls, thread: Thread | None) -> _Stood:
+    def from_thread(cls, thread: Thread | None) -> _RoundPlace:
         if thread is None:
             return cls((), (), None)
         cut = thread.installed_frames or 0
@@ -121,13 +125,13 @@ class _Stood(NamedTuple):
 _Line = tuple[str, str, int | None]
 
 
-class _Seen(NamedTuple):
+class _Measurements(NamedTuple):
     """All measurements of one rank."""
 
     rank: RankDump
-    stood: Sequence[_Stood]
-    own: Rates
-    others: Sequence[Rates]
+    places: Sequence[_RoundPlace]
+    main_rates: Rates
+    worker_rates: Sequence[Rates]
     total: Rates
     main: MainRates
     waits: Waits
@@ -136,11 +140,11 @@ class _Seen(NamedTuple):
     @property
     def uses_cpu(self) -> bool:
         """True if any of its processes uses CPU."""
-        return over(self.total.cpu_ratio, self.settings.motion_cpu_ratio)
+        return exceeds(self.total.cpu_ratio, self.settings.motion_cpu_ratio)
 
     def carries(self, used: Rates) -> bool:
         """True if the bytes per second are enough to count as work."""
-        return over(used.io_bytes, self.settings.motion_io_bytes_per_second)
+        return exceeds(used.io_bytes, self.settings.motion_io_bytes_per_second)
 
     def is_in(self, states: frozenset[str]) -> bool:
         """True if the kernel showed its main thread in one of these states in every round."""
@@ -150,8 +154,8 @@ class _Seen(NamedTuple):
     def gpu_works(self) -> bool:
         """True if its GPU draws the power of work, or its links carry what only work moves."""
         links = (self.rank.nvlink_bytes_per_second, self.rank.pcie_bytes_per_second)
-        at_work = over(self.rank.busy_power_ratio, GPU_AT_WORK_RATIO) and not self.rank.works_lightly
-        return at_work or any(over(carried, LINK_AT_WORK_BYTES_PER_SECOND) for carried in links)
+        at_work = exceeds(self.rank.busy_power_ratio, GPU_AT_WORK_RATIO) and not self.rank.works_lightly
+        return at_work or any(exceeds(carried, LINK_AT_WORK_BYTES_PER_SECOND) for carried in links)
 
     @property
     def gpu_tells_nothing(self) -> bool:
@@ -164,16 +168,16 @@ class _Seen(NamedTuple):
         """True if its workers or children work."""
         if any(_worker_computes(worker.rounds, self.settings) for worker in self.rank.workers):
             return True
-        return any(map(self.carries, self.others))
+        return any(map(self.carries, self.worker_rates))
 
     @property
     def spins(self) -> bool:
         """True if its main thread runs all the time. Without counters of threads: if the process does."""
-        ratio = self.own.cpu_ratio if self.main.runnable_ratio is None else self.main.runnable_ratio
+        ratio = self.main_rates.cpu_ratio if self.main.runnable_ratio is None else self.main.runnable_ratio
         return ratio is not None and ratio >= SPINNING_RATIO
 
 
-def _signature(seen: _Seen, *, mount_holds_job: bool) -> Signature:
+def _signature(seen: _Measurements, *, mount_holds_job: bool) -> Signature:
     """Return the first signature that fits, beginning with the most certain ones."""
     rounds = seen.rank.rounds
     if _is_gone(seen.rank):
@@ -184,11 +188,11 @@ def _signature(seen: _Seen, *, mount_holds_job: bool) -> Signature:
         return Signature.STOPPED
     if seen.is_in(BLOCKED_STATES) and _writes_back(rounds, seen.settings):
         return Signature.TRANSFERS
-    if not seen.stood:
-        return _unseen(seen, mount_holds_job=mount_holds_job)
-    if len(seen.stood) < 2:
+    if not seen.places:
+        return _classify_without_stack(seen, mount_holds_job=mount_holds_job)
+    if len(seen.places) < 2:
         return Signature.UNKNOWN
-    return _by_stack(seen)
+    return _classify_by_stack(seen)
 
 
 def _is_gone(rank: RankDump) -> bool:
@@ -196,14 +200,14 @@ def _is_gone(rank: RankDump) -> bool:
     return rank.gone or (bool(rank.rounds) and rank.rounds[-1].state in ENDED_STATES)
 
 
-def _by_stack(seen: _Seen) -> Signature:
-    if _computes(seen.stood, seen.main, seen.own, seen.settings):
+def _classify_by_stack(seen: _Measurements) -> Signature:
+    if _computes(seen.places, seen.main, seen.main_rates, seen.settings):
         return Signature.COMPUTES
-    if seen.carries(seen.own):
+    if seen.carries(seen.main_rates):
         return Signature.TRANSFERS
     if seen.gpu_works:
         return Signature.GPU_WORKS
-    if seen.is_in(BLOCKED_STATES) and not over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
+    if seen.is_in(BLOCKED_STATES) and not exceeds(seen.main_rates.cpu_ratio, seen.settings.motion_cpu_ratio):
         return Signature.BLOCKED
     is_behind_gpu = _is_behind_gpu(seen)
     if is_behind_gpu and not seen.gpu_tells_nothing:
@@ -213,55 +217,59 @@ def _by_stack(seen: _Seen) -> Signature:
             return Signature.BEHIND_GPU
     if any(_worker_computes(worker.rounds, seen.settings) for worker in seen.rank.workers):
         return Signature.COMPUTES
-    if any(map(seen.carries, seen.others)):
+    if any(map(seen.carries, seen.worker_rates)):
         return Signature.TRANSFERS
-    return Signature.UNKNOWN if is_behind_gpu and seen.gpu_tells_nothing else _at_one_line(seen)
+    return Signature.UNKNOWN if is_behind_gpu and seen.gpu_tells_nothing else _classify_standstill(seen)
 
 
-def _is_in_lock(seen: _Seen) -> bool:
+def _is_in_lock(seen: _Measurements) -> bool:
     """True if it is blocked in a lock. Its GPU does not matter: it may still run a kernel that was started before."""
-    return all(stood.in_lock for stood in seen.stood) and _at_one_line(seen) is Signature.BLOCKED
+    return all(stood.in_lock for stood in seen.places) and _classify_standstill(seen) is Signature.BLOCKED
 
 
-def _waits_for_another_process(seen: _Seen) -> bool:
+def _waits_for_another_process(seen: _Measurements) -> bool:
     """True if it sleeps in a call that no GPU ends (file, child, remote peer), or waits for its loader workers."""
-    at_loader = bool(seen.rank.workers) and all(stood.at_loader for stood in seen.stood)
+    at_loader = bool(seen.rank.workers) and all(stood.at_loader for stood in seen.places)
     return kernel_facts.is_held_outside(seen.rank, seen.waits) or (
-        at_loader and _at_one_line(seen) is Signature.BLOCKED
+        at_loader and _classify_standstill(seen) is Signature.BLOCKED
     )
 
 
-def _stay(seen: _Seen, signature: Signature) -> CodeRegion | None:
+def _find_code_region(seen: _Measurements, signature: Signature) -> CodeRegion | None:
     """Return the place of a rank, if one capture cannot tell if it works; None if it can, or if the rank moved around.
 
     Lines that alternate may be a loop that works, or one that polls for something that never happens.
     """
     is_moving = signature.motion is Motion.MOVING
-    if signature.motion is Motion.FROZEN or len(seen.stood) < 2 or (is_moving and not _may_ask(seen, signature)):
+    if (
+        signature.motion is Motion.FROZEN
+        or len(seen.places) < 2
+        or (is_moving and not _may_be_polling(seen, signature))
+    ):
         return None
-    within = {(tuple(line[:2] for line in stood.own[:1]), stood.own[1:]) for stood in seen.stood}
-    places = {(stood.own[:1], stood.installed) for stood in seen.stood}
+    within = {(tuple(line[:2] for line in stood.user_lines[:1]), stood.user_lines[1:]) for stood in seen.places}
+    places = {(stood.user_lines[:1], stood.library_lines) for stood in seen.places}
     if len(within) > 1 or len(places) > MOST_PLACES_OF_A_STAY:
         return None
     return CodeRegion(within=_digest(within.pop()), places=tuple(sorted(map(_digest, places))))
 
 
-def _may_ask(seen: _Seen, signature: Signature) -> bool:
+def _may_be_polling(seen: _Measurements, signature: Signature) -> bool:
     """True if only its changing lines indicate that it works."""
     if signature is not Signature.COMPUTES or seen.gpu_works or seen.gpu_tells_nothing:
         return False
-    return not seen.carries(seen.own) and not seen.workers_work
+    return not seen.carries(seen.main_rates) and not seen.workers_work
 
 
 def _digest(part: object) -> str:
     return blake2b(repr(part).encode(), digest_size=6).hexdigest()
 
 
-def _at_one_line(seen: _Seen) -> Signature:
+def _classify_standstill(seen: _Measurements) -> Signature:
     """Return how a rank waits that does not move and carries no data."""
     if seen.spins:
         return Signature.SPINS
-    if seen.main.polls or _sleeps_again(seen):
+    if seen.main.polls or _sleeps_repeatedly(seen):
         return Signature.POLLS
     if seen.uses_cpu:
         return Signature.UNKNOWN
@@ -270,26 +278,28 @@ def _at_one_line(seen: _Seen) -> Signature:
     return Signature.BLOCKED
 
 
-def _sleeps_again(seen: _Seen) -> bool:
+def _sleeps_repeatedly(seen: _Measurements) -> bool:
     """True if it sleeps, woke in between and sleeps again. However long the sleeps are, they end by themselves.
 
     Rounds in which it was awake between two sleeps do not matter; at least two rounds must have seen it asleep.
     """
     calls = [dump.call.kind for dump in seen.rank.rounds if dump.call is not None]
-    return len(calls) > 1 and set(calls) == {"sleeps"} and over(seen.main.switches, 0.0)
+    return len(calls) > 1 and set(calls) == {"sleeps"} and exceeds(seen.main.switches, 0.0)
 
 
-def _is_behind_gpu(seen: _Seen) -> bool:
+def _is_behind_gpu(seen: _Measurements) -> bool:
     """True if its GPU runs a kernel that does no work, while the deciding thread runs no Python."""
     at_work = seen.rank.utilization_ratio
-    holds_gil = any(stood.owns_gil is True for stood in seen.stood)
+    holds_gil = any(stood.owns_gil is True for stood in seen.places)
     return at_work is not None and at_work >= _GPU_IN_KERNEL_RATIO and not holds_gil
 
 
-def _unseen(seen: _Seen, *, mount_holds_job: bool) -> Signature:
+def _classify_without_stack(seen: _Measurements, *, mount_holds_job: bool) -> Signature:
     """Return the signature of a rank without any stack, by what the kernel shows."""
-    if seen.is_in(BLOCKED_STATES | STOPPED_STATES) and not over(seen.own.cpu_ratio, seen.settings.motion_cpu_ratio):
-        return Signature.TRANSFERS if seen.carries(seen.own) else Signature.BLOCKED
+    if seen.is_in(BLOCKED_STATES | STOPPED_STATES) and not exceeds(
+        seen.main_rates.cpu_ratio, seen.settings.motion_cpu_ratio
+    ):
+        return Signature.TRANSFERS if seen.carries(seen.main_rates) else Signature.BLOCKED
     rank, total = seen.rank, seen.total
     if rank.silent_mount is None or len(rank.rounds) < _ROUNDS_OF_SLEEP:
         return Signature.UNKNOWN
@@ -299,22 +309,22 @@ def _unseen(seen: _Seen, *, mount_holds_job: bool) -> Signature:
     return Signature.BLOCKED if rank.waits_for_mount or asleep or mount_holds_job else Signature.UNKNOWN
 
 
-def _computes(stood: Sequence[_Stood], main: MainRates, used: Rates, settings: config.Capture) -> bool:
+def _computes(stood: Sequence[_RoundPlace], main: MainRates, used: Rates, settings: config.Capture) -> bool:
     """True if lines of the program changed, or library lines inside of it while it used CPU.
 
     A library's loop inside one line of the program may be only polling: it uses no CPU, or mostly system time.
     """
-    if any(before.own != after.own for before, after in pairwise(stood)):
+    if any(before.user_lines != after.user_lines for before, after in pairwise(stood)):
         return True
-    if all(before.installed == after.installed for before, after in pairwise(stood)):
+    if all(before.library_lines == after.library_lines for before, after in pairwise(stood)):
         return False
-    return over(used.cpu_ratio, settings.motion_cpu_ratio) and not main.polls and not main.is_in_kernel
+    return exceeds(used.cpu_ratio, settings.motion_cpu_ratio) and not main.polls and not main.is_in_kernel
 
 
 def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
     threads = [stack_frames.main_thread(dump.threads) or next(iter(dump.threads), None) for dump in rounds]
-    stood = [_Stood.at(thread) for thread in threads if thread is not None and thread.frames]
-    return _computes(stood, rates.of_main_thread(rounds), rates.of_process(rounds), settings)
+    stood = [_RoundPlace.from_thread(thread) for thread in threads if thread is not None and thread.frames]
+    return _computes(stood, rates.measure_main_thread(rounds), rates.measure_process(rounds), settings)
 
 
 def _lines(thread: Thread, begin: int, end: int | None) -> tuple[_Line, ...]:

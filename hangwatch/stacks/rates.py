@@ -36,7 +36,7 @@ class MainRates(NamedTuple):
     is_in_kernel: bool = False
 
 
-def of_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
+def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
     """Return the rates of the main thread.
 
     Each interval is from after one dump to before the next: dumps cause switches themselves.
@@ -64,7 +64,7 @@ def of_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
     )
 
 
-def of_process(rounds: Sequence[ProcessDump]) -> Rates:
+def measure_process(rounds: Sequence[ProcessDump]) -> Rates:
     """Return the rates of a process from the first round to the last."""
     seconds = _seconds(rounds)
     if seconds is None:
@@ -73,11 +73,11 @@ def of_process(rounds: Sequence[ProcessDump]) -> Rates:
     files, sockets = (first.io_bytes, last.io_bytes), (first.socket_bytes, last.socket_bytes)
     called, fetched = _growth(*files, seconds), _growth(first.fetched_bytes, last.fetched_bytes, seconds)
     read = called if fetched is None else max(called or 0.0, fetched)  # both count storage reads
-    carried = total([read, _growth(*sockets, seconds)])
+    carried = sum_known([read, _growth(*sockets, seconds)])
     return Rates(_growth(first.cpu_seconds, last.cpu_seconds, seconds), carried)
 
 
-def of_children(rounds: Sequence[ProcessDump]) -> Rates:
+def measure_children(rounds: Sequence[ProcessDump]) -> Rates:
     """Return the rates of the children of a process that are not its data-loader workers."""
     seconds = _seconds(rounds)
     if seconds is None:
@@ -100,12 +100,12 @@ def _growth(first: float | None, last: float | None, seconds: float) -> float | 
     return None if first is None or last is None else max(0.0, last - first) / seconds
 
 
-def total(values: Sequence[float | None]) -> float | None:
+def sum_known(values: Sequence[float | None]) -> float | None:
     """Return the sum of the known values, None if no value is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
-def over(value: float | None, limit: float) -> bool:
+def exceeds(value: float | None, limit: float) -> bool:
     """True if the value is known and above the limit."""
     return value is not None and value > limit

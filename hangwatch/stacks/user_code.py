@@ -23,14 +23,14 @@ def user_frames(thread: Thread) -> tuple[Frame, ...]:
     If the paths do not tell, as in py-spy's text, a file belongs to the user unless the table knows its package.
     """
     places = tuple(frame.place for frame in thread.frames)
-    frames = (thread.frames[index] for index in _users(places, thread.installed_frames))
+    frames = (thread.frames[index] for index in _user_frame_indexes(places, thread.installed_frames))
     return tuple(structs.replace(frame, locals=()) if frame.locals else frame for frame in frames)
 
 
 @lru_cache(maxsize=1 << 10)
-def _users(places: tuple[stack_frames.Place, ...], installed_frames: int | None) -> tuple[int, ...]:
+def _user_frame_indexes(places: tuple[stack_frames.Place, ...], installed_frames: int | None) -> tuple[int, ...]:
     """Return the indexes of the user's frames. Cached, since most ranks have the same stack."""
-    owned = stack_frames.owned_by_user([file for _, file in places], installed_frames)
+    owned = stack_frames.find_owners([file for _, file in places], installed_frames)
     found = (
         index
         for index, (place, is_users) in enumerate(zip(places, owned, strict=True))
@@ -51,10 +51,10 @@ def python_frames(group: Group) -> list[Frame]:
     return [frame for frame in group.frames if not stack_frames.is_native(frame.function, frame.file)]
 
 
-def own_frame(group: Group) -> Frame | None:
+def innermost_user_frame(group: Group) -> Frame | None:
     """Return the innermost named frame of the user's program, with the line of the rank that represents the group."""
     frames = group.members[0].stack.user_frames
-    named = (frame for frame in frames if stack_frames.called(frame.place))
+    named = (frame for frame in frames if stack_frames.display_name(frame.place))
     return next(named, next(iter(frames), None))
 
 
@@ -64,7 +64,7 @@ def is_in_user_code(group: Group) -> bool:
     return bool(own and python) and own[0].place == python[0].place
 
 
-def is_before(group: Group, other: Group) -> bool:
+def is_at_earlier_line(group: Group, other: Group) -> bool:
     """True if `group` is at, or enters a `with` block at, an earlier line of the function in which `other` went on.
 
     The frames around that function must be equal, with equal lines. Such a group may wait for a lock that the other one
@@ -85,7 +85,7 @@ def is_before(group: Group, other: Group) -> bool:
     return False
 
 
-def caller(frames: Sequence[Frame]) -> Frame | None:
+def find_caller(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame outside of the library that runs collectives: the caller."""
     for frame in frames:
         is_library_call = activity.is_marked("collective", frame.function, frame.file)
@@ -94,7 +94,7 @@ def caller(frames: Sequence[Frame]) -> Frame | None:
     return None
 
 
-def by_line(grouping: Grouping) -> Grouping:
+def split_groups_by_line(grouping: Grouping) -> Grouping:
     """Return the grouping with groups that also agree in the lines of the user's code, largest first."""
     parts = (part for group in grouping.groups for part in split_by_line(group))
     ordered = sorted(parts, key=lambda part: (-part.size, part.members[0].id.sort_key()))
@@ -122,9 +122,9 @@ def split_by_line(group: Group) -> tuple[Group, ...]:
     return tuple(structs.replace(part, key=f"{part.key}-{number}") for number, part in enumerate(ordered))
 
 
-def _at_lines(frames: Sequence[Frame], own: Sequence[Frame]) -> tuple[Frame, ...]:
+def _at_lines(frames: Sequence[Frame], user_lines: Sequence[Frame]) -> tuple[Frame, ...]:
     """Return the frames of one rank with the lines of another rank, which is in the same functions."""
-    left, found = list(own), []
+    left, found = list(user_lines), []
     for frame in frames:
         same = bool(left) and frame.place == left[0].place
         found.append(structs.replace(frame, line=left.pop(0).line) if same else frame)

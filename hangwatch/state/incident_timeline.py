@@ -58,7 +58,7 @@ def add_capture(entry: JobEntry, look: Diagnosis) -> Incident:
     captures = (*incident.captures, look.capture)
     if len(captures) > CAPTURES_KEPT:
         captures = (captures[0], *captures[-(CAPTURES_KEPT - 1) :])
-    job = look.read_by_owner(entry.job)
+    job = look.hide_from_other_users(entry.job)
     return replace(
         incident,
         state=entry.watch.state,

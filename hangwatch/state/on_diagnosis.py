@@ -10,13 +10,13 @@ from hangwatch.detector import job_watch, standstill
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.known_pauses import find_places
 from hangwatch.model import Grouping, Motion
-from hangwatch.stacks.idle_reasons import is_serving, resting_state
+from hangwatch.stacks.idle_reasons import find_resting_state, is_serving
 from hangwatch.state.actions import Action, SaveIncident
 from hangwatch.state.board import Snapshot
 from hangwatch.state.incident_timeline import add_capture, update_timeline
 from hangwatch.verdict import timeout_forecast
 from hangwatch.verdict.diagnosis import Diagnosis
-from hangwatch.verdict.remote_wait import waits_elsewhere
+from hangwatch.verdict.remote_wait import waits_for_other_nodes
 
 
 def record_capture(
@@ -35,7 +35,9 @@ def record_capture(
         count_motion(look.grouping),
         started_since=came,
         places=find_places(look.grouping, look.verdict.named),
-        waits_elsewhere=waits_elsewhere(look.grouping, look.verdict, is_elsewhere_too=entry.job.is_elsewhere_too),
+        waits_elsewhere=waits_for_other_nodes(
+            look.grouping, look.verdict, has_ranks_on_other_nodes=entry.job.is_elsewhere_too
+        ),
     )
     watch, wanted = detector.apply_capture(_with_timeout(entry.watch, look), seen, now, settings)
     entry = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
@@ -108,7 +110,7 @@ def count_motion(grouping: Grouping) -> MotionCount:
         with_stack=stacked,
         absent=0 if ended else sum(group.size for group in grouping.groups if group.gone),
         movers_text="; ".join(who),
-        resting=resting_state(grouping),
+        resting=find_resting_state(grouping),
         serves=is_serving(grouping),
         movers=frozenset(member.id for member in grouping.members if member.motion is Motion.MOVING),
         stays=standstill.find_stays(grouping),

@@ -8,7 +8,7 @@ from hangwatch.config import Detector
 from hangwatch.detector.power_level import low_power_threshold_watts
 from hangwatch.model import GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value
 from hangwatch.state.board import JobEntry, Snapshot
-from hangwatch.verdict.timeout_forecast import time_out
+from hangwatch.verdict.timeout_forecast import forecast_timeout
 
 _USUAL = Detector()
 SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks are [first, last] of each range; GpuStatus.jobs for job_id
@@ -171,7 +171,7 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
         )
         for entry in snapshot.jobs.values()
         for incident in [_present_incident(entry)]
-        for ends in [time_out(incident) if incident else None]
+        for ends in [forecast_timeout(incident) if incident else None]
     )
 
 

@@ -28,7 +28,7 @@ class RankVariables(Value, frozen=True, forbid_unknown_fields=True):
     led_by_first: bool = False
 
 
-class Told(Value, frozen=True, forbid_unknown_fields=True):
+class RendezvousOptions(Value, frozen=True, forbid_unknown_fields=True):
     """The command-line options (with --) or variables with which a launcher finds the other launchers of its job."""
 
     run_id: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Launcher(Value, frozen=True, forbid_unknown_fields=True):
     title: str = ""
     starts_only_ranks: bool = False
     alone: tuple[str, ...] = ()
-    told: Told | None = None
+    told: RendezvousOptions | None = None
     ranks: RankVariables | None = None
 
 

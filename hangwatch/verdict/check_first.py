@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from hangwatch.model import Confidence, Group, Motion, Signature
 from hangwatch.stacks import activity
-from hangwatch.stacks.user_code import caller, is_in_user_code
+from hangwatch.stacks.user_code import find_caller, is_in_user_code
 from hangwatch.verdict.findings import Rule, Text
 from hangwatch.verdict.rules import died_first
 from hangwatch.verdict.scene import (
@@ -19,12 +19,12 @@ from hangwatch.verdict.scene import (
     is_between_two,
     is_collective,
     is_rooted,
+    keep_groups,
     lock_holder,
-    parts_of,
     process_of,
     waits_for,
 )
-from hangwatch.verdict.wording import check_first_reasons, settling
+from hangwatch.verdict.wording import check_first_reasons, deciding_steps
 
 ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 
@@ -32,7 +32,7 @@ ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 # --- which ranks differ -----------------------------------------------------------------------------------------------
 
 
-def _apart(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence[Group]]:
+def _only_group(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence[Group]]:
     """Return the only group for which `wanted` is true, except the largest group; none if there are several."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -77,12 +77,12 @@ def _is_at_another_line(scene: Scene, _: Group) -> bool:
     In a healthy job, too, the root of a collective may call it from a line of its own, and so may the stages of a
     pipeline.
     """
-    return scene.have_parted and not scene.has_movers
+    return scene.are_at_different_lines and not scene.has_movers
 
 
 def _idles(group: Group) -> bool:
     """True if it waits in a loop for something from outside of the job."""
-    return activity.known(group.activity).idles
+    return activity.find_activity(group.activity).idles
 
 
 def _idle_servers(scene: Scene) -> Sequence[Group]:
@@ -92,7 +92,7 @@ def _idle_servers(scene: Scene) -> Sequence[Group]:
 
 def _awaits_orders(group: Group) -> bool:
     """True if it waits, in a loop, for an order of what to do next."""
-    frame = caller(group.frames)
+    frame = find_caller(group.frames)
     receives = is_rooted(group) or is_between_two(group) or not is_collective(group)
     return group.waits and receives and frame is not None and activity.is_marked("orders", frame.function, frame.file)
 
@@ -110,18 +110,22 @@ def _awaits_answer(scene: Scene, group: Group) -> bool:
     """
     others = [other for other in scene.stacked if other is not group]
     moves = any(member.motion is Motion.MOVING for member in group.members)
-    return (_asks(group) or _idles(group)) and not moves and all(other.waits_for == "gpu" for other in others)
+    return (
+        (_awaits_another_process(group) or _idles(group))
+        and not moves
+        and all(other.waits_for == "gpu" for other in others)
+    )
 
 
-def _asks(group: Group) -> bool:
+def _awaits_another_process(group: Group) -> bool:
     """True if it waits for an answer of another process, which may be outside of the job."""
-    known = activity.known(group.activity)
+    known = activity.find_activity(group.activity)
     return group.waits and known.work_is_in is not None and not known.idles
 
 
 def _asking_side(scene: Scene) -> Sequence[Group]:
     """Return ranks that wait for an answer, while others have gone on into a collective."""
-    return _beside_collectives(scene, _asks)
+    return _beside_collectives(scene, _awaits_another_process)
 
 
 def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequence[Group]:
@@ -131,11 +135,11 @@ def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequen
     return idle if inside and all(map(is_collective, inside)) else []
 
 
-def _told_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
+def _logged_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
     """Return a function that finds the ranks about which the kernel logged a line with one of these names."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
-        return parts_of(scene.stacked, lambda member: any(line.name in names for line in member.kernel.lines))
+        return keep_groups(scene.stacked, lambda member: any(line.name in names for line in member.kernel.lines))
 
     return suspects
 
@@ -155,7 +159,7 @@ def _without_a_thread(scene: Scene, group: Group) -> bool:
 
 
 def _has_a_collective(group: Group) -> bool:
-    return any(activity.known(thread.activity).in_key for thread in group.threads)
+    return any(activity.find_activity(thread.activity).in_key for thread in group.threads)
 
 
 def _holders(scene: Scene) -> Sequence[Group]:
@@ -163,7 +167,7 @@ def _holders(scene: Scene) -> Sequence[Group]:
     members = scene.grouping.members
     held = {lock_holder(member) for member in members if member.waits.file_lock is not None}
     stacked = (group for group in scene.stacked if group.waits_for != "gpu")
-    return parts_of(stacked, lambda member: process_of(member) in held)
+    return keep_groups(stacked, lambda member: process_of(member) in held)
 
 
 def _other_of_two(scene: Scene) -> Sequence[Group]:
@@ -238,25 +242,25 @@ CHECK_FIRST: tuple[Rule, ...] = (
         died_first,
         ANYTHING,
         check_first_reasons.died,
-        settling.DIED,
+        deciding_steps.DIED,
         few=False,
         by_stack=False,
     ),
     _check_first(
         "have a thread that is blocked in state `D`, of which the kernel's log says that it has been for minutes",
-        _told_by_kernel("hung_task"),
+        _logged_by_kernel("hung_task"),
         ("ranks", "gpu"),
         check_first_reasons.hung_task,
-        settling.HUNG_TASK,
+        deciding_steps.HUNG_TASK,
         few=False,
         by_stack=False,
     ),
     _check_first(
         "have lost a worker process to a fault or the OOM killer, by the kernel's log",
-        _told_by_kernel(*DEADLY),
+        _logged_by_kernel(*DEADLY),
         ("ranks", "gpu"),
         check_first_reasons.lost_worker,
-        settling.whether_it_waits,
+        deciding_steps.whether_it_waits,
         few=False,
         by_stack=False,
     ),
@@ -265,7 +269,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         _holders,
         ("ranks", "gpu", "lock"),
         check_first_reasons.holds_lock,
-        settling.LOCK,
+        deciding_steps.LOCK,
         few=False,
         by_stack=False,
     ),
@@ -273,54 +277,54 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "is the other one of two ranks, in no wait that is known",
         _other_of_two,
         ("ranks",),
-        check_first_reasons.stands_apart,
-        settling.what_holds,
+        check_first_reasons.differs_from_others,
+        deciding_steps.find_blocking_call,
         few=False,
         may_name=True,
     ),
     _check_first(
         "stand still in the program's own code",
-        _apart(_is_in_own_code),
+        _only_group(_is_in_own_code),
         ("ranks", "gpu"),
-        check_first_reasons.stands_apart,
-        settling.what_holds,
+        check_first_reasons.differs_from_others,
+        deciding_steps.find_blocking_call,
         may_name=True,
     ),
     _check_first(
         "wait for a thread of theirs that is in functions that no rule knows",
-        _apart(_asks_unknown_thread),
+        _only_group(_asks_unknown_thread),
         ("ranks",),
-        check_first_reasons.stands_apart,
-        settling.THREAD,
+        check_first_reasons.differs_from_others,
+        deciding_steps.THREAD,
         may_name=True,
     ),
     _check_first(
         "stand still in the program's own code, while the others wait for a lock",
-        _apart(_outside_of_a_lock),
+        _only_group(_outside_of_a_lock),
         ("lock",),
-        check_first_reasons.stands_apart,
-        settling.what_holds,
+        check_first_reasons.differs_from_others,
+        deciding_steps.find_blocking_call,
     ),
     _check_first(
         "have no thread in a collective, while all others, whose main threads stand where theirs do, have one",
-        _apart(_without_a_thread),
+        _only_group(_without_a_thread),
         ANYTHING,
         check_first_reasons.without_a_thread,
-        settling.what_holds,
+        deciding_steps.find_blocking_call,
     ),
     _check_first(
         "stand in the same functions as all others, at another line of the user's code",
-        _apart(_is_at_another_line),
+        _only_group(_is_at_another_line),
         ANYTHING,
         check_first_reasons.other_line,
-        settling.numbers,
+        deciding_steps.numbers,
     ),
     _check_first(
         "wait for their next order, while the others have gone on into a collective",
         _idle_side,
         ("ranks",),
         check_first_reasons.awaits_orders,
-        settling.ORDERS,
+        deciding_steps.ORDERS,
         few=False,
     ),
     _check_first(
@@ -328,7 +332,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         _idle_servers,
         ("ranks",),
         check_first_reasons.has_not_joined,
-        settling.LOOP,
+        deciding_steps.LOOP,
         few=False,
     ),
     _check_first(
@@ -336,50 +340,50 @@ CHECK_FIRST: tuple[Rule, ...] = (
         _asking_side,
         ("ranks",),
         check_first_reasons.has_not_joined,
-        settling.look_at,
+        deciding_steps.look_at,
     ),
     _check_first(
         "wait for another process or for events, while the others stand behind their GPUs",
-        _apart(_awaits_answer),
+        _only_group(_awaits_answer),
         ("gpu",),
-        check_first_reasons.stands_apart,
-        settling.look_at,
+        check_first_reasons.differs_from_others,
+        deciding_steps.look_at,
     ),
     _check_first(
         "is one rank, in another collective or another caller of it",
-        _apart(_is_alone_in_a_collective),
+        _only_group(_is_alone_in_a_collective),
         ("ranks",),
         check_first_reasons.other_call,
-        settling.numbers,
+        deciding_steps.numbers,
     ),
     _check_first(
         "wait in a collective, while the others stand behind their GPUs",
-        _apart(_is_few_in_a_collective),
+        _only_group(_is_few_in_a_collective),
         ("gpu",),
         check_first_reasons.other_call,
-        settling.numbers,
+        deciding_steps.numbers,
     ),
     _check_first(
         "are busy with one thing, half of the job, while the others stand at one call of a collective",
         _busy_half,
         ("ranks",),
-        check_first_reasons.stands_apart,
-        settling.look_at,
+        check_first_reasons.differs_from_others,
+        deciding_steps.look_at,
         few=False,
     ),
     _check_first(
         "stand behind the GPU, where nobody knows how many ranks there are",
-        _apart(_is_behind_gpu),
+        _only_group(_is_behind_gpu),
         ("ranks",),
-        check_first_reasons.stands_apart,
-        settling.numbers,
+        check_first_reasons.differs_from_others,
+        deciding_steps.numbers,
     ),
     _check_first(
         "draw less than every GPU that is at work",
         _low_power,
         ("work",),
         check_first_reasons.low_power,
-        settling.what_holds,
+        deciding_steps.find_blocking_call,
         few=False,
     ),
 )

@@ -55,7 +55,7 @@ class Diagnosis(Value, frozen=True):
         grouping = replace(self.grouping, groups=groups)
         return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here, self.logs))
 
-    def read_by_owner(self, job: Job) -> Job:
+    def hide_from_other_users(self, job: Job) -> Job:
         """Return this job, with a uid only if that user may read all of this capture: a process can change its user."""
         return job if job.uid == self.uid else replace(job, uid=None)
 
@@ -64,7 +64,7 @@ class Diagnosis(Value, frozen=True):
         return Incident(
             incident_id=words.incident_name(job, self.judged_unix_seconds),
             node=self.capture.node,
-            job=self.read_by_owner(job),
+            job=self.hide_from_other_users(job),
             opened_unix_seconds=self.judged_unix_seconds,
             state=state,
             verdict=self.verdict,

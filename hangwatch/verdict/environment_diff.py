@@ -61,15 +61,15 @@ def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterat
         return bool(odd) and odd <= pids
 
     for one in sorted(environment.differences, key=lambda one: not is_theirs(one))[:_MOST_VOTES]:
-        yield Evidence(kind="environment", message=f"{said(one)}; {one.why}", ranks=one.minority)
+        yield Evidence(kind="environment", message=f"{describe_difference(one)}; {one.why}", ranks=one.minority)
 
 
-def said(one: Difference) -> str:
+def describe_difference(difference: Difference) -> str:
     """Return a difference in words: `NCCL_SOCKET_IFNAME differs: eth1 on rank 3, eth0 on 7 others`."""
-    *odd, most = one.settings
+    *odd, most = difference.settings
     told = [f"{_value(setting)} on {words.name_ranks(setting.ranks)}" for setting in odd]
     rest = f"{_value(most)} on {words.count(most.count, 'other')}"
-    return f"{one.name} differs: {', '.join([*told, rest])}"
+    return f"{difference.name} differs: {', '.join([*told, rest])}"
 
 
 def _value(setting: Setting) -> str:

@@ -43,7 +43,7 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
         return tuple(context(scene.grouping))
     is_named = finding.is_named and finding.kind != "MountSilent"
     numbers = sequence_numbers.evidence(finding.answer)
-    open_then = sequence_numbers.open_then(finding.open_then)
+    open_then = sequence_numbers.open_at_dump(finding.open_then)
     if finding.kind == "RecordsOnly":
         return (*numbers, *open_then)
     evidence: list[Evidence] = []
@@ -57,7 +57,7 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
     if not finding.by_numbers:
         evidence += numbers
         is_told = scene.health is not None or finding.kind == "WrongInterface"
-        evidence += () if is_told or finding.answer.graph.have_met else enclosed(scene.grouping)
+        evidence += () if is_told or finding.answer.graph.have_communicated else enclosed(scene.grouping)
     return (*evidence, *_of_all(finding, scene), *open_then)
 
 
@@ -80,8 +80,8 @@ def on_named(suspects: Sequence[Group], others: Sequence[Group]) -> Iterator[Evi
     rest = [member for group in others for member in group.members]
     for group in suspects:
         if group.frames:
-            does = clauses.does(group, several=group.size > 1)
-            message = f"{_who(group.members)} {does}: {clauses.top(group)}"
+            does = clauses.describe_activity(group, several=group.size > 1)
+            message = f"{_who(group.members)} {does}: {clauses.describe_top_frames(group)}"
             yield _evidence("activity", group.members, message, supports=True)
     for group in suspects:
         if group.fault is not None:
@@ -136,9 +136,9 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterato
             by_node.setdefault(member.id.node, {})[member.id.pid] = member.id
     for member in members[:_MOST_CALLS]:
         ranks = by_node.get(member.id.node, {})
-        if call := clauses.in_call(member, ranks):
+        if call := clauses.describe_call(member, ranks):
             wchan = f"wchan {member.kernel.wchan}" if member.kernel.wchan else None
-            parts = (f"{_who([member])} stands in {call}", wchan, clauses.worker_in_call(member, ranks))
+            parts = (f"{_who([member])} stands in {call}", wchan, clauses.describe_worker_call(member, ranks))
             yield _evidence("system_call", [member], "; ".join(filter(None, parts)))
 
 
@@ -219,7 +219,11 @@ def _frames(stack: Stack) -> str:
 def _shows(group: Group) -> str:
     if group.gone:
         return "no process any more"
-    return group.fault.detail if group.fault else f"{clauses.does(group)}: {clauses.top(group)}"
+    return (
+        group.fault.detail
+        if group.fault
+        else f"{clauses.describe_activity(group)}: {clauses.describe_top_frames(group)}"
+    )
 
 
 def _only_waits(use: GpuUse) -> bool:

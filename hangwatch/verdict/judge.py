@@ -11,9 +11,17 @@ from hangwatch.verdict.evidence import gather
 from hangwatch.verdict.findings import Finding, Rule, Text
 from hangwatch.verdict.measurements import is_supported, machine_says_the_same
 from hangwatch.verdict.rules import RULES
-from hangwatch.verdict.scene import Scene, count_ranks, may_be_behind_gpu, parts_of, survey, waits_for, without
-from hangwatch.verdict.sequence_rules import Answer, answer_of
-from hangwatch.verdict.wording import guidance, job_headlines, sequence_numbers, settling
+from hangwatch.verdict.scene import (
+    Scene,
+    build_scene,
+    count_ranks,
+    keep_groups,
+    may_be_behind_gpu,
+    remove_suspects,
+    waits_for,
+)
+from hangwatch.verdict.sequence_rules import Answer, decide_by_all_counts
+from hangwatch.verdict.wording import deciding_steps, guidance, job_headlines, sequence_numbers
 from hangwatch.verdict.wording.render import render
 
 _CONFIDENCES = (Confidence.NONE, Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
@@ -25,9 +33,9 @@ _HEALTH: dict[str, Text] = {
     "Over": job_headlines.over,
 }
 _BY_ANSWER: dict[str, tuple[str, Text, str]] = {
-    "not_joined": ("NotCome", sequence_numbers.may_not_come, sequence_numbers.OWN_CODE),
-    "all_joined": ("EverybodyCame", sequence_numbers.everybody, guidance.ITS_GPU),
-    "cycle": ("Circle", sequence_numbers.circle, sequence_numbers.BRANCH),
+    "not_joined": ("NotCome", sequence_numbers.may_not_join, sequence_numbers.OWN_CODE),
+    "all_joined": ("EverybodyCame", sequence_numbers.all_joined, guidance.ITS_GPU),
+    "cycle": ("Circle", sequence_numbers.cycle, sequence_numbers.BRANCH),
     "still_open": ("EverybodyCame", sequence_numbers.still_open, ""),
     "not_reached": ("NotReached", sequence_numbers.not_reached, sequence_numbers.ITS_NETWORK),
     "mismatch": ("Mismatch", sequence_numbers.mismatch, sequence_numbers.BRANCH),
@@ -43,7 +51,7 @@ def judge(
     `ranks_here` is the number of ranks of the job on the one node that was captured; None if the whole job was
     captured. `dumped_records` are flight recorders that torch dumped at one moment.
     """
-    scene = survey(grouping, ranks_here)
+    scene = build_scene(grouping, ranks_here)
     finding = find(scene)
     if dumped_records:
         finding = recorder_dumps.qualify(finding, dumped_records)
@@ -63,7 +71,7 @@ def find(scene: Scene) -> Finding:
         return Finding("NoRanks", scene, job_headlines.no_ranks)
     if scene.health is not None:
         return Finding(scene.health, scene, _HEALTH[scene.health], others=scene.stacked)
-    answer = answer_of(scene.grouping.members, scene.stance, scene.grouping.world_size)
+    answer = decide_by_all_counts(scene.grouping.members, scene.stance, scene.grouping.world_size)
     return _decide(scene, answer)._replace(answer=answer)
 
 
@@ -72,14 +80,19 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
     if by_numbers is not None and by_numbers.is_named:
         return by_numbers
     suspicion = next(_passing(RULES, scene, decides=True), None)
-    named = _name(suspicion) if suspicion is not None and _covers(suspicion) else None
+    named = _name(suspicion) if suspicion is not None and _is_supported_by_half(suspicion) else None
     is_by_stack = named is not None and named.kind not in _BY_KERNEL
     if by_numbers is not None and (named is None or (is_by_stack and _outweighs(answer))):
         return by_numbers
     if named is not None:
         return _contradiction(named, answer) if is_by_stack and _contradicts(answer, named) else named
-    enclosed = None if answer.graph.have_met else _enclosed(scene)
-    return _mount_silent(scene) or enclosed or _refused(scene) or _open(scene, is_quiet=suspicion is None)
+    enclosed = None if answer.graph.have_communicated else _find_wrong_interface(scene)
+    return (
+        _mount_silent(scene)
+        or enclosed
+        or _refused(scene)
+        or _find_check_first(scene, is_without_suspicion=suspicion is None)
+    )
 
 
 # --- by sequence numbers ---------------------------------------------------------------------------------------------
@@ -89,16 +102,16 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
     """Return the finding by sequence numbers; None if they show nothing, so that the rules on stacks decide."""
     odd = scene.odd_gpu if answer.kind == "all_joined" else None
     ranks = {odd.member.id.rank} - {None} if odd is not None else set(answer.named or answer.check_first)
-    suspects = tuple(parts_of(scene.grouping.groups, lambda member: member.id.rank in ranks))
+    suspects = tuple(keep_groups(scene.grouping.groups, lambda member: member.id.rank in ranks))
     if answer.named:
         members = [member for group in suspects for member in group.members]
         is_sure = not answer.graph.is_partial and all(one.signature is not Signature.AWAITS_OUTSIDE for one in members)
         return Finding(
             kind="NotCome",
             scene=scene,
-            says=sequence_numbers.not_come,
+            says=sequence_numbers.not_joined,
             suspects=suspects,
-            others=without(suspects, scene.stacked),
+            others=remove_suspects(suspects, scene.stacked),
             confidence=Confidence.HIGH if is_sure else Confidence.MEDIUM,
             by_numbers=True,
         )
@@ -148,7 +161,7 @@ def _passing(rules: Sequence[Rule], scene: Scene, *, decides: bool = False) -> I
             scene=scene,
             says=rule.says,
             suspects=suspects,
-            others=without(suspects, scene.stacked),
+            others=remove_suspects(suspects, scene.stacked),
             settle=rule.settle,
             rule=rule,
         )
@@ -169,13 +182,13 @@ def _passes(finding: Finding, rule: Rule) -> bool:
     others = count_ranks(finding.others)
     whole = {
         "dumped": others,
-        "others": others + count_ranks(without(finding.suspects, scene.failed)),
+        "others": others + count_ranks(remove_suspects(finding.suspects, scene.failed)),
         "answered": scene.answered,
     }
     return enough[rule.outnumber] and waiting * 2 >= whole[rule.half_of]
 
 
-def _covers(finding: Finding) -> bool:
+def _is_supported_by_half(finding: Finding) -> bool:
     """True if the suspects and the ranks that wait are half of the ranks that exist where we looked.
 
     It is checked after a rule was chosen, so a rank that did not answer never makes another rule apply. With a weak
@@ -225,21 +238,21 @@ def _mount_silent(scene: Scene) -> Finding | None:
 
     A rank that waits for it in the kernel is named if most others do not: they probably wait for that rank.
     """
-    shut, held = len(scene.shut), sum(member.kernel.waits_for_mount for member in scene.shut)
+    shut, held = len(scene.without_stack), sum(member.kernel.waits_for_mount for member in scene.without_stack)
     if not shut or shut * 2 < len(scene.grouping.members):
         return None
     is_named = 0 < held * 2 <= shut
     confidence = Confidence.MEDIUM if is_named else Confidence.NONE
-    suspects = scene.held if is_named else ()
+    suspects = scene.waiting_for_mount if is_named else ()
     return Finding("MountSilent", scene, job_headlines.mount_silent, suspects, confidence=confidence)
 
 
-def _enclosed(scene: Scene) -> Finding | None:
+def _find_wrong_interface(scene: Scene) -> Finding | None:
     """Find that all ranks wait for others, most of them at an address that the job's other nodes cannot reach."""
     all_wait = all(group.waits_for == "ranks" for group in scene.stacked)
-    if not all_wait or len(scene.enclosed) * 2 <= scene.stacks:
+    if not all_wait or len(scene.at_unreachable_address) * 2 <= scene.stacks:
         return None
-    return Finding("WrongInterface", scene, job_headlines.enclosed)
+    return Finding("WrongInterface", scene, job_headlines.wrong_interface)
 
 
 def _refused(scene: Scene) -> Finding | None:
@@ -249,19 +262,19 @@ def _refused(scene: Scene) -> Finding | None:
     return Finding("MasterRefused", scene, job_headlines.refused)
 
 
-def _open(scene: Scene, *, is_quiet: bool) -> Finding:
+def _find_check_first(scene: Scene, *, is_without_suspicion: bool) -> Finding:
     """Find the ranks to check first if none is named, else where the ranks are.
 
     Ranks to check first are named with low confidence if the measurements agree, and no rule on stacks would apply if
-    more ranks had answered (`is_quiet`).
+    more ranks had answered (`is_without_suspicion`).
     """
     fine = scene.by_line
-    standing = _standing(scene, fine)
+    standing = _find_standing(scene, fine)
     lead = next(_passing(CHECK_FIRST, fine), None)
-    if lead is None or not _covers(lead):
+    if lead is None or not _is_supported_by_half(lead):
         return _with_odd_gpu(standing) or _with_stuck_task(standing) or standing
     may_be_victims = any(member.waits.asks_rank is not None or may_be_behind_gpu(member) for member in lead.members)
-    may_name = is_quiet and lead.rule is not None and lead.rule.may_name and not may_be_victims
+    may_name = is_without_suspicion and lead.rule is not None and lead.rule.may_name and not may_be_victims
     if may_name and machine_says_the_same(lead.members, lead.others):
         return _name(lead)
     return lead._replace(kind=standing.kind)
@@ -273,7 +286,7 @@ def _with_odd_gpu(standing: Finding) -> Finding | None:
     odd = standing.scene.odd_gpu
     if standing.kind != "AllWaiting" or odd is None or len(members) < standing.scene.grouping.ranks_known:
         return None
-    suspects = parts_of(standing.scene.grouping.groups, lambda member: member is odd.member)
+    suspects = keep_groups(standing.scene.grouping.groups, lambda member: member is odd.member)
     return standing._replace(suspects=tuple(suspects), settle=guidance.ITS_GPU, odd_gpu=odd)
 
 
@@ -281,26 +294,28 @@ def _with_stuck_task(standing: Finding) -> Finding | None:
     """Find that all ranks are in one place and do not move, but few have an executor's task in the user's code."""
     scene = standing.scene
     group = scene.stacked[0] if len(scene.stacked) == 1 and not scene.failed else None
-    suspects = parts_of((group,) if group is not None else (), _has_task)
+    suspects = keep_groups((group,) if group is not None else (), _has_task)
     odd = count_ranks(suspects)
     if group is None or not odd or 4 * odd > group.size or group.motion is Motion.MOVING:
         return None
-    return standing._replace(suspects=tuple(suspects), settle=settling.native_frames)
+    return standing._replace(suspects=tuple(suspects), settle=deciding_steps.native_frames)
 
 
 def _has_task(member: Member) -> bool:
     return member.stack.task is not None
 
 
-def _standing(scene: Scene, fine: Scene) -> Finding:
+def _find_standing(scene: Scene, fine: Scene) -> Finding:
     """Find where the ranks are if none is named; the groups of `fine` are split by lines."""
     groups = scene.stacked
     wait = all(group.waits_for in {"ranks", "gpu"} for group in groups)
     if groups and not scene.failed:
-        if fine.have_parted:
-            return Finding("Mismatch" if wait else "CannotTell", scene, job_headlines.parted, others=fine.stacked)
+        if fine.are_at_different_lines:
+            return Finding(
+                "Mismatch" if wait else "CannotTell", scene, job_headlines.at_different_lines, others=fine.stacked
+            )
         if len(groups) == 1:
-            return Finding("AllWaiting" if wait else "AllAlike", scene, job_headlines.together, others=groups)
+            return Finding("AllWaiting" if wait else "AllAlike", scene, job_headlines.at_one_place, others=groups)
         if wait and scene.only_roles:
             return Finding("AllWaiting", scene, job_headlines.roles, others=groups)
         if wait:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from hangwatch.collectives.rank_records import recorded_once
+from hangwatch.collectives.rank_records import read_single_round
 from hangwatch.model import Confidence, Fault, Group, Grouping, Member, ProcessDump, RankDump, RankId
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import stance_of
-from hangwatch.verdict.sequence_rules import Answer, answer_of
+from hangwatch.verdict.sequence_rules import Answer, decide_by_all_counts
 from hangwatch.verdict.wording import sequence_numbers
 
 Records = Mapping[int, Sequence[RankRecords]]
@@ -40,7 +40,8 @@ def with_records(grouping: Grouping, records: Records, opened_before_unix_second
         found = () if member.recorder.libraries or member.id.rank is None else records.get(member.id.rank, ())
         return (
             replace(
-                member, recorder=replace(member.recorder, libraries=recorded_once(found, opened_before_unix_seconds))
+                member,
+                recorder=replace(member.recorder, libraries=read_single_round(found, opened_before_unix_seconds)),
             )
             if found
             else member
@@ -80,4 +81,4 @@ def _open_then(world_size: int | None, records: Records) -> Answer:
     members = tuple(Member(id=RankId(rank=rank)) for rank in sorted(records))
     group = Group(key="", activity="unknown", fault=_NO_STACK, members=members)
     every = with_records(Grouping(groups=(group,), world_size=world_size), records, float("inf"))
-    return answer_of(every.members, stance_of(every), world_size)
+    return decide_by_all_counts(every.members, stance_of(every), world_size)

@@ -8,13 +8,13 @@ from hangwatch.verdict.scene import stance_of
 from hangwatch.verdict.sequence_rules import decide
 
 
-def waits_elsewhere(grouping: Grouping, verdict: Verdict, *, is_elsewhere_too: bool) -> bool:
+def waits_for_other_nodes(grouping: Grouping, verdict: Verdict, *, has_ranks_on_other_nodes: bool) -> bool:
     """True if no rank of this node blocks the job: every rank waits for ranks of other nodes.
 
     Flight recorders show this exactly: every rank of this node has joined what is pending, or waits in another
     operation itself, and members of these groups are on other nodes. Without records all ranks must be in one wait, and
-    the job must be known to have ranks on other nodes (`is_elsewhere_too`). A rank that is named or to be checked first
-    is on this node, so then it is false.
+    the job must be known to have ranks on other nodes (`has_ranks_on_other_nodes`). A rank that is named or to be
+    checked first is on this node, so then it is false.
     """
     members = [member for member in grouping.members if not member.waiting]
     stance = stance_of(grouping)
@@ -22,12 +22,12 @@ def waits_elsewhere(grouping: Grouping, verdict: Verdict, *, is_elsewhere_too: b
         return False
     graph = wait_graph.build(members, stance, grouping.world_size)
     if not graph.pending:
-        return is_elsewhere_too and verdict.kind == "AllWaiting"
+        return has_ranks_on_other_nodes and verdict.kind == "AllWaiting"
     on_this_node = {member.id.rank for member in members}
     outward = [
         operation
         for operation in graph.pending
-        if not on_this_node.issuperset(operation.members) or (is_elsewhere_too and not operation.is_whole)
+        if not on_this_node.issuperset(operation.members) or (has_ranks_on_other_nodes and not operation.is_whole)
     ]
     waiting = {rank for operation in outward for rank in operation.waiting}
     missing = on_this_node.intersection(graph.awaited)

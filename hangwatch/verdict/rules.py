@@ -14,9 +14,9 @@ from hangwatch.verdict.scene import (
     Scene,
     asks_unknown_thread,
     count_ranks,
+    keep_groups,
+    keep_members,
     may_be_behind_gpu,
-    part_of,
-    parts_of,
     waits_for,
     wants_gil,
 )
@@ -40,7 +40,7 @@ def _stacked_where(
 
     def suspects(scene: Scene) -> Sequence[Group]:
         def suspected(group: Group) -> Group | None:
-            return part_of(
+            return keep_members(
                 group,
                 lambda member: (
                     scene.may_be_late(member)
@@ -56,8 +56,8 @@ def _stacked_where(
     return suspects
 
 
-def _without_held_up(may_be_suspects: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
-    """Return that function without ranks that may wait for a lock which another rank holds, see `is_before`.
+def _without_lock_waiters(may_be_suspects: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
+    """Return that function without ranks that may wait for a lock which another rank holds, see `is_at_earlier_line`.
 
     Stacks alone do not show that. If the kernel was asked about a rank, it was asked about locks, too.
     """
@@ -66,9 +66,9 @@ def _without_held_up(may_be_suspects: Callable[[Scene], Sequence[Group]]) -> Cal
         waiting = [group for group in scene.stacked if group.waits]
 
         def kept(group: Group) -> Group | None:
-            if not any(user_code.is_before(group, other) for other in waiting):
+            if not any(user_code.is_at_earlier_line(group, other) for other in waiting):
                 return group
-            return part_of(group, lambda member: member.usage.main_cpu_ratio is not None)
+            return keep_members(group, lambda member: member.usage.main_cpu_ratio is not None)
 
         return [part for group in may_be_suspects(scene) if (part := kept(group))]
 
@@ -77,28 +77,28 @@ def _without_held_up(may_be_suspects: Callable[[Scene], Sequence[Group]]) -> Cal
 
 def _is_in_torch(group: Group, member: Member) -> bool:
     """True if it sleeps in torch's own code, called from a function that no rule knows: `work.wait()` has no frame."""
-    return member.waits.waits_in_torch is True and activity.known(group.activity).waits_for == "unknown"
+    return member.waits.waits_in_torch is True and activity.find_activity(group.activity).waits_for == "unknown"
 
 
-def _is_held(group: Group, member: Member) -> bool:
+def _is_blocked_elsewhere(group: Group, member: Member) -> bool:
     """True if it was measured waiting for something, with an idle GPU.
 
     If its calls may read a tensor, it may be blocked behind its GPU: then it must be known what it waits for.
     """
     idle = member.gpu.utilization_ratio is not None and member.gpu.utilization_ratio < GPU_IN_KERNEL_RATIO
     is_known = member.waits.awaited is not None or member.waits.stuck_on is not None
-    may_be = is_known or not activity.known(group.activity).may_read_gpu
+    may_be = is_known or not activity.find_activity(group.activity).may_read_gpu
     return idle and may_be and member.signature in {Signature.BLOCKED, Signature.AWAITS_OUTSIDE}
 
 
 def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
     """Return the ranks for which `wanted` is true, except ranks without a process. A failed dump does not matter."""
-    return parts_of((group for group in scene.grouping.groups if group not in scene.gone), wanted)
+    return keep_groups((group for group in scene.grouping.groups if group not in scene.gone), wanted)
 
 
 def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
     """Return ranks without a process that are known to have crashed: the one that died first, else all."""
-    return died_first(scene) or parts_of(scene.gone, has_crashed)
+    return died_first(scene) or keep_groups(scene.gone, has_crashed)
 
 
 def _gone_without_another(scene: Scene) -> Sequence[Group]:
@@ -107,7 +107,7 @@ def _gone_without_another(scene: Scene) -> Sequence[Group]:
     def followed(member: Member) -> bool:
         return member.died is not None and member.died.of_others
 
-    return parts_of(scene.gone, lambda member: not followed(member))
+    return keep_groups(scene.gone, lambda member: not followed(member))
 
 
 def died_first(scene: Scene) -> Sequence[Group]:
@@ -116,7 +116,7 @@ def died_first(scene: Scene) -> Sequence[Group]:
     def is_first(member: Member) -> bool:
         return member.died is not None and member.died.is_first and not member.died.of_others
 
-    return parts_of(scene.gone, is_first)
+    return keep_groups(scene.gone, is_first)
 
 
 def has_crashed(member: Member) -> bool:
@@ -145,12 +145,12 @@ def _blocked(scene: Scene) -> Sequence[Group]:
 
     blocked = _where(scene, is_blocked)
     blocked = [group for group in blocked if not (group.waits and max(member.rounds for member in group.members) < 2)]
-    return [*blocked, *scene.held]
+    return [*blocked, *scene.waiting_for_mount]
 
 
 def _undumpable(scene: Scene) -> Sequence[Group]:
     """Return ranks that cannot be dumped, if the fault is about the rank itself."""
-    return parts_of(scene.failed, lambda member: not may_be_behind_gpu(member))
+    return keep_groups(scene.failed, lambda member: not may_be_behind_gpu(member))
 
 
 def _deaf_master(scene: Scene) -> Sequence[Group]:
@@ -161,8 +161,8 @@ def _deaf_master(scene: Scene) -> Sequence[Group]:
     def is_deaf(member: Member) -> bool:
         return member.id.rank == 0 and member.waits.store is not None and not member.waits.store.has_connection
 
-    not_at_store = [group for group in scene.stacked if not activity.known(group.activity).meets_at_store]
-    return parts_of(not_at_store, is_deaf)
+    not_at_store = [group for group in scene.stacked if not activity.find_activity(group.activity).meets_at_store]
+    return keep_groups(not_at_store, is_deaf)
 
 
 def _weigh_deaf_master(finding: Finding) -> Confidence:
@@ -207,16 +207,16 @@ def _outside(
     *,
     gives_way: bool = False,
     knows_size: bool = False,
-    may_be_held_up: bool = True,
+    may_wait_for_lock: bool = True,
 ) -> Rule:
     """Return a rule on ranks that are in no wait while the others are. A weak finding needs a clear majority.
 
     With `knows_size` it applies only if the world size is known: the rank that the others wait for may not be in view.
-    Without `may_be_held_up` it skips ranks that may wait until another one leaves a block of the program's code.
+    Without `may_wait_for_lock` it skips ranks that may wait until another one leaves a block of the program's code.
     """
     may_be_suspects = _stacked_where(wanted, also)
-    if not may_be_held_up:
-        may_be_suspects = _without_held_up(may_be_suspects)
+    if not may_wait_for_lock:
+        may_be_suspects = _without_lock_waiters(may_be_suspects)
     return Rule(
         kind="OutsideCollective",
         description=description,
@@ -275,7 +275,7 @@ RULES: tuple[Rule, ...] = (
         suspects=_deaf_master,
         waiting=("ranks",),
         weigh=_weigh_deaf_master,
-        says=rank_headlines.deaf_master,
+        says=rank_headlines.master_not_listening,
     ),
     _outside(
         "are busy or stuck by themselves, or hold the GIL in a function that no rule knows",
@@ -285,7 +285,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _outside(
         "leave the job, while the others wait in it",
-        lambda group: activity.known(group.activity).leaves_the_job,
+        lambda group: activity.find_activity(group.activity).leaves_the_job,
         ("ranks",),
         Confidence.MEDIUM,
         gives_way=True,
@@ -305,10 +305,10 @@ RULES: tuple[Rule, ...] = (
     ),
     _outside(
         "are blocked in functions that no rule knows, or wait for somebody outside of the job, with an idle GPU",
-        lambda group: waits_for(group) == "unknown" or activity.known(group.activity).by_name_alone,
+        lambda group: waits_for(group) == "unknown" or activity.find_activity(group.activity).by_name_alone,
         ("ranks", "gpu"),
         Confidence.MEDIUM,
-        _is_held,
+        _is_blocked_elsewhere,
         gives_way=True,
     ),
     _outside(
@@ -316,7 +316,7 @@ RULES: tuple[Rule, ...] = (
         lambda group: waits_for(group) == "unknown",
         ("ranks",),
         Confidence.LOW,
-        may_be_held_up=False,
+        may_wait_for_lock=False,
     ),
     _outside(
         "stand behind the GPU, but move",

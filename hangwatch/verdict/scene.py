@@ -14,9 +14,9 @@ from hangwatch.collectives.wait_graph import Stance
 from hangwatch.model import STOPPED_STATES, EnqueuedOperation, Group, Grouping, JobState, Member, Motion, Signature
 from hangwatch.stacks import activity, user_code
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.idle_reasons import is_refused, is_serving, resting_state
-from hangwatch.stacks.progress import asks_again
-from hangwatch.stacks.user_code import caller, is_in_user_code, python_frames
+from hangwatch.stacks.idle_reasons import find_resting_state, is_refused, is_serving
+from hangwatch.stacks.progress import polls_repeatedly
+from hangwatch.stacks.user_code import find_caller, is_in_user_code, python_frames
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict.measurements import OddGpu, find_odd_gpu
 
@@ -34,12 +34,12 @@ Process: TypeAlias = tuple[str | None, int | None]
 class Scene:
     """A grouping without its launchers (unless nothing else is in view), sorted by what its groups show.
 
-    `failed` have a fault that is about the rank itself. `shut` have a file system under their program that does not
-    respond, so their failed dump tells nothing about them; `held` wait for it in the kernel. `existing` is the number
-    of ranks known to exist where we looked: on one node (`is_part`), or in the whole job. `health` is set if the job
-    works or rests; `moving` counts its ranks that progress. `enclosed` wait at an address that no other node reaches.
-    `refused` are refused at the store that `store_servers` serve. `is_blocked_outside`: a rank is blocked, but not in a
-    wait for ranks or GPUs.
+    `failed` have a fault that is about the rank itself. `without_stack` have a file system under their program that
+    does not respond, so their failed dump tells nothing about them; `waiting_for_mount` wait for it in the kernel.
+    `existing` is the number of ranks known to exist where we looked: on one node (`is_part`), or in the whole job.
+    `health` is set if the job works or rests; `moving` counts its ranks that progress. `at_unreachable_address` wait
+    at an address that no other node reaches. `refused` are refused at the store that `store_servers` serve.
+    `is_blocked_outside`: a rank is blocked, but not in a wait for ranks or GPUs.
     """
 
     grouping: Grouping
@@ -47,13 +47,13 @@ class Scene:
     stacked: tuple[Group, ...]
     failed: tuple[Group, ...]
     gone: tuple[Group, ...]
-    shut: tuple[Member, ...]
-    held: tuple[Group, ...]
+    without_stack: tuple[Member, ...]
+    waiting_for_mount: tuple[Group, ...]
     existing: int
     is_part: bool
     processes: frozenset[Process]
     stacks_by_node: Mapping[str | None, int]
-    enclosed: tuple[Member, ...]
+    at_unreachable_address: tuple[Member, ...]
     refused: tuple[Member, ...]
     store_servers: tuple[Member, ...]
     moving: int
@@ -88,12 +88,12 @@ class Scene:
     @cached_property
     def by_line(self) -> Scene:
         """The scene with groups that agree in the lines of the user's code, too."""
-        fine = user_code.by_line(self.grouping)
+        fine = user_code.split_groups_by_line(self.grouping)
         stacked = tuple(group for group in fine.groups if group.fault is None and not group.gone)
         return replace(self, grouping=fine, stacked=stacked)
 
     @cached_property
-    def have_parted(self) -> bool:
+    def are_at_different_lines(self) -> bool:
         """True if all ranks are in the same functions, at lines that differ by more than the role of a rank."""
         groups = self.stacked
         lines = {group.members[0].stack.user_frames for group in groups}
@@ -138,7 +138,7 @@ class Scene:
         first, second = groups
         if first.operation != second.operation or not is_rooted(first):
             return False
-        called_by = [caller(group.frames) for group in groups]
+        called_by = [find_caller(group.frames) for group in groups]
         places = {(frame.function, stack_frames.short_path(frame.file)) for frame in called_by if frame is not None}
         return None not in called_by and len(places) == 1
 
@@ -156,38 +156,38 @@ class Scene:
         return min(self.stacks_by_node.get(member.id.node, 0) for member in group.members)
 
 
-def survey(grouping: Grouping, ranks_here: int | None) -> Scene:
+def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
     """Sort a grouping for the rules; `ranks_here` as in `judge`."""
     launchers = tuple(member for member in grouping.members if member.waiting)
     if launchers:
-        ranks = tuple(parts_of(grouping.groups, lambda member: not member.waiting))
+        ranks = tuple(keep_groups(grouping.groups, lambda member: not member.waiting))
         grouping = structs.replace(grouping, groups=ranks or grouping.groups)
     gone = tuple(g for g in grouping.groups if g.gone or (g.fault and g.fault.reason == "ProcessGone"))
     stacked = tuple(g for g in grouping.groups if g.fault is None and not g.gone)
     by_node = Counter(member.id.node for group in stacked for member in group.members)
-    failed = tuple(g for g in grouping.groups if g.fault and g not in gone and _tells(g, by_node))
+    failed = tuple(g for g in grouping.groups if g.fault and g not in gone and _is_about_rank(g, by_node))
     others = (g for g in grouping.groups if g.fault and g not in gone and g not in failed)
-    shut = parts_of(others, lambda member: member.kernel.silent_mount is not None)
-    held = tuple(parts_of(shut, lambda member: member.kernel.waits_for_mount))
+    shut = keep_groups(others, lambda member: member.kernel.silent_mount is not None)
+    held = tuple(keep_groups(shut, lambda member: member.kernel.waits_for_mount))
     is_part = ranks_here is not None and ranks_here < grouping.ranks_known
     members = [member for group in stacked for member in group.members]
     moving = sum(member.motion is Motion.MOVING for member in members)
     refused = tuple(member for group in stacked for member in group.members if is_refused(group, member))
     is_moving = moving * 2 > len(members)
-    health = "Moving" if is_moving else "Serving" if is_serving(grouping) else _REST.get(resting_state(grouping))
+    health = "Moving" if is_moving else "Serving" if is_serving(grouping) else _REST.get(find_resting_state(grouping))
     return Scene(
         grouping=grouping,
         launchers=launchers,
         stacked=stacked,
         failed=failed,
         gone=gone,
-        shut=tuple(member for group in shut for member in group.members),
-        held=held,
+        without_stack=tuple(member for group in shut for member in group.members),
+        waiting_for_mount=held,
         existing=max(ranks_here or 0, len(grouping.members)) if is_part else grouping.ranks_known,
         is_part=is_part,
         processes=frozenset(map(process_of, grouping.members)),
         stacks_by_node=by_node,
-        enclosed=tuple(member for member in members if member.waits.enclosed_at is not None),
+        at_unreachable_address=tuple(member for member in members if member.waits.enclosed_at is not None),
         refused=refused,
         store_servers=tuple(
             member for member in members if member.waits.store and member.waits.store.socket == "serving"
@@ -198,7 +198,7 @@ def survey(grouping: Grouping, ranks_here: int | None) -> Scene:
     )
 
 
-def _tells(group: Group, stacks_by_node: Mapping[str | None, int]) -> bool:
+def _is_about_rank(group: Group, stacks_by_node: Mapping[str | None, int]) -> bool:
     """True if a failed dump is about the rank itself. A refusal is, if another rank of the node could be dumped."""
     if group.fault is None or group.fault.about != "target":
         return False
@@ -239,7 +239,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
         return "waits"
     if member.waits.waits_in_torch and kind in {"nothing", "unknown"}:
         return "waits"
-    if is_in_code and asks_again(member) and all(one.by_main for one in open_operations(member)):
+    if is_in_code and polls_repeatedly(member) and all(one.by_main for one in open_operations(member)):
         return "unclear"
     match kind:
         case "ranks" | "gpu":
@@ -248,7 +248,9 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
             return "unclear"
         case "lock" if member.waits.shares_lock:
             return "unclear"
-        case "lock" | "thread" if any(activity.known(one.activity).waits_for == "ranks" for one in group.threads):
+        case "lock" | "thread" if any(
+            activity.find_activity(one.activity).waits_for == "ranks" for one in group.threads
+        ):
             return "unclear"
         case "nothing":
             return "elsewhere"
@@ -296,7 +298,7 @@ def may_be_behind_gpu(member: Member) -> bool:
 
 def asks_unknown_thread(group: Group) -> bool:
     """True if it waits for a thread, and a thread of it is in functions that no rule knows: it may wait for ranks."""
-    threads = (activity.known(thread.activity) for thread in group.threads)
+    threads = (activity.find_activity(thread.activity) for thread in group.threads)
     return group.waits_for == "thread" and any(known.waits_for == "unknown" for known in threads)
 
 
@@ -312,13 +314,13 @@ def is_rooted(group: Group) -> bool:
 
 def is_collective(group: Group) -> bool:
     """True if it waits for ranks that must join the same call, not for an answer, a request or the end."""
-    known = activity.known(group.activity)
+    known = activity.find_activity(group.activity)
     return group.waits and known.work_is_in is None and not known.leaves_the_job
 
 
 def is_between_two(group: Group) -> bool:
     """True if it waits for one other rank, as a stage of a pipeline does."""
-    return activity.known(group.activity).is_between_two
+    return activity.find_activity(group.activity).is_between_two
 
 
 def functions_of(group: Group) -> tuple[object, ...]:
@@ -326,19 +328,19 @@ def functions_of(group: Group) -> tuple[object, ...]:
     return group.activity, *(frame.place for frame in python_frames(group))
 
 
-def part_of(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
+def keep_members(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
     """Return the group with only these members, None without any."""
     members = tuple(member for member in group.members if wanted(member))
     return structs.replace(group, members=members) if members else None
 
 
-def parts_of(groups: Iterable[Group], wanted: Callable[[Member], bool]) -> list[Group]:
+def keep_groups(groups: Iterable[Group], wanted: Callable[[Member], bool]) -> list[Group]:
     """Return the groups that have such members, with only these."""
-    parts = (part_of(group, wanted) for group in groups)
+    parts = (keep_members(group, wanted) for group in groups)
     return [part for part in parts if part]
 
 
-def without(suspects: Sequence[Group], groups: Sequence[Group]) -> tuple[Group, ...]:
+def remove_suspects(suspects: Sequence[Group], groups: Sequence[Group]) -> tuple[Group, ...]:
     """Return the groups without the suspected members."""
     suspected = {member.id for group in suspects for member in group.members}
-    return tuple(parts_of(groups, lambda member: member.id not in suspected))
+    return tuple(keep_groups(groups, lambda member: member.id not in suspected))

@@ -22,7 +22,7 @@ def _may_mislead(rank: RankDump, table: activity.Table) -> bool:
     last = rank.rounds[-1] if rank.rounds else None
     if last is None or rank.gone:
         return False
-    if rank_records.stands(last.recorders):
+    if rank_records.has_old_open_operation(last.recorders):
         return True
     has_stack = any(thread.frames for thread in last.threads)
     return has_stack and find_standing(last.threads, table).waits_for != "ranks"

@@ -86,7 +86,9 @@ def _find_still_open(graph: WaitGraph) -> tuple[PendingOperation, ...]:
     return tuple(one for one in joined_by_all if len(one.waiting) > 1)
 
 
-def answer_of(members: Sequence[Member], stance: Callable[[Member], Stance], world_size: int | None) -> Answer:
+def decide_by_all_counts(
+    members: Sequence[Member], stance: Callable[[Member], Stance], world_size: int | None
+) -> Answer:
     """Return the result of flight recorders; of NCCL's own counts if no recorder shows a pending operation.
 
     By counts a rank is named as by a flight recorder. A rank that is behind but not named is checked first, else a rank

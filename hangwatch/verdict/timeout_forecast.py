@@ -7,7 +7,7 @@ from hangwatch.model import Grouping, Incident, JobState, Value
 from hangwatch.verdict.scene import open_operations
 
 
-class TimeOut(Value, frozen=True):
+class TimeoutForecast(Value, frozen=True):
     """The seconds after which torch.distributed ends a job that waits; `source` tells where they come from.
 
     `at_unix_seconds` counts from when the job became quiet; None if that was not seen, as in a dump by hand.
@@ -18,7 +18,7 @@ class TimeOut(Value, frozen=True):
     at_unix_seconds: float | None
 
 
-def time_out(incident: Incident) -> TimeOut | None:
+def forecast_timeout(incident: Incident) -> TimeoutForecast | None:
     """Return the timeout of an incident. None if nothing waits or a wait has no limit, and for a closed incident."""
     waits = any(group.waits_for in ("ranks", "gpu") for group in incident.grouping.groups)
     if incident.closed_unix_seconds is not None or not waits or not incident.captures:
@@ -30,7 +30,7 @@ def time_out(incident: Incident) -> TimeOut | None:
         return None
     source = "as its ranks recorded" if recorded is not None else f"{assumed.source}, unless its code says otherwise"
     quiet = [step.unix_seconds for step in incident.timeline if step.state is JobState.QUIET]
-    return TimeOut(seconds=seconds, source=source, at_unix_seconds=quiet[-1] + seconds if quiet else None)
+    return TimeoutForecast(seconds=seconds, source=source, at_unix_seconds=quiet[-1] + seconds if quiet else None)
 
 
 def recorded_seconds(grouping: Grouping) -> float | None:

@@ -354,7 +354,7 @@ class Listener(HTTPServerConnectionDelegate):
     def _close_for(self, caller: Caller) -> bool:
         """Close a connection of the caller with most connections: the oldest without a request, else one with.
 
-        On a unix socket, returns False and closes nothing if `caller` would then have as many as that user.
+        On a unix socket, returns False and closes nothing if `find_caller` would then have as many as that user.
         """
         count = Counter(self._callers.values())
         most = max(count.values(), default=0)

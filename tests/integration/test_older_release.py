@@ -92,7 +92,7 @@ def test_activity_of_old_release_is_known_or_names_its_successor(name: str) -> N
         with pytest.raises(config.ConfigError, match=RENAMED[name]):
             activity.load((rule,))
         return
-    assert name in activity.names()
+    assert name in activity.activity_names()
     activity.load((rule,))
 
 

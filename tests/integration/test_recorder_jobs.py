@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.collectives import wait_graph
-from hangwatch.collectives.rank_records import recorded
+from hangwatch.collectives.rank_records import merge_rounds
 from hangwatch.model import Member, RankId, RecorderFacts
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes.node.machine import Node
@@ -102,7 +102,7 @@ def test_a_job_that_goes_on_accuses_nobody(name: str, wanted: int, tmp_path: Pat
                 members = [
                     Member(
                         id=RankId(node="here", rank=rank),
-                        recorder=RecorderFacts(libraries=recorded([first[rank], last[rank]])),
+                        recorder=RecorderFacts(libraries=merge_rounds([first[rank], last[rank]])),
                     )
                     for rank in job.read
                 ]

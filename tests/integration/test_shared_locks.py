@@ -84,7 +84,7 @@ def test_who_waits_for_a_semaphore_that_another_rank_maps_waits_for_a_lock(name:
         alone = seen(pid)
     assert [member.waits.shares_lock for member in group.members] == [True]
     assert group.waits_for == "lock", "by measurement: the table is empty"
-    assert clauses.does(group) == "waits for a lock in memory shared with another rank"
+    assert clauses.describe_activity(group) == "waits for a lock in memory shared with another rank"
     assert [member.waits.shares_lock for member in alone.members] == [False], "nobody else of its job has it"
 
 

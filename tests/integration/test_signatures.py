@@ -354,7 +354,7 @@ def test_who_stands_in_a_debugger_waits_for_the_person_at_his_terminal() -> None
     assert member.waits.awaited is not None and member.waits.awaited.who.startswith(
         "a person at the terminal /dev/pts/"
     )
-    assert clauses.does(group) == "is in a debugger and waits for a person"
+    assert clauses.describe_activity(group) == "is in a debugger and waits for a person"
 
 
 DEBUGGED = """
@@ -386,4 +386,4 @@ def test_who_stands_in_the_debugger_of_an_editor_polls(comes: bool) -> None:
     (nameless,) = group_ranks(taken, Table(()), SETTINGS).members
     assert (nameless.signature, nameless.motion) == (Signature.POLLS, Motion.UNKNOWN)
     (group,) = group_ranks(taken, activity.load(), SETTINGS).groups
-    assert clauses.does(group) == "is in a debugger and waits for a person"
+    assert clauses.describe_activity(group) == "is in a debugger and waits for a person"

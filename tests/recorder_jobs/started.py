@@ -24,7 +24,7 @@ from hangwatch.probes.process import procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.scene import stance_of
-from hangwatch.verdict.sequence_rules import Answer, answer_of
+from hangwatch.verdict.sequence_rules import Answer, decide_by_all_counts
 from tests.conftest import DATA, wait_for
 from tests.servers import free_port
 
@@ -73,7 +73,7 @@ class Started(NamedTuple):
 
     def answer(self, taken: Diagnosis) -> Answer:
         """Return the answer by the sequence numbers alone."""
-        return answer_of(taken.grouping.members, stance_of(taken.grouping), taken.grouping.world_size)
+        return decide_by_all_counts(taken.grouping.members, stance_of(taken.grouping), taken.grouping.world_size)
 
 
 @cache

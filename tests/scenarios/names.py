@@ -19,7 +19,7 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.activity import Table
 from hangwatch.state.steps import count_motion
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
-from hangwatch.verdict.remote_wait import waits_elsewhere
+from hangwatch.verdict.remote_wait import waits_for_other_nodes
 
 NAMES = (("qzx", "vbn", "wrt"), ("save_checkpoint", "log", "evaluate", "main"))
 """Random names and misleading names."""
@@ -57,7 +57,7 @@ def counted(look: Diagnosis) -> MotionCount:
 
 
 def _waits(look: Diagnosis) -> bool:
-    return waits_elsewhere(look.grouping, look.verdict, is_elsewhere_too=True)
+    return waits_for_other_nodes(look.grouping, look.verdict, has_ranks_on_other_nodes=True)
 
 
 def with_names(capture: Capture, names: Sequence[str]) -> Capture:

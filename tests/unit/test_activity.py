@@ -103,7 +103,7 @@ def test_rules_of_the_configuration_come_first() -> None:
     table = activity.load(rules)
     assert table.classify(frames("read_shard (a/our_loader.py)")) == ("data_loading", "our loader", False)
     assert table.classify(frames("ask_licence (x.py)", "all_reduce (" + C10D + ")")).activity == "licence_server"
-    assert activity.known("licence_server").waits_for == "nothing"
+    assert activity.find_activity("licence_server").waits_for == "nothing"
     assert TABLE.classify(frames("read_shard (a/our_loader.py)")).activity == "unknown"
 
 
@@ -123,7 +123,7 @@ def test_every_rule_names_an_activity_and_every_activity_a_sentence() -> None:
     assert all(rule.functions for rule in tables.rules)
     for name in tables.activities:
         for operation in (None, "thing"):
-            clause = activity.says(name, operation)
+            clause = activity.describe_activity(name, operation)
             assert clause.split()[0] in {"is", "waits", "stands", "sleeps"} and "{" not in clause
 
 

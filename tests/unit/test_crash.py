@@ -166,7 +166,7 @@ Root Cause (first observed failure):
   rank      : 1 (local_rank: 1)
   exitcode  : -11 (pid: 4924)  (SIGSEGV)
 """
-    whole = {4923: launcher_text.Exited(-15, False), 4924: launcher_text.Exited(-11, True)}
+    whole = {4923: launcher_text.RankExit(-15, False), 4924: launcher_text.RankExit(-11, True)}
     assert launcher_text.exits(printed) == whole
     assert launcher_text.exits(printed.partition("Failures:")[0]) == {4924: whole[4924]}
 
@@ -261,7 +261,11 @@ Thread 1 (Thread 0x7f00 (LWP 14654)):
 #1  0x00007fc2 in memset (s=0x0) at ../sysdeps/memset.S:42
 #2  0x00007fc3 in ffi_call () from /lib/x86_64-linux-gnu/libffi.so.8
 """
-    assert gdb_text.died_in(printed.splitlines()) == ("?? (libc.so.6)", "memset (memset.S)", "ffi_call (libffi.so.8)")
+    assert gdb_text.find_dead_frames(printed.splitlines()) == (
+        "?? (libc.so.6)",
+        "memset (memset.S)",
+        "ffi_call (libffi.so.8)",
+    )
 
 
 @pytest.mark.parametrize("error", ["Preempted: checkpoint written", "ImportError: no flash"])

@@ -18,8 +18,8 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge, recorder_dumps
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.scene import stance_of, survey
-from hangwatch.verdict.sequence_rules import Answer, answer_of
+from hangwatch.verdict.scene import build_scene, stance_of
+from hangwatch.verdict.sequence_rules import Answer, decide_by_all_counts
 from hangwatch.verdict.wording import sequence_numbers
 from tests.unit.test_flight_dump import CREATED_NS, entry, parse
 
@@ -64,7 +64,7 @@ def judged(dumps: Mapping[int, dict[str, Any]], seconds: float = TIME_OUT_SECOND
     grouping = group_ranks(ranks, TABLE, config.Capture(), joined.world_size)
     grouping = recorder_dumps.with_records(grouping, joined.timed, joined.opened_before_unix_seconds)
     verdict = judge.judge(grouping, dumped_records=joined.by_rank)
-    return answer_of(grouping.members, stance_of(grouping), grouping.world_size), verdict
+    return decide_by_all_counts(grouping.members, stance_of(grouping), grouping.world_size), verdict
 
 
 def referee(dumps: Mapping[int, dict[str, Any]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:
@@ -146,8 +146,8 @@ def test_what_a_rank_has_come_to_is_not_known_where_completed_operations_were_le
 
 
 def finding(kind: str, group: Group, answer: Answer) -> Finding:
-    scene = survey(Grouping(groups=(group,)), None)
-    return Finding(kind, scene, sequence_numbers.not_come, (group,), confidence=Confidence.HIGH, answer=answer)
+    scene = build_scene(Grouping(groups=(group,)), None)
+    return Finding(kind, scene, sequence_numbers.not_joined, (group,), confidence=Confidence.HIGH, answer=answer)
 
 
 DENIED = Fault(subject="pid 7", reason="PermissionDenied", detail="no right")
@@ -167,7 +167,7 @@ def test_what_the_kernel_says_of_a_rank_is_not_hidden_by_dumps() -> None:
     records = rank_recorders.join([DumpFile("rank0", CREATED_NS / 1e9, parse(recorder(0, [WORLD], 0)))]).by_rank
     qualified = recorder_dumps.qualify(blocked, records)
     assert qualified._replace(open_then=blocked.open_then) == blocked
-    assert [one.kind for one in sequence_numbers.open_then(qualified.open_then)] == ["sequence"]
+    assert [one.kind for one in sequence_numbers.open_at_dump(qualified.open_then)] == ["sequence"]
     assert alone.kind == "RecordsOnly"
 
 

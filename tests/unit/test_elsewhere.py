@@ -29,7 +29,7 @@ from hangwatch.model import (
 from hangwatch.model.flight_records import GroupMembers
 from hangwatch.state import steps
 from hangwatch.verdict.judge import judge
-from hangwatch.verdict.remote_wait import waits_elsewhere
+from hangwatch.verdict.remote_wait import waits_for_other_nodes
 from tests.unit.test_progress import RULES, Life, job, result
 from tests.unit.test_waitfor import WORLD, done, member, record, recorder, standing, waits
 
@@ -44,14 +44,18 @@ def grouping(*members: Member, waits_for: str = "ranks", world_size: int | None 
 
 def told(seen: Grouping, *, is_elsewhere_too: bool = True) -> bool:
     """Judge it with the verdict that such ranks get."""
-    return waits_elsewhere(seen, judge(seen, ranks_here=len(seen.members)), is_elsewhere_too=is_elsewhere_too)
+    return waits_for_other_nodes(
+        seen, judge(seen, ranks_here=len(seen.members)), has_ranks_on_other_nodes=is_elsewhere_too
+    )
 
 
 @pytest.mark.parametrize("waits_for", ["ranks", "gpu"])
 def test_without_recorders_the_size_of_the_world_tells(waits_for: str) -> None:
     seen = grouping(*TWO, waits_for=waits_for)
-    assert waits_elsewhere(seen, ALL_WAIT, is_elsewhere_too=True)
-    assert not waits_elsewhere(seen, ALL_WAIT, is_elsewhere_too=False), "all its ranks are here, or nobody knows"
+    assert waits_for_other_nodes(seen, ALL_WAIT, has_ranks_on_other_nodes=True)
+    assert not waits_for_other_nodes(seen, ALL_WAIT, has_ranks_on_other_nodes=False), (
+        "all its ranks are here, or nobody knows"
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +68,7 @@ def test_without_recorders_the_size_of_the_world_tells(waits_for: str) -> None:
     ],
 )
 def test_whoever_is_pointed_at_is_of_this_node(verdict: Verdict) -> None:
-    assert not waits_elsewhere(grouping(*TWO), verdict, is_elsewhere_too=True)
+    assert not waits_for_other_nodes(grouping(*TWO), verdict, has_ranks_on_other_nodes=True)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +85,7 @@ def test_whoever_is_pointed_at_is_of_this_node(verdict: Verdict) -> None:
     ids=["lock", "busy", "unknown", "gone", "stopped", "cgroup", "nobody"],
 )
 def test_all_of_them_must_wait_for_ranks(odd: Grouping) -> None:
-    assert not waits_elsewhere(odd, ALL_WAIT, is_elsewhere_too=True)
+    assert not waits_for_other_nodes(odd, ALL_WAIT, has_ranks_on_other_nodes=True)
 
 
 def test_everybody_here_has_come_and_others_are_awaited() -> None:

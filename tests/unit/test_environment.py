@@ -56,7 +56,7 @@ def test_every_row_says_why() -> None:
 def test_the_rank_with_another_interface_is_told_with_what_the_others_have() -> None:
     ifname = "NCCL_SOCKET_IFNAME"
     (found,) = compared(*[{ifname: "eth0"}] * 3, {ifname: "eth1"}, *[{ifname: "eth0"}] * 4)
-    assert environment_diff.said(found) == (
+    assert environment_diff.describe_difference(found) == (
         "NCCL_SOCKET_IFNAME differs: eth1 on rank 3 on n (local rank 3, pid 103), eth0 on 7 others"
     )
     (vote,) = environment_diff.as_evidence(environment_diff.Environment(differences=(found,)), [RANKS[3]])
@@ -69,7 +69,7 @@ def test_what_should_differ_and_what_each_has_of_its_own_is_left_out() -> None:
 
 def test_a_variable_that_one_rank_lacks_differs() -> None:
     (found,) = compared({"NCCL_DEBUG": "INFO"}, {"RANK": "1"}, {"NCCL_DEBUG": "INFO"})
-    assert environment_diff.said(found).startswith("NCCL_DEBUG differs: not set on rank 1")
+    assert environment_diff.describe_difference(found).startswith("NCCL_DEBUG differs: not set on rank 1")
 
 
 def test_those_of_who_is_pointed_at_come_first() -> None:

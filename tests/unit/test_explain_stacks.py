@@ -130,7 +130,7 @@ def test_stacks_of_which_only_the_threads_were_copied_are_of_several_processes()
 
 @given(st.lists(st.text("> \tab", max_size=6), max_size=6))
 def test_what_stands_before_every_line_is_all_that_is_taken_away(lines: list[str]) -> None:
-    before = line_prefixes.pasted(lines)
+    before = line_prefixes.find_quote_prefix(lines)
     written = [line for line in lines if line.strip("> \t")]
     assert not before.strip("> \t")
     assert all(line.startswith(before) for line in written)

@@ -97,11 +97,11 @@ def test_plain_names(function: str, plain: str) -> None:
     ],
 )
 def test_the_name_by_which_a_function_is_known(place: tuple[str, str], called: str | None) -> None:
-    assert stack_frames.called(place) == called
+    assert stack_frames.display_name(place) == called
 
 
 def test_a_name_that_a_process_chose_costs_no_time() -> None:
-    assert stack_frames.called(("f" + "<" * 200_000 + ">" * 200_000, "mine.so")) is not None
+    assert stack_frames.display_name(("f" + "<" * 200_000 + ">" * 200_000, "mine.so")) is not None
 
 
 @pytest.mark.parametrize(
@@ -120,4 +120,4 @@ def test_a_name_that_a_process_chose_costs_no_time() -> None:
     ],
 )
 def test_whose_frames_they_are(files: list[str], installed: int | None, users: list[bool | None]) -> None:
-    assert list(stack_frames.owned_by_user(files, installed)) == users
+    assert list(stack_frames.find_owners(files, installed)) == users

@@ -16,7 +16,7 @@ LINKS = "Look for XIDs, NVLink and network errors"
 
 def group(name: str, *members: Member, first: int = 0, count: int = 2, waits_for: str = "") -> Group:
     ranks = members or tuple(Member(id=RankId(node="n1", rank=first + i)) for i in range(count))
-    known = activity.known(name)
+    known = activity.find_activity(name)
     return Group(key=f"{name}{first}", activity=name, members=ranks, waits_for=waits_for or known.waits_for)
 
 
@@ -50,7 +50,7 @@ MEASURED = {
 
 @pytest.mark.golden
 def test_every_sentence(golden: Callable[[str, str], None]) -> None:
-    lines = [f"{name}:{look(group(name))}" for name in activity.names()]
+    lines = [f"{name}:{look(group(name))}" for name in activity.activity_names()]
     lines += [f"{name}:{look(one)}" for name, one in MEASURED.items()]
     alone = group("collective_wait", count=1)
     lines += [
@@ -66,7 +66,7 @@ def test_every_sentence(golden: Callable[[str, str], None]) -> None:
 def test_links_and_sequence_numbers_only_where_all_wait_for_ranks_or_gpus() -> None:
     assert LINKS in look(group("collective_wait"), group("gpu_sync", first=2))
     assert "sequence numbers" in look(group("collective_wait"))
-    for name, known in ((name, activity.known(name)) for name in activity.names()):
+    for name, known in ((name, activity.find_activity(name)) for name in activity.activity_names()):
         if known.waits_for not in ("ranks", "gpu"):
             assert LINKS not in look(group("collective_wait", count=4), group(name, first=4, count=4)), name
 

@@ -439,5 +439,5 @@ def test_refused_at_the_store_is_who_had_no_connection_in_any_round(
     rounds: list[PortUse], expected: PortUse | None
 ) -> None:
     seen = tuple(ProcessDump(taken_monotonic_seconds=0.0, store=Store("master:1", use)) for use in rounds)
-    found = kernel_facts.store(RankDump(id=RankId(rank=1), rounds=seen))
+    found = kernel_facts.merge_store(RankDump(id=RankId(rank=1), rounds=seen))
     assert (found.socket if found else None) == expected

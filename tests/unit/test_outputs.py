@@ -24,7 +24,7 @@ def end(text: str, file: str = "1:1", size_bytes: int | None = None) -> OutputEn
 def logs(*texts: str) -> tuple[RankLog, ...]:
     """Return one log for each rank."""
     ends = {rank: (end(text, f"1:{rank.rank}"),) for rank, text in zip(RANKS, texts, strict=False)}
-    return live_output.logs_of(ends, {})
+    return live_output.read_logs(ends, {})
 
 
 def beside(verdict: Verdict, rank_logs: tuple[RankLog, ...], ranks_here: int) -> Verdict:
@@ -32,7 +32,7 @@ def beside(verdict: Verdict, rank_logs: tuple[RankLog, ...], ranks_here: int) ->
 
 
 def shared(text: str) -> dict[int | None, RankLog]:
-    found = live_output.logs_of(
+    found = live_output.read_logs(
         {rank: (end(text),) for rank in RANKS}, {rank: 7 + index for index, rank in enumerate(RANKS)}
     )
     return {log.id.rank: log for log in found}

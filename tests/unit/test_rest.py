@@ -19,7 +19,7 @@ from hangwatch.model import (
     Store,
     Waits,
 )
-from hangwatch.stacks.idle_reasons import is_refused, is_serving, resting_state
+from hangwatch.stacks.idle_reasons import find_resting_state, is_refused, is_serving
 from hangwatch.verdict.judge import judge
 
 LINGERS = Member(
@@ -42,7 +42,7 @@ def seated(*members: Member, world_size: int | None = 2) -> Grouping:
 
 
 def resting(*members: Member, world_size: int | None = 2) -> JobState | None:
-    return resting_state(seated(*members, world_size=world_size))
+    return find_resting_state(seated(*members, world_size=world_size))
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
     """The kernel knows no lock of torch's FileBaton, which polls for the file."""
     asking = replace(LINGERS, signature=Signature.POLLS)
     (group,) = seated(asking, asking).groups
-    assert resting_state(Grouping(groups=(group,), world_size=2)) is JobState.OVER
+    assert find_resting_state(Grouping(groups=(group,), world_size=2)) is JobState.OVER
     waits = replace(group, activity="lock_file", operation="lock file", waits_for="lock")
     verdict = judge(Grouping(groups=(waits,), world_size=2))
-    assert (resting_state(Grouping(groups=(waits,), world_size=2)), verdict.kind) == (None, "AllAlike")
+    assert (find_resting_state(Grouping(groups=(waits,), world_size=2)), verdict.kind) == (None, "AllAlike")
     assert "no living process holds it, it is stale: remove it" in verdict.message
 
 
@@ -102,9 +102,9 @@ def test_who_meets_the_others_at_a_file_is_connected_to_nobody_and_not_over() ->
         seated(LINGERS, *[replace(LINGERS, signature=Signature.POLLS)] * 3).groups,
     )
     meets = replace(meets, key="m", members=meets.members[1:])
-    assert resting_state(Grouping(groups=(late, meets), world_size=4)) is JobState.OVER
+    assert find_resting_state(Grouping(groups=(late, meets), world_size=4)) is JobState.OVER
     joining = replace(meets, activity="rendezvous", operation="init_process_group", waits_for="ranks")
-    assert resting_state(Grouping(groups=(late, joining), world_size=4)) is None
+    assert find_resting_state(Grouping(groups=(late, joining), world_size=4)) is None
 
 
 def test_of_a_rank_without_a_stack_nobody_knows_what_it_waits_for() -> None:
@@ -115,8 +115,10 @@ def test_of_a_rank_without_a_stack_nobody_knows_what_it_waits_for() -> None:
         )
         for rank, why in enumerate((None, fault))
     )
-    assert resting_state(Grouping(groups=groups, world_size=2)) is None
-    assert resting_state(Grouping(groups=(groups[0], replace(groups[1], fault=None)), world_size=2)) is JobState.OVER
+    assert find_resting_state(Grouping(groups=groups, world_size=2)) is None
+    assert (
+        find_resting_state(Grouping(groups=(groups[0], replace(groups[1], fault=None)), world_size=2)) is JobState.OVER
+    )
 
 
 PARENT, RANK_0, RANK_1 = 99, 100, 101
@@ -172,9 +174,9 @@ def test_ranks_that_are_refused_at_the_store_are_not_over() -> None:
     """They have no connection either, but they request one."""
     store = Store(endpoint="10.0.0.1:29500", socket="retries")
     meet = seated(*[replace(LINGERS, waits=replace(LINGERS.waits, store=store))] * 2)
-    assert resting_state(meet) is JobState.OVER, "they sleep anywhere"
+    assert find_resting_state(meet) is JobState.OVER, "they sleep anywhere"
     for function, refused in (("_env_rendezvous_handler", True), ("_tcp_rendezvous_handler", False)):
         frame = Frame(function=function, file="/opt/torch/distributed/rendezvous.py", line=280)
         group = replace(meet.groups[0], activity="rendezvous", frames=(frame,))
-        assert resting_state(replace(meet, groups=(group,))) is None
+        assert find_resting_state(replace(meet, groups=(group,))) is None
         assert is_refused(group, group.members[0]) is refused, "at another address than MASTER_ADDR"

@@ -212,7 +212,7 @@ def meeting(
         )
         if name:
             frames = AT_MASTER if name == "rendezvous" else ()
-            waits_for = activity.known(name).waits_for
+            waits_for = activity.find_activity(name).waits_for
             groups.append(Group(key=name, activity=name, waits_for=waits_for, members=members, frames=frames))
     return judge(Grouping(groups=tuple(groups), world_size=len(stands)))
 
@@ -273,7 +273,7 @@ def test_ranks_that_no_other_node_can_reach(places: list[str | None], activity_n
         Member(id=RankId(node="n1", rank=rank), rounds=3, waits=Waits(enclosed_at=place))
         for rank, place in enumerate(places)
     )
-    known = activity.known(activity_name)
+    known = activity.find_activity(activity_name)
     group = Group(key="k", activity=activity_name, waits_for=known.waits_for, members=members)
     found = judge(Grouping(groups=(group,), world_size=8), 4)
     assert (found.kind, found.named) == (kind, ())

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from hangwatch.collectives import wait_graph
-from hangwatch.collectives.rank_records import MOST_GROUPS, motion, progress, recorded, shortened, stands
+from hangwatch.collectives.rank_records import (
+    MOST_GROUPS,
+    drop_unneeded,
+    has_old_open_operation,
+    merge_rounds,
+    motion,
+    progress,
+)
 from hangwatch.collectives.wait_graph import Stance
 from hangwatch.model import KernelFacts, Member, Motion, RankId, RecorderFacts
 from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords
@@ -67,7 +74,7 @@ def recorder(*records: FlightRecord, **given: object) -> RankRecords:
 def member(rank: int, *first: RankRecords, last: Sequence[RankRecords] | None = None, node: str = "a") -> Member:
     return Member(
         id=RankId(node=node, rank=rank),
-        recorder=RecorderFacts(libraries=recorded([first, first if last is None else last])),
+        recorder=RecorderFacts(libraries=merge_rounds([first, first if last is None else last])),
     )
 
 
@@ -422,11 +429,11 @@ def test_the_graph_is_linear(shape: Callable[[int], list[Member]]) -> None:
 def test_what_is_kept_of_a_buffer_is_bounded_and_judged_alike() -> None:
     many = [record(number, str(number % 100 + 1), group_id=number % 100, id=number) for number in range(2000)]
     still_open = [record(7, str(99), group_id=98, id=-1, state="open")]
-    kept = shortened(recorder(*still_open, *many))
+    kept = drop_unneeded(recorder(*still_open, *many))
     assert len(kept.records) <= 13 * MOST_GROUPS and kept.records[0].id == -1
     full = three_and({})
     job = [
-        member(rank, shortened(recorder(*(record(n, state="open" if n == 40 else "completed") for n in range(41)))))
+        member(rank, drop_unneeded(recorder(*(record(n, state="open" if n == 40 else "completed") for n in range(41)))))
         for rank in range(3)
     ]
     assert judge([*job, standing(3, done(39))], r3="elsewhere").named == (3,) and full
@@ -492,5 +499,5 @@ def test_a_stopped_rank_does_not_come_whatever_it_has_open() -> None:
 def test_who_has_had_an_operation_open_for_ten_seconds_may_stand(given: dict[str, object], *, stood: bool) -> None:
     older = record(1, id=0, state="completed", created_unix_ns=1)
     newest = structs.replace(record(2, id=1, state="open"), **given)
-    assert stands((recorder(older), recorder(newest))) is stood
-    assert not stands(())
+    assert has_old_open_operation((recorder(older), recorder(newest))) is stood
+    assert not has_old_open_operation(())

@@ -24,7 +24,7 @@ from hangwatch.model import (
 from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.judge import judge
-from hangwatch.verdict.scene import survey
+from hangwatch.verdict.scene import build_scene
 from hangwatch.verdict.wording import clauses, group_text, job_headlines, rank_headlines
 
 
@@ -32,7 +32,7 @@ def group(name: str, ranks: range, *functions: str, node: str = "n1") -> Group:
     return Group(
         key=f"{name}{ranks.start}",
         activity=name,
-        waits_for=activity.known(name).waits_for,
+        waits_for=activity.find_activity(name).waits_for,
         operation="barrier" if name == "collective_wait" else None,
         frames=tuple(Frame(function=one, file="train.py", line=1) for one in functions),
         members=tuple(Member(id=RankId(node=node, rank=rank), motion=Motion.FROZEN, rounds=3) for rank in ranks),
@@ -73,7 +73,7 @@ def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, to
         two[0].members[0],
         recorder=replace(two[0].members[0].recorder, libraries=(RecorderState(library="gloo", groups=(records,)),)),
     )
-    scene = survey(Grouping(groups=(replace(two[0], members=(first, two[0].members[1])), two[1])), None)
+    scene = build_scene(Grouping(groups=(replace(two[0], members=(first, two[0].members[1])), two[1])), None)
     assert job_headlines.mismatch(Finding("Mismatch", scene, job_headlines.mismatch, others=scene.stacked)).endswith(
         told
     )
@@ -133,7 +133,7 @@ PEER = CallTarget(kind="connection", what="10.0.0.7 port 29500")
 def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, said: str) -> None:
     """It says that a file system does not respond only if no bytes flow."""
     member = Member(id=RankId(node="n1", rank=3, pid=13), signature=signature, kernel=KernelFacts(state="D", call=call))
-    assert clauses.in_call(member, {13: member.id, 14: RankId(node="n1", rank=4, pid=14)}) == said
+    assert clauses.describe_call(member, {13: member.id, 14: RankId(node="n1", rank=4, pid=14)}) == said
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_fifo_on_a_file_system_of_another_machine_does_not_make_that_silent(
     member = Member(
         id=RankId(rank=3), signature=Signature.BLOCKED, kernel=KernelFacts(state=state, wchan=wchan, call=call)
     )
-    assert ("gives no answer" in (clauses.in_call(member, {}) or "")) is is_silent
+    assert ("gives no answer" in (clauses.describe_call(member, {}) or "")) is is_silent
 
 
 def test_the_call_of_the_one_rank_that_is_named_stands_in_the_sentence() -> None:

@@ -53,7 +53,7 @@ class DumpFile(NamedTuple):
         return min((record.created_unix_ns / 1e9 + record.timeout_ms / 1e3 for record in timed), default=None)
 
 
-class Joined(NamedTuple):
+class JoinedDumps(NamedTuple):
     """The dumps of one job: `by_rank` has all ranks, `timed` the ranks with dumps of one timeout.
 
     An operation enqueued before `opened_before_unix_seconds` had been open for a minute when all of them were written.
@@ -67,7 +67,7 @@ class Joined(NamedTuple):
     notes: tuple[str, ...]
 
 
-def join(files: Iterable[DumpFile]) -> Joined:
+def join(files: Iterable[DumpFile]) -> JoinedDumps:
     """Join the dumps of a job by rank. Dumps that do not count are reported in notes."""
     notes: list[str] = []
     numbered = _numbered(list(files), notes)
@@ -77,7 +77,7 @@ def join(files: Iterable[DumpFile]) -> Joined:
     timed = _timed(newest, notes)
     written = [file.written_unix_seconds for of_rank in timed.values() for file in of_rank]
     sizes = {file.dump.world_size for of_rank in newest.values() for file in of_rank} - {None}
-    return Joined(
+    return JoinedDumps(
         by_rank={rank: _recorders(of_rank) for rank, of_rank in newest.items()},
         timed={rank: _recorders(of_rank) for rank, of_rank in timed.items()},
         opened_before_unix_seconds=min(written, default=0.0) - LATE_SECONDS,

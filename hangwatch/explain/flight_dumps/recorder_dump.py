@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from hangwatch import words
-from hangwatch.explain.flight_dumps.safe_pickle import MOST_BYTES, plain_values
+from hangwatch.explain.flight_dumps.safe_pickle import MOST_BYTES, load_plain_values
 from hangwatch.formats import decoding, pyspy_json
 from hangwatch.model import MOST_RANKS, Frame, spans
 from hangwatch.model.flight_records import (
@@ -93,7 +93,7 @@ def begins_so(head: bytes) -> bool:
 
 def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
     """Parse a dump; `written_unix_seconds` is the time of its file. Raises ValueError with the reason."""
-    values = plain_values(content) if _PICKLED.match(content) else _json(content)
+    values = load_plain_values(content) if _PICKLED.match(content) else _json(content)
     if not isinstance(values, dict) or "version" not in values:
         raise ValueError("is not a flight recorder dump: it has no version")
     version = values["version"]
@@ -109,7 +109,7 @@ def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
     statuses = tuple(_statuses(values.get("pg_status", {})))
     members = tuple(_members(values.get("pg_config", {})))
     library_version = values.get("comm_lib_version", values.get("nccl_version", ""))
-    described = _Described(statuses, members, _text(library_version, "comm_lib_version"), version, written_unix_seconds)
+    described = _DumpParts(statuses, members, _text(library_version, "comm_lib_version"), version, written_unix_seconds)
     recorders = tuple(described.recorder(library, found) for library, found in sorted(by_library.items()))
     world = next((one.ranks for one in members if (one.name, one.description) == _DEFAULT_GROUP), ())
     return FlightDump(
@@ -296,7 +296,7 @@ def _ranks(value: object) -> list[int]:
 # --- conclusions -----------------------------------------------------------------------------------------------------
 
 
-class _Described(NamedTuple):
+class _DumpParts(NamedTuple):
     """The parts of a dump except its operations."""
 
     statuses: tuple[GroupStatus, ...]
@@ -384,11 +384,11 @@ def _last(rows: Sequence[Mapping[str, object]]) -> LastEnqueued | None:
         operation=record.operation.rpartition(":")[2],
         number=record.collective_seq,
         group_description=record.group_description,
-        frame=_own_frame(rows[-1].get("frames", ())),
+        frame=_user_frame(rows[-1].get("frames", ())),
     )
 
 
-def _own_frame(frames: object) -> Frame | None:
+def _user_frame(frames: object) -> Frame | None:
     """Return the innermost frame outside installed packages."""
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, (list, tuple)) else ():
         told = _mapping(frame, "frames")

@@ -46,20 +46,20 @@ _GETS = frozenset({_CODES["BINGET"], _CODES["LONG_BINGET"]})
 _STOP, _LONG1, _TUPLE2, _MEMOIZE = (_CODES[name] for name in ("STOP", "LONG1", "TUPLE2", "MEMOIZE"))
 
 
-def plain_values(content: bytes) -> object:
+def load_plain_values(content: bytes) -> object:
     """Return the value of a pickle of dicts, lists, pairs of texts, texts, numbers, booleans and None.
 
     Lists and dicts may contain each other, and may be shared: a reader must limit how far it follows them. Raises
     ValueError with the reason for any other pickle, before any object is built.
     """
-    _refuse_all_else(content)
+    _check_opcodes(content)
     try:
         return _Unpickler(io.BytesIO(content)).load()
     except Exception as error:
         raise ValueError(f"is no whole pickle: {words.elided(str(error), 128)}") from None
 
 
-def _refuse_all_else(content: bytes) -> None:
+def _check_opcodes(content: bytes) -> None:
     """Raise ValueError if an opcode is not allowed, too large or one too many, or if the pickle ends early.
 
     Only pairs of texts are allowed as tuples: the hash of a tuple within a tuple is recursive, in C.

@@ -15,19 +15,19 @@ _SUMMARY = re.compile(r"^  exitcode  : (-?\d{1,9}) \(pid: (\d{1,10})\)", re.MULT
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 
 
-class Exited(NamedTuple):
+class RankExit(NamedTuple):
     """The exit code of a rank, negative for a signal. `is_first`: the launcher reports it as the first failure."""
 
     code: int
     is_first: bool
 
 
-def exits(text: str) -> dict[int, Exited]:
+def exits(text: str) -> dict[int, RankExit]:
     """Return the exits by the pid in the log. A later restart in the same log overrides an earlier one.
 
     Only the first `LONGEST_LINE` characters of each line are read.
     """
     text = "\n".join(line[:LONGEST_LINE] for line in text.split("\n"))
-    all_exits = {int(pid): Exited(int(code), is_first=False) for code, pid in _SUMMARY.findall(text)}
+    all_exits = {int(pid): RankExit(int(code), is_first=False) for code, pid in _SUMMARY.findall(text)}
     first = [(code, pid) for part in text.split(_ROOT_CAUSE)[1:] for code, pid in _SUMMARY.findall(part)[:1]]
-    return all_exits | {int(pid): Exited(int(code), is_first=True) for code, pid in (*_FIRST.findall(text), *first)}
+    return all_exits | {int(pid): RankExit(int(code), is_first=True) for code, pid in (*_FIRST.findall(text), *first)}

@@ -21,7 +21,7 @@ _OF_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
 _OF_PID = re.compile(r"^\S{1,64}:(\d{1,10}):\d{1,10} \[\d{1,3}\] ")  # format of NCCL: host, pid, thread, device
 
 
-def logs_of(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]) -> tuple[RankLog, ...]:
+def read_logs(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]) -> tuple[RankLog, ...]:
     """Return the log of each rank. Of a file that ranks share, only lines with a rank or process id are used.
 
     `inner_pids` are the process ids in the pid namespaces of the ranks.

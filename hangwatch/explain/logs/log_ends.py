@@ -106,7 +106,7 @@ def _step_column(rows: Sequence[tuple[float, ...]], few: Sequence[int]) -> int |
     return few[0] if few else None
 
 
-def behind(ends: Sequence[End]) -> End | None:
+def find_behind(ends: Sequence[End]) -> End | None:
     """Return the ranks with a log that ends at an earlier step than the logs of at least three times as many ranks."""
     if not ends:
         return None
@@ -116,7 +116,7 @@ def behind(ends: Sequence[End]) -> End | None:
     return few if few and len(most.ids) >= TIMES_AS_MANY * sum(len(end.ids) for end in ends[1:]) else None
 
 
-def unwritten(logs: Sequence[RankLog]) -> dict[RankId, str]:
+def find_unwritten(logs: Sequence[RankLog]) -> dict[RankId, str]:
     """Return the ranks with a log that may be incomplete because of a buffer, and the reason for each.
 
     Its last line is the beginning of the last line of most others, or it ends minutes before theirs. Ranks of one job

@@ -30,7 +30,7 @@ class _Kind(NamedTuple):
         return tuple(log.id for log in self.logs)
 
 
-class _First(NamedTuple):
+class _FirstFailure(NamedTuple):
     """The first failure that has a cause of its own. `order` tells how that is known; empty if there is only one."""
 
     kind: _Kind
@@ -40,12 +40,14 @@ class _First(NamedTuple):
 def supplement(logs: Sequence[RankLog]) -> Supplement:
     """Return what logs show, with or without stacks. The rank that fails first is checked first, but never named."""
     kinds, ends = _kinds(logs), log_ends.fold(logs)
-    first, behind = _first_failure(kinds, logs), log_ends.behind(ends)
-    caveat = log_ends.caveat([log.id for log in logs if first is None or not log.failures], log_ends.unwritten(logs))
+    first, behind = _first_failure(kinds, logs), log_ends.find_behind(ends)
+    caveat = log_ends.caveat(
+        [log.id for log in logs if first is None or not log.failures], log_ends.find_unwritten(logs)
+    )
     return Supplement(
         evidence=tuple(_evidence(logs, kinds, ends)),
         headline=_headline(logs, first, ends, behind, caveat),
-        sentence=f"By the logs, {_told(first)}{caveat}." if first is not None else "",
+        sentence=f"By the logs, {_describe_first_failure(first)}{caveat}." if first is not None else "",
         check_first=tuple(_looks(first, behind, len(logs), caveat)),
     )
 
@@ -58,7 +60,7 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
     """
     kinds = _kinds(logs)
     are_enough = len(logs) * 2 >= max(ranks_here, 3)
-    ranks = tuple(_first_to_complain(kinds, logs)) if are_enough else ()
+    ranks = tuple(_find_first_error(kinds, logs)) if are_enough else ()
     are = "are" if len(ranks) > 1 else "is"
     sentence = f"By the logs {words.name_ranks(ranks)} {are} the first to complain, see the evidence: look there first."
     return Supplement(
@@ -69,7 +71,7 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
     )
 
 
-def _first_to_complain(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterator[CheckFirst]:
+def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterator[CheckFirst]:
     """Yield the ranks that failed first, else the only rank with a log line of NCCL about a problem.
 
     There must be at least three times as many other ranks.
@@ -77,7 +79,7 @@ def _first_to_complain(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Itera
     first = _first_failure(kinds, logs)
     if first is not None:
         if len(first.kind.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.kind.ids) == 1:
-            why = f"the first to fail by its own log: {_what(first.kind.failure)}"
+            why = f"the first to fail by its own log: {_describe_failure(first.kind.failure)}"
             yield from (_look(rank, why, f"read the end of {first.kind.logs[0].source}") for rank in first.kind.ids)
         return
     rows = nccl_messages.load()
@@ -91,14 +93,14 @@ def _first_to_complain(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Itera
 
 def _headline(
     logs: Sequence[RankLog],
-    first: _First | None,
+    first: _FirstFailure | None,
     ends: Sequence[End],
     behind: End | None,
     caveat: str,
 ) -> str:
     accuses = "Logs accuse nobody; for stacks: `hangwatch dump`, or py-spy on each rank that lives"
     if first is not None:
-        told = _told(first)
+        told = _describe_first_failure(first)
     elif behind is not None:
         told = f"the log of {words.name_ranks(behind.ids)} ends before the others: {log_ends.describe_ends(ends)}"
     else:
@@ -130,30 +132,32 @@ def _kinds(logs: Sequence[RankLog]) -> list[_Kind]:
     )
 
 
-def _first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _First | None:
+def _first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _FirstFailure | None:
     """Return the first kind of failure that does not blame other ranks. None if the order is unknown."""
     own = [kind for kind in kinds if not kind.failure.of_others]
     if len(own) <= 1:
-        return _First(own[0], "") if own else None
+        return _FirstFailure(own[0], "") if own else None
     moments = [kind.failure.moment for kind in own]
     clock = common_clock(moments)
     if all(moment is not None and moment.clock == clock for moment in moments):
         earliest, second = sorted(time_on(moment, clock) for moment in moments)[:2]
-        return None if earliest == second else _First(own[0], "by the clocks of the logs")
+        return None if earliest == second else _FirstFailure(own[0], "by the clocks of the logs")
     if len({log.source for log in logs}) == 1:
-        return _First(min(own, key=lambda kind: kind.failure.number), "by the order of lines")
+        return _FirstFailure(min(own, key=lambda kind: kind.failure.number), "by the order of lines")
     return None
 
 
-def _told(first: _First) -> str:
+def _describe_first_failure(first: _FirstFailure) -> str:
     """Describe the first failure: `first to fail: rank 7 at 2026-...: ValueError: ...`."""
     failure, ids = first.kind.failure, first.kind.ids
     several = f", {words.count(len(ids))} alike," if len(ids) > 1 else ""
     order = f" ({first.order})" if first.order else ""
-    return f"first to fail: {words.name_ranks(ids[:1])}{several}{_at(failure.moment)}{order}: {_what(failure)}"
+    return (
+        f"first to fail: {words.name_ranks(ids[:1])}{several}{_at(failure.moment)}{order}: {_describe_failure(failure)}"
+    )
 
 
-def _what(failure: Failure) -> str:
+def _describe_failure(failure: Failure) -> str:
     where = f", in {failure.where}" if failure.where else ""
     return f"{words.elided(failure.text, _TEXT_CHARACTERS)}{words.printable(where)}"
 
@@ -169,16 +173,20 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[En
             if len(kind.ids) > 1
             else _at(kind.failure.moment)
         )
-        yield _vote("log_failure", f"{words.name_ranks(kind.ids)}{first}: {_what(kind.failure)}{blames}", kind.ids)
+        yield _make_evidence(
+            "log_failure", f"{words.name_ranks(kind.ids)}{first}: {_describe_failure(kind.failure)}{blames}", kind.ids
+        )
     if len(kinds) > SHOWN:
         rest = [rank for kind in kinds[SHOWN:] for rank in kind.ids]
-        yield _vote("log_failure", f"{words.count(len(kinds) - SHOWN, 'other failure')}", rest)
+        yield _make_evidence("log_failure", f"{words.count(len(kinds) - SHOWN, 'other failure')}", rest)
     blamed = [log.id for log in logs if not log.failures]
     few = 0 < TIMES_AS_MANY * len(blamed) <= len(logs) - len(blamed)
     if few and all(kind.failure.of_others for kind in kinds):
-        yield _vote("log_failure", f"no failure of {words.name_ranks(blamed)}; all others complain of others", blamed)
+        yield _make_evidence(
+            "log_failure", f"no failure of {words.name_ranks(blamed)}; all others complain of others", blamed
+        )
     if ends:
-        yield _vote("log_end", log_ends.describe_ends(ends), ())
+        yield _make_evidence("log_end", log_ends.describe_ends(ends), ())
     yield from _stopped(logs)
     yield from _messages(logs)
 
@@ -197,7 +205,9 @@ def _messages(logs: Sequence[RankLog]) -> Iterator[Evidence]:
             ranks = sorted({log.id for found in by_value.values() for log in found}, key=RankId.sort_key)
             first = next(log for found in by_value.values() for log in found if log.id == ranks[0])
             line = words.elided(first.messages[name].text, _TEXT_CHARACTERS)
-            yield _vote("nccl_message", f"{words.name_ranks(ranks)}: {row.meaning} ({line}); {row.remedy}", ranks)
+            yield _make_evidence(
+                "nccl_message", f"{words.name_ranks(ranks)}: {row.meaning} ({line}); {row.remedy}", ranks
+            )
 
 
 def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]) -> Iterator[Evidence]:
@@ -209,7 +219,7 @@ def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]
     ]
     more = words.count(len(rarest) - SHOWN, "other") if len(rarest) > SHOWN else ""
     listed = ", ".join([*told, more] if more else told)
-    yield _vote("nccl_message", f"{row.meaning}: {listed}; {row.remedy}", [log.id for log in rarest[0][1]])
+    yield _make_evidence("nccl_message", f"{row.meaning}: {listed}; {row.remedy}", [log.id for log in rarest[0][1]])
 
 
 def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
@@ -232,17 +242,17 @@ def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
     (first, log), (middle, _), (last, end) = timed[0], timed[len(timed) // 2], timed[-1]
     if middle - first > last - middle and timed[1][0] > first:
         until = end.last.moment.text if end.last and end.last.moment else ""
-        yield _vote(
+        yield _make_evidence(
             "log_end",
             f"stopped first: {words.name_ranks([log.id])}{_at(_moment(log))}, the last of all at {until}",
             [log.id],
         )
 
 
-def _looks(first: _First | None, behind: End | None, ranks: int, caveat: str) -> Iterator[CheckFirst]:
+def _looks(first: _FirstFailure | None, behind: End | None, ranks: int, caveat: str) -> Iterator[CheckFirst]:
     if first is not None:
         if len(first.kind.ids) == 1 or len(first.kind.ids) * (TIMES_AS_MANY + 1) <= ranks:
-            why = f"the first to fail by its own log: {_what(first.kind.failure)}{caveat}"
+            why = f"the first to fail by its own log: {_describe_failure(first.kind.failure)}{caveat}"
             settle = f"read {words.printable(first.kind.logs[0].source)} from line {first.kind.failure.number} back"
             yield from (_look(rank, why, settle) for rank in first.kind.ids)
     elif behind is not None:
@@ -255,7 +265,7 @@ def _look(rank: RankId, why: str, settle: str) -> CheckFirst:
     return CheckFirst(node=rank.node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.pid, why=why, settle=settle)
 
 
-def _vote(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence:
+def _make_evidence(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence:
     return Evidence(kind=kind, message=message, ranks=tuple(ranks))
 
 

@@ -10,14 +10,14 @@ import re
 
 from hangwatch.explain.stacks.parsed_processes import (
     MOST_FRAMES,
-    FoundProcess,
-    FoundThread,
     Interned,
+    ParsedProcess,
+    ParsedThread,
     Place,
     check_processes,
     check_threads,
     is_outermost,
-    process_of,
+    make_process,
 )
 
 _THREAD = re.compile(
@@ -41,8 +41,8 @@ class Reader:
 
     def __init__(self, interned: Interned) -> None:
         self._interned = interned
-        self._processes: list[FoundProcess] = []
-        self._threads: list[FoundThread] = []
+        self._processes: list[ParsedProcess] = []
+        self._threads: list[ParsedThread] = []
         self._thread_ids: set[str] = set()
         self._header: tuple[str, str | None] | None = None
         self._places: list[Place] = []
@@ -63,7 +63,7 @@ class Reader:
             return True
         return not line.strip() or _FATAL.match(line) is not None or _OTHER.match(line) is not None
 
-    def end(self) -> list[FoundProcess]:
+    def end(self) -> list[ParsedProcess]:
         """Return the processes that were read, one for each dump."""
         self._close_thread()
         self._close_process()
@@ -76,7 +76,7 @@ class Reader:
         is_main = bool(self._places) and is_outermost(self._places[-1])
         self._thread_ids.add(thread_id)
         check_threads(len(self._threads))
-        self._threads.append(FoundThread(thread_id, self._places, name))
+        self._threads.append(ParsedThread(thread_id, self._places, name))
         self._header, self._places = None, []
         if is_main:
             self._close_process()
@@ -85,5 +85,5 @@ class Reader:
         """Close a process. Its last thread is the main one: a stack of over 100 frames does not show its beginning."""
         if any(thread.places for thread in self._threads):
             check_processes(len(self._processes))
-            self._processes.append(process_of(None, self._threads, self._threads[-1], self._interned))
+            self._processes.append(make_process(None, self._threads, self._threads[-1], self._interned))
         self._threads, self._thread_ids = [], set()

@@ -12,13 +12,13 @@ from itertools import dropwhile
 
 from hangwatch.explain.stacks.parsed_processes import (
     MOST_FRAMES,
-    FoundProcess,
-    FoundThread,
     Interned,
+    ParsedProcess,
+    ParsedThread,
     Place,
     check_processes,
     check_threads,
-    process_of,
+    make_process,
 )
 
 _THREAD = re.compile(
@@ -42,7 +42,7 @@ def begins(line: str) -> bool:
     return line.startswith(("Thread ", "[New ")) and (_THREAD.match(line) is not None or line.startswith("[New LWP "))
 
 
-def died_in(lines: Iterable[str]) -> tuple[str, ...]:
+def find_dead_frames(lines: Iterable[str]) -> tuple[str, ...]:
     """Return the compiled frames of thread 1 of a core (which died), innermost first, with those of the C library."""
     found: list[str] = []
     is_it = False
@@ -61,10 +61,10 @@ class Reader:
 
     def __init__(self, interned: Interned) -> None:
         self._interned = interned
-        self._processes: list[FoundProcess] = []
-        self._threads: list[FoundThread] = []
+        self._processes: list[ParsedProcess] = []
+        self._threads: list[ParsedThread] = []
         self._header: tuple[int, str, str | None] | None = None
-        self._main: FoundThread | None = None
+        self._main: ParsedThread | None = None
         self._last_number = 0
         self._preamble = _LONGEST_PREAMBLE
         self._clear()
@@ -95,7 +95,7 @@ class Reader:
             return True
         return not line.strip() or _SAID.match(line) is not None
 
-    def end(self) -> list[FoundProcess]:
+    def end(self) -> list[ParsedProcess]:
         """Return the processes that were read."""
         self._close_thread()
         self._close_process()
@@ -131,7 +131,7 @@ class Reader:
             places = [*(place for place in places if place.is_compiled), *self._traced]
         if all(place.is_compiled for place in places):
             places = list(dropwhile(_is_of_c_library, places)) or places
-        thread = FoundThread(thread_id, places, name)
+        thread = ParsedThread(thread_id, places, name)
         check_threads(len(self._threads))
         self._threads.append(thread)
         self._main = thread if number == 1 else None
@@ -142,7 +142,7 @@ class Reader:
         if any(thread.places for thread in self._threads):
             pid = int(self._main.thread_id) if self._main else None
             check_processes(len(self._processes))
-            self._processes.append(process_of(pid, self._threads, self._main, self._interned))
+            self._processes.append(make_process(pid, self._threads, self._main, self._interned))
         self._threads, self._main = [], None
 
 

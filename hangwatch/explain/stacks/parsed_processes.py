@@ -49,7 +49,7 @@ def check_processes(processes: int) -> None:
         )
 
 
-class FoundProcess(NamedTuple):
+class ParsedProcess(NamedTuple):
     """A process of a text: its threads, or a fault instead. A `pid` that is not printed is not set."""
 
     pid: int | None
@@ -74,7 +74,7 @@ class StackText(Protocol):
     def feed(self, line: str) -> bool:
         """Read a line. Returns false if it is not part of this text; the text has ended then."""
 
-    def end(self) -> list[FoundProcess]:
+    def end(self) -> list[ParsedProcess]:
         """Return the processes that were read."""
 
 
@@ -113,7 +113,7 @@ class Interned:
         return self._stacks.setdefault(stack, stack)
 
 
-def with_main(threads: list[Thread], pid: int | None) -> tuple[Thread, ...]:
+def mark_main_thread(threads: list[Thread], pid: int | None) -> tuple[Thread, ...]:
     """Return the threads with the main one marked: by its name, else by its id, else by the module at its outer end."""
     if any(thread.is_main for thread in threads):
         return tuple(threads)
@@ -124,7 +124,7 @@ def with_main(threads: list[Thread], pid: int | None) -> tuple[Thread, ...]:
     return tuple(structs.replace(thread, is_main=True) if thread is chosen else thread for thread in threads)
 
 
-class FoundThread(NamedTuple):
+class ParsedThread(NamedTuple):
     """A thread of a tool that prints absolute paths, with its frames innermost first."""
 
     thread_id: str
@@ -133,9 +133,9 @@ class FoundThread(NamedTuple):
     owns_gil: bool | None = None
 
 
-def process_of(
-    pid: int | None, threads: Sequence[FoundThread], main: FoundThread | None, interned: Interned
-) -> FoundProcess:
+def make_process(
+    pid: int | None, threads: Sequence[ParsedThread], main: ParsedThread | None, interned: Interned
+) -> ParsedProcess:
     """Return a process with these threads and with paths shortened as py-spy does.
 
     A path begins at its package; a path of the program begins at the directory of the program.
@@ -143,10 +143,10 @@ def process_of(
     program = next((place.file for place in reversed(main.places) if _is_program(place)), "") if main else ""
     folder = posixpath.dirname(program).rstrip("/")
     found = tuple(_thread(thread, folder, thread is main, interned) for thread in threads)
-    return FoundProcess(pid, "", None, found, None)
+    return ParsedProcess(pid, "", None, found, None)
 
 
-def _thread(thread: FoundThread, folder: str, is_main: bool, interned: Interned) -> Thread:
+def _thread(thread: ParsedThread, folder: str, is_main: bool, interned: Interned) -> Thread:
     frames = []
     for place in thread.places:
         file = pyspy_json.shorten_path(place.file, folder)

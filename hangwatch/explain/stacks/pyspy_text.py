@@ -11,11 +11,11 @@ from msgspec import structs
 from hangwatch.explain.stacks.parsed_processes import (
     LONGEST_LINE,
     MOST_FRAMES_OF_TOOLS,
-    FoundProcess,
     HugeStackError,
     Interned,
+    ParsedProcess,
     check_threads,
-    with_main,
+    mark_main_thread,
 )
 from hangwatch.formats import decoding, pyspy_json
 from hangwatch.model import Fault, Frame, Thread
@@ -55,7 +55,7 @@ class Reader:
     """
 
     def __init__(
-        self, interned: Interned, add_process: Callable[[FoundProcess], None], odd: Callable[[str], None]
+        self, interned: Interned, add_process: Callable[[ParsedProcess], None], odd: Callable[[str], None]
     ) -> None:
         self._add_process = add_process
         self._odd = odd
@@ -199,11 +199,11 @@ class Reader:
                 self._odd(line)
         elif self._open:
             self._add_process(
-                FoundProcess(
+                ParsedProcess(
                     pid=self._pid,
                     command=self._command,
                     parent_pid=self._parent,
-                    threads=with_main(self._threads, self._pid),
+                    threads=mark_main_thread(self._threads, self._pid),
                     fault=None if any(thread.frames for thread in self._threads) else self._fault(),
                 )
             )
@@ -235,4 +235,4 @@ class Reader:
             self._odd(text)
             return
         fault = None if threads else Fault(subject=f"pid {pid}", reason="NoStack", detail="the dump holds no thread")
-        self._add_process(FoundProcess(pid, "", None, threads, fault))
+        self._add_process(ParsedProcess(pid, "", None, threads, fault))

@@ -10,14 +10,14 @@ import re
 
 from hangwatch.explain.stacks.parsed_processes import (
     MOST_FRAMES,
-    FoundProcess,
-    FoundThread,
     Interned,
+    ParsedProcess,
+    ParsedThread,
     Place,
     check_processes,
     check_threads,
     is_outermost,
-    process_of,
+    make_process,
 )
 
 _THREAD = re.compile(r"^Traceback for thread (\d{1,10}) \((.*)\) \[(.*)\] \(most recent call last\):$")
@@ -36,8 +36,8 @@ class Reader:
 
     def __init__(self, interned: Interned) -> None:
         self._interned = interned
-        self._processes: list[FoundProcess] = []
-        self._threads: list[FoundThread] = []
+        self._processes: list[ParsedProcess] = []
+        self._threads: list[ParsedThread] = []
         self._thread_ids: set[str] = set()
         self._header: tuple[str, str] | None = None
         self._places: list[Place] = []
@@ -56,7 +56,7 @@ class Reader:
             return True
         return not line.strip() or line.startswith("      ")  # the source line, arguments, locals
 
-    def end(self) -> list[FoundProcess]:
+    def end(self) -> list[ParsedProcess]:
         """Return the processes that were read."""
         self._close_thread()
         self._close_process()
@@ -76,7 +76,7 @@ class Reader:
         is_main = any(is_outermost(place) for place in places)
         self._thread_ids.add(thread_id)
         check_threads(len(self._threads))
-        self._threads.append(FoundThread(thread_id, places, owns_gil="Has the GIL" in flags))
+        self._threads.append(ParsedThread(thread_id, places, owns_gil="Has the GIL" in flags))
         self._header, self._places = None, []
         if is_main:
             self._close_process()
@@ -85,5 +85,5 @@ class Reader:
         if any(thread.places for thread in self._threads):
             main = self._threads[-1]
             check_processes(len(self._processes))
-            self._processes.append(process_of(int(main.thread_id), self._threads, main, self._interned))
+            self._processes.append(make_process(int(main.thread_id), self._threads, main, self._interned))
         self._threads, self._thread_ids = [], set()

@@ -7,7 +7,7 @@ from statistics import median
 
 from hangwatch import words
 from hangwatch.model import Group, Member
-from hangwatch.stacks.user_code import caller
+from hangwatch.stacks.user_code import find_caller
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import OddGpu
 from hangwatch.verdict.scene import count_ranks
@@ -16,7 +16,7 @@ from hangwatch.verdict.wording.group_text import common_line, describe_suspect, 
 from hangwatch.verdict.wording.rank_headlines import why_gone
 
 
-def look_first(ranks: Sequence[Group], why: str, settle: str) -> str:
+def check_first(ranks: Sequence[Group], why: str, settle: str) -> str:
     """Return the headline for ranks to check first, which are not named."""
     stop = "" if settle.endswith("?") else "."
     return f"look first at {name_ranks(ranks)}: {why}. What would settle it: {settle}{stop} Nobody is accused."
@@ -58,7 +58,7 @@ def holds_lock(finding: Finding) -> str:
     return f"{it} {hold} the lock of {path}, for which {words.name_ranks(waiting)} {wait}, and {_doing(ranks)}"
 
 
-def stands_apart(finding: Finding) -> str:
+def differs_from_others(finding: Finding) -> str:
     """Describe ranks that do something else, and what the others wait for."""
     ranks, others = finding.suspects, finding.others
     return f"{'; '.join(map(describe_suspect, ranks))}, while {others_wait(others)}{common_line(others)}"
@@ -103,7 +103,7 @@ def has_not_joined(finding: Finding) -> str:
 def awaits_orders(finding: Finding) -> str:
     """Describe ranks that wait for their next order, while others have gone on."""
     it, wait = ("it", "waits") if len(finding.members) == 1 else ("they", "wait")
-    loop = caller(finding.suspects[0].frames)
+    loop = find_caller(finding.suspects[0].frames)
     return f"{it} {wait} for the next order in {loop}, and {_not_joined(finding)}"
 
 
@@ -117,7 +117,9 @@ def _not_joined(finding: Finding) -> str:
 
 def _doing(ranks: Sequence[Group]) -> str:
     several = count_ranks(ranks) > 1
-    return words.join_words([clauses.does(group, several=several) + clauses.at(group) for group in ranks])
+    return words.join_words(
+        [clauses.describe_activity(group, several=several) + clauses.describe_line(group) for group in ranks]
+    )
 
 
 def low_power(finding: Finding) -> str:

@@ -24,26 +24,26 @@ from hangwatch.model import (
 )
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.user_code import caller, own_frame
+from hangwatch.stacks.user_code import find_caller, innermost_user_frame
 from hangwatch.tables import kernel_lines
 
 _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("stands ", "stand "), ("sleeps", "sleep"))
 
 
-def does(group: Group, *, several: bool = False) -> str:
+def describe_activity(group: Group, *, several: bool = False) -> str:
     """Return the activity of a group: "is loading data (DataLoader)", for several "are loading data (DataLoader)"."""
-    worker = at_work(group)
+    worker = find_busy_worker(group)
     if worker is not None and worker.own is not None:
         if several:
             return f"wait for their loader workers, in {worker.own}"
-        return f"waits for its loader worker ({_which(worker)}) in {worker.own}"
+        return f"waits for its loader worker ({_describe_worker(worker)}) in {worker.own}"
     clause = (
         _waits_for_file_lock(group)
         or _shares_lock(group)
         or _awaits_store(group)
-        or activity.says(group.activity, group.operation)
+        or activity.describe_activity(group.activity, group.operation)
     )
-    if group.waits_for == "gpu" and activity.known(group.activity).waits_for != "gpu":
+    if group.waits_for == "gpu" and activity.find_activity(group.activity).waits_for != "gpu":
         by_stack = f"sleeps in PyTorch's own code, for ranks or its GPU, in {_innermost(group)}"
         clause = by_stack if _is_in_torch(group) else f"waits for its GPU in {_innermost(group)}"  # both measured
     if several:
@@ -83,7 +83,7 @@ def _shares_lock(group: Group) -> str | None:
 
 def _awaits_store(group: Group) -> str | None:
     """Return a clause for a wait for a key of the store in unknown functions, by measurement."""
-    asks = group.waits and activity.known(group.activity).waits_for == "unknown"
+    asks = group.waits and activity.find_activity(group.activity).waits_for == "unknown"
     waits = asks and all(member.waits.awaits_store == "main" for member in group.members)
     return f"waits for a key of the store in {_innermost_function(group)}" if waits else None
 
@@ -94,7 +94,7 @@ def _held_by(lock: FileLock) -> str:
     return f", which pid {lock.holder_pid} ({lock.holder_comm}) holds"
 
 
-def in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
+def describe_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
     """Return the system call of a rank: "read from /data/shard-3, on /data (nfs4), for 3 rounds".
 
     `ranks` are those of its node, by pid. None if the kernel was not asked, or the rank is in no call.
@@ -102,7 +102,7 @@ def in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
     return None if member.kernel.call is None else _in_call(member.kernel.call, member, ranks)
 
 
-def worker_in_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
+def describe_worker_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
     """Return the system call of the worker for which a rank waits; None if the kernel was not asked."""
     worker = member.kernel.worker_call
     if worker is None:
@@ -120,7 +120,7 @@ def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> s
     rounds = "" if call.rounds < 2 else f", in each of {call.rounds} rounds"
     if call.file_lock is not None:
         return f"{call.says} {call.file_lock.path}{_held_by(call.file_lock)}{rounds}"
-    about = [_behind(one, member, ranks) for one in call.behind]
+    about = [_describe_target(one, member, ranks) for one in call.behind]
     if call.descriptors > len(about) > 0:
         about.append(words.count(call.descriptors - len(about), "other descriptor"))
     if call.path:
@@ -148,47 +148,51 @@ def _tells(call: KernelCall | None) -> bool:
     return call is not None and bool(call.behind or call.path or call.child_pid or call.file_lock)
 
 
-def _behind(one: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
+def _describe_target(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
     """Describe one file, pipe or peer.
 
     A remote file system does not respond only if the kernel waits for it: a FIFO on it waits for its other end in state
     S.
     """
-    match one.kind:
-        case "file" if one.mount:
+    match target.kind:
+        case "file" if target.mount:
             waits_for_it = member.kernel.state in BLOCKED_STATES or member.kernel.wchan in FUSE_WAITS
-            is_silent = one.is_remote and waits_for_it and member.signature is Signature.BLOCKED
-            return f"{one.what}, on {one.mount}{', which gives no answer' if is_silent else ''}"
+            is_silent = target.is_remote and waits_for_it and member.signature is Signature.BLOCKED
+            return f"{target.what}, on {target.mount}{', which gives no answer' if is_silent else ''}"
         case "pipe":
-            return f"a pipe whose other end {_other(one, member, ranks)}"
+            return f"a pipe whose other end {_describe_other_end(target, member, ranks)}"
         case "unix":
-            return f"{one.what} whose other end {_other(one, member, ranks)}"
+            return f"{target.what} whose other end {_describe_other_end(target, member, ranks)}"
         case "connection":
-            gone = ", which is gone" if one.is_lost else ""
-            who = f", whose other end {_other(one, member, ranks)}" if one.other_pid is not None else ""
-            return f"{one.what}{who}{gone}"
+            gone = ", which is gone" if target.is_lost else ""
+            who = (
+                f", whose other end {_describe_other_end(target, member, ranks)}"
+                if target.other_pid is not None
+                else ""
+            )
+            return f"{target.what}{who}{gone}"
         case "listening":
-            return f"{one.what}, where it listens"
-    return one.what
+            return f"{target.what}, where it listens"
+    return target.what
 
 
-def _other(one: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
-    if one.other_pid is None:
+def _describe_other_end(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
+    if target.other_pid is None:
         return "was not found"
-    if one.other_pid == member.id.pid:
+    if target.other_pid == member.id.pid:
         return "is it itself"
-    rank = ranks.get(one.other_pid)
-    return f"is {words.name_ranks([rank])}" if rank is not None else f"is pid {one.other_pid} ({one.other_comm})"
+    rank = ranks.get(target.other_pid)
+    return f"is {words.name_ranks([rank])}" if rank is not None else f"is pid {target.other_pid} ({target.other_comm})"
 
 
-def at_work(group: Group) -> Stack | None:
+def find_busy_worker(group: Group) -> Stack | None:
     """Return the worker process that has a task, if the group leaves its work to workers."""
-    if activity.known(group.activity).work_is_in != "workers":
+    if activity.find_activity(group.activity).work_is_in != "workers":
         return None
     return next((worker for worker in group.workers if worker.own is not None), None)
 
 
-def _which(worker: Stack) -> str:
+def _describe_worker(worker: Stack) -> str:
     state = "stopped" if worker.state in STOPPED_STATES else "blocked in the kernel"
     held = worker.state in STOPPED_STATES | BLOCKED_STATES
     return f"pid {worker.pid}, {state}" if held else f"pid {worker.pid}"
@@ -205,7 +209,7 @@ def _innermost_function(group: Group) -> str:
 
 def has_gpu(group: Group) -> bool:
     """True if its ranks are known to wait for a GPU, or have one: backward also occurs in jobs without GPUs."""
-    known = activity.known(group.activity)
+    known = activity.find_activity(group.activity)
     waits = "its GPU" in known.says or (known.waits_for != "gpu" and not _is_in_torch(group))
     return waits or any(member.gpu.utilization_ratio is not None for member in group.members)
 
@@ -215,9 +219,9 @@ def _is_in_torch(group: Group) -> bool:
     return all(member.waits.waits_in_torch for member in group.members)
 
 
-def at(group: Group) -> str:
+def describe_line(group: Group) -> str:
     """Return the line of the user's code, else of the caller of the collective: " at train.py:38"; else ""."""
-    frame = own_frame(group) or (caller(group.frames) if group.waits else None)
+    frame = innermost_user_frame(group) or (find_caller(group.frames) if group.waits else None)
     return "" if frame is None else f" at {place(frame)}"
 
 
@@ -247,12 +251,12 @@ def _measured(group: Group) -> str | None:
     return f"PyTorch's own code ({own})" if _is_in_torch(group) else own
 
 
-def top(group: Group, depth: int = 4) -> str:
+def describe_top_frames(group: Group, depth: int = 4) -> str:
     """Return the innermost frames of a group in one line."""
     return " < ".join(str(frame) for frame in group.frames[:depth])
 
 
-def may_come(members: Sequence[Member]) -> str:
+def hint_at_progress(members: Sequence[Member]) -> str:
     """Return a hint if ranks that have not joined are moving or use CPU."""
     who = "It" if len(members) == 1 else "Of them some"
     if any(member.motion is Motion.MOVING for member in members):

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from hangwatch import words
 from hangwatch.model import Group, RankId, Stack
 from hangwatch.stacks import activity
-from hangwatch.stacks.user_code import is_in_user_code, own_frame
+from hangwatch.stacks.user_code import innermost_user_frame, is_in_user_code
 from hangwatch.verdict.scene import count_ranks
 from hangwatch.verdict.wording import clauses
 
@@ -33,7 +33,7 @@ def name_ranks(groups: Iterable[Group]) -> str:
 def describe(group: Group, *, several: bool | None = None) -> str:
     """Return what a group does, as a clause: "is loading data (DataLoader)"."""
     plural = group.size > 1 if several is None else several
-    doing = clauses.does(group, several=plural)
+    doing = clauses.describe_activity(group, several=plural)
     if group.runs_python:
         where = str(group.frames[0]) if group.frames else "its code"
         doing = f"{'are' if plural else 'is'} running Python code in {where}"
@@ -59,14 +59,14 @@ def describe_rank(group: Group) -> str:
     For an unknown activity it is the frame of the rank.
     """
     if group.activity == "unknown" and not (group.operation or group.runs_python) and group.frames:
-        return f"is in {own_frame(group) or group.frames[0]}"
+        return f"is in {innermost_user_frame(group) or group.frames[0]}"
     doing = describe(group, several=False)
     return f"{doing}{_at(group, doing)}"
 
 
 def _at(group: Group, doing: str) -> str:
     """Return the line of the user's code, unless the clause contains it already."""
-    at = clauses.at(group)
+    at = clauses.describe_line(group)
     return "" if at.removeprefix(" at ") in doing else at
 
 
@@ -96,33 +96,33 @@ def others_wait(others: Sequence[Group]) -> str:
     verb, waiting = next(((verb, groups) for verb, groups in kinds if groups), ("are in", list(others)))
     total, rest = count_ranks(waiting), count_ranks(others)
     if rest == 1:
-        return f"the other rank {clauses.does(waiting[0])}"
+        return f"the other rank {clauses.describe_activity(waiting[0])}"
     share = all_of(rest, "other rank") if total == rest else f"{total:,} of the {rest:,} other ranks"
     if all(group.waits_for in {"lock", "thread"} for group in waiting) and len(waiting) == 1:
-        return f"{share} {clauses.does(waiting[0], several=True)}"
+        return f"{share} {clauses.describe_activity(waiting[0], several=True)}"
     return f"{share} {verb} {clauses.operations(waiting)}{during(waiting)}"
 
 
 def during(groups: Sequence[Group]) -> str:
     """Return the phase that all these groups are in: " during evaluation"; else ""."""
-    phases = {activity.phase_words(group.activity, group.phase) for group in groups}
+    phases = {activity.describe_phase(group.activity, group.phase) for group in groups}
     around = phases.pop() if len(phases) == 1 else ""
     return f" {around}" if around else ""
 
 
 def describe_suspect(group: Group) -> str:
     """Return what a group does, beginning with "it" or "they", with the frame of the user's code."""
-    own = own_frame(group)
+    own = innermost_user_frame(group)
     it, ending = ("it", "s") if group.size == 1 else ("they", "")
     if own is not None and is_in_user_code(group) and group.waits_for in {"unknown", "gpu"}:
-        phase = f" {around}" if (around := activity.phase_words(group.activity, group.phase)) else ""
+        phase = f" {around}" if (around := activity.describe_phase(group.activity, group.phase)) else ""
         return f"{it} stand{ending} in {own}, code of the program itself{phase}"
-    return f"{it} {clauses.does(group, several=group.size > 1)}{clauses.at(group)}"
+    return f"{it} {clauses.describe_activity(group, several=group.size > 1)}{clauses.describe_line(group)}"
 
 
 def common_line(groups: Sequence[Group]) -> str:
     """Return the line of the user's code of a single group: " at train.py:38"; of several groups ""."""
-    return clauses.at(groups[0]) if len(groups) == 1 else ""
+    return clauses.describe_line(groups[0]) if len(groups) == 1 else ""
 
 
 def describe_in_report(group: Group) -> str:
@@ -136,12 +136,12 @@ def describe_in_report(group: Group) -> str:
     if group.fault is not None:
         return words.printable(f"no stack: {group.fault.reason}")
     unknown = group.activity == "unknown" and not group.operation
-    clause = "in an unknown activity" if unknown else clauses.does(group, several=several)
-    return words.printable(" ".join(filter(None, (clause, activity.phase_words(group.activity, group.phase)))))
+    clause = "in an unknown activity" if unknown else clauses.describe_activity(group, several=several)
+    return words.printable(" ".join(filter(None, (clause, activity.describe_phase(group.activity, group.phase)))))
 
 
 def describe_stack(stack: Stack, group: Group) -> str:
     """Return what a worker or another thread of a rank does: "its worker (1 x pt_data_worker) is loading data"."""
     kind = "worker" if stack in group.workers else "thread"
-    clause = "" if stack.activity == "unknown" else f" {activity.says(stack.activity, None)}"
+    clause = "" if stack.activity == "unknown" else f" {activity.describe_activity(stack.activity, None)}"
     return words.printable(f"its {kind} ({stack.name}){clause}")

@@ -31,7 +31,9 @@ def where_to_look(grouping: Grouping) -> str:
     if failed:
         return f" {words.count(failed).capitalize()} could not be dumped, see the evidence: start there."
     found = list(dict.fromkeys(filter(None, map(_look_at, groups))))[:_MOST_SENTENCES]
-    return "".join(f" {sentence}" for sentence in (*_absent(grouping), *(found or _alike(grouping, groups))))
+    return "".join(
+        f" {sentence}" for sentence in (*_missing_ranks(grouping), *(found or _general_hints(grouping, groups)))
+    )
 
 
 def _look_at(group: Group) -> str | None:
@@ -43,7 +45,7 @@ def _look_at(group: Group) -> str | None:
     awaited = {member.waits.awaited for member in group.members}
     if len(awaited) == 1 and (outside := awaited.pop()):
         return f"Look at {outside.who}" + (", which is gone." if outside.is_lost else ": does it answer?")
-    known = activity.known(group.activity)
+    known = activity.find_activity(group.activity)
     return (known.meets_at_store and _store(group.members)) or known.look_at
 
 
@@ -67,7 +69,7 @@ def _store(members: Sequence[Member]) -> str | None:
     return f"{parts[0]}: {words.join_words(parts[1:])}."
 
 
-def _absent(grouping: Grouping) -> list[str]:
+def _missing_ranks(grouping: Grouping) -> list[str]:
     if grouping.unanswered:
         silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)}"
         nodes = _silent_nodes(grouping)
@@ -76,7 +78,7 @@ def _absent(grouping: Grouping) -> list[str]:
     return ["Look at the other nodes, too."] if grouping.elsewhere else []
 
 
-def _alike(grouping: Grouping, groups: list[Group]) -> list[str]:
+def _general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:
     """Return hints if no group shows more than a wait or an unknown activity."""
     if grouping.unanswered:
         return []

@@ -88,7 +88,10 @@ def _shown_by_sockets(waiting: Waiting) -> str:
 
 def mount_silent(finding: Finding) -> str:
     """Return the headline for ranks with their program on a file system that does not respond, some waiting for it."""
-    shut, held = finding.scene.shut, [member for member in finding.scene.shut if member.kernel.waits_for_mount]
+    shut, held = (
+        finding.scene.without_stack,
+        [member for member in finding.scene.without_stack if member.kernel.waits_for_mount],
+    )
     mounts = sorted({member.kernel.silent_mount for member in shut if member.kernel.silent_mount is not None})
     verb = "gives" if len(mounts) == 1 else "give"
     wait = "waits" if len(held) == 1 else "wait"
@@ -100,9 +103,9 @@ def mount_silent(finding: Finding) -> str:
     )
 
 
-def enclosed(finding: Finding) -> str:
+def wrong_interface(finding: Finding) -> str:
     """Return the headline for ranks that wait for others at an address that no other node can reach."""
-    ranks, of = finding.scene.enclosed, finding.scene.stacks
+    ranks, of = finding.scene.at_unreachable_address, finding.scene.stacks
     places = sorted({str(member.waits.enclosed_at) for member in ranks})
     more = f" and {len(places) - 2} more places" if len(places) > 2 else ""
     subject = all_of(of) if len(ranks) == of > 1 else words.name_ranks([member.id for member in ranks])
@@ -110,7 +113,7 @@ def enclosed(finding: Finding) -> str:
     return (
         f"{subject} {verb} for the others at {words.join_words(places[:2])}{more}, which no other node can reach, and "
         "the job has ranks on others: correct MASTER_ADDR, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, or this node's name "
-        f"in /etc/hosts.{of_this_node(finding.scene)}"
+        f"in /etc/hosts.{limit_to_node(finding.scene)}"
     )
 
 
@@ -133,7 +136,7 @@ def refused(finding: Finding) -> str:
     verb = "is" if len(ranks) == 1 else "are"
     return (
         f"{subject} {verb} refused at {store_endpoint(ranks)}, where the ranks of the job meet: {them} between "
-        f"attempts that fail at once. {where}{of_this_node(finding.scene)}"
+        f"attempts that fail at once. {where}{limit_to_node(finding.scene)}"
     )
 
 
@@ -151,7 +154,7 @@ def mismatch(finding: Finding) -> str:
     )
 
 
-def parted(finding: Finding) -> str:
+def at_different_lines(finding: Finding) -> str:
     """Return the headline for ranks in the same functions, at different lines."""
     groups = finding.others
     stand = [f"{name_ranks([group])} at {line}" for group, line in differing_lines(groups)]
@@ -159,7 +162,7 @@ def parted(finding: Finding) -> str:
     return f"all ranks {doing}, but not at the same place: {words.join_words(stand)}."
 
 
-def together(finding: Finding) -> str:
+def at_one_place(finding: Finding) -> str:
     """Return the headline for ranks that are all in one place, and where to look."""
     return _together(finding.others[0], finding.scene) + guidance.where_to_look(finding.scene.grouping)
 
@@ -205,7 +208,7 @@ def cannot_tell(finding: Finding) -> str:
     return f"{few}, which is too little to accuse anybody: {'; '.join(describe_each(groups))}.{where}"
 
 
-def of_this_node(scene: Scene) -> str:
+def limit_to_node(scene: Scene) -> str:
     """Return which ranks were captured, for a verdict on one node of several; "" for a verdict on the whole job."""
     if not scene.is_part:
         return ""

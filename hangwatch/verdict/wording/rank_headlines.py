@@ -46,18 +46,18 @@ def blocked(finding: Finding) -> str:
     mounts = {member.kernel.silent_mount for member in finding.members if member.kernel.waits_for_mount}
     mount = next(iter(mounts)) if len(mounts) == 1 else None
     how = f"waiting in the kernel for {mount}, which gives no answer" if mount else "blocked in the kernel (state D)"
-    return _held(finding, how)
+    return _describe_blocked(finding, how)
 
 
 def stopped(finding: Finding) -> str:
     """Return the headline for stopped and frozen ranks."""
     frozen = {member.waits.frozen_cgroup for member in finding.members}
     if None not in frozen:
-        return _held(finding, f"frozen (control group {words.join_words(sorted(map(str, frozen)))})")
-    return _held(finding, "stopped (state T: a debugger, a tracer or SIGSTOP holds it)")
+        return _describe_blocked(finding, f"frozen (control group {words.join_words(sorted(map(str, frozen)))})")
+    return _describe_blocked(finding, "stopped (state T: a debugger, a tracer or SIGSTOP holds it)")
 
 
-def _held(finding: Finding, how: str) -> str:
+def _describe_blocked(finding: Finding, how: str) -> str:
     ids = rank_ids(finding.suspects)
     where = next((f", in {member.kernel.wchan}" for member in finding.members if member.kernel.wchan), "")
     stacks = [describe(group) for group in finding.suspects if group.frames]
@@ -66,13 +66,14 @@ def _held(finding: Finding, how: str) -> str:
     return f"{words.name_ranks(ids)} {verb} {how}{where}{doing}; {others_wait(finding.others)}."
 
 
-def deaf_master(finding: Finding) -> str:
+def master_not_listening(finding: Finding) -> str:
     """Return the headline for a rank 0 that does not serve the store."""
     ranks, others, members = finding.suspects, finding.others, finding.members
     return (
         f"{name_ranks(ranks)} does not listen at {store_endpoint(members)}, where the others look for it: "
-        f"it {'; '.join(describe(group) + clauses.at(group) for group in ranks)}; {others_wait(others)}, refused there."
-        f"{clauses.may_come(members)}"
+        f"it {'; '.join(describe(group) + clauses.describe_line(group) for group in ranks)}; "
+        f"{others_wait(others)}, refused there."
+        f"{clauses.hint_at_progress(members)}"
     )
 
 
@@ -102,7 +103,7 @@ def named(ranks: Sequence[Group], why: str) -> str:
     return f"{name_ranks(ranks)}: {why}"
 
 
-def apart_too(groups: Sequence[Group]) -> str:
+def also_differing(groups: Sequence[Group]) -> str:
     """Return a hint at other ranks that differ, though no rule names them."""
     return f" Look at others that stand apart, too: {'; '.join(describe_each(groups))}." if groups else ""
 

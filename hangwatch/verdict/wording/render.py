@@ -31,26 +31,26 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
 
 def _message(finding: Finding, text: str, settle: str) -> str:
     """Return the headline; if needed also ranks to check first, other ranks that differ, and where to look."""
-    grouping, here = finding.scene.grouping, job_headlines.of_this_node(finding.scene)
+    grouping, here = finding.scene.grouping, job_headlines.limit_to_node(finding.scene)
     if finding.contradicted is not None:
         return f"Nobody is accused: {text}. By the stacks: {render(finding.contradicted, ()).message}"
     if finding.by_numbers and finding.is_named:
-        return text + clauses.may_come(finding.members) + here
+        return text + clauses.hint_at_progress(finding.members) + here
     if finding.by_numbers:
         look = f" Look first at {name_ranks(finding.suspects)}. What would settle it: {settle}."
         look = look if finding.suspects else ""
         return f"{text}{look} Nobody is accused.{here}"
     if finding.rule is None and finding.suspects and not finding.is_named:
         why = _why(finding, finding.members[0], text)
-        return f"{sentence(text)} {sentence(check_first_reasons.look_first(finding.suspects, why, settle))}"
+        return f"{sentence(text)} {sentence(check_first_reasons.check_first(finding.suspects, why, settle))}"
     if finding.rule is None:
         return text if finding.kind == "NoRanks" else sentence(text)
     if finding.is_named:
         text = rank_headlines.named(finding.suspects, text) if settle else text
-        more = rank_headlines.apart_too(finding.apart) + rank_headlines.whole_nodes(finding.members, grouping)
+        more = rank_headlines.also_differing(finding.apart) + rank_headlines.whole_nodes(finding.members, grouping)
         return sentence(text) + more + here
     where_to_look = guidance.where_to_look(grouping) if grouping.unanswered else ""
-    return sentence(check_first_reasons.look_first(finding.suspects, text, settle)) + here + where_to_look
+    return sentence(check_first_reasons.check_first(finding.suspects, text, settle)) + here + where_to_look
 
 
 def _why(finding: Finding, member: Member, text: str) -> str:

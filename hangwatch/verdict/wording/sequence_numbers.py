@@ -27,7 +27,7 @@ def evidence(answer: Answer) -> tuple[Evidence, ...]:
     return tuple(_sequence(one, _pending(one)) for one in answer.graph.pending[:_SHOWN])
 
 
-def open_then(answer: Answer) -> tuple[Evidence, ...]:
+def open_at_dump(answer: Answer) -> tuple[Evidence, ...]:
     """Return the operations that were open at one moment; nothing shows for how long."""
     return tuple(_sequence(one, _open_then(one)) for one in answer.graph.pending[:_SHOWN])
 
@@ -105,7 +105,7 @@ def _others(pending: PendingOperation) -> Iterator[str]:
         yield "all of its ranks have come" if pending.is_whole else "who else is in it is not known"
 
 
-def not_come(finding: Finding) -> str:
+def not_joined(finding: Finding) -> str:
     """Return which ranks have not joined, in which operation others wait for them, and what they do instead."""
     ranks = set(finding.answer.named or finding.answer.check_first)
     pending = max(
@@ -127,12 +127,12 @@ def _doing(group: Group) -> str:
     if all(member.kernel.state in STOPPED_STATES for member in group.members):
         verb = "is" if group.size == 1 else "are"
         return f"{who} {verb} stopped (state T)"
-    return f"{who} {clauses.does(group, several=group.size > 1)}{clauses.at(group)}"
+    return f"{who} {clauses.describe_activity(group, several=group.size > 1)}{clauses.describe_line(group)}"
 
 
-def may_not_come(finding: Finding) -> str:
+def may_not_join(finding: Finding) -> str:
     """Return the same for ranks that are not named, and why they are not."""
-    return f"{not_come(finding)} {_why_not_named(finding)}"
+    return f"{not_joined(finding)} {_why_not_named(finding)}"
 
 
 def _why_not_named(finding: Finding) -> str:
@@ -158,7 +158,7 @@ def _asks_by_call(member: Member, scene: Scene) -> Literal["main"] | None:
     return "main" if any((member.id.node, peer.other_pid) in others for peer in behind if peer.other_pid) else None
 
 
-def circle(finding: Finding) -> str:
+def cycle(finding: Finding) -> str:
     """Return the headline for ranks that wait for each other."""
     graph, waits = finding.answer.graph, []
     for rank in graph.cycle[:_SHOWN]:
@@ -203,7 +203,7 @@ def not_reached(finding: Finding) -> str:
     return f"{silent}, whose threads reach the others of their communicators."
 
 
-def everybody(finding: Finding) -> str:
+def all_joined(finding: Finding) -> str:
     """Return the headline if all have joined: no rank's CPU is the cause, but one GPU may be."""
     pending, odd = finding.answer.graph.pending, finding.odd_gpu
     joined = (
@@ -219,7 +219,7 @@ def everybody(finding: Finding) -> str:
 
 def records_only(finding: Finding) -> str:
     """Return the headline for dumps of flight recorders without any stack, which point at no rank."""
-    shown = [one.message for one in (*evidence(finding.answer), *open_then(finding.open_then))]
+    shown = [one.message for one in (*evidence(finding.answer), *open_at_dump(finding.open_then))]
     ranks = words.count(len(finding.scene.grouping.members))
     text = "; ".join(shown) or "they show no open collective that can be compared"
     return f"By dumps of the flight recorders of {ranks} nobody can be pointed at: {text}."

@@ -34,7 +34,7 @@ def numbers(finding: Finding) -> str:
 
 def look_at(finding: Finding) -> str:
     """Return the thing to look at for the activity of the suspects."""
-    said = activity.known(finding.suspects[0].activity).look_at
+    said = activity.find_activity(finding.suspects[0].activity).look_at
     return f"{said[:1].lower()}{said[1:]}".rstrip(".") if said else SLOW_CALL
 
 
@@ -48,7 +48,7 @@ def _native_frames(members: Sequence[Member]) -> str:
     return f"`hangwatch dump --native{f' --pid {pids[0]}' if pids else ''}` shows the call in which it stands"
 
 
-def what_holds(finding: Finding) -> str:
+def find_blocking_call(finding: Finding) -> str:
     """Return the command for native frames, unless the kernel already shows what blocks the call."""
     untold = [member for member in finding.members if not clauses.tells_what_holds(member)]
     return _native_frames(untold) if untold else BEHIND_CALL

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from hangwatch.demo.simulated_node import SimulatedNode  # noqa: E402
 from tests.fake_driver import FakeDriver, compile_library, h100  # noqa: E402
-from tests.watched import RealDaemon  # noqa: E402
+from tests.real_daemon import RealDaemon  # noqa: E402
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -22,7 +22,7 @@ from benchmarks.daemon_cost import memory_mib  # noqa: E402
 from hangwatch.demo.simulated_node import SimulatedNode  # noqa: E402
 from tests.conftest import wait_for  # noqa: E402
 from tests.fake_driver import FakeDriver, compile_library, h100  # noqa: E402
-from tests.watched import RealDaemon  # noqa: E402
+from tests.real_daemon import RealDaemon  # noqa: E402
 
 RANKS, STUCK = 8, 2
 HUNG = ("gpu all power_watts 118", f"gpu {STUCK} power_watts 86", f"gpu {STUCK} utilization_ratio 0")

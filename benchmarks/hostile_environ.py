@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from hangwatch.demo.simulated_node import SimulatedNode  # noqa: E402
-from tests import hostile  # noqa: E402
+from tests import hostile_environments  # noqa: E402
 from tests.conftest import wait_for  # noqa: E402
 from tests.fake_driver import FakeDriver, compile_library, h100  # noqa: E402
-from tests.watched import RealDaemon  # noqa: E402
+from tests.real_daemon import RealDaemon  # noqa: E402
 
 SECONDS_UNDER_ATTACK = 20.0
 
@@ -59,11 +59,11 @@ def main() -> None:
         print(f"before: {peak_mebibytes(pid):.0f} MiB, a scrape {scrape_seconds(daemon)[0]:.2f} s")
         began = time.monotonic()
         environs = [
-            *hostile.large(chosen.large),
-            *hostile.world(chosen.world_size, "0,1"),
-            *hostile.jobs(chosen.jobs),
+            *hostile_environments.large_environments(chosen.large),
+            *hostile_environments.claim_world(chosen.world_size, "0,1"),
+            *hostile_environments.claim_jobs(chosen.jobs),
         ]
-        stack.enter_context(hostile.Crowd(environs))
+        stack.enter_context(hostile_environments.Crowd(environs))
         print(f"{len(environs)} processes started in {time.monotonic() - began:.1f} s")
         slowest, largest, end = 0.0, 0, time.monotonic() + SECONDS_UNDER_ATTACK
         while time.monotonic() < end:

@@ -19,7 +19,7 @@ class Pair(NamedTuple):
     key: Path
 
 
-def authority(folder: Path, name: str) -> Pair:
+def make_authority(folder: Path, name: str) -> Pair:
     """Make a self-signed authority; `name` is the stem of its files in `folder`."""
     pair = Pair(folder / f"{name}.pem", folder / f"{name}-key.pem")
     _openssl(
@@ -29,7 +29,7 @@ def authority(folder: Path, name: str) -> Pair:
     return pair
 
 
-def issued(by: Pair, folder: Path, name: str, alternative: str) -> Pair:
+def make_certificate(by: Pair, folder: Path, name: str, alternative: str) -> Pair:
     """Make a certificate signed by `by`, with these subject alternative names: "DNS:a,IP:127.0.0.1"."""
     pair = Pair(folder / f"{name}.pem", folder / f"{name}-key.pem")
     _openssl(

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def attached(port: int) -> Iterator[None]:
+def attach_debugger(port: int) -> Iterator[None]:
     """Attach a debugger on loopback and wait for a breakpoint; see microsoft.github.io/debug-adapter-protocol."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as channel, channel.makefile("rb") as incoming:
 

@@ -4,7 +4,7 @@ usage: python -m tests.fuzz_recorder [--count 1000000] [--seed 1] [--processes 2
 
 Each memory holds a recorder of some version (`recorder_memory`). Bytes, words, pointers or counts in it are changed,
 one or several at a time, or parts are cut off. The reader must return records or raise UnreadableError, within its
-bounds. Nonsense is what no recorder can hold, see `nonsense`. A changed number that is still possible cannot be
+bounds. Nonsense is what no recorder can hold, see `find_nonsense`. A changed number that is still possible cannot be
 detected.
 """
 
@@ -82,7 +82,7 @@ def seeds() -> list[Seed]:
     ]
 
 
-def mutated(seed: Seed, chance: random.Random) -> Memory:
+def mutate(seed: Seed, chance: random.Random) -> Memory:
     """Return a changed copy of the memory.
 
     Half of the changes hit the recorder object, which points to everything else.
@@ -113,7 +113,7 @@ def mutated(seed: Seed, chance: random.Random) -> Memory:
     return memory
 
 
-class Bounded:
+class BoundedMemory:
     """A reader of a memory that counts the requests and may lose the end of the memory."""
 
     def __init__(self, memory: Memory, cut: int | None) -> None:
@@ -127,14 +127,14 @@ class Bounded:
         ]
 
 
-def nonsense(found: RankRecords, newest: int | None = None) -> str:
+def find_nonsense(found_records: RankRecords, newest: int | None = None) -> str:
     """Describe what in these records no recorder can hold; empty if everything is possible."""
-    records, groups = found.records, {group.group_id for group in found.groups}
-    ids, all_ids = [record.id for record in records], range(found.oldest_id, found.next_id)
+    records, groups = found_records.records, {group.group_id for group in found_records.groups}
+    ids, all_ids = [record.id for record in records], range(found_records.oldest_id, found_records.next_id)
     rules = {
         "ids without a gap": ids == list(all_ids) if newest is None else ids == sorted({*ids} & {*all_ids}),
-        "no more than the buffer holds": len(records) <= min(found.capacity, decode.MOST_RECORDS),
-        "one epoch": all(record.reset_epoch == found.reset_epoch for record in records),
+        "no more than the buffer holds": len(records) <= min(found_records.capacity, decode.MOST_RECORDS),
+        "one epoch": all(record.reset_epoch == found_records.reset_epoch for record in records),
         "groups that are known": all(record.group_id in groups for record in records),
         "times of our days": all(EARLIEST_UNIX_NS < record.created_unix_ns < LATEST_UNIX_NS for record in records),
         "numbers in range": all(
@@ -145,7 +145,7 @@ def nonsense(found: RankRecords, newest: int | None = None) -> str:
         "time-outs": all(record.timeout_ms >= -1 for record in records),
         "counts": all(
             -1 <= count < 1 << 53
-            for group in found.groups
+            for group in found_records.groups
             for count in (group.last_enqueued, group.last_started, group.last_completed)
         ),
         "names": all(
@@ -163,7 +163,9 @@ def nonsense(found: RankRecords, newest: int | None = None) -> str:
             for shape in (*record.input_sizes, *record.output_sizes)
             for size in shape
         ),
-        "members": all(0 <= first <= last < decode.MOST_RANK for group in found.members for first, last in group.ranks),
+        "members": all(
+            0 <= first <= last < decode.MOST_RANK for group in found_records.members for first, last in group.ranks
+        ),
     }
     return ", ".join(name for name, holds in rules.items() if not holds)
 
@@ -173,16 +175,16 @@ def fuzz(count: int, seed: int) -> Counter[str]:
     chance, all_seeds, answers = random.Random(seed), seeds(), Counter[str]()
     for number in range(count):
         whole = chance.choice(all_seeds)
-        memory = mutated(whole, chance)
+        memory = mutate(whole, chance)
         cut = chance.randrange(*memory.range) if chance.random() < 0.05 else None
-        reader = Bounded(memory, cut)
+        reader = BoundedMemory(memory, cut)
         layout = whole.layout if chance.random() < 0.9 else chance.choice(all_seeds).layout
         newest, library = chance.choice((None, None, 0, 2)), chance.choice(("nccl", "gloo"))
         try:
             found = decode.read(  # a memory that does not change gives the same answer at each try
                 reader, whole.address, layout, library, time.time, newest=newest, tries=1
             )
-            wrong = nonsense(found, newest)
+            wrong = find_nonsense(found, newest)
             answers[f"NONSENSE {wrong} (seed {seed}, memory {number})" if wrong else "records"] += 1
         except UnreadableError as error:
             answers[error.reason] += 1

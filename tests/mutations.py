@@ -44,7 +44,7 @@ VERDICT_TESTS = (
     "unit/test_by_number.py",
     "unit/test_first_look.py",
     "unit/test_waiting_launchers.py",
-    "unit/test_rest.py",
+    "unit/test_resting_job.py",
     "unit/test_hangs.py",
     "unit/test_verdicts_page.py",
     "unit/test_grouping.py",
@@ -94,7 +94,7 @@ TESTS = {
     "probes/process/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
     "probes/child.py": (
         "unit/test_child.py",
-        "unit/test_left_behind.py",
+        "unit/test_abandoned_children.py",
         "unit/test_pyspy_faults.py",
         "integration/test_pyspy.py",
         "integration/test_pystack.py",
@@ -471,7 +471,7 @@ def source_of(module: str) -> str:
     return (ROOT / "hangwatch" / module).read_text()
 
 
-def named() -> list[Mutant]:
+def named_mutants() -> list[Mutant]:
     """Return the mutants of `NAMED`. Exit if a line is not found or found twice: correct the pattern."""
     made = []
     for one in NAMED:
@@ -487,7 +487,7 @@ def named() -> list[Mutant]:
     return made
 
 
-def drawn(count: int, seed: int, words: str = "") -> list[Mutant]:
+def draw_mutants(count: int, seed: int, words: str = "") -> list[Mutant]:
     """Choose `count` mutants at random, in source order, from the modules with `words` in their path."""
     every = [mutant for module in TESTS if words in module for mutant in mutants(module, source_of(module))]
     chosen = sorted(random.Random(seed).sample(range(len(every)), min(count, len(every))))
@@ -514,8 +514,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="so many at a time (default: %(default)s)")
     chosen = parser.parse_args()
     known = equivalents()
-    first = [mutant for mutant in named() if chosen.only in mutant.module]
-    others = drawn(chosen.count, chosen.seed, chosen.only)
+    first = [mutant for mutant in named_mutants() if chosen.only in mutant.module]
+    others = draw_mutants(chosen.count, chosen.seed, chosen.only)
     with tempfile.TemporaryDirectory(prefix="hangwatch-mutations-") as folder:
         copies = [Copy(Path(folder) / str(number)) for number in range(chosen.workers)]
         needed = {test for mutant in (*first, *others) for test in mutant.tests}

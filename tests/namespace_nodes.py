@@ -20,8 +20,8 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.other_users import as_user
+from tests.real_daemon import TorchJob
 from tests.ssh_nodes import SSHD, client_config, listens, make_keys, server_config
-from tests.watched import TorchJob
 
 
 def _may_make_namespaces() -> bool:

@@ -180,7 +180,7 @@ def listen(address: str, port: int) -> socket.socket:
     return listening
 
 
-def stand() -> None:
+def block_forever() -> None:
     """Block forever in a lock: the main thread of every rank."""
     never = threading.Lock()
     never.acquire()
@@ -194,7 +194,7 @@ def main(folder: Path, port: int, how: str, *more: str) -> None:
     if how != "mute":
         threading.Thread(target=serve, args=(listen("127.0.0.1", port), folder, how), daemon=True).start()
     (folder / "ready").write_text("")
-    stand()
+    block_forever()
 
 
 def may_make_networks() -> bool:
@@ -207,13 +207,13 @@ needs_networks = pytest.mark.skipif(not may_make_networks(), reason="needs root:
 
 
 @contextlib.contextmanager
-def process(folder: Path, how: str = "answer", *, beside: int | None = None, **environ: str) -> Iterator[int]:
-    """Run this module as a rank in a new network namespace, or in that of the pid `beside`; yield its pid."""
+def process(folder: Path, how: str = "answer", *, network_of_pid: int | None = None, **environ: str) -> Iterator[int]:
+    """Run this module as a rank in a new network namespace, or in that of the pid `network_of_pid`; yield its pid."""
     folder.mkdir(exist_ok=True)
     (folder / "ready").unlink(missing_ok=True)
-    enter = [] if beside is None else ["nsenter", f"--net=/proc/{beside}/ns/net", "--"]
+    enter = [] if network_of_pid is None else ["nsenter", f"--net=/proc/{network_of_pid}/ns/net", "--"]
     program = [*enter, sys.executable, "-m", "tests.nccl_ras", str(folder), "28028", how]
-    program += [] if beside is not None else ["netns"]
+    program += [] if network_of_pid is not None else ["netns"]
     with subprocess.Popen(program, cwd=ROOT, env={**os.environ, **environ}) as child:
         try:
             wait_for((folder / "ready").exists, "the server to listen")

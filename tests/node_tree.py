@@ -164,7 +164,7 @@ def run(name: str, node: Node, **settings: Any) -> CheckResult:
     return Checked(name, **settings).run(node)
 
 
-def told(result: CheckResult) -> tuple[str, str]:
+def status_and_reason(result: CheckResult) -> tuple[str, str]:
     """Status and reason, e.g. ("WARNING", "ClockOff")."""
     return result.verdict.status.name, result.verdict.reason
 

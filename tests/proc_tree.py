@@ -61,12 +61,12 @@ def lay_out(text: str, root: Path) -> Path:
     return root
 
 
-def stated(text: str) -> list[str]:
-    """Return the jobs that the text of a tree expects; see `described`."""
+def expected_jobs(text: str) -> list[str]:
+    """Return the jobs that the text of a tree expects; see `describe`."""
     return [line.removeprefix("= ") for line in text.splitlines() if line.startswith("= ")]
 
 
-def described(job: Job) -> str:
+def describe(job: Job) -> str:
     """Format a job as the text of a tree states it."""
     if job.waiting is not None:
         told = ", ".join(filter(None, (job.waiting.run_id, job.waiting.nodes, job.waiting.endpoint)))

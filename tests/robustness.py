@@ -47,7 +47,7 @@ class Case(NamedTuple):
     guilty: frozenset[Place]
     by_local_rank: bool = False
 
-    def accused(self, verdict: Verdict) -> frozenset[Place]:
+    def named_places(self, verdict: Verdict) -> frozenset[Place]:
         """Return the named ranks as places, comparable with `guilty`."""
         return frozenset(map(self.place, verdict.named))
 
@@ -144,7 +144,7 @@ def _whole(file: str, thread: Thread, index: int) -> str:
     return _USER + file
 
 
-def _told_whose(thread: Thread) -> Thread:
+def _with_library_frame_counts(thread: Thread) -> Thread:
     """Add the number of innermost frames that belong to libraries, as py-spy's JSON has it."""
     frames = itertools.takewhile(lambda place: _is_installed(place[1].file, thread, place[0]), enumerate(thread.frames))
     return replace(thread, installed_frames=sum(1 for _ in frames))
@@ -196,7 +196,7 @@ VARIATIONS: dict[str, Callable[[Sequence[RankDump]], Sequence[RankDump]]] = {
     "qualified names": _each_thread(_qualified_names),
     "plain names": _each_thread(_plain_names),
     "whole paths": _each_thread(_whole_paths),
-    "told whose frames they are": _each_thread(_told_whose),
+    "told whose frames they are": _each_thread(_with_library_frame_counts),
     "the last round only": _last_round_only,
     "the first half of the ranks": lambda ranks: _by_number(ranks)[: (len(ranks) + 1) // 2],
     "the second half of the ranks": lambda ranks: _by_number(ranks)[len(ranks) // 2 :],
@@ -225,10 +225,10 @@ class Judged(NamedTuple):
     @property
     def innocents(self) -> frozenset[Place]:
         """Ranks that are named and not guilty."""
-        return self.case.accused(self.after) - self.case.guilty
+        return self.case.named_places(self.after) - self.case.guilty
 
     @property
-    def looks_elsewhere(self) -> bool:
+    def checks_innocent_first(self) -> bool:
         """True if a rank to check first is not guilty. Such a rank is not blamed."""
         return not {self.case.place(rank) for rank in self.after.first_look} <= self.case.guilty
 
@@ -249,10 +249,12 @@ def _verdict(case: Case, ranks: Sequence[RankDump]) -> Verdict:
     return judge.judge(group_ranks(ranks, TABLE, SETTINGS, case.world_size))
 
 
-def _row(name: str, found: Sequence[Judged]) -> str:
-    changed, innocents = sum(one.changed for one in found), sum(len(one.innocents) for one in found)
-    elsewhere = sum(one.looks_elsewhere for one in found)
-    return f"{name:32} {len(found):7,} {changed:9,} {changed / max(len(found), 1):7.1%} {elsewhere:10,} {innocents:11,}"
+def _row(name: str, judged: Sequence[Judged]) -> str:
+    changed, innocents = sum(one.changed for one in judged), sum(len(one.innocents) for one in judged)
+    elsewhere = sum(one.checks_innocent_first for one in judged)
+    return (
+        f"{name:32} {len(judged):7,} {changed:9,} {changed / max(len(judged), 1):7.1%} {elsewhere:10,} {innocents:11,}"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -144,11 +144,11 @@ def dtypes(include: Path) -> list[str]:
     return re.findall(r"_\([^\n]*?, (\w+)\)", table[1])
 
 
-def toml(found: dict[str, dict[str, int]], names: Sequence[str]) -> str:
+def toml(offsets_by_version: dict[str, dict[str, int]], names: Sequence[str]) -> str:
     """Format the table: one row for all versions that share a layout, oldest first."""
     rows: dict[tuple[tuple[str, int], ...], list[str]] = {}
-    for version in sorted(found, key=_release):
-        rows.setdefault(tuple(found[version].items()), []).append(version)
+    for version in sorted(offsets_by_version, key=_release):
+        rows.setdefault(tuple(offsets_by_version[version].items()), []).append(version)
     parts = [
         "# Printed by `python -m tests.torch_layouts`; of x86-64, where -1 is a field that the versions do not have.",
         "",

@@ -54,7 +54,7 @@ class View(NamedTuple):
     seconds: float
     now: float
 
-    def of(self, **variables: str) -> View:
+    def with_variables(self, **variables: str) -> View:
         """Return the same view with other values."""
         return self._replace(variables={**self.variables, **variables})
 
@@ -89,7 +89,11 @@ def _placed(panels: list[dict[str, Any]], view: View) -> Iterator[tuple[dict[str
         for index, value in enumerate(values):
             line, column = divmod(index, per_row)
             at = {**place, "x": column * place["w"], "y": place["y"] + line * place["h"]}
-            yield {**panel, "title": panel["title"].replace(f"${name}", value)}, at, view.of(**{name: value})
+            yield (
+                {**panel, "title": panel["title"].replace(f"${name}", value)},
+                at,
+                view.with_variables(**{name: value}),
+            )
         pushed += (max(0, len(values) - 1) // per_row) * place["h"]
 
 

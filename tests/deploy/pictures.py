@@ -17,9 +17,9 @@ from pathlib import Path
 from hangwatch.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.deploy import promql
+from tests.deploy.daemon_on_simulated_node import hangwatch_on
 from tests.deploy.drawing import WIDTH, Source, draw
 from tests.deploy.promql import DASHBOARDS, ROOT, RULES
-from tests.deploy.watched import hangwatch_on
 from tests.servers import RealPrometheus, program
 
 IMAGES = ROOT / "docs/img"

@@ -76,7 +76,7 @@ class Case(NamedTuple):
         return Grouping(groups=tuple(groups), world_size=self.world_size)
 
 
-def later(one: Member) -> Member:
+def later(member: Member) -> Member:
     """Move the times to this century: operations of the first seconds of 1970 are not a minute after any recorder."""
 
     def moved(records: GroupRecords) -> GroupRecords:
@@ -92,9 +92,9 @@ def later(one: Member) -> Member:
             oldest_unix_seconds=found.oldest_unix_seconds and found.oldest_unix_seconds + SINCE_1970,
             groups=tuple(map(moved, found.groups)),
         )
-        for found in one.recorder.libraries
+        for found in member.recorder.libraries
     )
-    return structs.replace(one, recorder=structs.replace(one.recorder, libraries=tuple(recorded)))
+    return structs.replace(member, recorder=structs.replace(member.recorder, libraries=tuple(recorded)))
 
 
 def exported(case: Case) -> Iterator[dict[str, Any]]:
@@ -119,7 +119,9 @@ def complaints(cases: Sequence[Case], folder: Path) -> str:
     tests = []
     for first in range(0, len(cases), JOBS_AT_ONCE):
         part = cases[first : first + JOBS_AT_ONCE]
-        queries = [{"expr": expr, "eval_time": "10s", "exp_samples": rows} for expr, rows in said(part).items()]
+        queries = [
+            {"expr": expr, "eval_time": "10s", "exp_samples": rows} for expr, rows in expected_series(part).items()
+        ]
         series = [one for case in part for one in exported(case)]
         tests.append({"interval": "5s", "input_series": series, "promql_expr_test": queries})
     return promtool(tests, folder)
@@ -133,7 +135,7 @@ def promtool(tests: Sequence[dict[str, Any]], folder: Path) -> str:
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
-def said(cases: Sequence[Case]) -> dict[str, list[dict[str, Any]]]:
+def expected_series(cases: Sequence[Case]) -> dict[str, list[dict[str, Any]]]:
     """Return the expected results of the rule."""
     named, first_look, kinds = [], [], []
     for case in cases:
@@ -373,7 +375,7 @@ def other_operation() -> Case:
 
 
 @pytest.mark.parametrize(
-    ("case", "summary", "who"),
+    ("case", "summary", "missing_ranks"),
     [
         (
             four(done(5)),
@@ -408,7 +410,7 @@ def other_operation() -> Case:
     ],
     ids=["not_come", "circle", "first_look", "everybody", "mismatch"],
 )
-def test_the_page_says_who_has_not_come(case: Case, summary: str, who: str, tmp_path: Path) -> None:
+def test_the_page_says_who_has_not_come(case: Case, summary: str, missing_ranks: str, tmp_path: Path) -> None:
     series = list(exported(case))
     for node in NODES:
         labels = f'job="hangwatch",instance="{node}",job_id="k1",job_key="k1"'
@@ -417,9 +419,7 @@ def test_the_page_says_who_has_not_come(case: Case, summary: str, who: str, tmp_
             {"series": f'hangwatch_job_state{{{labels},state="hung"}}', "values": "1x2"},
             {"series": f"hangwatch_job_page{{{labels}}}", "values": "1x2"},
         ]
-    description = (
-        f"{who}\nWhere the ranks are:\n  4 \N{MULTIPLICATION SIGN} unknown in step (train.py)\nReported: 4 of 4 ranks."
-    )
+    description = f"{missing_ranks}\nWhere the ranks are:\n  4 \N{MULTIPLICATION SIGN} unknown in step (train.py)\nReported: 4 of 4 ranks."
     alert = {
         "exp_labels": {"severity": "critical", "job_id": "k1", "job_key": "k1"},
         "exp_annotations": {

@@ -227,14 +227,14 @@ def test_the_image_is_the_one_that_was_named(image: dict[str, str], pulled: str)
 
 
 @pytest.mark.parametrize(
-    ("image", "told"),
+    ("image", "error"),
     [
         ({"repository": ""}, "image.repository is empty, and no image of hangwatch is published"),
         ({"repository": "hangwatch"}, "image.repository=hangwatch names no registry"),
     ],
 )
-def test_no_image_of_a_stranger_is_pulled_from_docker_hub(image: dict[str, str], told: str) -> None:
-    with pytest.raises(helm_python.HelmRenderError, match=re.escape(told)):
+def test_no_image_of_a_stranger_is_pulled_from_docker_hub(image: dict[str, str], error: str) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=re.escape(error)):
         manifests({"image": image})
 
 
@@ -326,7 +326,7 @@ def test_any_value_arrives_in_the_daemon_as_it_was_written(
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "error"),
     [
         ({"config": {"http": {"port": 70000}}}, "/config/http/port"),
         ({"config": {"http": {"port": "9836"}}}, "/config/http/port"),
@@ -347,8 +347,8 @@ def test_any_value_arrives_in_the_daemon_as_it_was_written(
         ({"initContainers": [{"name": "no-image"}]}, "/initContainers/0"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name_before_anything_is_installed(values: dict[str, Any], told: str) -> None:
-    with pytest.raises(helm_python.HelmValuesError, match=re.escape(told)):
+def test_a_wrong_value_is_refused_by_name_before_anything_is_installed(values: dict[str, Any], error: str) -> None:
+    with pytest.raises(helm_python.HelmValuesError, match=re.escape(error)):
         manifests(values)
 
 

@@ -22,7 +22,7 @@ from hangwatch import config
 from hangwatch.checks.framework import registry
 from hangwatch.cli import hangwatch as hangwatch_command
 from hangwatch.web import web_config
-from tests.certificates import authority, issued
+from tests.certificates import make_authority, make_certificate
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted((REPOSITORY / "docs").glob("install-*.md"))
@@ -133,7 +133,7 @@ def test_the_helm_values_are_a_configuration(snippet: str) -> None:
 
 def test_the_web_configuration_is_one_but_for_its_files_and_hashes(tmp_path: Path) -> None:
     snippet, _ = blocks(SYSTEMD, "yaml")
-    issued(authority(tmp_path, "cluster-ca"), tmp_path, "node", "DNS:node")
+    make_certificate(make_authority(tmp_path, "cluster-ca"), tmp_path, "node", "DNS:node")
     for name in ("node", "cluster-ca"):
         (tmp_path / f"{name}.pem").rename(tmp_path / f"{name}.crt")
     (tmp_path / "node-key.pem").rename(tmp_path / "node.key")
@@ -157,7 +157,7 @@ def test_prometheus_takes_the_snippet_with_the_rules(tmp_path: Path) -> None:
     assert re.fullmatch(pattern, yaml.safe_load(snippet)["scrape_configs"][0]["job_name"])
 
 
-def test_slurm_is_pointed_at_the_scripts_that_are_installed_and_they_ask_checks_of_the_node() -> None:
+def test_slurm_page_names_installed_scripts_that_run_checks() -> None:
     (installed,) = [line for line in typed(SLURM) if line.startswith("sudo install ")]
     *scripts, target = shlex.split(installed)[4:]
     assert len(scripts) == 2

@@ -124,7 +124,7 @@ def test_the_keys_of_the_tuning_page_exist_with_these_defaults() -> None:
 
 
 @pytest.mark.torch
-def test_logs_say_who_speaks_pytorch_compares_the_collectives_and_errors_are_recorded(tmp_path: Path) -> None:
+def test_runbook_settings_prefix_logs_compare_collectives_and_record_errors(tmp_path: Path) -> None:
     """Sections 1, 2 and 7, and the loop-back device of 12, in one job."""
     recorded = snippet("import faulthandler\n")
     body = textwrap.indent(MISMATCH.replace("MISMATCH", "True", 1), "    ")
@@ -146,7 +146,7 @@ def test_logs_say_who_speaks_pytorch_compares_the_collectives_and_errors_are_rec
 
 
 @pytest.mark.torch
-def test_without_torchrun_errors_go_to_the_file_that_is_named_and_explain_says_whose_is_the_cause(
+def test_error_file_without_torchrun_leads_explain_to_the_cause(
     tmp_path: Path,
 ) -> None:
     """Section 7 under srun, which gives each task its number and starts it in the same folder."""

@@ -193,7 +193,7 @@ def test_without_root_it_says_so_and_does_nothing(public_copy: Path) -> None:
 
 @needs_root
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "error"),
     [
         (["--colour"], "unknown option: --colour"),
         (["--wheels"], "--wheels needs a folder"),
@@ -202,8 +202,8 @@ def test_without_root_it_says_so_and_does_nothing(public_copy: Path) -> None:
         (["--python", "no-such-python"], "no-such-python: not found"),
     ],
 )
-def test_a_wrong_option_is_named(arguments: list[str], told: str) -> None:
-    assert told in refused(*arguments)
+def test_a_wrong_option_is_named(arguments: list[str], error: str) -> None:
+    assert error in refused(*arguments)
 
 
 @needs_root

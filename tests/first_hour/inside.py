@@ -190,8 +190,8 @@ def is_in_state(state: str) -> Callable[[], bool]:
     return lambda: metric(rf'^hangwatch_job_state\{{.*state="{state}"\}} 1')
 
 
-def machine(told: Transcript) -> None:
-    told.say(
+def machine(transcript: Transcript) -> None:
+    transcript.say(
         "# The first hour",
         "From a clean Debian machine to the page that one can act on, and to the job that goes on. Every command below was typed, and everything "
         "below a command was printed, by `make first-hour` (tests/first_hour/): a booted Debian in a container without a network, "
@@ -199,7 +199,7 @@ def machine(told: Transcript) -> None:
         "a fake `libnvidia-ml.so.1` for the GPUs, a listener for Slack and PagerDuty, a FIFO for a file server that stopped answering.",
         "## 00:00 A clean machine",
     )
-    told.type(
+    transcript.type(
         ". /etc/os-release; echo $PRETTY_NAME; python3 --version; prometheus --version 2>&1 | head -1; prometheus-alertmanager --version 2>&1 | head -1"
     )
     Path("/etc/hosts").write_text("127.0.0.1 localhost gpu-07\n::1 localhost\n")
@@ -215,39 +215,39 @@ def machine(told: Transcript) -> None:
     shutil.copytree(CHECKOUT, "/root/hangwatch")
 
 
-def install(told: Transcript) -> None:
-    told.say(
+def install(transcript: Transcript) -> None:
+    transcript.say(
         "## Install",
         "This machine has no network: the wheels were made elsewhere (`pip wheel --wheel-dir wheels .`). With one, leave `--wheels` out.",
     )
-    told.type(f"cd hangwatch && deploy/systemd/install.sh --wheels {GIVEN}/wheels")
-    told.type("systemctl is-active hangwatch; hangwatch --version")
-    told.result("`deploy/systemd/install.sh`", "the unit is active")
-    told.say(
+    transcript.type(f"cd hangwatch && deploy/systemd/install.sh --wheels {GIVEN}/wheels")
+    transcript.type("systemctl is-active hangwatch; hangwatch --version")
+    transcript.result("`deploy/systemd/install.sh`", "the unit is active")
+    transcript.say(
         "What else is to happen as a job hangs: a [hook](docs/hooks.md), here one that posts to a channel of its own."
     )
-    told.type("install -D -m 0755 -t /etc/hangwatch/hooks hangwatch/deploy/hooks/post-to-slack.py")
-    told.type(
+    transcript.type("install -D -m 0755 -t /etc/hangwatch/hooks hangwatch/deploy/hooks/post-to-slack.py")
+    transcript.type(
         f"install -m 0400 -o hangwatch <(echo http://127.0.0.1:{PAGES_PORT}/channel-of-the-hook) /etc/hangwatch/slack-url"
     )
-    told.say("Who has this token sees incidents over the network; without readers, pages would not link to them.")
-    told.type("install -m 0400 -o hangwatch <(head -c 24 /dev/urandom | base64) /etc/hangwatch/token")
+    transcript.say("Who has this token sees incidents over the network; without readers, pages would not link to them.")
+    transcript.type("install -m 0400 -o hangwatch <(head -c 24 /dev/urandom | base64) /etc/hangwatch/token")
     hooks = '[http]\nexternal_url = "http://gpu-07:9836"\nincidents_token_file = "/etc/hangwatch/token"\n[hooks]\non_hung = ["/etc/hangwatch/hooks/post-to-slack.py", "{incident}", "/etc/hangwatch/slack-url"]'
-    told.type(
+    transcript.type(
         f"echo {shlex.quote(hooks)} >> /etc/hangwatch/hangwatch.toml; hangwatch config --check /etc/hangwatch/hangwatch.toml"
     )
-    told.type("systemctl restart hangwatch; systemctl is-active hangwatch")
-    told.say("Is this node fit to train? Status 1 says that there is something to read.")
-    told.type("hangwatch check", statuses=(0, 1))
+    transcript.type("systemctl restart hangwatch; systemctl is-active hangwatch")
+    transcript.say("Is this node fit to train? Status 1 says that there is something to read.")
+    transcript.type("hangwatch check", statuses=(0, 1))
 
 
-def watch(told: Transcript) -> None:
-    told.say(
+def watch(transcript: Transcript) -> None:
+    transcript.say(
         "## Prometheus and Alertmanager",
         "Rules and examples as they are in the repository; what is changed is the names of the nodes and where messages go.",
     )
     prometheus, alertmanager = Path("/etc/prometheus/prometheus.yml"), Path("/etc/prometheus/alertmanager.yml")
-    told.type(
+    transcript.type(
         "cp hangwatch/deploy/prometheus/{hangwatch.rules.yaml,hangwatch-site.rules.yaml,hangwatch.tmpl} /etc/prometheus/"
     )
     example = (CHECKOUT / "deploy/prometheus/prometheus.example.yaml").read_text()
@@ -262,24 +262,26 @@ def watch(told: Transcript) -> None:
     )
     example = re.sub(r"\n    # Anything else that takes JSON.*?(?=\n\n)", "", example, flags=re.DOTALL)
     alertmanager.write_text(example)
-    told.type("diff hangwatch/deploy/prometheus/prometheus.example.yaml /etc/prometheus/prometheus.yml", statuses=(1,))
-    told.type(
+    transcript.type(
+        "diff hangwatch/deploy/prometheus/prometheus.example.yaml /etc/prometheus/prometheus.yml", statuses=(1,)
+    )
+    transcript.type(
         "diff hangwatch/deploy/prometheus/alertmanager.example.yaml /etc/prometheus/alertmanager.yml", statuses=(1,)
     )
-    told.type(
+    transcript.type(
         "promtool check config /etc/prometheus/prometheus.yml && amtool check-config /etc/prometheus/alertmanager.yml | head -1"
     )
     # Alertmanager searches for peers in a private network, and ends without one.
     Path("/etc/default/prometheus-alertmanager").write_text('ARGS="--cluster.listen-address="\n')
-    told.type(
+    transcript.type(
         "systemctl restart prometheus prometheus-alertmanager; sleep 3; systemctl is-active prometheus prometheus-alertmanager"
     )
     server = http.server.ThreadingHTTPServer(("127.0.0.1", PAGES_PORT), Services)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
-def train(told: Transcript) -> list[int]:
-    told.say(
+def train(transcript: Transcript) -> list[int]:
+    transcript.say(
         "## A job of somebody else",
         "User `trainer` starts a job; its program is tests/first_hour/train.py. Nothing in it knows of hangwatch.",
     )
@@ -304,7 +306,7 @@ def train(told: Transcript) -> list[int]:
             text=True,
         )
     )
-    told.type(
+    transcript.type(
         f"nohup venv/bin/torchrun --nproc-per-node {RANKS} --rdzv-backend c10d --rdzv-endpoint localhost:29500 --rdzv-id llama-70b train.py data > train.log 2>&1 &",
         user="trainer",
     )
@@ -314,14 +316,14 @@ def train(told: Transcript) -> list[int]:
     set_power([612.0, 605.0, 598.0, 609.0], pids)
     within(60, is_in_state("training"), "the daemon sees it train")
     time.sleep(60)
-    told.type("hangwatch status")
-    told.result("a user starts a job of four ranks", "`training`")
+    transcript.type("hangwatch status")
+    transcript.result("a user starts a job of four ranks", "`training`")
     return pids
 
 
-def hang(told: Transcript, pids: list[int]) -> None:
-    told.say(
-        f"## {clock(told)} It hangs",
+def hang(transcript: Transcript, pids: list[int]) -> None:
+    transcript.say(
+        f"## {clock(transcript)} It hangs",
         "The file server of rank 3's data stops answering. Power falls; nothing is printed anywhere, and all processes live.",
     )
     shard = Path("/home/trainer/data/shard-3")
@@ -330,50 +332,50 @@ def hang(told: Transcript, pids: list[int]) -> None:
     shard.with_name("stuck").rename(shard)
     time.sleep(3)
     set_power([118.0, 121.0, 117.0, 88.0], pids)
-    told.type("tail -1 train.log; pgrep --count python", user="trainer")
+    transcript.type("tail -1 train.log; pgrep --count python", user="trainer")
     began = time.monotonic()
     within(200, lambda: pages() and Services.to("pagerduty"), "the page")
     seconds = time.monotonic() - began
-    told.say(f"## {clock(told)} The page", f"It came {seconds:.0f} seconds after power fell. In Slack:")
-    told.result("the data of rank 3 stops; power falls", f"page in Slack and PagerDuty {seconds:.0f} s later")
+    transcript.say(f"## {clock(transcript)} The page", f"It came {seconds:.0f} seconds after power fell. In Slack:")
+    transcript.result("the data of rank 3 stops; power falls", f"page in Slack and PagerDuty {seconds:.0f} s later")
     (attachment,) = pages()[0]["attachments"]
     _, description, links = attachment["text"].split("```")
-    told.quote(attachment["title"], [("The title leads to", attachment["title_link"]), ("Text", description)])
-    told.text += "> " + re.sub(r"<([^|<>]+)\|([^<>]+)>", r"[\2](\1)", links.strip()) + "\n\n"
+    transcript.quote(attachment["title"], [("The title leads to", attachment["title_link"]), ("Text", description)])
+    transcript.text += "> " + re.sub(r"<([^|<>]+)\|([^<>]+)>", r"[\2](\1)", links.strip()) + "\n\n"
     event = Services.to("pagerduty")[0]
-    told.say("In PagerDuty, with the same text as details:")
+    transcript.say("In PagerDuty, with the same text as details:")
     links = [(link["text"], link["href"]) for link in event["links"]]
     rows = [("Severity", event["payload"]["severity"]), (f"{event['client']} leads to", event["client_url"]), *links]
-    told.quote(event["payload"]["summary"], rows)
+    transcript.quote(event["payload"]["summary"], rows)
 
 
-def clock(told: Transcript) -> str:
-    passed = int(time.monotonic() - told.started)
+def clock(transcript: Transcript) -> str:
+    passed = int(time.monotonic() - transcript.started)
     return f"{passed // 60:02d}:{passed % 60:02d}"
 
 
-def read(told: Transcript) -> None:
-    told.say(f"## {clock(told)} The report", "The on-call types the command of the page:")
+def read(transcript: Transcript) -> None:
+    transcript.say(f"## {clock(transcript)} The report", "The on-call types the command of the page:")
     page = json.dumps(pages()[0])
     command = re.search(r"(sudo )?hangwatch report[\w .:/=-]*", page)
     assert command, "the page has no command"
-    printed = told.type(command[0].removeprefix("sudo ").strip())
-    told.say("The hook ran, and posted:")
-    told.type("hangwatch report | grep hook")
+    printed = transcript.type(command[0].removeprefix("sudo ").strip())
+    transcript.say("The hook ran, and posted:")
+    transcript.type("hangwatch report | grep hook")
     (posted,) = Services.to("channel-of-the-hook")
-    told.quote(posted["text"], [])
-    told.say("The owner of the job reads the same, without root:")
-    told.type("hangwatch incidents; hangwatch report | head -12", user="trainer")
-    told.say("And nobody else:")
+    transcript.quote(posted["text"], [])
+    transcript.say("The owner of the job reads the same, without root:")
+    transcript.type("hangwatch incidents; hangwatch report | head -12", user="trainer")
+    transcript.say("And nobody else:")
     subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", "stranger"], check=True)
-    told.type("hangwatch incidents", user="stranger", statuses=(0, 1, 2))
-    told.result(
+    transcript.type("hangwatch incidents", user="stranger", statuses=(0, 1, 2))
+    transcript.result(
         "root and the job's owner read the report, another user cannot", " ".join(printed.split("=====")[0].split())
     )
 
 
-def mend(told: Transcript) -> None:
-    told.say(f"## {clock(told)} It goes on", "The report says which file it is. The file server is mended.")
+def mend(transcript: Transcript) -> None:
+    transcript.say(f"## {clock(transcript)} It goes on", "The report says which file it is. The file server is mended.")
     before = len(pages())
     shard = Path("/home/trainer/data/shard-3")
     fifo = shard.with_name("stuck")
@@ -384,11 +386,11 @@ def mend(told: Transcript) -> None:
     set_power([612.0, 605.0, 598.0, 609.0], ranks())
     within(120, is_in_state("recovered"), "recovered")
     within(180, lambda: len(pages()) > before, "Slack hears of it")
-    told.say("Slack:")
+    transcript.say("Slack:")
     (attachment,) = pages()[-1]["attachments"]
-    told.quote(attachment["title"], [])
-    told.type("hangwatch incidents; hangwatch status")
-    told.result("the data is back", "`recovered`, the page is resolved")
+    transcript.quote(attachment["title"], [])
+    transcript.type("hangwatch incidents; hangwatch status")
+    transcript.result("the data is back", "`recovered`, the page is resolved")
 
 
 STEPS = (machine, install, watch)

@@ -44,7 +44,7 @@ os.read(data, 9)
 CHILD = "import os, subprocess\nchild = subprocess.Popen(['sleep', '600'])\nready()\nos.waitpid(child.pid, 0)"
 
 
-def behind(pid: int, name: str, kin: tuple[int, ...] = ()) -> KernelCall:
+def read_call(pid: int, name: str, kin: tuple[int, ...] = ()) -> KernelCall:
     """Return the system call of this name and its target once the process is in the call."""
     wait_for(lambda: (call := main_thread.read_call(pid, procfs.PROC)) and call.name == name, f"{pid} to be in {name}")
     seen = [main_thread.read_call(pid, procfs.PROC)] * 2
@@ -63,7 +63,7 @@ def test_a_pipe_is_told_with_who_has_its_other_end(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", f"import os\nos.read({read_end}, 1)"], pass_fds=[read_end])
     try:
         wait_for(lambda: _reads(child.pid, read_end), "the target to read its pipe")
-        found = behind(child.pid, "read")
+        found = read_call(child.pid, "read")
     finally:
         child.kill()
         child.wait(20)
@@ -78,7 +78,7 @@ def test_a_connection_is_told_with_its_peer(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         with targets.python(RECEIVES.format(number=port), tmp_path) as pid, listening.accept()[0]:
-            (peer,) = behind(pid, "recvfrom").behind
+            (peer,) = read_call(pid, "recvfrom").behind
     assert (peer.kind, peer.what) == ("connection", f"127.0.0.1 port {port}")
     assert (peer.other_pid, peer.is_lost) == (os.getpid(), False)
 
@@ -88,21 +88,21 @@ def test_a_lock_is_told_with_who_holds_it(tmp_path: Path) -> None:
     with path.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with targets.python(FLOCK, tmp_path) as pid:
-            found = behind(pid, "flock")
+            found = read_call(pid, "flock")
     assert found.file_lock is not None
     assert (found.file_lock.path, found.file_lock.holder_pid) == (str(path), os.getpid())
 
 
 def test_of_many_descriptors_a_few_are_told(tmp_path: Path) -> None:
     with targets.python(POLLS, tmp_path) as pid:
-        found = behind(pid, "poll")
+        found = read_call(pid, "poll")
         assert found.descriptors == 2
         assert [(one.kind, one.other_pid) for one in found.behind] == [("pipe", pid)] * 2, "it has both ends itself"
 
 
 def test_a_child_is_told(tmp_path: Path) -> None:
     with targets.python(CHILD, tmp_path) as pid:
-        found = behind(pid, "wait4")
+        found = read_call(pid, "wait4")
         assert (found.child_pid, found.child_comm) == (procfs.read_children(pid)[0], "sleep")
 
 
@@ -110,7 +110,7 @@ def test_what_a_path_is_called_is_bounded_and_printable(tmp_path: Path) -> None:
     """A FIFO with a hostile name, which no process opens for writing."""
     code = "import os\nname = folder + '/a\\n\\x1b[31m' + 'b' * 220\nos.mkfifo(name)\nready()\nopen(name)"
     with targets.python(code, tmp_path) as pid:
-        found = behind(pid, "openat")
+        found = read_call(pid, "openat")
         assert found.path.startswith(f"{tmp_path}/a\\n\\x1b[31mb")
         assert found.path.isprintable() and len(found.path) <= 200
         assert found.behind == ()
@@ -127,7 +127,7 @@ def test_a_file_of_a_silent_file_system_is_told_and_not_touched(tmp_path: Path) 
         wait_for((tmp_path / "opened").exists, "the file to be open")
         die()
         (tmp_path / "silent").touch()
-        found = behind(pid, "read")
+        found = read_call(pid, "read")
     assert found.behind == (
         CallTarget(kind="file", what=f"{tmp_path}/mnt/data", mount=f"{tmp_path}/mnt (fuse.deadfs)", is_remote=True),
     )
@@ -138,7 +138,7 @@ def test_a_path_on_a_dead_file_system_is_told_and_not_followed(tmp_path: Path) -
     (tmp_path / "mnt").mkdir()
     code = f"ready()\nopen({str(tmp_path / 'mnt/shard-3')!r})"
     with dead_mount(tmp_path / "mnt"), targets.python(code, tmp_path) as pid:
-        assert behind(pid, "openat").path == f"{tmp_path}/mnt/shard-3"
+        assert read_call(pid, "openat").path == f"{tmp_path}/mnt/shard-3"
 
 
 def test_who_has_gone_on_is_not_told() -> None:

@@ -14,7 +14,7 @@ from hangwatch.formats import incident_file
 from hangwatch.model import JobState
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
-from tests.watched import RealDaemon, TorchJob
+from tests.real_daemon import RealDaemon, TorchJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 

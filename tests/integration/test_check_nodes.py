@@ -64,7 +64,7 @@ def ask(folder: Path, *arguments: str, nodeset: str = "n[1-8]") -> subprocess.Co
     return hangwatch("check", "--nodes", nodeset, *command, *arguments)
 
 
-def told(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def parse_output(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     form: dict[str, Any] = json.loads(done.stdout)
     jsonschema.validate(form, json.loads(schema_path("check_nodes").read_text()))
     assert form["exit_code"] == done.returncode, done.stderr
@@ -87,7 +87,7 @@ def test_nodes_with_equal_answers_stand_in_one_line_the_worst_first(
         ["OK", "1", "check"],
     ]
     assert rest[-1].endswith("n[1-2,5-7]")
-    form = told(ask(nodes, "--json"))
+    form = parse_output(ask(nodes, "--json"))
     assert (form["status"], form["well"], form["differences"]) == ("CRITICAL", ["n1", "n2", "n5", "n6", "n7"], [])
     assert form["findings"][0]["nodes"] == ["n8"]
     assert ask(nodes, "--fail-on", "critical", nodeset="n[1-4]").returncode == 0
@@ -109,7 +109,7 @@ def test_what_should_be_the_same_and_is_not_is_a_finding(nodes: Path) -> None:
     assert "bring n8 to 550.54" in shown
     assert "torch of job train 2.5.1 on n[1-5,8], 2.4.0 on n7" in shown
     assert "kernel" not in shown
-    form = told(ask(nodes, "--json"))
+    form = parse_output(ask(nodes, "--json"))
     (driver, torch) = form["differences"]
     assert [held["nodes"] for held in driver["values"]] == [[f"n{number}" for number in range(1, 8)], ["n8"]]
     assert (torch["fact"], torch["job"]) == ("torch", "train")
@@ -117,7 +117,7 @@ def test_what_should_be_the_same_and_is_not_is_a_finding(nodes: Path) -> None:
 
 def test_where_no_value_is_that_of_most_nobody_is_odd(nodes: Path) -> None:
     keep(nodes, "n2", answer_of(driver="535.1"))
-    (finding,) = told(ask(nodes, "--json", nodeset="n[1-2]"))["findings"]
+    (finding,) = parse_output(ask(nodes, "--json", nodeset="n[1-2]"))["findings"]
     assert (finding["nodes"], "choose one" in finding["remedy"]) == (["n1", "n2"], True)
 
 
@@ -127,15 +127,15 @@ def test_numbers_that_differ_are_one_line_unless_all_are_asked_for(nodes: Path) 
             status=CheckStatus.WARNING, reason="LowLimit", message=f"slurmd has {1024 + number}", remedy="raise it"
         )
         keep(nodes, f"n{number}", answer_of(("fd_limit", verdict)))
-    (finding,) = told(ask(nodes, "--json"))["findings"]
+    (finding,) = parse_output(ask(nodes, "--json"))["findings"]
     assert (len(finding["nodes"]), "and 7 other wordings" in finding["message"]) == (8, True)
-    assert len(told(ask(nodes, "--json", "--verbose"))["findings"]) == 8
+    assert len(parse_output(ask(nodes, "--json", "--verbose"))["findings"]) == 8
 
 
 def test_clocks_are_compared_with_that_of_who_asks(nodes: Path) -> None:
     keep(nodes, "n2", answer_of(), ahead_seconds=3600)
     keep(nodes, "n3", answer_of(), ahead_seconds=-3600)
-    form = told(ask(nodes, "--json"))
+    form = parse_output(ask(nodes, "--json"))
     clocks = {offset["node"]: offset["seconds"] for offset in form["clocks"] if abs(offset["seconds"]) > 1000}
     assert set(clocks) == {"n2", "n3"}
     assert 3000 < clocks["n2"] <= 3600
@@ -160,7 +160,7 @@ esac""",
     )
     escape = CheckVerdict(status=CheckStatus.WARNING, reason="\x1b[2J", message="\x1b[2J" * 1000, remedy="")
     keep(nodes, "n7", answer_of(("\x1b[2J", escape)))
-    form = told(ask(nodes, "--json"))
+    form = parse_output(ask(nodes, "--json"))
     assert form["answered"] == ["n7", "n8"], form["failed"]
     reasons = {node: failed["reason"] for failed in form["failed"] for node in failed["nodes"]}
     assert "exit code 2" in reasons["n1"]
@@ -194,7 +194,7 @@ def test_the_real_command_is_what_answers() -> None:
         "check", "memory_pressure", "--nodes", "one,two", "--via", "local", "--json", "--deadline", "150",
         "--remote-command", f"{sys.executable} -m hangwatch",
     )  # fmt: skip
-    form = told(done)
+    form = parse_output(done)
     assert form["answered"] == ["one", "two"], done.stderr
     assert form["differences"] == []
     assert [offset for offset in form["clocks"] if abs(offset["seconds"]) > 1] == []

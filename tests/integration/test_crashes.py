@@ -26,7 +26,7 @@ from hangwatch.state.board import Snapshot
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
-from tests.watched import RealDaemon, TorchJob
+from tests.real_daemon import RealDaemon, TorchJob
 
 RANKS = 3
 OWNER = 61234

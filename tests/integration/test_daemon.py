@@ -33,14 +33,14 @@ from hangwatch.model import JobState
 from hangwatch.state.board import JobEntry
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
-from tests.watched import RealDaemon
+from tests.real_daemon import RealDaemon
 
 pytestmark = pytest.mark.timeout(300)
 SYS_TGKILL = 131 if platform.machine() == "aarch64" else 234
 NO_DRIVER = {**os.environ, "LD_LIBRARY_PATH": ""}
 
 
-def told(door: socket.socket, word: str, deadline_seconds: float = 20.0) -> str:
+def receive_message(door: socket.socket, word: str, deadline_seconds: float = 20.0) -> str:
     """Return the first message to systemd that begins with `word`."""
     end = time.monotonic() + deadline_seconds
     while time.monotonic() < end:
@@ -57,12 +57,12 @@ def test_systemd_hears_ready_watchdog_status_and_stopping(tmp_path: Path) -> Non
         door.bind(address)
         environ = {**NO_DRIVER, "NOTIFY_SOCKET": address, "WATCHDOG_USEC": "4000000"}
         with RealDaemon(tmp_path / "hw", environ) as daemon:
-            told(door, "READY=1")
-            told(door, "WATCHDOG=1")
-            told(door, "WATCHDOG=1")
-            assert " jobs" in told(door, "STATUS=")
+            receive_message(door, "READY=1")
+            receive_message(door, "WATCHDOG=1")
+            receive_message(door, "WATCHDOG=1")
+            assert " jobs" in receive_message(door, "STATUS=")
             daemon.process.send_signal(signal.SIGTERM)
-            told(door, "STOPPING=1")
+            receive_message(door, "STOPPING=1")
             assert daemon.process.wait(10) == 0
 
 

@@ -250,14 +250,14 @@ def test_a_dump_that_names_no_rank_is_told(tmp_path: Path) -> None:
 # --- incidents of hangwatch in a folder --------------------------------------------------------------------------------
 
 
-def left(folder: Path, incident: Incident) -> Path:
+def save_incident(folder: Path, incident: Incident) -> Path:
     """Save an incident as `hangwatch dump -o` does."""
     return store.open_writable(folder).save(incident, render_files(incident))
 
 
 def test_what_dump_left_in_a_folder_is_read_as_the_incident_that_it_is(tmp_path: Path) -> None:
     incident = samples.loader_hang()
-    folder = left(tmp_path / "out", incident)
+    folder = save_incident(tmp_path / "out", incident)
     of_folder, of_incident = explain(tmp_path / "out"), explain(folder)
     assert (of_folder.returncode, of_folder.stderr) == (0, "")
     told = " ".join(of_folder.stdout.split())
@@ -267,7 +267,7 @@ def test_what_dump_left_in_a_folder_is_read_as_the_incident_that_it_is(tmp_path:
 
 
 def test_an_incident_that_cannot_be_read_leaves_its_stacks(tmp_path: Path) -> None:
-    folder = left(tmp_path / "out", samples.loader_hang())
+    folder = save_incident(tmp_path / "out", samples.loader_hang())
     for content in ("", "{", '{"schema_version": 999}', "[" * 100_000):
         (folder / "incident.json").write_text(content)
         done = explain(tmp_path / "out")
@@ -283,8 +283,8 @@ def test_an_incident_that_cannot_be_read_leaves_its_stacks(tmp_path: Path) -> No
 def test_incidents_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
     incident = samples.loader_hang()
     other = replace(incident.job, job_id="7", job_key="0123456789abcdef")
-    left(tmp_path, incident)
-    left(tmp_path, replace(incident, incident_id="other", job=other))
+    save_incident(tmp_path, incident)
+    save_incident(tmp_path, replace(incident, incident_id="other", job=other))
     done = explain(tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "these incidents are of several jobs" in done.stderr

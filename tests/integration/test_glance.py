@@ -9,7 +9,7 @@ from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.probes.process import main_thread, procfs, pyspy
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
-from tests.watched import RealDaemon
+from tests.real_daemon import RealDaemon
 
 RANKS, STUCK = 4, 2
 

@@ -53,7 +53,7 @@ class Machine:
             for check in select(names or GPU_CHECKS)
         }
 
-    def said(self, *names: str) -> dict[str, tuple[CheckStatus, str]]:
+    def read_checks(self, *names: str) -> dict[str, tuple[CheckStatus, str]]:
         """Return status and reason of each check."""
         return {name: (result.verdict.status, result.verdict.reason) for name, result in self.run(*names).items()}
 
@@ -162,7 +162,7 @@ def test_one_gpu_lost(hgx: Machine) -> None:
 def test_a_row_remap_is_pending(hgx: Machine) -> None:
     hgx.driver.add("gpu 2 remapped_rows 0 1 1 0", "gpu 2 ecc uncorrected volatile 1")
 
-    assert hgx.said() == {**HEALTHY_HGX, "gpu_health": (WARNING, "RowRemapPending")}
+    assert hgx.read_checks() == {**HEALTHY_HGX, "gpu_health": (WARNING, "RowRemapPending")}
     assert "--gpu-reset -i 2" in hgx.run("gpu_health")["gpu_health"].verdict.remedy
 
 
@@ -206,12 +206,12 @@ def test_one_trouble_and_one_check_that_says_so(
 
 def test_idle_links_that_slowed_down_are_no_finding(hgx: Machine) -> None:
     hgx.driver.add("gpu all utilization_ratio 0", "gpu all pcie_generation 1")
-    assert hgx.said("pcie") == {"pcie": (OK, "LinksIdle")}
+    assert hgx.read_checks("pcie") == {"pcie": (OK, "LinksIdle")}
 
 
 def test_link_errors_are_judged_as_rates(hgx: Machine) -> None:
     hgx.driver.add("gpu 3 link 2 errors 0 100000")  # replays from long ago
-    assert hgx.said("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
+    assert hgx.read_checks("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
 
     hgx.now += 60
     hgx.driver.add("gpu 3 link 2 errors 0 101200")
@@ -220,26 +220,26 @@ def test_link_errors_are_judged_as_rates(hgx: Machine) -> None:
     assert "20.0 corrected NVLink errors per second" in verdict.message
 
     hgx.now += 60
-    assert hgx.said("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
+    assert hgx.read_checks("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
 
     hgx.now += 60
     hgx.driver.add("gpu 3 link 2 errors 0 5")  # the driver was reloaded: counters start from zero
-    assert hgx.said("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
+    assert hgx.read_checks("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
 
 
 def test_link_recoveries_and_failed_recoveries(hgx: Machine) -> None:
     hgx.run("nvlink_status")
     hgx.now += 60
     hgx.driver.add("gpu 3 link 2 errors 1 2")
-    assert hgx.said("nvlink_status") == {"nvlink_status": (WARNING, "LinkRecoveries")}
+    assert hgx.read_checks("nvlink_status") == {"nvlink_status": (WARNING, "LinkRecoveries")}
     hgx.now += 60
     hgx.driver.add("gpu 3 link 2 field 214 1", "gpu 3 link 3 field 214 0")
-    assert hgx.said("nvlink_status") == {"nvlink_status": (CRITICAL, "LinkRecoveryFailed")}
+    assert hgx.read_checks("nvlink_status") == {"nvlink_status": (CRITICAL, "LinkRecoveryFailed")}
 
 
 def test_pcie_replays_are_judged_as_a_rate(hgx: Machine) -> None:
     hgx.driver.add("gpu 3 pcie_replays 5000")
-    assert hgx.said("pcie") == {"pcie": (OK, "LinksAtFullSpeed")}
+    assert hgx.read_checks("pcie") == {"pcie": (OK, "LinksAtFullSpeed")}
     hgx.now += 60
     hgx.driver.add("gpu 3 pcie_replays 5100")
     verdict = hgx.run("pcie")["pcie"].verdict
@@ -267,7 +267,7 @@ def test_in_a_virtual_machine_iommu_and_acs_are_not_ours_to_judge(machine: Machi
     machine.driver.write(pcie_box())
     pci_tree.box(machine.sys_root, BOX_ADDRESSES, iommu="DMA-FQ")
     (machine.proc_root / "cpuinfo").write_text("vendor_id\t: AuthenticAMD\nflags\t\t: fpu hypervisor\n")
-    assert machine.said("pcie") == {"pcie": (OK, "LinksAtFullSpeed")}
+    assert machine.read_checks("pcie") == {"pcie": (OK, "LinksAtFullSpeed")}
 
 
 def test_all_links_down_where_nvswitches_are(hgx: Machine) -> None:
@@ -293,11 +293,11 @@ def test_two_of_four_cards_joined_by_a_bridge(box: Machine) -> None:
 
 def test_before_hopper_nvswitches_need_a_running_fabric_manager(hgx: Machine) -> None:
     hgx.driver.write([line for line in h100() if "fabric" not in line])
-    assert hgx.said("fabric") == {"fabric": (CRITICAL, "FabricManagerNotRunning")}
+    assert hgx.read_checks("fabric") == {"fabric": (CRITICAL, "FabricManagerNotRunning")}
 
     (hgx.proc_root / "4242").mkdir()
     (hgx.proc_root / "4242/comm").write_text("nv-fabricmanage\n")
-    assert hgx.said("fabric") == {"fabric": (OK, "FabricManagerRuns")}
+    assert hgx.read_checks("fabric") == {"fabric": (OK, "FabricManagerRuns")}
 
 
 @pytest.mark.golden
@@ -307,7 +307,7 @@ def test_the_matrix_reads_as_nvidia_smi_shows_it(hgx: Machine, golden: Callable[
 
 
 def test_a_change_of_the_matrix_stays_a_finding(hgx: Machine) -> None:
-    assert hgx.said("nvlink_topology") == {"nvlink_topology": (OK, "TopologyStable")}
+    assert hgx.read_checks("nvlink_topology") == {"nvlink_topology": (OK, "TopologyStable")}
     (hgx.sys_root / "class/infiniband/mlx5_7/device").unlink()
 
     verdict = hgx.run("nvlink_topology")["nvlink_topology"].verdict
@@ -339,29 +339,29 @@ def test_a_call_that_should_answer_and_does_not_is_unknown(hgx: Machine) -> None
 
 
 def test_details_that_block_the_driver_are_given_up_and_power_goes_on(hgx: Machine) -> None:
-    assert hgx.said("gpu_power") == {"gpu_power": (OK, "PowerRead")}
+    assert hgx.read_checks("gpu_power") == {"gpu_power": (OK, "PowerRead")}
     hgx.driver.add("gpu 1 fault nvmlDeviceGetGpuFabricInfoV sleep")
 
-    assert hgx.said("fabric") == {"fabric": (UNKNOWN, "NoAnswer")}
+    assert hgx.read_checks("fabric") == {"fabric": (UNKNOWN, "NoAnswer")}
 
     settled(hgx, "gpu_power", lambda result: result.verdict.status is OK, "power to be sampled again")
-    assert hgx.said("fabric") == {"fabric": (UNKNOWN, "Stalled")}  # and is not queried again at once
+    assert hgx.read_checks("fabric") == {"fabric": (UNKNOWN, "Stalled")}  # and is not queried again at once
     assert hgx.sampler.status().restarts == 1
 
 
 def test_a_wedged_driver_is_critical_for_health_alone(hgx: Machine) -> None:
-    assert hgx.said() == HEALTHY_HGX
+    assert hgx.read_checks() == HEALTHY_HGX
     hgx.driver.add("fault nvmlEventSetWait_v2 sleep")  # a call without a GPU argument
     wait_for(lambda: hgx.sampler.status().stalled, "the stall")
 
-    said = hgx.said()
+    said = hgx.read_checks()
 
     assert said.pop("gpu_health") == (CRITICAL, "DriverStalled")
     assert set(said.values()) == {(UNKNOWN, "Stalled")}
 
 
 def test_a_wedged_gpu_is_named_and_the_others_are_judged(hgx: Machine) -> None:
-    assert hgx.said("gpu_health") == {"gpu_health": (OK, "GpusHealthy")}
+    assert hgx.read_checks("gpu_health") == {"gpu_health": (OK, "GpusHealthy")}
     hgx.driver.add("gpu 1 fault all sleep")
     wait_for(lambda: getattr(hgx.sampler.latest(), "faults", ()), "a sweep without GPU 1")
 
@@ -388,9 +388,9 @@ def test_gpus_on_the_bus_without_a_driver(hgx: Machine) -> None:
 
 def test_a_node_without_gpus_has_none_of_it(machine: Machine) -> None:
     machine.driver.vanish()
-    assert set(machine.said().values()) == {(OK, "NotPresent")}
+    assert set(machine.read_checks().values()) == {(OK, "NotPresent")}
 
 
 def test_a_driver_without_gpus_has_none_of_it(machine: Machine) -> None:
     machine.driver.write(h100(0))
-    assert set(machine.said().values()) == {(OK, "NotPresent")}
+    assert set(machine.read_checks().values()) == {(OK, "NotPresent")}

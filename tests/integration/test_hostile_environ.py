@@ -15,11 +15,11 @@ from hangwatch.daemon import Daemon
 from hangwatch.daemon.wiring import STUCK_SECONDS
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.probes.gpu.sampler import NvmlSampler
-from tests import hostile
+from tests import hostile_environments
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.proc_tree import lay_out
-from tests.watched import RealDaemon
+from tests.real_daemon import RealDaemon
 
 pytestmark = pytest.mark.timeout(400)
 JOBS_WATCHED = 10
@@ -45,7 +45,11 @@ def scrape_seconds(daemon: RealDaemon) -> float:
 
 
 def test_what_others_write_into_environments_keeps_no_page_back(fake_driver: FakeDriver, tmp_path: Path) -> None:
-    crowd = [*hostile.large(8), *hostile.world(4_000_000, "0,1"), *hostile.jobs(60)]
+    crowd = [
+        *hostile_environments.large_environments(8),
+        *hostile_environments.claim_world(4_000_000, "0,1"),
+        *hostile_environments.claim_jobs(60),
+    ]
     limits = {"max_jobs_per_owner": JOBS_WATCHED}
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(SimulatedNode(4))
@@ -54,10 +58,10 @@ def test_what_others_write_into_environments_keeps_no_page_back(fake_driver: Fak
         fake_driver.write([*h100(4), *(f"gpu {index} pids {pid}" for index, pid in enumerate(node.pids))])
         daemon = stack.enter_context(RealDaemon(tmp_path / "hw", fake_driver.environ, jobs=limits))
         daemon.wait_for_state(node.run_id, "training")
-        owner = f"uid {hostile.NOBODY}" if os.geteuid() == 0 else f"uid {os.geteuid()}"
-        with hostile.Crowd(crowd):
+        owner = f"uid {hostile_environments.NOBODY}" if os.geteuid() == 0 else f"uid {os.geteuid()}"
+        with hostile_environments.Crowd(crowd):
             # The large ones are one job, and so is the world. Other processes of this user may run at the same time.
-            beyond = len(hostile.jobs(60)) + 2 - JOBS_WATCHED
+            beyond = len(hostile_environments.claim_jobs(60)) + 2 - JOBS_WATCHED
             wait_for(
                 lambda: _value(daemon, "hangwatch_left_out", owner=owner, what="jobs") >= beyond, "what is left out"
             )

@@ -26,7 +26,7 @@ from hangwatch.store import Store, open_writable
 from hangwatch.web import auth
 from hangwatch.web.http_server import ServeError, Server, prepare, usable_url
 from tests import samples
-from tests.certificates import authority, issued
+from tests.certificates import make_authority, make_certificate
 from tests.conftest import wait_for
 from tests.integration.test_cli import hangwatch
 from tests.integration.test_hostile_input import refused
@@ -43,11 +43,11 @@ TOKEN = "0123456789abcdef"
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Certificates: `ca` signs `node` and `admin`; `other` signs `stranger`."""
     folder = tmp_path_factory.mktemp("pki")
-    ca, other = authority(folder, "ca"), authority(folder, "other")
-    issued(ca, folder, "node", "DNS:localhost,IP:127.0.0.1")
-    issued(ca, folder, "renewed", "DNS:localhost,IP:127.0.0.1")
-    issued(ca, folder, "admin", "DNS:admin.example,IP:10.0.0.1")
-    issued(other, folder, "stranger", "DNS:admin.example")
+    ca, other = make_authority(folder, "ca"), make_authority(folder, "other")
+    make_certificate(ca, folder, "node", "DNS:localhost,IP:127.0.0.1")
+    make_certificate(ca, folder, "renewed", "DNS:localhost,IP:127.0.0.1")
+    make_certificate(ca, folder, "admin", "DNS:admin.example,IP:10.0.0.1")
+    make_certificate(other, folder, "stranger", "DNS:admin.example")
     return folder
 
 

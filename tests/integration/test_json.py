@@ -19,8 +19,8 @@ from hangwatch import cli, store
 from tests import samples
 from tests.conftest import wait_for
 from tests.integration import targets
+from tests.real_daemon import RealDaemon
 from tests.schemas import DOCS
-from tests.watched import RealDaemon
 
 PAGE = (DOCS / "json.md").read_text()
 SCHEMA_OF = dict(re.findall(r"^\| `hangwatch (\w+) --json` .*\(([\w.]+\.schema\.json)\)", PAGE, re.MULTILINE))

@@ -17,8 +17,8 @@ from hangwatch.probes.process.process_scan import ProcessScan
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver
 from tests.integration import targets
-from tests.locked import locked
-from tests.watched import RealDaemon
+from tests.locked_memory_processes import locked
+from tests.real_daemon import RealDaemon
 
 NOBODY = 65534
 

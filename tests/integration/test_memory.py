@@ -14,7 +14,7 @@ import pytest
 from hangwatch.probes.child import MOST_ABANDONED_OF_SHARE
 from hangwatch.probes.process import main_thread, process_memory, procfs
 from tests.conftest import wait_for
-from tests.locked import polling
+from tests.locked_memory_processes import polling
 
 NOBODY = 65534
 pytestmark = pytest.mark.timeout(300)

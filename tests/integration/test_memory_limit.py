@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from hangwatch.demo.simulated_node import SimulatedNode
-from tests import hostile
+from tests import hostile_environments
 from tests.conftest import wait_for
 from tests.deploy.promql import ROOT
 from tests.fake_driver import FakeDriver, h100
 from tests.memory_cgroup import memory_cgroup
-from tests.watched import RealDaemon
+from tests.real_daemon import RealDaemon
 
 pytestmark = pytest.mark.timeout(400)
 MEBIBYTE = 1 << 20
@@ -32,16 +32,16 @@ def _asks_for_a_page(daemon: RealDaemon, node: SimulatedNode) -> bool:
     return any(value == 1 for _, value in daemon.samples("hangwatch_job_page", job_id=node.run_id))
 
 
-def test_the_limits_of_the_unit_and_the_chart_are_far_above_what_users_can_make_of_it(fake_driver: FakeDriver) -> None:
+def test_memory_limits_exceed_usage_under_hostile_users(fake_driver: FakeDriver) -> None:
     """Count the whole daemon: its own memory, its children's (NVML, py-spy), and the pages of files that they read."""
     folder = fake_driver.scenario.parent
     limit_bytes = min(limits_bytes().values())
-    crowd = [*hostile.large(40), *hostile.world(4_000_000, "0,1")]
+    crowd = [*hostile_environments.large_environments(40), *hostile_environments.claim_world(4_000_000, "0,1")]
     with memory_cgroup(limit_bytes) as group, SimulatedNode(4) as node:
         fake_driver.write([*h100(4), *(f"gpu {index} pids {pid}" for index, pid in enumerate(node.pids))])
         with RealDaemon(folder / "hw", fake_driver.environ, prefix=group.joining()) as daemon:
             daemon.wait_for_state(node.run_id, "training")
-            with hostile.Crowd(crowd):
+            with hostile_environments.Crowd(crowd):
                 wait_for(lambda: len(daemon.samples("hangwatch_job_ranks")) >= 3, "the crowd's jobs to be seen")
                 node.order(1, "loader")
                 fake_driver.add("gpu all power_watts 100")

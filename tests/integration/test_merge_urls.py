@@ -17,7 +17,7 @@ from hangwatch.config import Http
 from hangwatch.model import Incident
 from hangwatch.store import Store, open_writable
 from hangwatch.web.http_server import Server
-from tests.certificates import authority, issued
+from tests.certificates import make_authority, make_certificate
 from tests.conftest import wait_for
 from tests.integration.test_hostile_input import hangwatch, refused
 from tests.integration.test_incidents_over_network import CLIENTS, SECRET, USERS
@@ -58,8 +58,8 @@ def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iter
         yield servers
 
 
-def port(one: Server) -> int:
-    return int(one.bound)  # type: ignore[attr-defined]
+def port(server: Server) -> int:
+    return int(server.bound)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -89,24 +89,24 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[tuple[int, li
         thread.join(90)
 
 
-def said(body: bytes, status: str = "200 OK", headers: str = "") -> Callable[[socket.socket], None]:
+def respond_with(body: bytes, status: str = "200 OK", headers: str = "") -> Callable[[socket.socket], None]:
     return lambda one: one.sendall(f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pki")
-    ca, other = authority(folder, "ca"), authority(folder, "other")
-    issued(ca, folder, "node", "IP:127.0.0.1")
-    issued(ca, folder, "admin", "DNS:admin.example")
-    issued(other, folder, "stranger", "DNS:admin.example")
+    ca, other = make_authority(folder, "ca"), make_authority(folder, "other")
+    make_certificate(ca, folder, "node", "IP:127.0.0.1")
+    make_certificate(ca, folder, "admin", "DNS:admin.example")
+    make_certificate(other, folder, "stranger", "DNS:admin.example")
     (folder / "web.yml").write_text(CLIENTS + USERS)
     (folder / "password").write_text(f"{SECRET}\n")
     (folder / "wrong").write_text("wrong\n")
     return folder
 
 
-def who(pki: Path, authority: str = "ca", shown: str = "admin", password: str = "password") -> str:
+def write_credentials(pki: Path, authority: str = "ca", shown: str = "admin", password: str = "password") -> str:
     """Write a file with the client's credentials."""
     path = pki / f"{authority}-{shown}-{password}.yml"
     path.write_text(
@@ -119,7 +119,7 @@ def who(pki: Path, authority: str = "ca", shown: str = "admin", password: str = 
 def test_daemons_over_tls_give_one_verdict_and_who_may_not_gets_none(tmp_path: Path, pki: Path) -> None:
     with daemons(tmp_path, nodes(), web_config_file=str(pki / "web.yml")) as servers:
         urls = [f"https://127.0.0.1:{port(one)}" for one in servers]
-        done = hangwatch("merge", "--json", "--http-config", who(pki), *urls)
+        done = hangwatch("merge", "--json", "--http-config", write_credentials(pki), *urls)
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
         assert (answer["verdict"]["kind"], answer["absent"]) == ("NotCome", [])
@@ -127,10 +127,10 @@ def test_daemons_over_tls_give_one_verdict_and_who_may_not_gets_none(tmp_path: P
         assert (named["rank"], named["node"]) == (19, f"127.0.0.1:{port(servers[2])}")
         assert SECRET not in done.stderr + done.stdout
         for case, says in (
-            (who(pki, password="wrong"), "asks who you are: --http-config"),
-            (who(pki, authority="other"), "its certificate is not trusted"),
-            (who(pki, shown="stranger"), "closed the connection"),
-            (who(pki, shown=""), "closed the connection"),
+            (write_credentials(pki, password="wrong"), "asks who you are: --http-config"),
+            (write_credentials(pki, authority="other"), "its certificate is not trusted"),
+            (write_credentials(pki, shown="stranger"), "closed the connection"),
+            (write_credentials(pki, shown=""), "closed the connection"),
         ):
             told = hangwatch("merge", "--http-config", case, urls[0])
             assert told.returncode == 2, (case, told.stderr)
@@ -155,17 +155,17 @@ def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path
         token.write_text(TOKEN)
         (tmp_path / "http.yml").write_text("authorization:\n  credentials_file: token\n")
         servers = running.enter_context(daemons(tmp_path, nodes()[:3], incidents_token_file=str(token)))
-        elsewhere, came_elsewhere = running.enter_context(answering(said(b"{}")))
+        elsewhere, came_elsewhere = running.enter_context(answering(respond_with(b"{}")))
         hostile = {
-            "leads elsewhere": said(b"", "302 Found", f"Location: http://127.0.0.1:{elsewhere}/incidents\r\n"),
-            "gave no list of incidents": said(b"<html>"),
-            "or sent more than 4 MiB": said(b"[" * (5 << 20)),
-            "gave an error (HTTP 500)": said(b"", "500 Oops"),
-            "serves no such incident": said(b"", "404 Not Found"),
+            "leads elsewhere": respond_with(b"", "302 Found", f"Location: http://127.0.0.1:{elsewhere}/incidents\r\n"),
+            "gave no list of incidents": respond_with(b"<html>"),
+            "or sent more than 4 MiB": respond_with(b"[" * (5 << 20)),
+            "gave an error (HTTP 500)": respond_with(b"", "500 Oops"),
+            "serves no such incident": respond_with(b"", "404 Not Found"),
             "sends headers without end": lambda one: one.sendall(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000),
-            "headers without end: is it a hangwatch?": said(b"", "200 " + "O" * 200_000),
+            "headers without end: is it a hangwatch?": respond_with(b"", "200 " + "O" * 200_000),
             "closed the connection": lambda one: one.sendall(b"HTTP/9.9 garbage\r\n\r\n"),
-            "truncated or not an incident": said(lines[0] + lines[1][:-1] + b"]}"),
+            "truncated or not an incident": respond_with(lines[0] + lines[1][:-1] + b"]}"),
         }
         ports = {says: running.enter_context(answering(answer))[0] for says, answer in hostile.items()}
         slow, _ = running.enter_context(answering(drip))
@@ -212,12 +212,12 @@ def test_status_says_who_asks_and_follows_nobody(tmp_path: Path, pki: Path) -> N
     with daemons(tmp_path, nodes()[:1], web_config_file=str(pki / "web.yml")) as (one,):
         told.write_text(f'[http]\nlisten = "127.0.0.1"\nport = {port(one)}\nweb_config_file = "{pki}/web.yml"\n')
         asked = ("status", "--json", "--config", str(told))
-        assert hangwatch(*asked, "--http-config", who(pki)).stdout == "null\n"
-        refused(*asked, "--http-config", who(pki, password="wrong"), says="it requires credentials")
-        refused(*asked, "--http-config", who(pki, authority="other"), says="certificate verify failed")
+        assert hangwatch(*asked, "--http-config", write_credentials(pki)).stdout == "null\n"
+        refused(*asked, "--http-config", write_credentials(pki, password="wrong"), says="it requires credentials")
+        refused(*asked, "--http-config", write_credentials(pki, authority="other"), says="certificate verify failed")
     with (
-        answering(said(b"null")) as (elsewhere, came),
-        answering(said(b"", "302 Found", f"Location: http://127.0.0.1:{elsewhere}/status\r\n")) as (number, _),
+        answering(respond_with(b"null")) as (elsewhere, came),
+        answering(respond_with(b"", "302 Found", f"Location: http://127.0.0.1:{elsewhere}/status\r\n")) as (number, _),
     ):
         refused("status", "--url", f"http://127.0.0.1:{number}", says="refused the request: HTTP 302")
     assert came == []
@@ -260,5 +260,5 @@ def test_prometheus_knows_the_nodes_of_a_job_also_one_that_is_gone(tmp_path: Pat
 
 def test_a_prometheus_that_is_none_or_away_is_told() -> None:
     refused("merge", "--prometheus", f"http://127.0.0.1:{free_port()}", "--job", "x", says="did not respond")
-    with answering(said(b"<html>")) as (number, _):
+    with answering(respond_with(b"<html>")) as (number, _):
         refused("merge", "--prometheus", f"http://127.0.0.1:{number}", "--job", "x", says="as Prometheus does")

@@ -44,7 +44,7 @@ def door(*pids: int) -> nccl_ras.RasEndpoint | Fault:
     return nccl_ras.find_endpoint([identity(pid) for pid in pids], procfs.PROC)
 
 
-def asked(folder: Path) -> list[str]:
+def read_requests(folder: Path) -> list[str]:
     return (folder / "asked").read_text().split("\n")[:-1] if (folder / "asked").exists() else []
 
 
@@ -58,7 +58,7 @@ def test_a_rank_is_asked_in_its_own_network(tmp_path: Path) -> None:
         status = nccl_ras.ask_status(found, "us", 60.0, threading.Event(), procfs.PROC)
     assert not isinstance(status, Fault)
     assert status.communicators[0].size == 4
-    assert asked(tmp_path) == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "STATUS"]
+    assert read_requests(tmp_path) == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "STATUS"]
 
 
 @needs_networks
@@ -70,7 +70,7 @@ def test_an_older_nccl_answers_in_text(tmp_path: Path) -> None:
         status = nccl_ras.ask_status(found, "us", 60.0, threading.Event(), procfs.PROC)
     assert not isinstance(status, Fault)
     assert status.version == "2.26.2"
-    assert "VERBOSE STATUS" not in asked(tmp_path)
+    assert "VERBOSE STATUS" not in read_requests(tmp_path)
 
 
 @needs_networks
@@ -103,20 +103,20 @@ def test_a_stranger_who_listens_there_is_not_asked(tmp_path: Path) -> None:
     """
     with process(tmp_path / "rank", "mute") as pid:
         assert door(pid) == Fault(subject="NCCL RAS", reason="NoListener", detail=nccl_ras.NOBODY)
-        with process(tmp_path / "stranger", beside=pid):
+        with process(tmp_path / "stranger", network_of_pid=pid):
             fault = door(pid)
             assert isinstance(fault, Fault)
             assert fault.reason == "AnothersListener"
-            with process(tmp_path / "own", beside=pid) as own:
+            with process(tmp_path / "own", network_of_pid=pid) as own:
                 both = door(own)
                 assert isinstance(both, Fault)
                 assert both.reason == "AnothersListener"
-    assert asked(tmp_path / "stranger") == []
+    assert read_requests(tmp_path / "stranger") == []
 
 
 @needs_networks
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("address", "reason"),
     [
         ("metadata.internal:80", "NoListener"),
         ("localhost:99999", "NoListener"),
@@ -124,8 +124,8 @@ def test_a_stranger_who_listens_there_is_not_asked(tmp_path: Path) -> None:
         ("", "NoListener"),
     ],
 )
-def test_an_address_in_the_environment_is_a_port_at_most(told: str, reason: str, tmp_path: Path) -> None:
-    with process(tmp_path, "answer", NCCL_RAS_ADDR=told) as pid:
+def test_an_address_in_the_environment_is_a_port_at_most(address: str, reason: str, tmp_path: Path) -> None:
+    with process(tmp_path, "answer", NCCL_RAS_ADDR=address) as pid:
         fault = door(pid)
         assert isinstance(fault, Fault)
         assert fault.reason == reason
@@ -179,7 +179,7 @@ def test_who_switched_it_off_or_is_young_is_not_asked(tmp_path: Path) -> None:
         young = answers(pid, min_age_seconds=1e6)
     assert isinstance(young, Fault)
     assert young.reason == "TooYoung"
-    assert asked(tmp_path) == []
+    assert read_requests(tmp_path) == []
 
 
 @needs_networks
@@ -190,7 +190,7 @@ def test_what_is_too_large_as_json_is_asked_as_text(tmp_path: Path) -> None:
         found = answers(pid, min_age_seconds=0.0)
     assert isinstance(found, list)
     assert [one.version for _, one in found] == ["2.26.2", "2.26.2"]
-    assert asked(tmp_path).count("SET FORMAT json") == 1
+    assert read_requests(tmp_path).count("SET FORMAT json") == 1
 
 
 # --- from RAS to the verdict -----------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_counts_that_rise_point_at_nobody(ask_nccl: bool, tmp_path: Path) -> Non
         look = looked(stack, tmp_path, [9, 9, 8, 9], [9, 9, 9, 9], [10, 10, 9, 10], ask_nccl=ask_nccl)
     assert look.verdict.first_look == look.verdict.named == ()
     assert "nccl_ras" not in {vote.kind for vote in look.verdict.evidence}
-    assert ("STATUS" in asked(tmp_path / "0")) is ask_nccl
+    assert ("STATUS" in read_requests(tmp_path / "0")) is ask_nccl
 
 
 @needs_networks
@@ -259,4 +259,4 @@ def test_nccl_by_default_is_not_asked(tmp_path: Path) -> None:
             job_of_pids([pid]), CaptureRequest(settings=settings, node="here", ask_nccl=True), activity.load()
         )
     assert look.grouping.members[0].recorder.nccl_ras is None
-    assert asked(tmp_path) == []
+    assert read_requests(tmp_path) == []

@@ -28,9 +28,9 @@ from tests.fake_driver import FakeDriver, h100
 from tests.integration.test_dump_nodes import answer
 from tests.integration.test_page import DEPLOY, alertmanager_config
 from tests.namespace_nodes import JobOverNodes, Node, cluster, needs_namespaces, sshd_on
+from tests.real_daemon import QUICK, RealDaemon
 from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver
 from tests.ssh_nodes import needs_sshd
-from tests.watched import QUICK, RealDaemon
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600), needs_namespaces, needs_sshd]
 
@@ -226,7 +226,7 @@ def test_of_two_jobs_of_one_name_the_hung_one_pages_by_owner_and_rank(fleet: Fle
 def test_a_dump_over_ssh_names_the_same_rank(fleet: Fleet) -> None:
     told, job = fleet.dump(ADA)
     assert (told["answered"], told["unanswered"], told["failed"]) == (list(NAMES), [], [])
-    assert who(job["verdict"]["named"]) == [(2, "n2")]
+    assert rank_and_node(job["verdict"]["named"]) == [(2, "n2")]
 
 
 def test_where_all_stacks_are_equal_the_numbers_say_at_whom_to_look(fleet: Fleet) -> None:
@@ -241,7 +241,7 @@ def test_where_all_stacks_are_equal_the_numbers_say_at_whom_to_look(fleet: Fleet
     assert summary.endswith("check first: rank 1 on n1"), summary
     wait_for(lambda: job.seconds_since_step > STANDS_SECONDS, "a dump to take it for one that may stand")
     _, dumped = fleet.dump_of_one(BOB)
-    assert (dumped["verdict"]["kind"], who(dumped["verdict"]["first_look"])) == ("Circle", [(1, "n1")])
+    assert (dumped["verdict"]["kind"], rank_and_node(dumped["verdict"]["first_look"])) == ("Circle", [(1, "n1")])
     assert len(dumped["groups"]) == 1, "all stacks are equal"
 
 
@@ -250,7 +250,7 @@ def test_a_node_that_is_cut_off_is_unanswered_and_the_rank_is_named(fleet: Fleet
         told, job = fleet.dump_of_one(ADA)
     assert (told["answered"], told["unanswered"], told["failed"]) == (["n0", "n2", "n3"], ["n1"], [])
     assert job["absent"] == [[1, 1]]
-    assert who(job["verdict"]["named"]) == [(2, "n2")]
+    assert rank_and_node(job["verdict"]["named"]) == [(2, "n2")]
 
 
 def test_where_the_culprits_node_is_cut_off_it_is_said_with_its_ranks(fleet: Fleet) -> None:
@@ -287,6 +287,6 @@ def test_a_node_that_dies_with_its_daemon_is_one_page_that_names_it_and_its_rank
     assert len(fleet.pages(BOB)) == 1, "the other one was told of before"
 
 
-def who(ranks: list[dict[str, Any]]) -> list[tuple[int, str]]:
+def rank_and_node(ranks: list[dict[str, Any]]) -> list[tuple[int, str]]:
     """Return the ranks of a verdict, each with its node."""
     return [(rank["rank"], rank["node"]) for rank in ranks]

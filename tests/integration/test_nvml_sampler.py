@@ -227,9 +227,7 @@ def children() -> int:
     return sum(1 for folder in Path("/proc").glob("[0-9]*") if is_child(folder))
 
 
-def test_one_wedged_gpu_of_eight_is_seven_readings_and_one_fault_for_as_long_as_it_lasts(
-    fake_driver: FakeDriver, start: Start
-) -> None:
+def test_wedged_gpu_is_one_fault_and_other_gpus_are_read(fake_driver: FakeDriver, start: Start) -> None:
     sampler = start(deadline_seconds=0.5, start_deadline_seconds=1.0, gpu_retry_seconds=0.3)
     first_sweep(sampler)
     wedge = "gpu 3 fault all sleep"  # every call for it, as in a wedged driver, opening included
@@ -261,9 +259,7 @@ def test_one_wedged_gpu_of_eight_is_seven_readings_and_one_fault_for_as_long_as_
     assert sampler.status().restarts == restarts, "the sampling process was told, not replaced"
 
 
-def test_a_gpu_that_is_wedged_at_the_start_is_told_from_a_driver_that_answers_for_none(
-    fake_driver: FakeDriver, start: Start
-) -> None:
+def test_gpu_wedged_at_start_differs_from_dead_driver(fake_driver: FakeDriver, start: Start) -> None:
     fake_driver.add("gpu 0 fault all sleep")
     sampler = start(start_deadline_seconds=0.7)
     sweep = first_sweep(sampler)
@@ -487,9 +483,7 @@ def test_a_driver_that_answers_for_no_gpu_any_more_is_opened_anew(fake_driver: F
     assert done.stdout.splitlines() == ["8 0", "answers, so it is not opened anew", "0 8", "opened anew"], done.stderr
 
 
-def test_waiting_for_the_first_sweep_ends_with_it_or_with_the_reason_why_there_is_none(
-    fake_driver: FakeDriver, start: Start
-) -> None:
+def test_wait_for_first_sweep_ends_with_sweep_or_reason(fake_driver: FakeDriver, start: Start) -> None:
     sweep = start().wait_for_sweep(10.0)
     assert sweep is not None
     assert len(sweep.gpus) == 8
@@ -534,9 +528,7 @@ def test_a_child_that_cannot_be_killed_is_left_behind_and_counted(start: Start, 
     status_where(sampler, lambda status: status.abandoned == 0, "the child to be gone")
 
 
-def test_a_gpu_is_not_tried_again_beside_a_process_that_cannot_be_killed_in_a_call_about_it(
-    fake_driver: FakeDriver, start: Start, freezer: Path
-) -> None:
+def test_gpu_with_unkillable_call_is_not_tried_again(fake_driver: FakeDriver, start: Start, freezer: Path) -> None:
     sampler = start(deadline_seconds=1.0, gpu_retry_seconds=0.2)
     first_sweep(sampler)
     stuck = child_pid()

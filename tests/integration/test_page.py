@@ -13,8 +13,8 @@ import yaml
 
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
+from tests.real_daemon import QUICK, RealDaemon, TorchJob
 from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver
-from tests.watched import QUICK, RealDaemon, TorchJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 

@@ -101,8 +101,10 @@ def test_a_file_system_that_gives_no_answer_costs_the_deadline_of_one_process(tm
     wait_for(lambda: process_details.abandoned_children() == 0, "the reader to be let go")
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_the_incident_has_the_details_of_who_is_pointed_at_and_of_nobody_else(tmp_path: Path, asked: bool) -> None:
+@pytest.mark.parametrize("reads_details", [True, False])
+def test_the_incident_has_the_details_of_who_is_pointed_at_and_of_nobody_else(
+    tmp_path: Path, reads_details: bool
+) -> None:
     rules = (config.ActivityRule(activity="collective_wait", function="asleep"),)
     with socket.create_server(("127.0.0.1", 0)) as server:
         folders = [tmp_path / str(number) for number in range(4)]
@@ -117,12 +119,12 @@ def test_the_incident_has_the_details_of_who_is_pointed_at_and_of_nobody_else(tm
         ):
             ranks = tuple(Rank(id=identity(pid), rank=n, local_rank=n) for n, pid in enumerate((odd, one, two, three)))
             job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=ranks, world_size=4, share="test")
-            limits = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0, details=asked)
+            limits = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0, details=reads_details)
             look = diagnose_job(job, CaptureRequest(settings=limits, node="n"), activity.load(rules))
     told = {rank.id.rank: rank.details is not None for rank in look.capture.ranks}
     pointed = {rank.rank for rank in (*look.verdict.named, *look.verdict.first_look)}
     assert pointed == {0}
-    assert told == {0: asked, 1: False, 2: False, 3: False}
+    assert told == {0: reads_details, 1: False, 2: False, 3: False}
     incident = look.incident(job, JobState.HUNG)
     for report in (text.render(incident, width=1000), html.render(incident)):
-        assert ("shard\\x1b[2J-7" in report) is asked
+        assert ("shard\\x1b[2J-7" in report) is reads_details

@@ -48,7 +48,7 @@ NCCL = "gpu-07:5776:5898 [1] NCCL WARN NET/IB : Got completion with error 12, op
 
 
 @contextlib.contextmanager
-def writing(code: str, *told: str, to: list[int], **environ: str) -> Iterator[list[ProcessId]]:
+def writing(code: str, *arguments: str, to: list[int], **environ: str) -> Iterator[list[ProcessId]]:
     """Start a process for each argument, with its output in one of these descriptors; yield them when all sleep."""
     children = [
         subprocess.Popen(
@@ -58,7 +58,7 @@ def writing(code: str, *told: str, to: list[int], **environ: str) -> Iterator[li
             stderr=out,
             env={**os.environ, **environ},
         )
-        for text, out in zip(told, to, strict=True)
+        for text, out in zip(arguments, to, strict=True)
     ]
     try:
         for child in children:
@@ -169,7 +169,7 @@ def look(ranks: list[ProcessId], **settings: object) -> Diagnosis:
     return diagnose_job(job_of(ranks), CaptureRequest(settings=limits, node="n"), activity.load(MEETS))
 
 
-def test_among_equal_stacks_the_rank_whose_log_alone_complains_is_the_first_to_look_at(
+def test_rank_with_only_error_in_log_among_equal_stacks_is_checked_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks wait for each other in the same lines and are connected to a store."""

@@ -24,7 +24,7 @@ from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
-from tests.watched import RealDaemon
+from tests.real_daemon import RealDaemon
 
 pytestmark = needs_root
 

@@ -15,7 +15,7 @@ from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
 from tests.other_users import needs_root
-from tests.recorder_elsewhere import identity, read
+from tests.recorder_of_other_torch import identity, read
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 

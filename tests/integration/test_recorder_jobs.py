@@ -46,7 +46,7 @@ def expected(name: str) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[in
     return row["kind"], tuple(row.get("named", ())), tuple(row.get("first_look", ())), tuple(row.get("circle", ()))
 
 
-def said(answer: Answer) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def summarise(answer: Answer) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     cycle = answer.graph.cycle if answer.kind == "cycle" else ()
     return answer.kind, answer.named, answer.check_first, cycle
 
@@ -68,7 +68,7 @@ def test_the_answer_to_a_real_hang(name: str, tmp_path: Path) -> None:
             answer = job.answer(taken)
             print(answer, taken.verdict.message)
             accuses_nobody_else(name, taken, answer)
-            return said(answer) == expected(name)
+            return summarise(answer) == expected(name)
 
         wait_for(settled, f"the answer {expected(name)}", 60)
 

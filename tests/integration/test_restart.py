@@ -14,7 +14,7 @@ from hangwatch.formats import incident_file
 from hangwatch.model import JobState
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
-from tests.watched import RealDaemon
+from tests.real_daemon import RealDaemon
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -184,7 +184,7 @@ def test_its_whole_verdict_is_there_for_the_asking(tmp_path: Path) -> None:
 
 @needs_root
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this node has GPUs")
-def test_a_node_without_gpus_and_jobs_is_one_screen_and_nothing_unknown_is_left_unexplained() -> None:
+def test_status_of_empty_node_fits_one_screen_and_explains_unknown() -> None:
     shown = in_terminal("check", columns=120, TERM="dumb", before=("unshare", "--pid", "--fork", "--mount-proc"))
     assert "this node has no NVIDIA GPU" in shown and "no training job runs" in shown
     assert len(shown.splitlines()) <= 24

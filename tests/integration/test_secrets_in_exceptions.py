@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_for
+from tests.real_daemon import JOBS, RealDaemon
 from tests.secret_texts import FORMS, Text
 from tests.servers import RealPrometheus
-from tests.watched import JOBS, RealDaemon
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 

@@ -214,7 +214,7 @@ def test_without_torch_it_is_said_what_to_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error"),
     [
         (("--devices", "7"), "this node has no GPU 7"),
         (("--devices", "x"), "must be a list of numbers"),
@@ -223,7 +223,7 @@ def test_without_torch_it_is_said_what_to_type() -> None:
         (("--script", "--late-seconds", "0"), "--late-seconds"),
     ],
 )
-def test_bad_input_is_answered(options: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_answered(options: tuple[str, ...], error: str) -> None:
     done = subprocess.run([*COMMAND[:4], *options], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert error in done.stderr

@@ -288,7 +288,7 @@ def test_which_thread_waits_for_an_answer_of_the_store(tmp_path: Path) -> None:
             assert {dump.awaits_store for dump in taken.ranks[0].rounds} == {which}
 
 
-def test_a_child_that_is_known_as_a_worker_is_outside_where_it_is_waited_for_by_its_pid(tmp_path: Path) -> None:
+def test_worker_awaited_by_pid_counts_as_outside(tmp_path: Path) -> None:
     with server() as port, targets.python(CHILD.replace("{port}", str(port)), tmp_path) as pid:
         targets.wait_for_call(pid, "awaits_child")
         job = job_of(pid)
@@ -378,7 +378,7 @@ def test_who_stands_in_the_debugger_of_an_editor_polls(comes: bool) -> None:
     try:
         assert child.stdout is not None
         port = int(child.stdout.readline())
-        with debug_client.attached(port) if comes else contextlib.nullcontext():
+        with debug_client.attach_debugger(port) if comes else contextlib.nullcontext():
             taken = capture(job_of_pids([child.pid]), CaptureRequest(settings=SETTINGS, node="here"))
     finally:
         child.kill()

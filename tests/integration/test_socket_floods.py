@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.test_own_jobs import OTHER, OWNER
+from tests.integration.test_user_socket import OTHER, OWNER
 from tests.other_users import needs_root
 from tests.soak import socket_floods as floods
 

@@ -32,33 +32,33 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, stack.enter_context(listening.accept()[0])
 
 
-def of(ours: socket.socket) -> sockets.Connection:
+def read_connection(ours: socket.socket) -> sockets.Connection:
     return sockets.read(os.getpid(), procfs.PROC)[os.fstat(ours.fileno()).st_ino]
 
 
 def test_a_connection_whose_other_end_has_closed_is_lost() -> None:
     with connected() as (ours, theirs):
-        assert not of(ours).is_lost
+        assert not read_connection(ours).is_lost
         theirs.close()
-        wait_for(lambda: of(ours).is_lost, "the end to be seen")
+        wait_for(lambda: read_connection(ours).is_lost, "the end to be seen")
 
 
 def test_bytes_of_both_directions_are_counted() -> None:
     with connected() as (ours, theirs):
         ours.sendall(bytes(30_000))
         theirs.sendall(bytes(20_000))
-        wait_for(lambda: of(ours).carried_bytes >= 50_000, "both directions to be counted")
-        assert of(ours).local == of(theirs).remote
-        assert sockets.format_end(of(ours).remote) == f"127.0.0.1 port {theirs.getsockname()[1]}"
-        assert sockets.sockets_of_process(os.getpid(), procfs.PROC)[ours.fileno()] == of(ours).inode
+        wait_for(lambda: read_connection(ours).carried_bytes >= 50_000, "both directions to be counted")
+        assert read_connection(ours).local == read_connection(theirs).remote
+        assert sockets.format_end(read_connection(ours).remote) == f"127.0.0.1 port {theirs.getsockname()[1]}"
+        assert sockets.sockets_of_process(os.getpid(), procfs.PROC)[ours.fileno()] == read_connection(ours).inode
 
 
 def test_a_socket_that_listens_is_told_from_a_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        assert of(listening).listens
-        assert not of(listening).is_open
+        assert read_connection(listening).listens
+        assert not read_connection(listening).is_open
     with connected() as (ours, _):
-        assert not of(ours).listens
+        assert not read_connection(ours).listens
 
 
 def test_a_unix_socket_tells_its_other_end_and_whether_it_listens(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_an_ipv4_address_inside_ipv6_is_one_address() -> None:
         listening = stack.enter_context(socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True))
         ours = stack.enter_context(socket.create_connection(("127.0.0.1", listening.getsockname()[1])))
         theirs = stack.enter_context(listening.accept()[0])
-        assert of(ours).local == of(theirs).remote
+        assert read_connection(ours).local == read_connection(theirs).remote
 
 
 def test_where_another_namespace_may_not_be_entered_its_connections_are_still_listed(tmp_path: Path) -> None:

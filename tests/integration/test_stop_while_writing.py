@@ -30,8 +30,8 @@ from tests.conftest import wait_for
 from tests.dead_mount import dead_mount
 from tests.integration.test_secrets_in_exceptions import DyingRank
 from tests.other_users import needs_root
+from tests.real_daemon import RealDaemon
 from tests.soak import sigterms_at_writes as sigterms
-from tests.watched import RealDaemon
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -155,7 +155,7 @@ def test_however_it_ends_the_terminal_is_as_it_was(end: Callable[[Terminal], Non
         assert b"Traceback" not in shown.output
 
 
-def test_a_terminal_that_changes_its_size_is_drawn_anew_and_one_that_stops_is_given_back() -> None:
+def test_resized_terminal_is_redrawn_and_stopped_one_restored() -> None:
     with served() as port, terminal(port, command=("status", "--watch")) as shown:
         shown.wait_for("stuck")
         shown.resize(50, 12)

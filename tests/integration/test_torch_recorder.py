@@ -26,7 +26,16 @@ from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
-from tests.recorder_elsewhere import RANKS, TURNS, Job, compared, identity, read, running, without_symbols
+from tests.recorder_of_other_torch import (
+    RANKS,
+    TURNS,
+    Job,
+    compare_with_own_dumps,
+    identity,
+    read,
+    running,
+    without_symbols,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -53,7 +62,7 @@ def fault(process: ProcessId) -> Fault:
 def test_every_row_is_that_of_the_process_itself(tmp_path: Path, turns: int) -> None:
     """Buffers of 500 operations wrap soon; those of 2,000 give the same snapshots at three times the cost."""
     with running(tmp_path, Job(RANKS, environ={"TORCH_FR_BUFFER_SIZE": "500"})) as ranks:
-        seen = compared(tmp_path, ranks, turns)
+        seen = compare_with_own_dumps(tmp_path, ranks, turns)
     print(seen)
     assert seen.found_by == {"symbol"}
 
@@ -127,7 +136,7 @@ def test_without_symbols_it_is_found_by_its_shape(tmp_path: Path) -> None:
 
     before = without_symbols(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so", tmp_path / "stripped.so")
     with running(tmp_path, Job(2, before=before)) as ranks:
-        seen = compared(tmp_path, ranks, 1)
+        seen = compare_with_own_dumps(tmp_path, ranks, 1)
     assert (seen.found_by, {version[:6] for version in seen.versions}) == ({"shape"}, {"2.13.0"})
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
-from tests.watched import QUICK, RealDaemon, TorchJob
+from tests.real_daemon import QUICK, RealDaemon, TorchJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 

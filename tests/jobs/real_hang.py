@@ -19,7 +19,7 @@ FOLDER = Path(sys.argv[2])
 FOREVER = 3600
 
 
-def here() -> None:
+def mark_arrival() -> None:
     path = FOLDER / f"at-{dist.get_rank()}.new"
     path.write_text(str(os.getpid()))
     path.rename(FOLDER / f"at-{dist.get_rank()}")
@@ -31,9 +31,9 @@ def one_batch_more() -> None:
     batches = 3 if dist.get_rank() == 1 else 2
     for batch in range(batches):
         if batch == 2:
-            here()
+            mark_arrival()
         model(torch.ones(2, 4)).sum().backward()
-    here()
+    mark_arrival()
     dist.barrier()
 
 
@@ -42,7 +42,7 @@ def checkpoint_on_rank_0() -> None:
 
     class SlowWriter(dcp.FileSystemWriter):
         def write_data(self, plan, planner):  # type: ignore[no-untyped-def]
-            here()
+            mark_arrival()
             if dist.get_rank() == 0:
                 time.sleep(FOREVER)
             return super().write_data(plan, planner)
@@ -53,7 +53,7 @@ def checkpoint_on_rank_0() -> None:
 
 def two_collectives() -> None:
     """Rank 2 gathers objects, the others reduce: all ranks wait, and no rank can be named."""
-    here()
+    mark_arrival()
     if dist.get_rank() == 2:
         dist.all_gather_object([None] * dist.get_world_size(), {"a": 1})
     else:
@@ -61,7 +61,7 @@ def two_collectives() -> None:
 
 
 def python_loop() -> None:
-    here()
+    mark_arrival()
     count = 0
     while dist.get_rank() == 2:
         count += 1
@@ -81,7 +81,7 @@ def lock_in_user_code() -> None:
     """Rank 2 waits for its own lock between two steps; the others wait for it in the backward pass."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()
-    here()
+    mark_arrival()
     if dist.get_rank() == 2:
         holder = threading.Thread(target=LOCK.acquire)
         holder.start()
@@ -93,7 +93,7 @@ def lock_in_user_code() -> None:
 def another_line() -> None:
     """Rank 3 took a different branch: the same collective, in another line of one function."""
     branch = dist.new_group()
-    here()
+    mark_arrival()
     if dist.get_rank() == 3:
         dist.all_reduce(torch.ones(2), group=branch)
     dist.all_reduce(torch.ones(2))
@@ -102,7 +102,7 @@ def another_line() -> None:
 def wait_for_file() -> int:
     """Wait for a number from a pipe without a writer; no rank is late."""
     os.mkfifo(FOLDER / "number")
-    here()
+    mark_arrival()
     return int(os.read(os.open(FOLDER / "number", os.O_RDONLY), 8))
 
 
@@ -110,7 +110,7 @@ def pipeline() -> None:
     """Rank 0, the first stage, waits for its input; the others wait in recv_object for the previous stage."""
     rank = dist.get_rank()
     if rank > 0:
-        here()
+        mark_arrival()
     value = wait_for_file() if rank == 0 else parallel_state.recv_object(rank - 1)
     if rank + 1 < dist.get_world_size():
         parallel_state.send_object(value, rank + 1)
@@ -122,17 +122,17 @@ def save_shard() -> None:
     if rank < 2:
         os.mkfifo(FOLDER / f"shard-{rank}")
         os.open(FOLDER / f"shard-{rank}", os.O_RDWR)  # so that the writer need not wait for a reader
-        here()
+        mark_arrival()
         torch.save(torch.ones(1 << 20), FOLDER / f"shard-{rank}")
     else:
-        here()
+        mark_arrival()
     dist.barrier()
 
 
 def number_of_steps() -> int:
     """Read from a pipe of a process that never writes."""
     os.mkfifo(FOLDER / "steps")
-    here()
+    mark_arrival()
     return int(os.read(os.open(FOLDER / "steps", os.O_RDONLY), 8))
 
 
@@ -140,7 +140,7 @@ def two_ranks() -> None:
     """Rank 1 is blocked in a call of its own, rank 0 waits for it in a collective."""
     if dist.get_rank() == 1:
         number_of_steps()
-    here()
+    mark_arrival()
     dist.all_reduce(torch.ones(2))
 
 

@@ -27,7 +27,7 @@ def step(x, mine, world_size):
     dist.reduce_scatter_tensor(torch.ones(2), torch.ones(2 * world_size))
 
 
-def told(open_count):
+def read_own_dump(open_count):
     """Return the recorder's own dump, once gloo's workers have retired the finished operations."""
     before, now = "", _dump_fr_trace_json().decode()
     while now != before or sum(not entry["retired"] for entry in json.loads(now)["entries"]) != open_count:
@@ -56,7 +56,7 @@ def main(folder):
         if not is_asked:
             continue
         early = dist.all_reduce(torch.ones(3, 1), async_op=True) if rank == 0 else None
-        written(folder / f"dump-{rank}", told(int(rank == 0)))
+        written(folder / f"dump-{rank}", read_own_dump(int(rank == 0)))
         while (go := (folder / "go").read_text() if (folder / "go").exists() else "") == gone:
             time.sleep(0.005)
         gone = go

@@ -39,7 +39,7 @@ def world() -> int:
     return dist.get_world_size()
 
 
-def here() -> None:
+def mark_arrival() -> None:
     path = FOLDER / f"at-{os.environ['RANK']}.new"
     path.write_text("here")
     path.rename(FOLDER / f"at-{os.environ['RANK']}")
@@ -67,7 +67,7 @@ def steps(count: int, group: dist.ProcessGroup | None = None) -> None:
 
 def prepare_batch() -> None:
     """Block in the program's own code."""
-    here()
+    mark_arrival()
     time.sleep(FOREVER)
 
 
@@ -77,7 +77,7 @@ LOCK = threading.Lock()
 def read_metrics() -> None:
     """Wait for a lock that another thread of this rank has taken and keeps."""
     LOCK.acquire()
-    here()
+    mark_arrival()
     with LOCK:
         pass
 
@@ -85,7 +85,7 @@ def read_metrics() -> None:
 def read_shard() -> None:
     """Read from a pipe without a writer; it is unknown if another rank should write."""
     out, _ = os.pipe()
-    here()
+    mark_arrival()
     os.read(out, 1)
 
 
@@ -108,7 +108,7 @@ def own_code() -> None:
     steps(5)
     if rank() == 2:
         prepare_batch()
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -116,7 +116,7 @@ def lock_in_own_code() -> None:
     steps(5)
     if rank() == 1:
         read_metrics()
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -129,7 +129,7 @@ def barrier_inside_of_a_shared_lock() -> None:
     if rank() == 0:
         SHARED.acquire()
     dist.barrier()
-    here()
+    mark_arrival()
     if rank() == 1:
         SHARED.acquire()
     reduce()
@@ -141,9 +141,9 @@ def waits_for_skipped_send() -> None:
     if rank() == 2:
         work = dist.irecv(torch.ones(1), src=1)
         assert work is not None
-        here()
+        mark_arrival()
         work.wait()
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -153,9 +153,9 @@ def asks_for_skipped_send() -> None:
     if rank() == 2:
         work = dist.irecv(torch.ones(1), src=1)
         assert work is not None
-        here()
+        mark_arrival()
         until(work.is_completed)
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -166,10 +166,10 @@ def asleep_before_a_batch() -> None:
         prepare_batch()
     if rank() == 2:
         batch = dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.ones(4), 1)])
-        here()
+        mark_arrival()
         for work in batch:
             work.wait()
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -178,9 +178,9 @@ def asks_the_store() -> None:
     store = dist.distributed_c10d._get_default_store()
     steps(3)
     if rank() == 3:
-        here()
+        mark_arrival()
         until(lambda: store.check(["of rank 1"]))
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -189,7 +189,7 @@ def pipe_in_own_code() -> None:
     steps(3, tp)
     if rank() == 3:
         read_shard()
-    here()
+    mark_arrival()
     reduce(tp)
     reduce()
 
@@ -200,7 +200,7 @@ def before_the_first() -> None:
     steps(3, tp)
     if rank() == 0:
         prepare_batch()
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -209,7 +209,7 @@ def early_return() -> None:
         if rank() == 3 and step == 9:
             prepare_batch()
         if step == 9:
-            here()
+            mark_arrival()
         reduce()
 
 
@@ -221,7 +221,7 @@ def chain_of_groups() -> None:
         reduce(dp)
     if rank() == 5:
         prepare_batch()
-    here()
+    mark_arrival()
     reduce(tp)
     reduce(dp)
 
@@ -230,7 +230,7 @@ def two_do_not_come() -> None:
     steps(4)
     if rank() in (1, 4):
         prepare_batch()
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -238,7 +238,7 @@ def asleep_before_recv() -> None:
     steps(3)
     if rank() == 4:
         prepare_batch()
-    here()
+    mark_arrival()
     match rank():
         case 0:
             dist.recv(torch.ones(1), src=4)
@@ -260,7 +260,7 @@ def again() -> None:
     steps(2)
     if rank() == 1:
         prepare_batch()
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -269,7 +269,7 @@ def enqueued_ahead() -> None:
     if rank() == 3:
         prepare_batch()
     works += [later() for _ in range(1 if rank() == 2 else 2)]
-    here()
+    mark_arrival()
     for work in works:
         work.wait()
 
@@ -279,7 +279,7 @@ def objects() -> None:
         if step == 2:
             if rank() == 1:
                 read_metrics()
-            here()
+            mark_arrival()
         dist.all_gather_object([None] * world(), {"step": step})
 
 
@@ -296,7 +296,7 @@ def side_thread() -> None:
     threading.Thread(target=run, daemon=True).start()
     if rank() == 2:
         prepare_batch()
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -312,7 +312,7 @@ def begin_a_checkpoint() -> None:
 def convert_shard() -> None:
     """Wait for a child program; it ends with this process."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as tool:
-        here()
+        mark_arrival()
         tool.wait()
 
 
@@ -321,13 +321,13 @@ def side_thread_open() -> None:
     begin_a_checkpoint()
     if rank() == 2:
         convert_shard()
-    here()
+    mark_arrival()
     reduce()
 
 
 def poll_checkpoint() -> None:
     """Poll for the end of another thread of this rank."""
-    here()
+    mark_arrival()
     until(lambda: threading.active_count() == 1)
 
 
@@ -335,7 +335,7 @@ def waits_for_own_thread() -> None:
     begin_a_checkpoint()
     if rank() == 2:
         poll_checkpoint()
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -347,7 +347,7 @@ def ddp_buckets() -> None:
         if step == 3:
             if rank() == 3:
                 prepare_batch()
-            here()
+            mark_arrival()
         loss.backward()
 
 
@@ -364,7 +364,7 @@ def fsdp_mesh() -> None:
         if step == 2:
             if rank() == 2:
                 prepare_batch()
-            here()
+            mark_arrival()
         model(torch.ones(2, 16)).sum().backward()
 
 
@@ -375,14 +375,14 @@ def wrapped_reaches_back() -> None:
     if rank() == 1:
         steps(60, own)
         prepare_batch()
-    here()
+    mark_arrival()
     until(lambda: (FOLDER / "at-1").exists())  # the last record of rank 1 must be older
     reduce()
 
 
 def stopped_before() -> None:
     steps(5)
-    here()
+    mark_arrival()
     if rank() == 2:
         os.kill(os.getpid(), signal.SIGSTOP)
     reduce()
@@ -399,7 +399,7 @@ def open_and_stuck() -> None:
     if rank() == 2:
         later(tp)
         prepare_batch()
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -411,7 +411,7 @@ def wrong_group() -> None:
     for step in itertools.count():
         reduce(tp)
         if step == 9:
-            here()
+            mark_arrival()
         reduce(tp if rank() == 1 and step == 9 else None)
 
 
@@ -420,7 +420,7 @@ def skipped() -> None:
     tp = pairs("tp")
     for step in range(6):
         if step == 5:
-            here()
+            mark_arrival()
         if not (rank() == 2 and step == 5):
             reduce()
         reduce(tp)
@@ -431,7 +431,7 @@ def other_order() -> None:
     tp = pairs("tp")
     steps(2, tp)
     steps(2)
-    here()
+    mark_arrival()
     for group in (tp, None) if rank() == 0 else (None, tp):
         reduce(group)
 
@@ -441,7 +441,7 @@ def other_order_later() -> None:
     tp = pairs("tp")
     steps(3, tp)
     steps(3)
-    here()
+    mark_arrival()
     if rank() == 0:
         reduce(tp)
         reduce()
@@ -457,7 +457,7 @@ def ring_of_three() -> None:
     for index in range(3):
         if index in mine:
             reduce(made[index])
-    here()
+    mark_arrival()
     for index in mine:
         reduce(made[index])
     reduce()
@@ -468,7 +468,7 @@ def ring_of_three() -> None:
 
 def other_operation() -> None:
     steps(4)
-    here()
+    mark_arrival()
     if rank() == 1:
         dist.all_gather([torch.ones(4) for _ in range(world())], torch.ones(4))
     else:
@@ -479,7 +479,7 @@ def other_operation() -> None:
 def other_operation_of_half() -> None:
     tp = halves("tp")
     steps(4, tp)
-    here()
+    mark_arrival()
     if rank() % 4 < 2:
         dist.barrier(tp)
     else:
@@ -493,7 +493,7 @@ def other_operation_of_half() -> None:
 def stopped_inside() -> None:
     """Rank 3 has enqueued its part and is stopped before gloo can do it."""
     steps(4)
-    here()
+    mark_arrival()
     if rank() == 3:
         later()
         (FOLDER / "enqueued").write_text(str(os.getpid()))
@@ -502,15 +502,15 @@ def stopped_inside() -> None:
     reduce()
 
 
-def _is_stopped(told: Path) -> bool:
-    pid = told.read_text() if told.exists() else ""
+def _is_stopped(pid_file: Path) -> bool:
+    pid = pid_file.read_text() if pid_file.exists() else ""
     return bool(pid) and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def recv_of_each_other() -> None:
     """0 and 1 receive from each other, which is not recorded; the others wait for both."""
     steps(3)
-    here()
+    mark_arrival()
     if rank() < 2:
         dist.recv(torch.ones(1), src=1 - rank())
     reduce()
@@ -524,7 +524,7 @@ def wrapped_over_the_open() -> None:
         prepare_batch()
     work = later()
     steps(60, rest)
-    here()
+    mark_arrival()
     work.wait()
 
 
@@ -535,7 +535,7 @@ def wrapped_over_a_rare_one() -> None:
     steps(60)
     if rank() == 1:
         prepare_batch()
-    here()
+    mark_arrival()
     reduce(evaluation)
 
 
@@ -543,7 +543,7 @@ def detail() -> None:
     steps(3)
     if rank() == 1:
         prepare_batch()
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -552,7 +552,7 @@ def pipeline() -> None:
     steps(2)
     if rank() == world() - 1:
         prepare_batch()
-    here()
+    mark_arrival()
     dist.recv(torch.ones(1), src=rank() + 1)
 
 
@@ -561,7 +561,7 @@ def other_node() -> None:
     steps(3)
     if rank() == 5:
         prepare_batch()
-    here()
+    mark_arrival()
     reduce()
 
 
@@ -570,7 +570,7 @@ def other_node() -> None:
 
 def slow_rank() -> None:
     tp = pairs("tp")
-    here()
+    mark_arrival()
     while True:
         reduce(tp)
         if rank() == 1:
@@ -581,7 +581,7 @@ def slow_rank() -> None:
 def healthy() -> None:
     """Rooted, object and plain collectives in three kinds of groups, and operations that are not recorded."""
     tp, dp = pairs("tp"), halves("dp")
-    here()
+    mark_arrival()
     for step in itertools.count():
         reduce(tp)
         works = [later(dp), later()]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hangwatch.model import JobState
-from tests.scenarios.outside import disk, sending, taking, vanishing
+from tests.scenarios.external_servers import disk, sending, taking, vanishing
 from tests.scenarios.power import Expected
 from tests.scenarios.processes import HANG, LOOK
 from tests.scenarios.stage import Crowd, Neighbour, Observed, Stage, at_zero_in_a_hang, of_light_job
@@ -76,11 +76,11 @@ def late_ranks(stage: Stage) -> Observed:
     return stage.until(JobState.STALLED, JobState.HUNG).until(JobState.RECOVERED, JobState.TRAINING).observed()
 
 
-def ordered(whom: int | str, order: str) -> Callable[[Stage], Observed]:
+def give_order(rank: int | str, order: str) -> Callable[[Stage], Observed]:
     """Return a step that gives the order which makes the job hang."""
 
     def play(stage: Stage) -> Observed:
-        stage.trouble(whom, order)
+        stage.trouble(rank, order)
         return stage.until_page().observed()
 
     return play
@@ -188,7 +188,7 @@ STORAGE_DIES = Crowd(
             "all at once rank 1 of each job waits for a loader that reads from stuck storage"
             + ("; this job has another owner" if number == 11 else ""),
             "hang",
-            ordered(1, "loader"),
+            give_order(1, "loader"),
             Expected(HANG, True, (1,), 40.0),
             is_apart=number == 11,
         )
@@ -203,7 +203,7 @@ HANGS = Crowd(
             "light job hangs over its line",
             "250 W at work, 140 W in the hang, and the line at 133 W: power alone would never tell",
             "hang",
-            ordered(2, "lock"),
+            give_order(2, "lock"),
             Expected("training → suspected → hung", True, (2,), 40.0),
             ranks=4,
             shown=of_light_job,
@@ -212,7 +212,7 @@ HANGS = Crowd(
             "victims whose GPUs show 0 %",
             "rank 2 waits for a lock, the others spin in C: the page waits for stalled_hold_seconds",
             "hang",
-            ordered("all", "behind-gpu 2"),
+            give_order("all", "behind-gpu 2"),
             Expected("training → quiet → suspected → stalled", True, (), 40.0),
             ranks=4,
             shown=at_zero_in_a_hang,
@@ -221,7 +221,7 @@ HANGS = Crowd(
             "victims that ask in Python",
             "rank 2 waits for a lock, the others loop in two lines of Python: the page waits for stalled_hold_seconds",
             "hang",
-            ordered("all", "poll-gpu 2"),
+            give_order("all", "poll-gpu 2"),
             Expected("training → quiet → suspected → (training → (quiet → )?suspected → )?stalled", True, (), 90.0),
             ranks=4,
             shown=at_zero_in_a_hang,
@@ -238,7 +238,7 @@ HANGS = Crowd(
             "suspended, and ranks elsewhere",
             "all ranks of this node are stopped, and those of another node wait for them",
             "hang",
-            ordered("all", "stop-all"),
+            give_order("all", "stop-all"),
             Expected("training → quiet → suspected → suspended", True, (), 40.0),
             nodes=2,
         ),

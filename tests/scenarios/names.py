@@ -63,16 +63,20 @@ def _waits(look: Diagnosis) -> bool:
 def with_names(capture: Capture, names: Sequence[str]) -> Capture:
     """Rename the functions of the program itself, in ranks and in their workers."""
 
-    def frame(one: Frame) -> Frame:
-        return replace(one, function=names[crc32(one.function.encode()) % len(names)]) if _is_own(one) else one
+    def frame(original: Frame) -> Frame:
+        return (
+            replace(original, function=names[crc32(original.function.encode()) % len(names)])
+            if _is_own(original)
+            else original
+        )
 
-    def dump(one: ProcessDump) -> ProcessDump:
-        threads = (replace(thread, frames=tuple(map(frame, thread.frames))) for thread in one.threads)
-        return replace(one, threads=tuple(threads))
+    def dump(original: ProcessDump) -> ProcessDump:
+        threads = (replace(thread, frames=tuple(map(frame, thread.frames))) for thread in original.threads)
+        return replace(original, threads=tuple(threads))
 
-    def rank(one: RankDump) -> RankDump:
-        workers = (replace(worker, rounds=tuple(map(dump, worker.rounds))) for worker in one.workers)
-        return replace(one, rounds=tuple(map(dump, one.rounds)), workers=tuple(workers))
+    def rank(original: RankDump) -> RankDump:
+        workers = (replace(worker, rounds=tuple(map(dump, worker.rounds))) for worker in original.workers)
+        return replace(original, rounds=tuple(map(dump, original.rounds)), workers=tuple(workers))
 
     return replace(capture, ranks=tuple(map(rank, capture.ranks)))
 

@@ -20,7 +20,7 @@ from hangwatch.demo.scenarios import SCENARIOS as DEMOS
 from hangwatch.demo.scenarios import Answer
 from hangwatch.demo.simulated_node import SimulatedNode, wait_until
 from hangwatch.model import JobState
-from tests.scenarios.outside import answering
+from tests.scenarios.external_servers import answering
 from tests.scenarios.power import Expected
 from tests.scenarios.stage import (
     DEADLINE_SECONDS,
@@ -60,7 +60,7 @@ def demo(name: str) -> Callable[[Path], tuple[Observed, ...]]:
         seconds = outcome.seconds if outcome.paged else None
         states = tuple(state.value for state in outcome.states)
         looks = tuple(look for daemon in daemons for look in daemon.looks)
-        return (Observed(states, int(outcome.paged), named, seconds, found=name != "idle", looks=looks),)
+        return (Observed(states, int(outcome.paged), named, seconds, is_known=name != "idle", looks=looks),)
 
     return run
 

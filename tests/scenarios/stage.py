@@ -28,7 +28,7 @@ from hangwatch.demo.simulated_node import SimulatedNode, wait_until
 from hangwatch.model import Fault, GpuSample, GpuSweep, JobState
 from hangwatch.state.board import JobEntry
 from hangwatch.verdict.diagnosis import Diagnosis
-from tests.scenarios.outside import UnavailableError
+from tests.scenarios.external_servers import UnavailableError
 from tests.scenarios.power import Expected
 
 DEADLINE_SECONDS = 40.0
@@ -47,7 +47,7 @@ class Observed(NamedTuple):
     pages: int = 0
     named: tuple[int | None, ...] = ()
     seconds: float | None = None
-    found: bool = True
+    is_known: bool = True
     looks: tuple[Diagnosis, ...] = ()
     unavailable: str = ""
 
@@ -64,7 +64,7 @@ def problems(expected: Expected, got: Observed) -> list[str]:
         found.append(f"named {got.named}, expected {expected.named}")
     if expected.page and got.seconds is not None and got.seconds > expected.within_seconds:
         found.append(f"took {got.seconds:.1f} s, expected at most {expected.within_seconds:g} s")
-    if not expected.states and got.found:
+    if not expected.states and got.is_known:
         found.append("took it for a job")
     return found
 
@@ -157,10 +157,10 @@ class Stage:
     watcher: CountingWatcher
     began: float = field(default_factory=time.monotonic)
 
-    def trouble(self, whom: int | str, order: str) -> None:
+    def trouble(self, rank: int | str, order: str) -> None:
         """Give an order; `seconds` count from now on."""
         self.began = time.monotonic()
-        self.node.order(whom, order)
+        self.node.order(rank, order)
 
     def until(self, *states: JobState) -> Stage:
         """Wait for one of these states; the result shows any other state that came before."""
@@ -187,7 +187,7 @@ class Stage:
             pages=self.watcher.pages,
             named=named,
             seconds=time.monotonic() - self.began if self.watcher.paged else None,
-            found=self.watcher.saw_job,
+            is_known=self.watcher.saw_job,
             looks=self.daemon.looks_at(self.node.run_id),
         )
 

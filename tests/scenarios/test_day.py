@@ -25,7 +25,7 @@ def outcome(name: str, pages: int, seconds: float | None = None) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("one", "is_wrong"),
+    ("play_outcome", "is_wrong"),
     [
         (outcome("long checkpoint", 0), False),
         (outcome("long checkpoint", 1), True),
@@ -40,9 +40,9 @@ def outcome(name: str, pages: int, seconds: float | None = None) -> Outcome:
         (outcome("eleven jobs, one dead file system", 12, 142.0), True),
     ],
 )
-def test_what_is_wrong(one: Outcome, is_wrong: bool) -> None:
-    assert one.is_wrong is is_wrong
-    assert (f"1 wrong: {one.name}." in day.page([one])) is is_wrong
+def test_what_is_wrong(play_outcome: Outcome, is_wrong: bool) -> None:
+    assert play_outcome.is_wrong is is_wrong
+    assert (f"1 wrong: {play_outcome.name}." in day.page([play_outcome])) is is_wrong
 
 
 def test_the_page_counts_who_is_late() -> None:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.fake_driver import FakeDriver, compile_library, h100
-from tests.watched import RealDaemon
+from tests.real_daemon import RealDaemon
 
 LIBC = ctypes.CDLL(None)
 RANKS = 4
@@ -284,10 +284,10 @@ class Life:
         self.crowd.end()
 
 
-def play(daemon: RealDaemon, driver: FakeDriver, who: str, first: str) -> tuple[bool, str]:  # long: a sequence
+def play(daemon: RealDaemon, driver: FakeDriver, attacker: str, first: str) -> tuple[bool, str]:  # long: a sequence
     """Play one row of the table."""
     cgroups = [Cgroup(pod) for pod in PODS]
-    is_user = who == "another user"
+    is_user = attacker == "another user"
     victim = as_user(ADA) if is_user else in_pod(cgroups[0])
     hostile, joining, visiting = (
         Crowd(as_user(NOBODY - number) if is_user else in_pod(cgroups[1 + number])) for number in range(3)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hangwatch.demo.simulated_node import SimulatedNode
 from tests.fake_driver import FakeDriver, compile_library, h100
-from tests.watched import RealDaemon
+from tests.real_daemon import RealDaemon
 
 DEADLINE_SECONDS = 5.0
 BUSY = {

@@ -27,7 +27,7 @@ from hangwatch.formats.incident_file import StoreError
 from hangwatch.store import Store
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, compile_library, h100
-from tests.watched import RealDaemon
+from tests.real_daemon import RealDaemon
 
 RANKS = 4
 WINDOW_SECONDS = 0.06

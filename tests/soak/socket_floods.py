@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 from tests.conftest import wait_for
 from tests.integration import targets
-from tests.integration.test_own_jobs import RANK, Node, names_of
+from tests.integration.test_user_socket import RANK, Node, names_of
 from tests.other_users import as_user
-from tests.watched import RealDaemon
+from tests.real_daemon import RealDaemon
 
 PYTHON = "/usr/bin/python3"  # every user may run it
 TICKS = os.sysconf("SC_CLK_TCK")

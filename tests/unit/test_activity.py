@@ -230,7 +230,7 @@ def test_words_tell_where_no_row_names_the_function(line: str, expected: str) ->
 
 
 @pytest.mark.parametrize(
-    ("file", "found"),
+    ("file", "expected"),
     [
         ("av/container/input.py", "data_loading"),
         ("/opt/env/lib/python3.11/site-packages/av/container/input.py", "data_loading"),
@@ -239,9 +239,9 @@ def test_words_tell_where_no_row_names_the_function(line: str, expected: str) ->
         ("trainer/requests/queue.py", "unknown"),
     ],
 )
-def test_a_library_is_a_package_of_its_own_and_no_folder_of_a_program(file: str, found: str) -> None:
+def test_a_library_is_a_package_of_its_own_and_no_folder_of_a_program(file: str, expected: str) -> None:
     frames = (Frame(function="fuse", file=file), Frame(function="main", file="train.py"))
-    assert activity.load().classify(frames).activity == found
+    assert activity.load().classify(frames).activity == expected
 
 
 def rooted_patterns() -> list[str]:

@@ -172,7 +172,7 @@ def test_who_waits_for_a_lock_that_a_rank_holds_waits_for_that_rank() -> None:
     assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotCome"
 
 
-def test_ranks_that_are_still_in_what_all_have_come_to_are_not_held_up_by_who_is_ahead() -> None:
+def test_ranks_in_joined_collective_are_not_blocked_by_rank_ahead() -> None:
     """As in a broadcast with another root on one rank: by stacks alone, the rank ahead would be checked first."""
     ahead = structs.replace(waiting(standing(2, waits(8))), operation="barrier", key="ahead")
     behind = waiting(standing(0, waits(7)), standing(1, waits(6)), standing(3, waits(6)))
@@ -210,11 +210,11 @@ ASKS = pytest.mark.parametrize(
 
 
 @ASKS
-def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, who: str, words: str) -> None:
+def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, waiting_part: str, words: str) -> None:
     """With any function names: the other rank may be the one that does not respond."""
     own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
     assert [one.rank for one in judged(waiting(*THREE), outside(own, activity=activity)).named] == [3]
-    asks = structs.replace(own, waits=structs.replace(own.waits, asks_rank=who))
+    asks = structs.replace(own, waits=structs.replace(own.waits, asks_rank=waiting_part))
     verdict = judged(waiting(*THREE), outside(asks, activity=activity))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
     assert words in verdict.message
@@ -239,14 +239,14 @@ def test_at_a_socket_whose_other_end_is_a_rank_it_is_not_said_that_nobody_knows(
 
 
 @ASKS
-def test_by_stacks_too_who_asks_another_rank_is_not_named(activity: str, who: str, words: str) -> None:
+def test_by_stacks_too_who_asks_another_rank_is_not_named(activity: str, waiting_part: str, words: str) -> None:
     others = [structs.replace(member, recorder=structs.replace(member.recorder, libraries=())) for member in THREE]
     own = structs.replace(standing(3, done(5)), recorder=RecorderFacts(libraries=()), signature=Signature.BLOCKED)
     assert [one.rank for one in judged(waiting(*others), outside(own, activity=activity)).named] == [3]
     assert (
         judged(
             waiting(*others),
-            outside(structs.replace(own, waits=structs.replace(own.waits, asks_rank=who)), activity=activity),
+            outside(structs.replace(own, waits=structs.replace(own.waits, asks_rank=waiting_part)), activity=activity),
         ).named
         == ()
     )
@@ -283,7 +283,7 @@ def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:
 SPINS, IDLE, LOWER = (118.0, 1.0), (117.0, 0.0), (90.0, 1.0)
 
 
-def test_without_numbers_too_the_one_whose_gpu_stands_out_is_looked_at_first_where_all_wait_alike() -> None:
+def test_rank_with_different_gpu_is_checked_first_without_numbers() -> None:
     """Only if all ranks of the job are captured: otherwise the culprit may be on another node."""
     members = [
         structs.replace(
@@ -353,7 +353,7 @@ def test_ports_that_got_worse_are_said_of_their_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "first", "said"),
+    ("numbers", "first", "phrase"),
     [
         ((SPINS, SPINS, IDLE, SPINS), [2], "its GPU is at 0%, those of the others at 100%"),
         ((SPINS, LOWER, SPINS, SPINS), [1], "its GPU draws 90 W, those of the others 118 to 118 W"),
@@ -367,10 +367,10 @@ def test_ports_that_got_worse_are_said_of_their_node() -> None:
     ],
 )
 def test_where_everybody_has_come_the_one_whose_gpu_stands_out_is_looked_at_first(
-    numbers: tuple[tuple[float | None, float | None], ...], first: list[int], said: str
+    numbers: tuple[tuple[float | None, float | None], ...], first: list[int], phrase: str
 ) -> None:
     verdict = with_gpus(*numbers)
     assert [one.rank for one in verdict.first_look] == first
-    assert said in verdict.message
+    assert phrase in verdict.message
     assert all("XID" in one.settle for one in verdict.first_look)
     assert ("Look first at rank" in verdict.message) == bool(first)

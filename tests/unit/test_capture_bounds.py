@@ -389,7 +389,7 @@ def test_absent_ranks_have_a_number_only_where_those_present_agree_on_it(tmp_pat
         assert [rank.id.rank for rank in ranks] == ([12, 14, 15] if agree else [None] * 3)
 
 
-def test_an_absent_rank_that_was_seen_keeps_the_pid_and_what_it_left_but_a_worker_is_no_rank(tmp_path: Path) -> None:
+def test_absent_rank_keeps_pid_and_artifacts(tmp_path: Path) -> None:
     """The kernel's log knows a dead rank only by its pid."""
     node, died = Node(tmp_path), Died(text="it was killed", unix_seconds=8.0)
     rank = EndedProcess(id=identity(FIRST + 40), rank=31, local_rank=4, gone_unix_seconds=9.0, died=died)

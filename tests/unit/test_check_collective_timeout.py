@@ -9,7 +9,7 @@ import pytest
 
 from hangwatch.jobs import collective_timeout
 from hangwatch.probes.node.machine import Node
-from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
+from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
 
 GPU = "GPU-0"
 
@@ -27,7 +27,7 @@ def check(tree: NodeTree, environ: dict[str, str], *, nccl: bool = True, ours: f
 
 def test_the_defaults_of_nccl_leave_time(tree: NodeTree) -> None:
     result = check(tree, {})
-    assert told(result) == ("OK", "StacksComeFirst")
+    assert status_and_reason(result) == ("OK", "StacksComeFirst")
     assert values(result, "collective_timeout_seconds") == {("77",): 600}
     assert values(result, "collective_heartbeat_timeout_seconds") == {("77",): 480}
     assert values(result, "collective_dump_after_seconds") == {(): 135}
@@ -51,15 +51,15 @@ def test_a_job_without_gpus_waits_as_gloo_does(tree: NodeTree) -> None:
 )
 def test_a_job_that_ends_itself_first(tree: NodeTree, environ: dict[str, str], ours: float, words: list[str]) -> None:
     result = check(tree, environ, ours=ours)
-    assert told(result) == ("WARNING", "EndsItselfFirst")
+    assert status_and_reason(result) == ("WARNING", "EndsItselfFirst")
     for word in words:
         assert word in result.verdict.message + result.verdict.remedy
 
 
 def test_the_margin_counts(tree: NodeTree) -> None:
-    assert told(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=150.0)) == ("OK", "StacksComeFirst")
-    assert told(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=151.0)) == ("WARNING", "EndsItselfFirst")
-    assert told(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=151.0, margin_seconds=5.0))[0] == "OK"
+    assert status_and_reason(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=150.0)) == ("OK", "StacksComeFirst")
+    assert status_and_reason(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=151.0)) == ("WARNING", "EndsItselfFirst")
+    assert status_and_reason(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=151.0, margin_seconds=5.0))[0] == "OK"
 
 
 def test_a_number_of_hundreds_of_digits_is_a_number_that_can_be_shown(tree: NodeTree) -> None:
@@ -70,11 +70,11 @@ def test_a_number_of_hundreds_of_digits_is_a_number_that_can_be_shown(tree: Node
 @pytest.mark.parametrize("name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"])
 def test_a_job_that_never_gives_up(tree: NodeTree, name: str) -> None:
     result = check(tree, {name: "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}, ours=5000.0)
-    assert told(result) == ("OK", "StacksComeFirst")
+    assert status_and_reason(result) == ("OK", "StacksComeFirst")
     assert "no collective timeout" in result.verdict.message
     assert values(result, "collective_timeout_seconds") == {}
     blocking = check(tree, {name: "0", "TORCH_NCCL_BLOCKING_WAIT": "1"}, ours=5000.0)
-    assert told(blocking) == ("WARNING", "EndsItselfFirst")
+    assert status_and_reason(blocking) == ("WARNING", "EndsItselfFirst")
 
 
 def test_a_myth_is_called_one(tree: NodeTree) -> None:
@@ -84,7 +84,7 @@ def test_a_myth_is_called_one(tree: NodeTree) -> None:
 
 
 def test_nobody_watches(tree: NodeTree) -> None:
-    assert told(check(tree, {}, ours=None)) == ("OK", "NobodyWatches")
+    assert status_and_reason(check(tree, {}, ours=None)) == ("OK", "NobodyWatches")
 
 
 def test_odd_values_are_taken_as_not_set(tree: NodeTree) -> None:
@@ -94,7 +94,7 @@ def test_odd_values_are_taken_as_not_set(tree: NodeTree) -> None:
 
 
 def test_no_job(tree: NodeTree) -> None:
-    assert told(run("collective_timeout", tree.node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("collective_timeout", tree.node())) == ("OK", "NotPresent")
 
 
 def test_a_job_whose_ranks_vanished_says_nothing_of_it(tree: NodeTree) -> None:
@@ -113,7 +113,7 @@ def test_an_environment_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest
 
     monkeypatch.setattr(Path, "open", guarded)
     result = run("collective_timeout", tree.node(job(rank(10)), dump_after_seconds=135.0))
-    assert told(result) == ("UNKNOWN", "PermissionDenied")
+    assert status_and_reason(result) == ("UNKNOWN", "PermissionDenied")
     assert "CAP_SYS_PTRACE" in result.verdict.remedy
 
 
@@ -125,4 +125,4 @@ def test_the_second_rank_answers_when_the_first_is_gone(tree: NodeTree) -> None:
 
 def test_this_real_process(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("collective_timeout", Node(jobs=(job(real_rank(os.getpid())),), dump_after_seconds=135.0))
-    assert told(result) == ("OK", "StacksComeFirst")
+    assert status_and_reason(result) == ("OK", "StacksComeFirst")

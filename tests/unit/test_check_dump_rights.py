@@ -14,7 +14,7 @@ from hangwatch.checks.dump_rights import RankRight, Sample, Settings, judge
 from hangwatch.checks.framework.contract import RankName
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import dump_permissions
-from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
+from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
 
 ROOT = dump_permissions.Rights(
     user_id=0,
@@ -26,7 +26,7 @@ ROOT = dump_permissions.Rights(
 )
 
 
-def own(**changes: Any) -> dump_permissions.Rights:
+def write_rank(**changes: Any) -> dump_permissions.Rights:
     return dump_permissions.Rights(**{name: getattr(ROOT, name) for name in ROOT.__struct_fields__} | changes)
 
 
@@ -46,31 +46,31 @@ def test_all_ranks_may_be_dumped(tree: NodeTree) -> None:
     tree.process(10)
     tree.process(11)
     result = run("dump_rights", tree.node(job(rank(10), rank(11, 1))))
-    assert told(result) == ("OK", "DumpsPermitted")
+    assert status_and_reason(result) == ("OK", "DumpsPermitted")
     assert values(result, "dump_permitted") == {("77", "0"): 1, ("77", "1"): 1}
 
 
 def test_without_a_job_the_capabilities_count(tree: NodeTree) -> None:
-    assert told(run("dump_rights", tree.node())) == ("OK", "DumpsPermitted")
+    assert status_and_reason(run("dump_rights", tree.node())) == ("OK", "DumpsPermitted")
     tree.process("self", capabilities="0000000000000000", uid=1000)
     result = run("dump_rights", tree.node())
-    assert told(result) == ("WARNING", "CapabilityMissing")
+    assert status_and_reason(result) == ("WARNING", "CapabilityMissing")
     assert "CAP_SYS_PTRACE" in result.verdict.remedy
 
 
 def test_yama_forbids_everything(tree: NodeTree) -> None:
     tree.write("proc/sys/kernel/yama/ptrace_scope", "3\n")
-    assert told(run("dump_rights", tree.node())) == ("WARNING", "DumpForbidden")
+    assert status_and_reason(run("dump_rights", tree.node())) == ("WARNING", "DumpForbidden")
     tree.write("proc/sys/kernel/yama/ptrace_scope", "2\n")
-    assert told(run("dump_rights", tree.node())) == ("OK", "DumpsPermitted")
+    assert status_and_reason(run("dump_rights", tree.node())) == ("OK", "DumpsPermitted")
 
 
 @pytest.mark.parametrize(
     ("ours", "words"),
     [
-        (own(ptrace_scope=3), ["ptrace_scope is 3", "reboot"]),
-        (own(capabilities=(), user_id=500), ["user 1000", "lacks CAP_SYS_PTRACE"]),
-        (own(seccomp_filter=True), ["seccomp", "@debug"]),
+        (write_rank(ptrace_scope=3), ["ptrace_scope is 3", "reboot"]),
+        (write_rank(capabilities=(), user_id=500), ["user 1000", "lacks CAP_SYS_PTRACE"]),
+        (write_rank(seccomp_filter=True), ["seccomp", "@debug"]),
         (ROOT, ["user namespace", "PrivateUsers"]),
     ],
 )
@@ -98,7 +98,7 @@ def test_the_table_and_the_owner_of_a_rank(tree: NodeTree) -> None:
 
 def test_many_refusals_are_one_sentence() -> None:
     ranks = tuple(refused(rank=RankName.of_rank(job(), rank(10, number))) for number in range(8))
-    message = judge((Sample(rights=own(capabilities=()), ranks=ranks),), Settings()).message
+    message = judge((Sample(rights=write_rank(capabilities=()), ranks=ranks),), Settings()).message
     assert "0 of job 77" in message and "and 4 more" in message
 
 
@@ -113,25 +113,25 @@ def test_many_refusals_are_one_sentence() -> None:
     ],
 )
 def test_py_spy_itself(changes: dict[str, Any], reason: str) -> None:
-    assert judge((Sample(rights=own(**changes)),), Settings()).reason == reason
+    assert judge((Sample(rights=write_rank(**changes)),), Settings()).reason == reason
 
 
 def test_a_rank_that_vanished_is_left_out(tree: NodeTree) -> None:
     tree.process(10)
     result = run("dump_rights", tree.node(job(rank(10), rank(11, 1))))
-    assert told(result) == ("OK", "DumpsPermitted")
+    assert status_and_reason(result) == ("OK", "DumpsPermitted")
     assert values(result, "dump_permitted") == {("77", "0"): 1}
 
 
 def test_a_node_that_shows_nothing(tmp_path: Path) -> None:
-    assert told(run("dump_rights", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("dump_rights", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
 
 
 def test_a_status_that_may_not_be_read(tree: NodeTree) -> None:
     status = tree.proc / "self" / "status"
     status.unlink()
     status.mkdir()
-    assert told(run("dump_rights", tree.node())) == ("UNKNOWN", "CannotRead")
+    assert status_and_reason(run("dump_rights", tree.node())) == ("UNKNOWN", "CannotRead")
 
 
 def test_this_process_may_look_at_itself_and_is_not_touched() -> None:
@@ -159,6 +159,9 @@ def test_the_kernel_refuses_another_user_and_nobody_is_stopped() -> None:
             [sys.executable, "-c", reader, str(target.pid)], capture_output=True, text=True, check=True
         ).stdout
         assert answer.split() == ["False", "()"]
-        assert told(run("dump_rights", Node(jobs=(job(real_rank(target.pid)),)))) == ("OK", "DumpsPermitted")
+        assert status_and_reason(run("dump_rights", Node(jobs=(job(real_rank(target.pid)),)))) == (
+            "OK",
+            "DumpsPermitted",
+        )
         assert Path(f"/proc/{target.pid}/stat").read_text().rpartition(")")[2].split()[0] in "SR"
         target.stdin.close()  # type: ignore[union-attr]

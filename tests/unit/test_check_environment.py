@@ -16,7 +16,7 @@ from hangwatch.checks import environment
 from hangwatch.checks.environment import JobEnvironment, matching, packages_of, rules, satisfies, version_in
 from hangwatch.model import JobName
 from hangwatch.probes.node.machine import Node
-from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
+from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
 
 
 def running(
@@ -29,11 +29,11 @@ def running(
 
 
 @pytest.mark.parametrize(
-    ("nccl", "found"),
+    ("nccl", "expected"),
     [("2.12.12", []), ("2.13.4", ["launch_blocking"]), ("2.14.3", ["launch_blocking"]), ("2.17", []), (None, [])],
 )
-def test_launch_blocking(nccl: str | None, found: list[str]) -> None:
-    assert running(nccl, CUDA_LAUNCH_BLOCKING="1") == found
+def test_launch_blocking(nccl: str | None, expected: list[str]) -> None:
+    assert running(nccl, CUDA_LAUNCH_BLOCKING="1") == expected
     assert running(nccl, CUDA_LAUNCH_BLOCKING="0") == []
     assert running(nccl) == []
 
@@ -93,19 +93,19 @@ PIP_PACKAGES = ["nvidia_nccl_cu11-2.14.3.dist-info", "torch-2.0.1+cu118.dist-inf
 def test_a_job_that_is_known_to_hang(tree: NodeTree) -> None:
     process(tree, PIP_PACKAGES, {"CUDA_LAUNCH_BLOCKING": "1", "SECRET": "hunter2"}, PIP_MAPS)
     result = run("environment", tree.node(job(rank(10))))
-    assert told(result) == ("WARNING", "KnownToHang")
+    assert status_and_reason(result) == ("WARNING", "KnownToHang")
     assert "NCCL 2.14.3 deadlocks" in result.verdict.message
     assert "https://github.com/NVIDIA/nccl/issues/750" in result.verdict.remedy
     assert values(result, "environment_known_hang") == {("77", "launch_blocking"): 1}
     assert "hunter2" not in str(result), "nothing else of the environment is kept"
     ignored = run("environment", tree.node(job(rank(10))), ignored_rules=("launch_blocking",))
-    assert told(ignored) == ("OK", "NothingKnown")
+    assert status_and_reason(ignored) == ("OK", "NothingKnown")
 
 
 def test_a_job_that_is_well(tree: NodeTree) -> None:
     process(tree, PIP_PACKAGES, {}, PIP_MAPS)
     result = run("environment", tree.node(job(rank(10))))
-    assert told(result) == ("OK", "NothingKnown")
+    assert status_and_reason(result) == ("OK", "NothingKnown")
     assert "NCCL 2.14.3, PyTorch 2.0.1" in result.verdict.message
 
 
@@ -118,13 +118,13 @@ def test_nccl_of_the_system_tells_its_version_by_its_file(tree: NodeTree) -> Non
 def test_a_job_of_many_nodes(tree: NodeTree) -> None:
     process(tree, [], {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, [])
     one_node = job(rank(10), world_size=8, local_world_size=8)
-    assert told(run("environment", tree.node(one_node))) == ("OK", "NothingKnown")
+    assert status_and_reason(run("environment", tree.node(one_node))) == ("OK", "NothingKnown")
     two_nodes = job(rank(10), world_size=16, local_world_size=8)
-    assert told(run("environment", tree.node(two_nodes))) == ("WARNING", "KnownToHang")
+    assert status_and_reason(run("environment", tree.node(two_nodes))) == ("WARNING", "KnownToHang")
 
 
 def test_no_job(tree: NodeTree) -> None:
-    assert told(run("environment", tree.node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("environment", tree.node())) == ("OK", "NotPresent")
 
 
 def test_a_rank_that_vanished(tree: NodeTree) -> None:
@@ -138,14 +138,14 @@ def test_libraries_that_may_not_be_read(tree: NodeTree) -> None:
     maps.unlink()
     maps.mkdir()  # reading it fails, for root, too
     result = run("environment", tree.node(job(rank(10))))
-    assert told(result) == ("UNKNOWN", "CannotRead")
+    assert status_and_reason(result) == ("UNKNOWN", "CannotRead")
 
 
 @pytest.mark.torch
 def test_the_real_torch_of_this_environment() -> None:
     importlib.import_module("torch")
     result = run("environment", Node(jobs=(job(real_rank(os.getpid())),)))
-    assert told(result) == ("OK", "NothingKnown")
+    assert status_and_reason(result) == ("OK", "NothingKnown")
     torch = sys.modules["torch"]
     assert f"PyTorch {torch.__version__.partition('+')[0]}" in result.verdict.message
 
@@ -171,10 +171,10 @@ def test_versions_are_compared_by_numbers(version: str | None, wanted: str, met:
 
 
 @given(st.tuples(*[st.integers(0, 99)] * 3), st.tuples(*[st.integers(0, 99)] * 3))
-def test_comparisons_are_those_of_numbers(left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    version, bound = (".".join(map(str, numbers)) for numbers in (left, right))
-    assert satisfies(version, f">={bound}") is (left >= right)
-    assert satisfies(version, f"<{bound}") is (left < right)
+def test_comparisons_are_those_of_numbers(first_version: tuple[int, ...], right: tuple[int, ...]) -> None:
+    version, bound = (".".join(map(str, numbers)) for numbers in (first_version, right))
+    assert satisfies(version, f">={bound}") is (first_version >= right)
+    assert satisfies(version, f"<{bound}") is (first_version < right)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hangwatch.model import Job
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.torch_recorder import Recorders, layouts
 from tests.integration import targets
-from tests.node_tree import NodeTree, job, rank, real_rank, run, told, values
+from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
 from tests.recorder_memory import Memory, Operation, as_process, recorder
 
 NEWEST = layouts.candidates("")[-1]
@@ -43,7 +43,7 @@ def recording(tree: NodeTree, pid: int, capacity: int = 2000, library: str = "cu
 
 def test_a_recorder_that_is_there_is_told(tree: NodeTree) -> None:
     result = run("flight_recorder", tree.node(recording(tree, 10)))
-    assert told(result) == ("OK", "Told")
+    assert status_and_reason(result) == ("OK", "Told")
     assert values(result, "flight_recorder_capacity") == {("J10",): 2000}
     assert result.verdict.message == "flight recorder on in 1 of 1 job with PyTorch"
 
@@ -57,7 +57,7 @@ def test_each_process_is_read_once(tree: NodeTree) -> None:
     assert values(run("flight_recorder", node), "flight_recorder_capacity") == {("J10",): 2000}
     new = tree.node(recording(tree, 10), recorders=Recorders(tree.proc))
     tree.process(10, start_ticks=200)
-    assert told(run("flight_recorder", new)) == ("OK", "NotPresent"), "another process under the same pid"
+    assert status_and_reason(run("flight_recorder", new)) == ("OK", "NotPresent"), "another process under the same pid"
 
 
 def test_of_one_owner_a_few_are_asked_in_each_turn(tree: NodeTree) -> None:
@@ -85,7 +85,7 @@ def test_no_torch_says_nothing(tree: NodeTree) -> None:
     tree.process(10)
     launcher = job(job_id="waiting")
     result = run("flight_recorder", tree.node(job(rank(10)), job(rank(99)), launcher))
-    assert told(result) == ("OK", "NotPresent") and not result.points and not result.faults
+    assert status_and_reason(result) == ("OK", "NotPresent") and not result.points and not result.faults
 
 
 def test_what_cannot_be_read_is_no_finding(tree: NodeTree) -> None:
@@ -114,7 +114,7 @@ def test_real_jobs_with_it_on_and_off_and_one_that_has_made_no_collective(tmp_pa
     ):
         jobs = [job(real_rank(pid), job_id=name) for pid, name in ((on, "on"), (off, "off"), (early, "early"))]
         result = run("flight_recorder", Node(jobs=tuple(jobs)))
-    assert told(result) == ("OK", "Hint") and not result.faults
+    assert status_and_reason(result) == ("OK", "Hint") and not result.faults
     assert values(result, "flight_recorder_capacity") == {("on",): 2000, ("off",): 0}
     assert result.verdict.message == (
         f"flight recorder on in 1 of 3 jobs with PyTorch; it is off in job off: {TURN_ON}; "

@@ -16,7 +16,7 @@ from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
-from tests.node_tree import Checked, NodeTree, run, told, values
+from tests.node_tree import Checked, NodeTree, run, status_and_reason, values
 
 UUIDS = [uuid_of(index) for index in range(4)]
 POD_UID = "6f1c2d3e-0a1b-4c5d-8e9f-001122334455"
@@ -93,12 +93,12 @@ def looks(tree: NodeTree, gpus: Gpus, check: Checked, minutes: int) -> tuple[tup
     for _ in range(minutes):
         tree.time.pass_seconds(60)
         result = check.run(tree.node(gpus=gpus.sampler))
-    return told(result), result.verdict
+    return status_and_reason(result), result.verdict
 
 
 def test_gpus_that_are_used(tree: NodeTree, gpus: Gpus) -> None:
     result = run("gpu_allocation", tree.node(gpus=gpus.set(True, True, memory_bytes=TAKEN).sampler))
-    assert told(result) == ("OK", "GpusAccountedFor")
+    assert status_and_reason(result) == ("OK", "GpusAccountedFor")
     assert result.verdict.message == "4 of 4 GPUs have a process"
     assert set(values(result, "gpu_memory_without_process_bytes").values()) == {0}
 
@@ -109,7 +109,7 @@ def test_gpus_of_an_idle_slurm_job_are_a_warning_after_half_an_hour(tree: NodeTr
     gpus.set(True, False, False, False)
     check = Checked("gpu_allocation")
     first = check.run(tree.node(gpus=gpus.sampler))
-    assert told(first) == ("OK", "GpusAccountedFor")
+    assert status_and_reason(first) == ("OK", "GpusAccountedFor")
     assert first.verdict.message.startswith(
         "1 of 4 GPUs have a process; no process on GPU 1, allocated to Slurm job 4711 of uid 1004 for 3 h 03 min"
     )
@@ -182,7 +182,7 @@ def test_a_checkpoint_of_another_form_is_said(tree: NodeTree, gpus: Gpus, text: 
     member(tree, 600, POD)
     tree.write(f"proc/1/root/{gpu_holders.CHECKPOINT}", text)
     result = run("gpu_allocation", tree.node(gpus=gpus.set(False).sampler))
-    assert told(result) == ("UNKNOWN", "UnreadableCheckpoint")
+    assert status_and_reason(result) == ("UNKNOWN", "UnreadableCheckpoint")
     assert "kubelet_internal_checkpoint" in result.verdict.message
 
 
@@ -212,12 +212,12 @@ def test_in_a_pid_namespace_of_its_own_it_does_not_guess(tree: NodeTree, gpus: G
     link.unlink()
     link.symlink_to("pid:[4026532301]")
     result = run("gpu_allocation", tree.node(gpus=gpus.set(False, memory_bytes=TAKEN).sampler))
-    assert told(result) == ("UNKNOWN", "OtherPidNamespace")
+    assert status_and_reason(result) == ("UNKNOWN", "OtherPidNamespace")
     assert "hostPID" in result.verdict.remedy
 
 
 def test_without_gpus(tree: NodeTree) -> None:
-    assert told(run("gpu_allocation", tree.node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("gpu_allocation", tree.node())) == ("OK", "NotPresent")
 
 
 @pytest.mark.parametrize("value", ["9", "0,x", "99999", "-1", "1" * 5000, "0-9999"])
@@ -241,7 +241,10 @@ JSON = st.recursive(
 def test_a_checkpoint_that_may_not_be_read_is_said(tree: NodeTree, gpus: Gpus) -> None:
     member(tree, 600, POD)
     (tree.proc / "1" / "root" / gpu_holders.CHECKPOINT).mkdir(parents=True)
-    assert told(run("gpu_allocation", tree.node(gpus=gpus.set(False).sampler))) == ("UNKNOWN", "CannotRead")
+    assert status_and_reason(run("gpu_allocation", tree.node(gpus=gpus.set(False).sampler))) == (
+        "UNKNOWN",
+        "CannotRead",
+    )
 
 
 @given(JSON)

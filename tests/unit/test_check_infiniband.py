@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hangwatch.probes.network import infiniband
 from tests.conftest import wait_for
-from tests.node_tree import Checked, NodeTree, run, told, values
+from tests.node_tree import Checked, NodeTree, run, status_and_reason, values
 
 
 @pytest.fixture
@@ -45,61 +45,61 @@ def test_ports_that_are_well(tree: NodeTree) -> None:
     for number in range(8):
         port(tree, f"mlx5_{number}", link_downed=3, local_ack_timeout_err=17)
     result = run("infiniband", tree.node())
-    assert told(result) == ("OK", "PortsActive")
+    assert status_and_reason(result) == ("OK", "PortsActive")
     assert "8 of 8 ports active at 400 Gb/sec" in result.verdict.message
     assert values(result, "infiniband_port_rate_bytes_per_second")["mlx5_0", "1"] == 5e10
     assert values(result, "infiniband_port_events_total")["mlx5_7", "1", "local_ack_timeout_err"] == 17
 
 
 def test_a_node_without_adapters(tree: NodeTree) -> None:
-    assert told(run("infiniband", tree.node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("infiniband", tree.node())) == ("OK", "NotPresent")
     (tree.sys / "class" / "infiniband").mkdir(parents=True)
-    assert told(run("infiniband", tree.node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("infiniband", tree.node())) == ("OK", "NotPresent")
 
 
 def test_a_port_that_is_not_used_is_told_and_no_finding(tree: NodeTree) -> None:
     port(tree)
     port(tree, "mlx5_1", state="1: DOWN", physical="3: Disabled")
     result = run("infiniband", tree.node())
-    assert told(result) == ("OK", "PortsActive")
+    assert status_and_reason(result) == ("OK", "PortsActive")
     assert "mlx5_1/1 not active" in result.verdict.message
-    assert told(run("infiniband", tree.node(), expected_active_ports=2)) == ("CRITICAL", "PortsMissing")
+    assert status_and_reason(run("infiniband", tree.node(), expected_active_ports=2)) == ("CRITICAL", "PortsMissing")
 
 
 def test_no_port_active(tree: NodeTree) -> None:
     port(tree, state="1: DOWN", physical="2: Polling")
-    assert told(run("infiniband", tree.node())) == ("WARNING", "NoPortActive")
+    assert status_and_reason(run("infiniband", tree.node())) == ("WARNING", "NoPortActive")
 
 
 def test_on_ethernet_one_lane_and_no_cable_are_common(tree: NodeTree) -> None:
     port(tree, rate="25 Gb/sec (1X EDR)", link_layer="Ethernet")
-    assert told(run("infiniband", tree.node())) == ("OK", "PortsActive")
+    assert status_and_reason(run("infiniband", tree.node())) == ("OK", "PortsActive")
     port(tree, state="1: DOWN", physical="3: Disabled", link_layer="Ethernet")
     result = run("infiniband", tree.node())
-    assert told(result) == ("OK", "PortsActive")
+    assert status_and_reason(result) == ("OK", "PortsActive")
     assert "0 of 1 ports active; mlx5_0/1 not active" in result.verdict.message
-    assert told(run("infiniband", tree.node(), expected_active_ports=1)) == ("CRITICAL", "PortsMissing")
+    assert status_and_reason(run("infiniband", tree.node(), expected_active_ports=1)) == ("CRITICAL", "PortsMissing")
 
 
 def test_a_link_without_a_subnet_manager(tree: NodeTree) -> None:
     port(tree)
     port(tree, "mlx5_1", state="2: INIT")
     result = run("infiniband", tree.node())
-    assert told(result) == ("WARNING", "PortNotActivated")
+    assert status_and_reason(result) == ("WARNING", "PortNotActivated")
     assert "subnet manager" in result.verdict.remedy
 
 
 def test_a_port_that_goes_down_stays_a_finding_until_it_leaves_the_window(tree: NodeTree) -> None:
     check, node = Checked("infiniband"), tree.node()
     port(tree)
-    assert told(check.run(node)) == ("OK", "PortsActive")
+    assert status_and_reason(check.run(node)) == ("OK", "PortsActive")
     port(tree, state="1: DOWN", physical="2: Polling")
     result = check.run(node)
-    assert told(result) == ("CRITICAL", "PortWentDown")
+    assert status_and_reason(result) == ("CRITICAL", "PortWentDown")
     assert "mlx5_0/1 is DOWN (Polling); it was ACTIVE before" in result.verdict.message
     for _ in range(9):
-        assert told(check.run(node)) == ("CRITICAL", "PortWentDown")
-    assert told(check.run(node)) == ("WARNING", "NoPortActive")
+        assert status_and_reason(check.run(node)) == ("CRITICAL", "PortWentDown")
+    assert status_and_reason(check.run(node)) == ("WARNING", "NoPortActive")
 
 
 def test_an_adapter_that_vanishes(tree: NodeTree) -> None:
@@ -108,7 +108,7 @@ def test_an_adapter_that_vanishes(tree: NodeTree) -> None:
     port(tree, "mlx5_1")
     check.run(node)
     (tree.sys / "class/infiniband/mlx5_1").rename(tree.sys / "gone")
-    assert told(check.run(node)) == ("CRITICAL", "PortGone")
+    assert status_and_reason(check.run(node)) == ("CRITICAL", "PortGone")
 
 
 def test_a_rate_that_falls(tree: NodeTree) -> None:
@@ -117,7 +117,7 @@ def test_a_rate_that_falls(tree: NodeTree) -> None:
     check.run(node)
     port(tree, rate="100 Gb/sec (1X NDR)")
     result = check.run(node)
-    assert told(result) == ("WARNING", "RateFell")
+    assert status_and_reason(result) == ("WARNING", "RateFell")
     assert "it ran at 400 Gb/sec before" in result.verdict.message
 
 
@@ -132,7 +132,7 @@ def test_a_rate_that_falls(tree: NodeTree) -> None:
 )
 def test_a_rate_under_what_it_should_be(tree: NodeTree, rate: str, expected: float, reason: str) -> None:
     port(tree, rate=rate)
-    assert told(run("infiniband", tree.node(), expected_gigabits_per_second=expected))[1] == reason
+    assert status_and_reason(run("infiniband", tree.node(), expected_gigabits_per_second=expected))[1] == reason
 
 
 @pytest.mark.parametrize(
@@ -150,11 +150,11 @@ def test_counters_are_judged_by_what_they_grew(
 ) -> None:
     check, node = Checked("infiniband"), tree.node()
     port(tree, **{counter: 7000})
-    assert told(check.run(node)) == ("OK", "PortsActive"), "a high value by itself is history"
+    assert status_and_reason(check.run(node)) == ("OK", "PortsActive"), "a high value by itself is history"
     tree.time.pass_seconds(60)
     port(tree, **{counter: 7000 + grown})
     result = check.run(node)
-    assert told(result) == expected
+    assert status_and_reason(result) == expected
     if expected[0] != "OK":
         assert f"{counter} grew by {grown} within 60 s" in result.verdict.message
 
@@ -164,15 +164,15 @@ def test_a_counter_that_wraps_or_is_reset(tree: NodeTree) -> None:
     for count in (255, 3, 9):
         port(tree, symbol_error=count)
         result = check.run(node)
-    assert told(result) == ("OK", "PortsActive"), "from 255 to 3 is 3 more, not -252"
+    assert status_and_reason(result) == ("OK", "PortsActive"), "from 255 to 3 is 3 more, not -252"
     port(tree, symbol_error=20)
-    assert told(check.run(node)) == ("WARNING", "PortErrors")
+    assert status_and_reason(check.run(node)) == ("WARNING", "PortErrors")
 
 
 def test_counters_that_an_adapter_does_not_have(tree: NodeTree) -> None:
     port(tree, port_rcv_errors="N/A (no PMA)")
     result = run("infiniband", tree.node())
-    assert told(result) == ("OK", "PortsActive")
+    assert status_and_reason(result) == ("OK", "PortsActive")
     assert set(values(result, "infiniband_port_events_total")) == {
         ("mlx5_0", "1", "link_downed"),
         ("mlx5_0", "1", "symbol_error"),
@@ -186,7 +186,7 @@ def test_a_port_that_should_answer_and_does_not(tree: NodeTree) -> None:
     state.unlink()
     state.mkdir()  # reading it fails, for root, too
     result = run("infiniband", tree.node())
-    assert told(result) == ("UNKNOWN", "CannotRead")
+    assert status_and_reason(result) == ("UNKNOWN", "CannotRead")
     assert result.faults[0].subject == "mlx5_1/1"
     assert ("mlx5_0", "1") in values(result, "infiniband_port_active")
 

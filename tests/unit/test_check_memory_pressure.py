@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hangwatch.model import Fault
 from hangwatch.probes.node import memory_pressure
 from hangwatch.probes.node.machine import Node
-from tests.node_tree import NodeTree, run, told, values
+from tests.node_tree import NodeTree, run, status_and_reason, values
 
 MEMINFO = "MemTotal:       1000000 kB\nMemFree:          10 kB\nMemAvailable:   {available} kB\nSwapTotal: 0 kB\n"
 PSI = "some avg10=1.00 avg60={some} avg300=0.10 total=2500000\nfull avg10=0.00 avg60={full} avg300=0.00 total=1500000\n"
@@ -31,7 +31,7 @@ def fill(tree: NodeTree, available: int = 900000, some: str = "0.50", full: str 
 def test_well(tree: NodeTree) -> None:
     fill(tree)
     result = run("memory_pressure", tree.node())
-    assert told(result) == ("OK", "MemoryLeft")
+    assert status_and_reason(result) == ("OK", "MemoryLeft")
     assert values(result, "memory_available_bytes") == {(): 900000 * 1024}
     assert result.verdict.message == "0.9 GiB of 1.0 GiB available, all tasks waited for memory 0% of the last 60 s"
     assert values(result, "memory_stalled_seconds_total") == {("some",): 2.5, ("full",): 1.5}
@@ -50,36 +50,36 @@ def test_well(tree: NodeTree) -> None:
 )
 def test_memory_that_gets_short(tree: NodeTree, available: int, full: str, expected: tuple[str, str]) -> None:
     fill(tree, available, full=full)
-    assert told(run("memory_pressure", tree.node())) == expected
+    assert status_and_reason(run("memory_pressure", tree.node())) == expected
 
 
 def test_one_task_that_waits_is_no_finding(tree: NodeTree) -> None:
     fill(tree, some="95.00")
-    assert told(run("memory_pressure", tree.node())) == ("OK", "MemoryLeft")
+    assert status_and_reason(run("memory_pressure", tree.node())) == ("OK", "MemoryLeft")
 
 
 def test_a_kernel_without_psi(tree: NodeTree) -> None:
     fill(tree, psi=False)
     result = run("memory_pressure", tree.node())
-    assert told(result) == ("OK", "MemoryLeft")
+    assert status_and_reason(result) == ("OK", "MemoryLeft")
     assert "no PSI" in result.verdict.message
     assert not values(result, "memory_pressure_ratio")
 
 
 def test_no_meminfo(tree: NodeTree) -> None:
-    assert told(run("memory_pressure", tree.node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("memory_pressure", tree.node())) == ("OK", "NotPresent")
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: kB\n", "MemTotal: lots kB\nMemAvailable: 1 kB\n"])
 def test_a_meminfo_that_cannot_be_understood(tree: NodeTree, text: str) -> None:
     tree.write("proc/meminfo", text)
-    assert told(run("memory_pressure", tree.node())) == ("UNKNOWN", "UnreadableMeminfo")
+    assert status_and_reason(run("memory_pressure", tree.node())) == ("UNKNOWN", "UnreadableMeminfo")
 
 
 def test_a_file_that_should_be_readable_and_is_not(tree: NodeTree) -> None:
     fill(tree, psi=False)
     (tree.proc / "pressure" / "memory").mkdir(parents=True)
-    assert told(run("memory_pressure", tree.node())) == ("UNKNOWN", "CannotRead")
+    assert status_and_reason(run("memory_pressure", tree.node())) == ("UNKNOWN", "CannotRead")
 
 
 def test_this_machine() -> None:

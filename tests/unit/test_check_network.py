@@ -27,7 +27,7 @@ from hangwatch.probes.network.interfaces import Interface, Route
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import main_thread
 from tests.conftest import wait_for
-from tests.node_tree import Checked, FakeClock, NodeTree, job, rank, run, told, values
+from tests.node_tree import Checked, FakeClock, NodeTree, job, rank, run, status_and_reason, values
 
 DEV = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
@@ -82,24 +82,24 @@ def connection(tree: NodeTree, state: str = "01", retransmits: int = 0) -> None:
 
 def test_without_a_job_the_default_route_counts(tree: NodeTree) -> None:
     result = run("network", tree.node())
-    assert told(result) == ("OK", "NetworkUp")
+    assert status_and_reason(result) == ("OK", "NetworkUp")
     assert values(result, "network_interface_up") == {("eth0",): 1}
     tree.write("sys/class/net/eth0/operstate", "lowerlayerdown\n")
-    assert told(run("network", tree.node())) == ("CRITICAL", "InterfaceDown")
+    assert status_and_reason(run("network", tree.node())) == ("CRITICAL", "InterfaceDown")
 
 
 def test_the_route_to_the_master(tree: NodeTree) -> None:
     process(tree, **MASTER)
     connection(tree)
     result = run("network", tree.node(job(rank(10))))
-    assert told(result) == ("OK", "NetworkUp")
+    assert status_and_reason(result) == ("OK", "NetworkUp")
     assert "ib0 up, 192.168.7.1:29500 answers" in result.verdict.message
     assert values(result, "network_master_answers") == {("77",): 1}
     assert ("job 77", "the route to 192.168.7.1", "ib0", "up", "192.168.7.9") in result.table
 
 
 @pytest.mark.parametrize(
-    ("said", "expected", "reason"),
+    ("value", "expected", "reason"),
     [
         ("eth", ["eth0"], "NetworkUp"),
         ("=eth0,ib0", ["eth0", "ib0"], "NetworkUp"),
@@ -110,20 +110,20 @@ def test_the_route_to_the_master(tree: NodeTree) -> None:
         ("=eth", [], "NoInterface"),
     ],
 )
-def test_nccl_socket_ifname(tree: NodeTree, said: str, expected: list[str], reason: str) -> None:
-    process(tree, NCCL_SOCKET_IFNAME=said)
+def test_nccl_socket_ifname(tree: NodeTree, value: str, expected: list[str], reason: str) -> None:
+    process(tree, NCCL_SOCKET_IFNAME=value)
     result = run("network", tree.node(job(rank(10))))
     assert result.verdict.reason == reason
     assert sorted(row[2] for row in result.table[1:]) == sorted(expected)
     if reason != "NetworkUp":
-        assert said in result.verdict.message
+        assert value in result.verdict.message
 
 
 def test_an_interface_without_an_address(tree: NodeTree) -> None:
     tree.write("proc/self/net/fib_trie", "")
     process(tree, NCCL_SOCKET_IFNAME="ib0")
     result = run("network", tree.node(job(rank(10))))
-    assert told(result) == ("CRITICAL", "InterfaceDown")
+    assert status_and_reason(result) == ("CRITICAL", "InterfaceDown")
     assert "ib0 is up and has no address" in result.verdict.message
 
 
@@ -141,14 +141,14 @@ def test_an_address_that_lies_in_no_route_of_its_interface(tree: NodeTree) -> No
         "     |-- 127.0.0.1\n        /32 host LOCAL\n     |-- 10.0.0.5\n        /32 host LOCAL\n",
     )
     result = run("network", tree.node())
-    assert told(result) == ("OK", "NetworkUp")
+    assert status_and_reason(result) == ("OK", "NetworkUp")
     assert result.table[1][2:] == ("eth0", "up", "10.0.0.5")
 
 
 def test_a_master_on_this_node_is_behind_lo(tree: NodeTree) -> None:
     process(tree, MASTER_ADDR="127.0.0.1")
     result = run("network", tree.node(job(rank(10))))
-    assert told(result) == ("OK", "NetworkUp")
+    assert status_and_reason(result) == ("OK", "NetworkUp")
     assert result.table[1][2] == "lo"
 
 
@@ -165,10 +165,10 @@ def test_a_node_with_ipv6_only(tree: NodeTree) -> None:
         tree.write(f"proc/{view}/net/fib_trie", "")
         tree.write(f"proc/{view}/net/if_inet6", f"fd{'0' * 29}5 02 40 00 80     eth0\n")
     tree.write("proc/self/net/ipv6_route", UNREACHABLE_V6)
-    assert told(run("network", tree.node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("network", tree.node())) == ("OK", "NotPresent")
     tree.write("proc/self/net/ipv6_route", UNREACHABLE_V6 + DEFAULT_V6)
     result = run("network", tree.node())
-    assert told(result) == ("OK", "NetworkUp")
+    assert status_and_reason(result) == ("OK", "NetworkUp")
     assert values(result, "network_interface_up") == {("eth0",): 1}
 
 
@@ -180,13 +180,13 @@ def test_a_dead_master_counts_even_where_no_interface_is_known(tree: NodeTree) -
     tree.write(
         "proc/10/net/tcp6", TCP + f"   0: {remote}:D431 {remote}:733C 01 00000000:00000000 00:00000000 00000009 0 0 1\n"
     )
-    assert told(run("network", tree.node(job(rank(10))))) == ("WARNING", "MasterSilent")
+    assert status_and_reason(run("network", tree.node(job(rank(10))))) == ("WARNING", "MasterSilent")
 
 
 def test_a_setting_names_interfaces_too(tree: NodeTree) -> None:
     result = run("network", tree.node(), interfaces="ib,enp")
-    assert told(result) == ("OK", "NetworkUp")
-    assert told(run("network", tree.node(), interfaces="enp")) == ("CRITICAL", "NoInterface")
+    assert status_and_reason(result) == ("OK", "NetworkUp")
+    assert status_and_reason(run("network", tree.node(), interfaces="enp")) == ("CRITICAL", "NoInterface")
 
 
 @pytest.mark.parametrize(
@@ -203,27 +203,27 @@ def test_the_connections_that_ranks_hold(
 ) -> None:
     process(tree, **MASTER)
     connection(tree, state, retransmits)
-    assert told(run("network", tree.node(job(rank(10))), connect=False)) == expected
+    assert status_and_reason(run("network", tree.node(job(rank(10))), connect=False)) == expected
 
 
 def test_a_master_that_is_silent_twice_is_critical(tree: NodeTree) -> None:
     process(tree, **MASTER)
     connection(tree, retransmits=9)
     check, node = Checked("network"), tree.node(job(rank(10)))
-    assert told(check.run(node)) == ("WARNING", "MasterSilent")
-    assert told(check.run(node)) == ("CRITICAL", "MasterSilent")
+    assert status_and_reason(check.run(node)) == ("WARNING", "MasterSilent")
+    assert status_and_reason(check.run(node)) == ("CRITICAL", "MasterSilent")
     connection(tree)
-    assert told(check.run(node)) == ("OK", "NetworkUp")
+    assert status_and_reason(check.run(node)) == ("OK", "NetworkUp")
 
 
 def test_bad_packets_are_judged_by_their_growth(tree: NodeTree) -> None:
     check, node = Checked("network"), tree.node()
     tree.write("proc/self/net/dev", DEV.format(errors=4_000_000))
-    assert told(check.run(node)) == ("OK", "NetworkUp")
+    assert status_and_reason(check.run(node)) == ("OK", "NetworkUp")
     tree.time.pass_seconds(60)
     tree.write("proc/self/net/dev", DEV.format(errors=4_000_101))
     result = check.run(node)
-    assert told(result) == ("WARNING", "InterfaceErrors")
+    assert status_and_reason(result) == ("WARNING", "InterfaceErrors")
     assert "eth0 had 101 bad packets within 60 s" in result.verdict.message
     assert values(result, "network_interface_errors_total")["eth0", "receive"] == 4_000_101
 
@@ -235,7 +235,7 @@ def test_a_job_in_a_network_of_its_own_is_not_connected_to(tree: NodeTree) -> No
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(f"net:[{inode}]")
     result = run("network", tree.node(job(rank(10))))
-    assert told(result) == ("OK", "NetworkUp")
+    assert status_and_reason(result) == ("OK", "NetworkUp")
     assert values(result, "network_master_answers") == {}
     assert values(result, "network_interface_up") == {}, "/sys shows only our own namespace"
 
@@ -243,16 +243,16 @@ def test_a_job_in_a_network_of_its_own_is_not_connected_to(tree: NodeTree) -> No
 def test_a_master_whose_name_says_nothing_is_no_finding(tree: NodeTree) -> None:
     process(tree, MASTER_ADDR="n" * 70, MASTER_PORT="29500")
     result = run("network", tree.node(job(rank(10))))
-    assert told(result) == ("OK", "NetworkUp")
+    assert status_and_reason(result) == ("OK", "NetworkUp")
     assert values(result, "network_master_answers") == {}
 
 
 def test_a_rank_that_vanished(tree: NodeTree) -> None:
-    assert told(run("network", tree.node(job(rank(11))))) == ("OK", "NetworkUp")
+    assert status_and_reason(run("network", tree.node(job(rank(11))))) == ("OK", "NetworkUp")
 
 
 def test_a_node_without_network(tmp_path: Path) -> None:
-    assert told(run("network", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("network", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
 
 
 def test_an_environment_that_may_not_be_read(tree: NodeTree) -> None:
@@ -261,7 +261,7 @@ def test_an_environment_that_may_not_be_read(tree: NodeTree) -> None:
     environ.unlink()
     environ.mkdir()
     result = run("network", tree.node(job(rank(10))))
-    assert told(result) == ("UNKNOWN", "CannotRead")
+    assert status_and_reason(result) == ("UNKNOWN", "CannotRead")
     assert result.faults[0].subject == "pid 10"
 
 
@@ -272,10 +272,12 @@ def test_an_interface_that_has_only_ipv6(tree: NodeTree) -> None:
     tree.write("proc/self/net/if_inet6", "short row\n" + link_local)
     process(tree, NCCL_SOCKET_IFNAME="ib0")
     node = tree.node(job(rank(10)))
-    assert told(run("network", node)) == ("CRITICAL", "InterfaceDown"), "a link-local address is no address"
+    assert status_and_reason(run("network", node)) == ("CRITICAL", "InterfaceDown"), (
+        "a link-local address is no address"
+    )
     tree.write("proc/self/net/if_inet6", link_local + row.format(address="fd" + "0" * 29 + "2", scope="00"))
     result = run("network", node)
-    assert told(result) == ("OK", "NetworkUp")
+    assert status_and_reason(result) == ("OK", "NetworkUp")
     assert result.table[1][4] == "fd00::2"
 
 
@@ -283,7 +285,7 @@ def test_tables_that_may_not_be_read(tree: NodeTree) -> None:
     dev = tree.proc / "self" / "net" / "dev"
     dev.unlink()
     dev.mkdir()
-    assert told(run("network", tree.node())) == ("UNKNOWN", "CannotRead")
+    assert status_and_reason(run("network", tree.node())) == ("UNKNOWN", "CannotRead")
 
 
 # --- addresses that lead only to this node ---------------------------------------------------------------------------
@@ -305,7 +307,7 @@ def test_a_job_of_several_nodes_that_talks_over_loopback(tree: NodeTree, environ
     result = run("network", tree.node(job(rank(10), world_size=16, local_world_size=8)))
     assert result.verdict.reason == reason
     whole = run("network", tree.node(job(rank(10), world_size=8, local_world_size=8)))
-    assert told(whole) == ("OK", "NetworkUp"), "all of its ranks are here"
+    assert status_and_reason(whole) == ("OK", "NetworkUp"), "all of its ranks are here"
 
 
 def test_docker_s_bridge_leads_to_no_other_node(tree: NodeTree) -> None:
@@ -316,7 +318,7 @@ def test_docker_s_bridge_leads_to_no_other_node(tree: NodeTree) -> None:
     tree.write("sys/class/net/docker0/operstate", "up\n")
     process(tree, GLOO_SOCKET_IFNAME="docker0")
     result = run("network", tree.node(job(rank(10), world_size=16, local_world_size=8)))
-    assert told(result) == ("WARNING", "WrongInterface")
+    assert status_and_reason(result) == ("WARNING", "WrongInterface")
     assert "GLOO_SOCKET_IFNAME=docker0 selects docker0, which reaches no other node" in result.verdict.message
 
 
@@ -379,10 +381,13 @@ def test_a_real_master_that_nobody_is_connected_to() -> None:
             check.run(node)
             server.close()
             before = run("network", node)
-            assert told(before) == ("OK", "NetworkUp"), "nobody listens, and perhaps never did: no finding"
+            assert status_and_reason(before) == ("OK", "NetworkUp"), "nobody listens, and perhaps never did: no finding"
             assert before.table[-1][3] == "refused"
             first, second = check.run(node), check.run(node)
-            assert (told(first), told(second)) == (("WARNING", "MasterSilent"), ("CRITICAL", "MasterSilent"))
+            assert (status_and_reason(first), status_and_reason(second)) == (
+                ("WARNING", "MasterSilent"),
+                ("CRITICAL", "MasterSilent"),
+            )
             assert "refused" in second.verdict.message
             assert values(second, "network_master_answers") == {("77",): 0}
 
@@ -404,7 +409,7 @@ def test_a_master_that_has_refused_since_the_job_began() -> None:
                     said.append(check.run(node))
                     time.pass_seconds(60)
                 told_of[name] = said
-    assert {told(one) for one in told_of["idle"]} == {("OK", "NetworkUp")}
+    assert {status_and_reason(one) for one in told_of["idle"]} == {("OK", "NetworkUp")}
     reasons = [one.verdict.reason for one in told_of["trying"]]
     assert reasons == ["NetworkUp"] * 5 + ["MasterRefused"] * 2
     assert (
@@ -537,12 +542,12 @@ ALL = tuple(
 
 
 @given(st.text(alphabet="^=,ethib0docker1 ", max_size=20))
-def test_any_value_of_the_variable_means_some_interfaces(said: str) -> None:
-    found = {one.name for one in select_interfaces(said, ALL)}
+def test_any_value_of_the_variable_means_some_interfaces(value: str) -> None:
+    found = {one.name for one in select_interfaces(value, ALL)}
     assert found <= set(NAMES)
-    if said.startswith("^"):
-        plain = {one.name for one in select_interfaces(said[1:], ALL)}
-        if not said[1:].startswith("^"):
+    if value.startswith("^"):
+        plain = {one.name for one in select_interfaces(value[1:], ALL)}
+        if not value[1:].startswith("^"):
             assert found == set(NAMES) - plain - {"lo"}
 
 

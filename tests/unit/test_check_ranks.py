@@ -15,7 +15,7 @@ import pytest
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import procfs
 from tests.conftest import wait_for
-from tests.node_tree import Checked, NodeTree, job, rank, real_rank, run, told, values
+from tests.node_tree import Checked, NodeTree, job, rank, real_rank, run, status_and_reason, values
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_all_ranks_alive(tree: NodeTree) -> None:
     for pid in (10, 11, 12):
         tree.process(pid, state="R", rss_kib=2048)
     result = run("ranks", tree.node(job(rank(10), rank(11, 1, workers=[12]), local_world_size=2)))
-    assert told(result) == ("OK", "RanksAlive")
+    assert status_and_reason(result) == ("OK", "RanksAlive")
     assert values(result, "ranks_expected") == {("77",): 2}
     assert values(result, "ranks_alive") == {("77",): 2}
     memory = values(result, "ranks_resident_memory_bytes")
@@ -49,10 +49,10 @@ def test_states_seen_once_and_twice(tree: NodeTree, state: str, once: tuple[str,
     tree.process(11, state=state)
     tree.write("proc/11/wchan", "folio_wait_bit_common")
     first = check.run(node)
-    assert told(first) == once
+    assert status_and_reason(first) == once
     assert "seen once" in first.verdict.message
     second = check.run(node)
-    assert told(second) == twice
+    assert status_and_reason(second) == twice
     assert "local rank 1" in second.verdict.message and "seen once" not in second.verdict.message
     if state == "D":
         assert "folio_wait_bit_common" in second.verdict.message
@@ -70,7 +70,7 @@ def test_a_rank_that_is_gone_while_the_others_live(tree: NodeTree) -> None:
     tree.process(10)
     check.run(node)
     result = check.run(node)
-    assert told(result) == ("WARNING", "RankGone")
+    assert status_and_reason(result) == ("WARNING", "RankGone")
     assert values(result, "ranks_alive") == {("77",): 1}
 
 
@@ -85,9 +85,9 @@ def test_a_rank_that_never_came(tree: NodeTree) -> None:
     tree.process(10)
     half = job(rank(10), local_world_size=2, absent_local_ranks=((1, 1),))
     check, node = Checked("ranks"), tree.node(half)
-    assert told(check.run(node)) == ("WARNING", "RankGone")
+    assert status_and_reason(check.run(node)) == ("WARNING", "RankGone")
     result = check.run(node)
-    assert told(result) == ("WARNING", "RankGone")
+    assert status_and_reason(result) == ("WARNING", "RankGone")
     assert "local rank 1 of job 77" in result.verdict.message
     assert values(result, "ranks_expected") == {("77",): 2}
 
@@ -104,12 +104,12 @@ def test_dead_workers_are_counted(tree: NodeTree) -> None:
     tree.process(10)
     tree.process(11, state="Z")
     result = run("ranks", tree.node(job(rank(10, workers=[11, 12]))))
-    assert told(result) == ("OK", "RanksAlive")
+    assert status_and_reason(result) == ("OK", "RanksAlive")
     assert values(result, "ranks_zombies") == {("77",): 1}
 
 
 def test_no_job(tree: NodeTree) -> None:
-    assert told(run("ranks", tree.node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("ranks", tree.node())) == ("OK", "NotPresent")
 
 
 def test_a_stat_that_cannot_be_understood_is_a_rank_gone_not_a_crash(tree: NodeTree) -> None:
@@ -137,14 +137,14 @@ def state_of(pid: int) -> str:
 def test_real_processes_stopped_and_dead() -> None:
     with sleeper() as stopped, sleeper() as dead, sleeper() as well:
         node = Node(jobs=(job(*(real_rank(child.pid, at) for at, child in enumerate((stopped, dead, well)))),))
-        assert told(run("ranks", node)) == ("OK", "RanksAlive")
+        assert status_and_reason(run("ranks", node)) == ("OK", "RanksAlive")
         os.kill(stopped.pid, signal.SIGSTOP)
         dead.kill()
         wait_for(lambda: (state_of(stopped.pid), state_of(dead.pid)) == ("T", "Z"), "a stopped and a dead process")
         check = Checked("ranks")
         check.run(node)
         result = check.run(node)
-        assert told(result)[0] == "CRITICAL"
+        assert status_and_reason(result)[0] == "CRITICAL"
         assert "is stopped" in result.verdict.message and "has ended" in result.verdict.message
         assert values(result, "ranks_stopped") == {("77",): 1}
         assert values(result, "ranks_alive") == {("77",): 2}

@@ -13,7 +13,7 @@ from hangwatch.probes.node.filesystems import FilesystemReader
 from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, tmpfs
-from tests.node_tree import NodeTree, job, rank, run, told, values
+from tests.node_tree import NodeTree, job, rank, run, status_and_reason, values
 
 GIB = 1 << 30
 
@@ -47,7 +47,7 @@ def test_this_machine() -> None:
 
 
 def test_a_node_without_it(tmp_path: Path) -> None:
-    assert told(run("shared_memory", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("shared_memory", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
 
 
 def test_a_job_in_a_container_with_64_mib_that_are_full(tmp_path: Path) -> None:
@@ -59,12 +59,12 @@ def test_a_job_in_a_container_with_64_mib_that_are_full(tmp_path: Path) -> None:
         link.symlink_to(f"mnt:[{inode}]")
     with tmpfs(tree.proc / "10" / "root" / "dev" / "shm", "64m") as shm:
         result = run("shared_memory", tree.node(job(rank(10))), minimum_size_bytes=65 << 20)
-        assert told(result) == ("WARNING", "SharedMemorySmall")
+        assert status_and_reason(result) == ("WARNING", "SharedMemorySmall")
         assert "job 77 has 64 MiB of 64 MiB left in /dev/shm" in result.verdict.message
         assert "--shm-size" in result.verdict.remedy
         (shm / "torch_4711").write_bytes(b"\0" * (64 << 20))
         full = run("shared_memory", tree.node(job(rank(10))), minimum_size_bytes=0)
-        assert told(full) == ("CRITICAL", "SharedMemoryFull")
+        assert status_and_reason(full) == ("CRITICAL", "SharedMemoryFull")
         assert values(full, "shared_memory_available_bytes")["job", "77"] == 0
 
 
@@ -96,6 +96,6 @@ def test_one_that_should_answer_and_does_not(tmp_path: Path, monkeypatch: pytest
     tree, onlookers = NodeTree(tmp_path), FilesystemReader()
     with dead_mount(tree.dev / "shm"):
         result = run("shared_memory", tree.node(filesystems=onlookers))
-        assert told(result)[0] == "UNKNOWN"
+        assert status_and_reason(result)[0] == "UNKNOWN"
         assert isinstance(result.faults[0], Fault) and result.faults[0].reason == "NoAnswer"
     wait_for(lambda: onlookers.abandoned_children() == 0, "the children to end once the mount is gone")

@@ -21,7 +21,7 @@ from hangwatch.probes.node import filesystems
 from hangwatch.probes.node.filesystems import FilesystemReader, Mount, Space
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, tmpfs
-from tests.node_tree import NodeTree, job, rank, run, told, values
+from tests.node_tree import NodeTree, job, rank, run, status_and_reason, values
 
 PLAIN = "22 1 0:21 / /proc rw - proc proc rw\n25 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
 MOUNTINFO = "{number} 25 0:{number} / {path} rw,relatime shared:9 - {type} {source} rw,vers=4.2\n"
@@ -57,7 +57,7 @@ def verdict(answer: Answer, **settings: Any) -> tuple[str, str]:
 def test_network_file_systems_that_answer(tree: NodeTree) -> None:
     mounted(tree, ("data", "nfs4"), ("scratch and more", "lustre"))
     result = run("storage", tree.node())
-    assert told(result) == ("OK", "StorageAnswers")
+    assert status_and_reason(result) == ("OK", "StorageAnswers")
     assert "2 network file systems answer" in result.verdict.message
     answers = values(result, "storage_answers")
     assert answers == {(str(tree.root / "data"), "nfs4"): 1, (str(tree.root / "scratch and more"), "lustre"): 1}
@@ -65,12 +65,12 @@ def test_network_file_systems_that_answer(tree: NodeTree) -> None:
 
 
 def test_no_network_file_system(tree: NodeTree) -> None:
-    assert told(run("storage", tree.node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("storage", tree.node())) == ("OK", "NotPresent")
 
 
 def test_space_for_incidents_counts_even_before_the_folder_exists(tree: NodeTree) -> None:
     result = run("storage", tree.node(state_directory=tree.root / "var" / "lib" / "hangwatch"))
-    assert told(result) == ("OK", "StorageAnswers")
+    assert status_and_reason(result) == ("OK", "StorageAnswers")
     assert values(result, "storage_available_bytes")[str(tree.root / "var/lib/hangwatch"), INCIDENTS] > 0
 
 
@@ -78,7 +78,7 @@ def test_a_mount_that_is_gone_from_under_its_path(tree: NodeTree) -> None:
     mounted(tree, ("data", "nfs4"))
     (tree.root / "data").rmdir()
     result = run("storage", tree.node())
-    assert told(result) == ("CRITICAL", "StorageBroken")
+    assert status_and_reason(result) == ("CRITICAL", "StorageBroken")
     assert "No such file" in result.verdict.message
 
 
@@ -88,7 +88,7 @@ def test_mount_taken_away_while_it_is_asked_is_not_broken(tree: NodeTree, monkey
     answer = json.dumps([0, {"errno": errno.ENOTCONN}])
     child = tree.write("child.py", f"open({mounts!r}, 'w').write({PLAIN!r})\nprint({answer!r})\n")
     monkeypatch.setattr(filesystems, "CHILD", child)
-    assert told(run("storage", tree.node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("storage", tree.node())) == ("OK", "NotPresent")
 
 
 def test_the_mounts_of_a_job_in_its_own_namespace_are_asked_through_its_root(tree: NodeTree) -> None:
@@ -96,14 +96,16 @@ def test_the_mounts_of_a_job_in_its_own_namespace_are_asked_through_its_root(tre
     mounted(tree, ("data", "nfs4"), view="10")
     (tree.proc / "10" / "root").symlink_to(tree.root)
     result = run("storage", tree.node(job(rank(10))))
-    assert told(result) == ("OK", "StorageAnswers")
+    assert status_and_reason(result) == ("OK", "StorageAnswers")
     assert values(result, "storage_answers") == {("/data", "nfs4"): 1}
 
 
 def test_a_rank_that_ends_while_its_mounts_are_asked_breaks_no_storage(tree: NodeTree) -> None:
     tree.process(10)
     mounted(tree, ("data", "nfs4"), view="10")
-    assert told(run("storage", tree.node(job(rank(10))))) == ("OK", "NotPresent"), "there is no /proc/10/root any more"
+    assert status_and_reason(run("storage", tree.node(job(rank(10))))) == ("OK", "NotPresent"), (
+        "there is no /proc/10/root any more"
+    )
 
 
 def test_a_mount_that_only_a_rank_sees_is_not_for_this_node_to_unmount(tree: NodeTree) -> None:
@@ -121,8 +123,8 @@ def test_a_slow_server_is_nothing_to_unmount() -> None:
 def test_a_child_that_cannot_be_started_is_unknown(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted(tree, ("data", "nfs4"))
     monkeypatch.setattr(filesystems.sys, "executable", str(tree.write("python", "not executable")))
-    assert told(run("storage", tree.node())) == ("UNKNOWN", "OnlookerNotStarted")
-    assert told(run("shared_memory", tree.node())) == ("UNKNOWN", "OnlookerNotStarted")
+    assert status_and_reason(run("storage", tree.node())) == ("UNKNOWN", "OnlookerNotStarted")
+    assert status_and_reason(run("shared_memory", tree.node())) == ("UNKNOWN", "OnlookerNotStarted")
 
 
 def test_a_real_read_only_file_system_says_so(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_what_is_not_asked(tree: NodeTree) -> None:
     mounted(tree, ("lxcfs", "fuse.lxcfs"), ("auto", "autofs"), ("run", "tmpfs"), ("ours", "nfs"))
     assert set(values(run("storage", tree.node()), "storage_answers")) == {(str(tree.root / "ours"), "nfs")}
     ignored = run("storage", tree.node(), ignored_mounts=(str(tree.root / "ours"),))
-    assert told(ignored) == ("OK", "NotPresent")
+    assert status_and_reason(ignored) == ("OK", "NotPresent")
     also = run("storage", tree.node(), also_types=("tmpfs",))
     assert (str(tree.root / "run"), "tmpfs") in values(also, "storage_answers")
 
@@ -202,11 +204,11 @@ def test_a_dead_mount_is_hung_and_blocks_nobody(tree: NodeTree) -> None:
         started = time.monotonic()
         result = run("storage", node, deadline_seconds=0.5)
         assert time.monotonic() - started < 5
-        assert told(result) == ("CRITICAL", "StorageHung")
+        assert status_and_reason(result) == ("CRITICAL", "StorageHung")
         assert str(dead) in result.verdict.message
         assert values(result, "storage_answers")[str(dead), "fuse.deadfs"] == 0
         again = run("storage", node, deadline_seconds=0.5)
-        assert told(again) == ("CRITICAL", "StorageHung")
+        assert status_and_reason(again) == ("CRITICAL", "StorageHung")
         assert onlookers.abandoned_children() <= 1, "it is not asked again while a child still hangs in it"
     wait_for(lambda: onlookers.abandoned_children() == 0, "the children to end once the mount is gone")
 

@@ -17,7 +17,7 @@ from hangwatch.model import Fault
 from hangwatch.probes.node import kmsg
 from hangwatch.probes.node.machine import Node
 from tests.conftest import DATA
-from tests.node_tree import Checked, NodeTree, run, told, values
+from tests.node_tree import Checked, NodeTree, run, status_and_reason, values
 
 FELL_OFF = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 PAGE_FAULT = "NVRM: Xid (PCI:0000:04:00): 31, pid=4711, name=python, Ch 00000010, intr 00000000. MMU Fault"
@@ -43,7 +43,7 @@ def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0, first: int = 1
 
 def test_a_quiet_log(tree: NodeTree) -> None:
     log(tree, "Linux version 6.1.0", "eth0: link up")
-    assert told(run("xid", tree.node())) == ("OK", "KernelLogQuiet")
+    assert status_and_reason(run("xid", tree.node())) == ("OK", "KernelLogQuiet")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_quiet_log(tree: NodeTree) -> None:
 def test_what_a_line_means(tree: NodeTree, line: str, expected: tuple[str, str], words: list[str]) -> None:
     log(tree, line)
     result = run("xid", tree.node())
-    assert told(result) == expected
+    assert status_and_reason(result) == expected
     for word in words:
         assert word in result.verdict.message
 
@@ -88,17 +88,17 @@ def test_xids_that_say_themselves_how_bad_they_are(tree: NodeTree, line: str, ex
 def test_what_is_long_past_counts_no_more(tree: NodeTree) -> None:
     log(tree, FELL_OFF, PAGE_FAULT, HUNG, boot_seconds=10.0)
     tree.time.now_monotonic = 10 + 3601
-    assert told(run("xid", tree.node())) == ("CRITICAL", "GpuError")
+    assert status_and_reason(run("xid", tree.node())) == ("CRITICAL", "GpuError")
     tree.time.now_monotonic = 10 + 86401
     result = run("xid", tree.node())
-    assert told(result) == ("OK", "KernelLogQuiet")
+    assert status_and_reason(result) == ("OK", "KernelLogQuiet")
     assert values(result, "xid_errors_total") == {("0000:3b:00", "79"): 1, ("0000:04:00", "31"): 1}
 
 
 def test_ignored_xids_are_counted_and_no_finding(tree: NodeTree) -> None:
     log(tree, PAGE_FAULT)
     result = run("xid", tree.node(), ignored_xids=(31,))
-    assert told(result) == ("OK", "KernelLogQuiet")
+    assert status_and_reason(result) == ("OK", "KernelLogQuiet")
     assert values(result, "xid_errors_total") == {("0000:04:00", "31"): 1}
 
 
@@ -116,7 +116,7 @@ def test_each_run_reads_only_what_is_new_and_forgets_nothing(tree: NodeTree) -> 
     log(tree, PAGE_FAULT, FELL_OFF, first=2)
     result = check.run(node)
     assert values(result, "xid_errors_total") == {("0000:04:00", "31"): 2, ("0000:3b:00", "79"): 1}
-    assert told(result) == ("CRITICAL", "GpuError")
+    assert status_and_reason(result) == ("CRITICAL", "GpuError")
 
 
 def test_records_that_were_overwritten_are_counted(tree: NodeTree) -> None:
@@ -142,14 +142,14 @@ def test_a_flood_of_one_kind_hides_no_other(tree: NodeTree) -> None:
     log(tree, FELL_OFF)
     log(tree, *(f"INFO: task python:{pid} blocked for more than 120 seconds." for pid in range(1000)), first=2)
     result = run("xid", tree.node())
-    assert told(result) == ("CRITICAL", "GpuError")
+    assert status_and_reason(result) == ("CRITICAL", "GpuError")
     assert values(result, "hung_tasks_total") == {("python",): 1000}
 
 
 @pytest.mark.parametrize("line", [FELL_OFF, SXID_FATAL])
 def test_a_process_cannot_name_itself_an_xid(tree: NodeTree, line: str) -> None:
     log(tree, f"audit: comm={line}", f"x {line}")
-    assert told(run("xid", tree.node())) == ("OK", "KernelLogQuiet")
+    assert status_and_reason(run("xid", tree.node())) == ("OK", "KernelLogQuiet")
 
 
 def test_terminal_escapes_continuations_and_garbage(tree: NodeTree) -> None:
@@ -164,7 +164,7 @@ def test_terminal_escapes_continuations_and_garbage(tree: NodeTree) -> None:
 
 
 def test_a_node_without_a_log(tree: NodeTree) -> None:
-    assert told(run("xid", tree.node())) == ("OK", "NotPresent")
+    assert status_and_reason(run("xid", tree.node())) == ("OK", "NotPresent")
 
 
 def test_a_log_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_log_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "open", denied)
     result = run("xid", tree.node())
-    assert told(result) == ("UNKNOWN", "PermissionDenied")
+    assert status_and_reason(result) == ("UNKNOWN", "PermissionDenied")
     assert "CAP_SYSLOG" in result.verdict.remedy
 
 
@@ -220,7 +220,7 @@ def test_the_real_kernel_log() -> None:
 def test_a_real_log_of_a_node_that_lost_a_gpu(tree: NodeTree) -> None:
     (tree.dev / "kmsg").write_bytes((DATA / "checks" / "kmsg_gpu_lost.txt").read_bytes())
     result = run("xid", tree.node())
-    assert told(result) == ("CRITICAL", "GpuError")
+    assert status_and_reason(result) == ("CRITICAL", "GpuError")
     assert values(result, "xid_errors_total") == {
         ("0000:3b:00", "79"): 1,
         ("0000:3b:00", "154"): 1,

@@ -46,7 +46,7 @@ def test_a_check_opens_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "expected"),
     [
         ("text = (node.proc_root / 'cpuinfo').read_text()", ["line 2: .read_text()"]),
         ("for comm in node.proc_root.glob('[0-9]*/comm'): pass", ["line 2: .glob()"]),
@@ -56,5 +56,5 @@ def test_a_check_opens_nothing(path: Path) -> None:
         ("'a-b'.replace('-', '_')", []),
     ],
 )
-def test_what_is_seen_as_touching_a_file(line: str, found: list[str]) -> None:
-    assert list(touches(f"from hangwatch.probes.network import interfaces as network\n{line}\n")) == found
+def test_what_is_seen_as_touching_a_file(line: str, expected: list[str]) -> None:
+    assert list(touches(f"from hangwatch.probes.network import interfaces as network\n{line}\n")) == expected

@@ -38,10 +38,10 @@ def test_caller_that_has_not_flooded_passes_beside_many_addresses_that_do(addres
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.0, 2.0)), max_size=200))
-def test_any_caller_gets_no_more_than_its_rate(asked: list[tuple[int, float]]) -> None:
+def test_any_caller_gets_no_more_than_its_rate(request_times: list[tuple[int, float]]) -> None:
     limits, rate = ConnectionLimits("one", Rate(5.0, 1.0)), Rate(5.0, 1.0)
     now, allowed = 0.0, dict.fromkeys(range(4), 0)
-    for caller, later in asked:
+    for caller, later in request_times:
         now += later
         allowed[caller] += limits.begin(caller, now)
     assert all(count <= rate.at_once + rate.per_second * now + 1e-6 for count in allowed.values())

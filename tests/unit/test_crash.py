@@ -23,7 +23,7 @@ NOW = 1.8e9
 RESET = "RuntimeError: Connection closed by peer [127.0.0.1]:34688"
 
 
-def left(
+def make_artifacts(
     rank: int, *, error: str = "", at: float = 0.0, segfault: float | None = None, core: str = "", text: str = ""
 ) -> CrashArtifacts:
     pid = 1000 + rank
@@ -49,7 +49,7 @@ def left(
     )
 
 
-def job(*found: CrashArtifacts, world_size: int | None = None) -> Job:
+def job(*artifacts: CrashArtifacts, world_size: int | None = None) -> Job:
     ended = tuple(
         EndedProcess(
             id=ProcessId(pid=one.id.pid or 0, start_ticks=1),
@@ -57,67 +57,67 @@ def job(*found: CrashArtifacts, world_size: int | None = None) -> Job:
             local_rank=one.id.local_rank,
             gone_unix_seconds=one.gone_unix_seconds,
         )
-        for one in found
+        for one in artifacts
     )
     return Job(
         job_id="42",
         launcher="torchrun",
         launcher_id=None,
         ranks=(),
-        world_size=world_size or len(found),
-        local_world_size=len(found),
+        world_size=world_size or len(artifacts),
+        local_world_size=len(artifacts),
         ended=ended,
     )
 
 
 @pytest.mark.parametrize(
-    ("found", "named", "confidence", "words"),
+    ("artifacts", "named", "confidence", "words"),
     [
         pytest.param(
-            [left(0, error=RESET, at=1), left(1, error="ValueError: empty shard", at=2), left(2, error=RESET, at=1)],
+            [make_artifacts(0, error=RESET, at=1), make_artifacts(1, error="ValueError: empty shard", at=2), make_artifacts(2, error=RESET, at=1)],
             [1], Confidence.MEDIUM, ": ValueError, by its error file",
             id="who complains of others followed somebody, even by an earlier second",
         ),
         pytest.param(
-            [left(0, error="ValueError: late", at=9), left(1, error="KeyError: early", at=2), left(2)],
+            [make_artifacts(0, error="ValueError: late", at=9), make_artifacts(1, error="KeyError: early", at=2), make_artifacts(2)],
             [1], Confidence.MEDIUM, ": KeyError, by its error file",
             id="the earliest error file",
         ),
         pytest.param(
-            [left(0, error="ValueError: a", at=3), left(1, segfault=3.4), left(2, error=RESET, at=3)],
+            [make_artifacts(0, error="ValueError: a", at=3), make_artifacts(1, segfault=3.4), make_artifacts(2, error=RESET, at=3)],
             [1], Confidence.HIGH, "segfault in libnccl.so.2, by the kernel's log",
             id="in the same second the kernel's word comes first",
         ),
         pytest.param(
-            [left(0, error="ValueError: a", at=3), left(1, segfault=3000.0)],
+            [make_artifacts(0, error="ValueError: a", at=3), make_artifacts(1, segfault=3000.0)],
             [0], Confidence.MEDIUM, ": ValueError, by its error file",
             id="a crash long after an error came of it",
         ),
         pytest.param(
-            [left(0, error="ValueError: a", at=3), left(1, core="SIGABRT", at=1)],
+            [make_artifacts(0, error="ValueError: a", at=3), make_artifacts(1, core="SIGABRT", at=1)],
             [0], Confidence.MEDIUM, ": ValueError, by its error file",
             id="NCCL's watchdog aborts victims",
         ),
         pytest.param(
-            [left(0), left(1, core="SIGABRT", at=1)], [1], Confidence.LOW, "SIGABRT, by its core", id="an abort alone"
+            [make_artifacts(0), make_artifacts(1, core="SIGABRT", at=1)], [1], Confidence.LOW, "SIGABRT, by its core", id="an abort alone"
         ),
         pytest.param(
-            [left(0), left(1, core="SIGBUS", at=1)], [1], Confidence.HIGH, "SIGBUS, by its core", id="a fault by its core"
+            [make_artifacts(0), make_artifacts(1, core="SIGBUS", at=1)], [1], Confidence.HIGH, "SIGBUS, by its core", id="a fault by its core"
         ),
         pytest.param(
-            [left(0, error="ImportError: no flash", at=1), left(1, error="ImportError: no flash", at=1), left(2)],
+            [make_artifacts(0, error="ImportError: no flash", at=1), make_artifacts(1, error="ImportError: no flash", at=1), make_artifacts(2)],
             [0, 1], Confidence.LOW, ": ImportError, by its error file",
             id="some alike in one second",
         ),
         pytest.param(
-            [left(0, error=RESET, at=1), left(1), left(2, error=RESET, at=1)],
+            [make_artifacts(0, error=RESET, at=1), make_artifacts(1), make_artifacts(2, error=RESET, at=1)],
             [], Confidence.NONE, "all reports blame other ranks",
             id="rank without a report is checked first",
         ),
     ],
 )  # fmt: skip
-def test_who_died_first(found: list[CrashArtifacts], named: list[int], confidence: Confidence, words: str) -> None:
-    verdict = crash.judge(job(*found), found)
+def test_who_died_first(artifacts: list[CrashArtifacts], named: list[int], confidence: Confidence, words: str) -> None:
+    verdict = crash.judge(job(*artifacts), artifacts)
     assert verdict is not None and verdict.kind == "Crashed"
     assert [rank.rank for rank in verdict.named] == named, verdict.message
     assert verdict.confidence is confidence
@@ -143,7 +143,9 @@ def test_how_a_rank_ended_is_said_and_a_signal_is_a_reason(
 
     Other ranks fail in the same second, and their launcher may report any of them as first.
     """
-    found = [left(rank)._replace(exit=one) for rank, one in enumerate(exits)] + [left(7, error=RESET)]
+    found = [make_artifacts(rank)._replace(exit=one) for rank, one in enumerate(exits)] + [
+        make_artifacts(7, error=RESET)
+    ]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     assert ([rank.rank for rank in verdict.named], verdict.confidence) == (named, confidence)
@@ -178,7 +180,10 @@ def test_line_of_a_launcher_counts_in_its_first_1024_characters() -> None:
 
 
 def test_that_a_container_took_its_files_with_it_is_said_once_for_all_its_ranks() -> None:
-    found = [left(0, segfault=1), *(left(rank)._replace(refused=(collection._CONTAINER_GONE,)) for rank in (1, 2, 3))]
+    found = [
+        make_artifacts(0, segfault=1),
+        *(make_artifacts(rank)._replace(refused=(collection._CONTAINER_GONE,)) for rank in (1, 2, 3)),
+    ]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     (told,) = (vote for vote in verdict.evidence if vote.kind == "not_read")
@@ -188,40 +193,46 @@ def test_that_a_container_took_its_files_with_it_is_said_once_for_all_its_ranks(
 
 
 def test_an_end_in_order_is_no_crash() -> None:
-    found = [left(0), left(1)]
+    found = [make_artifacts(0), make_artifacts(1)]
     assert crash.judge(job(*found), found) is None
 
 
 def test_who_left_no_word_is_not_pointed_at_where_another_node_may_be_at_fault() -> None:
-    found = [left(0, error=RESET), left(1), left(2, error=RESET)]
+    found = [make_artifacts(0, error=RESET), make_artifacts(1), make_artifacts(2, error=RESET)]
     verdict = crash.judge(job(*found, world_size=8), found)
     assert verdict is not None and not verdict.named and not verdict.first_look
 
 
 def test_a_worker_that_was_killed_is_told_and_is_not_the_end_of_its_rank() -> None:
     line = "Memory cgroup out of memory: Killed process 9001 (pt_data_worker) total-vm:1kB"
-    found = [left(0, error="RuntimeError: DataLoader worker is killed", at=5), left(1, segfault=1, text=line)]
+    found = [
+        make_artifacts(0, error="RuntimeError: DataLoader worker is killed", at=5),
+        make_artifacts(1, segfault=1, text=line),
+    ]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None and [rank.rank for rank in verdict.named] == [0]
     assert any("Killed process 9001" in vote.message for vote in verdict.evidence)
 
 
 def test_what_was_not_read_is_said_once_something_tells_of_a_crash() -> None:
-    found = [left(0, error="ValueError: a"), left(1)._replace(refused=("its core /dev/zero: is not a regular file",))]
+    found = [
+        make_artifacts(0, error="ValueError: a"),
+        make_artifacts(1)._replace(refused=("its core /dev/zero: is not a regular file",)),
+    ]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     assert any(vote.kind == "not_read" and "is not a regular file" in vote.message for vote in verdict.evidence)
 
 
 def test_words_of_the_owner_are_printable_and_bounded() -> None:
-    found = [left(0, error="ValueError: \\u001b[31m\\u202e" + "x" * 5000)]
+    found = [make_artifacts(0, error="ValueError: \\u001b[31m\\u202e" + "x" * 5000)]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     assert verdict.message.isprintable() and len(verdict.message) < 1000
 
 
 def test_the_incident_is_closed_and_can_be_shown() -> None:
-    found = [left(0, error=RESET), left(1, segfault=1.0), left(2)]
+    found = [make_artifacts(0, error=RESET), make_artifacts(1, segfault=1.0), make_artifacts(2)]
     whole = job(*found)
     verdict = crash.judge(whole, found)
     assert verdict is not None
@@ -233,7 +244,7 @@ def test_the_incident_is_closed_and_can_be_shown() -> None:
 
 def test_a_report_of_a_crash_says_who_died_and_how_in_all_forms() -> None:
     """It must not report missing ranks, odd ranks, or stacks, since there was no capture."""
-    found = [left(0, error=RESET), left(1, segfault=1.0), left(2)]
+    found = [make_artifacts(0, error=RESET), make_artifacts(1, segfault=1.0), make_artifacts(2)]
     whole = job(*found, world_size=8)
     verdict = crash.judge(whole, found)
     assert verdict is not None
@@ -270,7 +281,7 @@ Thread 1 (Thread 0x7f00 (LWP 14654)):
 
 @pytest.mark.parametrize("error", ["Preempted: checkpoint written", "ImportError: no flash"])
 def test_where_all_end_alike_in_one_second_nobody_stands_out(error: str) -> None:
-    found = [left(rank, error=error, at=1) for rank in range(3)]
+    found = [make_artifacts(rank, error=error, at=1) for rank in range(3)]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     assert (verdict.named, verdict.first_look, verdict.confidence) == ((), (), Confidence.NONE)
@@ -288,7 +299,7 @@ def test_where_all_end_alike_in_one_second_nobody_stands_out(error: str) -> None
     ],
 )
 def test_who_was_told_to_end_or_lost_another_is_not_named(error: str) -> None:
-    found = [left(0, error=error, at=1), left(1)]
+    found = [make_artifacts(0, error=error, at=1), make_artifacts(1)]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     assert (verdict.named, verdict.confidence) == ((), Confidence.NONE)
@@ -307,7 +318,11 @@ def test_who_was_told_to_end_or_lost_another_is_not_named(error: str) -> None:
     ],
 )
 def test_whose_connection_to_something_outside_was_lost_has_an_error_of_its_own(error: str) -> None:
-    found = [left(0, error=RESET, at=1), left(1, error=error, at=2), left(2, error=RESET, at=3)]
+    found = [
+        make_artifacts(0, error=RESET, at=1),
+        make_artifacts(1, error=error, at=2),
+        make_artifacts(2, error=RESET, at=3),
+    ]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     assert ([rank.rank for rank in verdict.named], verdict.confidence) == ([1], Confidence.MEDIUM)
@@ -327,7 +342,7 @@ def test_whose_connection_to_something_outside_was_lost_has_an_error_of_its_own(
     ],
 )
 def test_who_lost_a_rank_or_the_store_of_the_job_followed_somebody(error: str) -> None:
-    found = [left(0, error=error, at=1), left(1)]
+    found = [make_artifacts(0, error=error, at=1), make_artifacts(1)]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     assert (verdict.named, verdict.confidence) == ((), Confidence.NONE), verdict.message
@@ -336,7 +351,9 @@ def test_who_lost_a_rank_or_the_store_of_the_job_followed_somebody(error: str) -
 def crashed_by(error: str, at: float) -> crash.CrashArtifacts:
     """Make a rank that was gone at NOW, with an error file of time `at`."""
     told = json.dumps({"message": {"message": error, "extraInfo": {"timestamp": str(int(NOW + at))}}})
-    return collection._with_error_file(left(0)._replace(gone_unix_seconds=NOW), crash_artifacts.ErrorFile(text=told))
+    return collection._with_error_file(
+        make_artifacts(0)._replace(gone_unix_seconds=NOW), crash_artifacts.ErrorFile(text=told)
+    )
 
 
 def test_an_error_from_long_before_its_end_or_after_it_is_not_what_it_died_of() -> None:
@@ -415,7 +432,7 @@ def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: st
 
 
 @pytest.mark.parametrize(
-    "told",
+    "error_text",
     [
         '"hunter2"',
         '"Hunter2: is the password"',
@@ -424,9 +441,11 @@ def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: st
         '{"message": "hf_hunter2hunter2: x"}',
     ],
 )
-def test_verdict_on_an_exception_without_a_type_has_none_of_its_text(told: str) -> None:
-    failure = rank_log.parse_error_file(f'{{"message": {told}}}')._replace(moment=rank_log.Moment("unix", NOW, ""))
-    found = [left(0)._replace(failure=failure)]
+def test_verdict_on_an_exception_without_a_type_has_none_of_its_text(error_text: str) -> None:
+    failure = rank_log.parse_error_file(f'{{"message": {error_text}}}')._replace(
+        moment=rank_log.Moment("unix", NOW, "")
+    )
+    found = [make_artifacts(0)._replace(failure=failure)]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     assert ": an exception, by its error file" in verdict.message and "unter" not in verdict.message
@@ -438,4 +457,4 @@ def test_verdict_on_an_exception_without_a_type_has_none_of_its_text(told: str) 
 )
 def test_a_core_counts_where_it_is_of_this_end_and_of_a_fault(signal: str, at: float, counts: bool) -> None:
     core = crash_artifacts.Core(path="/core", unix_seconds=NOW + at, signal=signal)
-    assert collection._is_of_its_end(core, left(0)._replace(gone_unix_seconds=NOW)) is counts
+    assert collection._is_of_its_end(core, make_artifacts(0)._replace(gone_unix_seconds=NOW)) is counts

@@ -154,7 +154,7 @@ def test_measured_hangs_are_suspected_after_the_hold(limit: float, working: floa
     assert series.pages
 
 
-def test_a_hang_in_the_first_seconds_of_a_watch_is_measured_against_the_work_that_began_it() -> None:
+def test_hang_in_first_seconds_is_compared_with_first_work() -> None:
     series = Series().feed(118, 1).feed(600, 1).feed(118, HELD)
     assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
 
@@ -219,9 +219,7 @@ PLAIN = Detector(quiet_fraction=0.0, quiet_watts_ratio_of_limit=0.12)
 
 @pytest.mark.parametrize("working", [600, 150])
 @pytest.mark.parametrize("watts", [71, 72, 75, 84])
-def test_by_the_plain_rule_a_share_of_the_limit_is_quiet_whatever_the_card_idled_and_worked_at(
-    working: float, watts: float
-) -> None:
+def test_plain_rule_uses_ratio_of_power_limit_only(working: float, watts: float) -> None:
     series = Series(rules=PLAIN)
     series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
     series.feed(working, 300)
@@ -245,7 +243,7 @@ def test_by_the_plain_rule_a_watt_over_the_share_of_the_limit_is_not_quiet(worki
     assert series.states == [S.TRAINING]
 
 
-def test_by_the_plain_rule_a_level_over_it_that_was_taught_makes_nothing_under_it_work() -> None:
+def test_plain_rule_learned_level_above_limit_changes_nothing_below() -> None:
     """85 W of 700 W was seen at work. 84 W is low by the rule and was not seen."""
     series = Series(rules=PLAIN)
     series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
@@ -289,7 +287,7 @@ def test_a_taught_job_that_then_hangs_lower_is_caught() -> None:
     assert series.watch.state is S.SUSPECTED
 
 
-def test_a_taught_job_is_glanced_at_again_after_the_hold_and_then_with_growing_pauses() -> None:
+def test_learned_job_gets_light_captures_with_growing_pauses() -> None:
     series = Series(ranks=1).feed(600, 300).feed(110, HELD).captured(0, 8)
     taught_at = series.now
     for _ in range(2000):
@@ -312,9 +310,7 @@ def test_a_taught_job_is_glanced_at_again_after_the_hold_and_then_with_growing_p
         (700, 150, 120),  # a job that never drew clear work power
     ],
 )
-def test_a_light_job_that_falls_to_a_flat_level_over_the_line_is_glanced_at_after_the_hold(
-    limit: float, working: float, hung: float
-) -> None:
+def test_light_job_at_flat_level_gets_light_capture_after_hold(limit: float, working: float, hung: float) -> None:
     series = Series(limit=limit).feed(working, 1000)
     if series.watch.capture_record.capturing:
         series.captured(0, 8)
@@ -411,7 +407,7 @@ def test_a_glance_that_finds_half_of_the_ranks_standing_still_begins_a_suspicion
     assert series.states == ([S.TRAINING, S.SUSPECTED] if suspected else [S.TRAINING])
 
 
-def test_a_taught_level_at_which_most_ranks_cannot_be_judged_any_more_is_no_work_any_more() -> None:
+def test_learned_level_with_mostly_unjudged_ranks_is_forgotten() -> None:
     """Spinners with GPUs at 0 %: they may compute or wait. Learned work must not hide them forever."""
     series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
     while series.watch.capture_record.light_capture_since is None:
@@ -483,7 +479,7 @@ def test_a_startup_that_stalls_pages_after_its_own_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "absent", "came", "later_seconds", "state"),
+    ("name", "job_state", "absent", "came", "later_seconds", "state"),
     [
         ("never there", 3, 5, 0, 0, S.STALLED),
         ("there once, and gone", 4, 5, 0, 0, S.HUNG),
@@ -494,10 +490,10 @@ def test_a_startup_that_stalls_pages_after_its_own_hold() -> None:
     ],
 )
 def test_a_rank_that_was_never_there_is_late_as_long_as_the_job_starts(
-    name: str, known: int, absent: int, came: int, later_seconds: float, state: JobState
+    name: str, job_state: int, absent: int, came: int, later_seconds: float, state: JobState
 ) -> None:
     series = Series()
-    series.watch = job_watch.begin_watch(job(known), series.now)
+    series.watch = job_watch.begin_watch(job(job_state), series.now)
     series.feed(80, STARTUP + 10)
     series.now += later_seconds
     seen = MotionCount(frozen=8, moving=0, absent=absent, started_since=came)
@@ -544,26 +540,26 @@ def test_no_readings_at_all_is_no_sign_of_a_hang() -> None:
     assert not series.pages
 
 
-@pytest.mark.parametrize(("before", "known"), [(90, S.STARTING), (600, S.TRAINING)])
+@pytest.mark.parametrize(("before", "job_state"), [(90, S.STARTING), (600, S.TRAINING)])
 @pytest.mark.parametrize("is_silent", [True, False])
-def test_without_readings_for_the_hold_a_job_is_unknown_and_then_goes_on_where_it_was(
-    before: float, known: JobState, is_silent: bool
+def test_job_without_readings_is_unknown_then_resumes_its_job_state(
+    before: float, job_state: JobState, is_silent: bool
 ) -> None:
     series = Series().feed(before, 300)
-    assert series.watch.state is known
+    assert series.watch.state is job_state
 
     def nothing(seconds: int) -> Series:
         return series.unsampled(seconds) if is_silent else series.feed([None] * 8, seconds)
 
     nothing(int(DEFAULTS.hold_seconds) - 1)
-    assert series.watch.state is known, "a driver may be slow"
+    assert series.watch.state is job_state, "a driver may be slow"
     nothing(1)
     assert series.watch.state is S.UNKNOWN
     assert "no hang of it is noticed" in series.watch.message
     nothing(7200)
     assert (series.watch.state, series.captures, series.pages) == (S.UNKNOWN, [], False)
     series.feed(before, 30)
-    assert series.watch.state is known
+    assert series.watch.state is job_state
     series.feed(600, 300).feed(110, HELD)
     assert series.watch.state is S.SUSPECTED, "in the ordinary way"
 
@@ -753,7 +749,7 @@ def suspended(world_size: int | None) -> Series:
 
 
 @pytest.mark.parametrize("world_size", [None, 8])
-def test_a_job_that_was_stopped_as_a_whole_is_no_hang_and_goes_on_when_it_is_continued(world_size: int | None) -> None:
+def test_job_stopped_as_a_whole_is_suspended_not_hung(world_size: int | None) -> None:
     series = suspended(world_size)
     assert series.states[-1] is S.SUSPENDED
     assert series.watch.message == "all 8 ranks are stopped or frozen"
@@ -766,7 +762,7 @@ def test_a_job_that_was_stopped_as_a_whole_is_no_hang_and_goes_on_when_it_is_con
     assert series.states[-2:] == [S.RECOVERED, S.TRAINING]
 
 
-def test_where_other_nodes_may_wait_for_it_a_stopped_node_pages_after_the_stalled_hold() -> None:
+def test_stopped_node_of_larger_job_pages_after_stalled_hold() -> None:
     series = suspended(16)
     assert not series.pages
     series.feed(110, STALLED - 10)
@@ -775,7 +771,7 @@ def test_where_other_nodes_may_wait_for_it_a_stopped_node_pages_after_the_stalle
     assert series.pages
 
 
-def test_a_job_that_hangs_after_it_was_continued_is_hung_and_one_that_is_stopped_in_a_hang_keeps_its_time() -> None:
+def test_hang_after_continue_is_hung_and_stop_keeps_hang_time() -> None:
     first_pause = int(DEFAULTS.recapture_seconds) + 1
     series = suspended(16).feed(110, first_pause).captured(8, 0)
     assert (series.states[-1], series.pages) == (S.HUNG, True)
@@ -802,19 +798,19 @@ def last_looks(series: Series) -> list[float]:
     return [series.hung_at + 600 - at for at in series.told]
 
 
-def with_time_out(watch: JobWatch, **known: object) -> JobWatch:
-    return replace(watch, timeout=replace(watch.timeout, **known))
+def with_time_out(watch: JobWatch, **changes: object) -> JobWatch:
+    return replace(watch, timeout=replace(watch.timeout, **changes))
 
 
-def hangs(moving: int = 0, rules: Detector = DEFAULTS, **known: object) -> Series:
+def hangs(moving: int = 0, rules: Detector = DEFAULTS, **time_out: object) -> Series:
     series = Series(rules=rules).feed(600, 300)
-    series.watch = with_time_out(series.watch, **known)
+    series.watch = with_time_out(series.watch, **time_out)
     series.hung_at = series.now
     return looked_at(series, HELD, moving)
 
 
 @pytest.mark.parametrize("moving", [0, 1])
-def test_before_its_time_out_a_hang_is_looked_at_once_more_and_the_look_is_over_in_time(moving: int) -> None:
+def test_last_capture_ends_before_collective_timeout(moving: int) -> None:
     series = looked_at(hangs(moving), 1400, moving)
     (before,) = last_looks(series)
     assert LOOK_SECONDS < before - 3 <= before <= LOOK_SECONDS + LAST_LOOK_SECONDS
@@ -828,7 +824,7 @@ def test_a_second_hang_has_a_last_look_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "known",
+    "time_out",
     [
         {"environment_seconds": None},
         {"environment_seconds": 100.0},  # it is past at the capture
@@ -838,8 +834,8 @@ def test_a_second_hang_has_a_last_look_of_its_own() -> None:
         {"environment_seconds": 1e300, "recorded_seconds": -1.0},
     ],
 )
-def test_who_waits_for_ever_or_not_any_more_has_no_last_look(known: dict[str, object]) -> None:
-    assert looked_at(hangs(**known), 2000).told == []
+def test_who_waits_for_ever_or_not_any_more_has_no_last_look(time_out: dict[str, object]) -> None:
+    assert looked_at(hangs(**time_out), 2000).told == []
 
 
 def test_what_the_ranks_recorded_stands_above_their_environment() -> None:
@@ -865,7 +861,7 @@ def test_a_time_out_that_changes_with_each_look_costs_one_look_in_a_hang() -> No
     assert len(series.told) == 1
 
 
-def test_a_job_that_is_stopped_or_was_never_at_work_or_has_power_again_has_no_last_look() -> None:
+def test_stopped_new_or_recovered_job_has_no_last_capture() -> None:
     stopped = suspended(16)
     stopped.feed(110, 900)
     assert stopped.told == []
@@ -1024,7 +1020,7 @@ def look(series: Series, seen: MotionCount) -> None:
     series._take(*take(series.watch, seen, series.now, series.rules))
 
 
-def test_ranks_that_only_go_to_and_fro_are_suspected_by_a_later_look_and_page_after_the_stalled_hold() -> None:
+def test_ranks_moving_between_two_lines_page_after_stalled_hold() -> None:
     series = Series().feed(600, 900).feed(120, HELD)
     look(series, at_two_lines(7, moving=True))
     assert series.watch.state is S.TRAINING

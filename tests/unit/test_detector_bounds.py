@@ -191,13 +191,13 @@ def test_the_gap_that_is_allowed_may_be_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "started", "suspected_at"), [(0.0, None, 500), (0.0, -1000.0, 60), (0.0, -470.0, 60), (0.0, -430.0, 70), (0.0, 900.0, 500)]
+    ("found_at", "started", "suspected_at"), [(0.0, None, 500), (0.0, -1000.0, 60), (0.0, -470.0, 60), (0.0, -430.0, 70), (0.0, 900.0, 500)]
 )  # fmt: skip
 def test_a_start_up_is_given_its_time_and_whoever_is_found_late_an_ordinary_hold(
-    found: float, started: float | None, suspected_at: int
+    found_at: float, started: float | None, suspected_at: int
 ) -> None:
     played = Played()
-    played.watch = job_watch.begin_watch(job(1), found, started)
+    played.watch = job_watch.begin_watch(job(1), found_at, started)
     played.feed(suspected_at - 1, 90.0)
     assert played.watch.state is JobState.STARTING
     played.feed(1, 90.0)

@@ -28,7 +28,7 @@ def judged(*lines: str, name: str = "-") -> Verdict:
     return complete(None, log_evidence.supplement(found.logs))
 
 
-def told(verdict: Verdict, kind: str) -> list[str]:
+def messages_of(verdict: Verdict, kind: str) -> list[str]:
     return [evidence.message for evidence in verdict.evidence if evidence.kind == kind]
 
 
@@ -60,7 +60,7 @@ def test_the_last_lines_are_folded_and_the_rank_behind_is_looked_at_first(prefix
         if not (rank == 7 and step == 812)
     ]
     verdict = judged(*lines)
-    (end, stopped) = told(verdict, "log_end")
+    (end, stopped) = messages_of(verdict, "log_end")
     kind = "rank" if of.rank is not None else "local rank"
     place = " on gpu-a12" if of.node else ""
     assert end.startswith("63 ranks end at 'INFO backward 812 loss 3.0' (2026-11-22 12:00:32,063)")
@@ -76,7 +76,7 @@ def test_the_last_lines_are_folded_and_the_rank_behind_is_looked_at_first(prefix
 def test_one_file_for_each_rank_without_times() -> None:
     files = [(f"logs/rank_{rank}.log", [f"step {10 if rank == 2 else 11}"]) for rank in range(8)]
     verdict = complete(None, log_evidence.supplement(traces.collect(files).logs))
-    assert told(verdict, "log_end") == ["7 ranks end at 'step 11', rank 2 at 'step 10'"]
+    assert messages_of(verdict, "log_end") == ["7 ranks end at 'step 11', rank 2 at 'step 10'"]
     assert [look.rank for look in verdict.first_look] == [2]
 
 
@@ -90,7 +90,7 @@ def test_names_that_differ_in_one_number_tell_the_ranks() -> None:
 
 def test_who_is_ahead_is_not_looked_at() -> None:
     verdict = judged(*(f"[rank{rank}]: step {12 if rank == 3 else 11}" for rank in range(8)))
-    assert told(verdict, "log_end") == ["7 ranks end at 'step 11', rank 3 at 'step 12'"]
+    assert messages_of(verdict, "log_end") == ["7 ranks end at 'step 11', rank 3 at 'step 12'"]
     assert verdict.first_look == ()
 
 
@@ -111,19 +111,19 @@ def test_two_halves_at_two_steps_are_shown_and_nobody_is_looked_at() -> None:
 )
 def test_numbers_that_differ_are_shown(steps: tuple[int, ...], told_ends: list[str]) -> None:
     verdict = judged(*(f"[rank{rank}]: step {step} of epoch 3" for rank, step in enumerate(steps)))
-    assert told(verdict, "log_end") == told_ends
+    assert messages_of(verdict, "log_end") == told_ends
     assert verdict.first_look == ()
 
 
 def test_a_number_of_thousands_of_digits_is_no_step() -> None:
     verdict = judged(*(f"[rank{rank}]: step {rank % 2}{'9' * 5000}" for rank in range(4)))
-    assert told(verdict, "log_end")[0].startswith("4 ranks end at 'step 0999")
+    assert messages_of(verdict, "log_end")[0].startswith("4 ranks end at 'step 0999")
 
 
 def test_a_step_counts_before_a_loss_that_agrees_by_chance() -> None:
     lines = [f"[rank{rank}]: loss {0.5 if rank else 0.4} step {299 if rank == 7 else 300}" for rank in range(8)]
     verdict = judged(*lines)
-    assert "rank 7 at 'loss 0.5 step 299'" in told(verdict, "log_end")[0]
+    assert "rank 7 at 'loss 0.5 step 299'" in messages_of(verdict, "log_end")[0]
     assert [look.rank for look in verdict.first_look] == [7]
 
 
@@ -156,12 +156,12 @@ def test_end_at_a_hash_is_another_one_than_an_end_at_a_number() -> None:
 
 def test_a_number_that_each_rank_has_of_its_own_is_no_step() -> None:
     verdict = judged(*(f"[rank{rank}]: loss 0.{rank}{rank} at step 7" for rank in range(8)))
-    assert told(verdict, "log_end") == ["8 ranks end at 'loss 0.00 at step 7'"]
+    assert messages_of(verdict, "log_end") == ["8 ranks end at 'loss 0.00 at step 7'"]
 
 
 def test_a_progress_bar_is_the_line_that_a_terminal_shows() -> None:
     verdict = judged("[rank0]: 1%|  | 1/9\r 2%|  | 2/9\r\r\n", "[rank1]: \x1b[32m2%|  | 2/9\x1b[0m")
-    assert told(verdict, "log_end") == ["ranks 0-1 end at '2%|  | 2/9'"]
+    assert messages_of(verdict, "log_end") == ["ranks 0-1 end at '2%|  | 2/9'"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_who_fails_of_its_own_is_first_whatever_the_order() -> None:
     verdict = judged(*lines)
     assert verdict.message.startswith("First to fail: rank 5: ValueError: shard 17 is empty, in step (train.py:32). ")
     assert [look.rank for look in verdict.first_look] == [5]
-    assert told(verdict, "log_failure") == [
+    assert messages_of(verdict, "log_failure") == [
         "rank 5: ValueError: shard 17 is empty, in step (train.py:32)",
         f"ranks 0-4,6-7, rank 0 first: {LOST}, in step (train.py:32), which complains of others",
     ]
@@ -283,7 +283,7 @@ def test_who_times_out_waits_and_who_does_not_is_told() -> None:
     lines += [f"[rank{rank}]:{WATCHDOG.format(rank=rank)}" for rank in range(8) if rank != 6]
     verdict = judged(*lines)
     assert "irst to fail" not in verdict.message
-    assert told(verdict, "log_failure")[1:] == ["no failure of rank 6; all others complain of others"]
+    assert messages_of(verdict, "log_failure")[1:] == ["no failure of rank 6; all others complain of others"]
     assert verdict.first_look == ()
 
 
@@ -334,7 +334,7 @@ def test_lines_that_are_kept_as_json_are_read_as_the_text_in_them() -> None:
 def test_line_of_a_log_is_cut_at_4096_characters_behind_its_prefix() -> None:
     prefix, trouble = f"[{'n' * 200}:3]: ", "CUDA error: an illegal memory access was encountered"
     near, far = (judged(f"{prefix}{' ' * before}{trouble}", f"{prefix}step") for before in (3900, 4096))
-    assert (len(told(near, "log_failure")), len(told(far, "log_failure"))) == (1, 0)
+    assert (len(messages_of(near, "log_failure")), len(messages_of(far, "log_failure"))) == (1, 0)
 
 
 # --- error.json and log folders --------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_error_files_tell_who_failed_first_by_their_folder() -> None:
     assert "local rank 2, 3 ranks alike" in complete(None, log_evidence.supplement(found.logs)).message
 
 
-def test_error_files_that_somebody_named_are_of_ranks_where_their_names_differ_in_one_number() -> None:
+def test_error_files_that_differ_in_one_number_are_of_ranks() -> None:
     """`srun sh -c 'TORCHELASTIC_ERROR_FILE=error-$SLURM_PROCID.json ...'` creates such files."""
     files = [(f"error-{rank}.json", [error_file("ValueError: x", 100 - rank)]) for rank in range(3)]
     found = traces.collect(files)
@@ -419,7 +419,7 @@ def test_a_log_changes_no_accusation() -> None:
     beside, _ = explained(traces.collect(files))
     assert (beside.named, beside.confidence, beside.message) == (alone.named, alone.confidence, alone.message)
     assert all(evidence.supports is None for evidence in beside.evidence if evidence.kind.startswith("log_"))
-    assert told(beside, "log_failure") == ["rank 1: ValueError: x, in step (train.py:32)"]
+    assert messages_of(beside, "log_failure") == ["rank 1: ValueError: x, in step (train.py:32)"]
 
 
 def test_where_the_stacks_name_nobody_the_headline_says_who_failed_first() -> None:

@@ -37,11 +37,11 @@ def read(name: str) -> traces.Collected:
     )
 
 
-def explained(found: traces.Collected) -> tuple[Verdict, str]:
+def explained(collected: traces.Collected) -> tuple[Verdict, str]:
     """Return the verdict and the output of `hangwatch explain`."""
-    grouping = group_ranks(found.ranks, TABLE, config.Capture(), found.world_size)
-    verdict = complete(judge.judge(grouping) if found.ranks else None, log_evidence.supplement(found.logs))
-    grouping = type(grouping)(groups=grouping.groups, world_size=grouping.world_size, notes=found.notes)
+    grouping = group_ranks(collected.ranks, TABLE, config.Capture(), collected.world_size)
+    verdict = complete(judge.judge(grouping) if collected.ranks else None, log_evidence.supplement(collected.logs))
+    grouping = type(grouping)(groups=grouping.groups, world_size=grouping.world_size, notes=collected.notes)
     return verdict, text.render_verdict(grouping, verdict)
 
 
@@ -219,7 +219,7 @@ def test_faulthandler_of_all_versions(main: str) -> None:
         assert len(rank.rounds[0].threads) == 2
 
 
-def test_a_stack_of_which_the_outer_end_is_cut_is_of_the_main_thread_where_it_is_the_last() -> None:
+def test_last_stack_with_cut_outer_end_is_main_thread() -> None:
     deep = ['  File "/srv/job/train.py", line 3 in f'] * 100
     lines = [*FAULTHANDLER[:4], "Thread 0x7f (most recent call first):", *deep, "  ..."]
     (rank,) = collect(*lines, name="rank0.log").ranks

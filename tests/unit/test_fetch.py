@@ -17,7 +17,7 @@ from hangwatch.fleet.incident_fetch import AddressError, Site
 from hangwatch.formats import yaml_file
 from hangwatch.formats.incident_file import Summary
 from hangwatch.model import JobState
-from tests.certificates import authority, issued
+from tests.certificates import make_authority, make_certificate
 
 SITES = {
     "https://gpu-07:9836": Site("gpu-07:9836", "https://gpu-07:9836"),
@@ -117,8 +117,8 @@ def target(instance: str, url: str) -> dict[str, object]:
 class Api:
     """Answers of Prometheus' HTTP API, and the received queries."""
 
-    def __init__(self, found: list[dict[str, object]], targets: list[dict[str, object]]) -> None:
-        self._found, self._targets = found, targets
+    def __init__(self, series: list[dict[str, object]], targets: list[dict[str, object]]) -> None:
+        self._found, self._targets = series, targets
         self.query = ""
 
     def get(self, path: str) -> bytes:
@@ -175,8 +175,8 @@ def config(tmp_path: Path, text: str) -> Path:
 
 
 def test_who_asks_is_read_from_the_form_of_prometheus(tmp_path: Path) -> None:
-    ca = authority(tmp_path, "ca")
-    issued(ca, tmp_path, "admin", "DNS:admin")
+    ca = make_authority(tmp_path, "ca")
+    make_certificate(ca, tmp_path, "admin", "DNS:admin")
     (tmp_path / "password").write_text("pässword\n")
     found = http_client.load(
         config(

@@ -63,7 +63,7 @@ def behind(ranks: range, **parts: Any) -> Group:
     return group(ranks, BACKWARD, "backward", "gpu", **parts)
 
 
-def own(ranks: range, **parts: Any) -> Group:
+def group_in_own_code(ranks: range, **parts: Any) -> Group:
     return group(ranks, OWN, "unknown", "unknown", **parts)
 
 
@@ -100,12 +100,12 @@ FIRST, LOW = ([0], [], Confidence.NONE), ([], [0], Confidence.LOW)
 def test_own_code_against_the_gpu(
     suspect: dict[str, Any], others: dict[str, Any], expected: tuple[list[int], list[int], Confidence]
 ) -> None:
-    assert says(own(range(1), **suspect), behind(range(1, 8), **others)) == expected
+    assert says(group_in_own_code(range(1), **suspect), behind(range(1, 8), **others)) == expected
 
 
 @pytest.mark.parametrize(("few", "many", "pointed"), [(1, 3, 1), (1, 2, 0), (2, 6, 2), (2, 5, 0), (4, 12, 4)])
 def test_a_quarter_stands_apart_and_no_more(few: int, many: int, pointed: int) -> None:
-    assert len(says(own(range(few)), behind(range(few, few + many)))[0]) == pointed
+    assert len(says(group_in_own_code(range(few)), behind(range(few, few + many)))[0]) == pointed
 
 
 def test_half_of_a_pipeline_draws_less_than_the_half_that_works() -> None:
@@ -119,7 +119,7 @@ def test_half_of_a_pipeline_draws_less_than_the_half_that_works() -> None:
 
 
 def test_a_first_look_says_why_and_what_would_settle_it() -> None:
-    verdict: Verdict = judge(Grouping(groups=(behind(range(1, 4)), own(range(1)))))
+    verdict: Verdict = judge(Grouping(groups=(behind(range(1, 4)), group_in_own_code(range(1)))))
     (first,) = verdict.first_look
     assert (first.node, first.rank, first.pid) == ("n1", 0, 100)
     assert "reserve (buffers.py:31)" in first.why
@@ -148,15 +148,15 @@ READ = KernelCall(
 def test_native_frames_are_asked_for_where_the_kernel_has_not_told_the_call(
     seen: dict[str, object], *, is_asked_for: bool
 ) -> None:
-    verdict = judge(Grouping(groups=(behind(range(1, 4)), own(range(1), **seen))))
+    verdict = judge(Grouping(groups=(behind(range(1, 4)), group_in_own_code(range(1), **seen))))
     assert [one.rank for one in verdict.first_look] == [0]
     told = (verdict.message, next_step(verdict))
     assert ["--native" in one for one in told] == [is_asked_for] * 2
     assert ["behind the call in which it stands" in one for one in told] == [not is_asked_for] * 2
 
 
-def test_of_two_ranks_the_one_whose_call_is_not_told_is_to_be_dumped_with_native_frames() -> None:
-    odd = own(range(2))
+def test_rank_with_unknown_call_needs_native_frames() -> None:
+    odd = group_in_own_code(range(2))
     odd = replace(
         odd, members=(replace(odd.members[0], kernel=replace(odd.members[0].kernel, call=READ)), odd.members[1])
     )
@@ -203,13 +203,13 @@ def test_who_waits_for_a_thread_is_accused_by_what_the_thread_does(
     assert says(joined(thread, **parts), others) == expected
 
 
-def test_a_rank_without_the_thread_that_all_others_have_in_a_collective_is_looked_at_first() -> None:
+def test_rank_without_thread_in_collective_is_checked_first() -> None:
     inside = Stack(name="step", frames=BARRIER, activity="collective_wait")
-    others = replace(own(range(1, 4)), threads=(inside,), key="inside")
-    verdict = judge(Grouping(groups=(own(range(1)), others)))
+    others = replace(group_in_own_code(range(1, 4)), threads=(inside,), key="inside")
+    verdict = judge(Grouping(groups=(group_in_own_code(range(1)), others)))
     assert (verdict.named, [one.rank for one in verdict.first_look]) == ((), [0])
     assert "it has no thread in a collective, as ranks 1-3 on n1 have (barrier)" in verdict.message
-    assert judge(Grouping(groups=(replace(own(range(1)), threads=(inside,)), others))).first_look == ()
+    assert judge(Grouping(groups=(replace(group_in_own_code(range(1)), threads=(inside,)), others))).first_look == ()
 
 
 @pytest.mark.parametrize(("holder", "first"), [(100, [0]), (None, [0]), (999, [])])
@@ -218,7 +218,7 @@ def test_who_stands_in_own_code_while_others_wait_for_a_lock(holder: int | None,
     locked = group(
         range(1, 4), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/l", holder_pid=holder))
     )
-    assert says(own(range(1)), locked) == (first, [], Confidence.NONE)
+    assert says(group_in_own_code(range(1)), locked) == (first, [], Confidence.NONE)
 
 
 def test_a_lock_of_another_node_whose_holder_has_the_same_pid_is_not_meant() -> None:
@@ -227,5 +227,5 @@ def test_a_lock_of_another_node_whose_holder_has_the_same_pid_is_not_meant() -> 
         range(3, 4), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/there", holder_pid=100))
     )
     moved = tuple(replace(member, id=replace(member.id, node="n2")) for member in there.members)
-    message = judge(Grouping(groups=(own(range(1)), replace(there, members=moved), here))).message
+    message = judge(Grouping(groups=(group_in_own_code(range(1)), replace(there, members=moved), here))).message
     assert "it holds the lock of /data/here, for which ranks 1-2 on n1 wait" in message

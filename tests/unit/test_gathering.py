@@ -115,12 +115,12 @@ def at_line(line: int) -> Sighting:
     return seen(f"node{line:04}", Grouping(groups=(group,), world_size=None))
 
 
-def calls_of_one_more(known: int) -> int:
-    """Return the number of calls, compiled functions included, that add a node to `known` others."""
+def calls_of_one_more(known_nodes: int) -> int:
+    """Return the number of calls, compiled functions included, that add a node to `known_nodes` others."""
     gathering, calls = SightingCollector(), 0
-    for line in range(known):
+    for line in range(known_nodes):
         gathering.add(at_line(line))
-    last = at_line(known)
+    last = at_line(known_nodes)
 
     def count(_frame: object, event: str, _argument: object) -> None:
         nonlocal calls

@@ -103,19 +103,19 @@ def sent(port: int, request: bytes) -> bytes:
         return rest(one)
 
 
-def rest(one: socket.socket) -> bytes:
+def rest(connection: socket.socket) -> bytes:
     found = b""
     with suppress(ConnectionError):
-        while part := one.recv(65536):
+        while part := connection.recv(65536):
             found += part
     return found
 
 
-def is_closed(one: socket.socket) -> bool:
+def is_closed(connection: socket.socket) -> bool:
     """True if the server has closed this connection without sending anything."""
-    one.setblocking(False)
+    connection.setblocking(False)
     try:
-        return one.recv(1) == b""
+        return connection.recv(1) == b""
     except BlockingIOError:
         return False
     except ConnectionError:

@@ -17,7 +17,7 @@ from hangwatch.jobs import discovery, membership, owners, process_role, rank_gpu
 from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.tables import launchers as launcher_table
-from tests.proc_tree import FOLDER, described, jobs_in, lay_out, stated, sweep
+from tests.proc_tree import FOLDER, describe, expected_jobs, jobs_in, lay_out, sweep
 
 EIGHT = sweep(dict.fromkeys(range(8), ()))
 
@@ -33,9 +33,9 @@ def rank(job: Job, number: int) -> Rank:
 TREES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.proc"))}
 
 
-@pytest.mark.parametrize("name", [name for name, text in TREES.items() if stated(text)])
+@pytest.mark.parametrize("name", [name for name, text in TREES.items() if expected_jobs(text)])
 def test_the_jobs_that_a_tree_states(name: str, tmp_path: Path) -> None:
-    assert [described(job) for job in jobs_in(name, tmp_path)] == stated(TREES[name])
+    assert [describe(job) for job in jobs_in(name, tmp_path)] == expected_jobs(TREES[name])
 
 
 def test_every_launcher_of_the_table_has_a_tree_in_which_its_ranks_are_found(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_every_launcher_of_the_table_has_a_tree_in_which_its_ranks_are_found(tmp
     assert variables <= {name for job in found for name in job.environ}
 
 
-def test_no_comm_or_program_means_two_launchers_and_every_comm_is_one_that_the_kernel_keeps() -> None:
+def test_launcher_comms_and_programs_are_unique_and_fit_the_kernel() -> None:
     names = [name for row in launcher_table.TABLE.launchers for name in (*row.comms, *row.programs)]
     assert len(set(names)) == len(names)
     assert max(len(comm) for row in launcher_table.TABLE.launchers for comm in row.comms) <= 15
@@ -206,7 +206,7 @@ def test_forks_within_a_rank_are_its_workers(tmp_path: Path) -> None:
 LIGHTNING = TREES["lightning"]
 
 
-def led(tree: str, root: Path) -> list[tuple[int | None, list[tuple[int | None, int | None, int]]]]:
+def find_rank_slots(tree: str, root: Path) -> list[tuple[int | None, list[tuple[int | None, int | None, int]]]]:
     """Return size and rank slots of each job in the text of a tree."""
     return [(job.world_size, seats(job)) for job in JobScan(lay_out(tree, root)).find(None, node="").jobs]
 
@@ -243,7 +243,7 @@ def test_ranks_whose_first_one_died_stay_a_job_in_which_it_is_absent(tmp_path: P
 )
 def test_places_that_cannot_be_are_no_job(tmp_path: Path, before: str, after: str, why: str) -> None:
     assert before in LIGHTNING
-    assert led(LIGHTNING.replace(before, after), tmp_path) == [], why
+    assert find_rank_slots(LIGHTNING.replace(before, after), tmp_path) == [], why
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_places_that_cannot_be_are_no_job(tmp_path: Path, before: str, after: st
 )
 def test_who_cannot_be_their_first_rank_is_none(tmp_path: Path, first: str) -> None:
     tree = LIGHTNING.replace("900 (python) S parent=800 start=900\n  $ python fit.py", first)
-    assert led(tree, tmp_path) == [(8, [(5, 1, 911), (6, 2, 912), (7, 3, 913)])]
+    assert find_rank_slots(tree, tmp_path) == [(8, [(5, 1, 911), (6, 2, 912), (7, 3, 913)])]
 
 
 @pytest.mark.parametrize(("node", "rank"), [(0, 1), (1, None)])
@@ -278,7 +278,7 @@ def test_it_is_found_below_an_srun_of_one_task(tmp_path: Path) -> None:
 
 def test_what_a_first_rank_of_another_launcher_starts_is_no_rank_of_its_own(tmp_path: Path) -> None:
     tree = LIGHTNING.replace("NODE_RANK=1\n911", "NODE_RANK=1 RANK=0 WORLD_SIZE=2 LOCAL_RANK=0\n911")
-    assert led(tree, tmp_path) == [(2, [(0, 0, 900)])]
+    assert find_rank_slots(tree, tmp_path) == [(2, [(0, 0, 900)])]
 
 
 def test_actors_of_ray_that_were_started_with_a_rank_and_hold_gpus_are_ranks(tmp_path: Path) -> None:
@@ -605,7 +605,7 @@ def test_job_of_ranks_with_titles_is_told_without_their_arguments(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("environ", "found"),
+    ("environ", "expected"),
     [
         ({}, None),
         ({"RANK": "0"}, None),
@@ -622,10 +622,10 @@ def test_job_of_ranks_with_titles_is_told_without_their_arguments(tmp_path: Path
         ({"PMI_RANK": "0", "PMI_SIZE": "4"}, None),
     ],
 )
-def test_a_seat_needs_believable_numbers(environ: dict[str, str], found: tuple[int, ...] | None) -> None:
+def test_a_seat_needs_believable_numbers(environ: dict[str, str], expected: tuple[int, ...] | None) -> None:
     process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
     seat = process_role.find_rank_slot(process, None)
-    assert (seat and (seat.rank, seat.local_rank, seat.local_world_size)) == found
+    assert (seat and (seat.rank, seat.local_rank, seat.local_world_size)) == expected
 
 
 @pytest.mark.parametrize(
@@ -689,9 +689,9 @@ _processes = st.builds(
     st.lists(st.integers(1, 12), max_size=4),
 )
 def test_any_processes_give_jobs_with_safe_names_and_each_process_one_place(
-    found: list[Process], held: list[int]
+    processes: list[Process], held: list[int]
 ) -> None:
-    result = discovery.find_jobs(found, sweep({0: tuple(held), 1: tuple(reversed(held))})).jobs
+    result = discovery.find_jobs(processes, sweep({0: tuple(held), 1: tuple(reversed(held))})).jobs
     names = [job.job_id for job in result]
     assert len(set(names)) == len(names)
     for job in result:
@@ -752,7 +752,7 @@ def claimant(pid: int, uid: int, place: str, ranks: Iterable[int]) -> membership
 
 
 def joined_by_comparing_each_with_each(
-    found: Sequence[membership.Membership], endpoints: Mapping[ProcessId, str]
+    claimants: Sequence[membership.Membership], endpoints: Mapping[ProcessId, str]
 ) -> list[list[ProcessId]]:
     """Apply the rule itself.
 
@@ -766,7 +766,7 @@ def joined_by_comparing_each_with_each(
     def stores(crew: membership.Membership) -> set[str]:
         return {endpoints[process.id] for process in crew.processes if process.id in endpoints}
 
-    for crew in sorted(found, key=lambda crew: membership.claim_order(crew, (), endpoints)):
+    for crew in sorted(claimants, key=lambda crew: membership.claim_order(crew, (), endpoints)):
         for job in every:
             of_it = crew.owner in {other.owner for other in job}
             at_its_stores = stores(crew) and stores(crew) == set().union(*map(stores, job))

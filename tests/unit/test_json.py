@@ -28,8 +28,8 @@ from tests.conftest import DATA
 EARLIER = sorted((DATA / "incidents").glob("version-*.json"))
 
 
-def validate(form: str, found: Any) -> None:
-    jsonschema.Draft202012Validator(json.loads(schemas.path(form).read_text())).validate(found)
+def validate(form: str, document: Any) -> None:
+    jsonschema.Draft202012Validator(json.loads(schemas.path(form).read_text())).validate(document)
 
 
 @pytest.mark.golden

@@ -80,9 +80,9 @@ def board(**changes: object) -> Board:
     return one
 
 
-def scrape(one: Board) -> str:
+def scrape(board: Board) -> str:
     own = CollectorRegistry()
-    own.register(metrics.BoardCollector(one, lambda: NOW, Detector(), lambda: UNIX_NOW))
+    own.register(metrics.BoardCollector(board, lambda: NOW, Detector(), lambda: UNIX_NOW))
     return generate_latest(own).decode()
 
 
@@ -250,7 +250,7 @@ def test_ranks_without_a_stack_are_gone_or_undumpable() -> None:
     assert sum('activity="undumpable"' in row for row in rows) == 1
 
 
-def test_a_stopped_rank_is_busy_with_nothing_for_others_to_wait_on_whatever_its_stack_says() -> None:
+def test_stopped_rank_is_exported_as_waiting_for_nothing() -> None:
     """By its stack it may be in a collective; the fleet rule would count it as waiting."""
     (entry,) = board().snapshot.jobs.values()
     grouping = entry.incident.grouping

@@ -48,12 +48,12 @@ def frames(lines: list[str]) -> tuple[Frame, ...]:
     return tuple(found)
 
 
-def measure(found: RankDump, settings: config.Capture = SETTINGS) -> progress.Measured:
+def measure(stack_dump: RankDump, settings: config.Capture = SETTINGS) -> progress.Measured:
     standings = [
         find_standing(dump.threads, NO_NAMES) if any(thread.frames for thread in dump.threads) else None
-        for dump in found.rounds
+        for dump in stack_dump.rounds
     ]
-    return progress.measure(found, standings, settings)
+    return progress.measure(stack_dump, standings, settings)
 
 
 def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
@@ -154,7 +154,7 @@ AT_LOADER = dumps([LOADER] * 3, switches=0.2)
 
 
 @pytest.mark.parametrize(
-    ("name", "found", "expected"),
+    ("name", "stack_dump", "expected"),
     [
         ("one round tells nothing", rank(dumps([HERE])), Signature.UNKNOWN),
         ("no round tells nothing", rank(()), Signature.UNKNOWN),
@@ -261,12 +261,12 @@ AT_LOADER = dumps([LOADER] * 3, switches=0.2)
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_signature(name: str, found: RankDump, expected: Signature) -> None:
-    assert measure(found).signature is expected, name
+def test_signature(name: str, stack_dump: RankDump, expected: Signature) -> None:
+    assert measure(stack_dump).signature is expected, name
 
 
 @pytest.mark.parametrize(
-    ("name", "found", "expected"),
+    ("name", "stack_dump", "expected"),
     [
         ("its workers stand still", rank(AT_LOADER, dumps(STILL), use=1.0, power=0.1), Signature.BLOCKED),
         ("a worker computes", rank(AT_LOADER, dumps([HERE, THERE]), use=1.0, power=0.1), Signature.COMPUTES),
@@ -279,11 +279,11 @@ def test_signature(name: str, found: RankDump, expected: Signature) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_who_waits_for_loader_workers_does_not_wait_for_its_gpu(
-    name: str, found: RankDump, expected: Signature
+    name: str, stack_dump: RankDump, expected: Signature
 ) -> None:
     table = activity.load()
-    standings = [find_standing(dump.threads, table) for dump in found.rounds]
-    assert progress.measure(found, standings, SETTINGS).signature is expected, name
+    standings = [find_standing(dump.threads, table) for dump in stack_dump.rounds]
+    assert progress.measure(stack_dump, standings, SETTINGS).signature is expected, name
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def shut(
 
 
 @pytest.mark.parametrize(
-    ("name", "found", "mount_holds_job", "expected"),
+    ("name", "stack_dump", "mount_holds_job", "expected"),
     [
         ("asleep through three rounds", shut(), False, Motion.FROZEN),
         ("asleep, and no file system is known to be silent", shut(mount=None), False, Motion.UNKNOWN),
@@ -322,8 +322,10 @@ def shut(
         ("waits for the file system itself", shut(held=True), True, Motion.FROZEN),
     ],
 )
-def test_a_rank_that_a_silent_mount_hides(name: str, found: RankDump, mount_holds_job: bool, expected: Motion) -> None:
-    measured = progress.measure(found, [None] * len(found.rounds), SETTINGS, mount_holds_job=mount_holds_job)
+def test_a_rank_that_a_silent_mount_hides(
+    name: str, stack_dump: RankDump, mount_holds_job: bool, expected: Motion
+) -> None:
+    measured = progress.measure(stack_dump, [None] * len(stack_dump.rounds), SETTINGS, mount_holds_job=mount_holds_job)
     assert measured.signature.motion is expected, name
 
 
@@ -399,7 +401,7 @@ TO_AND_FRO = dumps([HERE, THERE, HERE], cpu=1.0)
 
 
 @pytest.mark.parametrize(
-    ("name", "found", "places"),
+    ("name", "stack_dump", "places"),
     [
         ("goes to and fro between two lines", rank(TO_AND_FRO), 2),
         ("between three", rank(dumps([HERE, THERE, FURTHER])), 3),
@@ -416,9 +418,9 @@ TO_AND_FRO = dumps([HERE, THERE, HERE], cpu=1.0)
     ],
 )  # fmt: skip
 def test_where_it_stays_when_one_look_cannot_tell_whether_it_works(
-    name: str, found: RankDump, places: int | None
+    name: str, stack_dump: RankDump, places: int | None
 ) -> None:
-    stay = measure(found).stay
+    stay = measure(stack_dump).stay
     assert (None if stay is None else len(stay.places)) == places, name
 
 

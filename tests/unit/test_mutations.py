@@ -6,7 +6,7 @@ from tests import mutations
 
 
 def test_each_mutant_that_has_a_name_changes_one_line_and_its_tests_are_there() -> None:
-    made = mutations.named()
+    made = mutations.named_mutants()
     assert [mutant.module for mutant in made] == [one.module for one in mutations.NAMED]
     for mutant in made:
         assert all((mutations.ROOT / "tests" / test.split("::")[0]).exists() for test in mutant.tests), mutant

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hangwatch.tables import nccl_messages
-from tests.unit.test_explain_logs import judged, told
+from tests.unit.test_explain_logs import judged, messages_of
 
 WARN = "gpu-07:5776:5898 [1] transport/net_ib.cc:1296 NCCL WARN "
 INFO = "gpu-07:5776:5898 [1] NCCL INFO "
@@ -124,26 +124,26 @@ def test_what_it_means_and_what_to_do_is_evidence_that_accuses_nobody(name: str)
     row = nccl_messages.load()[name]
     lines = [f"[rank{rank}]: step 812" for rank in range(4)] + [f"[rank3]: {LINES[name][0]}"]
     verdict = judged(*lines)
-    (said,) = told(verdict, "nccl_message")
+    (said,) = messages_of(verdict, "nccl_message")
     assert said.startswith("rank 3: ") and row.meaning in said and said.endswith(row.remedy)
     assert not verdict.named and all(one.supports is None for one in verdict.evidence)
 
 
 def test_the_same_words_of_many_ranks_are_told_once() -> None:
     lines = [f"[rank{rank}]: {LINES['ib_pair_unreachable'][1]}" for rank in range(1, 64)]
-    (said,) = told(judged("[rank0]: step 812", *lines), "nccl_message")
+    (said,) = messages_of(judged("[rank0]: step 812", *lines), "nccl_message")
     assert said.startswith("ranks 1-63: an InfiniBand or RoCE peer did not respond")
 
 
 def test_the_interface_of_the_few_is_told_and_one_that_all_have_is_not() -> None:
     lines = [f"[rank{rank}]: {INFO}Bootstrap : Using eth0:10.2.0.{rank}<0>" for rank in range(4)]
-    assert told(judged(*lines), "nccl_message") == []
+    assert messages_of(judged(*lines), "nccl_message") == []
     lines[3] = f"[rank3]: {INFO}Bootstrap : Using docker0:172.17.0.1<0>"
-    (said,) = told(judged(*lines), "nccl_message")
+    (said,) = messages_of(judged(*lines), "nccl_message")
     assert said.startswith("interface of NCCL's bootstrap: docker0 on rank 3, eth0 on ranks 0-2; docker0, lo")
 
 
 def test_where_all_use_an_interface_that_leads_nowhere_it_is_told() -> None:
     lines = [f"[rank{rank}]: {INFO}NET/Socket : Using [0]lo:127.0.0.1<0>" for rank in range(2)]
-    (said,) = told(judged(*lines), "nccl_message")
+    (said,) = messages_of(judged(*lines), "nccl_message")
     assert said.startswith("interface of NCCL's sockets: lo on ranks 0-1; ")

@@ -148,9 +148,11 @@ VALUES = st.recursive(
 )
 
 
-def _is_bounded(one: Communicator) -> bool:
-    counts = [count for found in one.ranks for _, count in found.counts]
-    return all(found.rank < one.size for found in one.ranks) and all(0 <= count < 1 << 53 for count in counts)
+def _is_bounded(communicator: Communicator) -> bool:
+    counts = [count for found in communicator.ranks for _, count in found.counts]
+    return all(found.rank < communicator.size for found in communicator.ranks) and all(
+        0 <= count < 1 << 53 for count in counts
+    )
 
 
 @given(st.binary(max_size=400) | st.lists(LINES | st.text(max_size=60), max_size=30).map("\n".join).map(str.encode))

@@ -27,7 +27,7 @@ def logs(*texts: str) -> tuple[RankLog, ...]:
     return live_output.read_logs(ends, {})
 
 
-def beside(verdict: Verdict, rank_logs: tuple[RankLog, ...], ranks_here: int) -> Verdict:
+def complete_with_logs(verdict: Verdict, rank_logs: tuple[RankLog, ...], ranks_here: int) -> Verdict:
     return complete(verdict, log_evidence.supplement_of_live_job(rank_logs, ranks_here))
 
 
@@ -39,7 +39,7 @@ def shared(text: str) -> dict[int | None, RankLog]:
 
 
 def test_who_fails_alone_is_looked_at_first_and_no_line_is_in_the_sentence() -> None:
-    verdict = beside(WAITS, logs("step 3\n", FAILS, "step 3\n", "step 3\n"), 4)
+    verdict = complete_with_logs(WAITS, logs("step 3\n", FAILS, "step 3\n", "step 3\n"), 4)
     assert [look.rank for look in verdict.first_look] == [1]
     assert "ValueError: bad shard 7" in verdict.first_look[0].why
     assert "shard" not in verdict.message and verdict.message.startswith("All wait. By the logs rank 1")
@@ -48,26 +48,26 @@ def test_who_fails_alone_is_looked_at_first_and_no_line_is_in_the_sentence() -> 
 
 def test_who_is_named_stays_named_and_alone() -> None:
     named = Verdict(kind="RankGone", message="Gone.", named=(RANKS[3],))
-    verdict = beside(named, logs("step\n", FAILS, "step\n", "step\n"), 4)
+    verdict = complete_with_logs(named, logs("step\n", FAILS, "step\n", "step\n"), 4)
     assert (verdict.named, verdict.first_look, verdict.message) == ((RANKS[3],), (), "Gone.")
     assert any("ValueError" in vote.message for vote in verdict.evidence)
 
 
 def test_where_ranks_move_or_most_logs_are_not_there_nobody_is_pointed_at() -> None:
     four = logs("step\n", FAILS, "step\n", "step\n")
-    assert beside(Verdict(kind="Moving", message="x"), four, 4).first_look == ()
-    assert beside(WAITS, four, 9).first_look == ()
-    assert [look.rank for look in beside(WAITS, four, 8).first_look] == [1]
+    assert complete_with_logs(Verdict(kind="Moving", message="x"), four, 4).first_look == ()
+    assert complete_with_logs(WAITS, four, 9).first_look == ()
+    assert [look.rank for look in complete_with_logs(WAITS, four, 8).first_look] == [1]
 
 
 def test_a_trouble_that_two_of_eight_tell_points_at_nobody() -> None:
-    assert beside(WAITS, logs(PEER, PEER, *["step\n"] * 6), 8).first_look == ()
-    assert [look.rank for look in beside(WAITS, logs(PEER, *["step\n"] * 7), 8).first_look] == [0]
+    assert complete_with_logs(WAITS, logs(PEER, PEER, *["step\n"] * 6), 8).first_look == ()
+    assert [look.rank for look in complete_with_logs(WAITS, logs(PEER, *["step\n"] * 7), 8).first_look] == [0]
 
 
 def test_what_nccl_merely_chose_is_no_trouble() -> None:
     chose = "NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>"
-    assert beside(WAITS, logs(chose, *["step\n"] * 7), 8).first_look == ()
+    assert complete_with_logs(WAITS, logs(chose, *["step\n"] * 7), 8).first_look == ()
 
 
 def test_in_a_shared_file_a_line_is_whose_it_says() -> None:
@@ -100,7 +100,7 @@ def test_lines_and_evidence_of_a_log_have_no_secret_of_a_known_form(name: str) -
     case = (secret_texts.FORMS | secret_texts.MORE)[name]
     failure = f'Traceback (most recent call last):\n  File "/job/train.py", line 3, in main\nShardError: {case.text}\n'
     written = f"{failure}{PEER} {case.text}\n{case.text}\n"
-    verdict = beside(WAITS, logs(written, *["step\n"] * 7), 8)
+    verdict = complete_with_logs(WAITS, logs(written, *["step\n"] * 7), 8)
     shown = repr((live_output.last_lines([end(written)]), verdict))
     assert "ShardError" in shown and "Got completion" in shown
     assert not any(secret in shown for secret in case.secrets), shown

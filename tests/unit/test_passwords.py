@@ -20,8 +20,8 @@ def hashed(password: bytes, cost: int = CHEAP) -> str:
     return bcrypt.hashpw(password, bcrypt.gensalt(cost)).decode()
 
 
-def asked(known: Passwords, user: str, password: bytes, address: str = "10.0.0.1") -> Answer:
-    return asyncio.run(known.check(user, password, address))
+def check_password(passwords: Passwords, user: str, password: bytes, address: str = "10.0.0.1") -> Answer:
+    return asyncio.run(passwords.check(user, password, address))
 
 
 def cpu_seconds() -> float:
@@ -30,26 +30,26 @@ def cpu_seconds() -> float:
 
 def test_who_is_right() -> None:
     known = Passwords({"alice": hashed(b"secret"), "bob": hashed("pässword".encode())})
-    assert asked(known, "alice", b"secret") is Answer.RIGHT
-    assert asked(known, "alice", b"secret") is Answer.RIGHT
-    assert asked(known, "bob", "pässword".encode()) is Answer.RIGHT
+    assert check_password(known, "alice", b"secret") is Answer.RIGHT
+    assert check_password(known, "alice", b"secret") is Answer.RIGHT
+    assert check_password(known, "bob", "pässword".encode()) is Answer.RIGHT
     for user, password in (("alice", b""), ("alice", b"secret "), ("bob", b"secret"), ("", b"secret"), ("eve", b"")):
-        assert asked(known, user, password) is Answer.WRONG
-        assert asked(known, user, password) is Answer.WRONG
-    assert asked(known, "alic", b"e:secret") is Answer.WRONG
-    assert asked(known, "alice", b"sec\0ret") is Answer.WRONG
+        assert check_password(known, user, password) is Answer.WRONG
+        assert check_password(known, user, password) is Answer.WRONG
+    assert check_password(known, "alic", b"e:secret") is Answer.WRONG
+    assert check_password(known, "alice", b"sec\0ret") is Answer.WRONG
 
 
 def test_of_a_long_password_72_bytes_count_as_for_exporters() -> None:
     known = Passwords({"alice": hashed(b"x" * 72)})
-    assert asked(known, "alice", b"x" * 200) is Answer.RIGHT
-    assert asked(known, "alice", b"x" * 71) is Answer.WRONG
+    assert check_password(known, "alice", b"x" * 200) is Answer.RIGHT
+    assert check_password(known, "alice", b"x" * 71) is Answer.WRONG
 
 
 def test_a_pair_that_is_known_costs_no_hash() -> None:
     known = Passwords({"alice": hashed(b"secret", DEAR)})
     began = cpu_seconds()
-    assert asked(known, "alice", b"secret") is Answer.RIGHT
+    assert check_password(known, "alice", b"secret") is Answer.RIGHT
     one_hash = cpu_seconds() - began
 
     async def many() -> None:
@@ -57,7 +57,7 @@ def test_a_pair_that_is_known_costs_no_hash() -> None:
             assert await known.check("alice", b"secret", "10.0.0.1") is Answer.RIGHT
             assert await known.check("alice", b"old", "10.0.0.1") is Answer.WRONG
 
-    assert asked(known, "alice", b"old") is Answer.WRONG
+    assert check_password(known, "alice", b"old") is Answer.WRONG
     began = cpu_seconds()
     asyncio.run(many())
     assert cpu_seconds() - began < 20 * one_hash  # without the limit it would be 400 of them
@@ -70,7 +70,7 @@ def test_an_unknown_user_costs_as_much_as_a_known_one(monkeypatch: pytest.Monkey
     for number in range(5):
         for user, times in took.items():
             began = cpu_seconds()
-            assert asked(known, user, b"guess %d" % number) is Answer.WRONG
+            assert check_password(known, user, b"guess %d" % number) is Answer.WRONG
             times.append(cpu_seconds() - began)
     alice, eve = (statistics.median(times) for times in took.values())
     assert 0.5 < eve / alice < 2.0, took
@@ -149,28 +149,28 @@ def test_what_is_kept_of_wrong_ones_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(passwords, "WRONG_KEPT", 3)
     known = Passwords({"alice": hashed(b"secret")})
     for number in range(10):
-        assert asked(known, "alice", b"%d" % number) is Answer.WRONG
+        assert check_password(known, "alice", b"%d" % number) is Answer.WRONG
     assert len(known._wrong) == 3
 
 
 def test_who_was_known_stays_so_when_another_user_comes() -> None:
     alice, bob = hashed(b"secret", DEAR), hashed(b"old", DEAR)
     before = Passwords({"alice": alice, "bob": bob})
-    assert asked(before, "alice", b"secret") is Answer.RIGHT
+    assert check_password(before, "alice", b"secret") is Answer.RIGHT
     after = Passwords({"alice": alice, "bob": hashed(b"new", CHEAP), "eve": hashed(b"eve")}, before)
     began = cpu_seconds()
-    assert asked(after, "alice", b"secret") is Answer.RIGHT
+    assert check_password(after, "alice", b"secret") is Answer.RIGHT
     known = cpu_seconds() - began
     began = cpu_seconds()
-    assert asked(after, "bob", b"old") is Answer.WRONG
-    assert asked(Passwords({"alice": alice}), "alice", b"secret") is Answer.RIGHT
+    assert check_password(after, "bob", b"old") is Answer.WRONG
+    assert check_password(Passwords({"alice": alice}), "alice", b"secret") is Answer.RIGHT
     assert known * 10 < cpu_seconds() - began, "no hash"
 
 
 def test_who_would_wait_for_long_is_told_so() -> None:
     known = Passwords({"alice": hashed(b"secret")})
     known._rested_at = time.monotonic() + passwords.LONGEST_WAIT_SECONDS + 60
-    assert asked(known, "alice", b"secret") is Answer.BUSY
+    assert check_password(known, "alice", b"secret") is Answer.BUSY
 
 
 def test_the_addresses_of_this_node_are_one_place() -> None:

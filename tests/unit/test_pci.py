@@ -125,5 +125,5 @@ steps = st.lists(st.sampled_from("abcd"), min_size=1, max_size=5).map(lambda nam
 
 
 @given(steps, steps)
-def test_distance_is_the_same_both_ways(one: tuple[str, ...], other: tuple[str, ...]) -> None:
-    assert pci.distance(path(*one), path(*other)) == pci.distance(path(*other), path(*one))
+def test_distance_is_the_same_both_ways(first: tuple[str, ...], other: tuple[str, ...]) -> None:
+    assert pci.distance(path(*first), path(*other)) == pci.distance(path(*other), path(*first))

@@ -81,8 +81,8 @@ class Life:
         self.moves: list[JobState | None] = []
         self.captures = 0
 
-    def discover(self, *found: Job) -> None:
-        self._take(steps.record_scan(self.snapshot, found, self.now, self.unix))
+    def discover(self, *jobs: Job) -> None:
+        self._take(steps.record_scan(self.snapshot, jobs, self.now, self.unix))
 
     def power(self, watts: float, seconds: int) -> None:
         for _ in range(seconds):
@@ -176,7 +176,7 @@ def test_a_move_is_told_once_and_what_a_hook_came_to_is_no_move() -> None:
     assert later == (before, ()), "the incident is not this job's any more"
 
 
-def test_an_incident_that_ended_while_no_daemon_ran_has_moved_and_one_that_goes_on_has_not() -> None:
+def test_incident_ended_without_daemon_changes_state_after_restart() -> None:
     left = hung().saved[-1]
     gone, again = Life(), Life()
     gone.resume(left)
@@ -266,7 +266,7 @@ def apart() -> Job:
     return replace(job(), job_id="42-p100", job_key="42-p100")
 
 
-def test_a_key_goes_from_who_never_held_a_gpu_to_whom_the_scan_gives_it_and_who_holds_one() -> None:
+def test_key_moves_to_job_that_holds_a_gpu() -> None:
     """Otherwise a process that copies a job's variables before the job starts would be that job on all nodes."""
     life = at_work()
     real = replace(job(pid=500), holds_gpu=True)
@@ -555,8 +555,8 @@ class Shared(Life):
         return told
 
 
-def states(told: list[tuple[JobState, bool, str]]) -> list[tuple[JobState, bool]]:
-    return [(state, page) for state, page, _ in told]
+def states(rows: list[tuple[JobState, bool, str]]) -> list[tuple[JobState, bool]]:
+    return [(state, page) for state, page, _ in rows]
 
 
 @settings(max_examples=60, deadline=None)
@@ -579,12 +579,12 @@ def test_no_strangers_who_were_there_first_change_state_or_page(
         assert told == alone
 
 
-def started_again(left: Incident, *jobs: Job, seconds_later: float = 30) -> Life:
+def started_again(saved: Incident, *jobs: Job, seconds_later: float = 30) -> Life:
     """Return a new daemon that has found these jobs, and the incident that the old daemon saved."""
     life = Life()
-    life.now = left.opened_unix_seconds - 1e9 + seconds_later
+    life.now = saved.opened_unix_seconds - 1e9 + seconds_later
     life.discover(*jobs)
-    life.resume(left, living=job())
+    life.resume(saved, living=job())
     return life
 
 
@@ -853,9 +853,9 @@ def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
 # --- ranks that are gone ---------------------------------------------------------------------------------------------
 
 
-def remains(life: Life, *found: Job) -> list[tuple[list[int], int]]:
+def dead_ranks_to_read(life: Life, *jobs: Job) -> list[tuple[list[int], int]]:
     """Return the pids of the dead ranks to read after a scan that finds these jobs, and the number of live ranks."""
-    life.snapshot, actions = steps.record_scan(life.snapshot, found, life.now, life.unix)
+    life.snapshot, actions = steps.record_scan(life.snapshot, jobs, life.now, life.unix)
     reads = [action.job for action in actions if isinstance(action, ReadCrashArtifacts)]
     return [([one.id.pid for one in read.ended], len(read.ranks)) for read in reads]
 
@@ -863,18 +863,18 @@ def remains(life: Life, *found: Job) -> list[tuple[list[int], int]]:
 def test_what_a_rank_left_is_read_once_it_is_gone() -> None:
     life, whole = Life(), job(ranks=3)
     first, second, third = whole.ranks
-    assert remains(life, whole) == []
-    assert remains(life, whole) == []
-    assert remains(life, replace(whole, ranks=(first, third))) == [([second.id.pid], 2)]
-    assert remains(life, replace(whole, ranks=(first, third))) == []
-    assert remains(life) == [([second.id.pid, first.id.pid, third.id.pid], 0)]
-    assert remains(life) == []
+    assert dead_ranks_to_read(life, whole) == []
+    assert dead_ranks_to_read(life, whole) == []
+    assert dead_ranks_to_read(life, replace(whole, ranks=(first, third))) == [([second.id.pid], 2)]
+    assert dead_ranks_to_read(life, replace(whole, ranks=(first, third))) == []
+    assert dead_ranks_to_read(life) == [([second.id.pid, first.id.pid, third.id.pid], 0)]
+    assert dead_ranks_to_read(life) == []
 
 
 def test_why_a_rank_died_is_known_of_the_job_that_goes_on_without_it() -> None:
     """If the others wait for it and hang, their capture reports it; a scan does not forget it."""
     life, whole = Life(), job(ranks=3)
-    remains(life, whole)
+    dead_ranks_to_read(life, whole)
     without = replace(whole, ranks=whole.ranks[:2])
     life.snapshot, actions = steps.record_scan(life.snapshot, [without], life.now, life.unix)
     (dead,) = (action.job for action in actions if isinstance(action, ReadCrashArtifacts))
@@ -889,18 +889,18 @@ def test_why_a_rank_died_is_known_of_the_job_that_goes_on_without_it() -> None:
 
 def test_what_ranks_left_is_read_when_others_take_their_place() -> None:
     life, whole = Life(), job()
-    remains(life, whole)
-    assert remains(life, job(pid=900)) == [([rank.id.pid for rank in whole.ranks], 0)]
+    dead_ranks_to_read(life, whole)
+    assert dead_ranks_to_read(life, job(pid=900)) == [([rank.id.pid for rank in whole.ranks], 0)]
 
 
 def test_of_ranks_that_die_together_none_is_lost() -> None:
     """The first dead rank is known once the artifacts of all are read; ranks that died later stay, too."""
     life, whole = Life(), job(ranks=Jobs().max_ranks_per_owner)
-    remains(life, whole)
+    dead_ranks_to_read(life, whole)
     survivor = whole.ranks[0]
-    (first,) = remains(life, replace(whole, ranks=(survivor,)))
+    (first,) = dead_ranks_to_read(life, replace(whole, ranks=(survivor,)))
     assert first == ([rank.id.pid for rank in whole.ranks[1:]], 1)
-    (second,) = remains(life)
+    (second,) = dead_ranks_to_read(life)
     assert second == ([*first[0], survivor.id.pid], 0)
 
 

@@ -62,7 +62,7 @@ def look(number: int, seen: Grouping, key: str = "42") -> Diagnosis:
 # --- a sample --------------------------------------------------------------------------------------------------------
 
 
-def test_a_sample_is_on_the_board_and_teaches_the_idle_level_of_gpus_that_nobody_holds() -> None:
+def test_sample_is_stored_and_learns_idle_level_of_free_gpus() -> None:
     life = Life()
     life.discover(job())
     taken, status = sweep(gpu(0, 90.0), gpu(5, 70.0)), SamplerStatus(alive=False)
@@ -239,7 +239,7 @@ def test_a_capture_in_which_all_are_stopped_counts_as_a_rest() -> None:
     assert steps.count_motion(count(frozen=2)).resting is None
 
 
-def test_a_glance_is_counted_opens_no_incident_and_begins_a_suspicion_where_all_stand_still() -> None:
+def test_light_capture_with_all_ranks_frozen_begins_suspicion() -> None:
     life = Life()
     life.discover(job())
     life.power(600, 60)
@@ -408,7 +408,7 @@ def test_a_line_about_the_start_is_kept_where_something_happened_since() -> None
     assert messages.count(STARTED_AGAIN) == kept
 
 
-def test_a_job_that_goes_on_has_name_and_key_of_its_incident_whatever_a_scan_calls_it() -> None:
+def test_resumed_job_keeps_name_and_key_of_its_incident() -> None:
     left = hung().saved[-1]
     life = started_again(left, replace(job(), job_id="42-p100", job_key="other"))
     (entry,) = life.snapshot.jobs.values()

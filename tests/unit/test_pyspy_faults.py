@@ -84,7 +84,7 @@ def fault_of(answer: pyspy.PyspyAnswer) -> Fault:
     return answer.fault
 
 
-def said(fault: Fault) -> tuple[str, str, str, str]:
+def fault_parts(fault: Fault) -> tuple[str, str, str, str]:
     return fault.reason, fault.about, fault.detail, fault.remedy
 
 
@@ -235,7 +235,7 @@ def test_pyspy_removed_after_its_version_is_a_fault(target: Target) -> None:
     assert pyspy.version(program) == (0, 4, 9)
     program.unlink()
     answer = target.dump(program)
-    assert said(fault_of(answer)) == ("CannotStart", "tool", f"{program}: No such file or directory", "")
+    assert fault_parts(fault_of(answer)) == ("CannotStart", "tool", f"{program}: No such file or directory", "")
 
 
 # --- second attempts, and pauses -------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_pyspy_removed_after_its_version_is_a_fault(target: Target) -> None:
 def test_ended_process_is_not_dumped(target: Target, letter: str) -> None:
     target.shows(letter)
     answer = target.dump(target.pyspy(STACKS))
-    assert said(fault_of(answer)) == ("ProcessGone", "target", "the process has ended", "")
+    assert fault_parts(fault_of(answer)) == ("ProcessGone", "target", "the process has ended", "")
     assert (answer.duration_seconds, answer.state_after, target.calls) == (0.0, letter, [])
 
 
@@ -305,7 +305,7 @@ def test_paused_attempt_needs_permission(target: Target) -> None:
 def test_paused_attempt_has_its_own_deadline(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspy, "BLOCKING_DEADLINE_SECONDS", 0.4)
     fault = fault_of(target.dump(target.pyspy(TORN, paused="exec sleep 600")))
-    assert said(fault) == ("Timeout", "target", "no stacks within 0.4 s", "")
+    assert fault_parts(fault) == ("Timeout", "target", "no stacks within 0.4 s", "")
 
 
 def test_paused_attempt_is_bounded_by_the_dumps_deadline(target: Target) -> None:
@@ -332,7 +332,7 @@ def test_process_with_too_many_threads_is_tried_once(target: Target, count: int)
         assert (fault.reason, len(target.calls)) == ("NoInterpreter", 5)
     else:
         detail = "it has 4,097 threads; py-spy reads at most 4,096"
-        assert (*said(fault), len(target.calls)) == ("TooManyThreads", "tool", detail, "", 1)
+        assert (*fault_parts(fault), len(target.calls)) == ("TooManyThreads", "tool", detail, "", 1)
 
 
 def test_all_attempts_together_have_one_deadline(target: Target) -> None:
@@ -350,7 +350,7 @@ def test_dump_larger_than_16_mib_is_a_fault(target: Target) -> None:
     whole = target.dump(target.pyspy("head -c 16777216 /dev/zero")).json
     assert whole == bytes(16 << 20)
     fault = fault_of(target.dump(target.pyspy("head -c 16777217 /dev/zero")))
-    assert said(fault) == ("TooLarge", "tool", "more than 16 MB of stacks", "")
+    assert fault_parts(fault) == ("TooLarge", "tool", "more than 16 MB of stacks", "")
 
 
 def test_error_output_counts_towards_the_size_limit(target: Target) -> None:
@@ -370,14 +370,14 @@ def test_error_output_counts_towards_the_size_limit(target: Target) -> None:
     ],
 )
 def test_failed_dump_reports_the_message_of_pyspy(target: Target, body: str, detail: str) -> None:
-    assert said(fault_of(target.dump(target.pyspy(body)))) == ("DumpFailed", "tool", detail, "")
+    assert fault_parts(fault_of(target.dump(target.pyspy(body)))) == ("DumpFailed", "tool", detail, "")
 
 
 def test_pyspy_that_answers_but_hangs_is_ended(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "KILL_SECONDS", 0.1)
     body = f"echo $$ > {target.folder}/pid; {STACKS}; exec sleep 600 >&- 2>&-"
     fault = fault_of(target.dump(target.pyspy(body), deadline_seconds=0.5))
-    assert said(fault) == ("Timeout", "tool", "py-spy printed its answer and did not end", "")
+    assert fault_parts(fault) == ("Timeout", "tool", "py-spy printed its answer and did not end", "")
     assert not Path(f"/proc/{(target.folder / 'pid').read_text().strip()}").exists()
 
 
@@ -389,7 +389,7 @@ def test_stopped_dump_is_interrupted_and_leaves_no_child(target: Target) -> None
     stop = threading.Event()
     stop.set()
     fault = fault_of(target.dump(target.pyspy("exec sleep 600"), stop=stop))
-    assert said(fault) == ("Interrupted", "tool", "hangwatch was asked to stop", "")
+    assert fault_parts(fault) == ("Interrupted", "tool", "hangwatch was asked to stop", "")
     assert pyspy.abandoned_dumpers() == 0
 
 

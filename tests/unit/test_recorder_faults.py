@@ -47,7 +47,7 @@ def grouped_rounds(*rounds: ProcessDump) -> Grouping:
     return group_ranks([one], activity.load(), config.Capture())
 
 
-def told(grouping: Grouping) -> list[str]:
+def notes_on(grouping: Grouping) -> list[str]:
     verdict = Verdict(kind="CannotTell", message="Nobody.")
     notes = [note for note in as_json.answer(grouping, verdict).notes if "sequence numbers" in note]
     said = " ".join(text.render_verdict(grouping, verdict).split())
@@ -60,12 +60,12 @@ def told(grouping: Grouping) -> list[str]:
 def test_last_fault_of_all_ranks_is_reported_once_with_its_remedy() -> None:
     grouping = grouped((OFF,), (replace(OFF, subject="pid 8 nccl"),), (OFF,), (NO_TORCH,))
     assert grouping.members[0].recorder.faults == (OFF,)
-    assert told(grouping) == [f"{TOLD} (RecorderOff); set TORCH_FR_BUFFER_SIZE=2000 in the job"]
+    assert notes_on(grouping) == [f"{TOLD} (RecorderOff); set TORCH_FR_BUFFER_SIZE=2000 in the job"]
 
 
 def test_ranks_without_torch_have_no_fault() -> None:
     gone = replace(NO_TORCH, reason="ProcessGone")
-    assert told(grouped((NO_TORCH,), (gone,), ())) == []
+    assert notes_on(grouped((NO_TORCH,), (gone,), ())) == []
 
 
 @pytest.mark.parametrize("unread", range(3))
@@ -88,7 +88,7 @@ def test_recorder_read_once_reports_only_its_fault(unread: int) -> None:
     rounds[unread] = ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))
     grouping = grouped_rounds(*rounds)
     assert (grouping.members[0].recorder.libraries, grouping.members[0].recorder.faults) == ((), (SILENT,))
-    assert told(grouping) == ["no sequence numbers of rank 0 on a (pid 7) in gloo: it gives no answer (NoAnswer)"]
+    assert notes_on(grouping) == ["no sequence numbers of rank 0 on a (pid 7) in gloo: it gives no answer (NoAnswer)"]
 
 
 def test_two_of_one_library_in_one_round_are_not_two_rounds() -> None:
@@ -107,13 +107,13 @@ def test_unread_one_of_two_recorders_has_its_fault() -> None:
 
 def test_faults_of_two_libraries_are_separate_and_bounded() -> None:
     gloo = replace(OFF, subject="pid 7 gloo", reason="UnknownLayout", detail="it fits in no known layout", remedy="")
-    assert told(grouped((OFF, gloo), (gloo,))) == [
+    assert notes_on(grouped((OFF, gloo), (gloo,))) == [
         "no sequence numbers of rank 0 on a (pid 7) in NCCL: the flight recorder is off: its buffer has no capacity"
         " (RecorderOff); set TORCH_FR_BUFFER_SIZE=2000 in the job",
         "no sequence numbers of ranks 0-1 on a in gloo: it fits in no known layout (UnknownLayout)",
     ]
     many = grouped(*((replace(gloo, reason=f"Reason{number}"),) for number in range(9)))
-    assert len(told(many)) == 4
+    assert len(notes_on(many)) == 4
 
 
 def test_incident_keeps_recorder_faults_and_old_ones_load() -> None:

@@ -22,10 +22,10 @@ def reply(output: bytes = ANSWER, status: int | None = 0, **changes: object) -> 
     return asked._replace(**changes)
 
 
-def failed(one: Reply) -> str:
+def failed(reply: Reply) -> str:
     """Return the reason why a reply is invalid."""
     replies = Replies()
-    assert replies.take(one) is None
+    assert replies.take(reply) is None
     assert (replies.answered, replies.silent) == ([], [])
     ((why, nodes),) = replies.failed
     assert nodes == ["n1"]
@@ -82,15 +82,15 @@ def test_whatever_a_node_sends_is_an_answer_or_said_to_be_none(at: int, cut: int
 
 
 @pytest.mark.parametrize(
-    ("asked", "printed", "ended", "offset"),
+    ("asked_at", "printed", "ended", "offset"),
     [(99.0, 100.0, 101.0, None), (90.0, 100.0, 95.0, 5.0), (110.0, 100.0, 112.0, -10.0), (100.5, 100.0, 101.0, None)],
 )
 def test_a_clock_differs_by_what_no_delay_explains(
-    asked: float, printed: float, ended: float, offset: float | None
+    asked_at: float, printed: float, ended: float, offset: float | None
 ) -> None:
     replies = Replies()
     answer = as_json.render(sighting.make_grouped_dump("x", [], printed)).encode()
-    replies.take(reply(answer, asked_unix_seconds=asked, ended_unix_seconds=ended))
+    replies.take(reply(answer, asked_unix_seconds=asked_at, ended_unix_seconds=ended))
     assert [one.seconds for one in replies.clocks] == ([] if offset is None else [offset])
 
 

@@ -177,8 +177,8 @@ def seen(sources: list[tuple[str, list[str]]]) -> dict[RankId, tuple[object, ...
     }
 
 
-def _stacks(found: ProcessDump) -> list[tuple[Frame, ...]] | str:
-    return [thread.frames for thread in found.threads] or str(found.fault and found.fault.detail)
+def _stacks(dump: ProcessDump) -> list[tuple[Frame, ...]] | str:
+    return [thread.frames for thread in dump.threads] or str(dump.fault and dump.fault.detail)
 
 
 def written(dumps: tuple[RankDump, ...], local: bool = False) -> dict[RankId, tuple[object, ...]]:

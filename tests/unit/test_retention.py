@@ -13,7 +13,7 @@ from hangwatch.store.retention import Stored, fair_order, surplus
 BIG = 1 << 40
 
 
-def of(owners: str, *, size_bytes: int = 1, is_open: str = "") -> list[Stored]:
+def make_incidents(owners: str, *, size_bytes: int = 1, is_open: str = "") -> list[Stored]:
     """Return one incident for each letter, newest first; those of `is_open` are open."""
     return [
         Stored(name=f"{owner}{len(owners) - place}", owner=owner, size_bytes=size_bytes, is_open=owner in is_open)
@@ -22,15 +22,15 @@ def of(owners: str, *, size_bytes: int = 1, is_open: str = "") -> list[Stored]:
 
 
 def test_a_single_owner_keeps_the_newest() -> None:
-    assert surplus(of("aaaaa"), 3, BIG) == ("a2", "a1")
-    assert surplus(of("aaaaa", size_bytes=10), 9, 30) == ("a2", "a1")
-    assert surplus(of("aaa"), 3, BIG) == surplus(of("aaa", size_bytes=10), 9, 30) == ()
+    assert surplus(make_incidents("aaaaa"), 3, BIG) == ("a2", "a1")
+    assert surplus(make_incidents("aaaaa", size_bytes=10), 9, 30) == ("a2", "a1")
+    assert surplus(make_incidents("aaa"), 3, BIG) == surplus(make_incidents("aaa", size_bytes=10), 9, 30) == ()
 
 
 def test_who_has_most_loses_his_oldest_whoever_came_first() -> None:
-    assert surplus(of("aaaaabb"), 5, BIG) == ("a4", "a3")
-    assert surplus(of("aaaaabb", size_bytes=10), 99, 50) == ("a4", "a3")
-    assert surplus(of("abab"), 3, BIG) == ("b1",), "of two who have as much, the oldest of all"
+    assert surplus(make_incidents("aaaaabb"), 5, BIG) == ("a4", "a3")
+    assert surplus(make_incidents("aaaaabb", size_bytes=10), 99, 50) == ("a4", "a3")
+    assert surplus(make_incidents("abab"), 3, BIG) == ("b1",), "of two who have as much, the oldest of all"
 
 
 def test_the_newest_stays_however_big_if_nobody_else_pays_for_it() -> None:
@@ -42,10 +42,10 @@ def test_the_newest_stays_however_big_if_nobody_else_pays_for_it() -> None:
 
 
 def test_what_is_open_stays_and_takes_no_more_than_half_from_others() -> None:
-    many = of("aaaaaaaabb", is_open="a")
+    many = make_incidents("aaaaaaaabb", is_open="a")
     assert surplus(many, 4, BIG) == ()
-    assert surplus(of("aaaaaaaabbb", is_open="a"), 4, BIG) == ("b1",)
-    own = [*of("aaaa", is_open="a"), Stored("closed", "a", 1), Stored("other", "b", 1)]
+    assert surplus(make_incidents("aaaaaaaabbb", is_open="a"), 4, BIG) == ("b1",)
+    own = [*make_incidents("aaaa", is_open="a"), Stored("closed", "a", 1), Stored("other", "b", 1)]
     assert surplus(own, 4, BIG) == ("closed",), "of his own it counts whole"
 
 
@@ -72,7 +72,7 @@ def test_nothing_open_goes_and_the_bounds_hold_for_the_rest(stored: list[Stored]
 
 @given(owners=st.text("abcd", max_size=30), most=st.integers(1, 20))
 def test_nobody_loses_any_while_somebody_keeps_more(owners: str, most: int) -> None:
-    stored = of(owners)
+    stored = make_incidents(owners)
     gone = surplus(stored, most, BIG)
     kept = Counter(one.owner for one in stored if one.name not in gone)
     losers = {one.owner for one in stored if one.name in gone}

@@ -239,7 +239,7 @@ def test_rank_0_that_does_not_listen_is_named_with_what_it_does_instead() -> Non
 
 
 @pytest.mark.parametrize(
-    ("stands", "kind", "said"),
+    ("stands", "kind", "phrase"),
     [
         ([("", None), *[REFUSED] * 7], "MasterRefused", "Rank 0, which is to serve it, is not in view"),
         ([REFUSED] * 8, "MasterRefused", "Rank 0 is among them: the launcher"),
@@ -250,11 +250,11 @@ def test_rank_0_that_does_not_listen_is_named_with_what_it_does_instead() -> Non
     ],
 )  # fmt: skip
 def test_ranks_that_are_all_refused_at_the_store(
-    stands: list[tuple[str, PortUse | None]], kind: str, said: str
+    stands: list[tuple[str, PortUse | None]], kind: str, phrase: str
 ) -> None:
     found = meeting(*stands)
     assert (found.kind, found.named) == (kind, ())
-    assert said in found.message
+    assert phrase in found.message
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_what_was_measured_of_an_accused_rank_is_told_with_its_links() -> None:
     ]
 
 
-def test_who_stands_beside_another_one_that_may_be_late_is_named_with_less_confidence_and_the_other_is_told() -> None:
+def test_suspect_next_to_another_possible_suspect_has_lower_confidence() -> None:
     alone = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"))
     assert (len(alone.named), alone.confidence) == (1, HIGH)
     beside = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"), Ranks(1, "unknown"))

@@ -42,9 +42,9 @@ def judged(events: Iterable[Iterable[Event]], exits: dict[int, int | None] | Non
     return judge([one for rank in events for one in rank], exits or dict.fromkeys(ALL, 0), len(ALL), 0.2)
 
 
-def only(found: tuple[Finding, ...]) -> tuple[str, tuple[int, ...]]:
-    assert len(found) == 1, found
-    return found[0].kind, found[0].ranks
+def only(findings: tuple[Finding, ...]) -> tuple[str, tuple[int, ...]]:
+    assert len(findings) == 1, findings
+    return findings[0].kind, findings[0].ranks
 
 
 def test_all_that_have_ended_well_have_passed() -> None:

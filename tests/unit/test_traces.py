@@ -42,8 +42,8 @@ def collect(*lines: str, name: str = "-") -> traces.Collected:
     return traces.collect([(name, [line + "\n" for line in lines])])
 
 
-def ids(found: traces.Collected) -> list[RankId]:
-    return [rank.id for rank in found.ranks]
+def ids(collected: traces.Collected) -> list[RankId]:
+    return [rank.id for rank in collected.ranks]
 
 
 def leaf(rank: RankDump) -> str:
@@ -173,7 +173,7 @@ def test_where_anything_else_tells_a_rank_the_names_of_files_tell_none() -> None
     assert [(one.rank, one.local_rank) for one in ids(found)] == [(None, None), (None, 7)]
 
 
-def failed(*told: tuple[int, int], host: str = "localhost") -> list[str]:
+def failed(*failures: tuple[int, int], host: str = "localhost") -> list[str]:
     """Return torchrun's output at its end: (rank, pid) of each failed rank."""
     rows = [
         [
@@ -185,23 +185,23 @@ def failed(*told: tuple[int, int], host: str = "localhost") -> list[str]:
             "  error_file: <N/A>",
             "  traceback : Signal 6 (SIGABRT) received by PID",
         ]
-        for number, (rank, pid) in enumerate(told)
+        for number, (rank, pid) in enumerate(failures)
     ]
     return [f"{line}\n" for row in rows for line in row] + [
         "------------------------------------------------------------\n"
     ]
 
 
-def beside(*logs: list[str], name: str = "stacks.txt", pids: tuple[int, ...] = (41, 99)) -> traces.Collected:
+def collect_with_logs(*logs: list[str], name: str = "stacks.txt", pids: tuple[int, ...] = (41, 99)) -> traces.Collected:
     stacks = [f"{line}\n" for pid in pids for line in process(pid, *WAITS)]
     return traces.collect([(name, stacks), *((f"out{number}.log", lines) for number, lines in enumerate(logs))])
 
 
 def test_what_torchrun_lists_at_its_end_tells_the_ranks_of_pids_and_it_is_said() -> None:
-    found = beside(failed((1, 41), (0, 99), (2, 7)))
+    found = collect_with_logs(failed((1, 41), (0, 99), (2, 7)))
     assert ids(found) == [RankId(rank=1, local_rank=1, pid=41), RankId(rank=0, local_rank=0, pid=99)]
     assert "2 ranks known only by the pids in torchrun's summary" in found.notes
-    named = beside(failed((1, 41), (0, 99), host="n1"), name="trace-n1.out")
+    named = collect_with_logs(failed((1, 41), (0, 99), host="n1"), name="trace-n1.out")
     assert ids(named)[0] == RankId(node="n1", rank=1, local_rank=1, pid=41)
 
 
@@ -215,7 +215,7 @@ def test_what_torchrun_lists_at_its_end_tells_the_ranks_of_pids_and_it_is_said()
     ],
 )
 def test_a_list_that_may_be_of_other_processes_tells_no_rank(logs: list[list[str]], name: str) -> None:
-    found = beside(*logs, name=name)
+    found = collect_with_logs(*logs, name=name)
     assert {(one.rank, one.local_rank) for one in ids(found)} == {(None, None)}
     assert not [note for note in found.notes if "by the pids" in note]
 

@@ -126,7 +126,7 @@ def test_password_in_the_endpoint_of_a_launcher_is_not_kept(tmp_path: Path) -> N
     assert (job.waiting.endpoint, job.waiting.port) == ("etcd://***@10.0.0.1:2379", 2379)
 
 
-def test_a_thousand_launchers_of_one_owner_are_bounded_and_do_not_take_the_place_of_his_ranks(tmp_path: Path) -> None:
+def test_launchers_of_one_owner_are_limited_and_displace_no_ranks(tmp_path: Path) -> None:
     text = "1 (init) S parent=0 start=1\n"
     for pid in range(1000, 2000):
         text += f"{pid} (pt_elastic) S parent=1 start=5\n $ torchrun --nnodes 2 --rdzv-id r{pid} t.py\n @ uid=7 /u\n"
@@ -168,8 +168,8 @@ class Life:
         self.looks: list[str] = []
         self.saved: list[Incident] = []
 
-    def discover(self, *found: Job) -> None:
-        self._take(steps.record_scan(self.snapshot, found, self.now, self.now))
+    def discover(self, *jobs: Job) -> None:
+        self._take(steps.record_scan(self.snapshot, jobs, self.now, self.now))
 
     def passes(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -266,7 +266,7 @@ def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_start
     assert last.closed_unix_seconds == life.now and last.timeline[-1].message == "its ranks have come"
 
 
-def test_who_was_taken_for_a_launcher_and_is_a_rank_begins_to_train_with_its_first_work() -> None:
+def test_rank_mistaken_for_launcher_trains_with_first_work() -> None:
     """As seen between fork(2) and execve(2), which keeps the pid: its power was never evaluated."""
     life = Life()
     rank = ranks().ranks[0]
@@ -300,7 +300,7 @@ def test_two_launchers_of_one_job_on_one_node_are_both_over_when_their_ranks_com
     ]
 
 
-def test_a_launcher_whose_ranks_ended_is_the_end_of_that_job_and_waits_only_when_that_is_over() -> None:
+def test_launcher_with_ended_ranks_ends_job_and_waits_afterwards() -> None:
     life = Life(1300.0)
     life.discover(ranks())
     life.discover(launcher())
@@ -385,7 +385,7 @@ def test_a_watch_without_ranks_asks_for_a_lost_look_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "said"),
+    ("shown", "phrase"),
     [
         ({"socket": "silent", "peers": ("10.0.0.1",)}, "10.0.0.1 gives no answer to its request to connect (SYN_SENT)"),
         ({"socket": "connected", "peers": ("10.0.0.1",)}, "it is connected to 10.0.0.1"),
@@ -398,13 +398,13 @@ def test_a_watch_without_ranks_asks_for_a_lost_look_again() -> None:
         ({}, "waits at 10.0.0.1:29400 for other nodes. "),
     ],
 )
-def test_the_verdict_says_what_it_waits_for_and_accuses_nobody(shown: dict[str, object], said: str) -> None:
+def test_the_verdict_says_what_it_waits_for_and_accuses_nobody(shown: dict[str, object], phrase: str) -> None:
     waiting = replace(WAITING, seconds=900.0, **shown)
     verdict = judge.judge(Grouping(groups=(group(member(waiting)),)))
     assert (verdict.kind, verdict.named) == ("NoRanks", ())
     head = "torchrun (pid 50 on n1, run id llama-7b, 2 nodes wanted) has no rank 15 min 00 s after its start and waits"
     assert verdict.message.startswith(f"{head} at 10.0.0.1:29400 for other nodes")
-    assert said in verdict.message
+    assert phrase in verdict.message
 
 
 def test_a_launcher_of_one_node_waits_for_no_other() -> None:

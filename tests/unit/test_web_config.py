@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hangwatch.formats import yaml_file
 from hangwatch.web import auth, passwords, web_config
-from tests.certificates import authority, issued
+from tests.certificates import make_authority, make_certificate
 
 HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
 
@@ -20,8 +20,8 @@ HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pki")
-    ca = authority(folder, "ca")
-    issued(ca, folder, "node", "IP:127.0.0.1")
+    ca = make_authority(folder, "ca")
+    make_certificate(ca, folder, "node", "IP:127.0.0.1")
     return folder
 
 

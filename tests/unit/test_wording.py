@@ -51,19 +51,19 @@ def test_who_waits_for_locks_waits_for_locks_and_not_for_something_else() -> Non
     assert two.startswith("all 4 other ranks wait for locks or threads: lock (3 ranks) and thread wait (1 rank)")
 
 
-@pytest.mark.parametrize(("inner", "told"), [("save", "save (train.py:1)"), ("load", "load (train.py:1)")])
-def test_of_two_groups_with_the_same_words_the_first_frame_that_differs_is_told(inner: str, told: str) -> None:
+@pytest.mark.parametrize(("inner", "frame"), [("save", "save (train.py:1)"), ("load", "load (train.py:1)")])
+def test_of_two_groups_with_the_same_words_the_first_frame_that_differs_is_told(inner: str, frame: str) -> None:
     one, two = group("unknown", range(2), "read", inner, "main"), group("unknown", range(2, 4), "read", "other", "main")
     first, second = group_text.describe_each([one, two])
-    assert first.endswith(f" in {told}") and second.endswith(" in other (train.py:1)")
-    assert not group_text.describe_each([one])[0].endswith(told)
+    assert first.endswith(f" in {frame}") and second.endswith(" in other (train.py:1)")
+    assert not group_text.describe_each([one])[0].endswith(frame)
 
 
 @pytest.mark.parametrize(
-    ("has_numbers", "told"),
+    ("has_numbers", "phrase"),
     [(False, "sequence numbers (flight recorder) can."), (True, "the sequence numbers tell of it is in the evidence.")],
 )
-def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, told: str) -> None:
+def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, phrase: str) -> None:
     two = [group("collective_wait", range(2)), group("gpu_wait", range(2, 4))]
     open_in = EnqueuedOperation(
         number=1, operation="barrier", order=1, created_unix_seconds=0.0, stays_open=has_numbers
@@ -75,7 +75,7 @@ def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, to
     )
     scene = build_scene(Grouping(groups=(replace(two[0], members=(first, two[0].members[1])), two[1])), None)
     assert job_headlines.mismatch(Finding("Mismatch", scene, job_headlines.mismatch, others=scene.stacked)).endswith(
-        told
+        phrase
     )
 
 
@@ -85,18 +85,18 @@ def test_that_nobody_waits_is_said_of_waits_that_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("odd", "said"),
+    ("odd", "phrase"),
     [(range(4, 8), " These are all ranks of n2: look at the node."), (range(4, 7), ""), (range(4, 5), "")],
     ids=["a whole node", "all but one", "one of a node"],
 )
-def test_a_node_that_is_odd_as_a_whole_is_told(odd: range, said: str) -> None:
+def test_a_node_that_is_odd_as_a_whole_is_told(odd: range, phrase: str) -> None:
     here = group("collective_wait", range(4))
     waiting = group("collective_wait", range(odd.stop, 9 if odd.stop < 8 else 8), node="n2")
     there = group("storage", odd, node="n2")
     members = (*here.members, *waiting.members)
     found = Grouping(groups=(replace(here, members=members), there))
     named = list(there.members)
-    assert rank_headlines.whole_nodes(named, found) == said
+    assert rank_headlines.whole_nodes(named, found) == phrase
     assert rank_headlines.whole_nodes(named, Grouping(groups=(there,))) == "", "nothing else is in view"
 
 
@@ -105,7 +105,7 @@ PEER = CallTarget(kind="connection", what="10.0.0.7 port 29500")
 
 
 @pytest.mark.parametrize(
-    ("call", "signature", "said"),
+    ("call", "signature", "phrase"),
     [
         (KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(SHARD,)), Signature.BLOCKED,
          "read from /mnt/data/shard-3, on /mnt/data (fuse.s3fs), which gives no answer, in each of 3 rounds"),
@@ -130,10 +130,10 @@ PEER = CallTarget(kind="connection", what="10.0.0.7 port 29500")
         (KernelCall(name="futex", says="futex", rounds=1), Signature.BLOCKED, "futex"),
     ],
 )  # fmt: skip
-def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, said: str) -> None:
+def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, phrase: str) -> None:
     """It says that a file system does not respond only if no bytes flow."""
     member = Member(id=RankId(node="n1", rank=3, pid=13), signature=signature, kernel=KernelFacts(state="D", call=call))
-    assert clauses.describe_call(member, {13: member.id, 14: RankId(node="n1", rank=4, pid=14)}) == said
+    assert clauses.describe_call(member, {13: member.id, 14: RankId(node="n1", rank=4, pid=14)}) == phrase
 
 
 @pytest.mark.parametrize(

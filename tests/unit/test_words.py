@@ -139,7 +139,7 @@ def test_what_starts_loads_no_more_than_it_needs(module: str, without: set[str])
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(-1.0, "0 s ago"), (59.4, "59 s ago"), (60.0, "1 min ago"), (7200.0, "2 h ago")]
+    ("seconds", "text"), [(-1.0, "0 s ago"), (59.4, "59 s ago"), (60.0, "1 min ago"), (7200.0, "2 h ago")]
 )
-def test_how_long_ago(seconds: float, said: str) -> None:
-    assert words.ago(seconds) == said
+def test_how_long_ago(seconds: float, text: str) -> None:
+    assert words.ago(seconds) == text

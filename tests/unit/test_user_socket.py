@@ -38,15 +38,15 @@ def job(uid: int | None = UID, pid: int = 100) -> Job:
     return Job(job_id="42", job_key=f"key-{pid}", launcher="torchrun", launcher_id=None, ranks=(rank,), uid=uid)
 
 
-def look_at(found: Job, _rounds: int | None) -> Diagnosis:
+def look_at(job: Job, _rounds: int | None) -> Diagnosis:
     sample = samples.mismatch()
-    taken = replace(sample.captures[0], job_key=found.key)
+    taken = replace(sample.captures[0], job_key=job.key)
     return Diagnosis(
         capture=taken,
         grouping=sample.grouping,
         verdict=sample.verdict,
         judged_unix_seconds=samples.OPENED,
-        uid=found.uid,
+        uid=job.uid,
     )
 
 
@@ -81,33 +81,33 @@ class Desk:
         path, _, query = what.partition("?")
         return Request(path, {}, peer=None if uid is None else Peer(7, uid, uid), query=query)
 
-    def asked(self, what: str, uid: int | None = UID) -> Answer:
+    def answer(self, what: str, uid: int | None = UID) -> Answer:
         return asyncio.run(self.own_jobs.answer(self.request(what, uid)))
 
 
 def test_who_is_not_known_gets_a_clear_word(tmp_path: Path) -> None:
     desk = Desk(tmp_path, job(65534))
     for uid in (65534, None):
-        refused = desk.asked("/dump?pid=100", uid)
+        refused = desk.answer("/dump?pid=100", uid)
         assert refused.status == 403 and b"user namespace" in refused.body
 
 
 def test_a_job_whose_users_differ_or_are_a_pods_is_nobodys_but_roots(tmp_path: Path) -> None:
     desk = Desk(tmp_path, job(None))
-    assert desk.asked("/dump?pid=100").status == 404
-    assert desk.asked("/dump?pid=100", 0).status == 200
+    assert desk.answer("/dump?pid=100").status == 404
+    assert desk.answer("/dump?pid=100", 0).status == 200
 
 
 @pytest.mark.parametrize(
     "query", ["", "pid=", "job=", "pid=x", "pid=-1", "pid=1e2", "pid=%00", "job=42", f"pid={'1' * 300}"]
 )
 def test_what_names_no_job_finds_none(tmp_path: Path, query: str) -> None:
-    assert Desk(tmp_path, job()).asked(f"/dump?{query}").status == 404
+    assert Desk(tmp_path, job()).answer(f"/dump?{query}").status == 404
 
 
 @pytest.mark.parametrize("rounds", ["0", "4", "x", "-1", "1000000"])
 def test_rounds_are_few(tmp_path: Path, rounds: str) -> None:
-    assert Desk(tmp_path, job()).asked(f"/dump?pid=100&rounds={rounds}").status == 400
+    assert Desk(tmp_path, job()).answer(f"/dump?pid=100&rounds={rounds}").status == 400
 
 
 def test_who_names_no_number_of_rounds_leaves_it_to_the_look(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_who_names_no_number_of_rounds_leaves_it_to_the_look(tmp_path: Path) -> 
 
     desk = Desk(tmp_path, job(), look=look)
     for query in ("", "&rounds=1", "&rounds=3"):
-        assert desk.asked(f"/dump?pid=100{query}").status == 200
+        assert desk.answer(f"/dump?pid=100{query}").status == 200
     assert asked == [None, 1, 3]
 
 
@@ -136,7 +136,7 @@ def test_what_has_become_somebody_elses_meanwhile_is_not_told(tmp_path: Path, af
             desk.put(*after)
 
     desk = Desk(tmp_path, job(), scan=scan)
-    refused = desk.asked("/dump?pid=100")
+    refused = desk.answer("/dump?pid=100")
     assert (refused.status, refused.content_type == JSON) == (409, False)
 
 
@@ -157,12 +157,12 @@ def test_one_dump_of_a_user_at_a_time_and_so_many_in_a_minute(tmp_path: Path) ->
         return [(await answers[0]).status, second.status, (await answers[2]).status]
 
     assert asyncio.run(at_once()) == [503, 429, 503], "the daemon is stopping, and he has one under way"
-    assert [desk.asked("/dump?pid=100").status for _ in range(3)] == [503, 503, 429]
-    assert desk.asked("/dump?pid=200", 1005).status == 503, "half of the minute's four are his"
-    refused = desk.asked("/dump?pid=200", 1005)
+    assert [desk.answer("/dump?pid=100").status for _ in range(3)] == [503, 503, 429]
+    assert desk.answer("/dump?pid=200", 1005).status == 503, "half of the minute's four are his"
+    refused = desk.answer("/dump?pid=200", 1005)
     assert refused.status == 429 and b"the limit is [socket] per_minute" in refused.body
     desk.now += 60.0
-    assert desk.asked("/dump?pid=100").status == 503
+    assert desk.answer("/dump?pid=100").status == 503
 
 
 def test_dump_of_a_newcomer_goes_before_one_of_a_user_who_was_served(tmp_path: Path) -> None:
@@ -222,21 +222,21 @@ def test_dump_without_a_turn_is_refused_in_time_and_says_when_to_try_again(
 
 def test_questions_are_bounded_for_each_user(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    answers = [desk.asked("/status").status for _ in range(130)]
+    answers = [desk.answer("/status").status for _ in range(130)]
     assert answers == [200] * 120 + [429] * 10
-    assert desk.asked("/status", 1005).status == 200
+    assert desk.answer("/status", 1005).status == 200
 
 
 def test_crowd_that_uses_up_the_minute_leaves_a_user_his_part(tmp_path: Path) -> None:
     crowd = range(2000, 2012)
     desk = Desk(tmp_path, job(), *(job(uid, uid) for uid in crowd))
-    answers = [desk.asked(f"/dump?pid={uid}", uid).status for _ in range(6) for uid in crowd]
+    answers = [desk.answer(f"/dump?pid={uid}", uid).status for _ in range(6) for uid in crowd]
     assert answers.count(200) < 48, "[socket] per_minute is 30, and each has a part of it"
-    assert [desk.asked("/dump?pid=100").status for _ in range(2)] == [200] * 2
+    assert [desk.answer("/dump?pid=100").status for _ in range(2)] == [200] * 2
     for _ in range(121):
         for uid in crowd:
-            desk.asked("/status", uid)
-    assert [desk.asked("/status").status for _ in range(60)] == [200] * 60
+            desk.answer("/status", uid)
+    assert [desk.answer("/status").status for _ in range(60)] == [200] * 60
 
 
 def test_a_user_sees_the_incidents_of_his_own_jobs(tmp_path: Path) -> None:
@@ -249,12 +249,12 @@ def test_a_user_sees_the_incidents_of_his_own_jobs(tmp_path: Path) -> None:
         names[uid] = kept.save(
             replace(found, incident_id=f"i-{uid}", job=replace(found.job, uid=uid, job_id=f"of-{uid}")), {}
         ).name
-    assert names[UID].encode() in desk.asked("/incidents").body
-    assert names[1005].encode() not in desk.asked("/incidents").body
-    assert desk.asked(f"/incidents/{names[UID]}/incident.json").status == 200
+    assert names[UID].encode() in desk.answer("/incidents").body
+    assert names[1005].encode() not in desk.answer("/incidents").body
+    assert desk.answer(f"/incidents/{names[UID]}/incident.json").status == 200
     for name in (names[1005], "..", f"../../{names[1005]}", "%2e%2e"):
-        assert desk.asked(f"/incidents/{name}/incident.json").status == 404
-    assert names[1005].encode() in desk.asked("/incidents", 0).body
+        assert desk.answer(f"/incidents/{name}/incident.json").status == 404
+    assert names[1005].encode() in desk.answer("/incidents", 0).body
 
 
 # --- the socket itself ----------------------------------------------------------------------------------------------

@@ -15,23 +15,23 @@ MEGABYTES_OF_NCCL = 3
 _STACK_BYTES = 64 << 20  # execve(2) allows a quarter of it for arguments and environment, and at most 6 MB
 
 
-def large(count: int) -> list[dict[str, str]]:
+def large_environments(count: int) -> list[dict[str, str]]:
     """Return environments of 3 MB, all of it under names that start like those of NCCL."""
     words = {f"NCCL_NOISE_{number}": "x" * 100_000 for number in range(10 * MEGABYTES_OF_NCCL)}
-    return [{**_seat(rank, count, port=29400), **words} for rank in range(count)]
+    return [{**rank_variables(rank, count, port=29400), **words} for rank in range(count)]
 
 
-def world(size: int, gpus: str) -> list[dict[str, str]]:
+def claim_world(size: int, gpus: str) -> list[dict[str, str]]:
     """Return the environments of two ranks of a world of `size`; both claim these GPUs."""
-    return [_seat(rank, size, port=29401) | {"CUDA_VISIBLE_DEVICES": gpus} for rank in range(2)]
+    return [rank_variables(rank, size, port=29401) | {"CUDA_VISIBLE_DEVICES": gpus} for rank in range(2)]
 
 
-def jobs(count: int) -> list[dict[str, str]]:
+def claim_jobs(count: int) -> list[dict[str, str]]:
     """Return one environment for each of `count` jobs, which claims that 1,023 more ranks are on this node."""
-    return [_seat(0, 4096, port=30000 + number) | {"LOCAL_WORLD_SIZE": "1024"} for number in range(count)]
+    return [rank_variables(0, 4096, port=30000 + number) | {"LOCAL_WORLD_SIZE": "1024"} for number in range(count)]
 
 
-def _seat(rank: int, size: int, *, port: int) -> dict[str, str]:
+def rank_variables(rank: int, size: int, *, port: int) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),

@@ -130,7 +130,7 @@ def test_torch_finds_the_same_mismatch() -> None:
     assert answer.graph.mismatch == (("all_reduce", (0, 2, 3)), ("broadcast", (1,)))
 
 
-def test_what_a_rank_has_come_to_is_not_known_where_completed_operations_were_left_out() -> None:
+def test_dump_without_completed_operations_proves_no_missing_join() -> None:
     """Rank 2 shows nothing of the default group: a whole dump proves that it never joined.
 
     Here it may have completed it.

@@ -99,17 +99,19 @@ def test_whose_child_waits_for_the_lock_of_another_rank_waits_for_that_lock(how:
     assert alone.waits.file_lock is None and alone.waits.awaited is not None, "the holder is nobody of its job"
 
 
-@pytest.mark.parametrize(("how", "who"), [(ITSELF, "main"), (IN_A_THREAD, "thread"), (WAITS, "child")])
+@pytest.mark.parametrize(("how", "waiting_part"), [(ITSELF, "main"), (IN_A_THREAD, "thread"), (WAITS, "child")])
 @pytest.mark.parametrize(
     ("code", "accepts"),
     [(FIFO, False), (CONNECTION, True), (CONNECTION, False)],
     ids=["fifo", "connection", "connection that is not accepted"],
 )
-def test_who_receives_from_another_rank_asks_it(how: str, who: str, code: str, accepts: bool, tmp_path: Path) -> None:
+def test_who_receives_from_another_rank_asks_it(
+    how: str, waiting_part: str, code: str, accepts: bool, tmp_path: Path
+) -> None:
     with other_rank(tmp_path, accepts=accepts) as other, targets.python(how.format(code=code), tmp_path) as pid:
         _, member = seen("receives", pid, other.pid)
         _, alone = seen("receives", pid)
-    assert (member.waits.asks_rank, member.kernel.is_held_outside, member.waits.awaited) == (who, False, None)
+    assert (member.waits.asks_rank, member.kernel.is_held_outside, member.waits.awaited) == (waiting_part, False, None)
     assert alone.waits.asks_rank is None, "it asks nobody of its job"
 
 

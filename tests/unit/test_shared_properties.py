@@ -37,7 +37,7 @@ def member(rank: int, groups: Mapping[str, frozenset[int]], nodes: int = NODES) 
     )
 
 
-def told(
+def find_shared(
     odd: set[int],
     leaves: Mapping[str, Leaf] = BY_SLURM,
     groups: Mapping[str, frozenset[int]] | None = None,
@@ -65,22 +65,22 @@ TENSOR = {"7": frozenset({0, 9, 18, 27, 36, 45, 54, 63}), "8": frozenset({1, 10,
 
 
 def test_a_rail() -> None:
-    assert told(RAIL) == {
+    assert find_shared(RAIL) == {
         "shared_rail": "all 4 odd ranks are on one rail, local rank 3, which has 16 of the 128 ranks; "
         "12 other ranks of it are not among them"
     }
 
 
 def test_a_leaf_switch_and_who_says_so() -> None:
-    assert told(LEAF, nodes=64)["shared_leaf_switch"] == (
+    assert find_shared(LEAF, nodes=64)["shared_leaf_switch"] == (
         "all 4 odd ranks are on leaf switch s0 (by SLURM_TOPOLOGY_ADDR), which has 32 of the 512 ranks; "
         "28 other ranks of it are not among them"
     )
-    assert told(LEAF, {}, nodes=64) == {}
+    assert find_shared(LEAF, {}, nodes=64) == {}
 
 
 def test_a_process_group_of_the_recorders() -> None:
-    assert told({9, 27, 45}, groups=TENSOR) == {
+    assert find_shared({9, 27, 45}, groups=TENSOR) == {
         "shared_process_group": "all 3 odd ranks are in process group TENSOR 7, which has 8 of the 128 ranks; "
         "5 other ranks of it are not among them"
     }
@@ -88,8 +88,8 @@ def test_a_process_group_of_the_recorders() -> None:
 
 def test_of_one_node_neither_its_switch_nor_a_group_around_it_is_said() -> None:
     around = {"1": frozenset(range(16)), "2": frozenset(range(8))}
-    assert set(told({0, 3, 5, 6}, groups=around)) == {"shared_node"}
-    assert set(told({0, 3}, groups={"2": frozenset({0, 3})})) == {"shared_node", "shared_process_group"}
+    assert set(find_shared({0, 3, 5, 6}, groups=around)) == {"shared_node"}
+    assert set(find_shared({0, 3}, groups={"2": frozenset({0, 3})})) == {"shared_node", "shared_process_group"}
 
 
 @pytest.mark.parametrize(
@@ -101,14 +101,14 @@ def test_of_one_node_neither_its_switch_nor_a_group_around_it_is_said() -> None:
     ],
 )
 def test_what_chance_does_is_not_said(odd: set[int], nodes: int) -> None:
-    assert told(odd, nodes=nodes) == {}
+    assert find_shared(odd, nodes=nodes) == {}
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sets(st.integers(0, 31), min_size=2, max_size=6), st.frozensets(st.integers(0, 31), min_size=1))
 def test_a_group_is_said_exactly_where_few_draws_would_fall_into_it(odd: set[int], group: frozenset[int]) -> None:
     """Proof by counting: of all ways to draw this many ranks, those inside the group."""
-    said = told(odd, {}, {"g": group}, nodes=4)
+    said = find_shared(odd, {}, {"g": group}, nodes=4)
     blind = sum(1 for drawn in combinations(sorted(group), len(odd)))
     rare = blind <= 0.01 * comb(32, len(odd))
     one_node = len({rank // LOCAL for rank in odd}) == 1

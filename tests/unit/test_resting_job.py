@@ -78,7 +78,7 @@ def test_who_rests(name: str, members: tuple[Member, ...], expected: JobState | 
 
 
 @pytest.mark.parametrize("world_size", [None, 1])
-def test_a_job_of_one_rank_and_one_of_which_nothing_says_how_many_there_are_is_never_over(
+def test_job_of_one_or_unknown_size_is_never_over(
     world_size: int | None,
 ) -> None:
     assert resting(LINGERS, world_size=world_size) is None

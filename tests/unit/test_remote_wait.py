@@ -42,7 +42,7 @@ def grouping(*members: Member, waits_for: str = "ranks", world_size: int | None 
     return Grouping(groups=(group,), world_size=world_size)
 
 
-def told(seen: Grouping, *, is_elsewhere_too: bool = True) -> bool:
+def judge_remote_wait(seen: Grouping, *, is_elsewhere_too: bool = True) -> bool:
     """Judge it with the verdict that such ranks get."""
     return waits_for_other_nodes(
         seen, judge(seen, ranks_here=len(seen.members)), has_ranks_on_other_nodes=is_elsewhere_too
@@ -89,7 +89,7 @@ def test_all_of_them_must_wait_for_ranks(odd: Grouping) -> None:
 
 
 def test_everybody_here_has_come_and_others_are_awaited() -> None:
-    assert told(grouping(standing(0, waits(6)), standing(1, waits(6))))
+    assert judge_remote_wait(grouping(standing(0, waits(6)), standing(1, waits(6))))
 
 
 def test_members_that_a_group_lists_are_known_without_the_size_of_the_world() -> None:
@@ -97,29 +97,33 @@ def test_members_that_a_group_lists_are_known_without_the_size_of_the_world() ->
     of_four = [
         member(rank, recorder(record(6, "1", state="open"), library="nccl", members=listed)) for rank in range(2)
     ]
-    assert told(grouping(*of_four, world_size=None), is_elsewhere_too=False)
+    assert judge_remote_wait(grouping(*of_four, world_size=None), is_elsewhere_too=False)
     two = (GroupMembers(name="1", description="tp", ranks=((0, 1),)),)
     of_two = [member(rank, recorder(record(6, "1", state="open"), library="nccl", members=two)) for rank in range(2)]
-    assert not told(grouping(*of_two)), "all members are here and have come: it is this node's GPUs, links or NCCL"
+    assert not judge_remote_wait(grouping(*of_two)), (
+        "all members are here and have come: it is this node's GPUs, links or NCCL"
+    )
 
 
 def test_nobody_here_is_awaited_but_who_waits_elsewhere_himself() -> None:
     behind = grouping(standing(0, waits(6)), standing(1, done(5)))
-    assert not told(behind), "rank 1 has not come, and shows no wait for anybody else"
+    assert not judge_remote_wait(behind), "rank 1 has not come, and shows no wait for anybody else"
     listed = (
         GroupMembers(name="1", description="dp", ranks=((0, 0), (2, 2))),
         GroupMembers(name="2", description="tp", ranks=((0, 1),)),
     )
     first = recorder(record(6, "1", id=1, state="open"), record(3, "2", id=2), library="nccl", members=listed)
     second = recorder(record(4, "2", id=1, state="open"), library="nccl", members=listed)
-    assert told(grouping(member(0, first), member(1, second))), "rank 1 waits for rank 0, which waits for rank 2"
+    assert judge_remote_wait(grouping(member(0, first), member(1, second))), (
+        "rank 1 waits for rank 0, which waits for rank 2"
+    )
 
 
 def test_a_circle_and_two_paths_are_of_this_node() -> None:
     circle = grouping(standing(0, {WORLD: (10, 10), "1": (10, 11)}), standing(1, {WORLD: (9, 10), "1": (11, 11)}))
-    assert not told(circle)
+    assert not judge_remote_wait(circle)
     other = member(1, recorder(record(6, operation="gloo:all_gather", state="open")))
-    assert not told(grouping(standing(0, waits(6)), other))
+    assert not judge_remote_wait(grouping(standing(0, waits(6)), other))
 
 
 # --- the state of the job --------------------------------------------------------------------------------------------

@@ -25,14 +25,15 @@ def grouping(*members: Member, waits_for: str = "ranks") -> Grouping:
     return Grouping(groups=(group,), world_size=len(members))
 
 
-def found(*members: Member, most: int = 100) -> JobProgress:
+def find_progress(*members: Member, most: int = 100) -> JobProgress:
     return collective_progress.find_progress(grouping(*members), most)
 
 
-def numbers(told: JobProgress) -> dict[tuple[int, str], tuple[int, int | None]]:
+def numbers(progress: JobProgress) -> dict[tuple[int, str], tuple[int, int | None]]:
     """Return the progress of each rank in each group, and the collective that it waits in."""
     return {
-        (one.place.rank, one.group): (one.number, one.waits_in.number if one.waits_in else None) for one in told.reached
+        (one.place.rank, one.group): (one.number, one.waits_in.number if one.waits_in else None)
+        for one in progress.reached
     }
 
 
@@ -57,7 +58,7 @@ def busy(rank: int, groups: int) -> Member:
 def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
     """Enqueued up to 8; 6 is the oldest open operation."""
     ahead = standing(1, {WORLD: (8, 6), "1": (2, 3)})
-    told = found(standing(0, waits(6)), ahead)
+    told = find_progress(standing(0, waits(6)), ahead)
     assert numbers(told) == {(0, "gloo:default_pg"): (6, 6), (1, "gloo:default_pg"): (8, 6), (1, "gloo:1"): (2, None)}
     assert [one.place.has_open for one in told.reached] == [True, True, True]
     assert collective_progress.waited_since(told.reached) == {"gloo:default_pg": 6.0}
@@ -73,7 +74,7 @@ def test_who_has_no_record_in_the_default_group_says_since_when_it_would() -> No
     wrapped = member(1, recorder(kept, is_wrapped=True))
     empty = member(2, recorder(is_wrapped=True))
     both = member(3, recorder(record(3), library="nccl"), recorder())
-    told = found(
+    told = find_progress(
         member(0, recorder()),
         wrapped,
         empty,
@@ -87,14 +88,14 @@ def test_who_has_no_record_in_the_default_group_says_since_when_it_would() -> No
 
 
 def test_nothing_is_told_where_two_ranks_bear_one_number_or_none() -> None:
-    assert found(standing(0, waits(6)), standing(0, waits(6))) == JobProgress()
+    assert find_progress(standing(0, waits(6)), standing(0, waits(6))) == JobProgress()
     one = standing(0, waits(6))
     nameless = structs.replace(one, id=structs.replace(one.id, rank=None))
-    assert found(nameless, nameless) == JobProgress()
+    assert find_progress(nameless, nameless) == JobProgress()
 
 
 def test_of_many_groups_the_waited_one_the_default_one_and_those_last_used_are_told() -> None:
-    told = found(busy(0, 20))
+    told = find_progress(busy(0, 20))
     assert [one.group for one in told.reached] == [
         "gloo:g00",
         "gloo:default_pg",
@@ -104,14 +105,14 @@ def test_of_many_groups_the_waited_one_the_default_one_and_those_last_used_are_t
 
 
 def test_who_is_left_out_is_not_known_and_counted() -> None:
-    told = found(busy(0, 3), busy(1, 3), member(2, recorder()), most=6)
+    told = find_progress(busy(0, 3), busy(1, 3), member(2, recorder()), most=6)
     assert (len(told.reached), told.left_out, told.unseen) == (6, 2, ())
 
 
 def test_names_of_groups_stay_two_whatever_is_cut_off() -> None:
     """A hash replaces it if it is long, not plain, or would read as the default group."""
     names = ["7", "x" * 40, "x" * 41, "x" * 42, "a\nb", "a b", "default_pg", "é", "~ab"]
-    told = found(standing(0, dict.fromkeys(names[:8], (2, 2))), standing(1, {names[8]: (1, 1)}))
+    told = find_progress(standing(0, dict.fromkeys(names[:8], (2, 2))), standing(1, {names[8]: (1, 1)}))
     groups = [one.group for one in told.reached]
     assert len(set(groups)) == len(names) and {"gloo:7", f"gloo:{'x' * 40}"} <= set(groups)
     assert all(one.isascii() and one.isprintable() and len(one) <= 45 for one in groups)
@@ -121,7 +122,7 @@ def test_names_of_groups_stay_two_whatever_is_cut_off() -> None:
 
 def test_what_a_job_wrote_is_short_and_printable() -> None:
     evil = record(3, "1", group_description="\x1b[31m" + "d" * 500, operation="gloo:" + "o\n" * 500, state="open")
-    ((one, _),) = collective_progress.count_collectives(found(member(0, recorder(evil))).reached).items()
+    ((one, _),) = collective_progress.count_collectives(find_progress(member(0, recorder(evil))).reached).items()
     assert len(one.operation) <= 40 and len(one.description) <= 60
     assert one.operation.isprintable() and one.description.isprintable()
 

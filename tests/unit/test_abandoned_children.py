@@ -22,12 +22,12 @@ def target(number: int) -> ProcessId:
     return ProcessId(pid=number, start_ticks=1)
 
 
-def fill(left: AbandonedChildren, child: Child, share: int, count: int) -> int:
+def fill(abandoned: AbandonedChildren, child: Child, share: int, count: int) -> int:
     """Abandon children until no more may be started; return their number."""
     for number in range(count):
-        if not left.begin(f"uid {share}", 0.0):
+        if not abandoned.begin(f"uid {share}", 0.0):
             return number
-        left.end(f"uid {share}", target(1000 * share + number), child)
+        abandoned.end(f"uid {share}", target(1000 * share + number), child)
     return count
 
 

@@ -29,7 +29,7 @@ from tests import samples
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
-from tests.watched import RealDaemon
+from tests.real_daemon import RealDaemon
 
 pytestmark = needs_root
 
@@ -64,7 +64,7 @@ class Node(NamedTuple):
         command = [*prefix, *as_user(uid), sys.executable, "-m", "hangwatch", *arguments, "--config", str(config)]
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
 
-    def asked(self, uid: int, what: str) -> tuple[int, str]:
+    def get(self, uid: int, what: str) -> tuple[int, str]:
         """Return status and text of the response that this user gets to any request."""
         code = f"""
 import http.client, socket
@@ -123,14 +123,14 @@ def test_the_owner_has_the_stacks_that_the_kernel_keeps_from_him(node: Node) -> 
 def test_nobody_has_anything_of_a_strangers_job(node: Node) -> None:
     other = node.hangwatch(OWNER, "dump", "--job", f"job-of-{OTHER}")
     assert other.returncode == 2 and "no such job" in other.stderr
-    assert node.asked(STRANGER, f"/dump?pid={node.pids[OTHER]}") == (404, "no such job of yours runs on this node\n\n")
+    assert node.get(STRANGER, f"/dump?pid={node.pids[OTHER]}") == (404, "no such job of yours runs on this node\n\n")
     (key,) = [job["job_key"] for job in node.daemon.status()["jobs"] if job["job_id"] == f"job-of-{OTHER}"]
-    assert node.asked(OWNER, f"/dump?job={key}")[0] == 404
-    assert node.asked(OTHER, f"/dump?job={key}")[0] == 200
-    seen = json.loads(node.asked(OWNER, "/status")[1])
+    assert node.get(OWNER, f"/dump?job={key}")[0] == 404
+    assert node.get(OTHER, f"/dump?job={key}")[0] == 200
+    seen = json.loads(node.get(OWNER, "/status")[1])
     assert names_of(seen) == {f"job-of-{OWNER}"}
     assert not any(check["message"] for check in seen["checks"]) and f"job-of-{OTHER}" not in json.dumps(seen)
-    assert {f"job-of-{uid}" for uid in node.pids} <= names_of(json.loads(node.asked(0, "/status")[1]))
+    assert {f"job-of-{uid}" for uid in node.pids} <= names_of(json.loads(node.get(0, "/status")[1]))
 
 
 def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> None:

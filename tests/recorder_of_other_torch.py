@@ -1,6 +1,6 @@
 """Compare the flight recorder of another torch, as read from outside, with the dump that the process prints.
 
-usage: python -m tests.recorder_elsewhere [--root FOLDER] [--environ NAME=VALUE]... [--turns 50] PYTHON
+usage: python -m tests.recorder_of_other_torch [--root FOLDER] [--environ NAME=VALUE]... [--turns 50] PYTHON
 
 Start real ranks over gloo (jobs/recorded.py) with an interpreter that has torch. Read their recorders from outside and
 compare every row with the process's own `_dump_fr_trace_json()`. Then repeat without the symbols of the library, which
@@ -144,7 +144,7 @@ def without_state(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != "retired"}
 
 
-class Seen(NamedTuple):
+class Comparison(NamedTuple):
     """The counts of compared data, and the way in which the recorder was found."""
 
     snapshots: int
@@ -167,7 +167,7 @@ class Seen(NamedTuple):
         return " and ".join(sorted(words))
 
 
-def compared(folder: Path, ranks: Sequence[ProcessId], turns: int) -> Seen:
+def compare_with_own_dumps(folder: Path, ranks: Sequence[ProcessId], turns: int) -> Comparison:
     """Compare each rank's records, read while it runs and while it is blocked, with its own dump; `turns` times."""
     found: list[RankRecords] = []
     still_there = 0
@@ -178,7 +178,7 @@ def compared(folder: Path, ranks: Sequence[ProcessId], turns: int) -> Seen:
         wait_for(lambda dumps=dumps: all(path.exists() for path in dumps), "the dumps", 60)
         for process, path, before in zip(ranks, dumps, early, strict=True):
             found.append(read(process))
-            still_there += same(json.loads(path.read_text()), found[-1], before)
+            still_there += assert_same(json.loads(path.read_text()), found[-1], before)
             path.unlink()
         (folder / "ask").unlink()
         (folder / "go.new").write_text(str(turn))
@@ -187,7 +187,7 @@ def compared(folder: Path, ranks: Sequence[ProcessId], turns: int) -> Seen:
     assert open_rows >= turns, "rank 0 had one open each time"
     assert still_there >= turns, "of what was read while they ran, some is still there"
     assert turns < TURNS or any(records.is_wrapped for records in found)
-    return Seen(
+    return Comparison(
         snapshots=len(found),
         rows=sum(len(records.records) for records in found),
         open_rows=open_rows,
@@ -198,21 +198,21 @@ def compared(folder: Path, ranks: Sequence[ProcessId], turns: int) -> Seen:
     )
 
 
-def same(told: dict[str, Any], found: RankRecords, early: RankRecords) -> int:
+def assert_same(own_dump: dict[str, Any], records: RankRecords, early: RankRecords) -> int:
     """Assert that the records equal the process's own dump and that records read earlier, while it ran, were true.
 
     Return the number of the earlier rows that still exist: 0 if the buffer was filled again meanwhile.
     """
-    assert [as_row(record) for record in found.records] == told["entries"]
+    assert [as_row(record) for record in records.records] == own_dump["entries"]
     assert {
         str(group.group_id): {
             "last_enqueued_collective": str(group.last_enqueued),
             "last_started_collective": str(group.last_started),
             "last_completed_collective": str(group.last_completed),
         }
-        for group in found.groups
-    } == told["pg_status"]
-    by_id = {row["record_id"]: row for row in told["entries"]}
+        for group in records.groups
+    } == own_dump["pg_status"]
+    by_id = {row["record_id"]: row for row in own_dump["entries"]}
     both = [record for record in early.records if record.id in by_id]
     for record in both:
         assert without_state(as_row(record)) == without_state(by_id[record.id])
@@ -237,11 +237,11 @@ def main() -> None:
         with running(folder / "whole", job) as ranks:
             found = libraries.parse_maps(Path(f"/proc/{ranks[0].pid}/maps").read_bytes()).libraries
             (library,) = [one for one in found if one.library == "gloo"]
-            print(library.path, compared(folder / "whole", ranks, chosen.turns), sep=": ", flush=True)
+            print(library.path, compare_with_own_dumps(folder / "whole", ranks, chosen.turns), sep=": ", flush=True)
         (folder / "stripped").mkdir()
         before = without_symbols(job.root / library.path.lstrip("/"), folder / "stripped.so")
         with running(folder / "stripped", job._replace(before=before)) as ranks:
-            print("without symbols", compared(folder / "stripped", ranks, chosen.turns), sep=": ")
+            print("without symbols", compare_with_own_dumps(folder / "stripped", ranks, chosen.turns), sep=": ")
 
 
 if __name__ == "__main__":

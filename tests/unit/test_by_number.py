@@ -200,7 +200,7 @@ def test_what_is_still_open_takes_back_no_accusation_by_a_stack() -> None:
 
 
 ASKS = pytest.mark.parametrize(
-    ("activity", "who", "words"),
+    ("activity", "waiting_part", "words"),
     [
         ("network", "main", "It waits for what another rank of the job may give"),
         ("data_loading", "thread", "A thread of it waits for what another rank of the job may give"),

@@ -82,7 +82,7 @@ check: $(VENV)/.dev
 # No golden needs torch. A golden that does is marked `torch`, and is skipped where torch is not installed.
 golden: $(VENV)/.dev
 	HANGWATCH_RENEW_GOLDEN=1 $(BIN)/python -m pytest -q -m golden $(PYTEST_ARGS)
-	git diff --stat -- tests docs
+	git diff --stat
 
 scenarios: $(VENV)/.test
 	$(BIN)/python -m tests.scenarios

@@ -107,6 +107,9 @@ class Detector(Section, frozen=True):
     busy_window_seconds: Annotated[
         float, Meta(ge=10.0, le=7200.0, description="the busy level is a high quantile of this much recent work")
     ] = 600.0
+    confirming_captures: Annotated[
+        int, Meta(ge=1, le=10, description="a hung job pages after so many captures in a row found all ranks frozen")
+    ] = 1
     recover_seconds: Annotated[
         float, Meta(ge=0.0, le=3600.0, description="a job has recovered once its power is back for this long")
     ] = 10.0

@@ -24,7 +24,7 @@ JOBS = Path(__file__).parent / "jobs"
 QUICK = {
     "gpu": {"sample_seconds": 0.2, "deadline_seconds": 5.0},
     "jobs": {"discover_seconds": 1.0},
-    "detector": {"hold_seconds": 3.0, "recover_seconds": 1.0, "cooldown_seconds": 0.0},
+    "detector": {"confirming_captures": 1, "hold_seconds": 3.0, "recover_seconds": 1.0, "cooldown_seconds": 0.0},
     "capture": {"pause_seconds": 1.0},
     "http": {"listen": "127.0.0.1", "port": 0},
 }

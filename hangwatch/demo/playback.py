@@ -60,6 +60,7 @@ def settings(directory: Path) -> Settings:
         jobs=config.Jobs(discover_seconds=1.0),
         detector=config.Detector(
             hold_seconds=3.0,
+            confirming_captures=1,
             startup_hold_seconds=60.0,
             stalled_hold_seconds=6.0,
             busy_window_seconds=60.0,

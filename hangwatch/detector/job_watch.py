@@ -186,7 +186,12 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
     )
     gpus |= {uuid: gpu for uuid, gpu in watch.power.gpus.items() if uuid not in gpus}
     watch = with_power(watch, gpus=gpus, was_busy=was_busy)
-    watch = with_suspicion(watch, saw_stacks=any(group.frames for group in incident.grouping.groups))
+    watch = with_suspicion(
+        watch,
+        saw_stacks=any(group.frames for group in incident.grouping.groups),
+        # A job that pages must not stop paging because the daemon was restarted.
+        frozen_captures=len(incident.captures) if incident.state is JobState.HUNG else 0,
+    )
     is_stalled = incident.state in STALLED_STATES
     return replace(
         with_capture_record(watch, capturing=False),
@@ -246,13 +251,15 @@ def merge_watches(watch: JobWatch, other: JobWatch) -> JobWatch:
 def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
     """True if the job should page now: hung, or stalled for longer than its hold.
 
-    * A hung job with a known pause at this place pages later, see `known_pauses`.
+    * A hung job needs `confirming_captures` captures in a row in which all ranks were frozen. With a known pause at
+      this place it pages later, see `known_pauses`.
     * A stalled job pages only after a capture that found a stack or judged a rank.
     * A job at rest (suspended, over) pages like a stalled one if ranks on other nodes may wait for it.
     * A job that waits for other nodes pages like a stalled one, and in any case before its collective timeout.
     """
     if watch.state is JobState.HUNG:
-        return quiet_seconds(watch, now) >= pause_hold_seconds(watch, now, settings)
+        is_confirmed = watch.suspicion is not None and watch.suspicion.frozen_captures >= settings.confirming_captures
+        return is_confirmed and quiet_seconds(watch, now) >= pause_hold_seconds(watch, now, settings)
     stalled_since = None if watch.open_incident is None else watch.open_incident.stalled_since
     if watch.state not in STALLED_STATES or stalled_since is None:
         return False

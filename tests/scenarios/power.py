@@ -292,7 +292,7 @@ def _gpu_lost(then: Doing, others: Doing) -> Node:
     return replace(node, lost=lambda gpu, t: gpu == 3 and t >= HOUR)
 
 
-PLAIN_RULE = Settings(detector=Detector(quiet_fraction=0.0, quiet_watts_ratio_of_limit=0.12))
+PLAIN_RULE = Settings(detector=Detector(confirming_captures=1, quiet_fraction=0.0, quiet_watts_ratio_of_limit=0.12))
 
 
 def _plain(watts: float, how: str, states: str) -> PowerScenario:

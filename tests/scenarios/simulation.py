@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from hangwatch.config import Settings
+from hangwatch.config import Detector, Settings
 from hangwatch.detector import TakeCapture, Transition
 from hangwatch.detector.power_level import gpu_levels
 from hangwatch.model import (
@@ -43,7 +43,7 @@ from hangwatch.state.steps import Action
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 
 NODE = "node-1"
-SETTINGS = Settings()
+SETTINGS = Settings(detector=Detector(confirming_captures=1))
 UNIX_START = 1_700_000_000.0
 LAUNCHER = ProcessId(pid=900, start_ticks=90)
 AT_ONCE = 8  # captures: `beats` has as many threads for them

@@ -20,7 +20,7 @@ from hangwatch.detector.power_level import GpuPower
 from hangwatch.model import OPEN_STATES, CodeRegion, GpuSample, Job, JobState, ProcessId, Rank, RankId
 
 S = JobState
-DEFAULTS = Detector()
+DEFAULTS = Detector(confirming_captures=1)
 HOLD, STARTUP, STALLED = (
     int(seconds) for seconds in (DEFAULTS.hold_seconds, DEFAULTS.startup_hold_seconds, DEFAULTS.stalled_hold_seconds)
 )
@@ -205,6 +205,16 @@ def test_two_frozen_captures_in_a_row_turn_stalled_into_hung() -> None:
     assert series.watch.state is S.HUNG
 
 
+def test_a_hung_job_pages_after_the_configured_number_of_captures_in_a_row() -> None:
+    series = Series(rules=Detector(confirming_captures=2)).feed(600, 300).feed(110, HELD).captured(8, 0)
+    assert (series.watch.state, series.pages) == (S.HUNG, False)
+    series.feed(110, int(DEFAULTS.recapture_seconds))
+    assert len(series.captures) == 2, "the next capture comes after recapture_seconds"
+    assert series.captured(8, 0).pages
+    series.feed(110, 100).captured(7, 1)
+    assert not series.feed(110, 100).captured(8, 0).pages, "the captures must be consecutive"
+
+
 def test_moving_ranks_teach_and_the_job_is_left_alone() -> None:
     series = Series().feed(600, 300).feed(110, HELD).captured(frozen=2, moving=6)
     assert series.watch.state is S.TRAINING
@@ -214,7 +224,7 @@ def test_moving_ranks_teach_and_the_job_is_left_alone() -> None:
     assert len(series.captures) == 2, "after real work the old line counts again"
 
 
-PLAIN = Detector(quiet_fraction=0.0, quiet_watts_ratio_of_limit=0.12)
+PLAIN = Detector(confirming_captures=1, quiet_fraction=0.0, quiet_watts_ratio_of_limit=0.12)
 
 
 @pytest.mark.parametrize("working", [600, 150])
@@ -256,7 +266,7 @@ def test_plain_rule_learned_level_above_limit_changes_nothing_below() -> None:
 
 
 def test_the_plain_line_stands_beside_the_learnt_one() -> None:
-    both = Detector(quiet_watts_ratio_of_limit=0.12)
+    both = Detector(confirming_captures=1, quiet_watts_ratio_of_limit=0.12)
     assert Series(rules=both).feed(600, 300).feed(110, HELD).states == [S.TRAINING, S.QUIET, S.SUSPECTED]
     light = GpuPower(limit_watts=700.0, idle_watts=68.0, busy_watts=100.0)
     assert power_level.low_power_threshold_watts(light, both) == pytest.approx(84), "the learnt one lies at 79.2 W"
@@ -697,7 +707,13 @@ outcomes = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 8))
 @settings(max_examples=150, deadline=None)
 def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
     """No page without a capture that saw stuck ranks; no second capture while one runs; every state ends."""
-    rules = Detector(hold_seconds=20, startup_hold_seconds=60, stalled_hold_seconds=60, startup_stalled_hold_seconds=90)
+    rules = Detector(
+        confirming_captures=1,
+        hold_seconds=20,
+        startup_hold_seconds=60,
+        stalled_hold_seconds=60,
+        startup_stalled_hold_seconds=90,
+    )
     series = Series(rules=rules)
     judged = False
     for event in events:
@@ -730,7 +746,7 @@ def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
 
 
 def test_a_flapping_job_is_left_to_rest_between_captures() -> None:
-    rules = Detector(hold_seconds=5, cooldown_seconds=60)
+    rules = Detector(confirming_captures=1, hold_seconds=5, cooldown_seconds=60)
     series = Series(rules=rules).feed(600, 100)
     for _ in range(12):
         series.feed(110, 12)
@@ -868,7 +884,7 @@ def test_stopped_new_or_recovered_job_has_no_last_capture() -> None:
     never = Series().feed(90, STARTUP + 5).captured(8, 0)
     never.watch = with_time_out(never.watch, environment_seconds=STARTUP + 100.0)
     assert (never.watch.state, looked_at(never, 200).told) == (S.HUNG, [])
-    back = looked_at(hangs(rules=Detector(recover_seconds=3600)), 500 - HELD).feed(600, 300)
+    back = looked_at(hangs(rules=Detector(confirming_captures=1, recover_seconds=3600)), 500 - HELD).feed(600, 300)
     assert (back.watch.state, back.told) == (S.HUNG, [])
 
 

@@ -15,6 +15,7 @@ from hangwatch.model import GpuSample, Job, JobState, ProcessId, Rank, RankId
 from tests.unit.test_detector import assert_times_mean_something
 
 RULES = Detector(
+    confirming_captures=1,
     hold_seconds=60,
     startup_hold_seconds=500,
     cooldown_seconds=200,

@@ -52,7 +52,7 @@ from hangwatch.state.restored_incidents import STARTED_AGAIN
 from hangwatch.state.steps import Action, ReadCrashArtifacts, SaveIncident
 from hangwatch.verdict.diagnosis import Diagnosis
 
-RULES = Detector(hold_seconds=20, recover_seconds=2)
+RULES = Detector(confirming_captures=1, hold_seconds=20, recover_seconds=2)
 
 
 def job(pid: int = 100, ranks: int = 2, job_id: str = "42") -> Job:

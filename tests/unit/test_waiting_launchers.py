@@ -50,7 +50,7 @@ from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.wording import job_headlines
 from tests.proc_tree import jobs_in, lay_out
 
-RULES = Detector(hold_seconds=20, startup_hold_seconds=100, startup_stalled_hold_seconds=300)
+RULES = Detector(confirming_captures=1, hold_seconds=20, startup_hold_seconds=100, startup_stalled_hold_seconds=300)
 LAUNCHER = ProcessId(pid=50, start_ticks=100_000)  # 1,000 s after boot
 WAITING = Waiting(launcher="torchrun", run_id="llama-7b", nodes="2", endpoint="10.0.0.1:29400")
 STORE_WAIT = (Frame(function="next_rendezvous", file="torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py"),)

@@ -180,7 +180,7 @@ def fold_ids(ids: Iterable[RankId]) -> str:
 
 
 def name_ranks(ranks: Sequence[RankId]) -> str:
-    """Return ranks for a sentence: `rank 7 on gpu-a12 (local rank 7, pid 4711)`, or folded: `ranks 0-6 on a and b`."""
+    """Return ranks for a sentence: `rank 7 (gpu-a12, local rank 7, pid 4711)`, or folded: `ranks 0-6 on a and b`."""
     if len(ranks) == 1:
         return _name_rank(ranks[0])
     return f"{_folded(ranks)}{_places(ranks)}"
@@ -190,8 +190,8 @@ def _name_rank(rank: RankId) -> str:
     """Return one rank with all that is known of it. Its name is the global rank, else the local rank, else the pid."""
     numbers = (("rank", rank.rank), ("local rank", rank.local_rank), ("pid", rank.pid))
     name, *rest = [f"{kind} {number}" for kind, number in numbers if number is not None] or ["a rank"]
-    where = f" on {printable(rank.node)}" if rank.node else ""
-    return f"{name}{where}" + (f" ({', '.join(rest)})" if rest else "")
+    known = [printable(rank.node), *rest] if rank.node else rest
+    return f"{name} ({', '.join(known)})" if known else name
 
 
 def _folded(ranks: Sequence[RankId]) -> str:

@@ -303,8 +303,8 @@ def loader_hang() -> Incident:
     odd = rank_id(7)
     verdict = Verdict(
         kind="OutsideCollective",
-        message="Rank 7 on gpu-a12 waits for its loader worker, which is stuck in read_shard (ourdata/shards.py), "
-        "while 7 of 8 ranks wait for it in all_reduce.",
+        message="Rank 7 (gpu-a12, local rank 7, pid 41207) waits for its loader worker (pid 52001, in read_shard "
+        "(ourdata/shards.py:58)). All 7 other ranks wait for it in all_reduce.",
         named=(odd,),
         confidence=Confidence.HIGH,
         evidence=(
@@ -365,7 +365,8 @@ def blocked_in_kernel() -> Incident:
     )
     verdict = Verdict(
         kind="RankBlocked",
-        message="Rank 3 on gpu-a12 is blocked in the kernel (state D in nfs_wait_bit_killable) while 7 of 8 ranks wait in all_reduce.",
+        message="Rank 3 (gpu-a12, local rank 3, pid 41203) is blocked in the kernel (state D), in nfs_wait_bit_killable. "
+        "All 7 other ranks wait for it in all_reduce.",
         named=(odd,),
         confidence=Confidence.HIGH,
         evidence=(
@@ -389,10 +390,10 @@ def exited() -> Incident:
     gone = Group(key="90ne", activity="gone", members=(Member(id=odd, motion=Motion.FROZEN),), gone=True)
     verdict = Verdict(
         kind="RankGone",
-        message="Rank 3 on gpu-a12 (local rank 3) has no process any more, while all 7 other ranks wait in all_reduce.",
+        message="Rank 3 (gpu-a12, local rank 3) has ended. All 7 other ranks wait for it in all_reduce.",
         named=(odd,),
         confidence=Confidence.HIGH,
-        evidence=(Evidence(kind="waiting", message="7 of the 7 other ranks wait for other ranks", supports=True),),
+        evidence=(Evidence(kind="waiting", message="all 7 others wait for other ranks in all_reduce", supports=True),),
     )
     left = [rank for rank in range(8) if rank != 3]
     dumps = [*(rank_dump(rank, ALL_REDUCE) for rank in left), RankDump(id=odd, gone=True)]
@@ -408,7 +409,7 @@ def all_waiting() -> Incident:
     """
     verdict = Verdict(
         kind="AllWaiting",
-        message="No odd rank on gpu-a12: its 8 ranks all wait in all_reduce. Look at the other nodes, then at XID and NVLink.",
+        message="No rank can be named: all 8 ranks wait in all_reduce. Check the other nodes, too.",
         evidence=(Evidence(kind="SameWait", message="8 of 8 ranks wait in all_reduce, reached from the same callers"),),
     )
     dumps = [rank_dump(rank, ALL_REDUCE) for rank in range(8)]
@@ -441,7 +442,8 @@ def mismatch() -> Incident:
     )
     verdict = Verdict(
         kind="Mismatch",
-        message="Ranks wait in different collectives: 4 of 8 in all_reduce, 4 in broadcast. Without sequence numbers nobody can be named.",
+        message="No rank can be named: the ranks wait in 2 different places: ranks 0-3 on gpu-a12 wait in all_reduce; "
+        "ranks 4-7 on gpu-a12 wait in broadcast.",
         confidence=Confidence.NONE,
         evidence=(
             Evidence(kind="Split", message="all_reduce: 0-3, from _reduce_loss", ranks=tuple(map(rank_id, range(4)))),
@@ -510,7 +512,7 @@ def parallel_groups() -> Incident:
     named = alone(loading([31]), odd)
     verdict = Verdict(
         kind="OutsideCollective",
-        message="Rank 31 on gpu-a15 is in data loading while 31 of 32 ranks wait for others in 4 different calls.",
+        message="Rank 31 (gpu-a15, local rank 7, pid 41207) is loading data. All 31 other ranks wait for it in 4 different calls.",
         named=(odd,),
         confidence=Confidence.MEDIUM,
         evidence=(
@@ -565,8 +567,8 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
     groups.append(alone(loading([odd_rank]), odd))
     verdict = Verdict(
         kind="OutsideCollective",
-        message=f"Rank {odd_rank} on {odd.node} waits for its loader worker, stuck in read_shard (ourdata/shards.py), "
-        f"while {len(ranks):,} of {nodes * 8:,} ranks wait in all_reduce.",
+        message=f"Rank {odd_rank} ({odd.node}) waits for its loader worker (in read_shard (ourdata/shards.py:58)). "
+        f"{len(ranks):,} of the {nodes * 8 - 1:,} other ranks wait for it in all_reduce.",
         named=(odd,),
         confidence=Confidence.HIGH,
         evidence=(

@@ -246,14 +246,14 @@ def evidence(members: Iterable[Member]) -> tuple[Evidence, ...]:
             _evidence(asked[0][1], [rank for rank, _ in counts], _describe_counts(counts)) for _, counts in shown
         )
     if asked and all(is_even(member) for member, _ in asked):
-        text = "all ranks of each communicator have launched as much of everything, and nothing more meanwhile"
+        text = "all ranks of each communicator have launched the same number of operations, and no more since"
         return (_evidence(asked[0][1], [member.id for member, _ in asked], text),)
     return ()
 
 
 def _evidence(ras: NcclRas, ids: Sequence[RankId], text: str) -> Evidence:
     seconds = words.duration(round(ras.seconds) or ras.seconds)
-    message = f"NCCL {ras.version} says of itself, the same {ras.answers} times in {seconds}: {text}"
+    message = f"NCCL {ras.version} (RAS), unchanged in {ras.answers} answers over {seconds}: {text}"
     return Evidence(kind="nccl_ras", message=message, ranks=tuple(ids[:_MOST_IDS]))
 
 
@@ -268,14 +268,14 @@ def _describe_counts(counts: Sequence[tuple[RankId, LaunchCount]]) -> str:
     if first.count is not None and min(count for count in by_count if count is not None) > first.lowest:
         parts.append(f"others {first.lowest:,}" + (f": {words.join_words(first.elsewhere)}" if first.elsewhere else ""))
     elif first.elsewhere:
-        parts.append(f"so behind, or not reached, too: {words.join_words(first.elsewhere)}")
-    return f"of communicator {first.communicator} with {words.count(first.size)}, {'; '.join(parts)}"
+        parts.append(f"also behind or not reached: {words.join_words(first.elsewhere)}")
+    return f"communicator {first.communicator} with {words.count(first.size)}: {'; '.join(parts)}"
 
 
 def _describe_count(count: int | None, ids: Sequence[RankId], operation: str) -> str:
     are_numbered = all(rank.rank is not None for rank in ids)
     ranks = words.name_ranks([RankId(rank=rank.rank) for rank in ids] if are_numbered else ids)
     if count is None:
-        return f"{ranks} {'does' if len(ids) == 1 else 'do'} not answer it"
+        return f"{ranks} {'does' if len(ids) == 1 else 'do'} not respond"
     operations = "collectives" if operation == "collective" else operation
     return f"{ranks} {'has' if len(ids) == 1 else 'have'} launched {count:,} {operations}"

@@ -120,7 +120,7 @@ def judge(job: Job, dead: Sequence[CrashArtifacts]) -> Verdict | None:
     if len(named) == len(dead) > 1:
         return _all_alike(first, named)
     rest = len(dead) - max(1, len(named))
-    others = f"; {words.count(rest, 'other rank')} of this node ended too" if rest else ""
+    others = f"; {words.count(rest, 'other rank')} of this node ended, too" if rest else ""
     still = f"; {words.count(len(job.ranks), 'rank')} still running" if job.ranks else ""
     when = words.utc(first.unix_seconds)
     if named:
@@ -128,13 +128,13 @@ def judge(job: Job, dead: Sequence[CrashArtifacts]) -> Verdict | None:
     else:
         message = (
             "ranks crashed, and all reports blame other ranks; "
-            f"the first is of {words.name_ranks([first.artifacts.id])}, at {when}: {first.text}{others}{still}. "
-            "The rank that died before left no report, or is on another node."
+            f"the first report is of {words.name_ranks([first.artifacts.id])}, at {when}: {first.text}{others}{still}. "
+            "The rank that died earlier left no report, or is on another node."
         )
     confidence = (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE)[first.order]
     looks = tuple(_find_ranks_without_report(job, dead, causes)) if first.order == 3 else ()
     if looks:
-        message += f" Look first at {words.name_ranks(looks)}: {looks[0].why}."
+        message += f" Check {words.name_ranks(looks)} first: {looks[0].why}."
     return Verdict(
         kind=CRASHED,
         message=message[:1].upper() + message[1:],
@@ -148,8 +148,8 @@ def judge(job: Job, dead: Sequence[CrashArtifacts]) -> Verdict | None:
 def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
     """Return the verdict if all ranks ended in the same second, each with its own error: the cause is common."""
     message = (
-        f"all {words.count(len(ended))} that ended did so at {words.utc(first.unix_seconds)}, each with its own error; "
-        f"{words.name_ranks([first.artifacts.id])} with {first.text}. No rank can be named."
+        f"no rank can be named: all {words.count(len(ended))} that ended did so at {words.utc(first.unix_seconds)}, "
+        f"each with its own error. First report: {words.name_ranks([first.artifacts.id])} with {first.text}."
     )
     return Verdict(kind=CRASHED, message=message[:1].upper() + message[1:], evidence=(_evidence(first, ()),))
 
@@ -163,7 +163,7 @@ def _find_ranks_without_report(
     if job.is_elsewhere_too or job.ranks or len(silent) >= len(reporting):
         return
     why = f"it left no report, and {words.count(len(reporting), 'other rank')} blame other ranks"
-    settle = "its log and that of the launcher: exit code -11 is a segfault, -9 a SIGKILL from outside"
+    settle = "read its log and that of the launcher: exit code -11 is a segfault, -9 a SIGKILL from outside"
     for rank in silent:
         yield CheckFirst(**structs.asdict(rank), why=why, settle=settle)
 

@@ -45,7 +45,7 @@ _STATES = {
 
 def named(verdict: Verdict) -> list[str]:
     """Who is named, a line each; more than a few ranks are folded into one line."""
-    return _listed(verdict.named) or ["nobody"]
+    return _listed(verdict.named) or ["no rank"]
 
 
 def first_look(verdict: Verdict) -> list[str]:
@@ -103,7 +103,7 @@ def odd_groups(groups: Sequence[Group], verdict: Verdict) -> frozenset[str]:
 
 def mark(verdict: Verdict, ranks: int = 1) -> str:
     """What stands beside the groups that the verdict points at: only who is named is called odd."""
-    return f"odd one{'s' if ranks > 1 else ''} out" if verdict.named else "look here first"
+    return f"odd one{'s' if ranks > 1 else ''} out" if verdict.named else "check first"
 
 
 def all_odd(groups: Iterable[Group], odd: frozenset[str]) -> bool:

@@ -238,7 +238,7 @@ def _check_first(
 
 CHECK_FIRST: tuple[Rule, ...] = (
     _check_first(
-        "have no process any more, and died first by what they left, while no wait for ranks is known of the others",
+        "have ended, and died first by their crash artifacts, while the others are not known to wait for ranks",
         died_first,
         ANYTHING,
         check_first_reasons.died,
@@ -247,7 +247,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         by_stack=False,
     ),
     _check_first(
-        "have a thread that is blocked in state `D`, of which the kernel's log says that it has been for minutes",
+        "have a thread that is blocked in state `D`, for minutes by the kernel's log",
         _logged_by_kernel("hung_task"),
         ("ranks", "gpu"),
         check_first_reasons.hung_task,
@@ -265,7 +265,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         by_stack=False,
     ),
     _check_first(
-        "hold the lock of a file for which others of the job wait",
+        "hold a file lock for which other ranks wait",
         _holders,
         ("ranks", "gpu", "lock"),
         check_first_reasons.holds_lock,
@@ -274,7 +274,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         by_stack=False,
     ),
     _check_first(
-        "is the other one of two ranks, in no wait that is known",
+        "is one of two ranks, and in no known wait while the other one waits",
         _other_of_two,
         ("ranks",),
         check_first_reasons.differs_from_others,
@@ -283,7 +283,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         may_name=True,
     ),
     _check_first(
-        "stand still in the program's own code",
+        "do not progress in the program's own code",
         _only_group(_is_in_own_code),
         ("ranks", "gpu"),
         check_first_reasons.differs_from_others,
@@ -291,7 +291,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         may_name=True,
     ),
     _check_first(
-        "wait for a thread of theirs that is in functions that no rule knows",
+        "wait for one of their threads, which is in functions that no rule knows",
         _only_group(_asks_unknown_thread),
         ("ranks",),
         check_first_reasons.differs_from_others,
@@ -299,21 +299,21 @@ CHECK_FIRST: tuple[Rule, ...] = (
         may_name=True,
     ),
     _check_first(
-        "stand still in the program's own code, while the others wait for a lock",
+        "do not progress in the program's own code, while the others wait for a lock",
         _only_group(_outside_of_a_lock),
         ("lock",),
         check_first_reasons.differs_from_others,
         deciding_steps.find_blocking_call,
     ),
     _check_first(
-        "have no thread in a collective, while all others, whose main threads stand where theirs do, have one",
+        "have no thread in a collective, while all others have one; all main threads are at the same place",
         _only_group(_without_a_thread),
         ANYTHING,
         check_first_reasons.without_a_thread,
         deciding_steps.find_blocking_call,
     ),
     _check_first(
-        "stand in the same functions as all others, at another line of the user's code",
+        "are in the same functions as all others, at another line of the user's code",
         _only_group(_is_at_another_line),
         ANYTHING,
         check_first_reasons.other_line,
@@ -343,7 +343,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         deciding_steps.look_at,
     ),
     _check_first(
-        "wait for another process or for events, while the others stand behind their GPUs",
+        "wait for another process or for events, while the others wait for their GPUs",
         _only_group(_awaits_answer),
         ("gpu",),
         check_first_reasons.differs_from_others,
@@ -357,14 +357,14 @@ CHECK_FIRST: tuple[Rule, ...] = (
         deciding_steps.numbers,
     ),
     _check_first(
-        "wait in a collective, while the others stand behind their GPUs",
+        "wait in a collective, while the others wait for their GPUs",
         _only_group(_is_few_in_a_collective),
         ("gpu",),
         check_first_reasons.other_call,
         deciding_steps.numbers,
     ),
     _check_first(
-        "are busy with one thing, half of the job, while the others stand at one call of a collective",
+        "are half of the job and busy with one activity, while the others wait in one call of a collective",
         _busy_half,
         ("ranks",),
         check_first_reasons.differs_from_others,
@@ -372,14 +372,14 @@ CHECK_FIRST: tuple[Rule, ...] = (
         few=False,
     ),
     _check_first(
-        "stand behind the GPU, where nobody knows how many ranks there are",
+        "wait for their GPU, if the world size is unknown",
         _only_group(_is_behind_gpu),
         ("ranks",),
         check_first_reasons.differs_from_others,
         deciding_steps.numbers,
     ),
     _check_first(
-        "draw less than every GPU that is at work",
+        "have GPUs that all draw less power than every working GPU",
         _low_power,
         ("work",),
         check_first_reasons.low_power,

@@ -11,6 +11,7 @@ from msgspec import structs
 from hangwatch import words
 from hangwatch.collectives import nccl_counts
 from hangwatch.model import Evidence, GpuUse, Group, Grouping, KernelLine, Member, Motion, RankId, Signature, Stack
+from hangwatch.stacks import activity
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import (
@@ -25,6 +26,7 @@ from hangwatch.verdict.measurements import (
 )
 from hangwatch.verdict.scene import Scene
 from hangwatch.verdict.wording import check_first_reasons, clauses, job_headlines, sequence_numbers
+from hangwatch.verdict.wording.group_text import all_of
 
 _CONTEXT_THREADS = 3
 _MOST_IDS = 64
@@ -106,13 +108,14 @@ def context(grouping: Grouping) -> Iterator[Evidence]:
         yield _evidence("group", group.members, f"{_who(group.members)}: {_shows(group)}")
     for group in groups[:2]:
         for stack in group.threads[:_CONTEXT_THREADS]:
-            where = f"is in {stack.activity.replace('_', ' ')}: {_frames(stack)}"
-            yield _evidence("thread", group.members, f"thread {stack.name} of {_who(group.members[:1])} {where}")
+            clause = "" if stack.activity == "unknown" else f" {activity.describe_activity(stack.activity, None)}"
+            thread = f"thread {stack.name} of {_who(group.members[:1])}"
+            yield _evidence("thread", group.members, f"{thread}{clause}: {_frames(stack)}")
     lone = find_lone(grouping.members, lambda one: one.gpu.utilization_ratio, UTILIZATION_GAP)
     if lone is not None:
         member, own, rest = lone
         differs = f"the GPU of {_who([member])} is at {own:.0%}, the others at {median(rest):.0%}"
-        yield _evidence("gpu_utilization", [member], f"{differs}: a hint, no proof")
+        yield _evidence("gpu_utilization", [member], f"{differs} (a hint, not a proof)")
     yield from absence(grouping)
 
 
@@ -120,12 +123,12 @@ def absence(grouping: Grouping) -> Iterator[Evidence]:
     """Yield the ranks without an answer, apart from ranks of nodes that were not asked."""
     if grouping.unanswered:
         silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)})"
-        message = f"no answer from {silent}: not accused, a collection loses healthy ranks too, but look there first"
+        message = f"no answer from {silent}: check them first, although answers of healthy ranks are lost, too"
         first = islice(chain.from_iterable(grouping.unanswered), _MOST_IDS)
         yield Evidence(kind="unanswered", message=message, ranks=tuple(RankId(rank=rank) for rank in first))
     if grouping.elsewhere:
-        absent = f"{words.count_ranges(grouping.elsewhere)} of the job are on other nodes, not in this view"
-        yield Evidence(kind="other_nodes", message=f"{absent} ({words.fold_ranges(grouping.elsewhere)})")
+        absent = f"{words.count_ranges(grouping.elsewhere)} ({words.fold_ranges(grouping.elsewhere)})"
+        yield Evidence(kind="other_nodes", message=f"on other nodes, not captured: {absent} of the job")
 
 
 def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterator[Evidence]:
@@ -138,7 +141,7 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterato
         ranks = by_node.get(member.id.node, {})
         if call := clauses.describe_call(member, ranks):
             wchan = f"wchan {member.kernel.wchan}" if member.kernel.wchan else None
-            parts = (f"{_who([member])} stands in {call}", wchan, clauses.describe_worker_call(member, ranks))
+            parts = (f"{_who([member])} is in {call}", wchan, clauses.describe_worker_call(member, ranks))
             yield _evidence("system_call", [member], "; ".join(filter(None, parts)))
 
 
@@ -147,7 +150,7 @@ def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evide
     told = [(member.died, member) for member in members if member.died is not None]
     told.sort(key=lambda entry: entry[0].unix_seconds)
     for one, member in told[:_MOST_DIED]:
-        blames = ", which complains of others" if one.of_others else ""
+        blames = ", which blames other ranks" if one.of_others else ""
         message = f"{_who([member])} at {words.utc(one.unix_seconds)}: {one.full_text}{blames}"
         yield _evidence("crash", [member], message, supports=member.id in named)
 
@@ -162,7 +165,7 @@ def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator
     told = [(rows[line.name], line, ranks) for (_, line), ranks in by_line.items() if line.name in rows]
     told.sort(key=lambda entry: (entry[0].names not in _OF_PROCESSES, -entry[1].unix_seconds))
     for row, line, ranks in told[:_MOST_KERNEL_LINES]:
-        source = f"the kernel's log, {words.utc(line.unix_seconds)}, of {_who(ranks)}"
+        source = f"kernel log, {words.utc(line.unix_seconds)}, {_who(ranks)}"
         supports = row.names in _OF_PROCESSES and {member.id for member in ranks} <= set(named)
         yield _evidence("kernel_log", ranks, f"{source}: {line.text}: {row.meaning}; {row.remedy}", supports=supports)
 
@@ -177,8 +180,9 @@ def enclosed(grouping: Grouping) -> Iterator[Evidence]:
     members = [member for member in grouping.members if member.waits.enclosed_at is not None]
     if members:
         where = words.join_words(sorted({str(member.waits.enclosed_at) for member in members})[:2])
-        reached = f"can be met at {where} only, which no other node reaches; the job has ranks on others"
-        yield _evidence("wrong_interface", members, f"{_who(members)} {reached}")
+        reached = "which no other node can reach; the job has ranks on other nodes"
+        wait = "waits" if len(members) == 1 else "wait"
+        yield _evidence("wrong_interface", members, f"{_who(members)} {wait} for others at {where}, {reached}")
 
 
 def machine(members: Sequence[Member]) -> Iterator[Evidence]:
@@ -186,10 +190,10 @@ def machine(members: Sequence[Member]) -> Iterator[Evidence]:
     uses = [member.gpu.use for member in members if member.gpu.use is not None]
     if uses and len(uses) == len(members) and all(map(_only_waits, uses)):
         message = (
-            f"kernels run on the GPUs of {words.count(len(uses))} and only wait: they are on "
+            f"kernels run on the GPUs of {words.count(len(uses))} and only wait: they run on "
             f"{check_first_reasons.ratios([use.sm_ratio for use in uses])} of the SMs, and use "
             f"{check_first_reasons.ratios([use.tensor_ratio for use in uses])} of the tensor cores and "
-            f"{check_first_reasons.ratios([use.dram_ratio for use in uses])} of the memory's bandwidth"
+            f"{check_first_reasons.ratios([use.dram_ratio for use in uses])} of the memory bandwidth"
         )
         yield _evidence("gpu_use", (), message)
     by_node = {
@@ -198,7 +202,7 @@ def machine(members: Sequence[Member]) -> Iterator[Evidence]:
         if member.gpu.ports is not None and member.gpu.ports.worse
     }
     for node, ports in list(by_node.items())[:_MOST_NODES]:
-        message = f"errors of InfiniBand or RoCE ports on {node or 'this node'} during the look"
+        message = f"errors of InfiniBand or RoCE ports on {node or 'this node'} during the capture"
         there = (member for member in members if member.id.node == node)
         yield _evidence("ports", there, f"{message}: {', '.join(ports.worse)}")
 
@@ -218,11 +222,11 @@ def _frames(stack: Stack) -> str:
 
 def _shows(group: Group) -> str:
     if group.gone:
-        return "no process any more"
+        return "the process has ended"
     return (
         group.fault.detail
         if group.fault
-        else f"{clauses.describe_activity(group)}: {clauses.describe_top_frames(group)}"
+        else f"{clauses.describe_activity(group, several=group.size > 1)}: {clauses.describe_top_frames(group)}"
     )
 
 
@@ -233,19 +237,20 @@ def _only_waits(use: GpuUse) -> bool:
 def _waiting(groups: Sequence[Group], others: int, what: str, *, supports: bool) -> Iterator[Evidence]:
     members = [member for group in groups for member in group.members]
     if groups:
-        share = "the other rank waits" if others == 1 else f"{len(members):,} of the {others:,} other ranks wait"
-        yield _evidence("waiting", members, f"{share} for {what}: {clauses.operations(groups)}", supports=supports)
+        share = all_of(others, "other") if len(members) == others else f"{len(members):,} of the {others:,} others"
+        wait = "the other rank waits" if others == 1 else f"{share} wait"
+        yield _evidence("waiting", members, f"{wait} for {what} in {clauses.operations(groups)}", supports=supports)
 
 
 _SIGNATURES = {
     Signature.COMPUTES: "computes",
     Signature.TRANSFERS: "transfers",
-    Signature.GPU_WORKS: "keeps its GPU at work",
-    Signature.BEHIND_GPU: "stands behind its GPU",
+    Signature.GPU_WORKS: "keeps its GPU busy",
+    Signature.BEHIND_GPU: "waits for its GPU",
     Signature.SPINS: "spins",
     Signature.POLLS: "polls",
     Signature.BLOCKED: "is blocked",
-    Signature.AWAITS_OUTSIDE: "waits for somebody outside of the job",
+    Signature.AWAITS_OUTSIDE: "waits for a peer outside the job",
 }
 _STATES = {"D": "blocked in the kernel", "T": "stopped", "t": "stopped by a tracer", "Z": "ended, not yet reaped"}
 
@@ -268,9 +273,9 @@ def _numbers(member: Member) -> list[str]:
     """Return the measurements of one rank, the most telling first."""
     parts = [f"main thread at {member.usage.main_cpu_ratio or 0.0:.0%} of a core"]
     if member.usage.switches_per_second is not None:
-        parts.append(f"{member.usage.switches_per_second:.1f} pauses of its own per second")
+        parts.append(f"{member.usage.switches_per_second:.1f} voluntary context switches per second")
     if member.stack.owns_gil is not None:
-        parts.append("holds the GIL" if member.stack.owns_gil else "no GIL")
+        parts.append("holds the GIL" if member.stack.owns_gil else "does not hold the GIL")
     if member.waits.awaited is not None:
         parts.append(f"for {member.waits.awaited.who}" + (", which is gone" if member.waits.awaited.is_lost else ""))
     if member.waits.stuck_on is not None:
@@ -284,7 +289,7 @@ def _numbers(member: Member) -> list[str]:
             parts.append(f"{link} {carried / 1e6:.1f} MB/s")
     if (use := member.gpu.use) is not None:
         parts.append(
-            f"SM {use.sm_ratio:.1%}, tensor cores {use.tensor_ratio:.1%}, memory's bandwidth {use.dram_ratio:.1%}"
+            f"SM {use.sm_ratio:.1%}, tensor cores {use.tensor_ratio:.1%}, memory bandwidth {use.dram_ratio:.1%}"
         )
     return parts
 
@@ -308,6 +313,6 @@ def _compared(members: Sequence[Member], rest: Sequence[Member]) -> Iterator[Evi
     if rounds > 1:
         frozen = sum(member.motion is Motion.FROZEN for member in rest)
         moving = any(member.motion is Motion.MOVING for member in members)
-        moved, too = ("moved", "did not") if moving else ("did not move", "did not either")
+        moved, too = ("progressed", "did not") if moving else ("did not progress", "did not, either")
         message = f"{moved} over {words.count(rounds, 'round')}; {frozen:,} of the {len(rest):,} others {too}"
         yield _evidence("motion", members, message)

@@ -238,31 +238,31 @@ def _gone(description: str, suspects: Callable[[Scene], Sequence[Group]], says: 
 
 RULES: tuple[Rule, ...] = (
     _gone(
-        "have no process any more, and died first by what they left, or ended by a fault by the kernel's log",
+        "have ended, and died first by their crash artifacts, or by a fault in the kernel's log",
         _gone_for_a_reason,
         rank_headlines.gone_first,
     ),
     _gone(
-        "have no process any more (or a zombie) on a node that answers, and followed nobody by what they left",
+        "have ended (or are a zombie) on a node that responds, and no crash artifact blames another rank",
         _gone_without_another,
         rank_headlines.gone,
     ),
     Rule(
         kind="RankBlocked",
-        description="are in state `D` in every round, or in a call on the silent file system on which py-spy hangs",
+        description="are in state `D` in every round, or in a call on the file system that does not respond to py-spy",
         suspects=_blocked,
         weigh=_weigh_blocked,
         says=rank_headlines.blocked,
     ),
     Rule(
         kind="RankStopped",
-        description="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer), or held by a freezer",
+        description="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer), or frozen by their cgroup",
         suspects=_stopped,
         says=rank_headlines.stopped,
     ),
     Rule(
         kind="RankUndumpable",
-        description="cannot be dumped, by a fault that says something of them",
+        description="cannot be dumped, because of a fault of the process itself",
         suspects=_undumpable,
         half_of="dumped",
         confidence=Confidence.MEDIUM,
@@ -271,7 +271,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         kind="MasterRefused",
-        description="are rank 0, not at the store and without a socket of it, while others are refused there",
+        description="are rank 0 and do not serve the store, while other ranks are refused there",
         suspects=_deaf_master,
         waiting=("ranks",),
         weigh=_weigh_deaf_master,
@@ -297,14 +297,14 @@ RULES: tuple[Rule, ...] = (
         Confidence.MEDIUM,
     ),
     _outside(
-        "stand behind the GPU, but hold the GIL (extensions can hold it while they wait, so this is weaker), and no "
-        "thread of theirs was seen to wait for it",
+        "wait for their GPU, but hold the GIL, and none of their threads waits for it (weaker: extensions may hold the "
+        "GIL while they wait)",
         lambda group: group.waits_for == "gpu" and group.holds_gil and not wants_gil(group),
         ("ranks", "gpu"),
         Confidence.MEDIUM,
     ),
     _outside(
-        "are blocked in functions that no rule knows, or wait for somebody outside of the job, with an idle GPU",
+        "are blocked in functions that no rule knows, or wait for a peer outside the job, with an idle GPU",
         lambda group: waits_for(group) == "unknown" or activity.find_activity(group.activity).by_name_alone,
         ("ranks", "gpu"),
         Confidence.MEDIUM,
@@ -312,20 +312,20 @@ RULES: tuple[Rule, ...] = (
         gives_way=True,
     ),
     _outside(
-        "are in functions that no rule knows, and, where stacks alone tell, before no line at which another one waits",
+        "are in functions that no rule knows (by stacks alone: not at an earlier line than a rank that waits)",
         lambda group: waits_for(group) == "unknown",
         ("ranks",),
         Confidence.LOW,
         may_wait_for_lock=False,
     ),
     _outside(
-        "stand behind the GPU, but move",
+        "wait for their GPU, but progress",
         lambda group: group.waits_for == "gpu" and group.motion is Motion.MOVING,
         ("ranks",),
         Confidence.MEDIUM,
     ),
     _outside(
-        "stand behind the GPU, where it is known how many ranks there are",
+        "wait for their GPU, if the world size is known",
         lambda group: group.waits_for == "gpu",
         ("ranks",),
         Confidence.LOW,

@@ -70,7 +70,7 @@ def test_a_pipe_is_told_with_who_has_its_other_end(tmp_path: Path) -> None:
         os.close(read_end)
         os.close(write_end)
     (pipe,) = found.behind
-    assert (found.says, found.rounds, pipe.kind, pipe.other_pid) == ("read from", 2, "pipe", os.getpid())
+    assert (found.says, found.rounds, pipe.kind, pipe.other_pid) == ("read() on", 2, "pipe", os.getpid())
     assert pipe.other_comm
 
 
@@ -198,7 +198,7 @@ def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) 
     assert [rank.pid for rank in look.verdict.named] == [odd]
     calls = {member.id.pid: member.kernel.call for member in look.grouping.members}
     assert [pid for pid, call in calls.items() if call is not None] == [odd]
-    said = f"stands in openat of {folders[3]}/fifo, in each of 2 rounds"
+    said = f"is in openat() on {folders[3]}/fifo, in each of 2 rounds"
     assert said in look.verdict.message
     assert any(vote.kind == "system_call" and said in vote.message for vote in look.verdict.evidence)
 
@@ -212,8 +212,8 @@ def test_what_is_to_be_looked_at_first_is_what_is_behind_that_call(tmp_path: Pat
         wait_for(lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat", "the odd one")
         verdict = looked_at([waits, odd]).verdict
     assert [rank.pid for rank in verdict.first_look] == [odd]
-    assert "behind the call in which it stands" in next_step(verdict)
-    assert f"stands in openat of {folders[1]}/fifo" in verdict.message
+    assert "lock of its call (see the evidence)" in next_step(verdict)
+    assert f"is in openat() on {folders[1]}/fifo" in verdict.message
     assert "--native" not in verdict.message
 
 
@@ -250,4 +250,4 @@ def test_of_a_rank_that_waits_for_its_worker_the_call_of_the_worker_is_told(tmp_
         look = looked_at([first, second, third, odd], workers={odd: worker}, table=LOADER_TABLE)
         os.kill(worker, signal.SIGKILL)
     assert [rank.pid for rank in look.verdict.named] == [odd]
-    assert f"its worker {worker} stands in openat of {folders[3]}/fifo, in each of 2 rounds" in look.verdict.message
+    assert f"its worker (pid {worker}) is in openat() on {folders[3]}/fifo, in each of 2 rounds" in look.verdict.message

@@ -211,7 +211,7 @@ def test_explain_reads_standard_input_files_and_folders(tmp_path: Path) -> None:
     )
     page = tmp_path / "out.html"
     done = hangwatch("explain", "-", "--html", str(page), stdin=everything)
-    assert "ank 2 on n1" in done.stdout.splitlines()[0], done.stderr
+    assert "ank 2 (n1" in done.stdout.splitlines()[0], done.stderr
     assert "<html" in page.read_text()
     alone = json.loads(hangwatch("explain", "--json", "--world-size", "6", "-", stdin=everything).stdout)
     assert (alone["world_size"], alone["absent"]) == (6, [[4, 5]])
@@ -502,7 +502,7 @@ def test_the_answer_on_one_job_is_there_while_the_next_is_looked_at() -> None:
             (pid,) = second if names[0] in told else first
             os.kill(pid, signal.SIGKILL)
             rest = dump.stdout.read()
-    assert re.search(rf"pid {pid}\).*(gone|no process)", rest), rest
+    assert re.search(rf"pid {pid}\).*(gone|has ended)", rest), rest
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")

@@ -56,4 +56,4 @@ def test_the_rank_whose_executor_is_stuck_in_its_own_code_is_the_first_to_look_a
     assert verdict.named == ()
     assert [look.rank for look in verdict.first_look] == [2]
     assert "write_shard" in verdict.first_look[0].why
-    assert "All 4 ranks" in verdict.message and "look first at rank 2" in verdict.message.lower()
+    assert "all 4 ranks" in verdict.message and "Check rank 2" in verdict.message

@@ -205,7 +205,7 @@ def test_a_hostile_pickle_is_refused_by_name_and_a_note_in_a_folder(tmp_path: Pa
     told = " ".join(done.stdout.split())
     assert "nccl_trace_rank_7: may do more than hold values: its opcode GLOBAL" in told
     assert "nccl_trace_rank_8: is larger than 64 MiB" in told
-    assert told.startswith("Rank 2 has not come to all_reduce 6")
+    assert "It has not joined all_reduce #6" in told
     named = explain(bomb)
     assert (named.returncode, named.stdout) == (2, "")
     assert f"{bomb}: may do more than hold values" in named.stderr
@@ -225,7 +225,7 @@ def test_dumps_beside_stacks_and_logs_are_joined_by_rank(tmp_path: Path) -> None
     done = explain(folder)
     assert (done.returncode, done.stderr) == (0, "")
     told = " ".join(done.stdout.split())
-    assert "Rank 2 has not come to all_reduce 6 of the default group" in told
+    assert "It has not joined all_reduce #6 of the default group" in told
     assert "NotCome, medium confidence Named rank 2 (pid 102)" in told
     assert "prepare_batch" in told.partition("Verdict")[0]
     assert "skipped, not text: 1 file" in told
@@ -237,7 +237,7 @@ def test_stacks_without_a_rank_are_not_joined_with_dumps(tmp_path: Path) -> None
     (folder / "stack.txt").write_text(text)
     told = " ".join(explain(folder).stdout.split())
     assert "Ranks 1 seen" in told
-    assert "sequence: all_reduce 6 of the default group was open on ranks 0-1,3; rank 2 has not come" in told
+    assert "sequence: all_reduce #6 of the default group was open on ranks 0-1,3; rank 2 has not joined" in told
 
 
 def test_a_dump_that_names_no_rank_is_told(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_an_incident_that_cannot_be_read_leaves_its_stacks(tmp_path: Path) -> No
         assert (done.returncode, done.stderr) == (0, ""), content[:40]
         told = "".join(done.stdout.split())
         assert "theotherfilesofitsfolderarereadinstead" in told
-        assert done.stdout.startswith("Rank 7 on gpu-a12")
+        assert done.stdout.startswith("Rank 7 (gpu-a12")
     (folder / "incident.json").unlink()
     (folder / "incident.json").symlink_to("/etc/passwd")
     assert "root:" not in explain(tmp_path / "out").stdout

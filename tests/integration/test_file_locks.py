@@ -71,7 +71,7 @@ def test_who_waits_for_a_lock_is_told_the_file_and_its_holder(how: str, tmp_path
     assert member.waits.file_lock is not None and member.waits.file_lock.holder_comm
     comm = member.waits.file_lock.holder_comm
     assert member.waits.file_lock == FileLock(str(path), holder_pid=holder.pid, holder_comm=comm)
-    assert clauses.describe_activity(group) == f"waits for the lock of {path}, which pid {holder.pid} ({comm}) holds"
+    assert clauses.describe_activity(group) == f"waits for the lock of {path}, held by pid {holder.pid} ({comm})"
     assert group.waits_for == "lock", "by measurement: the table is empty"
 
 
@@ -80,7 +80,7 @@ def test_a_holder_that_ended_and_left_the_lock_to_its_child_is_not_made_up(tmp_p
         group = seen(pid)
     (member,) = group.members
     assert member.waits.file_lock == FileLock(str(tmp_path / "the.lock"))  # with any pid namespace
-    assert "it has ended and left it to a process that it started" in clauses.describe_activity(group)
+    assert "it has ended and a child inherited the lock" in clauses.describe_activity(group)
 
 
 def test_who_waits_for_something_else_waits_for_no_lock_of_a_file(tmp_path: Path) -> None:

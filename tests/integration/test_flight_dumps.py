@@ -78,10 +78,10 @@ def test_a_hang_by_its_dumps_alone(name: str, tmp_path: Path) -> None:
     assert (found["named"], ranks(found["first_look"])) == ([], first), found["message"]
     kind = "cycle" if name == "open_and_stuck" else row["kind"]  # that it does not wait, only its stack says
     assert found["kind"] == (KINDS.get(kind, "RecordsOnly") if first or "circle" in row else "RecordsOnly")
-    assert "one moment" in found["message"]
-    assert ("only their stacks can say" in found["message"]) == (found["kind"] == "Circle")
+    assert "the moment when torch wrote its dumps" in found["message"]
+    assert ("only stacks show that" in found["message"]) == (found["kind"] == "Circle")
     if name == "two_do_not_come":
-        assert "ranks 1,4 have not come" in found["message"]
+        assert "ranks 1,4 have not joined" in found["message"]
 
 
 def test_with_their_stacks_the_rank_is_named(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_with_their_stacks_the_rank_is_named(tmp_path: Path) -> None:
             (folder / f"stack-rank{rank}.txt").write_bytes(stack.stdout)
     found = verdict(folder)
     assert (found["kind"], ranks(found["named"]), found["confidence"]) == ("NotCome", [2], "medium")
-    assert "prepare_batch" in found["message"] and "one moment" in found["message"]
+    assert "prepare_batch" in found["message"] and "the moment when torch wrote its dumps" in found["message"]
     told = [one["message"].rpartition(":")[0] for one in found["evidence"] if one["kind"] == "last_enqueued"]
     assert "rank 2 enqueued last: all_reduce 5 of default_pg, in reduce (program.py" in told
 

@@ -113,7 +113,7 @@ def test_ranks_that_are_refused_by_another_node() -> None:
     with ranks(JOINS, world_size=2, master=socket.gethostname()) as pids:  # a name that leads to this machine
         verdict = wait_for(lambda: judged(pids), "the rank to be refused", 200)
     assert verdict.named == ()
-    assert "Rank 0, which is to serve it, is not in view: look at its node first." in verdict.message
+    assert "Rank 0 should serve that address, but was not captured: check its node first." in verdict.message
 
 
 @pytest.mark.parametrize(

@@ -218,10 +218,10 @@ def test_of_ranks_in_one_stack_the_counts_tell_whom_to_look_at(tmp_path: Path) -
     assert len(look.grouping.groups) == 1, "by their stacks they are alike"
     verdict = look.verdict
     assert [one.rank for one in verdict.first_look] == [2]
-    assert "Rank 2 has not come to AllReduce 6,650" in verdict.message
+    assert "It has not joined AllReduce #6650" in verdict.message
     quoted = [vote.message for vote in verdict.evidence if vote.kind == "nccl_ras"]
     assert len(quoted) == 1
-    assert "NCCL 2.28.9 says of itself, the same 3 times" in quoted[0]
+    assert "NCCL 2.28.9 (RAS), unchanged in 3 answers" in quoted[0]
     assert "rank 2 has launched 6,649 AllReduce; ranks 0-1,3 have launched 6,650 AllReduce" in quoted[0]
 
 

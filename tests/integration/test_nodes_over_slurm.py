@@ -45,7 +45,7 @@ def test_a_step_beside_the_job_asks_its_nodes(nodes: Path, job: str) -> None:
     told = answer(done)
     assert (told["answered"], told["unanswered"], told["failed"]) == (["n0", "n1", "n2"], [], [])
     (found,) = told["jobs"]  # type: ignore[misc]
-    assert "rank 19 on n2" in found["verdict"]["message"]
+    assert "rank 19 (n2" in found["verdict"]["message"]
     assert found["job"]["command"] == LONG
     assert "n1: own words of n1" in done.stderr
     refused("dump", "--jobid", "999999", "--via", "srun", says="squeue")

@@ -61,7 +61,7 @@ def test_nodes_behind_a_real_sshd(via: str, nodes: Path, config: Path) -> None:
     (failed,) = told["failed"]  # type: ignore[misc]
     assert (failed["nodes"], "--remote-command" in failed["reason"]) == (["n4"], True)
     (job,) = told["jobs"]  # type: ignore[misc]
-    assert "rank 19 on n2" in job["verdict"]["message"]
+    assert "rank 19 (n2" in job["verdict"]["message"]
     assert "n0: it's n0's own shell: $HOME" in done.stderr
     assert "unreached: ssh: connect to host 127.0.0.1" in done.stderr
     wait_for(lambda: not running(nodes), "an end of the node that hung")

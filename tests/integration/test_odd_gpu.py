@@ -75,4 +75,4 @@ def test_the_rank_whose_gpu_has_no_kernel_is_looked_at_first(fake_driver: FakeDr
     assert [one.kind for one in alike.verdict.evidence if one.kind == "gpu_use"] == ["gpu_use"]
     assert alike.verdict.first_look == unread.verdict.first_look == ()
     assert [one.rank for one in odd.verdict.first_look] == [2]
-    assert "its GPU runs no kernel, those of the others on 12.5% of their SMs" in odd.verdict.message
+    assert "its GPU runs no kernel, the others run kernels on 12.5% of their SMs" in odd.verdict.message

@@ -147,7 +147,7 @@ def test_whom_to_look_at_first_in_a_real_hang(folder: Path, kind: str, rank: int
             ("two_ranks", 2),
             [1],
             'return int(os.read(os.open(FOLDER / "steps", os.O_RDONLY), 8))',
-            ["stands in number_of_steps", "the other rank waits in all_reduce", "--native"],
+            ["is in number_of_steps", "the other rank waits in all_reduce", "--native"],
         ),
     ],
     indirect=["folder"],

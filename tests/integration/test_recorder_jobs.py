@@ -118,7 +118,7 @@ def test_where_everybody_stands_alike_the_numbers_show_a_circle(tmp_path: Path) 
     with started("wrong_group", tmp_path) as job:
         verdict = wait_for(lambda: settled if (settled := job.look().verdict).kind == "Circle" else None, "the circle")
         assert (verdict.named, [rank.rank for rank in verdict.first_look]) == ((), [1])
-        assert "rank 1 for rank 0 in all_reduce 11 of tp of ranks 0-1" in verdict.message
+        assert "rank 1 for rank 0 in all_reduce #11 of tp of ranks 0-1" in verdict.message
 
 
 def test_the_time_out_of_a_job_is_what_its_ranks_recorded(tmp_path: Path) -> None:
@@ -129,4 +129,4 @@ def test_the_time_out_of_a_job_is_what_its_ranks_recorded(tmp_path: Path) -> Non
         assert list(values(result, "collective_timeout_seconds").values()) == [600.0]
         assert "collective timeout of 600 s (by its flight recorder)" in result.verdict.message
         waits = [one.message for one in job.look().verdict.evidence if one.kind == "sequence"]
-        assert waits and "its time-out of 10 min 00 s is over in 9 min" in waits[0]
+        assert waits and "the collective times out in 9 min" in waits[0] and "(timeout 10 min 00 s)" in waits[0]

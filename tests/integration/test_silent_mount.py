@@ -135,7 +135,7 @@ def test_a_rank_that_reads_from_the_silent_mount_is_named_and_the_job_pages_at_o
     for one in (seen, again):
         assert one.verdict.kind == "MountSilent"
         assert [rank.rank for rank in one.verdict.named] == [1]
-        assert f"{tmp_path}/mnt (fuse.deadfs) gives no answer" in one.verdict.message
+        assert f"{tmp_path}/mnt (fuse.deadfs) does not respond" in one.verdict.message
         (group,) = one.grouping.groups
         assert group.fault is not None and (group.fault.reason, group.fault.about) == ("DumperStuck", "tool")
         assert f"{tmp_path}/mnt" in group.fault.detail

@@ -94,8 +94,8 @@ def test_whose_child_waits_for_the_lock_of_another_rank_waits_for_that_lock(how:
     comm = member.waits.file_lock.holder_comm
     assert member.waits.file_lock == FileLock(path, holder_pid=other.pid, holder_comm=comm, by_child=True)
     assert group.waits_for == "lock" and member.waits.awaited is None
-    by_child = "waits for a process that it started, which waits for"
-    assert clauses.describe_activity(group) == f"{by_child} the lock of {path}, which pid {other.pid} ({comm}) holds"
+    by_child = "waits for its child process, which waits for"
+    assert clauses.describe_activity(group) == f"{by_child} the lock of {path}, held by pid {other.pid} ({comm})"
     assert alone.waits.file_lock is None and alone.waits.awaited is not None, "the holder is nobody of its job"
 
 

@@ -60,7 +60,7 @@ def test_numbers_name_and_stacks_say_what_it_does() -> None:
     verdict = judged(waiting(*THREE), outside(standing(3, done(5))))
     assert (verdict.kind, [one.rank for one in verdict.named]) == ("NotCome", [3])
     assert verdict.confidence is Confidence.HIGH
-    assert "Rank 3 has not come to all_reduce 6 of the default group, where ranks 0-2 wait" in verdict.message
+    assert "It has not joined all_reduce #6 of the default group, where ranks 0-2 have waited for" in verdict.message
     assert "metrics.py:31" in verdict.message
 
 
@@ -139,9 +139,9 @@ def test_of_who_does_not_stand_still_it_is_said_that_it_may_come() -> None:
     def said(**more: object) -> str:
         return judged(waiting(*THREE), outside(structs.replace(standing(3, done(5)), **more))).message
 
-    assert "may come when that is done" in said(signature=Signature.COMPUTES, motion=Motion.MOVING)
-    assert "work that will end, or a loop that will not" in said(signature=Signature.SPINS)
-    assert "may come" not in said(signature=Signature.BLOCKED)
+    assert "may join when that is done" in said(signature=Signature.COMPUTES, motion=Motion.MOVING)
+    assert "either work that ends by itself, or an endless loop" in said(signature=Signature.SPINS)
+    assert "may join" not in said(signature=Signature.BLOCKED)
 
 
 def test_a_stack_against_the_numbers_accuses_nobody_and_both_are_shown() -> None:
@@ -149,7 +149,7 @@ def test_a_stack_against_the_numbers_accuses_nobody_and_both_are_shown() -> None
     pair = {WORLD: (5, 6), "1": (4, 4)}
     verdict = judged(waiting(*(standing(rank, pair) for rank in range(3))), outside(standing(3, pair)))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("Contradiction", (), [3])
-    assert "by stacks rank 3" in verdict.message and "have" not in verdict.message.split("come to")[0]
+    assert "the stacks point at rank 3" in verdict.message and "have" not in verdict.message.split("joined")[0]
     without = [structs.replace(member, recorder=structs.replace(member.recorder, libraries=())) for member in THREE]
     alone = judged(waiting(*without), outside(standing(3, pair)))
     assert (alone.kind, [one.rank for one in alone.named]) == ("OutsideCollective", [3])
@@ -178,7 +178,7 @@ def test_ranks_in_joined_collective_are_not_blocked_by_rank_ahead() -> None:
     behind = waiting(standing(0, waits(7)), standing(1, waits(6)), standing(3, waits(6)))
     verdict = judged(behind, ahead)
     assert (verdict.kind, verdict.named, verdict.first_look) == ("EverybodyCame", (), ())
-    assert verdict.message.startswith("All its ranks have come to all_reduce 6 of the default group, and ranks 1,3 are")
+    assert verdict.message.startswith("All ranks have joined all_reduce #6 of the default group, and ranks 1,3 are")
     assert "root" not in verdict.message
     without = [
         structs.replace(
@@ -202,9 +202,9 @@ def test_what_is_still_open_takes_back_no_accusation_by_a_stack() -> None:
 ASKS = pytest.mark.parametrize(
     ("activity", "waiting_part", "words"),
     [
-        ("network", "main", "It waits for what another rank of the job may give"),
-        ("data_loading", "thread", "A thread of it waits for what another rank of the job may give"),
-        ("subprocess", "child", "A process that it started, and which it awaits, waits for what another rank"),
+        ("network", "main", "It waits in the kernel for something that another rank of the job may provide"),
+        ("data_loading", "thread", "One of its threads waits in the kernel for something that another rank"),
+        ("subprocess", "child", "Its child process waits in the kernel for something that another rank"),
     ],
 )
 
@@ -223,7 +223,7 @@ def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, waiting
 def test_at_a_socket_whose_other_end_is_a_rank_it_is_not_said_that_nobody_knows() -> None:
     def said(other_pid: int | None) -> str:
         behind = CallTarget(kind="unix", what="a Unix socket", other_pid=other_pid)
-        call = KernelCall(name="recvfrom", says="recvfrom", rounds=2, descriptors=1, behind=(behind,))
+        call = KernelCall(name="recvfrom", says="recvfrom() from", rounds=2, descriptors=1, behind=(behind,))
         own = structs.replace(
             standing(3, done(5)), kernel=KernelFacts(receives=True, call=call), signature=Signature.BLOCKED
         )
@@ -233,9 +233,9 @@ def test_at_a_socket_whose_other_end_is_a_rank_it_is_not_said_that_nobody_knows(
         assert [one.rank for one in verdict.first_look] == [3]
         return verdict.message
 
-    assert "It waits for what another rank of the job may give" in said(700)
+    assert "It waits in the kernel for something that another rank of the job may provide" in said(700)
     for stranger in (701, None):
-        assert "Whether it waits for another rank there is not known" in said(stranger)
+        assert "It is not known if it waits for another rank there" in said(stranger)
 
 
 @ASKS
@@ -295,8 +295,8 @@ def test_rank_with_different_gpu_is_checked_first_without_numbers() -> None:
     alike = structs.replace(waiting(*members), activity="gpu_sync", waits_for="gpu")
     verdict = judged(alike, world_size=4)
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("AllWaiting", (), [2])
-    assert "its GPU is at 0%, those of the others at 100%" in verdict.message
-    assert "Nobody is accused." in verdict.message
+    assert "its GPU is at 0%, the others are at 100%" in verdict.message
+    assert "No rank can be named:" in verdict.message
     assert judged(alike, world_size=8).first_look == ()
     assert judged(waiting(*members[:2], *members[3:]), world_size=3).first_look == ()
 
@@ -324,14 +324,14 @@ def only_waits(verdict: Verdict) -> list[str]:
 def test_a_gpu_without_a_kernel_is_looked_at_first_where_all_others_have_one() -> None:
     odd = with_kernels(0.12, 0.12, 0.0, 0.13)
     assert [one.rank for one in odd.first_look] == [2]
-    assert "its GPU runs no kernel, those of the others on 12.0% to 13.0% of their SMs" in odd.message
+    assert "its GPU runs no kernel, the others run kernels on 12.0% to 13.0% of their SMs" in odd.message
     for all_alike in (with_kernels(0.12, 0.12, 0.0, 0.0), with_kernels(*[0.12] * 4), with_kernels(0.1, None, 0.0, 0.1)):
         assert all_alike.first_look == ()
 
 
 def test_kernels_that_run_and_neither_compute_nor_move_data_only_wait() -> None:
     (said,) = only_waits(with_kernels(0.12, 0.12, 0.13, 0.12, dram_ratio=0.004))
-    assert said.startswith("kernels run on the GPUs of 4 ranks and only wait: they are on 12.0% to 13.0% of the SMs")
+    assert said.startswith("kernels run on the GPUs of 4 ranks and only wait: they run on 12.0% to 13.0% of the SMs")
     for works in ({"tensor_ratio": 0.2}, {"dram_ratio": 0.3}):
         assert only_waits(with_kernels(*[0.12] * 4, **works)) == []
     assert only_waits(with_kernels(0.12, 0.12, None, 0.12)) == []
@@ -345,7 +345,7 @@ def test_ports_that_got_worse_are_said_of_their_node() -> None:
         structs.replace(standing(rank, waits(6)), gpu=GpuReadings(ports=calm if rank else worse)) for rank in range(4)
     ]
     (said,) = (one for one in judged(waiting(*members)).evidence if one.kind == "ports")
-    assert "during the look: mlx5_3/1 link_downed +1" in said.message
+    assert "during the capture: mlx5_3/1 link_downed +1" in said.message
     assert (
         judged(waiting(*(structs.replace(one, gpu=structs.replace(one.gpu, ports=calm)) for one in members))).evidence
         != ()
@@ -355,8 +355,8 @@ def test_ports_that_got_worse_are_said_of_their_node() -> None:
 @pytest.mark.parametrize(
     ("numbers", "first", "phrase"),
     [
-        ((SPINS, SPINS, IDLE, SPINS), [2], "its GPU is at 0%, those of the others at 100%"),
-        ((SPINS, LOWER, SPINS, SPINS), [1], "its GPU draws 90 W, those of the others 118 to 118 W"),
+        ((SPINS, SPINS, IDLE, SPINS), [2], "its GPU is at 0%, the others are at 100%"),
+        ((SPINS, LOWER, SPINS, SPINS), [1], "its GPU draws 90 W, the others draw 118 to 118 W"),
         ((SPINS, (60.0, 0.0), SPINS, SPINS), [1], "its GPU is at 0%"),
         ((SPINS, LOWER, IDLE, SPINS), [], ""),  # two differ, each by another number
         ((SPINS, IDLE, IDLE, SPINS), [], ""),
@@ -373,4 +373,4 @@ def test_where_everybody_has_come_the_one_whose_gpu_stands_out_is_looked_at_firs
     assert [one.rank for one in verdict.first_look] == first
     assert phrase in verdict.message
     assert all("XID" in one.settle for one in verdict.first_look)
-    assert ("Look first at rank" in verdict.message) == bool(first)
+    assert ("Check rank" in verdict.message) == bool(first)

@@ -255,8 +255,8 @@ def test_a_report_of_a_crash_says_who_died_and_how_in_all_forms() -> None:
     for form in (report, page):
         assert "none yet" not in form and "Captures" not in form and "Stacks of the capture" not in form
         assert "crashed; found 2027-01-15 08:00:00 UTC" in form
-        assert "is gone: segfault in libnccl.so.2" in form
-    assert "> 1 rank: 1  is gone: segfault" in report and "2 ranks: 0,2  are gone: no such processes" in report
+        assert "has ended: segfault in libnccl.so.2" in form
+    assert "> 1 rank: 1  has ended: segfault" in report and "2 ranks: 0,2  have ended: the cause is unknown" in report
 
 
 def test_the_thread_that_died_is_gdbs_first() -> None:
@@ -285,7 +285,7 @@ def test_where_all_end_alike_in_one_second_nobody_stands_out(error: str) -> None
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     assert (verdict.named, verdict.first_look, verdict.confidence) == ((), (), Confidence.NONE)
-    assert "All 3 ranks that ended did so at" in verdict.message
+    assert "No rank can be named: all 3 ranks that ended did so at" in verdict.message
     assert f"with {error.partition(':')[0]}, by its error file" in verdict.message
 
 

@@ -57,7 +57,7 @@ def test_the_rank_with_another_interface_is_told_with_what_the_others_have() -> 
     ifname = "NCCL_SOCKET_IFNAME"
     (found,) = compared(*[{ifname: "eth0"}] * 3, {ifname: "eth1"}, *[{ifname: "eth0"}] * 4)
     assert environment_diff.describe_difference(found) == (
-        "NCCL_SOCKET_IFNAME differs: eth1 on rank 3 on n (local rank 3, pid 103), eth0 on 7 others"
+        "NCCL_SOCKET_IFNAME differs: eth1 on rank 3 (n, local rank 3, pid 103), eth0 on 7 others"
     )
     (vote,) = environment_diff.as_evidence(environment_diff.Environment(differences=(found,)), [RANKS[3]])
     assert (vote.supports, vote.ranks, vote.kind) == (None, (RANKS[3],), "environment")

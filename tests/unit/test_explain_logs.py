@@ -62,7 +62,7 @@ def test_the_last_lines_are_folded_and_the_rank_behind_is_looked_at_first(prefix
     verdict = judged(*lines)
     (end, stopped) = messages_of(verdict, "log_end")
     kind = "rank" if of.rank is not None else "local rank"
-    place = " on gpu-a12" if of.node else ""
+    place = " (gpu-a12)" if of.node else ""
     assert end.startswith("63 ranks end at 'INFO backward 812 loss 3.0' (2026-11-22 12:00:32,063)")
     assert end.endswith(f"{kind} 7{place} at 'INFO backward 811 loss 3.7' (2026-11-22 12:00:31,007)")
     assert stopped.startswith(f"stopped first: {kind} 7{place} at 2026-11-22 12:00:31,007")
@@ -97,7 +97,7 @@ def test_who_is_ahead_is_not_looked_at() -> None:
 def test_two_halves_at_two_steps_are_shown_and_nobody_is_looked_at() -> None:
     verdict = judged(*(f"[rank{rank}]: step {10 + rank // 4}" for rank in range(8)))
     assert verdict.first_look == ()
-    assert verdict.message.startswith("Logs of 8 ranks, in which nobody fails or ends before the others")
+    assert verdict.message.startswith("Logs of 8 ranks: no rank fails or ends before the others (4 ranks end at")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_who_fails_of_its_own_is_first_whatever_the_order() -> None:
     assert [look.rank for look in verdict.first_look] == [5]
     assert messages_of(verdict, "log_failure") == [
         "rank 5: ValueError: shard 17 is empty, in step (train.py:32)",
-        f"ranks 0-4,6-7, rank 0 first: {LOST}, in step (train.py:32), which complains of others",
+        f"ranks 0-4,6-7, rank 0 first: {LOST}, in step (train.py:32), which blames other ranks",
     ]
 
 
@@ -283,7 +283,7 @@ def test_who_times_out_waits_and_who_does_not_is_told() -> None:
     lines += [f"[rank{rank}]:{WATCHDOG.format(rank=rank)}" for rank in range(8) if rank != 6]
     verdict = judged(*lines)
     assert "irst to fail" not in verdict.message
-    assert messages_of(verdict, "log_failure")[1:] == ["no failure of rank 6; all others complain of others"]
+    assert messages_of(verdict, "log_failure")[1:] == ["no failure of rank 6; all others blame other ranks"]
     assert verdict.first_look == ()
 
 
@@ -328,7 +328,7 @@ def test_lines_that_are_kept_as_json_are_read_as_the_text_in_them() -> None:
         verdict = judged(*lines)
         assert [rank.rank for rank in verdict.first_look] == [3], verdict
         assert "ValueError: bad shard" in verdict.message
-    assert "nobody fails" in judged('{"log": 3}', '[rank3]: {"log": "x', "[rank3]: {}").message
+    assert "no rank fails" in judged('{"log": 3}', '[rank3]: {"log": "x', "[rank3]: {}").message
 
 
 def test_line_of_a_log_is_cut_at_4096_characters_behind_its_prefix() -> None:

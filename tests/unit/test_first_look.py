@@ -131,7 +131,7 @@ def test_a_first_look_says_why_and_what_would_settle_it() -> None:
 
 FUTEX = KernelCall(name="futex", says="futex", rounds=3)
 READ = KernelCall(
-    name="read", says="read from", rounds=3, descriptors=1, behind=(CallTarget(kind="file", what="/data/x"),)
+    name="read", says="read() on", rounds=3, descriptors=1, behind=(CallTarget(kind="file", what="/data/x"),)
 )
 
 
@@ -152,7 +152,7 @@ def test_native_frames_are_asked_for_where_the_kernel_has_not_told_the_call(
     assert [one.rank for one in verdict.first_look] == [0]
     told = (verdict.message, next_step(verdict))
     assert ["--native" in one for one in told] == [is_asked_for] * 2
-    assert ["behind the call in which it stands" in one for one in told] == [not is_asked_for] * 2
+    assert ["lock of its call (see the evidence)" in one for one in told] == [not is_asked_for] * 2
 
 
 def test_rank_with_unknown_call_needs_native_frames() -> None:
@@ -173,8 +173,8 @@ def test_more_than_eight_lines_are_those_of_ranks_that_run() -> None:
         whole = Group(key="k", activity="unknown", members=members, frames=at(0).frames)
         return judge(Grouping(groups=(whole,)))
 
-    assert "not at the same place" in verdict(8).message
-    assert "not at the same place" not in verdict(9).message
+    assert "but at different lines" in verdict(8).message
+    assert "but at different lines" not in verdict(9).message
 
 
 STORE = (Frame(function="read_vocabulary", file="vocabulary.py", line=12), Frame(function="train", file="a.py", line=3))
@@ -208,7 +208,7 @@ def test_rank_without_thread_in_collective_is_checked_first() -> None:
     others = replace(group_in_own_code(range(1, 4)), threads=(inside,), key="inside")
     verdict = judge(Grouping(groups=(group_in_own_code(range(1)), others)))
     assert (verdict.named, [one.rank for one in verdict.first_look]) == ((), [0])
-    assert "it has no thread in a collective, as ranks 1-3 on n1 have (barrier)" in verdict.message
+    assert "it has no thread in a collective, but ranks 1-3 on n1 have (barrier)" in verdict.message
     assert judge(Grouping(groups=(replace(group_in_own_code(range(1)), threads=(inside,)), others))).first_look == ()
 
 
@@ -228,4 +228,4 @@ def test_a_lock_of_another_node_whose_holder_has_the_same_pid_is_not_meant() -> 
     )
     moved = tuple(replace(member, id=replace(member.id, node="n2")) for member in there.members)
     message = judge(Grouping(groups=(group_in_own_code(range(1)), replace(there, members=moved), here))).message
-    assert "it holds the lock of /data/here, for which ranks 1-2 on n1 wait" in message
+    assert "and holds the lock of /data/here, for which ranks 1-2 on n1 wait" in message

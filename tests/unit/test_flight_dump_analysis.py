@@ -158,7 +158,7 @@ def test_stacks_that_answer_let_a_rank_be_named_with_medium_confidence() -> None
     answer, verdict = judged({rank: recorder(rank, [WORLD] * (1 if rank == 2 else 2), 1) for rank in range(4)})
     named = recorder_dumps.qualify(finding("NotCome", UNDUMPED, answer), {})
     assert (named.confidence, verdict.confidence) == (Confidence.MEDIUM, Confidence.NONE)
-    assert verdict.message.endswith("the one at which torch's dumps were written.")
+    assert verdict.message.endswith("This is the state at the moment when torch wrote its dumps.")
 
 
 def test_what_the_kernel_says_of_a_rank_is_not_hidden_by_dumps() -> None:
@@ -190,4 +190,4 @@ def test_no_dump_that_is_not_of_a_time_out_points_at_anybody(drawn: list[tuple[P
 def test_nobody_is_named_without_a_stack(drawn: list[tuple[Program, int]]) -> None:
     _, verdict = judged({rank: recorder(rank, program, first) for rank, (program, first) in enumerate(drawn)})
     assert verdict.named == ()
-    assert "one moment" in verdict.message
+    assert "the moment when torch wrote its dumps" in verdict.message

@@ -320,11 +320,11 @@ def test_who_waits_for_a_loader_is_told_by_the_worker_that_has_a_task(state: str
     rank = RankDump(id=RankId(rank=2), rounds=(dump, dump), workers=(*idle, worker(71, _TASK, 1, state)))
     (found,) = group([rank]).groups
     assert (
-        clauses.describe_activity(found) == f"waits for its loader worker ({which}) in Shards.__getitem__ (data.py:67)"
+        clauses.describe_activity(found) == f"waits for its loader worker ({which}, in Shards.__getitem__ (data.py:67))"
     )
     assert (
         clauses.describe_activity(found, several=True)
-        == "wait for their loader workers, in Shards.__getitem__ (data.py:67)"
+        == "wait for their loader workers (in Shards.__getitem__ (data.py:67))"
     )
     (found,) = group([structs.replace(rank, workers=tuple(idle))]).groups
     assert clauses.describe_activity(found).startswith("is loading data")

@@ -11,7 +11,7 @@ from hangwatch.stacks import activity
 from hangwatch.verdict.judge import judge
 from hangwatch.verdict.wording.guidance import where_to_look
 
-LINKS = "Look for XIDs, NVLink and network errors"
+LINKS = "Check for XIDs, NVLink and network errors"
 
 
 def group(name: str, *members: Member, first: int = 0, count: int = 2, waits_for: str = "") -> Group:
@@ -34,12 +34,12 @@ def member(waits: Waits = Waits()) -> Member:  # noqa: B008 - frozen
 
 
 MEASURED = {
-    "a lock that somebody holds": group(
+    "a lock with a known holder": group(
         "lock", member(waits=Waits(file_lock=FileLock("/data/a.lock", 4711, "python")))
     ),
-    "a lock whose holder is not listed": group("lock", member(waits=Waits(file_lock=FileLock("/data/a.lock")))),
-    "somebody outside of the job": group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000")))),
-    "somebody who is gone": group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000", is_lost=True)))),
+    "a lock with an unknown holder": group("lock", member(waits=Waits(file_lock=FileLock("/data/a.lock")))),
+    "a peer outside the job": group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000")))),
+    "a peer that is gone": group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000", is_lost=True)))),
     "a store that rank 0 serves": at_store("serving", "connected", "connected"),
     "a store on another node": at_store("connected", "connected"),
     "a store that does not answer": at_store("silent", "silent", "connected"),

@@ -128,7 +128,7 @@ def test_what_a_rank_does_is_told_with_the_line_of_the_users_code() -> None:
     changed = replace(incident, grouping=replace(incident.grouping, groups=groups))
     rows = scrape(board(jobs={job_id: replace(entry, incident=changed)})).splitlines()
     (row,) = (line for line in rows if line.startswith("hangwatch_rank_activity{") and 'rank="7"' in line)
-    assert 'does="waits for its loader worker (pid 52001) in read_shard (train.py:18)"' in row
+    assert 'does="waits for its loader worker (pid 52001, in read_shard (train.py:18))"' in row
 
 
 @pytest.mark.golden

@@ -79,10 +79,10 @@ def test_who_is_behind_and_by_its_stack_waits_for_nobody_is_named() -> None:
     verdict = judged(waiting(first, *rest), outside(last))
     assert (verdict.kind, [one.rank for one in verdict.named]) == ("NotCome", [3])
     assert verdict.confidence is Confidence.HIGH
-    assert "Rank 3 has not come to AllReduce 7 of communicator 0x27a079b828ff1a75 of ranks 0-3" in verdict.message
+    assert "It has not joined AllReduce #7 of communicator 0x27a079b828ff1a75 of ranks 0-3" in verdict.message
     assert "metrics.py:31" in verdict.message
     assert quoted(verdict) == [
-        "NCCL 2.28.9 says of itself, the same 3 times in 20 s: of communicator 0x27a079b828ff1a75 with 4 ranks, "
+        "NCCL 2.28.9 (RAS), unchanged in 3 answers over 20 s: communicator 0x27a079b828ff1a75 with 4 ranks: "
         "rank 3 has launched 6 AllReduce; ranks 0-2 have launched 7 AllReduce"
     ]
     assert (
@@ -118,8 +118,11 @@ def test_what_points_at_nobody(statuses: list[RasStatus]) -> None:
 def test_all_alike_is_everybody_came() -> None:
     verdict = judged(waiting(*members(*[status([7, 7, 7, 7])] * 3)))
     assert (verdict.kind, verdict.named, verdict.first_look) == ("EverybodyCame", (), ())
-    assert "By NCCL's own counts every rank has launched as much in each communicator" in verdict.message
-    assert "all ranks of each communicator have launched as much" in quoted(verdict)[0]
+    assert (
+        "By NCCL's own counts all ranks have launched the same number of operations in each communicator"
+        in verdict.message
+    )
+    assert "all ranks of each communicator have launched the same number of operations" in quoted(verdict)[0]
 
 
 def test_all_alike_acquits_nobody() -> None:
@@ -133,7 +136,7 @@ def test_all_alike_acquits_nobody() -> None:
 def test_whom_nccl_does_not_reach_is_a_first_look() -> None:
     verdict = judged(waiting(*members(*[status([7, 7, 7, 7], lost=[2])] * 3)))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotReached", (), [2])
-    assert "rank 2 does not answer it" in quoted(verdict)[0]
+    assert "rank 2 does not respond" in quoted(verdict)[0]
 
 
 def test_counts_name_nobody_where_a_rank_gave_no_answer() -> None:
@@ -142,7 +145,7 @@ def test_counts_name_nobody_where_a_rank_gave_no_answer() -> None:
     verdict = judged(waiting(first, second, third), outside(last))
     assert verdict.kind == "OutsideCollective", "so its stack alone, which is low"
     assert verdict.confidence is Confidence.LOW
-    assert "rank 2 does not answer it" in quoted(verdict)[0]
+    assert "rank 2 does not respond" in quoted(verdict)[0]
 
 
 def test_who_is_behind_on_another_node_is_said() -> None:

@@ -439,7 +439,7 @@ def test_who_moves_is_said_as_everywhere() -> None:
             )
         )
     )
-    assert seen.movers_text == "ranks 0-1 on n1 in collective wait; rank 2 on n1 (pid 7) in data loading"
+    assert seen.movers_text == "ranks 0-1 on n1 in collective wait; rank 2 (n1, pid 7) in data loading"
     assert (seen.moving, seen.frozen) == (3, 1)
 
 

@@ -88,7 +88,7 @@ def test_recorder_read_once_reports_only_its_fault(unread: int) -> None:
     rounds[unread] = ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))
     grouping = grouped_rounds(*rounds)
     assert (grouping.members[0].recorder.libraries, grouping.members[0].recorder.faults) == ((), (SILENT,))
-    assert notes_on(grouping) == ["no sequence numbers of rank 0 on a (pid 7) in gloo: it gives no answer (NoAnswer)"]
+    assert notes_on(grouping) == ["no sequence numbers of rank 0 (a, pid 7) in gloo: it gives no answer (NoAnswer)"]
 
 
 def test_two_of_one_library_in_one_round_are_not_two_rounds() -> None:
@@ -108,7 +108,7 @@ def test_unread_one_of_two_recorders_has_its_fault() -> None:
 def test_faults_of_two_libraries_are_separate_and_bounded() -> None:
     gloo = replace(OFF, subject="pid 7 gloo", reason="UnknownLayout", detail="it fits in no known layout", remedy="")
     assert notes_on(grouped((OFF, gloo), (gloo,))) == [
-        "no sequence numbers of rank 0 on a (pid 7) in NCCL: the flight recorder is off: its buffer has no capacity"
+        "no sequence numbers of rank 0 (a, pid 7) in NCCL: the flight recorder is off: its buffer has no capacity"
         " (RecorderOff); set TORCH_FR_BUFFER_SIZE=2000 in the job",
         "no sequence numbers of ranks 0-1 on a in gloo: it fits in no known layout (UnknownLayout)",
     ]

@@ -110,8 +110,8 @@ def test_the_fall_of_power_is_seen_in_every_width(width: int) -> None:
 def test_a_verdict_without_an_incident() -> None:
     incident = samples.loader_hang()
     said = text.render_verdict(incident.grouping, incident.verdict)
-    assert said.startswith("Rank 7 on gpu-a12")
-    assert "Named     rank 7 on gpu-a12 (local rank 7, pid 41207)" in said
+    assert said.startswith("Rank 7 (gpu-a12, local rank 7, pid 41207) ")
+    assert "Named     rank 7 (gpu-a12, local rank 7, pid 41207)" in said
     assert "Power" not in said
 
 

@@ -92,7 +92,7 @@ def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
     waits = replace(group, activity="lock_file", operation="lock file", waits_for="lock")
     verdict = judge(Grouping(groups=(waits,), world_size=2))
     assert (find_resting_state(Grouping(groups=(waits,), world_size=2)), verdict.kind) == (None, "AllAlike")
-    assert "no living process holds it, it is stale: remove it" in verdict.message
+    assert "no live process holds it, it is stale: remove it" in verdict.message
 
 
 def test_who_meets_the_others_at_a_file_is_connected_to_nobody_and_not_over() -> None:
@@ -160,7 +160,7 @@ def test_who_waits_for_clients_serves(name: str, members: tuple[Member, ...], se
 def test_a_service_accuses_nobody() -> None:
     verdict = judge(seated(*[ACCEPTS, *[BEHIND_GPU] * 7], world_size=8))
     assert (verdict.kind, verdict.named) == ("Serving", ())
-    assert verdict.message.startswith("All ranks wait for clients")
+    assert verdict.message.startswith("All ranks are idle and wait for requests")
 
 
 def test_a_job_at_rest_accuses_nobody() -> None:

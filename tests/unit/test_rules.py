@@ -229,9 +229,9 @@ def test_rank_0_that_does_not_listen_is_named_with_what_it_does_instead() -> Non
     found = meeting(("data_loading", "none"), *[REFUSED] * 7)
     assert (found.kind, [one.rank for one in found.named], found.confidence) == ("MasterRefused", [0], HIGH)
     assert "does not listen at MASTER_ADDR:MASTER_PORT (10.0.0.1:29500)" in found.message
-    assert "it is loading data; all 7 other ranks wait in rendezvous, refused there" in found.message
+    assert "it is loading data. All 7 other ranks wait for it in rendezvous, and that address refuses" in found.message
     works = meeting(("data_loading", "none"), *[REFUSED] * 7, signature=Signature.SPINS)
-    assert (works.confidence, "work that will end, or a loop that will not" in works.message) == (MEDIUM, True)
+    assert (works.confidence, "either work that ends by itself, or an endless loop" in works.message) == (MEDIUM, True)
     # If it has a connection, others have one, or it is another rank, nothing is known of a refusal.
     assert meeting(("data_loading", "connected"), *[REFUSED] * 7).kind == "OutsideCollective"
     assert meeting(("data_loading", "none"), *[CONNECTED] * 7).kind == "OutsideCollective"
@@ -241,12 +241,12 @@ def test_rank_0_that_does_not_listen_is_named_with_what_it_does_instead() -> Non
 @pytest.mark.parametrize(
     ("stands", "kind", "phrase"),
     [
-        ([("", None), *[REFUSED] * 7], "MasterRefused", "Rank 0, which is to serve it, is not in view"),
+        ([("", None), *[REFUSED] * 7], "MasterRefused", "Rank 0 should serve that address, but was not captured"),
         ([REFUSED] * 8, "MasterRefused", "Rank 0 is among them: the launcher"),
-        ([("rendezvous", "serving"), *[REFUSED] * 7], "MasterRefused", "the address leads elsewhere: correct MASTER_ADDR"),
-        ([("rendezvous", "serving"), CONNECTED, *[REFUSED] * 6], "AllWaiting", "Look at the store"),
-        ([("collective_wait", "retries")] * 8, "AllWaiting", "Look for XIDs"),
-        ([("rendezvous", "none")] * 8, "AllWaiting", "Look at the store"),
+        ([("rendezvous", "serving"), *[REFUSED] * 7], "MasterRefused", "the address belongs to another host: correct MASTER_ADDR"),
+        ([("rendezvous", "serving"), CONNECTED, *[REFUSED] * 6], "AllWaiting", "Check the store"),
+        ([("collective_wait", "retries")] * 8, "AllWaiting", "Check for XIDs"),
+        ([("rendezvous", "none")] * 8, "AllWaiting", "Check the store"),
     ],
 )  # fmt: skip
 def test_ranks_that_are_all_refused_at_the_store(
@@ -301,7 +301,7 @@ def test_a_master_that_is_each_node_s_own_address() -> None:
     for endpoint in ("127.0.0.1:29500", "localhost:29500", "[::1]:29500"):
         found = meeting(("", None), *[REFUSED] * 7, endpoint=endpoint)
         assert (found.kind, found.named) == ("MasterRefused", ())
-        assert "set MASTER_ADDR to that of its node" in found.message
+        assert "set MASTER_ADDR to the address of the node with rank 0" in found.message
 
 
 def test_where_a_rule_finds_too_many_the_weaker_ones_behind_it_stay_silent() -> None:
@@ -376,7 +376,7 @@ def test_a_disk_wait_seen_once_in_a_collective_is_no_guilt(rounds: int, waits_fo
 
 def test_what_is_said_of_one_node_says_so() -> None:
     message = verdict(Ranks(1, "nothing"), Ranks(7, "ranks"), world_size=512, ranks_here=8).message
-    assert message.endswith("This is said of the 8 ranks on this node; the job has 512.")
+    assert message.endswith("This verdict is on the 8 ranks of this node; the job has 512.")
 
 
 PARTS = st.builds(
@@ -449,8 +449,8 @@ def test_what_was_measured_of_an_accused_rank_is_told_with_its_links() -> None:
     group = Group(key="a", activity="unknown", members=(accused,))
     told = [one.message for one in evidence.on_named([group], []) if one.kind == "signature"]
     assert told == [
-        "rank 3 stands behind its GPU: main thread at 99% of a core, 0.0 pauses of its own per second, GPU at 100%, "
-        "118 W, 9% of the way from idle to busy, NVLink 0.0 MB/s, PCIe 2.3 MB/s"
+        "rank 3 waits for its GPU: main thread at 99% of a core, 0.0 voluntary context switches per second, "
+        "GPU at 100%, 118 W, 9% of the way from idle to busy, NVLink 0.0 MB/s, PCIe 2.3 MB/s"
     ]
 
 
@@ -459,8 +459,8 @@ def test_suspect_next_to_another_possible_suspect_has_lower_confidence() -> None
     assert (len(alone.named), alone.confidence) == (1, HIGH)
     beside = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"), Ranks(1, "unknown"))
     assert (beside.named, beside.confidence) == (alone.named, MEDIUM)
-    assert "Look at others that stand apart, too: rank 7" in beside.message
+    assert "Check these, too: rank 7" in beside.message
     moving = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"), Ranks(1, "unknown", motion=Motion.MOVING))
     assert (moving.confidence, "too" in moving.message) == (HIGH, False)
     many = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"), Ranks(2, "unknown"))
-    assert "others that stand apart" not in many.message, "who are more are rather victims"
+    assert "Check these, too" not in many.message, "who are more are rather victims"

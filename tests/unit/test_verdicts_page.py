@@ -51,7 +51,7 @@ def first_looks() -> Iterable[str]:
     yield "| suspects: ranks that | the others | that many do | named, low, if the machine agrees |"
     yield "|---|---|---|---|"
     for rule in check_first.CHECK_FIRST:
-        others = "stand anywhere" if rule.waiting == check_first.ANYTHING else OTHERS[rule.waiting]
+        others = "do anything" if rule.waiting == check_first.ANYTHING else OTHERS[rule.waiting]
         yield f"| {rule.description} | {others} | {OUTNUMBER[rule.outnumber]} | {'yes' if rule.may_name else 'no'} |"
 
 

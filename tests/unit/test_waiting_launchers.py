@@ -387,29 +387,29 @@ def test_a_watch_without_ranks_asks_for_a_lost_look_again() -> None:
 @pytest.mark.parametrize(
     ("shown", "phrase"),
     [
-        ({"socket": "silent", "peers": ("10.0.0.1",)}, "10.0.0.1 gives no answer to its request to connect (SYN_SENT)"),
+        ({"socket": "silent", "peers": ("10.0.0.1",)}, "10.0.0.1 does not answer its connection request (SYN_SENT)"),
         ({"socket": "connected", "peers": ("10.0.0.1",)}, "it is connected to 10.0.0.1"),
-        ({"socket": "serving"}, "it serves this address itself, and nobody else is connected"),
+        ({"socket": "serving"}, ", which it serves; no other launcher is connected"),
         ({"socket": "serving", "peers": ("10.0.0.2", "10.0.0.3")}, "10.0.0.2 and 10.0.0.3 are connected"),
         (
             {"socket": "none"},
-            "it has no connection there (nothing serves it, its name has no address, or it has not asked yet)",
+            "it has no connection there (no process serves it, its name has no address, or it has not tried yet)",
         ),
-        ({}, "waits at 10.0.0.1:29400 for other nodes. "),
+        ({}, "waits for other nodes at 10.0.0.1:29400. "),
     ],
 )
 def test_the_verdict_says_what_it_waits_for_and_accuses_nobody(shown: dict[str, object], phrase: str) -> None:
     waiting = replace(WAITING, seconds=900.0, **shown)
     verdict = judge.judge(Grouping(groups=(group(member(waiting)),)))
     assert (verdict.kind, verdict.named) == ("NoRanks", ())
-    head = "torchrun (pid 50 on n1, run id llama-7b, 2 nodes wanted) has no rank 15 min 00 s after its start and waits"
-    assert verdict.message.startswith(f"{head} at 10.0.0.1:29400 for other nodes")
+    head = "torchrun (pid 50 on n1, run id llama-7b, 2 nodes expected) has started no rank in 15 min 00 s"
+    assert verdict.message.startswith(f"{head} and waits for other nodes at 10.0.0.1:29400")
     assert phrase in verdict.message
 
 
 def test_a_launcher_of_one_node_waits_for_no_other() -> None:
     verdict = judge.judge(Grouping(groups=(group(member(Waiting(launcher="srun", seconds=61.0)), frames=()),)))
-    assert verdict.message == "srun (pid 50 on n1) has no rank 1 min 01 s after its start."
+    assert verdict.message == "srun (pid 50 on n1) has started no rank in 1 min 01 s."
 
 
 def test_launchers_of_many_nodes_are_counted() -> None:

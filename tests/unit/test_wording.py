@@ -42,7 +42,9 @@ def group(name: str, ranks: range, *functions: str, node: str = "n1") -> Group:
 def test_two_are_both() -> None:
     assert group_text.others_wait([group("collective_wait", range(2))]) == "both other ranks wait in barrier"
     assert group_text.others_wait([group("collective_wait", range(3))]) == "all 3 other ranks wait in barrier"
-    assert judge(Grouping(groups=(group("collective_wait", range(2)),))).message.startswith("Both ranks that answered")
+    assert judge(Grouping(groups=(group("collective_wait", range(2)),))).message.startswith(
+        "No rank can be named: both ranks wait in barrier."
+    )
 
 
 def test_who_waits_for_locks_waits_for_locks_and_not_for_something_else() -> None:
@@ -61,7 +63,7 @@ def test_of_two_groups_with_the_same_words_the_first_frame_that_differs_is_told(
 
 @pytest.mark.parametrize(
     ("has_numbers", "phrase"),
-    [(False, "sequence numbers (flight recorder) can."), (True, "the sequence numbers tell of it is in the evidence.")],
+    [(False, "compare sequence numbers (flight recorder)."), (True, "see the sequence numbers in the evidence.")],
 )
 def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, phrase: str) -> None:
     two = [group("collective_wait", range(2)), group("gpu_wait", range(2, 4))]
@@ -81,12 +83,12 @@ def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, ph
 
 def test_that_nobody_waits_is_said_of_waits_that_are_known() -> None:
     message = judge(Grouping(groups=(group("unknown", range(2), "a"), group("unknown", range(2, 4), "b")))).message
-    assert message.startswith("No rank is in a wait for others that is known")
+    assert message.startswith("No rank can be named: no rank is known to wait for others.")
 
 
 @pytest.mark.parametrize(
     ("odd", "phrase"),
-    [(range(4, 8), " These are all ranks of n2: look at the node."), (range(4, 7), ""), (range(4, 5), "")],
+    [(range(4, 8), " These are all ranks of n2: check the node."), (range(4, 7), ""), (range(4, 5), "")],
     ids=["a whole node", "all but one", "one of a node"],
 )
 def test_a_node_that_is_odd_as_a_whole_is_told(odd: range, phrase: str) -> None:
@@ -107,27 +109,27 @@ PEER = CallTarget(kind="connection", what="10.0.0.7 port 29500")
 @pytest.mark.parametrize(
     ("call", "signature", "phrase"),
     [
-        (KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(SHARD,)), Signature.BLOCKED,
-         "read from /mnt/data/shard-3, on /mnt/data (fuse.s3fs), which gives no answer, in each of 3 rounds"),
-        (KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(SHARD,)), Signature.TRANSFERS,
-         "read from /mnt/data/shard-3, on /mnt/data (fuse.s3fs), in each of 3 rounds"),
-        (KernelCall(name="recvfrom", says="recvfrom", rounds=1, descriptors=1, behind=(PEER,)), Signature.BLOCKED,
-         "recvfrom 10.0.0.7 port 29500"),
-        (KernelCall(name="recvfrom", says="recvfrom", rounds=1, descriptors=1, behind=(replace(PEER, is_lost=True),)), Signature.BLOCKED,
-         "recvfrom 10.0.0.7 port 29500, which is gone"),
-        (KernelCall(name="recvfrom", says="recvfrom", rounds=1, descriptors=1, behind=(replace(PEER, other_pid=14),)), Signature.BLOCKED,
-         "recvfrom 10.0.0.7 port 29500, whose other end is rank 4 on n1 (pid 14)"),
-        (KernelCall(name="read", says="read from", rounds=1, descriptors=1, behind=(CallTarget(kind="pipe", what="pipe:[7]", other_pid=4711, other_comm="pt_data_worker"),)), Signature.BLOCKED,
-         "read from a pipe whose other end is pid 4711 (pt_data_worker)"),
-        (KernelCall(name="read", says="read from", rounds=1, descriptors=1, behind=(CallTarget(kind="pipe", what="pipe:[7]", other_pid=13),)), Signature.BLOCKED,
-         "read from a pipe whose other end is it itself"),
-        (KernelCall(name="poll", says="poll on", rounds=1, descriptors=9, behind=(PEER,)), Signature.BLOCKED,
-         "poll on 10.0.0.7 port 29500 and 8 other descriptors"),
-        (KernelCall(name="openat", says="openat of", rounds=2, path="/mnt/x"), Signature.BLOCKED, "openat of /mnt/x, in each of 2 rounds"),
-        (KernelCall(name="wait4", says="wait4 for", rounds=1, child_pid=9, child_comm="ssh"), Signature.BLOCKED, "wait4 for its child 9 (ssh)"),
-        (KernelCall(name="flock", says="flock of", rounds=1, descriptors=1, file_lock=FileLock(path="/x.lock", holder_pid=9, holder_comm="rsync")), Signature.BLOCKED,
-         "flock of /x.lock, which pid 9 (rsync) holds"),
-        (KernelCall(name="futex", says="futex", rounds=1), Signature.BLOCKED, "futex"),
+        (KernelCall(name="read", says="read() on", rounds=3, descriptors=1, behind=(SHARD,)), Signature.BLOCKED,
+         "read() on /mnt/data/shard-3, on /mnt/data (fuse.s3fs), which does not respond, in each of 3 rounds"),
+        (KernelCall(name="read", says="read() on", rounds=3, descriptors=1, behind=(SHARD,)), Signature.TRANSFERS,
+         "read() on /mnt/data/shard-3, on /mnt/data (fuse.s3fs), in each of 3 rounds"),
+        (KernelCall(name="recvfrom", says="recvfrom() from", rounds=1, descriptors=1, behind=(PEER,)), Signature.BLOCKED,
+         "recvfrom() from 10.0.0.7 port 29500"),
+        (KernelCall(name="recvfrom", says="recvfrom() from", rounds=1, descriptors=1, behind=(replace(PEER, is_lost=True),)), Signature.BLOCKED,
+         "recvfrom() from 10.0.0.7 port 29500, which is gone"),
+        (KernelCall(name="recvfrom", says="recvfrom() from", rounds=1, descriptors=1, behind=(replace(PEER, other_pid=14),)), Signature.BLOCKED,
+         "recvfrom() from 10.0.0.7 port 29500 of rank 4 (n1, pid 14)"),
+        (KernelCall(name="read", says="read() on", rounds=1, descriptors=1, behind=(CallTarget(kind="pipe", what="pipe:[7]", other_pid=4711, other_comm="pt_data_worker"),)), Signature.BLOCKED,
+         "read() on a pipe connected to pid 4711 (pt_data_worker)"),
+        (KernelCall(name="read", says="read() on", rounds=1, descriptors=1, behind=(CallTarget(kind="pipe", what="pipe:[7]", other_pid=13),)), Signature.BLOCKED,
+         "read() on a pipe connected to this process"),
+        (KernelCall(name="poll", says="poll() on", rounds=1, descriptors=9, behind=(PEER,)), Signature.BLOCKED,
+         "poll() on 10.0.0.7 port 29500 and 8 other descriptors"),
+        (KernelCall(name="openat", says="openat() on", rounds=2, path="/mnt/x"), Signature.BLOCKED, "openat() on /mnt/x, in each of 2 rounds"),
+        (KernelCall(name="wait4", says="wait4() for", rounds=1, child_pid=9, child_comm="ssh"), Signature.BLOCKED, "wait4() for its child 9 (ssh)"),
+        (KernelCall(name="flock", says="flock() on", rounds=1, descriptors=1, file_lock=FileLock(path="/x.lock", holder_pid=9, holder_comm="rsync")), Signature.BLOCKED,
+         "flock() on /x.lock, held by pid 9 (rsync)"),
+        (KernelCall(name="futex", says="futex", rounds=1), Signature.BLOCKED, "futex()"),
     ],
 )  # fmt: skip
 def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, phrase: str) -> None:
@@ -148,15 +150,15 @@ def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, p
 def test_a_fifo_on_a_file_system_of_another_machine_does_not_make_that_silent(
     state: str, wchan: str | None, *, is_silent: bool
 ) -> None:
-    call = KernelCall(name="read", says="read from", rounds=2, descriptors=1, behind=(SHARD,))
+    call = KernelCall(name="read", says="read() on", rounds=2, descriptors=1, behind=(SHARD,))
     member = Member(
         id=RankId(rank=3), signature=Signature.BLOCKED, kernel=KernelFacts(state=state, wchan=wchan, call=call)
     )
-    assert ("gives no answer" in (clauses.describe_call(member, {}) or "")) is is_silent
+    assert ("does not respond" in (clauses.describe_call(member, {}) or "")) is is_silent
 
 
 def test_the_call_of_the_one_rank_that_is_named_stands_in_the_sentence() -> None:
-    call = KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(SHARD,))
+    call = KernelCall(name="read", says="read() on", rounds=3, descriptors=1, behind=(SHARD,))
     waiting, odd = group("collective_wait", range(3)), group("data_loading", range(3, 4))
     odd = replace(
         odd,
@@ -166,7 +168,7 @@ def test_the_call_of_the_one_rank_that_is_named_stands_in_the_sentence() -> None
     )
     verdict = judge(Grouping(groups=(waiting, odd), world_size=4))
     assert verdict.message.endswith(
-        "In the kernel, rank 3 on n1 stands in read from /mnt/data/shard-3, on /mnt/data (fuse.s3fs), "
+        "In the kernel it is in read() on /mnt/data/shard-3, on /mnt/data (fuse.s3fs), "
         "in each of 3 rounds; wchan request_wait_answer."
     )
     assert [vote.kind for vote in verdict.evidence][-1] == "system_call"

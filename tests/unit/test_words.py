@@ -55,11 +55,11 @@ def test_ranks_fold(ids: list[RankId], expected: str) -> None:
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [
-        ([RankId(node="a12", rank=15, local_rank=7, pid=4711)], "rank 15 on a12 (local rank 7, pid 4711)"),
+        ([RankId(node="a12", rank=15, local_rank=7, pid=4711)], "rank 15 (a12, local rank 7, pid 4711)"),
         ([RankId(rank=15)], "rank 15"),
-        ([RankId(node="a12", local_rank=7, pid=4711)], "local rank 7 on a12 (pid 4711)"),
-        ([RankId(node="a12", pid=4711)], "pid 4711 on a12"),
-        ([RankId(node="\x1b[2J")], "a rank on \\x1b[2J"),
+        ([RankId(node="a12", local_rank=7, pid=4711)], "local rank 7 (a12, pid 4711)"),
+        ([RankId(node="a12", pid=4711)], "pid 4711 (a12)"),
+        ([RankId(node="\x1b[2J")], "a rank (\\x1b[2J)"),
         ([RankId(node="b", rank=1), RankId(node="a", rank=0)], "ranks 0-1 on a and b"),
         ([RankId(node=f"n{rank}", rank=rank) for rank in range(4)], "ranks 0-3 on 4 nodes"),
         ([RankId(local_rank=0), RankId(rank=9, local_rank=1)], "local ranks 0-1"),

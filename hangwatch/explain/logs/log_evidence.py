@@ -62,7 +62,7 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
     are_enough = len(logs) * 2 >= max(ranks_here, 3)
     ranks = tuple(_find_first_error(kinds, logs)) if are_enough else ()
     are = "are" if len(ranks) > 1 else "is"
-    sentence = f"By the logs {words.name_ranks(ranks)} {are} the first to complain, see the evidence: look there first."
+    sentence = f"By the logs {words.name_ranks(ranks)} {are} the first with an error (see the evidence)."
     return Supplement(
         evidence=tuple(_evidence(logs, kinds, log_ends.fold(logs))),
         sentence=sentence if ranks else "",
@@ -87,7 +87,7 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
     troubles = [(row, log, told) for row, log, told in said if row.about in ("self", "peer")]
     if len({log.id for _, log, _ in troubles}) == 1 and len(logs) > TIMES_AS_MANY:
         row, log, told = min(troubles, key=lambda trouble: trouble[2].number)
-        why = f"it alone complains in its log: {row.meaning} ({words.elided(told.text, _TEXT_CHARACTERS)})"
+        why = f"only its log has an error: {row.meaning} ({words.elided(told.text, _TEXT_CHARACTERS)})"
         yield _look(log.id, why, row.remedy)
 
 
@@ -98,14 +98,14 @@ def _headline(
     behind: End | None,
     caveat: str,
 ) -> str:
-    accuses = "Logs accuse nobody; for stacks: `hangwatch dump`, or py-spy on each rank that lives"
+    accuses = "Logs alone cannot name a rank. Take stacks: `hangwatch dump`, or py-spy on each live rank"
     if first is not None:
         told = _describe_first_failure(first)
     elif behind is not None:
         told = f"the log of {words.name_ranks(behind.ids)} ends before the others: {log_ends.describe_ends(ends)}"
     else:
-        told = f"logs of {words.count(len(logs))}, in which nobody fails or ends before the others"
-        told += f": {log_ends.describe_ends(ends)}" if ends else ""
+        told = f"logs of {words.count(len(logs))}: no rank fails or ends before the others"
+        told += f" ({log_ends.describe_ends(ends)})" if ends else ""
     return f"{told[:1].upper()}{told[1:]}{caveat}. {accuses}"
 
 
@@ -167,7 +167,7 @@ def _describe_failure(failure: Failure) -> str:
 
 def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End]) -> Iterator[Evidence]:
     for kind in kinds[:SHOWN]:
-        blames = ", which complains of others" if kind.failure.of_others else ""
+        blames = ", which blames other ranks" if kind.failure.of_others else ""
         first = (
             f", {words.name_ranks(kind.ids[:1])} first{_at(kind.failure.moment)}"
             if len(kind.ids) > 1
@@ -183,7 +183,7 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[En
     few = 0 < TIMES_AS_MANY * len(blamed) <= len(logs) - len(blamed)
     if few and all(kind.failure.of_others for kind in kinds):
         yield _make_evidence(
-            "log_failure", f"no failure of {words.name_ranks(blamed)}; all others complain of others", blamed
+            "log_failure", f"no failure of {words.name_ranks(blamed)}; all others blame other ranks", blamed
         )
     if ends:
         yield _make_evidence("log_end", log_ends.describe_ends(ends), ())
@@ -244,7 +244,7 @@ def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
         until = end.last.moment.text if end.last and end.last.moment else ""
         yield _make_evidence(
             "log_end",
-            f"stopped first: {words.name_ranks([log.id])}{_at(_moment(log))}, the last of all at {until}",
+            f"stopped first: {words.name_ranks([log.id])}{_at(_moment(log))}, the last rank at {until}",
             [log.id],
         )
 
@@ -253,7 +253,7 @@ def _looks(first: _FirstFailure | None, behind: End | None, ranks: int, caveat: 
     if first is not None:
         if len(first.kind.ids) == 1 or len(first.kind.ids) * (TIMES_AS_MANY + 1) <= ranks:
             why = f"the first to fail by its own log: {_describe_failure(first.kind.failure)}{caveat}"
-            settle = f"read {words.printable(first.kind.logs[0].source)} from line {first.kind.failure.number} back"
+            settle = f"read {words.printable(first.kind.logs[0].source)} up to line {first.kind.failure.number}"
             yield from (_look(rank, why, settle) for rank in first.kind.ids)
     elif behind is not None:
         why = f"its log ends at '{words.elided(behind.text, LINE_CHARACTERS)}', before the others{caveat}"

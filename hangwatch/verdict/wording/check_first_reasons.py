@@ -15,23 +15,25 @@ from hangwatch.verdict.wording import clauses
 from hangwatch.verdict.wording.group_text import common_line, describe_suspect, name_ranks, others_wait
 from hangwatch.verdict.wording.rank_headlines import why_gone
 
+NOT_NAMED = "no rank can be named. "
+
 
 def check_first(ranks: Sequence[Group], why: str, settle: str) -> str:
     """Return the headline for ranks to check first, which are not named."""
     stop = "" if settle.endswith("?") else "."
-    return f"look first at {name_ranks(ranks)}: {why}. What would settle it: {settle}{stop} Nobody is accused."
+    return f"{NOT_NAMED}Check {name_ranks(ranks)} first: {why}. To decide: {settle}{stop}"
 
 
 def died(finding: Finding) -> str:
     """Describe ranks that are gone, if nothing shows that the others wait for them."""
-    return f"it has no process any more{why_gone(finding.members)}"
+    return f"it has ended{why_gone(finding.members)}"
 
 
 def hung_task(finding: Finding) -> str:
     """Describe ranks with a thread that is blocked, by the kernel's log."""
     return (
-        "by the kernel's log a thread of it has been blocked in the kernel (state D) for minutes, and still is, "
-        f"while {others_wait(finding.others)}"
+        "by the kernel log one of its threads has been blocked in the kernel (state D) for minutes, and still is; "
+        f"{others_wait(finding.others)}"
     )
 
 
@@ -39,9 +41,7 @@ def lost_worker(finding: Finding) -> str:
     """Describe ranks with a worker that crashed or was killed."""
     ranks, others = finding.suspects, finding.others
     ends = sorted({end for group in ranks for member in group.members if (end := clauses.ended_by(member))})
-    return (
-        f"by the kernel's log a worker process of it has ended ({words.join_words(ends)}), while {others_wait(others)}"
-    )
+    return f"it has lost a worker process (kernel log: {words.join_words(ends)}); {others_wait(others)}"
 
 
 def holds_lock(finding: Finding) -> str:
@@ -55,13 +55,13 @@ def holds_lock(finding: Finding) -> str:
     waiting, path = [rank for rank, _ in found], found[0][1]
     it, hold = ("it", "holds") if count_ranks(ranks) == 1 else ("they", "hold")
     wait = "waits" if len(waiting) == 1 else "wait"
-    return f"{it} {hold} the lock of {path}, for which {words.name_ranks(waiting)} {wait}, and {_doing(ranks)}"
+    return f"{it} {_doing(ranks)} and {hold} the lock of {path}, for which {words.name_ranks(waiting)} {wait}"
 
 
 def differs_from_others(finding: Finding) -> str:
     """Describe ranks that do something else, and what the others wait for."""
     ranks, others = finding.suspects, finding.others
-    return f"{'; '.join(map(describe_suspect, ranks))}, while {others_wait(others)}{common_line(others)}"
+    return f"{'; '.join(map(describe_suspect, ranks))}; {others_wait(others)}{common_line(others)}"
 
 
 def other_call(finding: Finding) -> str:
@@ -74,8 +74,8 @@ def other_line(finding: Finding) -> str:
     """Describe ranks at another line of the same functions."""
     (_, line), *rest = differing_lines((*finding.suspects, *finding.others))
     others = words.join_words([f"{name_ranks([group])} at {other}" for group, other in rest])
-    it = "it stands" if len(finding.members) == 1 else "they stand"
-    return f"{it} at {line}, {others}, in the same functions"
+    it = "it is" if len(finding.members) == 1 else "they are"
+    return f"{it} at {line}; in the same functions: {others}"
 
 
 def differing_lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
@@ -91,7 +91,9 @@ def without_a_thread(finding: Finding) -> str:
     has = "it has" if len(finding.members) == 1 else "they have"
     inside = {thread.frames[0].function for group in others for thread in group.threads[:1] if thread.frames}
     where = f" ({min(inside)})" if len(inside) == 1 else ""
-    return f"{has} no thread in a collective, as {name_ranks(others)} have{where}; all main threads stand alike"
+    return (
+        f"{has} no thread in a collective, but {name_ranks(others)} have{where}; the main threads are in the same place"
+    )
 
 
 def has_not_joined(finding: Finding) -> str:
@@ -126,18 +128,18 @@ def low_power(finding: Finding) -> str:
     """Describe ranks with GPUs that draw less than those of the others, which work."""
     ranks, others = finding.suspects, finding.others
     own, rest = ([m.gpu.power_watts or 0.0 for g in groups for m in g.members] for groups in (ranks, others))
-    works = f"those of {name_ranks(others)} work ({min(rest):.0f} W and more)"
-    return f"{'; '.join(map(describe_suspect, ranks))}, with {max(own):.0f} W or less on the GPU, while {works}"
+    works = f"the GPUs of {name_ranks(others)} work ({min(rest):.0f} W or more)"
+    return f"{'; '.join(map(describe_suspect, ranks))}, with {max(own):.0f} W or less on the GPU; {works}"
 
 
 def odd_gpu(odd: OddGpu) -> str:
     """Return the numbers of a rank with a GPU that differs, beginning with "its GPU"."""
     if odd.number == "power":
-        drawn = f"those of the others {min(odd.others):.0f} to {max(odd.others):.0f} W"
+        drawn = f"the others draw {min(odd.others):.0f} to {max(odd.others):.0f} W"
         return f"its GPU draws {odd.value:.0f} W, {drawn}"
     if odd.number == "utilization":
-        return f"its GPU is at {odd.value:.0%}, those of the others at {median(odd.others):.0%}"
-    return f"its GPU runs no kernel, those of the others on {ratios(odd.others)} of their SMs"
+        return f"its GPU is at {odd.value:.0%}, the others are at {median(odd.others):.0%}"
+    return f"its GPU runs no kernel, the others run kernels on {ratios(odd.others)} of their SMs"
 
 
 def ratios(values: Sequence[float]) -> str:

@@ -27,7 +27,7 @@ from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.user_code import find_caller, innermost_user_frame
 from hangwatch.tables import kernel_lines
 
-_SINGULAR = (("is ", "are "), ("waits ", "wait "), ("stands ", "stand "), ("sleeps", "sleep"))
+_SINGULAR = (("is ", "are "), ("waits ", "wait "), ("sleeps", "sleep"))
 
 
 def describe_activity(group: Group, *, several: bool = False) -> str:
@@ -35,8 +35,8 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
     worker = find_busy_worker(group)
     if worker is not None and worker.own is not None:
         if several:
-            return f"wait for their loader workers, in {worker.own}"
-        return f"waits for its loader worker ({_describe_worker(worker)}) in {worker.own}"
+            return f"wait for their loader workers (in {worker.own})"
+        return f"waits for its loader worker ({_describe_worker(worker)}, in {worker.own})"
     clause = (
         _waits_for_file_lock(group)
         or _shares_lock(group)
@@ -44,12 +44,12 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
         or activity.describe_activity(group.activity, group.operation)
     )
     if group.waits_for == "gpu" and activity.find_activity(group.activity).waits_for != "gpu":
-        by_stack = f"sleeps in PyTorch's own code, for ranks or its GPU, in {_innermost(group)}"
+        by_stack = f"waits in PyTorch's own code ({_innermost(group)}), for other ranks or its GPU"
         clause = by_stack if _is_in_torch(group) else f"waits for its GPU in {_innermost(group)}"  # both measured
     if several:
         for singular, plural in _SINGULAR:
             if clause.startswith(singular):
-                return plural + clause[len(singular) :].replace("its GPU", "their GPUs")
+                return plural + clause[len(singular) :].replace("its GPU", "their GPUs").replace(" its ", " their ")
     return clause
 
 
@@ -71,7 +71,7 @@ def _waits_for_file_lock(group: Group) -> str | None:
     lock = locks.pop() if len(locks) == 1 else None
     if lock is None:
         return None
-    child = "a process that it started, which waits for " if lock.by_child else ""
+    child = "its child process, which waits for " if lock.by_child else ""
     return f"waits for {child}the lock of {lock.path}{_held_by(lock)}"
 
 
@@ -90,12 +90,12 @@ def _awaits_store(group: Group) -> str | None:
 
 def _held_by(lock: FileLock) -> str:
     if lock.holder_pid is None:
-        return ", whose holder is not listed: it has ended and left it to a process that it started, or is elsewhere"
-    return f", which pid {lock.holder_pid} ({lock.holder_comm}) holds"
+        return " (holder unknown: it has ended and a child inherited the lock, or it is on another node)"
+    return f", held by pid {lock.holder_pid} ({lock.holder_comm})"
 
 
 def describe_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
-    """Return the system call of a rank: "read from /data/shard-3, on /data (nfs4), for 3 rounds".
+    """Return the system call of a rank: "read() on /data/shard-3, on /data (nfs4), in each of 3 rounds".
 
     `ranks` are those of its node, by pid. None if the kernel was not asked, or the rank is in no call.
     """
@@ -113,7 +113,7 @@ def describe_worker_call(member: Member, ranks: Mapping[int, RankId]) -> str | N
         id=structs.replace(member.id, pid=worker.pid),
         kernel=structs.replace(member.kernel, state=None, wchan=None),
     )
-    return f"its worker {worker.pid} stands in {_in_call(worker.call, of_worker, ranks)}"
+    return f"its worker (pid {worker.pid}) is in {_in_call(worker.call, of_worker, ranks)}"
 
 
 def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
@@ -128,7 +128,7 @@ def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> s
     if call.child_pid is not None:
         about = [f"its child {call.child_pid} ({call.child_comm})"]
     if not about:
-        return f"{call.name}{rounds}"
+        return f"{call.name}(){rounds}"
     return f"{call.says} {words.join_words(about)}{rounds}"
 
 
@@ -158,31 +158,32 @@ def _describe_target(target: CallTarget, member: Member, ranks: Mapping[int, Ran
         case "file" if target.mount:
             waits_for_it = member.kernel.state in BLOCKED_STATES or member.kernel.wchan in FUSE_WAITS
             is_silent = target.is_remote and waits_for_it and member.signature is Signature.BLOCKED
-            return f"{target.what}, on {target.mount}{', which gives no answer' if is_silent else ''}"
+            return f"{target.what}, on {target.mount}{', which does not respond' if is_silent else ''}"
         case "pipe":
-            return f"a pipe whose other end {_describe_other_end(target, member, ranks)}"
+            return f"a pipe {_describe_connection(target, member, ranks)}"
         case "unix":
-            return f"{target.what} whose other end {_describe_other_end(target, member, ranks)}"
+            return f"{target.what} {_describe_connection(target, member, ranks)}"
         case "connection":
             gone = ", which is gone" if target.is_lost else ""
-            who = (
-                f", whose other end {_describe_other_end(target, member, ranks)}"
-                if target.other_pid is not None
-                else ""
-            )
-            return f"{target.what}{who}{gone}"
+            peer = f" of {_describe_other_end(target, member, ranks)}" if target.other_pid is not None else ""
+            return f"{target.what}{peer}{gone}"
         case "listening":
-            return f"{target.what}, where it listens"
+            return f"{target.what}, on which it listens"
     return target.what
 
 
-def _describe_other_end(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
+def _describe_connection(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
     if target.other_pid is None:
-        return "was not found"
+        return "with an unknown other end"
+    return f"connected to {_describe_other_end(target, member, ranks)}"
+
+
+def _describe_other_end(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
+    """Return the process at the other end."""
     if target.other_pid == member.id.pid:
-        return "is it itself"
-    rank = ranks.get(target.other_pid)
-    return f"is {words.name_ranks([rank])}" if rank is not None else f"is pid {target.other_pid} ({target.other_comm})"
+        return "this process"
+    rank = None if target.other_pid is None else ranks.get(target.other_pid)
+    return words.name_ranks([rank]) if rank is not None else f"pid {target.other_pid} ({target.other_comm})"
 
 
 def find_busy_worker(group: Group) -> Stack | None:
@@ -234,13 +235,22 @@ def operations(groups: Iterable[Group]) -> str:
     """Return what groups wait in, the largest first: "broadcast (7 ranks) and all_reduce (4 ranks)"."""
     counts: dict[str, int] = {}
     for group in groups:
-        name = (group.operation if group.waits else None) or _measured(group) or group.activity.replace("_", " ")
+        name = (group.operation if group.waits else None) or _measured(group) or _describe_place(group)
         counts[name] = counts.get(name, 0) + len(group.members)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{name} ({words.count(number)})" for name, number in ordered[:4]]
     if len(ordered) > 4:
         shown.append(f"{words.count(len(ordered) - 4, 'other operation')}")
     return ordered[0][0] if len(ordered) == 1 else words.join_words(shown)
+
+
+def _describe_place(group: Group) -> str:
+    """Return the part of the program that a group is in: "the backward pass"; else its operation."""
+    known = activity.find_activity(group.activity)
+    place = known.says.removesuffix(" ({operation})").removeprefix("is in ")
+    if known.waits_for == "gpu" and place != known.says.removesuffix(" ({operation})"):
+        return place.replace("its ", "their ")
+    return group.operation or group.activity.replace("_", " ")
 
 
 def _measured(group: Group) -> str | None:
@@ -258,9 +268,9 @@ def describe_top_frames(group: Group, depth: int = 4) -> str:
 
 def hint_at_progress(members: Sequence[Member]) -> str:
     """Return a hint if ranks that have not joined are moving or use CPU."""
-    who = "It" if len(members) == 1 else "Of them some"
+    who = "It" if len(members) == 1 else "Some of them"
     if any(member.motion is Motion.MOVING for member in members):
-        return f" {who} {'is' if who == 'It' else 'are'} at work there, and may come when that is done."
+        return f" {who} {'is' if who == 'It' else 'are'} working, and may join when that is done."
     if any(member.signature is Signature.SPINS for member in members):
-        return f" {who} {'uses' if who == 'It' else 'use'} CPU there: work that will end, or a loop that will not."
+        return f" {who} {'uses' if who == 'It' else 'use'} CPU: either work that ends by itself, or an endless loop."
     return ""

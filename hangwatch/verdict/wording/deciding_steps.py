@@ -9,22 +9,24 @@ from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.wording import clauses
 
-SEQUENCE_NUMBERS = "sequence numbers (flight recorder, NCCL RAS): who is a call behind, or took another branch or group"
+SEQUENCE_NUMBERS = (
+    "compare sequence numbers (flight recorder, NCCL RAS): which rank is a call behind, or in another branch or group?"
+)
 NUMBERS_BELOW = (
-    "which call comes next on each side (a branch, a step or a group differs); the sequence numbers in the evidence "
-    "say who has come to which collective"
+    "find the next call of each side (a branch, a step or a group differs); the sequence numbers in the evidence show "
+    "which rank has joined which collective"
 )
-DIED = "whether the others wait for it: a job that goes on without a rank stands still at the next thing they share"
-HUNG_TASK = "`dmesg -T | grep -A20 'blocked for more'`: where in the kernel it stands; `hangwatch check storage`"
-BEHIND_CALL = "look at what is behind the call in which it stands, by the evidence: a file, a peer, a process, a lock"
-ORDERS = "what it was told last: it has not joined, so no sequence number shows it"
+DIED = "check if the others wait for it (a job that has lost a rank stops at its next collective or shared lock)"
+HUNG_TASK = "`dmesg -T | grep -A20 'blocked for more'` shows its call in the kernel; then `hangwatch check storage`"
+BEHIND_CALL = "check the file, peer, process or lock of its call (see the evidence)"
+ORDERS = "check the last order that it received; sequence numbers cannot show a rank that has not joined"
 LOOP = (
-    "what was to come to that loop, or to end it (a service without requests is idle): it has not joined, so no "
-    "sequence number shows it"
+    "check what should give that loop work, or end it (a service without requests is idle); sequence numbers cannot "
+    "show a rank that has not joined"
 )
-THREAD = "what that thread does, which may wait for another rank itself"
-LOCK = "whether it can go on without them: a collective inside of a lock that each rank takes never ends"
-SLOW_CALL = "whether that call returns: its file system or service, state D and wchan of these ranks"
+THREAD = "check what that thread does: it may wait for another rank itself"
+LOCK = "check if it can continue without them: a collective inside a lock that each rank takes never ends"
+SLOW_CALL = "check if that call returns: its file system or service, and state (D is blocked) and wchan of the rank"
 
 
 def numbers(finding: Finding) -> str:
@@ -45,7 +47,7 @@ def native_frames(finding: Finding) -> str:
 
 def _native_frames(members: Sequence[Member]) -> str:
     pids = [member.id.pid for member in members if member.id.pid is not None]
-    return f"`hangwatch dump --native{f' --pid {pids[0]}' if pids else ''}` shows the call in which it stands"
+    return f"`hangwatch dump --native{f' --pid {pids[0]}' if pids else ''}` shows its call below Python"
 
 
 def find_blocking_call(finding: Finding) -> str:
@@ -57,5 +59,5 @@ def find_blocking_call(finding: Finding) -> str:
 def whether_it_waits(finding: Finding) -> str:
     """Return what shows if ranks still wait for a worker process that they have lost."""
     is_told = all(map(clauses.tells_call, finding.members))
-    shown = "the call in which it stands" if is_told else "`hangwatch dump --native`"
-    return f"whether it still waits for that worker: {shown}, and its log"
+    shown = "its call in the evidence" if is_told else "`hangwatch dump --native`"
+    return f"check if it still waits for that worker: {shown}, and its log"

@@ -37,7 +37,9 @@ def describe(group: Group, *, several: bool | None = None) -> str:
     if group.runs_python:
         where = str(group.frames[0]) if group.frames else "its code"
         doing = f"{'are' if plural else 'is'} running Python code in {where}"
-    return f"{doing}, holding the GIL" if group.waits_for in {"unknown", "gpu"} and group.holds_gil else doing
+    if group.waits_for in {"unknown", "gpu"} and group.holds_gil:
+        return f"{'hold' if plural else 'holds'} the GIL and {doing}"
+    return doing
 
 
 def describe_each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
@@ -85,20 +87,23 @@ def all_of(number: int, noun: str = "rank") -> str:
     return f"both {noun}s" if number == 2 else f"all {words.count(number, noun)}"
 
 
-def others_wait(others: Sequence[Group]) -> str:
-    """Return what the ranks that are not suspects do: "all 15 other ranks wait in broadcast"."""
+def others_wait(others: Sequence[Group], *, awaited: str = "") -> str:
+    """Return what the ranks that are not suspects do: "all 15 other ranks wait in broadcast".
+
+    `awaited` is " for it" or " for them" if a rank is named.
+    """
     behind = [group for group in others if group.waits_for == "gpu"]
     kinds = (
-        ("wait in", [group for group in others if group.waits]),
-        ("wait for their GPUs:" if any(map(clauses.has_gpu, behind)) else "are in", behind),
+        (f"wait{awaited} in", [group for group in others if group.waits]),
+        ("wait for their GPUs in" if any(map(clauses.has_gpu, behind)) else "are in", behind),
         ("wait for locks or threads:", [group for group in others if group.waits_for in {"lock", "thread"}]),
     )
     verb, waiting = next(((verb, groups) for verb, groups in kinds if groups), ("are in", list(others)))
     total, rest = count_ranks(waiting), count_ranks(others)
     if rest == 1:
-        return f"the other rank {clauses.describe_activity(waiting[0])}"
+        return f"the other rank {clauses.describe_activity(waiting[0])}".replace(" waits in ", f" waits{awaited} in ")
     share = all_of(rest, "other rank") if total == rest else f"{total:,} of the {rest:,} other ranks"
-    if all(group.waits_for in {"lock", "thread"} for group in waiting) and len(waiting) == 1:
+    if len(waiting) == 1 and not waiting[0].waits and waiting[0].waits_for != "gpu":
         return f"{share} {clauses.describe_activity(waiting[0], several=True)}"
     return f"{share} {verb} {clauses.operations(waiting)}{during(waiting)}"
 
@@ -113,10 +118,10 @@ def during(groups: Sequence[Group]) -> str:
 def describe_suspect(group: Group) -> str:
     """Return what a group does, beginning with "it" or "they", with the frame of the user's code."""
     own = innermost_user_frame(group)
-    it, ending = ("it", "s") if group.size == 1 else ("they", "")
+    it, is_ = ("it", "is") if group.size == 1 else ("they", "are")
     if own is not None and is_in_user_code(group) and group.waits_for in {"unknown", "gpu"}:
         phase = f" {around}" if (around := activity.describe_phase(group.activity, group.phase)) else ""
-        return f"{it} stand{ending} in {own}, code of the program itself{phase}"
+        return f"{it} {is_} in {own}, in the program's own code{phase}"
     return f"{it} {clauses.describe_activity(group, several=group.size > 1)}{clauses.describe_line(group)}"
 
 
@@ -131,8 +136,7 @@ def describe_in_report(group: Group) -> str:
     if group.gone:
         died = {member.died.full_text if member.died is not None else "" for member in group.members}
         why = died.pop() if len(died) == 1 else ""
-        missing = "no such processes" if several else "no such process"
-        return words.printable(f"{'are' if several else 'is'} gone: {why or missing}")
+        return words.printable(f"{'have' if several else 'has'} ended: {why or 'the cause is unknown'}")
     if group.fault is not None:
         return words.printable(f"no stack: {group.fault.reason}")
     unknown = group.activity == "unknown" and not group.operation

@@ -11,11 +11,11 @@ from hangwatch.stacks import activity
 
 _MOST_SENTENCES = 2
 _LINKS = "XIDs, NVLink and network errors"
-_BRANCH = "or a rank took another branch or another process group: compare sequence numbers"
+_BRANCH = "if there are none, a rank took another branch or process group: compare sequence numbers"
 
 ITS_GPU = (
-    "XIDs of that GPU in the kernel log, the errors of its links (`nvidia-smi nvlink -e`) and of the network adapter "
-    "beside it, and which kernel its stream is in"
+    "check that GPU: its XIDs in the kernel log, the errors of its links (`nvidia-smi nvlink -e`) and of the network "
+    "adapter next to it, and the kernel that its stream is in"
 )
 """The checks that show if the GPU of a rank blocks it."""
 
@@ -29,7 +29,8 @@ def where_to_look(grouping: Grouping) -> str:
     groups = [group for group in grouping.groups if not group.fault and not group.gone]
     failed = sum(group.size for group in grouping.groups if group.fault)
     if failed:
-        return f" {words.count(failed).capitalize()} could not be dumped, see the evidence: start there."
+        them = "it" if failed == 1 else "them"
+        return f" {words.count(failed)} could not be dumped: check {them} first, see the evidence."
     found = list(dict.fromkeys(filter(None, map(_look_at, groups))))[:_MOST_SENTENCES]
     return "".join(
         f" {sentence}" for sentence in (*_missing_ranks(grouping), *(found or _general_hints(grouping, groups)))
@@ -40,11 +41,12 @@ def _look_at(group: Group) -> str | None:
     locks = {member.waits.file_lock for member in group.members}
     if len(locks) == 1 and (lock := locks.pop()):
         if lock.holder_pid is None:
-            return f"Look at who has {lock.path} open (`fuser -v`): its holder has ended, or is on another node."
-        return f"Look at pid {lock.holder_pid} ({lock.holder_comm}), which holds {lock.path}."
+            holder = "the lock's holder has ended, or is on another node"
+            return f"Find the process that has {lock.path} open (`fuser -v`): {holder}."
+        return f"Check pid {lock.holder_pid} ({lock.holder_comm}), which holds the lock of {lock.path}."
     awaited = {member.waits.awaited for member in group.members}
     if len(awaited) == 1 and (outside := awaited.pop()):
-        return f"Look at {outside.who}" + (", which is gone." if outside.is_lost else ": does it answer?")
+        return f"Check {outside.who}" + (", which is gone." if outside.is_lost else ": does it respond?")
     known = activity.find_activity(group.activity)
     return (known.meets_at_store and _store(group.members)) or known.look_at
 
@@ -59,10 +61,10 @@ def _store(members: Sequence[Member]) -> str | None:
         return words.name_ranks([member.id for member, store in seen if store.socket == socket])
 
     uses = {store.socket for _, store in seen}
-    parts = [f"Look at the store at {seen[0][1].endpoint}"]
+    parts = [f"Check the store at {seen[0][1].endpoint}"]
     parts.append(f"{who('serving')} serves it" if "serving" in uses else "none of these ranks serves it")
     if "silent" in uses:
-        parts.append(f"the requests of {who('silent')} to connect have no answer")
+        parts.append(f"connection requests of {who('silent')} are not answered")
     apart = [member.id for member, store in seen if not store.has_connection]
     if apart:
         parts.append(f"{words.name_ranks(apart)} {'has' if len(apart) == 1 else 'have'} no connection to it")
@@ -71,11 +73,13 @@ def _store(members: Sequence[Member]) -> str | None:
 
 def _missing_ranks(grouping: Grouping) -> list[str]:
     if grouping.unanswered:
-        silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)}"
+        counted = words.count_ranges(grouping.unanswered)
+        silent = f"{counted} ({words.fold_ranges(grouping.unanswered)}"
         nodes = _silent_nodes(grouping)
-        whole = f", as many as {words.count(nodes, 'whole node')} would hold" if nodes else ""
-        return [f"No answer from {silent}{whole}): look there first."]
-    return ["Look at the other nodes, too."] if grouping.elsewhere else []
+        whole = f", the size of {words.count(nodes, 'whole node')}" if nodes else ""
+        them = "it" if counted == "1 rank" else "them"
+        return [f"{silent}{whole}) did not respond: check {them} first."]
+    return ["Check the other nodes, too."] if grouping.elsewhere else []
 
 
 def _general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:
@@ -83,9 +87,9 @@ def _general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:
     if grouping.unanswered:
         return []
     if any(group.waits_for not in {"ranks", "gpu"} for group in groups):
-        return ["`hangwatch dump --native` shows what they call below Python."]
+        return ["`hangwatch dump --native` shows their calls below Python."]
     alone = len(grouping.members) == 1 and (grouping.world_size or 1) == 1
-    return [f"Look for {_LINKS}." if alone else f"Look for {_LINKS}; {_BRANCH}."]
+    return [f"Check for {_LINKS}." if alone else f"Check for {_LINKS}; {_BRANCH}."]
 
 
 def _silent_nodes(grouping: Grouping) -> int:

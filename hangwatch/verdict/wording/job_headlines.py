@@ -8,7 +8,7 @@ from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, count_ranks
 from hangwatch.verdict.wording import clauses, guidance
 from hangwatch.verdict.wording.check_first_reasons import differing_lines
-from hangwatch.verdict.wording.group_text import all_of, describe, describe_each, during, name_ranks, rank_ids
+from hangwatch.verdict.wording.group_text import all_of, describe, describe_each, during, name_ranks, rank_ids, sentence
 from hangwatch.verdict.wording.rank_headlines import store_endpoint
 
 _SHOWN = 4
@@ -17,7 +17,7 @@ _SHOWN = 4
 def moving(finding: Finding) -> str:
     """Return the headline for a job at work."""
     moved = f"{finding.scene.moving:,} of {words.count(finding.scene.stacks)}"
-    return f"{moved} moved between the rounds, the job is at work: {'; '.join(describe_each(finding.others))}."
+    return f"{moved} progressed between the rounds, so the job is working: {'; '.join(describe_each(finding.others))}."
 
 
 def suspended(finding: Finding) -> str:
@@ -26,7 +26,7 @@ def suspended(finding: Finding) -> str:
     who = f"{all_of(len(members))} are" if len(members) > 1 else f"{words.name_ranks([members[0].id])} is"
     frozen = sorted({member.waits.frozen_cgroup for member in members if member.waits.frozen_cgroup})
     is_stopped = any(member.waits.frozen_cgroup is None for member in members)
-    reasons = ["scontrol suspend, a gang scheduler, `kill -STOP`, or a debugger"] if is_stopped else []
+    reasons = ["scontrol suspend, a gang scheduler, `kill -STOP` or a debugger may be the cause"] if is_stopped else []
     if frozen:
         groups = "control group {} is" if len(frozen) == 1 else "control groups {} are"
         reasons += [f"{groups.format(words.join_words(frozen[:_SHOWN]))} frozen"]
@@ -36,13 +36,13 @@ def suspended(finding: Finding) -> str:
 def over(finding: Finding) -> str:
     """Return the headline for a job with ranks that are no longer connected to each other."""
     doing = f"; {'; '.join(describe_each(finding.others))}" if finding.others else ""
-    return f"no rank is connected to another one or waits for one: training is over, or has not begun{doing}."
+    return f"no rank is connected to another rank or waits for one: training is over, or has not begun{doing}."
 
 
 def serving(finding: Finding) -> str:
     """Return the headline for a service without requests."""
     doing = "; ".join(describe_each(finding.others))
-    return f"all ranks wait for clients: a service without requests, and no job that trains; {doing}."
+    return f"all ranks are idle and wait for requests: an inference server, not a training job; {doing}."
 
 
 def no_ranks(finding: Finding) -> str:
@@ -54,7 +54,7 @@ def no_ranks(finding: Finding) -> str:
     if len(launchers) == 1 and groups[0].frames:
         said = f"{said}. By its stack it {describe(groups[0], several=False)}"
     if any(member.waiting and member.waiting.is_for_nodes for member in launchers):
-        return f"{said}. Look at the nodes that are missing: does a launcher run there, with the same address and run?"
+        return f"{said}. Check the missing nodes: does a launcher run there, with the same address and run id?"
     return f"{said}."
 
 
@@ -64,24 +64,24 @@ def launcher(member: Member) -> str:
     assert waiting is not None
     where = f"pid {member.id.pid}" + (f" on {words.printable(member.id.node)}" if member.id.node else "")
     told = [where, f"run id {waiting.run_id}" if waiting.run_id else ""]
-    told.append(f"{waiting.nodes} nodes wanted" if waiting.is_for_nodes else "")
-    after = f" {words.duration(waiting.seconds)} after its start" if waiting.seconds is not None else ""
-    clause = f"{waiting.launcher} ({', '.join(filter(None, told))}) has no rank{after}"
+    told.append(f"{waiting.nodes} nodes expected" if waiting.is_for_nodes else "")
+    after = f" in {words.duration(waiting.seconds)}" if waiting.seconds is not None else ""
+    clause = f"{waiting.launcher} ({', '.join(filter(None, told))}) has started no rank{after}"
     if not waiting.is_for_nodes:
         return clause
     at = f" at {waiting.endpoint}" if waiting.endpoint else ""
-    return f"{clause} and waits{at} for other nodes{_shown_by_sockets(waiting)}"
+    return f"{clause} and waits for other nodes{at}{_shown_by_sockets(waiting)}"
 
 
 def _shown_by_sockets(waiting: Waiting) -> str:
     peers = words.join_words(waiting.peers) if waiting.peers else ""
     if waiting.socket == "serving":
-        came = f"{peers} {'is' if len(waiting.peers) == 1 else 'are'}" if peers else "nobody else is"
-        return f": it serves this address itself, and {came} connected"
+        came = f"{peers} {'is' if len(waiting.peers) == 1 else 'are'}" if peers else "no other launcher is"
+        return f", which it serves; {came} connected"
     answers = {
         "connected": f": it is connected to {peers}",
-        "silent": f": {peers} gives no answer to its request to connect (SYN_SENT)",
-        "none": ": it has no connection there (nothing serves it, its name has no address, or it has not asked yet)",
+        "silent": f": {peers} does not answer its connection request (SYN_SENT)",
+        "none": ": it has no connection there (no process serves it, its name has no address, or it has not tried yet)",
     }
     return answers.get(waiting.socket or "", "")
 
@@ -93,13 +93,13 @@ def mount_silent(finding: Finding) -> str:
         [member for member in finding.scene.without_stack if member.kernel.waits_for_mount],
     )
     mounts = sorted({member.kernel.silent_mount for member in shut if member.kernel.silent_mount is not None})
-    verb = "gives" if len(mounts) == 1 else "give"
+    verb = "does" if len(mounts) == 1 else "do"
     wait = "waits" if len(held) == 1 else "wait"
     waiting = f"; {words.name_ranks([member.id for member in held])} {wait} for it in the kernel" if held else ""
     shut_out = words.name_ranks([member.id for member in shut])
     return (
-        f"{words.join_words(mounts)} {verb} no answer{waiting}. The Python of {shut_out} lies there, so that py-spy "
-        "hangs on it and no stack can be read: mend the file system first."
+        f"{words.join_words(mounts)} {verb} not respond{waiting}. The Python of {shut_out} is installed there, so "
+        "py-spy hangs and no stack can be read: repair the file system first."
     )
 
 
@@ -111,9 +111,9 @@ def wrong_interface(finding: Finding) -> str:
     subject = all_of(of) if len(ranks) == of > 1 else words.name_ranks([member.id for member in ranks])
     verb = "waits" if len(ranks) == 1 else "wait"
     return (
-        f"{subject} {verb} for the others at {words.join_words(places[:2])}{more}, which no other node can reach, and "
-        "the job has ranks on others: correct MASTER_ADDR, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, or this node's name "
-        f"in /etc/hosts.{limit_to_node(finding.scene)}"
+        f"{subject} {verb} for the others at {words.join_words(places[:2])}{more}, which no other node can reach. "
+        "The job has ranks on other nodes: correct MASTER_ADDR, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, or this "
+        f"node's name in /etc/hosts.{limit_to_node(finding.scene)}"
     )
 
 
@@ -122,35 +122,30 @@ def refused(finding: Finding) -> str:
     ranks, serving = finding.scene.refused, finding.scene.store_servers
     if serving:
         who = words.name_ranks([member.id for member in serving])
-        where = f"{who} serves that port, so the address leads elsewhere: correct MASTER_ADDR."
+        where = f"{sentence(who)} serves that port, so the address belongs to another host: correct MASTER_ADDR."
     elif any(member.id.rank == 0 for member in ranks):
-        where = "Rank 0 is among them: the launcher that was to serve it does not, or at another port."
+        where = "Rank 0 is among them: the launcher does not serve that address, or uses another port."
     elif any(member.waits.store is not None and member.waits.store.is_on_loopback for member in ranks):
-        where = "That address is each node's own, and rank 0 is on another one: set MASTER_ADDR to that of its node."
+        where = "That address is local to each node: set MASTER_ADDR to the address of the node with rank 0."
     else:
-        where = "Rank 0, which is to serve it, is not in view: look at its node first."
+        where = "Rank 0 should serve that address, but was not captured: check its node first."
     subject = (
         words.name_ranks([ranks[0].id]) if len(ranks) == 1 else all_of(len(ranks), "other rank" if serving else "rank")
     )
-    them = "it has no connection, and sleeps" if len(ranks) == 1 else "they have no connection, and sleep"
-    verb = "is" if len(ranks) == 1 else "are"
+    them = "it sleeps" if len(ranks) == 1 else "they sleep"
     return (
-        f"{subject} {verb} refused at {store_endpoint(ranks)}, where the ranks of the job meet: {them} between "
-        f"attempts that fail at once. {where}{limit_to_node(finding.scene)}"
+        f"{store_endpoint(ranks)} refuses the connections of {subject}: each attempt fails at once, and {them} between "
+        f"attempts. {where}{limit_to_node(finding.scene)}"
     )
 
 
 def mismatch(finding: Finding) -> str:
     """Return the headline for ranks that wait in different places."""
     groups, has_numbers = finding.others, finding.scene.has_numbers
-    tells = (
-        "what the sequence numbers tell of it is in the evidence"
-        if has_numbers
-        else "sequence numbers (flight recorder) can"
-    )
+    tells = "see the sequence numbers in the evidence" if has_numbers else "compare sequence numbers (flight recorder)"
     return (
-        f"the ranks wait in {len(groups)} different places: {'; '.join(describe_each(groups))}. "
-        f"Stacks alone cannot tell who is ahead and who is behind: {tells}."
+        f"no rank can be named: the ranks wait in {len(groups)} different places: {'; '.join(describe_each(groups))}. "
+        f"Stacks alone do not show which ranks are ahead: {tells}."
     )
 
 
@@ -159,7 +154,7 @@ def at_different_lines(finding: Finding) -> str:
     groups = finding.others
     stand = [f"{name_ranks([group])} at {line}" for group, line in differing_lines(groups)]
     doing = describe(groups[0], several=True)
-    return f"all ranks {doing}, but not at the same place: {words.join_words(stand)}."
+    return f"no rank can be named: all ranks {doing}, but at different lines: {words.join_words(stand)}."
 
 
 def at_one_place(finding: Finding) -> str:
@@ -173,12 +168,12 @@ def _together(group: Group, scene: Scene) -> str:
         return f"the only rank of the job, {name_ranks([group])}, {describe(group, several=False)}{during([group])}."
     if answered == 1:
         return (
-            f"only {name_ranks([group])} gave a stack; it {describe(group, several=False)}. "
-            "One rank alone tells nothing of the others."
+            f"no rank can be named: only {name_ranks([group])} has a stack; it {describe(group, several=False)}. "
+            "One stack shows nothing about the other ranks."
         )
     return (
-        f"{all_of(answered)} that answered stand at the same place, no odd rank among them: "
-        f"each {describe(group, several=False)}{during([group])}."
+        f"no rank can be named: {all_of(answered)}{'' if answered == scene.existing else ' that responded'} "
+        f"{describe(group, several=True)}{during([group])}{clauses.describe_line(group)}."
     )
 
 
@@ -187,8 +182,8 @@ def roles(finding: Finding) -> str:
     groups = finding.others
     root = min(groups, key=lambda group: group.size)
     return (
-        f"{all_of(finding.scene.answered)} that answered wait in {clauses.operations(groups)}; "
-        f"{words.name_ranks(rank_ids([root]))} differs only by its role in it."
+        f"no rank can be named: {all_of(finding.scene.answered)} that responded wait in "
+        f"{clauses.operations(groups)}; {words.name_ranks(rank_ids([root]))} differs only by its role in it."
         f"{guidance.where_to_look(finding.scene.grouping)}"
     )
 
@@ -198,14 +193,14 @@ def cannot_tell(finding: Finding) -> str:
     scene, groups = finding.scene, finding.others
     where = guidance.where_to_look(scene.grouping)
     if not groups:
-        return f"no rank gave a stack that tells anything.{where}"
+        return f"no rank can be named: no rank has a stack.{where}"
     waiting = count_ranks(group for group in groups if group.waits)
-    few = "no rank is in a wait for others that is known"
+    few = "no rank is known to wait for others"
     if scene.answered * 2 < scene.existing:
-        few = f"only {scene.answered:,} of {scene.existing:,} ranks answered"
+        few = f"only {scene.answered:,} of {scene.existing:,} ranks responded"
     elif waiting:
-        few = f"only {waiting:,} of {scene.answered:,} ranks wait for other ranks"
-    return f"{few}, which is too little to accuse anybody: {'; '.join(describe_each(groups))}.{where}"
+        few = f"only {waiting:,} of {scene.answered:,} ranks {'waits' if waiting == 1 else 'wait'} for other ranks"
+    return f"no rank can be named: {few}. {sentence('; '.join(describe_each(groups)))}.{where}"
 
 
 def limit_to_node(scene: Scene) -> str:
@@ -213,4 +208,4 @@ def limit_to_node(scene: Scene) -> str:
     if not scene.is_part:
         return ""
     here, whole = words.count(scene.existing), f"{scene.grouping.ranks_known:,}"
-    return f" This is said of the {here} on this node; the job has {whole}."
+    return f" This verdict is on the {here} of this node; the job has {whole}."

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from hangwatch import words
 from hangwatch.model import CheckFirst, Evidence, Member, RankId, Verdict
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.wording import check_first_reasons, clauses, guidance, job_headlines, rank_headlines
@@ -33,16 +34,16 @@ def _message(finding: Finding, text: str, settle: str) -> str:
     """Return the headline; if needed also ranks to check first, other ranks that differ, and where to look."""
     grouping, here = finding.scene.grouping, job_headlines.limit_to_node(finding.scene)
     if finding.contradicted is not None:
-        return f"Nobody is accused: {text}. By the stacks: {render(finding.contradicted, ()).message}"
+        return f"No rank can be named: {text}. By the stacks: {render(finding.contradicted, ()).message}"
     if finding.by_numbers and finding.is_named:
         return text + clauses.hint_at_progress(finding.members) + here
     if finding.by_numbers:
-        look = f" Look first at {name_ranks(finding.suspects)}. What would settle it: {settle}."
-        look = look if finding.suspects else ""
-        return f"{text}{look} Nobody is accused.{here}"
+        look = f" Check {name_ranks(finding.suspects)} first. To decide: {settle}." if finding.suspects else ""
+        return f"{text} No rank can be named.{look}{here}"
     if finding.rule is None and finding.suspects and not finding.is_named:
         why = _why(finding, finding.members[0], text)
-        return f"{sentence(text)} {sentence(check_first_reasons.check_first(finding.suspects, why, settle))}"
+        look = check_first_reasons.check_first(finding.suspects, why, settle)
+        return f"{sentence(text)} {look.removeprefix(check_first_reasons.NOT_NAMED)}"
     if finding.rule is None:
         return text if finding.kind == "NoRanks" else sentence(text)
     if finding.is_named:
@@ -66,4 +67,4 @@ def _in_kernel(finding: Finding, evidence: Sequence[Evidence]) -> str:
     """Return the call in which the only suspect is, if more than the name of the call is known."""
     calls = [one.message for one in evidence if one.kind == "system_call"]
     is_one = len(calls) == len(finding.members) == 1 and clauses.tells_call(finding.members[0])
-    return f" In the kernel, {calls[0]}." if is_one else ""
+    return f" In the kernel it{calls[0].removeprefix(words.name_ranks([finding.members[0].id]))}." if is_one else ""

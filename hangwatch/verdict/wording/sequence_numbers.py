@@ -39,22 +39,19 @@ def _sequence(pending: PendingOperation, message: str) -> Evidence:
 
 _ASKS_RANK = {
     "main": "It",
-    "thread": "A thread of it",
-    "child": "A process that it started, and which it awaits,",
+    "thread": "One of its threads",
+    "child": "Its child process",
 }
-OWN_CODE = "what it does there, and whether that ends by itself"
-BRANCH = "which call comes next on each side, and with which group: a branch, a step or a group differs"
+OWN_CODE = "check what it does there, and if that ends by itself"
+BRANCH = "find the next call of each side, and its group: a branch, a step or a group differs"
 ITS_NETWORK = (
-    "whether that process runs at all, and whether its node is reached at the interface that NCCL uses "
+    "check that the process runs, and that its node can be reached at the interface that NCCL uses "
     "(NCCL_SOCKET_IFNAME, link, XIDs)"
 )
-ONE_MOMENT = "That is one moment, the one at which torch's dumps were written."
-ONE_MOMENT_WITHOUT_STACKS = f"{ONE_MOMENT} Where a rank stands only its stack says: `hangwatch dump`, or py-spy."
-ASYNCHRONOUS = (
-    "A rank may have an operation open and be elsewhere: whether all of them wait, only their stacks can say. "
-    f"{ONE_MOMENT}"
-)
-_ALL_GPUS = "Look at XIDs, NVLink, the fabric and NCCL, or for a kernel before it in the stream of one GPU."
+ONE_MOMENT = "This is the state at the moment when torch wrote its dumps."
+ONE_MOMENT_WITHOUT_STACKS = f"{ONE_MOMENT} Only stacks show where the ranks are: `hangwatch dump`, or py-spy."
+ASYNCHRONOUS = f"An open operation does not prove that its rank waits in it: only stacks show that. {ONE_MOMENT}"
+_ALL_GPUS = "XIDs, NVLink, the fabric and NCCL; an earlier kernel may be stuck in the stream of one GPU."
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -70,7 +67,7 @@ def group_words(pending: PendingOperation) -> str:
 
 
 def _operation(pending: PendingOperation) -> str:
-    return f"{words.elided(pending.operation, _DESCRIPTION_SHOWN)} {pending.number:,} of {group_words(pending)}"
+    return f"{words.elided(pending.operation, _DESCRIPTION_SHOWN)} #{pending.number} of {group_words(pending)}"
 
 
 def _operations(pending: Sequence[PendingOperation]) -> str:
@@ -87,7 +84,7 @@ def _pending(pending: PendingOperation) -> str:
     parts = [f"{_ranks(pending.waiting)} {wait} in {_operation(pending)} {_since(pending)}", *_others(pending)]
     if pending.timeout_seconds is not None and pending.timeout_seconds > pending.seconds:
         rest = words.duration(round(pending.timeout_seconds - pending.seconds))
-        parts.append(f"its time-out of {words.duration(pending.timeout_seconds)} is over in {rest}")
+        parts.append(f"the collective times out in {rest} (timeout {words.duration(pending.timeout_seconds)})")
     return "; ".join(parts)
 
 
@@ -98,11 +95,12 @@ def _open_then(pending: PendingOperation) -> str:
 def _others(pending: PendingOperation) -> Iterator[str]:
     """Yield the ranks that have not joined, and those for which that is not known."""
     if pending.missing:
-        yield f"{_ranks(pending.missing)} {'has' if len(pending.missing) == 1 else 'have'} not come"
+        yield f"{_ranks(pending.missing)} {'has' if len(pending.missing) == 1 else 'have'} not joined"
     if pending.unknown:
-        yield f"of {_ranks(pending.unknown)} it is not known"
+        have = "has" if len(pending.unknown) == 1 else "have"
+        yield f"it is unknown if {_ranks(pending.unknown)} {have} joined"
     if not pending.missing and not pending.unknown:
-        yield "all of its ranks have come" if pending.is_whole else "who else is in it is not known"
+        yield "all its ranks have joined" if pending.is_whole else "its other members are not known"
 
 
 def not_joined(finding: Finding) -> str:
@@ -112,10 +110,11 @@ def not_joined(finding: Finding) -> str:
         (one for one in finding.answer.graph.pending if not ranks.isdisjoint(one.missing)),
         key=lambda one: (len(ranks.intersection(one.missing)), len(one.waiting)),
     )
-    have, wait = "has" if len(ranks) == 1 else "have", "waits" if len(pending.waiting) == 1 else "wait"
-    late = sentence(f"{_ranks(sorted(ranks))} {have} not come to {_operation(pending)}")
+    have, wait = "has" if len(ranks) == 1 else "have", "has" if len(pending.waiting) == 1 else "have"
+    late = "It" if len(ranks) == len(finding.suspects) == 1 else sentence(_ranks(sorted(ranks)))
     doing = sentence("; ".join(_doing(group) for group in finding.suspects[:_SHOWN]))
-    return f"{late}, where {_ranks(pending.waiting)} {wait} {_since(pending)}. {doing}."
+    joined = f"{late} {have} not joined {_operation(pending)}"
+    return f"{doing}. {joined}, where {_ranks(pending.waiting)} {wait} waited {_since(pending)}."
 
 
 def _doing(group: Group) -> str:
@@ -123,7 +122,7 @@ def _doing(group: Group) -> str:
     if group.fault is not None and group.fault.reason != "NoStack":
         return f"{who} could not be dumped"
     if not group.frames:
-        return f"{who} gave no stack"
+        return f"{who} {'has' if group.size == 1 else 'have'} no stack"
     if all(member.kernel.state in STOPPED_STATES for member in group.members):
         verb = "is" if group.size == 1 else "are"
         return f"{who} {verb} stopped (state T)"
@@ -138,17 +137,17 @@ def may_not_join(finding: Finding) -> str:
 def _why_not_named(finding: Finding) -> str:
     by_counts, members = finding.answer.by_counts, finding.members
     if by_counts and any(map(nccl_counts.is_ahead, members)):
-        return "In another communicator others are behind it, for whom it may wait."
+        return "In another communicator other ranks are behind it: it may wait for them."
     if by_counts and any(waits_for(group) in {"ranks", "gpu"} for group in finding.suspects):
-        return "Its stack shows a wait, too: for whom, NCCL's counts do not tell."
+        return "Its stack shows a wait, too; NCCL's counts do not tell for which rank."
     if len(members) == 1 and (asks := members[0].waits.asks_rank or _asks_by_call(members[0], finding.scene)):
-        return f"{_ASKS_RANK[asks]} waits for what another rank of the job may give, by the kernel's word."
+        return f"{_ASKS_RANK[asks]} waits in the kernel for something that another rank of the job may provide."
     still_open = [operation for member in members for operation in open_operations(member)]
     if any(operation.by_main for operation in still_open):
-        return "An operation of its own is open as well, for which others may have to come."
+        return "It has an open operation itself, which other ranks may have to join."
     if still_open:
-        return "Another thread of it has an operation open, for which it may wait."
-    return "Whether it waits for another rank there is not known."
+        return "Another of its threads has an open operation, for which it may wait."
+    return "It is not known if it waits for another rank there."
 
 
 def _asks_by_call(member: Member, scene: Scene) -> Literal["main"] | None:
@@ -174,7 +173,7 @@ def mismatch(finding: Finding) -> str:
     """Return the headline for ranks of one group that do not do the same."""
     graph = finding.answer.graph
     sides = "; ".join(f"{_ranks(ranks)}: {words.printable(text)}" for text, ranks in graph.mismatch[:_SHOWN])
-    return f"The ranks of one group do not do the same ({_operations(graph.pending[:1])}). {sentence(sides)}."
+    return f"The ranks of one process group do not match ({_operations(graph.pending[:1])}). {sentence(sides)}."
 
 
 def still_open(finding: Finding) -> str:
@@ -183,11 +182,11 @@ def still_open(finding: Finding) -> str:
     A collective with a root never ends if ranks name different roots.
     """
     first = finding.answer.graph.pending[0]
-    root = "for another root (src or dst) in its call on one of them, then " if _is_rooted(first) else ""
-    inside = f"{_ranks(first.waiting)} are still in it ({_since(first)})"
+    root = "if one of them calls it with another root (src or dst), then " if _is_rooted(first) else ""
+    inside = f"{_ranks(first.waiting)} {'is' if len(first.waiting) == 1 else 'are'} still in it ({_since(first)})"
     return (
-        f"All its ranks have come to {_operation(first)}, and {inside}: nobody is late for it, and what others wait in "
-        f"comes after it. Look {root}at {_ALL_GPUS.removeprefix('Look at ')}"
+        f"All ranks have joined {_operation(first)}, and {inside}. No rank is late: the operations in which other "
+        f"ranks wait come later. Check {root}{_ALL_GPUS}"
     )
 
 
@@ -198,23 +197,21 @@ def _is_rooted(pending: PendingOperation) -> bool:
 def not_reached(finding: Finding) -> str:
     """Return the headline for ranks that NCCL does not reach."""
     lost = finding.answer.check_first
-    do = "does" if len(lost) == 1 else "do"
-    silent = sentence(f"{_ranks(lost)} {do} not answer NCCL itself")
-    return f"{silent}, whose threads reach the others of their communicators."
+    return f"NCCL does not reach {_ranks(lost)}, but reaches the other ranks of the same communicators."
 
 
 def all_joined(finding: Finding) -> str:
     """Return the headline if all have joined: no rank's CPU is the cause, but one GPU may be."""
     pending, odd = finding.answer.graph.pending, finding.odd_gpu
     joined = (
-        "By NCCL's own counts every rank has launched as much in each communicator, and nothing more since it was "
-        "asked first: no rank's CPU is behind."
+        "By NCCL's own counts all ranks have launched the same number of operations in each communicator, and no more "
+        "since the first answer: no rank's CPU is behind."
         if finding.answer.by_counts
-        else f"Everybody has come to {_operations(pending)}, open {_since(pending[0])}: no rank's CPU is behind."
+        else f"All ranks have joined {_operations(pending)}, open {_since(pending[0])}: no rank's CPU is behind."
     )
     if odd is None or odd.member.id.rank is None:
-        return f"{joined} {_ALL_GPUS}"
-    return f"{joined} Of {_ranks([odd.member.id.rank])} {check_first_reasons.odd_gpu(odd)}."
+        return f"{joined} Check {_ALL_GPUS}"
+    return f"{joined} {sentence(_ranks([odd.member.id.rank]))}: {check_first_reasons.odd_gpu(odd)}."
 
 
 def records_only(finding: Finding) -> str:
@@ -222,7 +219,7 @@ def records_only(finding: Finding) -> str:
     shown = [one.message for one in (*evidence(finding.answer), *open_at_dump(finding.open_then))]
     ranks = words.count(len(finding.scene.grouping.members))
     text = "; ".join(shown) or "they show no open collective that can be compared"
-    return f"By dumps of the flight recorders of {ranks} nobody can be pointed at: {text}."
+    return f"No rank can be named by the flight recorder dumps of {ranks}: {text}."
 
 
 def contradiction(finding: Finding) -> str:
@@ -230,4 +227,5 @@ def contradiction(finding: Finding) -> str:
     ids = [member.id for member in finding.members]
     who, have = words.name_ranks(ids), "has" if len(ids) == 1 else "have"
     joined = _operations(finding.answer.graph.pending)
-    return f"by stacks {who} would be accused, but by sequence numbers {who} {have} come to {joined}"
+    it = "it" if len(ids) == 1 else "they"
+    return f"the stacks point at {who}, but by sequence numbers {it} {have} joined {joined}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -28,6 +29,9 @@ _HELPER_COMMAND = re.compile(
     r"multiprocessing\.(resource_tracker|forkserver)|_inductor/compile_worker"
     r"|(^|/)wandb-(service|core)\b|\bwandb service\b"
 )
+_INTERPRETER = re.compile(r"(?:^|/)(?:python|pypy)[\w.-]*$")
+_TITLE_NUMBERS = re.compile(r"(?:_[A-Z]{2,4}\d{1,7})+$")
+_NUMBER_OF_TITLE = re.compile(r"_(TP|PP)\d{1,7}(?=_|$)")
 _FOREIGN = frozenset({"NotPython", "NoInterpreter", "PermissionDenied", "ProcessGone"})
 _FORKED = re.compile(r"(^|/)multiprocess(ing)?/popen_fork\.py$")
 _DIGITS = re.compile(r"\d+")
@@ -37,32 +41,50 @@ _TOOLS_SHOWN = 8
 _TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autograd/graph|deepspeed/comm/\w+)\.py$")
 
 
-def split_off_tools(candidates: list[ParsedProcess]) -> tuple[list[ParsedProcess], list[ParsedProcess]]:
-    """Split candidates into ranks and other Python programs: wandb, tensorboard, system daemons.
+class RankPrograms(NamedTuple):
+    """The programs that ranks run; empty if unknown. Processes of other programs are no ranks."""
+
+    programs: frozenset[str]
+    ranks_are_forked: bool
+    are_workers: bool
+
+    def is_tool(self, process: ParsedProcess) -> bool:
+        """True for another Python program: wandb, tensorboard, a system daemon, the server above the workers.
+
+        A process in a collective is always a rank, except a server above workers that are numbered by their titles.
+        """
+        if not self.programs:
+            return False
+        program = _program(process)
+        is_other = program not in self.programs if program else _is_foreign(process)
+        is_other &= not (_is_titled(process) and _has_number(process))
+        if self.are_workers and is_other:
+            return True
+        is_other |= _was_forked(process) and not self.ranks_are_forked
+        return is_other and not is_in_collective(process)
+
+
+def find_programs(candidates: Sequence[ParsedProcess]) -> RankPrograms:
+    """Return the programs of the ranks among processes.
 
     A rank runs the same program as the processes in a collective; if no process is in one, the same as most processes.
-    A process in a collective is always a rank. A forked process works for a rank (it writes checkpoints or serves
-    metrics) if no process in a collective was forked by multiprocessing; if none is in a collective, if fewer than half
-    were forked. An error without a process is not a rank if there are stacks: with permission for those, the whole job
-    can be read.
+    A title counts as a program if several processes have one of its family. A forked process works for a rank (it
+    writes checkpoints or serves metrics) if no process in a collective was forked by multiprocessing; if none is in a
+    collective, if fewer than half were forked. An error without a process is not a rank if there are stacks: with
+    permission for those, the whole job can be read.
     """
     inside = [process for process in candidates if is_in_collective(process)]
-    programs = {_program(process) for process in inside} - {""}
-    if not programs:
-        common = Counter(program for process in candidates if (program := _program(process))).most_common(2)
-        if not common or common[0][1] < 2 or (len(common) > 1 and common[1][1] == common[0][1]):
-            return candidates, []
-        programs = {common[0][0]}
+    counts = Counter(program for process in candidates if (program := _program(process)))
+    programs = {_program(process) for process in inside if not _is_titled(process) or counts[_program(process)] > 1}
+    programs -= {""}
+    workers = {_program(process) for process in inside if _is_titled(process) and _has_number(process)} & programs
+    if not inside:
+        common = counts.most_common(2)
+        if common and common[0][1] > 1 and (len(common) == 1 or common[1][1] < common[0][1]):
+            programs = {common[0][0]}
     forked = sum(map(_was_forked, inside or candidates))
     ranks_are_forked = forked > 0 if inside else forked * 2 >= len(candidates)
-    ranks: list[ParsedProcess] = []
-    tools: list[ParsedProcess] = []
-    for process in candidates:
-        program = _program(process)
-        is_other = program not in programs if program else _is_foreign(process)
-        is_other |= _was_forked(process) and not ranks_are_forked
-        (tools if is_other and not is_in_collective(process) else ranks).append(process)
-    return ranks, tools
+    return RankPrograms(frozenset(workers or programs), ranks_are_forked, are_workers=bool(workers))
 
 
 def _was_forked(process: ParsedProcess) -> bool:
@@ -74,9 +96,27 @@ def _is_foreign(process: ParsedProcess) -> bool:
     return process.pid is None and fault is not None and fault.reason in _FOREIGN and not process.threads
 
 
+def _is_titled(process: ParsedProcess) -> bool:
+    """True if the command line is a title that the program has set: it does not begin with Python."""
+    first = next(iter(process.command.split(None, 1)), "")
+    return re.search("[A-Za-z]", first) is not None and _INTERPRETER.search(first) is None
+
+
+def _has_number(process: ParsedProcess) -> bool:
+    """True if the command line or the title has the number of a rank, or a place in a model that ranks share."""
+    return bool(LOCAL_RANK.search(process.command) or _NUMBER_OF_TITLE.search(process.command))
+
+
 def _program(process: ParsedProcess) -> str:
-    """Return the script or module that a command line runs, without interpreter and options; empty if unknown."""
+    """Return the script or module that a command line runs, without interpreter and options; empty if unknown.
+
+    For a title this is its family: the first word without numbers, and without the method that Ray runs in an actor.
+    """
     arguments = process.command.split()[:_WORDS_LOOKED_AT]
+    if _is_titled(process):
+        title = arguments[0].rpartition("/")[2]
+        title = title.partition(".")[0] if title.startswith("ray::") else _TITLE_NUMBERS.sub("", title)
+        return _DIGITS.sub("#", title)
     for number, word in enumerate(arguments[1:], 1):
         if word in {"-m", "-c"}:
             return _DIGITS.sub("#", " ".join(arguments[number : number + (2 if word == "-m" else _WORDS_LOOKED_AT)]))

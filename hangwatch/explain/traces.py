@@ -58,6 +58,7 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
     notes: list[str] = []
     by_place: dict[tuple[object, ...], _Rank] = {}
     hearsay = _LogCollector(notes)
+    read: list[_Processes] = []
     listed = list(sources)
     named = file_names.read_names(name for name, _ in listed)
     for name, lines in listed:
@@ -70,10 +71,12 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
         except HugeStackError as error:
             notes.append(f"{name}: not read: {error}")
             continue
-        for source in streams:
-            for rank in _ranks(source, notes) if source.reader.processes else ():
-                _add(by_place, rank, notes)
+        read += [_sort_processes(source, notes) for source in streams if source.reader.processes]
         hearsay.add(name, streams)
+    programs = roles.find_programs([process for part in read if part.are_ranks for process in part.candidates])
+    for part in read:
+        for rank in _ranks(part, programs, notes):
+            _add(by_place, rank, notes)
     by_launcher = _numbered_by_launcher([rank.dump() for rank in by_place.values()], hearsay.processes, notes)
     ranks = _numbered_by_files(by_launcher, [rank.source for rank in by_place.values()], notes)
     logs = hearsay.logs()
@@ -326,8 +329,17 @@ def _read(
     return list(sources.values())
 
 
-def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
-    """Yield the ranks of one stream. Launchers are skipped; helpers are workers of their rank."""
+class _Processes(NamedTuple):
+    """The processes of one stream without launchers. `are_ranks`: each candidate may be a rank."""
+
+    source: _Source
+    candidates: list[ParsedProcess]
+    helpers: list[ParsedProcess]
+    are_ranks: bool
+
+
+def _sort_processes(source: _Source, notes: list[str]) -> _Processes:
+    """Sort the processes of one stream into candidates and helpers. Launchers are skipped."""
     processes = [process for process in source.reader.processes if not roles.is_launcher(process)]
     if len(processes) < len(source.reader.processes):
         notes.append(f"{source.name}: {len(source.reader.processes) - len(processes)} launcher processes skipped")
@@ -338,11 +350,15 @@ def _ranks(source: _Source, notes: list[str]) -> Iterator[_Rank]:
     for process in processes:
         is_helper = roles.is_helper(process, pids) and (numbered or not roles.is_in_collective(process))
         (helpers if is_helper else candidates).append(process)
-    are_ranks = _are_all_ranks(source, candidates)
-    if are_ranks:
-        candidates, tools = roles.split_off_tools(candidates)
-        if tools:
-            notes.append(f"{source.name}: {roles.describe_tools(tools)}")
+    return _Processes(source, candidates, helpers, _are_all_ranks(source, candidates))
+
+
+def _ranks(part: _Processes, programs: roles.RankPrograms, notes: list[str]) -> Iterator[_Rank]:
+    """Yield the ranks of one stream. Processes of other programs are skipped; helpers are workers of their rank."""
+    source, candidates, helpers, are_ranks = part
+    if tools := [process for process in candidates if are_ranks and programs.is_tool(process)]:
+        notes.append(f"{source.name}: {roles.describe_tools(tools)}")
+        candidates = [process for process in candidates if not programs.is_tool(process)]
     ids = roles.ids_by_command(source.id, candidates) if are_ranks else {}
     ranks: dict[int | str | None, _Rank] = {}
     for process, key in zip(candidates, _keys(candidates), strict=True):

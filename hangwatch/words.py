@@ -99,6 +99,12 @@ def ago(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s ago"
 
 
+def sentence(text: str) -> str:
+    """Return the text with a capital first letter, unless it begins with the title of a process."""
+    is_title = re.match(r"\S*[_:\d]\S", text) is not None
+    return text if is_title else text[:1].upper() + text[1:]
+
+
 def count(number: int, noun: str = "rank") -> str:
     """Return a number with its noun: `1 rank`, `16,384 ranks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -162,6 +168,9 @@ def fold_nodes(nodes: Iterable[str]) -> str:
 
 def fold_ids(ids: Iterable[RankId]) -> str:
     """Return ranks for a column: `0-6,8-511`; without global ranks, local ranks or pids by node. "?" for no ranks."""
+    ids = list(ids)
+    if len(ids) == 1 and ids[0].title and ids[0].rank is None:
+        return _name_rank(ids[0])
     numbered: list[int] = []
     by_node: dict[str, list[RankId]] = {}
     for rank in ids:
@@ -187,9 +196,18 @@ def name_ranks(ranks: Sequence[RankId]) -> str:
 
 
 def _name_rank(rank: RankId) -> str:
-    """Return one rank with all that is known of it. Its name is the global rank, else the local rank, else the pid."""
+    """Return one rank with all that is known of it. Its name is the title, else the global or local rank, else the pid.
+
+    A number with which the title ends is omitted.
+    """
     numbers = (("rank", rank.rank), ("local rank", rank.local_rank), ("pid", rank.pid))
-    name, *rest = [f"{kind} {number}" for kind, number in numbers if number is not None] or ["a rank"]
+    ending = re.search(r"\d+$", rank.title or "")
+    shown = [
+        f"{kind} {number}"
+        for kind, number in numbers
+        if number is not None and not (ending and kind != "pid" and number == int(ending.group()))
+    ]
+    name, *rest = [*([printable(rank.title)] if rank.title else []), *shown] or ["a rank"]
     known = [printable(rank.node), *rest] if rank.node else rest
     return f"{name} ({', '.join(known)})" if known else name
 

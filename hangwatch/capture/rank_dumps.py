@@ -75,7 +75,7 @@ def make_rank_dump(
     mount = mount_by_pid.get(rank.id.pid)
     rounds = tuple(silent_mounts.add_to_fault(one[rank.id], mount) for one in taken)
     return RankDump(
-        id=RankId(node=node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.id.pid),
+        id=RankId(node=node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.id.pid, title=rank.title),
         rounds=rounds,
         workers=tuple(
             _worker_dump(worker, tuple(one[worker.id] for one in taken), mount_by_pid.get(worker.id.pid))

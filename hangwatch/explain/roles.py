@@ -11,6 +11,7 @@ from msgspec import structs
 
 from hangwatch import words
 from hangwatch.explain.stacks.parsed_processes import ParsedProcess
+from hangwatch.formats import process_title
 from hangwatch.model import Frame, RankId
 
 LOCAL_RANK = re.compile(r"--local[_-]rank[= ](\d{1,7})\b")
@@ -29,9 +30,6 @@ _HELPER_COMMAND = re.compile(
     r"multiprocessing\.(resource_tracker|forkserver)|_inductor/compile_worker"
     r"|(^|/)wandb-(service|core)\b|\bwandb service\b"
 )
-_INTERPRETER = re.compile(r"(?:^|/)(?:python|pypy)[\w.-]*$")
-_TITLE_NUMBERS = re.compile(r"(?:_[A-Z]{2,4}\d{1,7})+$")
-_NUMBER_OF_TITLE = re.compile(r"_(TP|PP)\d{1,7}(?=_|$)")
 _FOREIGN = frozenset({"NotPython", "NoInterpreter", "PermissionDenied", "ProcessGone"})
 _FORKED = re.compile(r"(^|/)multiprocess(ing)?/popen_fork\.py$")
 _DIGITS = re.compile(r"\d+")
@@ -57,7 +55,7 @@ class RankPrograms(NamedTuple):
             return False
         program = _program(process)
         is_other = program not in self.programs if program else _is_foreign(process)
-        is_other &= not (_is_titled(process) and _has_number(process))
+        is_other &= not _is_numbered(process)
         if self.are_workers and is_other:
             return True
         is_other |= _was_forked(process) and not self.ranks_are_forked
@@ -75,9 +73,9 @@ def find_programs(candidates: Sequence[ParsedProcess]) -> RankPrograms:
     """
     inside = [process for process in candidates if is_in_collective(process)]
     counts = Counter(program for process in candidates if (program := _program(process)))
-    programs = {_program(process) for process in inside if not _is_titled(process) or counts[_program(process)] > 1}
-    programs -= {""}
-    workers = {_program(process) for process in inside if _is_titled(process) and _has_number(process)} & programs
+    titles = {_program(process) for process in inside if process_title.read(process.command) is not None}
+    programs = {_program(process) for process in inside} - {""} - {title for title in titles if counts[title] == 1}
+    workers = {_program(process) for process in inside if _is_numbered(process)} & programs
     if not inside:
         common = counts.most_common(2)
         if common and common[0][1] > 1 and (len(common) == 1 or common[1][1] < common[0][1]):
@@ -96,27 +94,20 @@ def _is_foreign(process: ParsedProcess) -> bool:
     return process.pid is None and fault is not None and fault.reason in _FOREIGN and not process.threads
 
 
-def _is_titled(process: ParsedProcess) -> bool:
-    """True if the command line is a title that the program has set: it does not begin with Python."""
-    first = next(iter(process.command.split(None, 1)), "")
-    return re.search("[A-Za-z]", first) is not None and _INTERPRETER.search(first) is None
-
-
-def _has_number(process: ParsedProcess) -> bool:
-    """True if the command line or the title has the number of a rank, or a place in a model that ranks share."""
-    return bool(LOCAL_RANK.search(process.command) or _NUMBER_OF_TITLE.search(process.command))
+def _is_numbered(process: ParsedProcess) -> bool:
+    """True if it has a title, and in it the number of a rank or of a part of a model."""
+    title = process_title.read(process.command)
+    return title is not None and (title.is_worker or LOCAL_RANK.search(process.command) is not None)
 
 
 def _program(process: ParsedProcess) -> str:
     """Return the script or module that a command line runs, without interpreter and options; empty if unknown.
 
-    For a title this is its family: the first word without numbers, and without the method that Ray runs in an actor.
+    For a title this is its family.
     """
     arguments = process.command.split()[:_WORDS_LOOKED_AT]
-    if _is_titled(process):
-        title = arguments[0].rpartition("/")[2]
-        title = title.partition(".")[0] if title.startswith("ray::") else _TITLE_NUMBERS.sub("", title)
-        return _DIGITS.sub("#", title)
+    if (title := process_title.read(process.command)) is not None:
+        return title.family
     for number, word in enumerate(arguments[1:], 1):
         if word in {"-m", "-c"}:
             return _DIGITS.sub("#", " ".join(arguments[number : number + (2 if word == "-m" else _WORDS_LOOKED_AT)]))
@@ -138,10 +129,12 @@ def describe_tools(tools: Sequence[ParsedProcess]) -> str:
 
 
 def ids_by_command(prefix: RankId, candidates: Sequence[ParsedProcess]) -> dict[int | None, RankId]:
-    """Return the rank of each process from its command line; the pid alone if several have the same numbers."""
+    """Return the rank of each process from its command line; pid and title if several have the same numbers."""
     ids = {process.pid: _id_by_command(prefix, process) for process in candidates}
     numbers = [
-        (rank.node, rank.rank, rank.local_rank) for rank in ids.values() if rank.rank or rank.local_rank is not None
+        (rank.node, rank.rank, rank.local_rank)
+        for rank in ids.values()
+        if rank.rank is not None or rank.local_rank is not None
     ]
     if len(numbers) == len(set(numbers)):
         return ids
@@ -153,11 +146,14 @@ def _id_by_command(prefix: RankId, process: ParsedProcess) -> RankId:
     node = f"node {host.group(1)}" if host else None
     if node is None and prefix.rank is not None:
         node = f"task {prefix.rank}"
+    title = process_title.read(process.command)
+    by_title = title.rank if title and local is None else None
     return RankId(
         node=prefix.node or node,
-        rank=int(rank.group(1)) if rank else None,
+        rank=int(rank.group(1)) if rank else by_title,
         local_rank=int(local.group(1)) if local else None,
         pid=process.pid,
+        title=title.name if title else None,
     )
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch import config, words
+from hangwatch.formats import process_title
 from hangwatch.jobs import owners, process_role, rank_gpus, user_limits
 from hangwatch.jobs.membership import Membership, claim_order, find_memberships, holds_gpu
 from hangwatch.jobs.process_role import RankSlot
@@ -162,8 +163,15 @@ def _rank(
         rank=seat.rank if seat else None,
         local_rank=local_rank,
         gpu_uuids=rank_gpus.find_gpus(pids, process.environ, local_rank, samples),
-        workers=tuple(Worker(id=child.id, comm=child.comm) for child in below),
+        workers=tuple(Worker(id=child.id, comm=_title(child) or child.comm) for child in below),
+        title=_title(process),
     )
+
+
+def _title(process: Process) -> str | None:
+    """Return the title that a program gave to its process, without the method of an actor, which changes."""
+    title = process_title.read(" ".join(process.cmdline[:1]))
+    return title.name.partition(".")[0] if title and title.name else None
 
 
 def _samples(gpus: GpuSweep | None, tree: Tree, ticks_per_second: int) -> list[GpuSample]:

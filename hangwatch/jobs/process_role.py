@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from hangwatch import words
+from hangwatch.formats import process_title
 from hangwatch.model import Process, Waiting
 from hangwatch.tables import secret_forms
 from hangwatch.tables.launchers import TABLE, Launcher, RankVariables
@@ -199,10 +200,12 @@ def rendezvous(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def is_python(process: Process) -> bool:
-    """True if the process looks like a Python interpreter, by its name or its command line."""
+    """True if the process looks like a Python interpreter, by its name, its command line or its title."""
     if process.comm.startswith(TABLE.python_comms):
         return True
-    return bool(process.cmdline) and base_name(process.cmdline[0]).startswith(("python", "pypy"))
+    first = process.cmdline[0] if process.cmdline else ""
+    title = process_title.read(first)
+    return base_name(first).startswith(("python", "pypy")) or (title is not None and "::" in title.text)
 
 
 def is_loader_worker(process: Process) -> bool:

@@ -151,12 +151,16 @@ class ProcessDetails(Value, frozen=True):
 
 
 class RankId(Value, frozen=True):
-    """Identity of a rank, for people and across nodes. A field is None if the source does not tell it."""
+    """Identity of a rank, for people and across nodes. A field is None if the source does not tell it.
+
+    `title` is the name that the program gave to its process (setproctitle): letters, digits and `_:.-`.
+    """
 
     node: str | None = None
     rank: int | None = None
     local_rank: int | None = None
     pid: int | None = None
+    title: str | None = None
 
     def sort_key(self) -> tuple[int, str, int, int]:
         """Order by global rank, then node, local rank and pid; unknown numbers last."""

@@ -45,13 +45,17 @@ class Worker(Value, frozen=True):
 
 
 class Rank(Value, frozen=True):
-    """One rank of a job on this node. `gpu_uuids` are those it holds by NVML, else those named in its environment."""
+    """One rank of a job on this node. `gpu_uuids` are those it holds by NVML, else those named in its environment.
+
+    `title` as in `RankId`, without the method that an actor of Ray runs at the moment.
+    """
 
     id: ProcessId
     rank: int | None
     local_rank: int | None
     gpu_uuids: tuple[str, ...] = ()
     workers: tuple[Worker, ...] = ()
+    title: str | None = None
 
 
 INTERFACES_OF_ONE_NODE = frozenset({"lo", "docker0"})

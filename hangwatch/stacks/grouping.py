@@ -10,6 +10,7 @@ from msgspec import structs
 
 from hangwatch import config
 from hangwatch.collectives import rank_records
+from hangwatch.formats import process_title
 from hangwatch.model import (
     BLOCKED_STATES,
     ENDED_STATES,
@@ -448,8 +449,9 @@ def _workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
 
 def _worker(count: int, worker: WorkerDump, thread: Thread, table: activity.Table) -> Stack:
     """Return one stack that stands for several equal workers."""
+    title = process_title.read(worker.comm)
     return Stack(
-        name=f"{count} x {worker.comm}",
+        name=f"{count} x {title.family if title and title.numbers and count > 1 else worker.comm}",
         frames=thread.frames,
         activity=table.classify_thread(thread).activity,
         pid=worker.pid,

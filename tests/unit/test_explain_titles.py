@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hangwatch import words
 from hangwatch.explain import traces
 from tests.conftest import DATA
 from tests.unit.test_explain_stacks import explained
@@ -44,6 +45,12 @@ def test_case_of_servers_toml_is_explained(case: dict[str, Any]) -> None:
     verdict, _ = explained(found)
     assert [rank.pid for rank in verdict.named] == case.get("named", []), verdict.message
     assert [rank.pid for rank in verdict.first_look] == case.get("check", []), verdict.message
+    titles = {process["pid"]: process["title"] for process in case["processes"]}
+    for rank in (*verdict.named, *verdict.first_look):
+        if "--" not in titles[rank.pid]:
+            name = f"{titles[rank.pid]} (pid {rank.pid})"
+            assert words.name_ranks([rank]) == name
+            assert name in verdict.message
     notes = " ".join(found.notes)
     for pid in case.get("not_ranks", ()):
         assert f"pid {pid} (" in notes

@@ -75,6 +75,7 @@ def test_ranks_to_look_at_first_stand_beside_the_named() -> None:
         "rank": 3,
         "local_rank": None,
         "pid": None,
+        "title": None,
         "why": "it is a call behind",
         "settle": "the sequence numbers of all ranks",
     }

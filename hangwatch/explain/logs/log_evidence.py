@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import structs
+
 from hangwatch import words
 from hangwatch.explain.logs import log_ends
 from hangwatch.explain.logs.log_ends import LINE_CHARACTERS, SHOWN, TIMES_AS_MANY, End
@@ -106,7 +108,7 @@ def _headline(
     else:
         told = f"logs of {words.count(len(logs))}: no rank fails or ends before the others"
         told += f" ({log_ends.describe_ends(ends)})" if ends else ""
-    return f"{told[:1].upper()}{told[1:]}{caveat}. {accuses}"
+    return f"{words.sentence(told)}{caveat}. {accuses}"
 
 
 # --- the first failure
@@ -262,7 +264,7 @@ def _looks(first: _FirstFailure | None, behind: End | None, ranks: int, caveat: 
 
 
 def _look(rank: RankId, why: str, settle: str) -> CheckFirst:
-    return CheckFirst(node=rank.node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.pid, why=why, settle=settle)
+    return CheckFirst(**structs.asdict(rank), why=why, settle=settle)
 
 
 def _make_evidence(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence:

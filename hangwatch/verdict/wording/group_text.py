@@ -22,7 +22,7 @@ def rank_ids(groups: Iterable[Group]) -> list[RankId]:
 
 def sentence(text: str) -> str:
     """Return the text with a capital first letter."""
-    return text[:1].upper() + text[1:]
+    return words.sentence(text)
 
 
 def name_ranks(groups: Iterable[Group]) -> str:

@@ -1,0 +1,55 @@
+"""Pure: reads the titles that programs give to their processes (setproctitle(3)), in place of the command line.
+
+vLLM: `VLLM::Worker_DP0_TP2` (vllm/utils/system_utils.py); SGLang: `sglang::scheduler_PP1_TP0`
+(sglang/srt/managers/scheduler.py); Ray: `ray::Actor.method` while an actor runs a method.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_INTERPRETER = re.compile(r"(?:^|/)(?:python|pypy)[\w.-]*$")
+_NUMBERS = re.compile(r"_([A-Z]{2,5})(\d{1,7})(?=_|$)")
+_RANKS = ("DP", "PP", "TP")  # EP, DCP and others divide the same processes once more
+_PLAIN = re.compile(r"[A-Za-z][\w:.-]{0,63}")
+_TELLS = re.compile(r"::|[^\d.]\d{1,7}$")
+_DIGITS = re.compile(r"\d+")
+
+
+class Title(NamedTuple):
+    """A title: its first word, and the numbers in it by their kind (TP, PP, DP, ...)."""
+
+    text: str
+    numbers: dict[str, int]
+
+    @property
+    def family(self) -> str:
+        """The title without numbers, and without the method of an actor: equal for processes of one kind."""
+        actor = self.text.partition(".")[0] if "::" in self.text else self.text
+        return _DIGITS.sub("#", _NUMBERS.sub("", actor))
+
+    @property
+    def name(self) -> str | None:
+        """The title as a name of its process; None if it contains odd characters, or tells no more than a program."""
+        return self.text if _PLAIN.fullmatch(self.text) and _TELLS.search(self.text) else None
+
+    @property
+    def rank(self) -> int | None:
+        """The only number of a tensor, pipeline or data parallel group; of several numbers the rank is not known."""
+        ranks = [self.numbers[kind] for kind in _RANKS if kind in self.numbers]
+        return ranks[0] if len(ranks) == 1 else None
+
+    @property
+    def is_worker(self) -> bool:
+        """True if the process has a part of the model. A data parallel number alone may be that of a server."""
+        return not self.numbers.keys().isdisjoint(("TP", "PP"))
+
+
+def read(command: str) -> Title | None:
+    """Return the title in a command line; None if it begins with a Python interpreter."""
+    first = next(iter(command[:4096].split(None, 1)), "")
+    if not re.search("[A-Za-z]", first) or _INTERPRETER.search(first):
+        return None
+    text = first.rpartition("/")[2]
+    return Title(text, {kind: int(number) for kind, number in _NUMBERS.findall(text)})

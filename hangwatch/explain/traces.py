@@ -13,7 +13,8 @@ from msgspec import structs
 
 from hangwatch import words
 from hangwatch.explain import file_names, line_prefixes, line_stream, roles
-from hangwatch.explain.logs import merged_logs, rank_log
+from hangwatch.explain.logs import enqueued_work, merged_logs, rank_log
+from hangwatch.explain.logs.enqueued_work import RankWork
 from hangwatch.explain.logs.kernel_text import MOST_KEPT, KernelLogLine
 from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.explain.stacks import faulthandler_text
@@ -29,7 +30,7 @@ _MOST_EMPTY_NAMED = 16  # files without a dump or log that are listed by name
 class Collected(NamedTuple):
     """The result: ranks for `grouping.group_ranks`, notes for people, the given world size, and logs of ranks.
 
-    `kernel` are lines of the kernel log, from any file.
+    `kernel` are lines of the kernel log, from any file; `works` sequence numbers in logs.
     """
 
     ranks: tuple[RankDump, ...]
@@ -37,6 +38,7 @@ class Collected(NamedTuple):
     world_size: int | None
     logs: tuple[RankLog, ...] = ()
     kernel: tuple[KernelLogLine, ...] = ()
+    works: tuple[RankWork, ...] = ()
 
 
 class _Source(NamedTuple):
@@ -80,7 +82,8 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
     by_launcher = _numbered_by_launcher([rank.dump() for rank in by_place.values()], hearsay.processes, notes)
     ranks = _numbered_by_files(by_launcher, [rank.source for rank in by_place.values()], notes)
     logs = hearsay.logs()
-    return Collected(tuple(ranks), tuple(notes), world_size, logs, tuple(hearsay.kernel.values()))
+    kernel, works = tuple(hearsay.kernel.values()), tuple(hearsay.works)
+    return Collected(tuple(ranks), tuple(notes), world_size, logs, kernel, works)
 
 
 def _numbered_by_launcher(
@@ -147,6 +150,7 @@ class _LogCollector:
         self._silent: dict[str, list[str]] = {}
         self._is_kernel_cut = False
         self.processes: set[RankId] = set()
+        self.works: list[RankWork] = []
 
     def add_note(self, note: str) -> None:
         """Add a note once."""
@@ -178,6 +182,7 @@ class _LogCollector:
             writer = "" if is_kernels else words.name_ranks([rank]) if is_of_rank else words.printable(name)
             self._is_kernel_cut |= reader.log.is_kernel_cut
             self.processes |= reader.log.processes
+            self.works += enqueued_work.read_works(name, rank, reader.log)
             for place, heard in reader.log.kernel.items():
                 if len(self.kernel) < MOST_KEPT:
                     self.kernel.setdefault((*place, writer), heard._replace(writer=writer))

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.explain.logs import log_ends
+from hangwatch.explain.logs import enqueued_work, log_ends, work_lines
+from hangwatch.explain.logs.enqueued_work import RankWork, WorkFinding
 from hangwatch.explain.logs.log_ends import LINE_CHARACTERS, SHOWN, TIMES_AS_MANY, End
 from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.explain.logs.rank_log import Failure, Moment, common_clock, time_on
@@ -39,18 +40,22 @@ class _FirstFailure(NamedTuple):
     order: str
 
 
-def supplement(logs: Sequence[RankLog]) -> Supplement:
-    """Return what logs show, with or without stacks. The rank that fails first is checked first, but never named."""
+def supplement(logs: Sequence[RankLog], works: Sequence[RankWork] = (), world_size: int | None = None) -> Supplement:
+    """Return what logs show, with or without stacks. The rank that fails first is checked first, but never named.
+
+    If no rank fails first, the rank is checked first that has not joined a collective by the sequence numbers `works`.
+    """
     kinds, ends = _kinds(logs), log_ends.fold(logs)
-    first, behind = _first_failure(kinds, logs), log_ends.find_behind(ends)
-    caveat = log_ends.caveat(
-        [log.id for log in logs if first is None or not log.failures], log_ends.find_unwritten(logs)
-    )
+    numbers = enqueued_work.compare(works, world_size)
+    hint = _find_hint(logs, kinds, ends, numbers)
+    caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
+    headline = f"{words.sentence(hint.text if hint else _describe_without_hint(logs, kinds, ends))}{caveat}"
+    why = f"{hint.why}{caveat}" if hint else ""
     return Supplement(
-        evidence=tuple(_evidence(logs, kinds, ends)),
-        headline=_headline(logs, first, ends, behind, caveat),
-        sentence=f"By the logs, {_describe_first_failure(first)}{caveat}." if first is not None else "",
-        check_first=tuple(_looks(first, behind, len(logs), caveat)),
+        evidence=(*_evidence(logs, kinds, ends), *map(_numbers_evidence, numbers)),
+        headline=f"{headline}. Logs accuse nobody; for stacks: `hangwatch dump`, or py-spy on each rank that lives",
+        sentence=f"By the logs, {hint.text}{caveat}." if hint and hint.is_sure else "",
+        check_first=tuple(_look(rank, why, hint.settle) for rank in hint.ranks) if hint else (),
     )
 
 
@@ -93,22 +98,83 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
         yield _look(log.id, why, row.remedy)
 
 
-def _headline(
-    logs: Sequence[RankLog],
-    first: _FirstFailure | None,
-    ends: Sequence[End],
-    behind: End | None,
-    caveat: str,
-) -> str:
-    accuses = "Logs alone cannot name a rank. Take stacks: `hangwatch dump`, or py-spy on each live rank"
-    if first is not None:
-        told = _describe_first_failure(first)
-    elif behind is not None:
-        told = f"the log of {words.name_ranks(behind.ids)} ends before the others: {log_ends.describe_ends(ends)}"
+class _Hint(NamedTuple):
+    """The rank to check first: `text` for the headline, `why` and what would settle it.
+
+    `ranks` is empty if too many are alike. `is_sure`: it is added to a verdict by stacks that names no rank.
+    """
+
+    text: str
+    ranks: tuple[RankId, ...]
+    why: str
+    settle: str
+    is_sure: bool = True
+
+
+def _find_hint(
+    logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End], numbers: Sequence[WorkFinding]
+) -> _Hint | None:
+    """Return the strongest hint: the first failure, numbers, complaints of all others, the end of a log."""
+    first = _first_failure(kinds, logs)
+    pointing = next((finding for finding in numbers if finding.behind), None)
+    if first is not None and not (pointing and _is_later(first.kind.failure.moment, pointing.since)):
+        failure, ids = first.kind.failure, first.kind.ids
+        are_few = len(ids) == 1 or len(ids) * (TIMES_AS_MANY + 1) <= len(logs)
+        settle = f"read {words.printable(first.kind.logs[0].source)} up to line {failure.number}"
+        why = f"the first to fail by its own log: {_describe_failure(failure)}"
+        return _Hint(_describe_first_failure(first), ids if are_few else (), why, settle)
+    if pointing is not None:
+        settle = (
+            f"read {words.printable(pointing.source)} before that time, or dump its stack (`hangwatch dump --pid N`)"
+        )
+        return _Hint(pointing.text, pointing.behind, pointing.why, settle)
+    if (silent := _find_silent(logs, kinds)) is not None:
+        return silent
+    behind = log_ends.find_behind(ends)
+    if behind is None or work_lines.parse(behind.text):  # a number of the watchdog is no step of the program
+        return None
+    why = f"its log ends at '{words.elided(behind.text, LINE_CHARACTERS)}', before the others"
+    text = f"the log of {words.name_ranks(behind.ids)} ends before the others: {log_ends.describe_ends(ends)}"
+    settle = f"dump its stack (`hangwatch dump --pid N`): {_NOT_FLUSHED}"
+    return _Hint(text, behind.ids, why, settle, is_sure=False)
+
+
+def _is_later(moment: Moment | None, other: Moment | None) -> bool:
+    return moment is not None and other is not None and moment.clock == other.clock and moment.seconds > other.seconds
+
+
+def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | None:
+    """Return the ranks without a failure if all others complain of others, and if their logs reach that time."""
+    silent = [log for log in logs if not log.failures]
+    complaining = len(logs) - len(silent)
+    if not 0 < TIMES_AS_MANY * len(silent) <= complaining or not all(kind.failure.of_others for kind in kinds):
+        return None
+    complaints = [kind.failure.moment for kind in kinds]
+    if not all(any(_is_later(_moment(log), complaint) for complaint in complaints) for log in silent):
+        return None
+    ids = tuple(log.id for log in silent)
+    text = f"all {words.count(complaining)} with a failure complain of others, {words.name_ranks(ids)} of none"
+    return _Hint(
+        text, ids, "all others complain of others, and it writes on without a failure", f"read {silent[0].source}"
+    )
+
+
+def _describe_without_hint(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End]) -> str:
+    """Describe logs that point at no rank, by what was compared."""
+    own = sum(not kind.failure.of_others for kind in kinds)
+    if own:
+        failures = f"it is not known which of {words.count(own, 'failure')} was first"
     else:
-        told = f"logs of {words.count(len(logs))}: no rank fails or ends before the others"
-        told += f" ({log_ends.describe_ends(ends)})" if ends else ""
-    return f"{words.sentence(told)}{caveat}. {accuses}"
+        failures = "each failure complains of other ranks" if kinds else "none reports a failure"
+    apart = log_ends.seconds_apart(logs)
+    spread = f"; their last lines are up to {words.duration(apart)} apart" if apart else ""
+    return f"logs of {words.count(len(logs))}: {failures}{spread}" + (
+        f"; {log_ends.describe_ends(ends)}" if ends else ""
+    )
+
+
+def _numbers_evidence(finding: WorkFinding) -> Evidence:
+    return _make_evidence("log_numbers", finding.text, finding.ranks)
 
 
 # --- the first failure
@@ -249,18 +315,6 @@ def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
             f"stopped first: {words.name_ranks([log.id])}{_at(_moment(log))}, the last rank at {until}",
             [log.id],
         )
-
-
-def _looks(first: _FirstFailure | None, behind: End | None, ranks: int, caveat: str) -> Iterator[CheckFirst]:
-    if first is not None:
-        if len(first.kind.ids) == 1 or len(first.kind.ids) * (TIMES_AS_MANY + 1) <= ranks:
-            why = f"the first to fail by its own log: {_describe_failure(first.kind.failure)}{caveat}"
-            settle = f"read {words.printable(first.kind.logs[0].source)} up to line {first.kind.failure.number}"
-            yield from (_look(rank, why, settle) for rank in first.kind.ids)
-    elif behind is not None:
-        why = f"its log ends at '{words.elided(behind.text, LINE_CHARACTERS)}', before the others{caveat}"
-        settle = f"dump its stack (`hangwatch dump --pid N`): {_NOT_FLUSHED}"
-        yield from (_look(rank, why, settle) for rank in behind.ids)
 
 
 def _look(rank: RankId, why: str, settle: str) -> CheckFirst:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hangwatch.explain.logs import kernel_text
+from hangwatch.explain.logs import kernel_text, work_lines
 from hangwatch.explain.stacks.parsed_processes import LONGEST_LINE
 from hangwatch.formats import decoding, pyspy_json
 from hangwatch.model import RankId
@@ -23,6 +23,7 @@ from hangwatch.tables import nccl_messages, secret_forms
 
 MOST_FAILURES = 8  # of one rank: the first ones
 MOST_TOLD = 4096  # failures of ranks in a launcher's summary
+MOST_WORKS = 4096  # lines with sequence numbers of one log
 LONGEST_TEXT = 400
 LONGEST_LOG_LINE = 4096
 """Characters of a log line, after its prefix, that are matched: patterns take quadratic time."""
@@ -35,7 +36,7 @@ _TOLD_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
 _DATED = re.compile(
     r"(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\d*(Z|[+-]\d\d:?\d\d)?", re.ASCII
 )
-_GLOG = re.compile(r"^\[?[IWEFD](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII)
+_GLOG = re.compile(r"^\[?[IWEFD](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _SYSLOG = re.compile(rf"^({'|'.join(_MONTHS)}) {{1,2}}(\d\d?) (\d\d):(\d\d):(\d\d)", re.ASCII)
 _STAMP_WITHIN = 64
@@ -51,6 +52,9 @@ _CODE = re.compile(
 
 _EXCEPTION_TYPE = re.compile(r"((?:[A-Za-z_]\w{0,63}\.){0,8}_{0,2}(?:[A-Z]\w{0,63}|error|timeout)):(?: |$)", re.ASCII)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")
+_LAST_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error|Exception|Interrupt|Exit): \S")
+"""The last line of a log that begins with the type of an exception: its traceback may not have been copied."""
+
 _FATAL = re.compile(
     r"Watchdog caught collective operation timeout|Fatal Python error: |terminate called after throwing"
     r"|CUDA error: |^Segmentation fault\b|^Killed\b|\bout of memory\b.*\bKill"
@@ -140,6 +144,14 @@ class Failure(NamedTuple):
     exception: str = ""
 
 
+class Work(NamedTuple):
+    """Sequence numbers in a log, the time of their line and its number."""
+
+    line: work_lines.WorkLine
+    moment: Moment | None
+    number: int
+
+
 class Message(NamedTuple):
     """The first line that matches a row of nccl_messages.toml, its value and its line number."""
 
@@ -154,7 +166,7 @@ class Log:
     `told_rank` is the global rank that torch wrote before its lines. `messages` are lines of NCCL by the names of the
     table's rows. `kernel` has the first kernel line of each row and subject, without cleared ones; `is_kernel_cut` if
     there were too many. `is_kernels`: all lines have the shape of a kernel log. `processes` are the ranks in torchrun's
-    summary.
+    summary. `works` are the last lines with sequence numbers of each group and kind.
     """
 
     def __init__(self) -> None:
@@ -166,6 +178,7 @@ class Log:
         self.failures: list[Failure] = []
         self.processes: set[RankId] = set()
         self.messages: dict[str, Message] = {}
+        self.works: dict[tuple[object, ...], Work] = {}
         self.told_rank: int | None = None
         self._in_traceback = False
         self._indent = 0
@@ -184,6 +197,11 @@ class Log:
         self.lines += 1
         if (message := nccl_messages.find(text)) and message.name not in self.messages:
             self.messages[message.name] = Message(message.value, _mask_and_cut(text.strip()), number)
+        for work in work_lines.parse(text):
+            key = work.kind, work.group, work.ranks, work.timed_out, work.is_answer
+            if key in self.works or len(self.works) < MOST_WORKS:
+                self.works.pop(key, None)
+                self.works[key] = Work(work, read_moment(text), number)
         self._read_kernel_line(text)
         if not (self._read_summary(text, number) or self._read_traceback(text, number)):
             self._read_ordinary(text, number)
@@ -204,6 +222,8 @@ class Log:
         _, number, text = self._ordinary_line
         if text:
             moment = read_moment(text)
+            if _LAST_EXCEPTION.match(_without(text, moment)):
+                self._fail(text, "", moment, number)
             self.last = Line(number, secret_forms.mask(_without(text, moment)), moment)
 
     def _read_ordinary(self, text: str, number: int) -> None:

@@ -1,0 +1,116 @@
+"""Pure: reads the sequence numbers that PyTorch, its wrapper for debugging and JAX write into logs at a timeout.
+
+Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (watchdog, PG status, dump signal), TraceUtils.h (desync
+report), ProcessGroupWrapper.cpp; xla coordination_service.cc (barrier). Forms of torch 2.0 to 2.9 were compared.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+DEFAULT_GROUP = "default_pg"
+
+_NUMBER = r"(-?\d{1,18})"
+_GROUP = re.compile(r"\[PG (?:ID \d{1,9} PG GUID )?([\w:.-]{1,64}?) ?(?:\(([^()\[\]]{1,64})\))? Rank (\d{1,7})\]")
+_RANK = re.compile(r"\[Rank (\d{1,7})\]")
+_WORK = re.compile(r"WorkNCCL\((?:SeqNum=(\d{1,18}), ?)?OpType=(\w{1,40})")
+_TIMED_OUT = re.compile(r"(?:Timeout at NCCL work: |watchdog at work: |at work sequence id: )(\d{1,18})")
+_COUNTS = re.compile(
+    rf"[Ll]ast enqueued (?:NCCL )?work: {_NUMBER}(?:, last started work: -?\d{{1,18}})?"
+    rf", last completed (?:NCCL )?work: {_NUMBER}"
+)
+_SIGNAL = "Received a dump signal due to a collective timeout from"
+_RANKS = r"\[(\d{1,7}(?:, ?\d{1,7}){0,4095})\]"
+_LAGGING = re.compile(rf"{_RANKS} finished collective #(\d{{1,18}}), but didn't join collective #(\d{{1,18}})")
+_NEVER_JOINED = re.compile(rf"ranks {_RANKS} are the lagging ranks that caused this timeout")
+_STARTED = re.compile(rf"^\s*{_RANKS} started (\w{{1,40}})\b")
+_RUNS = re.compile(
+    r"[Rr]ank (\d{1,7}) is running collective: CollectiveFingerPrint\("
+    r"(?:SequenceNumber=(\d{1,18}),? ?)?OpType=(\w{1,40})"
+)
+_BARRIER = re.compile(r"# of tasks that reached the barrier: (\d{1,7})/(\d{1,7})")
+_TASK = re.compile(r"^/job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7})$")
+_WORDS = ("enqueued", "WorkNCCL(", "collective", "lagging ranks", " started ", "the barrier: ", "/task:")
+_HIGHEST = 1 << 48  # torch 2.2 prints a variable that was never set
+
+Kind = Literal["work", "operation", "lagging", "started", "running", "barrier", "task"]
+
+
+class WorkLine(NamedTuple):
+    """The numbers of one line. A number that the line does not tell is None.
+
+    "work": of a rank in a process group (`group` is its key, `name` the words for it; `rank` is counted within it).
+    "operation": which `operation` has the number `timed_out`. "lagging": `ranks` have not joined number `timed_out`;
+    "started": `ranks` have. "running": one rank and what it runs. "barrier": `ranks` holds how many tasks reached it,
+    and of how many; "task": one that did not. `is_answer`: the rank wrote it because of a timeout of another rank.
+    """
+
+    kind: Kind
+    ranks: tuple[int, ...] = ()
+    group: str = ""
+    name: str = ""
+    timed_out: int | None = None
+    operation: str = ""
+    enqueued: int | None = None
+    completed: int | None = None
+    is_answer: bool = False
+
+
+def parse(text: str) -> tuple[WorkLine, ...]:
+    """Return the numbers in a log line."""
+    if not any(word in text for word in _WORDS):
+        return ()
+    if counts := _COUNTS.search(text):
+        return _work(text, counts)
+    if work := _WORK.search(text):
+        rank = _RANK.search(text)
+        number = int(work.group(1)) if work.group(1) else None
+        ranks = (int(rank.group(1)),) if rank else ()
+        return (WorkLine("operation", ranks, timed_out=number, operation=work.group(2)),)
+    if lagging := _LAGGING.search(text):
+        return (WorkLine("lagging", _numbers(lagging.group(1)), timed_out=int(lagging.group(3))),)
+    if never := _NEVER_JOINED.search(text):
+        return (WorkLine("lagging", _numbers(never.group(1))),)
+    if runs := _RUNS.findall(text):
+        return tuple(
+            WorkLine("running", (int(rank),), timed_out=int(number) if number else None, operation=operation)
+            for rank, number, operation in runs[:2]
+        )
+    if barrier := _BARRIER.search(text):
+        return (WorkLine("barrier", (int(barrier.group(1)), int(barrier.group(2)))),)
+    if task := _TASK.match(text.strip()):
+        return (WorkLine("task", (int(task.group(1)),)),)
+    if started := _STARTED.match(text):
+        return (WorkLine("started", _numbers(started.group(1)), operation=started.group(2)),)
+    return ()
+
+
+def is_collective(operation: str) -> bool:
+    """True for an operation that all ranks of a group count alike; NCCL counts transfers between two ranks apart."""
+    return bool(operation) and not any(word in operation for word in ("SEND", "RECV", "COALESCED", "UNKNOWN"))
+
+
+def _work(text: str, counts: re.Match[str]) -> tuple[WorkLine, ...]:
+    enqueued, completed = int(counts.group(1)), int(counts.group(2))
+    timed_out, group = _TIMED_OUT.search(text), _GROUP.search(text)
+    if group is None or enqueued > _HIGHEST:
+        return ()
+    key, description, rank = group.groups()
+    key = DEFAULT_GROUP if key == "0" else key
+    return (
+        WorkLine(
+            "work",
+            (int(rank),),
+            group=key,
+            name=key if key == DEFAULT_GROUP or not description else f"{description} ({key})",
+            timed_out=int(timed_out.group(1)) if timed_out else None,
+            enqueued=enqueued,
+            completed=completed if completed <= _HIGHEST else None,
+            is_answer=_SIGNAL in text,
+        ),
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))

@@ -104,7 +104,7 @@ def _answer(
     dumps = [*collected.ranks, *(rank for incident in incidents for rank in incident.captures[-1].ranks)]
     dumps += [rank for answer in answers for rank in (answer.capture.ranks if answer.capture else ())]
     dumps += recorder_dumps.without_stacks(recorders.by_rank, dumps)
-    if not dumps and not collected.logs and not collected.works and not collected.kernel:
+    if not any((dumps, collected.logs, collected.works, collected.unranked, collected.kernel)):
         listed = "".join(f"\n  {note}" for note in collected.notes[:5])
         raise InputError(
             f"no stack dump and no log of a known rank in {', '.join(map(str, paths))}{listed}\n"
@@ -120,8 +120,9 @@ def _answer(
     verdict = judge.judge(grouping, ranks_here, recorders.by_rank) if dumps else None
     if verdict is not None and recorders.by_rank:
         verdict = complete(verdict, Supplement(evidence=recorders.evidence))
-    if collected.logs or collected.works:
-        verdict = complete(verdict, log_evidence.supplement(collected.logs, collected.works, size or None))
+    if collected.logs or collected.works or collected.unranked:
+        of_logs = log_evidence.supplement(collected.logs, collected.works, size or None, collected.unranked)
+        verdict = complete(verdict, of_logs)
     if verdict is None or collected.kernel:
         ids = [member.id for member in grouping.members]
         verdict = complete(verdict, kernel_text.supplement(collected.kernel, ids))

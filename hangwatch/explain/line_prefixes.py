@@ -1,16 +1,18 @@
-"""Pure: finds the rank in the prefix of a line (torchrun, mpirun, srun --label, pdsh, kubectl and other programs).
+"""Pure: finds the rank in the prefix of a line (torchrun, mpirun, srun --label, pdsh, kubectl, Ray, vLLM and others).
 
-Also extracts the line from logs that store each line as JSON.
+Also extracts the line from logs that store each line as JSON, from quotes of mails and from HTML.
 """
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
-from hangwatch.formats import decoding
+from hangwatch.formats import decoding, process_title
 from hangwatch.model import RankId
 
 _HOST_RANK = re.compile(r"^\[([^\[\]\s:]+):(\d{1,7})\](:?)")
@@ -21,6 +23,15 @@ _KUBECTL = re.compile(r"^\[pod/([^/\]\s]+)/[^\]\s]+\] ?")
 _LABEL = re.compile(r"^\s*([\w.-]+): ?")
 _LABELLED = re.compile(r"^\s*([\w.-]+): ?(?:Process \d+:|Thread (?:0x[0-9A-Fa-f]+|\d+) \()")
 _LABEL_OF_TASK = re.compile(r"^ *(\d{1,7}): ")
+_ACTOR = re.compile(r"^\(([A-Za-z_][\w.:-]{0,63}) pid=(\d{1,10})(?:, ip=([\w.:-]{1,64}))?\) ?")  # Ray, vLLM
+_SGLANG = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]{2,5}\d{1,7}){1,5})\] ?", re.ASCII)
+_NCCL = re.compile(r"^(?:\[[\d :.TZ-]{8,40}\] )?([\w.-]{1,64}):(\d{1,10}):\d{1,10} \[\d{1,3}\] (?:\S{1,80} ){0,3}NCCL ")
+_STAMP = re.compile(
+    r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?", re.ASCII
+)
+_ENTITY = re.compile("&(?:lt|gt|quot|amp|apos|nbsp|#39|#x27);")
+_QUOTE = re.compile(r"^(?:> ?){1,8}")
+_QUOTED_DUMP = re.compile(r"^(?:> ?){1,8}(?:Process \d|Thread |Current thread |Traceback for thread |#0 )")
 
 
 class _Entry(msgspec.Struct):
@@ -68,8 +79,33 @@ def remove_quote_prefix(pasted: str, line: str) -> str:
     return "" if line.rstrip() == pasted.rstrip() else line.removeprefix(pasted)
 
 
+def is_partly_quoted(head: Sequence[str]) -> bool:
+    """True if a dump is quoted in a mail that has other lines, too."""
+    return any(map(_QUOTED_DUMP.match, head))
+
+
+def remove_quote(line: str) -> str:
+    """Remove the marks of a quote from the beginning of a line."""
+    return _QUOTE.sub("", line) if line.startswith(">") else line
+
+
+def unescape_html(line: str) -> str:
+    """Return the text of a line that was copied from the source of a web page: `&lt;module&gt;`."""
+    return html.unescape(line) if "&" in line and _ENTITY.search(line) else line
+
+
 def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
-    """Return the rank in the prefix of a line, true if it is sure to be a rank, and the rest of the line."""
+    """Return the rank in the prefix of a line, true if it is sure to be a rank, and the rest of the line.
+
+    A time stamp before the prefix stays in the rest, and so do the names with which NCCL begins its lines.
+    """
+    if line.startswith("20") and (stamp := _STAMP.match(line)):
+        rank, sure, rest = split(line[stamp.end() :], file_id, labelled=labelled)
+        return rank, sure, line if rank is file_id else stamp.group() + rest
+    if line.startswith("(") and (found := _ACTOR.match(line)):
+        return _split_actor(found, line, file_id)
+    if file_id.rank is None and file_id.local_rank is None and (found := _NCCL.match(line)):
+        return replace(file_id, node=found.group(1), pid=int(found.group(2))), True, line
     if line.startswith("["):
         return _split_bracket(line, file_id)
     found = _LABEL.match(line) if labelled else None
@@ -79,6 +115,16 @@ def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, 
             return RankId(rank=int(label)), False, rest
         return RankId(node=label), False, rest
     return file_id, True, line
+
+
+def _split_actor(found: re.Match[str], line: str, file_id: RankId) -> tuple[RankId, bool, str]:
+    """Return the process in a prefix such as `(Worker_TP2 pid=4122)`; torch's own prefix after it tells the rank."""
+    text, pid, address = found.groups()
+    title, rest = process_title.read(text), line[found.end() :]
+    inner = _OF_RANK.match(rest)
+    rank = int(inner.group(1)) if inner else title.rank if title else None
+    process = RankId(node=address or file_id.node, rank=rank, pid=int(pid), title=text)
+    return process, True, rest[inner.end() :] if inner else rest
 
 
 def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
@@ -94,7 +140,13 @@ def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
     elif found := _TORCHRUN.match(line):
         rank = RankId(node=file_id.node, local_rank=int(found.group(2)))
     elif found := _KUBECTL.match(line):
-        rank = RankId(node=found.group(1))
+        inner, sure, rest = split(line[found.end() :], RankId(node=found.group(1)), labelled=False)
+        return replace(inner, node=found.group(1)), sure, rest
+    elif found := _SGLANG.match(line):
+        title = process_title.read(f"scheduler{found.group(2).replace(' ', '_')}")
+        name = title.text if title and title.rank is None else None
+        rank = replace(file_id, rank=title.rank if title else None, title=name)
+        return rank, True, f"[{found.group(1)}] {line[found.end() :]}"
     else:
         return file_id, True, line
     return rank, True, line[found.end() :]

@@ -16,21 +16,25 @@ from hangwatch.explain import file_names, line_prefixes, line_stream, roles
 from hangwatch.explain.logs import enqueued_work, merged_logs, rank_log
 from hangwatch.explain.logs.enqueued_work import RankWork
 from hangwatch.explain.logs.kernel_text import MOST_KEPT, KernelLogLine
+from hangwatch.explain.logs.log_owners import find_owners
 from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.explain.stacks import faulthandler_text
 from hangwatch.explain.stacks.parsed_processes import HugeStackError, Interned, ParsedProcess
+from hangwatch.formats import process_title
 from hangwatch.model import ProcessDump, RankDump, RankId, WorkerDump
 
 _SNIFFED_LINES = 400
 _SNIFFED_CHARACTERS = 400
 _MOST_STREAMS = 1 << 17  # of one source: any program may write prefixes
+_MOST_UNRANKED = 4096
 _MOST_EMPTY_NAMED = 16  # files without a dump or log that are listed by name
 
 
 class Collected(NamedTuple):
     """The result: ranks for `grouping.group_ranks`, notes for people, the given world size, and logs of ranks.
 
-    `kernel` are lines of the kernel log, from any file; `works` sequence numbers in logs.
+    `kernel` are lines of the kernel log, from any file; `works` sequence numbers in logs. `unranked` are logs of no
+    known rank in which a line is known: a failure, or a message of NCCL.
     """
 
     ranks: tuple[RankDump, ...]
@@ -39,6 +43,7 @@ class Collected(NamedTuple):
     logs: tuple[RankLog, ...] = ()
     kernel: tuple[KernelLogLine, ...] = ()
     works: tuple[RankWork, ...] = ()
+    unranked: tuple[RankLog, ...] = ()
 
 
 class _Source(NamedTuple):
@@ -81,9 +86,9 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
             _add(by_place, rank, notes)
     by_launcher = _numbered_by_launcher([rank.dump() for rank in by_place.values()], hearsay.processes, notes)
     ranks = _numbered_by_files(by_launcher, [rank.source for rank in by_place.values()], notes)
-    logs = hearsay.logs()
+    logs = hearsay.logs([rank.id for rank in ranks])
     kernel, works = tuple(hearsay.kernel.values()), tuple(hearsay.works)
-    return Collected(tuple(ranks), tuple(notes), world_size, logs, kernel, works)
+    return Collected(tuple(ranks), tuple(notes), world_size, logs, kernel, works, tuple(hearsay.unranked))
 
 
 def _numbered_by_launcher(
@@ -151,6 +156,7 @@ class _LogCollector:
         self._is_kernel_cut = False
         self.processes: set[RankId] = set()
         self.works: list[RankWork] = []
+        self.unranked: list[RankLog] = []
 
     def add_note(self, note: str) -> None:
         """Add a note once."""
@@ -177,7 +183,7 @@ class _LogCollector:
         tells = not streams or any(source.reader.processes for source in streams)  # an error.json has no streams
         for source in streams:
             reader, rank = source.reader, source.id
-            is_of_rank = rank.rank is not None or rank.local_rank is not None
+            is_of_rank = merged_logs.is_of_process(rank)
             is_kernels = reader.log.is_kernels and not reader.processes and not is_of_rank
             writer = "" if is_kernels else words.name_ranks([rank]) if is_of_rank else words.printable(name)
             self._is_kernel_cut |= reader.log.is_kernel_cut
@@ -198,6 +204,8 @@ class _LogCollector:
             elif reader.strange:
                 strange += reader.strange
                 example = example or reader.strange_example
+                if not reader.processes and (reader.log.messages or reader.log.failures) and len(streams) > 1:
+                    self._keep_unranked(name, rank, reader.log)
                 if is_log and len(streams) == 1 and not reader.processes:
                     self._unknown[name] = rank, reader.log
         kind = "of no known rank" if of_ranks_here else "no part of a stack dump"
@@ -210,12 +218,30 @@ class _LogCollector:
         else:
             self._notes += notes
 
-    def logs(self) -> tuple[RankLog, ...]:
+    def _keep_unranked(self, name: str, rank: RankId, log: rank_log.Log) -> None:
+        if len(self.unranked) < _MOST_UNRANKED:
+            self.unranked.append(merged_logs.read_unranked(name, rank, log))
+
+    def _name_processes(self, dumped: Collection[RankId]) -> None:
+        """Give logs of processes the rank of the process; keep those apart that are of no rank."""
+        owners = find_owners([rank for _, rank, _ in self._parts], dumped)
+        parts, self._parts = self._parts, []
+        for name, writer, log in parts:
+            if (rank := owners[writer]) is not None:
+                self._parts.append((name, rank, log))
+            elif log.messages or log.failures:
+                self._keep_unranked(name, writer, log)
+
+    def logs(self, dumped: Collection[RankId]) -> tuple[RankLog, ...]:
         """Return one log for each rank. Logs without a rank are numbered if their names differ in one number."""
+        self._name_processes(dumped)
         numbered = file_names.number_logs({name: rank for name, (rank, _) in self._unknown.items()})
-        for name, (_, log) in self._unknown.items():
+        for name, (rank, log) in self._unknown.items():
             if numbered[name].rank is None:
                 self._notes += self._strange.get(name, ())
+                if log.messages or log.failures:
+                    self._keep_unranked(name, rank, log)
+                    self._silent.pop(name, None)
             else:
                 self._parts.append((name, numbered[name], log))
                 self._silent.pop(name, None)
@@ -307,11 +333,15 @@ def _read(
     if pasted := line_prefixes.find_quote_prefix(head):
         iterator = (line_prefixes.remove_quote_prefix(pasted, line) for line in chain(head, iterator))
         head = list(islice(iterator, len(head)))
+    elif line_prefixes.is_partly_quoted(head):
+        iterator = (line_prefixes.remove_quote(line.rstrip("\r\n")) for line in chain(head, iterator))
+        head = list(islice(iterator, len(head)))
     labelled = line_prefixes.are_labelled([part for line in head for part in line_prefixes.unwrap_json(line)])
     sources: dict[tuple[RankId, bool], _Source] = {}
     by_prefix: dict[str, _Source] = {}  # `[node:rank]` as in the text: most lines repeat a prefix
     whole = enumerate(chain(head, (line.rstrip("\r\n") for line in iterator)), 1)
     for number, line in ((number, part) for number, kept in whole for part in line_prefixes.unwrap_json(kept)):
+        line = line_prefixes.unescape_html(line)  # noqa: PLW2901 - the line as it was before it became HTML
         prefix = line[: line.find("]") + 1] if line.startswith("[") else ""
         source = by_prefix.get(prefix) if prefix else None
         if source is not None and not line.startswith(":", len(prefix)):
@@ -326,7 +356,8 @@ def _read(
                 rank, sure, rest = named.id, True, line
             reader = line_stream.Reader(interned, is_log=named.is_log)
             source = sources.setdefault((rank, sure), _Source(name, rank, sure, reader))
-        if prefix and len(rest) == len(line) - len(prefix):
+        is_numbered = rank.rank is not None or rank.local_rank is not None
+        if prefix and is_numbered and len(rest) == len(line) - len(prefix):
             by_prefix[prefix] = source
         source.reader.feed(rest, number)
     for source in sources.values():
@@ -370,7 +401,9 @@ def _ranks(part: _Processes, programs: roles.RankPrograms, notes: list[str]) -> 
         if key in ranks:
             ranks[key].rounds.append(process)
         elif are_ranks or not ranks:
-            identity = ids.get(process.pid) or structs.replace(source.id, pid=process.pid)
+            identity = ids.get(process.pid) or structs.replace(
+                source.id, pid=process.pid, title=_title(source, process)
+            )
             ranks[key] = _Rank(source.name, identity, process)
         else:
             helpers.append(process)
@@ -381,6 +414,12 @@ def _ranks(part: _Processes, programs: roles.RankPrograms, notes: list[str]) -> 
         if owner is not None:
             owner.workers.setdefault(process.pid, []).append(process)
     yield from ranks.values()
+
+
+def _title(source: _Source, process: ParsedProcess) -> str | None:
+    """Return the title of a process, by its command line or by the prefix of its lines."""
+    title = process_title.read(process.command)
+    return title.name if title else source.id.title
 
 
 def _keys(processes: Sequence[ParsedProcess]) -> Iterator[int | str | None]:

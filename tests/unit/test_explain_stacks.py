@@ -5,6 +5,9 @@ The tools wrote the files from a torchrun job: rank 1 waits for a lock in its ow
 
 from __future__ import annotations
 
+import html
+import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -114,6 +117,9 @@ ON_THE_WAY: dict[str, Callable[[str], str]] = {
     "indented in a page": lambda line: f"    {line}".rstrip(),
     "indented by a tab": lambda line: f"\t{line}",
     "quotes that an editor has turned": lambda line: line.replace('"M', "“M").replace('d"', "d”"),
+    "the source of a page": lambda line: html.escape(line),
+    "Docker's json-file log": lambda line: json.dumps({"log": f"{line}\n", "stream": "stdout"}),
+    "vLLM's prefix": lambda line: f"(EngineCore pid=1) {line}",
     "a file below /var/log/pods": lambda line: f"2026-11-23T01:02:03.000000001Z stdout F {line}",
 }
 
@@ -121,6 +127,24 @@ ON_THE_WAY: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("way", ON_THE_WAY)
 def test_stacks_are_read_as_they_were_pasted(way: str) -> None:
     assert collect(*map(ON_THE_WAY[way], PLAIN)) == collect(*PLAIN)
+
+
+def test_stacks_quoted_in_a_mail_with_other_lines_are_read() -> None:
+    mail = [
+        "Hi,",
+        "",
+        "here are the stacks:",
+        *(f"> {line}" for line in PLAIN),
+        "",
+        "On Tuesday, Ann wrote:",
+        ">> why?",
+    ]
+    assert collect(*mail).ranks == collect(*PLAIN).ranks
+
+
+def test_threads_without_a_number_are_read() -> None:
+    bare = [re.sub(r"^Thread \d+ ", "Thread ", line) for line in PLAIN]
+    assert [shown(rank) for rank in collect(*bare).ranks] == [shown(rank) for rank in collect(*PLAIN).ranks]
 
 
 def test_stacks_of_which_only_the_threads_were_copied_are_of_several_processes() -> None:

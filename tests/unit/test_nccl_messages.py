@@ -12,6 +12,7 @@ from tests.unit.test_explain_logs import judged, messages_of
 WARN = "gpu-07:5776:5898 [1] transport/net_ib.cc:1296 NCCL WARN "
 INFO = "gpu-07:5776:5898 [1] NCCL INFO "
 LINES = {
+    "launcher_signal": ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 2",),
     "xid": ("[Sun Nov 22 03:12:09 2026] NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, GPU has fallen off the bus.",),
     "gpu_memory_error": (
         "RuntimeError: CUDA error: uncorrectable ECC error encountered",

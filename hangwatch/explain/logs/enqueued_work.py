@@ -14,6 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch import words
+from hangwatch.explain.logs import merged_logs
 from hangwatch.explain.logs.rank_log import Log, Moment, Work
 from hangwatch.explain.logs.work_lines import DEFAULT_GROUP, is_collective
 from hangwatch.model import RankId
@@ -58,7 +59,7 @@ class _Standing(NamedTuple):
 
 def read_works(source: str, rank: RankId, log: Log) -> Iterator[RankWork]:
     """Yield the numbers in a log. A line tells the rank only within its group, which is the job if it has no name."""
-    is_of_rank = rank.rank is not None or rank.local_rank is not None or rank.pid is not None
+    is_of_rank = merged_logs.is_of_process(rank)
     if rank.rank is None and log.told_rank is not None:
         rank = replace(rank, rank=log.told_rank)
     for work in log.works.values():

@@ -18,6 +18,9 @@ from hangwatch.model import INTERFACES_OF_ONE_NODE, CheckFirst, Evidence, RankId
 from hangwatch.tables import nccl_messages
 
 _TEXT_CHARACTERS = 160
+_UNRANKED_SHOWN = 8
+_LAUNCHER_SIGNAL = "launcher_signal"  # nccl_messages.toml
+_SIGNALS = {"2": "2 (SIGINT, Ctrl-C)", "15": "15 (SIGTERM)", "1": "1 (SIGHUP, the terminal was closed)"}
 _NO_DEVICE = "No device"  # nccl_messages.toml, no_ib_device
 _NOT_FLUSHED = "output to a file may lie unwritten in the process without PYTHONUNBUFFERED=1"
 
@@ -40,19 +43,25 @@ class _FirstFailure(NamedTuple):
     order: str
 
 
-def supplement(logs: Sequence[RankLog], works: Sequence[RankWork] = (), world_size: int | None = None) -> Supplement:
+def supplement(
+    logs: Sequence[RankLog],
+    works: Sequence[RankWork] = (),
+    world_size: int | None = None,
+    unranked: Sequence[RankLog] = (),
+) -> Supplement:
     """Return what logs show, with or without stacks. The rank that fails first is checked first, but never named.
 
     If no rank fails first, the rank is checked first that has not joined a collective by the sequence numbers `works`.
+    Logs that are `unranked` are evidence only.
     """
     kinds, ends = _kinds(logs), log_ends.fold(logs)
     numbers = enqueued_work.compare(works, world_size)
-    hint = _find_hint(logs, kinds, ends, numbers)
+    hint = _find_hint(logs, kinds, ends, numbers) or _find_signal([*unranked, *logs])
     caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
-    headline = f"{words.sentence(hint.text if hint else _describe_without_hint(logs, kinds, ends))}{caveat}"
+    headline = f"{words.sentence(hint.text if hint else _describe_without_hint(logs, kinds, ends, unranked))}{caveat}"
     why = f"{hint.why}{caveat}" if hint else ""
     return Supplement(
-        evidence=(*_evidence(logs, kinds, ends), *map(_numbers_evidence, numbers)),
+        evidence=(*_evidence(logs, kinds, ends), *map(_numbers_evidence, numbers), *_unranked_evidence(unranked)),
         headline=f"{headline}. Logs accuse nobody; for stacks: `hangwatch dump`, or py-spy on each rank that lives",
         sentence=f"By the logs, {hint.text}{caveat}." if hint and hint.is_sure else "",
         check_first=tuple(_look(rank, why, hint.settle) for rank in hint.ranks) if hint else (),
@@ -159,8 +168,21 @@ def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | Non
     )
 
 
-def _describe_without_hint(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End]) -> str:
+def _find_signal(logs: Sequence[RankLog]) -> _Hint | None:
+    """Return the signal that ended the launcher: a person or the scheduler stopped the job."""
+    signals = {log.messages[_LAUNCHER_SIGNAL].value for log in logs if _LAUNCHER_SIGNAL in log.messages}
+    if not signals:
+        return None
+    names = words.join_words([f"signal {_SIGNALS.get(number, number)}" for number in sorted(signals)[:SHOWN]])
+    return _Hint(f"the launcher got {names}: a person or the scheduler ended the job", (), "", "")
+
+
+def _describe_without_hint(
+    logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End], unranked: Sequence[RankLog]
+) -> str:
     """Describe logs that point at no rank, by what was compared."""
+    if not logs:
+        return f"{words.count(len(unranked), 'log')} of no known rank: see the evidence"
     own = sum(not kind.failure.of_others for kind in kinds)
     if own:
         failures = f"it is not known which of {words.count(own, 'failure')} was first"
@@ -276,6 +298,26 @@ def _messages(logs: Sequence[RankLog]) -> Iterator[Evidence]:
             yield _make_evidence(
                 "nccl_message", f"{words.name_ranks(ranks)}: {row.meaning} ({line}); {row.remedy}", ranks
             )
+
+
+def _unranked_evidence(logs: Sequence[RankLog]) -> Iterator[Evidence]:
+    """Yield the first failure and the messages of NCCL in logs of which the rank is not known."""
+    rows = nccl_messages.load()
+    for log in logs[:_UNRANKED_SHOWN]:
+        where = words.printable(log.source) + (f", {words.name_ranks([log.id])}" if log.id.pid is not None else "")
+        if log.failures:
+            failure = log.failures[0]
+            text = f"{where}, line {failure.number}{_at(failure.moment)}: {_describe_failure(failure)}"
+            yield _make_evidence("log_failure", f"{text} (rank not known)", ())
+        for name, message in log.messages.items():
+            if rows[name].about != "setup":
+                line = words.elided(message.text, _TEXT_CHARACTERS)
+                text = f"{where}, line {message.number}: {rows[name].meaning} ({line}); {rows[name].remedy}"
+                yield _make_evidence("nccl_message", text, ())
+    if len(logs) > _UNRANKED_SHOWN:
+        yield _make_evidence(
+            "log_failure", f"{words.count(len(logs) - _UNRANKED_SHOWN, 'other log')} of no known rank", ()
+        )
 
 
 def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]) -> Iterator[Evidence]:

@@ -37,7 +37,7 @@ class _Part(NamedTuple):
 def join(
     parts: Iterable[tuple[str, RankId, Log]], launcher_failures: Iterable[tuple[str, Failure]] = ()
 ) -> tuple[RankLog, ...]:
-    """Return one log for each rank, by global rank, or by local rank and node. Logs without a rank are dropped.
+    """Return one log for each rank, by global rank, by local rank and node, or by pid and node; others are dropped.
 
     A global rank that torch wrote before a line applies to all logs of that local rank. A failure in
     `launcher_failures` counts if the log of the rank has none; otherwise it only adds a missing time.
@@ -47,7 +47,7 @@ def join(
     by_rank: dict[tuple[object, ...], list[_Part]] = defaultdict(list)
     for part in all_parts:
         rank = _numbered(part.id, global_ranks)
-        if rank.rank is not None or rank.local_rank is not None:
+        if is_of_process(rank):
             by_rank[_key(rank)].append(part._replace(id=rank))
     logs = {key: _joined(rank_parts) for key, rank_parts in by_rank.items()}
     for source, failure in launcher_failures:
@@ -77,8 +77,20 @@ def _numbered(rank: RankId, global_ranks: dict[tuple[str | None, int | None], in
     return replace(rank, rank=global_ranks.get((rank.node, rank.local_rank)))
 
 
+def is_of_process(rank: RankId) -> bool:
+    """True if a log is of one known process, with or without the number of a rank."""
+    return rank.rank is not None or rank.local_rank is not None or rank.pid is not None
+
+
 def _key(rank: RankId) -> tuple[object, ...]:
-    return (rank.rank,) if rank.rank is not None else (rank.node, rank.local_rank)
+    if rank.rank is not None:
+        return (rank.rank,)
+    return (rank.node, rank.local_rank) if rank.local_rank is not None else (rank.node, None, rank.pid)
+
+
+def read_unranked(source: str, rank: RankId, log: Log) -> RankLog:
+    """Return a log of which the rank is not known."""
+    return _joined([_Part(source, rank, log)])
 
 
 def _joined(parts: list[_Part]) -> RankLog:

@@ -23,7 +23,9 @@ from hangwatch.model import Fault, Frame, Thread
 _PROCESS = re.compile(r"^\s?Process ([0-9]{1,10})(?::\s?(.*))?$")
 _PARENT = re.compile(r"^\s?Parent Process ([0-9]{1,10})")
 _PYTHON = re.compile(r"^\s?Python v\d")
-_THREAD = re.compile(r'^\s?Thread (0x[0-9A-Fa-f]+|\d+)(?:/\S+)? \(([^()]*)\)(?:: ["“”](.*)["“”])?\s*$')
+_THREAD = re.compile(
+    r'^\s?Thread (?:(0x[0-9A-Fa-f]+|\d+)(?:/\S+)? \(([^()]*)\)|\(((?:active|idle)[^()]*)\))(?:: ["“”](.*)["“”])?\s*$'
+)
 _FRAME = re.compile(r"^\s{1,7}(\S.*) \(([^()]*)\)$")
 _ODD_FRAME = re.compile(r"^\s{1,7}(\S.*?) \((.*)\)$")
 _ERROR = re.compile(r"^\s?(?:Error: |Failed to |Permission Denied|\S*py-spy: |\S+: py-spy: |thread '.*' panicked)")
@@ -142,7 +144,7 @@ class Reader:
     def _error(self, line: str) -> None:
         """Read the lines after an error: its causes, then a backtrace of py-spy itself, which is ignored."""
         if found := _THREAD.match(line):
-            self._start_thread(*found.groups())
+            self._start_thread(found)
         elif found := _CAUSE.match(line):
             if len(self._errors) <= _CAUSES and found.group(1) not in self._errors:
                 self._errors.append(found.group(1))
@@ -156,7 +158,7 @@ class Reader:
 
     def _common(self, line: str) -> bool:
         if found := _THREAD.match(line):
-            self._start_thread(*found.groups())
+            self._start_thread(found)
         elif found := _PARENT.match(line):
             self._parent, self._read = int(found.group(1)), self._header
         elif _ERROR.match(line):
@@ -167,11 +169,12 @@ class Reader:
             return False
         return True
 
-    def _start_thread(self, number: str, flags: str, name: str | None) -> None:
+    def _start_thread(self, found: re.Match[str]) -> None:
+        number, flags, flags_alone, name = found.groups()
         self._close_thread()
         if self._pid is None and name == "MainThread" and any(thread.is_main for thread in self._threads):
             self._finish()  # the line `Process ...` between the two was not copied
-        self._thread = (number, flags, name)
+        self._thread = (number or "?", flags if flags_alone is None else flags_alone, name)
         self._open, self._read = True, self._body
 
     def _close_thread(self) -> None:

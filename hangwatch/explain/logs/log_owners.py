@@ -1,0 +1,46 @@
+"""Pure: decides which logs with a process id, but without a rank, are logs of ranks.
+
+The prefix is that of vLLM or Ray (`(Worker_TP2 pid=4122)`), or the beginning of NCCL's own lines. Servers and drivers
+write with such prefixes, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from hangwatch.formats import process_title
+from hangwatch.model import RankId
+
+
+def find_owners(writers: Sequence[RankId], dumped: Collection[RankId]) -> dict[RankId, RankId | None]:
+    """Return the rank of each writer of a log; None if it is no rank.
+
+    A pid tells the rank of its dump, or of other lines of that process. Otherwise a process is a rank if its title has
+    a number of vLLM's or SGLang's workers; if no title has one, and no log a number, if most titles are of its kind.
+    """
+    by_pid: dict[tuple[str | None, int | None], RankId] = {
+        (rank.node, rank.pid): rank for rank in writers if rank.pid is not None and _is_numbered(rank)
+    }
+    of_dumps: dict[int | None, RankId] = {rank.pid: rank for rank in dumped if rank.pid is not None}
+    titles = {rank: title for rank in writers if (title := process_title.read(rank.title or "")) is not None}
+    families = Counter(title.family for rank, title in titles.items() if not _is_numbered(rank) or title.is_worker)
+    has_workers = any(title.is_worker for title in titles.values())
+    are_numbered = any(map(_is_numbered, writers))
+    owners: dict[RankId, RankId | None] = {}
+    for rank in writers:
+        title = titles.get(rank)
+        if rank.pid is None or rank.pid in of_dumps or (rank.node, rank.pid) in by_pid:
+            owners[rank] = of_dumps.get(rank.pid) or by_pid.get((rank.node, rank.pid), rank)
+        elif title is None:
+            owners[rank] = None if are_numbered or titles else rank
+        elif has_workers:
+            owners[rank] = rank if title.is_worker else None
+        else:
+            is_common = families[title.family] == max(families.values())
+            owners[rank] = rank if is_common and not are_numbered else None
+    return owners
+
+
+def _is_numbered(rank: RankId) -> bool:
+    return rank.rank is not None or rank.local_rank is not None

@@ -76,6 +76,7 @@ _LAUNCHER_FILES = (
 )
 _THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
 _LONGEST_NAME = 1000  # a process chooses its names, and nested brackets are removed level by level
+_QUALIFIERS = frozenset({"const", "volatile", "noexcept", "&", "&&"})  # after the parameters of a C++ function
 _BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)|\[[^\[\]]*\]")
 
 
@@ -136,7 +137,8 @@ def display_name(place: Place) -> str | None:
     function = function[:_LONGEST_NAME]
     while function != (shorter := _BRACKETS.sub("", function)):
         function = shorter
-    name = function.split()[-1] if function.split() else ""
+    parts = [part for part in function.split() if part not in _QUALIFIERS]
+    name = parts[-1] if parts else ""
     return None if not name or name.startswith("std::") else name
 
 

@@ -179,6 +179,47 @@ def test_compiled_frames_stand_beside_those_of_python() -> None:
     assert not [frame for frame in shown(rank) if frame.startswith(("_PyEval", "Py_", "pymain"))]
 
 
+def pystack(thread: int, *frames: str) -> list[str]:
+    return [
+        f"Traceback for thread {thread} (python) [] (most recent call last):",
+        *(f"    {frame}" for frame in frames),
+    ]
+
+
+MODULE = '(Python) File "/srv/train.py", line 9, in <module>'
+NATIVE = '(C) File "???", line 0, in pthread_cond_wait (/usr/lib/libc.so.6)'
+
+
+def test_threads_without_python_belong_to_the_process_before_them() -> None:
+    one = [*pystack(12, '(Python) File "/srv/data.py", line 3, in load'), *pystack(10, MODULE), *pystack(13, NATIVE)]
+    two = [*pystack(20, MODULE), *pystack(21, NATIVE), *pystack(22, NATIVE)]
+    ranks = collect(*one, *two).ranks
+    assert [rank.id.pid for rank in ranks] == [10, 20]
+    threads = [[thread.thread_id for thread in rank.rounds[0].threads] for rank in ranks]
+    assert threads == [["12", "10", "13"], ["20", "21", "22"]]
+    assert [main_thread(rank).thread_id for rank in ranks] == ["10", "20"]
+
+
+BT = (
+    "#0  0x00007f1 in epoll_wait (epfd=6, events=0x7f1, maxevents=64) at ../sysdeps/unix/sysv/linux/epoll_wait.c:30",
+    "#1  0x00007f2 in acme::Ring::wait(std::chrono::duration<long> const&) const () from /opt/lib/libacme.so",
+    "#2  0x00007f3 in _PyEval_EvalFrameDefault (tstate=0x1, frame=0x2) at Python/ceval.c:4769",
+)
+
+
+def test_gdb_bt_of_one_thread_is_a_process() -> None:
+    (rank,) = collect("(gdb) bt", *BT).ranks
+    assert shown(rank) == ["acme::Ring::wait(std::chrono::duration<long> const&) const (libacme.so)"]
+    found = traces.collect([(f"rank{rank}.txt", list(BT)) for rank in range(2)])
+    assert [rank.id.rank for rank in found.ranks] == [0, 1]
+    assert "acme::Ring::wait" in explained(found)[1]
+
+
+def test_frames_that_torch_prints_in_a_log_are_no_stack_of_gdb() -> None:
+    log = ["#0 all_reduce from /opt/torch/distributed/distributed_c10d.py:3174", "#1 step from /srv/train.py:9"]
+    assert collect(*(f"[rank1]: {line}" for line in log)).ranks == ()
+
+
 def test_gdb_without_python_gdb_shows_compiled_frames_and_accuses_nobody() -> None:
     found = read("gdb-bt.txt")
     assert "c10d::ProcessGroupGloo::runLoop(int) (libtorch_cpu.so)" not in shown(found.ranks[0])

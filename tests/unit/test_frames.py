@@ -91,6 +91,8 @@ def test_plain_names(function: str, plain: str) -> None:
         (("0x7f12ab", "libcuda.so.550"), None),
         (("ncclAllReduce", "libnccl.so.2"), "ncclAllReduce"),
         (("c10d::Reducer::finalize_backward()", "libtorch_cpu.so"), "c10d::Reducer::finalize_backward"),
+        (("c10d::WorkNCCL::isCompleted() const", "libtorch_cuda.so"), "c10d::WorkNCCL::isCompleted"),
+        (("acme::Ring<int>::wait(long const&) const &", "libacme.so"), "acme::Ring::wait"),
         (("void c10d::send<at::Tensor, std::vector<int> >(int)", "libtorch_cpu.so"), "c10d::send"),
         (("std::_Function_handler<void (), c10d::Reducer::delay_all_reduce()>::_M_invoke", "libtorch_cpu.so"), None),
         (("c10d::Reducer::autograd_hook(unsigned long)::{lambda()#1}::operator()", "libtorch_cpu.so"), None),

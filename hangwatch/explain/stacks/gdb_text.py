@@ -1,4 +1,4 @@
-"""Pure: reads what gdb prints for `thread apply all bt` and `thread apply all py-bt`, with and without python-gdb.
+"""Pure: reads what gdb prints for `bt`, `thread apply all bt` and `py-bt`, with and without python-gdb.
 
 Python frames come from python-gdb: as `Frame 0x..., for file F, line N, in NAME` among the arguments of the
 interpreter's own frames (until 3.10), or as the traceback of py-bt. Without it a stack has only compiled frames.
@@ -25,12 +25,14 @@ _THREAD = re.compile(
     r'^Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]{1,16} \()?(?:LWP|process) (\d{1,10})\)?(?: "(.*)")?\):$'
 )
 _FRAME = re.compile(r"^#(\d{1,6}) +(?:0x[0-9a-f]+ in )?(.*)$")
+_BARE = re.compile(r"^#0 +(?:0x[0-9a-f]+ in )?\S.{0,2000} \([^()]{0,2000}(?:\(|\)(?: (?:from|at) \S+)?$)")
 _PYTHON = re.compile(r"\bFrame (0x[0-9a-f]+), for file (.*?), line (\d{1,9}), in (\S+) \(")
 _TRACEBACK = re.compile(r'^  File "(.*)", line (\d{1,9}), in (.*)$')
 _WHERE = re.compile(r" (?:(from) (\S+)|(at) (\S+?)(?::\d+)?)$")
 _INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^call_function$|^do_call_core$")
 _INTERPRETER_FILE = re.compile(r"^(?:\.{0,2}/)*(?:Python|Objects|Include|Programs|Parser)/|(?:^|/)Modules/main\.c$")
 _C_LIBRARY = re.compile(r"(?:^|/)(?:nptl|sysdeps|csu)/")
+_NO_NUMBER = "?"
 _LONGEST_PREAMBLE = 500  # lines before the first thread: other threads that gdb found, and its warnings
 _SAID = re.compile(
     r"^(?:\[|warning: |Traceback \(most recent call first\):|Unable to |\(|Using host libthread_db|\s|\d+\t)"
@@ -39,6 +41,8 @@ _SAID = re.compile(
 
 def begins(line: str) -> bool:
     """True if a text of this tool begins with this line."""
+    if line.startswith("#0 "):
+        return _BARE.match(line) is not None
     return line.startswith(("Thread ", "[New ")) and (_THREAD.match(line) is not None or line.startswith("[New LWP "))
 
 
@@ -57,7 +61,10 @@ def find_dead_frames(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 class Reader:
-    """Reads one or more processes, one below the other; threads count down to 1, which is the main one."""
+    """Reads one or more processes, one below the other; threads count down to 1, which is the main one.
+
+    Frames without a thread before them (`bt`) are a process of one thread.
+    """
 
     def __init__(self, interned: Interned) -> None:
         self._interned = interned
@@ -78,10 +85,15 @@ class Reader:
                 self._close_process()
             self._header, self._last_number, self._preamble = (number, found.group(2), found.group(3)), number, 0
             return True
+        found = _FRAME.match(line)
+        if found and found.group(1) == "0" and (self._header is None or self._header[1] == _NO_NUMBER):
+            self._close_thread()
+            self._close_process()
+            self._header, self._last_number, self._preamble = (1, _NO_NUMBER, None), 1, 0
         if self._header is None:
             self._preamble -= 1
             return self._preamble >= 0
-        if found := _FRAME.match(line):
+        if found:
             if len(self._places) < MOST_FRAMES:
                 self._frame(found.group(2))
             return True
@@ -140,7 +152,7 @@ class Reader:
 
     def _close_process(self) -> None:
         if any(thread.places for thread in self._threads):
-            pid = int(self._main.thread_id) if self._main else None
+            pid = int(self._main.thread_id) if self._main and self._main.thread_id != _NO_NUMBER else None
             check_processes(len(self._processes))
             self._processes.append(make_process(pid, self._threads, self._main, self._interned))
         self._threads, self._main = [], None

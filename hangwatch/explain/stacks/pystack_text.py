@@ -1,7 +1,7 @@
 """Pure: reads what `pystack remote` and `pystack core` print, with and without --native and --locals.
 
 Frames come outermost first, threads from the youngest to the main one. A pid is not printed, but the main thread has
-its number (gettid(2)).
+its number (gettid(2)). With --native-all, threads without Python follow the main one.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Reader:
         self._thread_ids: set[str] = set()
         self._header: tuple[str, str] | None = None
         self._places: list[Place] = []
+        self._main: ParsedThread | None = None
 
     def feed(self, line: str) -> bool:
         """Read a line. Returns false if it is not part of a dump."""
@@ -73,17 +74,19 @@ class Reader:
             return
         thread_id, flags = self._header
         places = self._places[::-1]
-        is_main = any(is_outermost(place) for place in places)
+        has_python = not all(place.is_compiled for place in places)
+        if self._main is not None and has_python:
+            self._close_process()
         self._thread_ids.add(thread_id)
         check_threads(len(self._threads))
         self._threads.append(ParsedThread(thread_id, places, owns_gil="Has the GIL" in flags))
         self._header, self._places = None, []
-        if is_main:
-            self._close_process()
+        if any(map(is_outermost, places)):
+            self._main = self._threads[-1]
 
     def _close_process(self) -> None:
         if any(thread.places for thread in self._threads):
-            main = self._threads[-1]
+            main = self._main or self._threads[-1]
             check_processes(len(self._processes))
             self._processes.append(make_process(int(main.thread_id), self._threads, main, self._interned))
-        self._threads, self._thread_ids = [], set()
+        self._threads, self._thread_ids, self._main = [], set(), None

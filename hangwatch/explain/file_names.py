@@ -1,4 +1,4 @@
-"""Pure: finds ranks in file names: `rank3.txt`, `trace-node7.out`, `attempt_0/3/stderr.log`."""
+"""Pure: finds ranks in file names: `rank3.txt`, `trace-node7.out`, `attempt_0/3/stderr.log`, `gpu-a/101.txt`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,16 @@ _FILE_NODE = re.compile(
     rf"^(?:trace|traces|pyspy|py-spy|stack|stacks|dump|dumps)[-_.](?!{_ENDINGS}(?:\.|$))(.+?)(?:\.{_ENDINGS})*$", re.I
 )
 _ELASTIC = re.compile(r"^(?:(.*)/)?attempt_(\d{1,7})/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$")
+_HOST_RANK_PID = re.compile(
+    rf"(?:^|/)(?:traces?|py-?spy|stacks?|dumps?)[-_.]([^/]*[A-Za-z][^/]*?)[-_.](\d{{1,3}})[-_.](\d{{3,10}})(?:\.{_ENDINGS})*$",
+    re.I,
+)
+_ROUND = re.compile(
+    r"(?:round|take|try|attempt|dump|stack|trace|sample|snapshot|capture|iter(?:ation)?|step|time|before|after|t|r)?[-_.]?"
+    r"[\d_.:TZ-]*",
+    re.I,
+)
+_OF_PROCESS = re.compile(r"(?:^|/)(?:proc|process|task)[-_.]?\d{1,7}[^/]*$", re.I)
 _NUMBER = re.compile(r"\d{1,7}")
 _ENDS_IN_NUMBER = re.compile(r"^(.*?)(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle|bin|dump|trace|txt))*$", re.I)
 
@@ -48,16 +58,43 @@ def read_names(names: Iterable[str]) -> dict[str, RankInName]:
     for match in elastic.values():
         run = match.group(1) or ""
         last_attempts[run] = max(last_attempts.get(run, 0), int(match.group(2)))
+    by_host = {**_read_folders(set(paths) - set(elastic), paths), **_read_host_rank_pid(paths)}
     named = {}
     for name, path in paths.items():
         layout = elastic.get(name)
         if layout is None:
-            named[name] = RankInName(_read_name(path))
+            named[name] = RankInName(by_host.get(name) or _read_name(path))
             continue
         run, attempt, local_rank = layout.group(1) or "", int(layout.group(2)), int(layout.group(3))
         node = run.rpartition("/")[2] if len(last_attempts) > 1 else None
         named[name] = RankInName(RankId(node=node or None, local_rank=local_rank), True, attempt < last_attempts[run])
     return named
+
+
+def _read_host_rank_pid(paths: Mapping[str, str]) -> dict[str, RankId]:
+    """Read `trace-gpu-a-3-4711.txt`: host, local rank, pid. Several files must have this form, with different ranks."""
+    matches = {name: match for name, path in paths.items() if (match := _HOST_RANK_PID.search(path))}
+    ids = {name: RankId(node=match.group(1), local_rank=int(match.group(2))) for name, match in matches.items()}
+    pids = {(match.group(1), match.group(3)) for match in matches.values()}
+    first = min((rank.local_rank or 0 for rank in ids.values()), default=1)
+    return ids if len(set(ids.values())) == len(ids) == len(pids) > 1 and first == 0 else {}
+
+
+def _read_folders(names: Collection[str], paths: Mapping[str, str]) -> dict[str, RankId]:
+    """Return the folders as nodes, if files without a rank or node have the same names in several folders.
+
+    Folders may be rounds, too: `round1/101.txt`. A folder that is called so, or by numbers only, is no node.
+    """
+    unknown = RankId()
+    bases: dict[str, set[str]] = defaultdict(set)
+    parted = {name: paths[name].rpartition("/") for name in names if _read_name(paths[name]) == unknown}
+    for folder, _, base in parted.values():
+        bases[base].add(folder)
+    hosts = {name: folder.rpartition("/")[2] for name, (folder, _, _) in parted.items()}
+    if all(len(folders) < 2 for folders in bases.values()) or any(_ROUND.fullmatch(host) for host in hosts.values()):
+        return {}
+    folders = {folder for folder, _, _ in parted.values()}
+    return {name: RankId(node=host) for name, host in hosts.items()} if len(set(hosts.values())) == len(folders) else {}
 
 
 def number_logs(ids: Mapping[str, RankId]) -> dict[str, RankId]:
@@ -93,6 +130,11 @@ def stack_ranks(names: Collection[str]) -> dict[str, int]:
     values = set(numbers.values())
     is_sure = 1 < len(values) == len(numbers) == len(names) and len(shapes) == 1
     return numbers if is_sure and min(values) == 0 and max(values) < 2 * len(values) else {}
+
+
+def are_processes(names: Iterable[str]) -> bool:
+    """True if each name counts processes, not rounds: `proc_3.log`."""
+    return all(_OF_PROCESS.search(name.replace("\\", "/")) for name in names)
 
 
 def dump_ranks(names: Iterable[str]) -> dict[str, tuple[int, bool]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -15,6 +15,8 @@ from msgspec.structs import replace
 from hangwatch.formats import decoding, process_title
 from hangwatch.model import RankId
 
+_LONGEST_HEADING = 160
+_LINES_AFTER_HEADING = 16
 _HOST_RANK = re.compile(r"^\[([^\[\]\s:]+):(\d{1,7})\](:?)")
 _TORCHRUN = re.compile(r"^\[([A-Za-z_][\w.-]*?)(\d{1,7})\]:")
 _OF_RANK = re.compile(r"^\[[Rr](?:ank|ANK)[ =:_-]?(\d{1,7})\](?::|(?= |$))")  # torch's, and of many programs
@@ -30,6 +32,11 @@ _STAMP = re.compile(
     r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?", re.ASCII
 )
 _ENTITY = re.compile("&(?:lt|gt|quot|amp|apos|nbsp|#39|#x27);")
+_HEADING = re.compile(
+    r"^[\s#=*_>|-]{0,40}(?:<\w{1,10}>\s?)?(?:(?:global|world) )?rank[ _#:=-]{0,2}(\d{1,7})"
+    r"[ :,]{0,3}(?:\(?pid[ :=]{0,2}\d{1,10}\)?)?[\s#=*_:|-]{0,40}(?:</\w{1,10}>)?\s*$",
+    re.IGNORECASE | re.ASCII,
+)
 _QUOTE = re.compile(r"^(?:> ?){1,8}")
 _QUOTED_DUMP = re.compile(r"^(?:> ?){1,8}(?:Process \d|Thread |Current thread |Traceback for thread |#0 )")
 
@@ -92,6 +99,32 @@ def remove_quote(line: str) -> str:
 def unescape_html(line: str) -> str:
     """Return the text of a line that was copied from the source of a web page: `&lt;module&gt;`."""
     return html.unescape(line) if "&" in line and _ENTITY.search(line) else line
+
+
+class Headings:
+    """The rank that stands alone on a line before a dump: `### Rank 2`, `==== rank2 ====`, `<summary>rank 2</summary>`.
+
+    It is the rank of the lines from the beginning of that dump to the next such line.
+    """
+
+    def __init__(self, begins_dump: Callable[[str], bool]) -> None:
+        self._begins_dump = begins_dump
+        self._announced: int | None = None
+        self._lines_since = 0
+        self._rank: int | None = None
+
+    def follow(self, line: str) -> int | None:
+        """Return the rank of this line."""
+        found = _HEADING.match(line) if len(line) < _LONGEST_HEADING else None
+        if found:
+            self._announced, self._lines_since, self._rank = int(found.group(1)), 0, None
+        elif self._announced is not None and self._rank is None:
+            self._lines_since += 1
+            if self._lines_since > _LINES_AFTER_HEADING:
+                self._announced = None
+            elif self._begins_dump(line):
+                self._rank = self._announced
+        return self._rank
 
 
 def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:

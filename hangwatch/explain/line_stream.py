@@ -23,6 +23,13 @@ _STAMP = re.compile(
 )
 
 
+def begins_dump(line: str) -> bool:
+    """True if a stack dump of any tool may begin with this line; a rule (`-----`) is none."""
+    short = line[:LONGEST_LINE]
+    is_of_pyspy = pyspy_text.begins(short) and short.lstrip().startswith(("Process ", "Thread ", "[", "Error: "))
+    return is_of_pyspy or any(kind.begins(short) for kind in _TEXTS)
+
+
 class Reader:
     """Reads one stream: stack dumps of any tool, and the remaining lines as `log`.
 

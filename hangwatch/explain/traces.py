@@ -123,12 +123,17 @@ def _numbered_by_launcher(
 def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes: list[str]) -> Sequence[RankDump]:
     """Number dumps by the names of their files, if no dump has a rank and each file has one, different process.
 
-    Files with the same pid may be rounds of one process; without a pid, rounds and ranks cannot be told apart.
+    Files with the same pid may be rounds of one process. Without a pid, rounds and ranks cannot be told apart, except
+    if the names count processes (`proc_3.log`).
     """
-    ids = [dump.id for dump in dumps]
+    ids = [
+        structs.replace(dump.id, node=None) if dump.id.node == _base(source) else dump.id
+        for dump, source in zip(dumps, sources, strict=True)
+    ]
     has_rank = any(rank.rank is not None or rank.local_rank is not None or rank.node is not None for rank in ids)
     pids = {rank.pid for rank in ids if rank.pid is not None}
-    if has_rank or len(set(sources)) < len(dumps) or len(pids) < len(dumps):
+    are_rounds = len(pids) < len(dumps) and not (file_names.are_processes(sources) and not pids)
+    if has_rank or len(set(sources)) < len(dumps) or are_rounds:
         return dumps
     numbers = file_names.stack_ranks(sources)
     if not numbers:
@@ -136,9 +141,13 @@ def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes:
     first, last = min(numbers.values()), max(numbers.values())
     notes.append(f"ranks {first} to {last} known only by the numbers in the file names")
     return [
-        structs.replace(dump, id=structs.replace(dump.id, rank=numbers[source]))
-        for dump, source in zip(dumps, sources, strict=True)
+        structs.replace(dump, id=structs.replace(rank, rank=numbers[source]))
+        for dump, rank, source in zip(dumps, ids, sources, strict=True)
     ]
+
+
+def _base(source: str) -> str:
+    return source.replace("\\", "/").rpartition("/")[2]
 
 
 class _LogCollector:
@@ -292,7 +301,7 @@ def _add(by_place: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str
     """
     earlier = by_place.get(_place(rank.id))
     if earlier is not None and rank.id.node is None and rank.id.rank is None and earlier.source != rank.source:
-        rank.id = structs.replace(rank.id, node=rank.source.replace("\\", "/").rsplit("/", 1)[-1])
+        rank.id = structs.replace(rank.id, node=_base(rank.source))
         earlier = by_place.get(_place(rank.id))
     if earlier is None or earlier.id.pid != rank.id.pid:
         kept = rank if earlier is None else max(earlier, rank, key=_precedence)
@@ -338,6 +347,7 @@ def _read(
         head = list(islice(iterator, len(head)))
     labelled = line_prefixes.are_labelled([part for line in head for part in line_prefixes.unwrap_json(line)])
     sources: dict[tuple[RankId, bool], _Source] = {}
+    headings = line_prefixes.Headings(line_stream.begins_dump)
     by_prefix: dict[str, _Source] = {}  # `[node:rank]` as in the text: most lines repeat a prefix
     whole = enumerate(chain(head, (line.rstrip("\r\n") for line in iterator)), 1)
     for number, line in ((number, part) for number, kept in whole for part in line_prefixes.unwrap_json(kept)):
@@ -348,6 +358,8 @@ def _read(
             source.reader.feed(line[len(prefix) :], number)
             continue
         rank, sure, rest = line_prefixes.split(line, named.id, labelled=labelled)
+        if rank is named.id and (number_above := headings.follow(line)) is not None:
+            rank = structs.replace(rank, rank=number_above)
         source = sources.get((rank, sure))
         if source is None:
             if len(sources) >= _MOST_STREAMS:
@@ -442,7 +454,7 @@ def _number_unknown_ranks(source: _Source, ranks: Sequence[_Rank]) -> None:
     unknown = [rank for rank in ranks if rank.id == structs.replace(source.id, pid=None)]
     if len(unknown) > 1:
         for number, rank in enumerate(unknown, 1):
-            place = rank.id.node or source.name.replace("\\", "/").rpartition("/")[2]
+            place = rank.id.node or _base(source.name)
             rank.id = structs.replace(rank.id, node=f"{place} process {number}")
 
 

@@ -164,6 +164,70 @@ def test_rounds_of_one_process_in_numbered_files_are_no_ranks() -> None:
     assert found.notes == ()
 
 
+@pytest.mark.parametrize(
+    "heading",
+    [
+        "### Rank {}", "rank {}:", "====rank{}====", "<summary>rank {}</summary>", "**Rank {}**", "# global rank: {}",
+        "----- RANK={} -----", "Rank {} (pid 7):", "> rank {}", "== rank_{} ==",
+    ],
+)  # fmt: skip
+def test_rank_alone_on_a_line_is_that_of_the_dump_below(heading: str) -> None:
+    stacks = {3: process(41, *WAITS), 1: process(99, *LOADS), 0: process(17, *WAITS)}
+    lines = [line for rank, stack in stacks.items() for line in (heading.format(rank), "```", *stack, "", "```")]
+    found = collect("These are the stacks of rank 0, 1 and 3.", "", *lines)
+    assert ids(found) == [RankId(rank=3, pid=41), RankId(rank=1, pid=99), RankId(rank=0, pid=17)]
+
+
+@pytest.mark.parametrize("line", ["rank 2 has joined", "our rank 2:1 ratio", "[rank2]", "rank", "rank 2 rank 3", "2"])
+def test_line_with_other_words_tells_no_rank_of_a_dump(line: str) -> None:
+    assert [rank.rank for rank in ids(collect(line, *process(41, *WAITS)))] == [None]
+
+
+def test_rank_alone_on_a_line_of_a_log_tells_no_rank() -> None:
+    assert collect("rank 2:", *["step 1"] * 20, *process(41, *WAITS)).ranks[0].id == RankId(pid=41)
+
+
+def in_named_files(*names: str) -> traces.Collected:
+    stacks = [process(number, *WAITS) for number in map(pid_of, names)]
+    return traces.collect([(name, stack) for name, stack in zip(names, stacks, strict=True)])
+
+
+def pid_of(name: str) -> int:
+    return int(re.findall(r"\d+", name.rpartition("/")[2])[-1])
+
+
+def test_folders_are_nodes_if_their_files_have_the_same_names() -> None:
+    found = in_named_files("d/gpu-a/101.txt", "d/gpu-b/101.txt", "d/gpu-b/102.txt")
+    nodes = [RankId(node="gpu-a", pid=101), RankId(node="gpu-b", pid=101), RankId(node="gpu-b", pid=102)]
+    assert ids(found) == nodes
+
+
+@pytest.mark.parametrize("folders", [("round1", "round2"), ("1", "2"), ("20261120-1402", "20261120-1403")])
+def test_folders_of_rounds_are_no_nodes(folders: tuple[str, str]) -> None:
+    found = in_named_files(*(f"d/{folder}/101.txt" for folder in folders))
+    assert {rank.node for rank in ids(found)}.isdisjoint(folders)
+
+
+def test_name_with_host_local_rank_and_pid_tells_all_three() -> None:
+    found = in_named_files("trace-gpu-a-0-4711.txt", "trace-gpu-a-1-4712.txt", "trace-gpu-b-0-990.txt")
+    assert ids(found) == [
+        RankId(node="gpu-a", local_rank=0, pid=4711),
+        RankId(node="gpu-a", local_rank=1, pid=4712),
+        RankId(node="gpu-b", local_rank=0, pid=990),
+    ]
+
+
+def test_files_of_processes_are_numbered_as_ranks() -> None:
+    names = [f"d/proc_{rank}.log" for rank in range(4)]
+    assert [rank.rank for rank in ids(in_files(*names))] == [0, 1, 2, 3]
+    bare = ["Current thread 0x7f12 (most recent call first):", '  File "/srv/train.py", line 9 in <module>']
+    assert [rank.id for rank in traces.collect([(name, bare) for name in names]).ranks] == [
+        RankId(rank=rank) for rank in range(4)
+    ]
+    rounds = traces.collect([(f"d/stack_{number}.log", bare) for number in range(4)])
+    assert all(rank.id.rank is None for rank in rounds.ranks)
+
+
 def test_where_anything_else_tells_a_rank_the_names_of_files_tell_none() -> None:
     texts = [
         ("stack.0.txt", process(41, *WAITS)),

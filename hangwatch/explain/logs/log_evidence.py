@@ -62,7 +62,8 @@ def supplement(
     why = f"{hint.why}{caveat}" if hint else ""
     return Supplement(
         evidence=(*_evidence(logs, kinds, ends), *map(_numbers_evidence, numbers), *_unranked_evidence(unranked)),
-        headline=f"{headline}. Logs accuse nobody; for stacks: `hangwatch dump`, or py-spy on each rank that lives",
+        headline=f"{headline}. Logs alone cannot name a rank."
+        " Take stacks: `hangwatch dump`, or py-spy on each live rank",
         sentence=f"By the logs, {hint.text}{caveat}." if hint and hint.is_sure else "",
         check_first=tuple(_look(rank, why, hint.settle) for rank in hint.ranks) if hint else (),
     )

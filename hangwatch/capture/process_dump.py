@@ -19,7 +19,7 @@ from hangwatch.model import ENDED_STATES, Fault, ProcessDump, ProcessId, Thread
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.node import filesystems
-from hangwatch.probes.process import cgroup_freezer, main_thread, native_stack, procfs, pyspy, pystack
+from hangwatch.probes.process import call_timeout, cgroup_freezer, main_thread, native_stack, procfs, pyspy, pystack
 
 _DESCRIPTORS_KEPT = 16
 _MOST_FAULTS = 4  # of the recorders of one rank
@@ -50,7 +50,7 @@ class ProcessDumper(NamedTuple):
             return ProcessDump(taken_monotonic_seconds=now, fault=gone)
         if (fault := self._anothers(target)) is not None:
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
-        call = main_thread.read_call(target.pid, proc_root)
+        call = call_timeout.add_end(target.pid, main_thread.read_call(target.pid, proc_root), proc_root)
         dump = ProcessDump(
             taken_monotonic_seconds=now,
             state=counters.state,

@@ -28,7 +28,8 @@ class SystemCall(Value, frozen=True):
     """The system call that a thread is in: its number and name, its kind, and its arguments.
 
     `descriptors` are its files and sockets; `child` is the one process that it waits for, as numbered in its own pid
-    namespace.
+    namespace. `left_seconds` and `until_unix_seconds`: the latest end of a sleep or timed wait, from the time at which
+    it was read, and by the clock of the node; None if it has no end, or was not read.
     """
 
     number: int
@@ -36,6 +37,8 @@ class SystemCall(Value, frozen=True):
     kind: Literal["receives", "awaits_child", "writes", "locks", "sleeps", "other"] = "other"
     descriptors: tuple[int, ...] = ()
     child: int | None = None
+    left_seconds: float | None = None
+    until_unix_seconds: float | None = None
 
 
 class FileLock(Value, frozen=True):

@@ -26,6 +26,8 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     aarch64: int | None = None
     kind: Kind = "other"
     on: About = ""
+    timeout: Literal["timespec", "timeval", "milliseconds", ""] = ""
+    timeout_at: int = 0
     says: str = ""
 
 

@@ -1,0 +1,80 @@
+"""Reads when the main thread's system call ends by itself: the end of a sleep, or of a wait with a timeout.
+
+proc_pid_syscall(5) shows the address of the timeout, and the memory of the process the timeout. Layouts: struct
+__kernel_timespec and __kernel_old_timeval of include/uapi/linux/time_types.h, flags of futex(2) and clock_nanosleep(2).
+The owner of the process can write anything there. A call that a signal interrupted (restart_syscall(2)) has no timeout.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hangwatch.model import SystemCall
+from hangwatch.probes.process import proc_pid, process_memory, system_calls
+
+MOST_SECONDS = 366 * 86400.0  # a longer wait counts as one without an end
+_PAIR = struct.Struct("=qq")
+_UNITS = {"timespec": 10**9, "timeval": 10**6}
+_REALTIME, _MONOTONIC = 0, 1  # clockid_t, include/uapi/linux/time.h
+_LENGTH = -1  # no clock: the timeout is a length
+_TIMER_ABSTIME = 1
+_FUTEX_WAIT, _FUTEX_WAIT_BITSET = 0, 9
+_FUTEX_PRIVATE_FLAG, _FUTEX_CLOCK_REALTIME = 128, 256
+_OWN_PROC = Path("/proc")
+
+
+def add_end(pid: int, call: SystemCall | None, proc_root: Path) -> SystemCall | None:
+    """Return the call of the main thread with its latest end, if it has one and the thread is still in that call."""
+    row = None if call is None else system_calls.calls_by_name().get(call.name)
+    fields = system_calls.read_fields(pid, proc_root) if row is not None and row.timeout else []
+    if call is None or row is None or not fields or int(fields[0]) != call.number:
+        return call
+    arguments = [int(field, 16) for field in fields[1:7]]
+    address, raw = arguments[row.timeout_at], b""
+    if row.timeout in _UNITS and address:
+        raw = process_memory.SHARED.read(proc_root / str(pid) / "mem", address, _PAIR.size)
+    clock = find_clock(call.name, arguments)
+    if clock is None or (clock == _MONOTONIC and not _has_own_clock(pid, proc_root)):
+        return call
+    now = 0.0 if clock == _LENGTH else time.clock_gettime(clock)
+    left = decode_timeout(row.timeout, arguments[row.timeout_at], raw, now)
+    if left is None or system_calls.read_fields(pid, proc_root) != fields:
+        return call
+    return replace(call, left_seconds=left, until_unix_seconds=time.time() + left)
+
+
+def find_clock(name: str, arguments: Sequence[int]) -> int | None:
+    """Return the clock of a deadline; `_LENGTH` if the timeout is a length, None for another clock or operation."""
+    if name == "futex":
+        is_realtime = bool(arguments[1] & _FUTEX_CLOCK_REALTIME)
+        clocks = {_FUTEX_WAIT: _LENGTH, _FUTEX_WAIT_BITSET: _REALTIME if is_realtime else _MONOTONIC}
+        return clocks.get(arguments[1] & ~(_FUTEX_PRIVATE_FLAG | _FUTEX_CLOCK_REALTIME))
+    if name == "clock_nanosleep" and arguments[1] & _TIMER_ABSTIME:
+        return arguments[0] if arguments[0] in (_REALTIME, _MONOTONIC) else None
+    return _LENGTH
+
+
+def decode_timeout(layout: str, argument: int, raw: bytes, now: float) -> float | None:
+    """Return the seconds that are left of a timeout; None for no timeout, and for one that the kernel refuses.
+
+    `argument` is the timeout itself or its address, `raw` the content there. `now` is the time by the clock of an
+    absolute timeout, 0 for a length.
+    """
+    if layout == "milliseconds":
+        count = argument & 0xFFFFFFFF  # an int: the upper half of the register is undefined
+        left = count / 1000 if count < 1 << 31 else None
+    else:
+        seconds, parts = _PAIR.unpack(raw) if argument and len(raw) == _PAIR.size else (-1, 0)
+        is_valid = seconds >= 0 and 0 <= parts < _UNITS[layout]
+        left = seconds - now + parts / _UNITS[layout] if is_valid else None
+    return None if left is None or left > MOST_SECONDS else max(0.0, left)
+
+
+def _has_own_clock(pid: int, proc_root: Path) -> bool:
+    """True if the process has this process's CLOCK_MONOTONIC, which a time namespace shifts; see time_namespaces(7)."""
+    return proc_pid.namespace(proc_root, pid, "time") == proc_pid.namespace(_OWN_PROC, "self", "time")

@@ -1,0 +1,81 @@
+"""The end of a sleep or timed wait, out of the arguments of a system call and the memory of its process."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hangwatch.probes.process import call_timeout, system_calls
+
+ADDRESS = 0x7F00_0000_1000
+REGISTER = st.integers(0, (1 << 64) - 1)
+LAYOUTS = sorted({row.timeout for row in system_calls.calls_by_name().values()} - {""})
+
+
+def pair(seconds: int, parts: int) -> bytes:
+    return struct.pack("=qq", seconds, parts)
+
+
+@pytest.mark.parametrize(
+    ("layout", "argument", "raw", "now", "left"),
+    [
+        ("timespec", ADDRESS, pair(1030, 500_000_000), 1000.0, 30.5),
+        ("timespec", ADDRESS, pair(40, 0), 0.0, 40.0),
+        ("timespec", ADDRESS, pair(990, 0), 1000.0, 0.0),
+        ("timeval", ADDRESS, pair(2, 250_000), 0.0, 2.25),
+        ("milliseconds", 0xDEAD_BEEF_0000_9C40, b"", 0.0, 40.0),
+        ("milliseconds", 0xFFFF_FFFF, b"", 0.0, None),
+        ("timespec", 0, b"", 0.0, None),
+        ("timespec", ADDRESS, b"", 0.0, None),
+        ("timespec", ADDRESS, pair(-1, 0), 0.0, None),
+        ("timespec", ADDRESS, pair(1, 10**9), 0.0, None),
+        ("timeval", ADDRESS, pair(1, 10**6), 0.0, None),
+        ("timespec", ADDRESS, pair((1 << 63) - 1, 0), 0.0, None),
+    ],
+    ids=[
+        "a deadline",
+        "a length",
+        "a deadline that has passed",
+        "a timeval",
+        "milliseconds below an undefined half",
+        "poll without an end",
+        "no pointer",
+        "not readable",
+        "negative",
+        "a second too many nanoseconds",
+        "a second too many microseconds",
+        "threading.TIMEOUT_MAX",
+    ],
+)
+def test_timeout_is_decoded(layout: str, argument: int, raw: bytes, now: float, left: float | None) -> None:
+    assert call_timeout.decode_timeout(layout, argument, raw, now) == left
+
+
+@given(layout=st.sampled_from(LAYOUTS), argument=REGISTER, raw=st.binary(max_size=32), now=st.floats(0, 1e10))
+def test_hostile_timeout_is_bounded(layout: str, argument: int, raw: bytes, now: float) -> None:
+    left = call_timeout.decode_timeout(layout, argument, raw, now)
+    assert left is None or 0.0 <= left <= call_timeout.MOST_SECONDS
+
+
+@given(name=st.sampled_from(["futex", "clock_nanosleep", "poll"]), arguments=st.lists(REGISTER, min_size=6, max_size=6))
+def test_hostile_arguments_have_a_known_clock_or_none(name: str, arguments: list[int]) -> None:
+    assert call_timeout.find_clock(name, arguments) in {None, -1, 0, 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "clock"),
+    [
+        ("futex", [0, 0x189], 0),  # Event.wait of Python 3.8
+        ("futex", [0, 0x89], 1),  # Event.wait since Python 3.9
+        ("futex", [0, 0x80], -1),
+        ("futex", [0, 0x86], None),  # FUTEX_LOCK_PI
+        ("clock_nanosleep", [1, 1], 1),  # time.sleep since Python 3.11
+        ("clock_nanosleep", [0, 0], -1),
+        ("clock_nanosleep", [7, 1], None),  # CLOCK_BOOTTIME
+    ],
+)
+def test_clock_of_a_timeout(name: str, arguments: list[int], clock: int | None) -> None:
+    assert call_timeout.find_clock(name, arguments) == clock

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
-from hangwatch.model import Job, RankId
+from hangwatch.model import Job, RankId, Sleep
 
 _NODES_LISTED = 3
 _JOB_CHARACTERS = 64
@@ -89,6 +89,13 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours < 24 else f"{hours // 24} d {hours % 24:02} h"
+
+
+def describe_sleep(sleep: Sleep) -> str:
+    """Return the activity of a rank that sleeps: "sleeps until 15:24:10 UTC"; of one that polls: "polls every 30 s"."""
+    if sleep.is_polling:
+        return f"polls every {duration(max(sleep.seconds, 0.1))} for something that does not happen"
+    return f"sleeps until {utc(sleep.until_unix_seconds, '%H:%M:%S UTC')}"
 
 
 def ago(seconds: float) -> str:

@@ -45,6 +45,7 @@ class MotionCount(Value, frozen=True):
     * `stays`: the ranks that stay between a few lines; only several captures tell if these progress. `settled`: how
       many of them stayed there in earlier captures, too.
     * `waits_elsewhere`: all ranks wait for ranks of other nodes, see `verdict.remote_wait`.
+    * `sleepers_text`: the ranks that are unknown until they wake, in words.
     """
 
     frozen: int
@@ -61,6 +62,7 @@ class MotionCount(Value, frozen=True):
     stays: Mapping[RankId, CodeRegion] = field(default_factory=dict)
     settled: int = 0
     waits_elsewhere: bool = False
+    sleepers_text: str = ""
 
     @property
     def total(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
-from hangwatch.detector import known_pauses, standstill
+from hangwatch.detector import known_pauses, sleepers, standstill
 from hangwatch.detector.baseline import drop_low_baselines, had_gpu_errors, recover, with_learned_baseline
 from hangwatch.detector.capture_due import delay_light_captures
 from hangwatch.detector.gpu_quorum import is_still_down
@@ -17,6 +17,7 @@ from hangwatch.detector.job_watch import (
     longest_pause_seconds,
     pause_hold_seconds,
     with_capture_record,
+    with_open_incident,
     with_power,
     with_suspicion,
 )
@@ -57,7 +58,18 @@ def apply_capture(
     if len(moved) * 2 > seen.total:
         message = f"{len(moved)} of {seen.total} ranks have moved meanwhile: what the job draws now is work"
         return _learn_work(watch, message, now, settings)
-    return _judge(watch, seen, now, settings)
+    watch, actions = _judge(watch, seen, now, settings)
+    return _capture_after_waking(watch, now, settings), actions
+
+
+def _capture_after_waking(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
+    """Return the watch with the next capture no later than just after a sleeping rank wakes."""
+    known = {} if watch.suspicion is None else watch.suspicion.sleepers
+    woken_at = sleepers.next_capture_at(known, now, settings.stalled_hold_seconds)
+    planned_at = None if watch.open_incident is None else watch.open_incident.capture_wanted_at
+    if woken_at is None or planned_at is None or planned_at <= woken_at:
+        return watch
+    return with_open_incident(watch, capture_wanted_at=woken_at)
 
 
 def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
@@ -84,8 +96,8 @@ def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -
     moving = f"{seen.moving} of {seen.total} ranks {verb}"
     if not seen.moving:
         moving = f"{seen.unknown} of {seen.total} ranks could not be judged"
-    if seen.movers_text:
-        moving = f"{moving}: {seen.movers_text}"
+    if names := seen.movers_text or seen.sleepers_text:
+        moving = f"{moving}: {names}"
     return confirm_state(watch, JobState.STALLED, moving, now, settings)
 
 

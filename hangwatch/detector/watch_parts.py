@@ -11,6 +11,7 @@ from msgspec import field
 
 from hangwatch.detector.known_pauses import EndedPause
 from hangwatch.detector.power_level import GpuPower
+from hangwatch.detector.sleepers import Sleeper
 from hangwatch.detector.standstill import Standstill
 from hangwatch.model import JobState, ProcessId, RankId, Value
 
@@ -130,6 +131,7 @@ class Suspicion(Value, frozen=True):
     * `places`: where the captures found the awaited ranks, see `known_pauses`.
     * `moved_ranks`: the ranks that were seen progressing, of a job that was never busy: its power proves nothing.
     * `timeout_capture_at`: when the last capture before the collective timeout was asked for.
+    * `sleepers`: the ranks that the last captures found asleep.
     """
 
     fell: bool = False
@@ -138,6 +140,7 @@ class Suspicion(Value, frozen=True):
     places: frozenset[str] = frozenset()
     moved_ranks: frozenset[RankId] = frozenset()
     timeout_capture_at: float | None = None
+    sleepers: Mapping[RankId, Sleeper] = field(default_factory=dict)
 
 
 class OpenIncident(Value, frozen=True):

@@ -46,6 +46,7 @@ from hangwatch.model.waits import (
     FUSE_WAITS,
     AsksRank,
     SystemCall,
+    Sleep,
     FileLock,
     CallTarget,
     KernelCall,

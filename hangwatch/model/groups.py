@@ -11,7 +11,7 @@ from hangwatch.model.jobs import Died, Waiting
 from hangwatch.model.stacks import Frame, Stack
 from hangwatch.model.states import Motion, Signature
 from hangwatch.model.value import Fault, Value
-from hangwatch.model.waits import KernelCall, Waits, WorkerCall
+from hangwatch.model.waits import KernelCall, Sleep, Waits, WorkerCall
 
 
 class EnqueuedOperation(Value, frozen=True):
@@ -85,7 +85,8 @@ class StackFacts(Value, frozen=True):
     other ranks, so it does reach the collective. `owns_gil` is that of its main thread. `user_frames` are the innermost
     frames of the user's own program in the most informative stack, with lines and without locals. `task` is the frame
     of the user's own program in which a task of a ThreadPoolExecutor was in every round while it did not wait for
-    another thread. `stay` is set if only other captures can show whether the rank works.
+    another thread. `stay` is set if only other captures can show whether the rank works. `sleep` is set if its main
+    thread was asleep at one place in every round in which it did not run.
     """
 
     waited_before: bool = False
@@ -93,6 +94,7 @@ class StackFacts(Value, frozen=True):
     user_frames: tuple[Frame, ...] = ()
     task: Frame | None = None
     stay: CodeRegion | None = None
+    sleep: Sleep | None = None
 
 
 class KernelFacts(Value, frozen=True):

@@ -41,6 +41,20 @@ class SystemCall(Value, frozen=True):
     until_unix_seconds: float | None = None
 
 
+class Sleep(Value, frozen=True):
+    """A sleep, or a wait with a timeout, of a main thread: it ends by itself.
+
+    `until_unix_seconds` is its latest end, `seconds` the longest time that was seen to be left, and `place` a short
+    hash of the lines of its stack. `is_polling`: sleep follows sleep at these lines, while the other ranks wait for the
+    rank; see `detector.sleepers`.
+    """
+
+    until_unix_seconds: float
+    seconds: float
+    place: str
+    is_polling: bool = False
+
+
 class FileLock(Value, frozen=True):
     """A file lock on `path` that a process waits for, and its holder; None if the kernel does not say.
 

@@ -142,7 +142,8 @@ def display_name(place: Place) -> str | None:
     return None if not name or name.startswith("std::") else name
 
 
-def _is_standard(file: str) -> bool:
+def is_standard(file: str) -> bool:
+    """True if a short path is of Python's standard library."""
     folder, slash, _ = file.partition("/")
     return folder in _STANDARD_PACKAGES if slash else file.removesuffix(".py") in sys.stdlib_module_names
 
@@ -169,7 +170,7 @@ def _is_user_file(file: str, user_file: str | None) -> bool | None:
         return None
     if file.startswith("/") or file == user_file:
         return True
-    if _is_standard(file):
+    if is_standard(file):
         return False
     same = user_file is not None and not user_file.startswith(("/", "<")) and _package(file) == _package(user_file)
     return True if same else None

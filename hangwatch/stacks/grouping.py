@@ -36,7 +36,7 @@ from hangwatch.model import (
     Waits,
     WorkerDump,
 )
-from hangwatch.stacks import activity, kernel_facts, progress
+from hangwatch.stacks import activity, kernel_facts, progress, sleeps
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.process_activity import ProcessPlace, find_standing
 from hangwatch.stacks.user_code import user_frames
@@ -256,6 +256,7 @@ def _member(
             owns_gil=main.owns_gil if main else None,
             stay=measured.stay,
             task=_find_stuck_task(rank.rounds, memory.table),
+            sleep=sleeps.find_sleep(rank, standings),
         ),
         rounds=len(rank.rounds),
         kernel=KernelFacts(

@@ -87,7 +87,12 @@ def measure(
 
 
 def polls_repeatedly(member: Member) -> bool:
-    """True if a rank polls, or if it mostly slept and only its lines changed, as in a polling loop."""
+    """True if a rank polls, or if it mostly slept and only its lines changed, as in a polling loop.
+
+    False if other captures have shown that what it polls for does not happen.
+    """
+    if member.stack.sleep is not None and member.stack.sleep.is_polling:
+        return False
     if member.signature is not Signature.COMPUTES:
         return member.signature is Signature.POLLS
     return exceeds(member.usage.switches_per_second, POLLS_PER_SECOND) and not exceeds(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
 from hangwatch import detector, words
 from hangwatch.config import Detector
-from hangwatch.detector import job_watch, standstill
+from hangwatch.detector import job_watch, sleepers, standstill
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.known_pauses import find_places
 from hangwatch.model import Grouping, Motion
@@ -31,6 +33,7 @@ def record_capture(
     look = look.without_motion_of(
         detector.find_settled_ranks(entry.watch, standstill.find_stays(look.grouping), now, settings)
     )
+    watch, look = _follow_sleepers(entry.watch, look, now, settings)
     seen = replace(
         count_motion(look.grouping),
         started_since=came,
@@ -39,7 +42,7 @@ def record_capture(
             look.grouping, look.verdict, has_ranks_on_other_nodes=entry.job.is_elsewhere_too
         ),
     )
-    watch, wanted = detector.apply_capture(_with_timeout(entry.watch, look), seen, now, settings)
+    watch, wanted = detector.apply_capture(_with_timeout(watch, look), seen, now, settings)
     entry = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
     if watch.is_open:
         entry = replace(entry, incident=add_capture(entry, look))
@@ -47,6 +50,18 @@ def record_capture(
     if watch.is_open and entry.incident is not None and not any(isinstance(action, SaveIncident) for action in actions):
         actions = (*actions, SaveIncident(incident=entry.incident))
     return snapshot.count("captures", _describe_result(seen)).with_job(entry), actions
+
+
+def _follow_sleepers(watch: JobWatch, look: Diagnosis, now: float, settings: Detector) -> tuple[JobWatch, Diagnosis]:
+    """Return the watch with the ranks that this capture found asleep, and the diagnosis by what is known of these."""
+    if watch.suspicion is None:
+        return watch, look
+    asleep = sleepers.follow_sleeps(
+        watch.suspicion.sleepers, sleepers.find_sleeps(look.grouping), now, look.judged_unix_seconds
+    )
+    polling = sleepers.find_polling(asleep, look.grouping, now, settings.hold_seconds)
+    look = look.with_sleepers(polling, sleepers.find_asleep(asleep, settings.stalled_hold_seconds))
+    return job_watch.with_suspicion(watch, sleepers=asleep), look
 
 
 def _with_timeout(watch: JobWatch, look: Diagnosis) -> JobWatch:
@@ -114,7 +129,16 @@ def count_motion(grouping: Grouping) -> MotionCount:
         serves=is_serving(grouping),
         movers=frozenset(member.id for member in grouping.members if member.motion is Motion.MOVING),
         stays=standstill.find_stays(grouping),
+        sleepers_text="; ".join(_describe_sleepers(grouping)),
     )
+
+
+def _describe_sleepers(grouping: Grouping) -> Iterator[str]:
+    """Yield the ranks that are not judged because they sleep."""
+    for member in grouping.members:
+        sleep = member.stack.sleep
+        if sleep is not None and member.motion is Motion.UNKNOWN and not sleep.is_polling:
+            yield f"{words.name_ranks([member.id])} {words.describe_sleep(sleep)}"
 
 
 def _describe_result(seen: MotionCount) -> str:

@@ -15,6 +15,7 @@ from hangwatch.model import (
     Incident,
     Job,
     JobState,
+    Member,
     Motion,
     RankId,
     Signature,
@@ -26,6 +27,7 @@ from hangwatch.model import (
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import environment_diff, judge
+from hangwatch.verdict.scene import open_operations
 from hangwatch.verdict.supplements import complete
 
 if TYPE_CHECKING:
@@ -52,6 +54,20 @@ class Diagnosis(Value, frozen=True):
         if not any(member.id in ranks and member.motion is Motion.MOVING for member in self.grouping.members):
             return self
         groups = tuple(_without_motion_of(group, ranks) for group in self.grouping.groups)
+        grouping = replace(self.grouping, groups=groups)
+        return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here, self.logs))
+
+    def with_sleepers(self, polling: Collection[RankId], asleep: Collection[RankId]) -> Diagnosis:
+        """Return the diagnosis, judged anew: ranks that poll for nothing are frozen, ranks asleep are not judged.
+
+        A rank with an operation that stays open is judged by that operation.
+        """
+        if not any(member.id in polling or member.id in asleep for member in self.grouping.members):
+            return self
+        groups = tuple(
+            replace(group, members=tuple(_with_sleep(one, polling, asleep) for one in group.members))
+            for group in self.grouping.groups
+        )
         grouping = replace(self.grouping, groups=groups)
         return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here, self.logs))
 
@@ -110,6 +126,15 @@ def _verdict(grouping: Grouping, taken: Capture, ranks_here: int | None, logs: S
         differences = environment_diff.as_evidence(taken.environment, (*verdict.named, *verdict.first_look))
         verdict = complete(verdict, Supplement(evidence=tuple(differences)))
     return verdict
+
+
+def _with_sleep(member: Member, polling: Collection[RankId], asleep: Collection[RankId]) -> Member:
+    sleep = member.stack.sleep
+    if member.id in polling and sleep is not None:
+        stack = replace(member.stack, sleep=replace(sleep, is_polling=True))
+        return replace(member, motion=Motion.FROZEN, stack=stack)
+    is_judged = member.signature is Signature.BLOCKED and not any(open_operations(member))
+    return replace(member, motion=Motion.UNKNOWN) if member.id in asleep and is_judged else member
 
 
 def _without_motion_of(group: Group, ranks: Collection[RankId]) -> Group:

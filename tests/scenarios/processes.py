@@ -176,6 +176,18 @@ def asks_again(directory: Path) -> tuple[Observed, ...]:
         return (stage.until_resumed().observed(),)
 
 
+def sleeps_once(directory: Path) -> tuple[Observed, ...]:
+    with training(settings(directory)) as (stage,):
+        stage.trouble("all", "sleep-once 8")
+        return (stage.until_resumed().observed(),)
+
+
+def polls_for_file(directory: Path) -> tuple[Observed, ...]:
+    with training(settings(directory, stalled_hold_seconds=600.0)) as (stage,):
+        stage.trouble("all", f"poll-for-file {directory / 'never'} 1")
+        return (stage.until_page().observed(),)
+
+
 def inference_server(directory: Path) -> tuple[Observed, ...]:
     node = SimulatedNode(2, program="tests.scenarios.vllm_server")
     with staged(settings(directory, startup_hold_seconds=2.0), node) as (stage,):
@@ -276,6 +288,20 @@ PROCESS_SCENARIOS = (
         "healthy",
         asks_again,
         (Expected(LOOK),),
+    ),
+    ProcessScenario(
+        "sleeps until it wakes",
+        "rank 0 sleeps once for 8 s, the others wait; the stalled hold is 6 s",
+        "healthy",
+        sleeps_once,
+        (Expected(LOOK),),
+    ),
+    ProcessScenario(
+        "polls for a file that never comes",
+        "rank 0 sleeps for 1 s again and again, the others wait for it",
+        "hang",
+        polls_for_file,
+        (Expected("training → quiet → suspected → stalled → hung", True, (0,), 30.0),),
     ),
     ProcessScenario(
         "readings of one GPU lost",

@@ -213,6 +213,20 @@ def ask_again(me: Rank, seconds: str, pause_seconds: str) -> None:
             time.sleep(float(pause_seconds))
 
 
+def sleep_once(me: Rank, seconds: str) -> None:
+    """Rank 0 sleeps once; the others wait for it."""
+    with waited_for(me, Phase.LOADING) as is_mine:
+        if is_mine:
+            time.sleep(float(seconds))
+
+
+def poll_for_file(me: Rank, path: str, pause_seconds: str) -> None:
+    """Rank 0 polls for a file; the others wait for it."""
+    with waited_for(me, Phase.LOADING) as is_mine:
+        while is_mine and not Path(path).exists():
+            time.sleep(float(pause_seconds))
+
+
 def evaluate_slowly(me: Rank, seconds: str) -> None:
     """Rank 0 evaluates and sleeps in between; the others wait for it."""
     with waited_for(me, Phase.EVALUATION) as is_mine:
@@ -348,6 +362,8 @@ def main() -> None:
         "wait-for-idle-child": wait_for_idle_child,
         "poll-gpu": poll_gpu,
         "ask-again": ask_again,
+        "sleep-once": sleep_once,
+        "poll-for-file": poll_for_file,
         "evaluate-slowly": evaluate_slowly,
         "sync-checkpoint": sync_checkpoint,
         "save-behind-gpu": save_behind_gpu,

@@ -20,7 +20,7 @@ def pair(seconds: int, parts: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("layout", "argument", "raw", "now", "left"),
+    ("layout", "argument", "raw", "now", "left_seconds"),
     [
         ("timespec", ADDRESS, pair(1030, 500_000_000), 1000.0, 30.5),
         ("timespec", ADDRESS, pair(40, 0), 0.0, 40.0),
@@ -50,8 +50,8 @@ def pair(seconds: int, parts: int) -> bytes:
         "threading.TIMEOUT_MAX",
     ],
 )
-def test_timeout_is_decoded(layout: str, argument: int, raw: bytes, now: float, left: float | None) -> None:
-    assert call_timeout.decode_timeout(layout, argument, raw, now) == left
+def test_timeout_is_decoded(layout: str, argument: int, raw: bytes, now: float, left_seconds: float | None) -> None:
+    assert call_timeout.decode_timeout(layout, argument, raw, now) == left_seconds
 
 
 @given(layout=st.sampled_from(LAYOUTS), argument=REGISTER, raw=st.binary(max_size=32), now=st.floats(0, 1e10))

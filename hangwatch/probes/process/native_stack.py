@@ -21,18 +21,23 @@ from hangwatch.probes.process.native_frames import Mapping
 _MOST_STACK_BYTES = 512
 _MOST_MAPS_BYTES = 8 << 20
 _PAGE_BYTES = 4096
+_SLEEPS = frozenset({"futex", "nanosleep", "clock_nanosleep"})
 _TORCH = re.compile(rb"/lib(?:torch|c10|nccl|cuda)[^/]*\.so[0-9.]*(?: \(deleted\))?$")
 _PYTHON = re.compile(rb"/(?:lib)?python[0-9][^/]*$")
 
 
 def waits_in_torch(pid: int, proc_root: Path) -> bool | None:
-    """True if the main thread sleeps in a futex (futex(2)) of torch, NCCL or CUDA; None if unknown."""
+    """True if the main thread sleeps in a futex(2) or nanosleep(2) of torch, NCCL or CUDA; None if unknown.
+
+    NCCL's blocking wait polls with nanosleep.
+    """
     folder = proc_root / str(pid)
     text = pseudo_files.read(folder / "task" / str(pid) / "syscall", f"pid {pid}")
     if not isinstance(text, str):
         return None
     fields = text.split()
-    if len(fields) != 9 or not fields[0].isdecimal() or system_calls.names_by_number().get(int(fields[0])) != "futex":
+    number = int(fields[0]) if len(fields) == 9 and fields[0].isdecimal() else -1
+    if system_calls.names_by_number().get(number) not in _SLEEPS:
         return False
     content = process_memory.SHARED.read_pieces(folder / "maps", [(0, _MOST_MAPS_BYTES)])
     if not isinstance(content, tuple):

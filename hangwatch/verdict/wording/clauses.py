@@ -27,7 +27,8 @@ from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.user_code import find_caller, innermost_user_frame
 from hangwatch.tables import kernel_lines
 
-_SINGULAR = (("is ", "are "), ("waits ", "wait "), ("sleeps", "sleep"))
+_SHORT_SLEEP_SECONDS = 1.0  # such a sleep is over before it is read
+_SINGULAR = (("is ", "are "), ("waits ", "wait "), ("sleeps", "sleep"), ("polls ", "poll "))
 
 
 def describe_activity(group: Group, *, several: bool = False) -> str:
@@ -41,6 +42,7 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
         _waits_for_file_lock(group)
         or _shares_lock(group)
         or _awaits_store(group)
+        or _sleeps(group)
         or activity.describe_activity(group.activity, group.operation)
     )
     if group.waits_for == "gpu" and activity.find_activity(group.activity).waits_for != "gpu":
@@ -86,6 +88,16 @@ def _awaits_store(group: Group) -> str | None:
     asks = group.waits and activity.find_activity(group.activity).waits_for == "unknown"
     waits = asks and all(member.waits.awaits_store == "main" for member in group.members)
     return f"waits for a key of the store in {_innermost_function(group)}" if waits else None
+
+
+def _sleeps(group: Group) -> str | None:
+    """Return a clause for ranks that sleep, by measurement; None if a stack shows that they wait for ranks."""
+    sleeps = [member.stack.sleep for member in group.members]
+    latest = max(filter(None, sleeps), key=lambda sleep: sleep.until_unix_seconds, default=None)
+    if group.waits_for == "ranks" or latest is None or None in sleeps:
+        return None
+    is_short = latest.seconds < _SHORT_SLEEP_SECONDS and not latest.is_polling
+    return None if is_short else words.describe_sleep(latest)
 
 
 def _held_by(lock: FileLock) -> str:

@@ -1,0 +1,62 @@
+"""Pure: sleeps and timed waits of main threads, which end by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from hangwatch.model import ProcessDump, RankDump, Sleep, Thread
+from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks.process_activity import ProcessPlace
+
+
+def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Sleep | None:
+    """Return the sleep of a rank that slept at one place in every round in which it did not run; else None.
+
+    A timed wait that a library calls is polling in the library's own loop, and no sleep. Neither is a wait for ranks,
+    for the GPU, for the store, for a peer outside of the job, or for a thread of the process.
+    """
+    asleep = [
+        (dump, standing)
+        for dump, standing in zip(rank.rounds, standings, strict=True)
+        if dump.call is not None and standing is not None
+    ]
+    if not asleep or not all(_is_sleep(dump, standing) for dump, standing in asleep):
+        return None
+    places = {_digest(_main_thread(dump)) for dump, _ in asleep}
+    left = [dump.call.left_seconds or 0.0 for dump, _ in asleep if dump.call]
+    last = asleep[-1][0].call
+    if len(places) > 1 or last is None or last.until_unix_seconds is None:
+        return None
+    return Sleep(until_unix_seconds=last.until_unix_seconds, seconds=max(left), place=places.pop())
+
+
+def _is_sleep(dump: ProcessDump, standing: ProcessPlace) -> bool:
+    main, call = _main_thread(dump), dump.call
+    if main is None or call is None or call.left_seconds is None or dump.waits_in_torch:
+        return False
+    if standing.waits_for == "ranks" or standing.telling is None or dump.threads[standing.telling] is not main:
+        return False
+    if dump.awaited is not None or dump.asks_rank is not None or dump.awaits_store is not None:
+        return False
+    return call.kind == "sleeps" or (dump.waits_in_torch is False and _is_called_by_program(main))
+
+
+def _main_thread(dump: ProcessDump) -> Thread | None:
+    return stack_frames.main_thread(dump.threads)
+
+
+def _is_called_by_program(thread: Thread) -> bool:
+    """True if the program itself called the innermost function, at most through Python's standard library."""
+    owned = stack_frames.find_owners([frame.file for frame in thread.frames], thread.installed_frames)
+    for frame, is_users in zip(thread.frames, owned, strict=True):
+        is_standard = not is_users and stack_frames.is_standard(stack_frames.short_path(frame.file))
+        if not is_standard and not stack_frames.is_native(frame.function, frame.file):
+            return is_users is not False
+    return False
+
+
+def _digest(thread: Thread | None) -> str:
+    frames = () if thread is None else thread.frames
+    lines = [(one.function, one.file, one.line) for one in frames if not stack_frames.is_native(*one.place)]
+    return blake2b(repr(lines).encode(), digest_size=6).hexdigest()

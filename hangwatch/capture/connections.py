@@ -17,6 +17,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from hangwatch import words
+from hangwatch.capture import call_objects
 from hangwatch.capture import rank_dependencies as asked
 from hangwatch.jobs import process_role
 from hangwatch.model import (
@@ -24,6 +25,8 @@ from hangwatch.model import (
     ENDED_STATES,
     STOPPED_STATES,
     Awaited,
+    CallObject,
+    FileLock,
     Job,
     ProcessDump,
     ProcessId,
@@ -180,7 +183,22 @@ class JobConnections:
             file_lock=lock,
             asks_rank=asks_rank,
             shares_lock=call is not None and call.name == "futex" and self._shares_lock(pid),
+            call=None if call is None else replace(call, object=self._object(pid, call, lock)),
         )
+
+    def _object(self, pid: int, call: SystemCall, lock: FileLock | None) -> CallObject | None:
+        """Return the kind of the object that a call waits for, see `call_objects`."""
+        descriptor = next(iter(call.descriptors), -1)
+        link = next(self._links(pid, call.descriptors[:1]), "")
+        held, inodes = self._held(pid) or {}, self._sockets.get(pid, {})
+        connection, unix = held.get(descriptor), self._unix.get(inodes.get(descriptor, 0))
+        is_own = (
+            (lock is not None and lock.holder_pid == pid)
+            or (link.startswith("pipe:") and list(self._all_links(pid)).count(link) > 1)
+            or (connection is not None and connection.remote in {one.local for one in held.values()})
+            or (unix is not None and unix.peer in inodes.values())
+        )
+        return call_objects.find_object(call, link, is_own=is_own)
 
     def _other_ranks(self, pid: int) -> asked.OtherRanks:
         return asked.OtherRanks(

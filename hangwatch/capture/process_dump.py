@@ -78,7 +78,9 @@ class ProcessDumper(NamedTuple):
             state_after=answer.state_after,
             called=self._called(target, answer.fault),
             duration_seconds=answer.duration_seconds,
-            call=None if call is None else replace(call, descriptors=call.descriptors[:_DESCRIPTORS_KEPT]),
+            call=None
+            if dump.call is None
+            else replace(dump.call, descriptors=dump.call.descriptors[:_DESCRIPTORS_KEPT]),
             main_before=before,
             main_after=after,
             frozen_cgroup=cgroup_freezer.frozen_cgroup(

@@ -45,6 +45,7 @@ from hangwatch.model.waits import (
     BLOCKED_STATES,
     FUSE_WAITS,
     AsksRank,
+    CallObject,
     SystemCall,
     Sleep,
     FileLock,

@@ -24,12 +24,17 @@ AsksRank = Literal["main", "thread", "child"]
 """The part of a process that receives from another rank: main thread, another thread, or a child that it waits for."""
 
 
+CallObject = Literal["file", "pipe", "socket", "lock", "child"]
+"""The object of a system call: a file (also a FIFO, or a path), a pipe, a socket, a file lock or a child process."""
+
+
 class SystemCall(Value, frozen=True):
     """The system call that a thread is in: its number and name, its kind, and its arguments.
 
     `descriptors` are its files and sockets; `child` is the one process that it waits for, as numbered in its own pid
     namespace. `left_seconds` and `until_unix_seconds`: the latest end of a sleep or timed wait, from the time at which
-    it was read, and by the clock of the node; None if it has no end, or was not read.
+    it was read, and by the clock of the node; None if it has no end, or was not read. `object` is the kind of what it
+    waits for, if no other thread of its process and no GPU ends the call.
     """
 
     number: int
@@ -39,6 +44,7 @@ class SystemCall(Value, frozen=True):
     child: int | None = None
     left_seconds: float | None = None
     until_unix_seconds: float | None = None
+    object: CallObject | None = None
 
 
 class Sleep(Value, frozen=True):
@@ -159,7 +165,7 @@ class Waits(Value, frozen=True):
     thread sleeps in code of torch, NCCL or CUDA; None if that was not seen. `store` is the store of its job;
     `awaits_store` names the thread that receives an answer from it. `peers` counts the connections to other ranks, None
     if they were not seen. `enclosed_at` is the place of its wait for other ranks, if no other node of the job reaches
-    that place. Details: `ProcessDump`.
+    that place. `object` is that of the one call that its main thread was in. Details: `ProcessDump`, `SystemCall`.
     """
 
     frozen_cgroup: str | None = None
@@ -174,3 +180,4 @@ class Waits(Value, frozen=True):
     awaits_store: Literal["main", "thread"] | None = None
     peers: int | None = None
     enclosed_at: str | None = None
+    object: CallObject | None = None

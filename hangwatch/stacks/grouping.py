@@ -208,9 +208,10 @@ def _correct_by_measurement(
 ) -> ProcessPlace:
     """Correct where a rank is by what was measured; the names of its functions do not matter.
 
-    A rank measured behind its GPU, at a lock of a file or in shared memory, or waiting for clients, waits for that. A
-    rank asleep in torch's own code, which no Python frame shows, waits for its GPU or for other ranks. A rank that
-    waits for an answer of the store waits for the rank that must set the key.
+    A rank measured behind its GPU, at a lock of a file or in shared memory, or waiting for clients, waits for that. So
+    does a rank in a call about a file, pipe or child, in code that otherwise waits for a GPU. A rank asleep in torch's
+    own code, which no Python frame shows, waits for its GPU or for other ranks. A rank that waits for an answer of the
+    store waits for the rank that must set the key.
 
     Ranks at the same place without that measurement are another group: the others may be waiting for one of them.
     Exception: for a rank that could not be measured, or that was awake in one round, this is not known. At a place in
@@ -226,6 +227,8 @@ def _correct_by_measurement(
         return standing._replace(key=f"{standing.key}-serves", doing=serves, waits_for="ranks")
     if measured.signature is Signature.BEHIND_GPU and standing.waits_for not in ("ranks", "gpu"):
         return standing._replace(key=f"{standing.key}-gpu", waits_for="gpu")
+    if standing.waits_for == "gpu" and kernel_facts.awaits_object(waits) and waits.object != "socket":
+        return standing._replace(key=f"{standing.key}-call", waits_for="lock")
     if waits.awaits_store == "main" and standing.waits_for == "unknown":
         asks = standing.doing._replace(operation="the store", waits=True)
         return standing._replace(key=f"{standing.key}-store", doing=asks, waits_for="ranks")

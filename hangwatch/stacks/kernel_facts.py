@@ -8,10 +8,11 @@ from typing import Any
 
 from msgspec import structs
 
-from hangwatch.model import BLOCKED_STATES, ProcessDump, RankDump, Store, Waits
+from hangwatch.model import BLOCKED_STATES, CallObject, ProcessDump, RankDump, Store, Waits
 
 _NOTHING = Waits()
-_FIELDS = tuple(name for name in Waits.__struct_fields__ if name not in ("store", "peers", "enclosed_at"))
+_OF_OTHERS = ("store", "peers", "enclosed_at", "object")  # not of one field of each round
+_FIELDS = tuple(name for name in Waits.__struct_fields__ if name not in _OF_OTHERS)
 _MAY_CHANGE = ("frozen_cgroup", "awaited")
 _of_round: attrgetter[tuple[Any, ...]] = attrgetter(*_FIELDS)
 
@@ -32,6 +33,18 @@ def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
     if len(rounds) < 2:
         del shown["stuck_on"]
     return structs.replace(_NOTHING, **shown)
+
+
+def find_object(rounds: Sequence[ProcessDump]) -> CallObject | None:
+    """Return the object of the one call that the main thread was in in every round; None if it is not known."""
+    calls = [dump.call for dump in rounds]
+    known = {(call.number, call.descriptors[:1], call.child, call.object) for call in calls if call is not None}
+    return known.pop()[-1] if len(rounds) > 1 and None not in calls and len(known) == 1 else None
+
+
+def awaits_object(waits: Waits) -> bool:
+    """True if the main thread waits for something that no rank, no GPU and no other thread of its process does."""
+    return waits.object is not None and waits.asks_rank is None and waits.awaits_store is None
 
 
 def count_peers(rank: RankDump) -> int | None:
@@ -59,15 +72,17 @@ def merge_store(rank: RankDump) -> Store | None:
 def is_held_outside(rank: RankDump, waits: Waits) -> bool:
     """True if in every round its main thread was in one call that no other thread of its process can end.
 
-    It waits for a child that receives from no other rank, for a file or pipe that no other process of its job has, for
-    the lock of another process, for a remote peer, or it is in `D`. A receive or a lock between threads may be ended by
-    another thread. A sleep may be one of many.
+    It waits for one object (see `find_object`), for a child that receives from no other rank, for a file or pipe that
+    no other process of its job has, for the lock of another process, for a remote peer, or it is in `D`. A receive or a
+    lock between threads may be ended by another thread. A sleep may be one of many.
     """
     if len(rank.rounds) < 2 or waits.asks_rank is not None:
         return False
     if all(dump.state in BLOCKED_STATES for dump in rank.rounds) or waits.stuck_on is not None:
         return True
     lock = waits.file_lock
-    if waits.awaited is not None or (lock is not None and lock.holder_pid not in (None, rank.id.pid)):
+    if awaits_object(waits) or waits.awaited is not None:
+        return True
+    if lock is not None and lock.holder_pid not in (None, rank.id.pid):
         return True
     return all(dump.call is not None and dump.call.kind == "awaits_child" for dump in rank.rounds)

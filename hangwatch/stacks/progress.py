@@ -11,6 +11,8 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from hangwatch import config
 from hangwatch.model import (
     BLOCKED_STATES,
@@ -35,6 +37,7 @@ GPU_AT_WORK_RATIO = 0.75  # between the floor and the busy level of its own GPU
 _GPU_IN_KERNEL_RATIO = 0.5
 MOST_PLACES_OF_A_STAY = 3  # a polling loop has its condition, its pause, and maybe a counter
 LINK_AT_WORK_BYTES_PER_SECOND = 2e9  # a hanging kernel polls with less: docs/verdicts.md
+_LONGEST_GPU_POLL_SECONDS = 1.0
 _ROUNDS_OF_SLEEP = 3
 _ASLEEP = frozenset("S") | BLOCKED_STATES | STOPPED_STATES
 
@@ -67,7 +70,7 @@ def measure(
 
     From a single round only the end of the process is known.
     """
-    waits = kernel_facts.read_waits(rank.rounds)
+    waits = replace(kernel_facts.read_waits(rank.rounds), object=kernel_facts.find_object(rank.rounds))
     if len(rank.rounds) < 2 and all(len(worker.rounds) < 2 for worker in rank.workers):
         signature = Signature.GONE if _is_gone(rank) else Signature.UNKNOWN
         return Measured(signature, waits=waits)
@@ -292,8 +295,23 @@ def _sleeps_repeatedly(seen: _Measurements) -> bool:
     return len(calls) > 1 and set(calls) == {"sleeps"} and exceeds(seen.main.switches, 0.0)
 
 
+def _sleeps_in_program(seen: _Measurements) -> bool:
+    """True if it sleeps for longer than a poll of its GPU takes, or its program itself called the sleep."""
+    asleep = [dump for dump in seen.rank.rounds if dump.call is not None]
+    lengths = [dump.call.left_seconds for dump in asleep if dump.call is not None and dump.call.kind == "sleeps"]
+    known = [seconds for seconds in lengths if seconds is not None]
+    if not known or len(known) < len(asleep):
+        return False
+    is_programs = all(dump.waits_in_torch is False for dump in asleep) and not any(
+        stood.library_lines for stood in seen.places
+    )
+    return is_programs or max(known) > _LONGEST_GPU_POLL_SECONDS
+
+
 def _is_behind_gpu(seen: _Measurements) -> bool:
-    """True if its GPU runs a kernel that does no work, while the deciding thread runs no Python."""
+    """True if its GPU runs a kernel that does no work, while the deciding thread may wait for it."""
+    if kernel_facts.awaits_object(seen.waits) or _sleeps_in_program(seen):
+        return False
     at_work = seen.rank.utilization_ratio
     holds_gil = any(stood.owns_gil is True for stood in seen.places)
     return at_work is not None and at_work >= _GPU_IN_KERNEL_RATIO and not holds_gil

@@ -42,6 +42,8 @@ SLEEPS_AGAIN = "import time\nready()\nwhile True: time.sleep(1.5)"
 SELECTS_NOTHING = "import select\nready()\nwhile True: select.select([], [], [], 1.5)"
 SLEEPS_ONCE = "import time\nready()\ntime.sleep(600)"
 LOCKED = "import threading\nlock = threading.Lock()\nlock.acquire()\nready()\nlock.acquire()"
+OPENS_FIFO = "ready()\nopen(folder + '/fifo')"
+READS_EVENT = "import ctypes, os\none = ctypes.CDLL(None).eventfd(0, 0)\nready()\nos.read(one, 8)"
 RECEIVES = CONNECT + "ready()\npeer.recv(1)"
 STARTS_LATE = CONNECT + "import time\nready(); time.sleep(0.05); peer.recv(1)"  # as on a busy machine
 WITH_TIMEOUT = CONNECT + "peer.settimeout(600)\nready()\npeer.recv(1)"
@@ -120,6 +122,10 @@ def measured(job: Job, utilization_ratio: float | None = None) -> Member:
         (SLEEPS_ONCE, 0.0, Signature.BLOCKED),
         (LOCKED, 0.0, Signature.BLOCKED),
         (LOCKED, 1.0, Signature.BEHIND_GPU),
+        (OPENS_FIFO, 1.0, Signature.BLOCKED),
+        (READS_EVENT, 1.0, Signature.BEHIND_GPU),
+        (SLEEPS_ONCE, 1.0, Signature.BLOCKED),
+        (POLLS, 1.0, Signature.POLLS),
         (LONE_CHILD, 0.0, Signature.AWAITS_OUTSIDE),
     ],
     ids=[
@@ -132,6 +138,10 @@ def measured(job: Job, utilization_ratio: float | None = None) -> Member:
         "sleeps once",
         "locked",
         "blocked behind its GPU",
+        "opens a FIFO without a writer, whatever its GPU reads",
+        "reads an eventfd, which its GPU may signal",
+        "sleeps, whatever its GPU reads",
+        "polls, whatever its GPU reads",
         "a child sleeps",
     ],
 )

@@ -36,6 +36,9 @@ THERE = ["step (mine.py:8)", HERE[1]]
 INSIDE = ["poll (library.py:40)", *HERE]
 ELSEWHERE_INSIDE = ["poll (library.py:44)", *HERE]
 ASLEEP = SystemCall(number=230, kind="sleeps")
+A_MINUTE = SystemCall(number=230, kind="sleeps", left_seconds=60.0)
+TEN_MS = SystemCall(number=230, kind="sleeps", left_seconds=0.01)
+OPENS = SystemCall(number=257, name="openat", object="file")
 HTTP = Awaited(who="10.0.0.9 port 8000")
 
 
@@ -232,6 +235,16 @@ AT_LOADER = dumps([LOADER] * 3, switches=0.2)
         ("sleeps, and never wakes", rank(dumps(STILL, call=ASLEEP)), Signature.BLOCKED),
         ("sleeps behind its GPU, again and again",
          rank(dumps(STILL, switches=0.2, call=ASLEEP), use=1.0, power=0.1), Signature.BEHIND_GPU),
+        ("opens a file that does not come, whatever its GPU reads",
+         rank(in_calls(*[OPENS] * 3), use=1.0, power=0.1), Signature.BLOCKED),
+        ("the same, where the GPU draws what light work draws",
+         rank(in_calls(*[OPENS] * 3), use=1.0, light=True), Signature.BLOCKED),
+        ("opens files one after another, in other calls between",
+         rank(in_calls(OPENS, None, OPENS), use=1.0, power=0.1), Signature.BEHIND_GPU),
+        ("sleeps for a minute, whatever its GPU reads",
+         rank(in_calls(*[A_MINUTE] * 3), use=1.0, power=0.1), Signature.POLLS),
+        ("sleeps for 10 ms in compiled code",
+         rank(in_calls(*[TEN_MS] * 3), use=1.0, power=0.1), Signature.BEHIND_GPU),
         ("reads a file that does not come, whatever its GPU reads",
          rank(dumps(STILL, stuck_on="/data/shard-3"), use=1.0, power=0.1), Signature.BLOCKED),
         ("waits for a server, whatever its GPU reads",

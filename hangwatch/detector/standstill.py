@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hangwatch.model import CodeRegion, Grouping, RankId, Value
-from hangwatch.stacks.progress import MOST_PLACES_OF_A_STAY
+from hangwatch.stacks.round_places import MOST_PLACES_OF_A_STAY
 
 FEWEST_LOOKS = 2
 

@@ -7,7 +7,6 @@ of its main thread, the power and the links of its GPU. The thresholds, and wher
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,18 +23,17 @@ from hangwatch.model import (
     ProcessDump,
     RankDump,
     Signature,
-    Thread,
     Waits,
 )
-from hangwatch.stacks import activity, kernel_facts, rates
 from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks import kernel_facts, rates
 from hangwatch.stacks.process_activity import ProcessPlace
 from hangwatch.stacks.rates import POLLS_PER_SECOND, MainRates, Rates, exceeds
+from hangwatch.stacks.round_places import RoundPlace, find_region
 
 SPINNING_RATIO = 0.5  # of the time its main thread runs, or waits for a core
 GPU_AT_WORK_RATIO = 0.75  # between the floor and the busy level of its own GPU
 _GPU_IN_KERNEL_RATIO = 0.5
-MOST_PLACES_OF_A_STAY = 3  # a polling loop has its condition, its pause, and maybe a counter
 LINK_AT_WORK_BYTES_PER_SECOND = 2e9  # a hanging kernel polls with less: docs/verdicts.md
 _LONGEST_GPU_POLL_SECONDS = 1.0
 _ROUNDS_OF_SLEEP = 3
@@ -80,7 +78,7 @@ def measure(
     total = Rates(rates.sum_known([one.cpu_ratio for one in every]), rates.sum_known([one.io_bytes for one in every]))
     main = rates.measure_main_thread(rank.rounds)
     stood = [
-        _RoundPlace.from_dump(dump, stand)
+        RoundPlace.from_dump(dump, stand)
         for dump, stand in zip(rank.rounds, standings, strict=True)
         if stand is not None
     ]
@@ -103,41 +101,11 @@ def polls_repeatedly(member: Member) -> bool:
     )
 
 
-class _RoundPlace(NamedTuple):
-    """Where a process was in one round: frames of its program, library frames inside them, and if it held the GIL.
-
-    `in_lock` and `at_loader` (it waits for the workers of its data loader) come from the table of activities. They only
-    distinguish two kinds of standstill; they never make a rank count as moving.
-    """
-
-    user_lines: tuple[_Line, ...]
-    library_lines: tuple[_Line, ...]
-    owns_gil: bool | None
-    in_lock: bool = False
-    at_loader: bool = False
-
-    @classmethod
-    def from_dump(cls, dump: ProcessDump, stand: ProcessPlace) -> _RoundPlace:
-        stood = cls.from_thread(None if stand.telling is None else dump.threads[stand.telling])
-        at_loader = activity.find_activity(stand.doing.activity).work_is_in == "workers"
-        return stood._replace(in_lock=stand.waits_for == "lock", at_loader=at_loader)
-
-    @classmethod
-    def from_thread(cls, thread: Thread | None) -> _RoundPlace:
-        if thread is None:
-            return cls((), (), None)
-        cut = thread.installed_frames or 0
-        return cls(_lines(thread, cut, None), _lines(thread, 0, cut), thread.owns_gil)
-
-
-_Line = tuple[str, str, int | None]
-
-
 class _Measurements(NamedTuple):
     """All measurements of one rank."""
 
     rank: RankDump
-    places: Sequence[_RoundPlace]
+    places: Sequence[RoundPlace]
     main_rates: Rates
     worker_rates: Sequence[Rates]
     total: Rates
@@ -255,11 +223,7 @@ def _find_code_region(seen: _Measurements, signature: Signature) -> CodeRegion |
         or (is_moving and not _may_be_polling(seen, signature))
     ):
         return None
-    within = {(tuple(line[:2] for line in stood.user_lines[:1]), stood.user_lines[1:]) for stood in seen.places}
-    places = {(stood.user_lines[:1], stood.library_lines) for stood in seen.places}
-    if len(within) > 1 or len(places) > MOST_PLACES_OF_A_STAY:
-        return None
-    return CodeRegion(within=_digest(within.pop()), places=tuple(sorted(map(_digest, places))))
+    return find_region(seen.places)
 
 
 def _may_be_polling(seen: _Measurements, signature: Signature) -> bool:
@@ -267,10 +231,6 @@ def _may_be_polling(seen: _Measurements, signature: Signature) -> bool:
     if signature is not Signature.COMPUTES or seen.gpu_works or seen.gpu_tells_nothing:
         return False
     return not seen.carries(seen.main_rates) and not seen.workers_work
-
-
-def _digest(part: object) -> str:
-    return blake2b(repr(part).encode(), digest_size=6).hexdigest()
 
 
 def _classify_standstill(seen: _Measurements) -> Signature:
@@ -332,7 +292,7 @@ def _classify_without_stack(seen: _Measurements, *, mount_holds_job: bool) -> Si
     return Signature.BLOCKED if rank.waits_for_mount or asleep or mount_holds_job else Signature.UNKNOWN
 
 
-def _computes(stood: Sequence[_RoundPlace], main: MainRates, used: Rates, settings: config.Capture) -> bool:
+def _computes(stood: Sequence[RoundPlace], main: MainRates, used: Rates, settings: config.Capture) -> bool:
     """True if lines of the program changed, or library lines inside of it while it used CPU.
 
     A library's loop inside one line of the program may be only polling: it uses no CPU, or mostly system time.
@@ -346,16 +306,8 @@ def _computes(stood: Sequence[_RoundPlace], main: MainRates, used: Rates, settin
 
 def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
     threads = [stack_frames.main_thread(dump.threads) or next(iter(dump.threads), None) for dump in rounds]
-    stood = [_RoundPlace.from_thread(thread) for thread in threads if thread is not None and thread.frames]
+    stood = [RoundPlace.from_thread(thread) for thread in threads if thread is not None and thread.frames]
     return _computes(stood, rates.measure_main_thread(rounds), rates.measure_process(rounds), settings)
-
-
-def _lines(thread: Thread, begin: int, end: int | None) -> tuple[_Line, ...]:
-    return tuple(
-        (frame.function, frame.file, frame.line)
-        for frame in thread.frames[begin:end]
-        if not stack_frames.is_native(frame.function, frame.file)
-    )
 
 
 def _writes_back(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:

@@ -1,0 +1,65 @@
+"""Pure: the lines of code at which a process was in one round, and the few lines between which it stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from hangwatch.model import CodeRegion, ProcessDump, Thread
+from hangwatch.stacks import activity
+from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks.process_activity import ProcessPlace
+
+MOST_PLACES_OF_A_STAY = 3  # a polling loop has its condition, its pause, and maybe a counter
+Line = tuple[str, str, int | None]
+
+
+class RoundPlace(NamedTuple):
+    """Where a process was in one round: frames of its program, library frames inside them, and if it held the GIL.
+
+    `in_lock` and `at_loader` (it waits for the workers of its data loader) come from the table of activities. They only
+    distinguish two kinds of standstill; they never make a rank count as moving.
+    """
+
+    user_lines: tuple[Line, ...]
+    library_lines: tuple[Line, ...]
+    owns_gil: bool | None
+    in_lock: bool = False
+    at_loader: bool = False
+
+    @classmethod
+    def from_dump(cls, dump: ProcessDump, stand: ProcessPlace) -> RoundPlace:
+        """Return the place of the thread that decides."""
+        stood = cls.from_thread(None if stand.telling is None else dump.threads[stand.telling])
+        at_loader = activity.find_activity(stand.doing.activity).work_is_in == "workers"
+        return stood._replace(in_lock=stand.waits_for == "lock", at_loader=at_loader)
+
+    @classmethod
+    def from_thread(cls, thread: Thread | None) -> RoundPlace:
+        """Return the place of one thread."""
+        if thread is None:
+            return cls((), (), None)
+        cut = thread.installed_frames or 0
+        return cls(_lines(thread, cut, None), _lines(thread, 0, cut), thread.owns_gil)
+
+
+def find_region(places: Sequence[RoundPlace]) -> CodeRegion | None:
+    """Return the region of code in which a rank stayed in all rounds; None if it moved around."""
+    within = {(tuple(line[:2] for line in stood.user_lines[:1]), stood.user_lines[1:]) for stood in places}
+    lines = {(stood.user_lines[:1], stood.library_lines) for stood in places}
+    if len(within) > 1 or len(lines) > MOST_PLACES_OF_A_STAY:
+        return None
+    return CodeRegion(within=_digest(within.pop()), places=tuple(sorted(map(_digest, lines))))
+
+
+def _lines(thread: Thread, begin: int, end: int | None) -> tuple[Line, ...]:
+    return tuple(
+        (frame.function, frame.file, frame.line)
+        for frame in thread.frames[begin:end]
+        if not stack_frames.is_native(frame.function, frame.file)
+    )
+
+
+def _digest(part: object) -> str:
+    return blake2b(repr(part).encode(), digest_size=6).hexdigest()

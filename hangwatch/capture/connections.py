@@ -58,10 +58,12 @@ class _Counted:
         self._before: dict[int, int] | None = None
         self._total = 0
 
-    def total(self, held: Iterable[Connection]) -> int:
+    def total(self, held: Iterable[Connection], wanted: Collection[int] | None = None) -> int:
+        """Return the bytes since the first call, of the connections with the `wanted` inodes (default: all)."""
         now = {connection.inode: connection.carried_bytes or 0 for connection in held}
         if self._before is not None:
-            self._total += sum(max(0, count - self._before.get(inode, 0)) for inode, count in now.items())
+            grown = {inode: max(0, count - self._before.get(inode, 0)) for inode, count in now.items()}
+            self._total += sum(grown[inode] for inode in (grown if wanted is None else grown.keys() & wanted))
         self._before = now
         return self._total
 
@@ -82,7 +84,7 @@ class JobConnections:
             process.pid: rank.id.pid for rank in job.ranks for process in (rank.id, *(one.id for one in rank.workers))
         }
         self._ranks = frozenset(self._rank_of.values())
-        self._counted: dict[int, _Counted] = {}
+        self._counted: dict[tuple[int, str], _Counted] = {}
         self._sockets: dict[int, dict[int, int]] = {}
         self._tables: dict[int, Connections] = {}
         self._inside: set[End] = set()
@@ -96,6 +98,7 @@ class JobConnections:
         self._shared: dict[int, shared_locks.Regions] = {}
         self._shared_seconds = 0.0
         self._of_one_node: frozenset[str] = frozenset()
+        self._is_partial = False
 
     def begin_round(self) -> None:
         """Read the connections of every network namespace of the job, and the processes that hold them."""
@@ -119,6 +122,7 @@ class JobConnections:
                 if (rank := self._rank_of.get(pid)) is not None:
                     self._rank_at.update(dict.fromkeys(ends, rank))
                     self._listens_at.update({one.local: rank for one in found if one.listens})
+        self._is_partial = any(self._is_unread(pid) for pid in self._ranks)
         self._of_one_node = self._addresses_of_one_node() if self._is_elsewhere_too else frozenset()
         self._servers = {} if self._is_elsewhere_too else self._find_servers(spaces)
 
@@ -169,6 +173,8 @@ class JobConnections:
         return replace(
             dump,
             socket_bytes=self._carried(pid),
+            rank_bytes=None if self._is_partial else self._carried(pid, "ranks", self._to_ranks(pid)),
+            object_bytes=self._carried(pid, "object", self._of_call(pid, call)),
             children_bytes=children_bytes,
             children_cpu_seconds=children_cpu,
             awaited=awaited,
@@ -362,11 +368,35 @@ class JobConnections:
         ways = {link for link in links if link.startswith(("pipe:", "socket:"))}
         return next((server for server, ends in self._servers.items() if ways and ways <= ends), None)
 
-    def _carried(self, pid: int) -> int | None:
+    def _carried(self, pid: int, purpose: str = "all", wanted: Collection[int] | None = None) -> int | None:
         held = self._held(pid)
         if held is None or any(connection.carried_bytes is None for connection in held.values()):
             return None
-        return self._counted.setdefault(pid, _Counted()).total(held.values())
+        return self._counted.setdefault((pid, purpose), _Counted()).total(held.values(), wanted)
+
+    def _to_ranks(self, pid: int) -> set[int]:
+        """Return the inodes of the connections of a process that lead to other ranks.
+
+        If the job has ranks on other nodes, every connection that leaves this node may lead to one.
+        """
+        own = self._ends.get(self._rank_of.get(pid, pid), set())
+        others = [one for one in (self._held(pid) or {}).values() if not one.listens and one.remote not in own]
+        return {
+            one.inode
+            for one in others
+            if one.remote in self._inside or (self._is_elsewhere_too and one.remote[0] != one.local[0])
+        }
+
+    def _is_unread(self, pid: int) -> bool:
+        """True if a rank lives and its connections are not known."""
+        state = None if pid in self._sockets else procfs.read_state(pid, self._root)
+        return state is not None and state[1] not in ENDED_STATES
+
+    def _of_call(self, pid: int, call: SystemCall | None) -> set[int]:
+        """Return the inode of the connection that a call is about; empty for other calls."""
+        held = self._held(pid) or {}
+        first = () if call is None else call.descriptors[:1]
+        return {held[one].inode for one in first if one in held}
 
     def _held(self, pid: int) -> dict[int, Connection] | None:
         """Return the connections of a process by descriptor."""

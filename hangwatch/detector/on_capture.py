@@ -180,7 +180,8 @@ def find_settled_ranks(
 ) -> frozenset[RankId]:
     """Return the ranks that have stayed between the same few lines for minutes, this capture included."""
     standstills = standstill.follow_stays(watch.capture_record.standstills, stays, now)
-    return frozenset(standstill.find_settled(standstills, now, STANDSTILL_HOLDS * settings.hold_seconds))
+    hold = STANDSTILL_HOLDS * settings.hold_seconds
+    return frozenset(standstill.find_settled(standstills, now, hold, max(hold, settings.stalled_hold_seconds)))
 
 
 def _correct_by_earlier_captures(

@@ -41,15 +41,20 @@ def _follow_stay(before: Standstill | None, stay: CodeRegion, now: float) -> Sta
     if before is None or before.stay.within != stay.within:
         return Standstill(stay=stay, since=now)
     places = tuple(sorted({*before.stay.places, *stay.places}))
+    carries = before.stay.carries or stay.carries
     if len(places) > MOST_PLACES_OF_A_STAY:
         return Standstill(stay=stay, since=now)
     return Standstill(
-        stay=CodeRegion(within=stay.within, places=places), since=before.since, captures=before.captures + 1
+        stay=CodeRegion(within=stay.within, places=places, carries=carries),
+        since=before.since,
+        captures=before.captures + 1,
     )
 
 
-def find_settled(standstills: Mapping[RankId, Standstill], now: float, seconds: float) -> Iterator[RankId]:
-    """Yield the ranks that have stayed for at least `seconds`, over enough captures."""
+def find_settled(
+    standstills: Mapping[RankId, Standstill], now: float, seconds: float, carrying_seconds: float
+) -> Iterator[RankId]:
+    """Yield the ranks that have stayed for at least `seconds` over enough captures; `carrying_seconds` with bytes."""
     for rank, one in standstills.items():
-        if one.captures >= FEWEST_LOOKS and now - one.since >= seconds:
+        if one.captures >= FEWEST_LOOKS and now - one.since >= (carrying_seconds if one.stay.carries else seconds):
             yield rank

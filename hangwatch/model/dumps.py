@@ -16,7 +16,8 @@ class ThreadCounters(Value, frozen=True):
     """Kernel counters of one thread: CPU time (user and system), system time alone, context switches.
 
     `delay_seconds` is the time in which it was ready to run and waited for a core. A switch is voluntary if the thread
-    slept or waited, involuntary if the core was taken from it.
+    slept or waited, involuntary if the core was taken from it. `io_bytes` were read and written by calls (a call counts
+    when it returns), or from and to storage (also in a long call), whichever is more; receive and send do not count.
     """
 
     read_monotonic_seconds: float
@@ -25,6 +26,7 @@ class ThreadCounters(Value, frozen=True):
     delay_seconds: float | None = None
     voluntary_switches: int | None = None
     involuntary_switches: int | None = None
+    io_bytes: int | None = None
 
 
 class ProcessDump(Value, frozen=True):
@@ -41,7 +43,8 @@ class ProcessDump(Value, frozen=True):
     writes: `device_bytes` is what the device of the file has written, `dirty_bytes` what the whole node has yet to
     write. `waits_in_torch`: it slept in code of torch, NCCL or CUDA, whatever line of Python called that.
 
-    `socket_bytes` were carried by the TCP connections of the process since the first round. `children_bytes` and
+    `socket_bytes` were carried by the TCP connections of the process since the first round, `rank_bytes` by those to
+    other ranks, `object_bytes` by the one that its main thread is in a call on. `children_bytes` and
     `children_cpu_seconds` are what its child processes moved and used, without workers; read only if it waits for a
     child. `frozen_cgroup` is the control group that freezes it. `peers` counts its connections to other ranks of
     its job: open TCP connections to them or to their store (to any address, if the job has ranks on other nodes), and
@@ -96,6 +99,8 @@ class ProcessDump(Value, frozen=True):
     recorders: tuple[RankRecords, ...] = ()
     recorder_faults: tuple[Fault, ...] = ()
     waits_in_torch: bool | None = None
+    rank_bytes: int | None = None
+    object_bytes: int | None = None
 
 
 class KernelLine(Value, frozen=True):

@@ -71,11 +71,13 @@ class CodeRegion(Value, frozen=True):
     """The few places between which a rank moved in a capture in which nothing showed that it works.
 
     `within` is a short hash of the function of the program and of all its callers. Each of `places` is a hash of a line
-    of that function and of all frames inside of it.
+    of that function and of all frames inside of it. `carries`: its process moved bytes meanwhile, maybe of a thread for
+    which it does not wait.
     """
 
     within: str
     places: tuple[str, ...]
+    carries: bool = False
 
 
 class StackFacts(Value, frozen=True):

@@ -22,6 +22,8 @@ WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
 Whose = Literal["anybody", "library", "installed"]
 Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders", "at_master", "boot"]
 
+GPU_SYNC = "gpu_sync"
+"""The activity of a rank in a call that waits for its GPU."""
 SERVING = "serving"
 """The activity of a rank that was measured waiting for clients. The names of its functions do not matter."""
 _LEAF_DEPTH = 4
@@ -49,6 +51,11 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     may_read_gpu: bool = False
     look_at: str | None = None
     meets_at_store: bool = False
+
+    @property
+    def is_collective(self) -> bool:
+        """True for a wait for ranks that must join the same call, not for an answer, a request or the end."""
+        return self.waits_for == "ranks" and self.work_is_in is None and not self.leaves_the_job
 
 
 class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -24,9 +24,10 @@ from hangwatch.model import (
     RankDump,
     Signature,
     Waits,
+    WorkerDump,
 )
+from hangwatch.stacks import awaited_motion, kernel_facts, rates
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks import kernel_facts, rates
 from hangwatch.stacks.process_activity import ProcessPlace
 from hangwatch.stacks.rates import POLLS_PER_SECOND, MainRates, Rates, exceeds
 from hangwatch.stacks.round_places import RoundPlace, find_region
@@ -74,8 +75,7 @@ def measure(
         return Measured(signature, waits=waits)
     own = rates.measure_process(rank.rounds)
     others = [*(rates.measure_process(worker.rounds) for worker in rank.workers), rates.measure_children(rank.rounds)]
-    every = [own, *others]
-    total = Rates(rates.sum_known([one.cpu_ratio for one in every]), rates.sum_known([one.io_bytes for one in every]))
+    total = rates.sum_rates([own, *others])
     main = rates.measure_main_thread(rank.rounds)
     stood = [
         RoundPlace.from_dump(dump, stand)
@@ -83,6 +83,15 @@ def measure(
         if stand is not None
     ]
     seen = _Measurements(rank, stood, own, others, total, main, waits, settings)
+    spins_behind_gpu = seen.spins and _is_behind_gpu(seen) and not seen.gpu_tells_nothing
+    counted = awaited_motion.measure_awaited(rank, standings, waits, main, spins_behind_gpu=spins_behind_gpu)
+    seen = seen._replace(
+        main_rates=counted.process,
+        worker_rates=counted.others,
+        total=rates.sum_rates([counted.process, *counted.others]),
+        workers=rank.workers if counted.workers_count else (),
+        awaited=counted.awaited,
+    )
     signature = _signature(seen, mount_holds_job=mount_holds_job)
     return Measured(signature, total.cpu_ratio, total.io_bytes, main, _find_code_region(seen, signature), waits)
 
@@ -102,7 +111,7 @@ def polls_repeatedly(member: Member) -> bool:
 
 
 class _Measurements(NamedTuple):
-    """All measurements of one rank."""
+    """All measurements of one rank. Rates and `workers` are those that count, see `awaited_motion`."""
 
     rank: RankDump
     places: Sequence[RoundPlace]
@@ -112,6 +121,8 @@ class _Measurements(NamedTuple):
     main: MainRates
     waits: Waits
     settings: config.Capture
+    workers: Sequence[WorkerDump] = ()
+    awaited: awaited_motion.Awaited | None = None
 
     @property
     def uses_cpu(self) -> bool:
@@ -142,7 +153,7 @@ class _Measurements(NamedTuple):
     @property
     def workers_work(self) -> bool:
         """True if its workers or children work."""
-        if any(_worker_computes(worker.rounds, self.settings) for worker in self.rank.workers):
+        if any(_worker_computes(worker.rounds, self.settings) for worker in self.workers):
             return True
         return any(map(self.carries, self.worker_rates))
 
@@ -191,7 +202,7 @@ def _classify_by_stack(seen: _Measurements) -> Signature:
             return Signature.BLOCKED
         if not _waits_for_another_process(seen):
             return Signature.BEHIND_GPU
-    if any(_worker_computes(worker.rounds, seen.settings) for worker in seen.rank.workers):
+    if any(_worker_computes(worker.rounds, seen.settings) for worker in seen.workers):
         return Signature.COMPUTES
     if any(map(seen.carries, seen.worker_rates)):
         return Signature.TRANSFERS
@@ -220,10 +231,12 @@ def _find_code_region(seen: _Measurements, signature: Signature) -> CodeRegion |
     if (
         signature.motion is Motion.FROZEN
         or len(seen.places) < 2
-        or (is_moving and not _may_be_polling(seen, signature))
+        or (is_moving and not _may_be_polling(seen, signature) and not _may_carry_for_others(seen, signature))
     ):
         return None
-    return find_region(seen.places)
+    region = find_region(seen.places)
+    is_carrying = region is not None and _may_carry_for_others(seen, signature)
+    return replace(region, carries=True) if region is not None and is_carrying else region
 
 
 def _may_be_polling(seen: _Measurements, signature: Signature) -> bool:
@@ -231,6 +244,13 @@ def _may_be_polling(seen: _Measurements, signature: Signature) -> bool:
     if signature is not Signature.COMPUTES or seen.gpu_works or seen.gpu_tells_nothing:
         return False
     return not seen.carries(seen.main_rates) and not seen.workers_work
+
+
+def _may_carry_for_others(seen: _Measurements, signature: Signature) -> bool:
+    """True if only bytes of its process show that it works, and its main thread may not wait for these."""
+    if signature is not Signature.TRANSFERS or seen.awaited is not None or seen.is_in(BLOCKED_STATES):
+        return False
+    return not seen.gpu_works and not seen.gpu_tells_nothing and not seen.workers_work
 
 
 def _classify_standstill(seen: _Measurements) -> Signature:

@@ -77,6 +77,23 @@ def measure_process(rounds: Sequence[ProcessDump]) -> Rates:
     return Rates(_growth(first.cpu_seconds, last.cpu_seconds, seconds), carried)
 
 
+def measure_ranks(rounds: Sequence[ProcessDump]) -> float | None:
+    """Return the bytes per second on connections to other ranks; None if they were not read."""
+    seconds = _seconds(rounds)
+    return None if seconds is None else _growth(rounds[0].rank_bytes, rounds[-1].rank_bytes, seconds)
+
+
+def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
+    """Return the bytes per second of the main thread and the connection of its call; None if they were not read."""
+    seconds = _seconds(rounds)
+    before, after = (dump.main_before.io_bytes if dump.main_before else None for dump in (rounds[0], rounds[-1]))
+    if seconds is None or before is None or after is None:
+        return None
+    return sum_known(
+        [_growth(before, after, seconds), _growth(rounds[0].object_bytes, rounds[-1].object_bytes, seconds)]
+    )
+
+
 def measure_children(rounds: Sequence[ProcessDump]) -> Rates:
     """Return the rates of the children of a process that are not its data-loader workers."""
     seconds = _seconds(rounds)
@@ -98,6 +115,11 @@ def _seconds(rounds: Sequence[ProcessDump]) -> float | None:
 
 def _growth(first: float | None, last: float | None, seconds: float) -> float | None:
     return None if first is None or last is None else max(0.0, last - first) / seconds
+
+
+def sum_rates(every: Sequence[Rates]) -> Rates:
+    """Return the sum of the rates of several processes."""
+    return Rates(sum_known([one.cpu_ratio for one in every]), sum_known([one.io_bytes for one in every]))
 
 
 def sum_known(values: Sequence[float | None]) -> float | None:

@@ -138,8 +138,12 @@ def _with_sleep(member: Member, polling: Collection[RankId], asleep: Collection[
 
 
 def _without_motion_of(group: Group, ranks: Collection[RankId]) -> Group:
-    unknown = Signature.UNKNOWN
-    members = (
-        replace(one, signature=unknown, motion=unknown.motion) if one.id in ranks else one for one in group.members
-    )
+    members = (_without_motion(one) if one.id in ranks else one for one in group.members)
     return replace(group, members=tuple(members))
+
+
+def _without_motion(member: Member) -> Member:
+    """Return the member with unknown motion. One that carries bytes still does, for whichever thread."""
+    is_carrying = member.stack.stay is not None and member.stack.stay.carries
+    signature = member.signature if is_carrying else Signature.UNKNOWN
+    return replace(member, signature=signature, motion=Motion.UNKNOWN)

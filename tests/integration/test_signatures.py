@@ -44,6 +44,15 @@ SLEEPS_ONCE = "import time\nready()\ntime.sleep(600)"
 LOCKED = "import threading\nlock = threading.Lock()\nlock.acquire()\nready()\nlock.acquire()"
 OPENS_FIFO = "ready()\nopen(folder + '/fifo')"
 READS_EVENT = "import ctypes, os\none = ctypes.CDLL(None).eventfd(0, 0)\nready()\nos.read(one, 8)"
+WRITES_METRICS = """
+import threading, time
+def write_metrics():
+    with open('/dev/null', 'wb', buffering=0) as file:
+        while True:
+            file.write(bytes(20_000))
+            time.sleep(0.1)
+threading.Thread(target=write_metrics, daemon=True).start()
+"""
 RECEIVES = CONNECT + "ready()\npeer.recv(1)"
 STARTS_LATE = CONNECT + "import time\nready(); time.sleep(0.05); peer.recv(1)"  # as on a busy machine
 WITH_TIMEOUT = CONNECT + "peer.settimeout(600)\nready()\npeer.recv(1)"
@@ -125,6 +134,8 @@ def measured(job: Job, utilization_ratio: float | None = None) -> Member:
         (OPENS_FIFO, 1.0, Signature.BLOCKED),
         (READS_EVENT, 1.0, Signature.BEHIND_GPU),
         (SLEEPS_ONCE, 1.0, Signature.BLOCKED),
+        (WRITES_METRICS + OPENS_FIFO, 0.0, Signature.BLOCKED),
+        (WRITES_METRICS + LOCKED, 0.0, Signature.TRANSFERS),
         (POLLS, 1.0, Signature.POLLS),
         (LONE_CHILD, 0.0, Signature.AWAITS_OUTSIDE),
     ],
@@ -141,6 +152,8 @@ def measured(job: Job, utilization_ratio: float | None = None) -> Member:
         "opens a FIFO without a writer, whatever its GPU reads",
         "reads an eventfd, which its GPU may signal",
         "sleeps, whatever its GPU reads",
+        "opens a FIFO, and another thread writes",
+        "waits for a lock, maybe of the thread that writes",
         "polls, whatever its GPU reads",
         "a child sleeps",
     ],

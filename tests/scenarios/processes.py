@@ -188,6 +188,14 @@ def polls_for_file(directory: Path) -> tuple[Observed, ...]:
         return (stage.until_page().observed(),)
 
 
+def opens_beside_metrics(directory: Path) -> tuple[Observed, ...]:
+    directory.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(directory / "shard")
+    with training(settings(directory, stalled_hold_seconds=600.0)) as (stage,):
+        stage.trouble("all", f"open-beside-metrics 3 {directory / 'shard'}")
+        return (stage.until_page().observed(),)
+
+
 def inference_server(directory: Path) -> tuple[Observed, ...]:
     node = SimulatedNode(2, program="tests.scenarios.vllm_server")
     with staged(settings(directory, startup_hold_seconds=2.0), node) as (stage,):
@@ -302,6 +310,13 @@ PROCESS_SCENARIOS = (
         "hang",
         polls_for_file,
         (Expected("training → quiet → suspected → stalled → hung", True, (0,), 30.0),),
+    ),
+    ProcessScenario(
+        "a hang beside threads that write metrics",
+        "rank 3 opens a FIFO without a writer, the others wait for it; in each rank a thread writes 200 kB/s",
+        "hang",
+        opens_beside_metrics,
+        (Expected(HANG, True, (3,), 20.0),),
     ),
     ProcessScenario(
         "readings of one GPU lost",

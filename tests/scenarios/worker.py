@@ -316,6 +316,24 @@ def ask_for_word(me: Rank, path: str) -> None:
             Path(path).read_text()
 
 
+def open_beside_metrics(me: Rank, odd: str, path: str) -> None:
+    """One rank opens a FIFO without a writer, the others wait for it; in each rank a thread writes metrics."""
+    threading.Thread(target=write_metrics, daemon=True).start()
+    if me.rank == int(odd):
+        me.begins(Phase.LOADING)
+        Path(path).read_text()
+    me.begins(Phase.COLLECTIVE)
+    barrier(me.peers)
+
+
+def write_metrics() -> None:
+    """Write 200 kB/s."""
+    with Path(os.devnull).open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(20_000))
+            time.sleep(0.1)
+
+
 def debug(me: Rank, seconds: str) -> None:
     """Rank 0 is in a debugger until the person at its terminal continues; the others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
@@ -371,6 +389,7 @@ def main() -> None:
         "upload": upload_parts,
         "end-but-upload": end_but_upload,
         "ask-for-word": ask_for_word,
+        "open-beside-metrics": open_beside_metrics,
         "debug": debug,
         "ask-whom-is-gone": ask_whom_is_gone,
     }

@@ -39,6 +39,7 @@ ASLEEP = SystemCall(number=230, kind="sleeps")
 A_MINUTE = SystemCall(number=230, kind="sleeps", left_seconds=60.0)
 TEN_MS = SystemCall(number=230, kind="sleeps", left_seconds=0.01)
 OPENS = SystemCall(number=257, name="openat", object="file")
+READS = SystemCall(number=0, name="read", kind="receives", descriptors=(5,), object="file")
 HTTP = Awaited(who="10.0.0.9 port 8000")
 
 
@@ -77,6 +78,7 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
     switches: float = 0.0,
     dump_switches: int = 0,
     gil: bool | None = None,
+    main_io: float | None = None,
     **more: object,
 ) -> tuple[ProcessDump, ...]:
     """Make rounds 5 s apart; `cpu` and the main thread's values in cores, bytes and switches per second.
@@ -93,6 +95,7 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
             system_seconds=system * at,
             delay_seconds=delay * at,
             voluntary_switches=int(switches * at) + dump_switches * dumped,
+            io_bytes=None if main_io is None else int(main_io * at),
         )
 
     return tuple(
@@ -117,7 +120,7 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
             main_before=counters(number, number),
             main_after=counters(number, number + 1),
             **{
-                name: int(1e9 + 5.0 * number * value) if isinstance(value, (int, float)) else value
+                name: int(1e9 + 5.0 * number * value) if type(value) in (int, float) else value
                 for name, value in more.items()
             },
         )
@@ -299,6 +302,53 @@ def test_who_waits_for_loader_workers_does_not_wait_for_its_gpu(
     assert progress.measure(stack_dump, standings, SETTINGS).signature is expected, name
 
 
+IN_COLLECTIVE = [["all_reduce (torch/distributed/distributed_c10d.py:2810)", *HERE]] * 3
+RECEIVES = structs.replace(READS, name="recvfrom", object="socket")
+AT_CHILD = SystemCall(number=61, name="wait4", kind="awaits_child", object="child")
+BESIDE = {"io": 1e5, "main_io": 0.0, "rank_bytes": 0.0}  # a side thread writes metrics
+
+
+@pytest.mark.parametrize(
+    ("name", "stack_dump", "expected"),
+    [
+        ("waits in a collective", rank(dumps(IN_COLLECTIVE, **BESIDE)), Signature.BLOCKED),
+        ("the same, and a side thread computes",
+         rank(dumps(IN_COLLECTIVE, cpu=0.3, main=0.0, **BESIDE)), Signature.BLOCKED),
+        ("the same, and its loader works ahead",
+         rank(dumps(IN_COLLECTIVE, **BESIDE), dumps([HERE, THERE, HERE], io=1e6)), Signature.BLOCKED),
+        ("the collective carries, slowly",
+         rank(dumps(IN_COLLECTIVE, main_io=0.0, rank_bytes=1e5)), Signature.TRANSFERS),
+        ("the bytes of the collective are not counted", rank(dumps(IN_COLLECTIVE, io=1e5)), Signature.TRANSFERS),
+        ("opens a file that does not come", rank(dumps(STILL, call=OPENS, **BESIDE)), Signature.BLOCKED),
+        ("the same, and a side thread computes",
+         rank(dumps(STILL, call=OPENS, cpu=0.3, main=0.0, **BESIDE)), Signature.BLOCKED),
+        ("its main thread reads the file", rank(dumps(STILL, call=READS, io=1e6, main_io=1e6)), Signature.TRANSFERS),
+        ("another thread reads files", rank(dumps(STILL, call=READS, io=1e6, main_io=0.0)), Signature.BLOCKED),
+        ("its connection carries",
+         rank(dumps(STILL, call=RECEIVES, main_io=0.0, object_bytes=1e5)), Signature.TRANSFERS),
+        ("another connection carries",
+         rank(dumps(STILL, call=RECEIVES, main_io=0.0, object_bytes=0, socket_bytes=1e6)), Signature.BLOCKED),
+        ("the child copies", rank(dumps(STILL, call=AT_CHILD, children_bytes=1e6, **BESIDE)), Signature.TRANSFERS),
+        ("the child computes",
+         rank(dumps(STILL, call=AT_CHILD, children_cpu_seconds=1.0, **BESIDE)), Signature.UNKNOWN),
+        ("its loader worker computes",
+         rank(dumps(STILL, call=READS, **BESIDE), dumps([HERE, THERE, HERE])), Signature.COMPUTES),
+        ("sleeps in torch", rank(dumps(STILL, waits_in_torch=True, **BESIDE)), Signature.BLOCKED),
+        ("spins behind its GPU",
+         rank(dumps(STILL, cpu=1.0, **BESIDE), use=1.0, power=0.1), Signature.BEHIND_GPU),
+        ("waits for a lock of its program, maybe of that thread",
+         rank(dumps(STILL, **BESIDE)), Signature.TRANSFERS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_only_motion_of_what_the_main_thread_waits_for_counts(
+    name: str, stack_dump: RankDump, expected: Signature
+) -> None:
+    table = activity.load()
+    standings = [find_standing(dump.threads, table) for dump in stack_dump.rounds]
+    assert progress.measure(stack_dump, standings, SETTINGS).signature is expected, name
+
+
 @pytest.mark.parametrize(
     ("expected", "signatures"),
     [
@@ -425,6 +475,8 @@ TO_AND_FRO = dumps([HERE, THERE, HERE], cpu=1.0)
         ("comes to another function", rank(dumps([HERE, ["other (mine.py:9)", HERE[1]]])), None),
         ("is called from another line", rank(dumps([HERE, [HERE[0], "go (mine.py:31)"]])), None),
         ("reads meanwhile", rank(dumps([HERE, THERE], io=1e6)), None),
+        ("stands still, and its process reads", rank(dumps(STILL, io=1e6)), 1),
+        ("is in a call that reads", rank(dumps(STILL, call=READS, main_io=1e6)), None),
         ("its GPU works meanwhile", rank(TO_AND_FRO, use=1.0, power=0.8), None),
         ("its GPU draws what light work draws", rank(TO_AND_FRO, use=1.0, power=0.8, light=True), None),
         ("its worker computes meanwhile", rank(TO_AND_FRO, dumps([HERE, THERE], cpu=0.5)), None),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hangwatch.model import SystemCall, ThreadCounters
 from hangwatch.probes import pseudo_files
-from hangwatch.probes.process import process_memory, system_calls
+from hangwatch.probes.process import process_memory, procfs, system_calls
 
 MOST_DESCRIPTORS = 1024  # of one poll, select or epoll
 
@@ -29,6 +29,10 @@ def read_counters(pid: int, proc_root: Path) -> ThreadCounters | None:
     """Return what the main thread has used so far; None if it is gone or may not be read."""
     folder = f"{proc_root}/{pid}/task/{pid}"
     stat, status, sched = (pseudo_files.read_or_empty(f"{folder}/{name}") for name in ("stat", "status", "schedstat"))
+    called, stored = (
+        procfs.parse_io(pseudo_files.read_or_empty(f"{folder}/io"), *names)
+        for names in (("rchar", "wchar"), ("read_bytes", "write_bytes"))
+    )
     fields = stat.rpartition(")")[2].split()
     if len(fields) < 13 or not status:
         return None
@@ -43,6 +47,7 @@ def read_counters(pid: int, proc_root: Path) -> ThreadCounters | None:
         delay_seconds=int(on_core[1]) / 1e9 if len(on_core) > 1 else None,
         voluntary_switches=pseudo_files.number(switches.get("voluntary_ctxt_switches")),
         involuntary_switches=pseudo_files.number(switches.get("nonvoluntary_ctxt_switches")),
+        io_bytes=None if called is None else max(called, stored or 0),
     )
 
 

@@ -67,8 +67,8 @@ def read_counters(pid: int, proc_root: Path = PROC) -> Counters:
         comm=stat.comm,
         state=stat.state,
         cpu_seconds=stat.cpu_ticks / TICKS_PER_SECOND,
-        io_bytes=_parse_io(texts["io"], "rchar", "wchar"),
-        fetched_bytes=_parse_io(texts["io"], "read_bytes"),
+        io_bytes=parse_io(texts["io"], "rchar", "wchar"),
+        fetched_bytes=parse_io(texts["io"], "read_bytes"),
         wchan=None if wchan in ("", "0") else wchan,
         kernel_stack=tuple(line.partition("] ")[2] or line for line in texts["stack"].splitlines()),
         faults=tuple(faults),
@@ -255,7 +255,8 @@ def _parse_stat(raw: bytes) -> Stat | None:
         return None
 
 
-def _parse_io(text: str, *names: str) -> int | None:
+def parse_io(text: str, *names: str) -> int | None:
+    """Return the sum of these counters of proc_pid_io(5); None if one is missing."""
     counters = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
     try:
         return sum(int(counters[name]) for name in names)

@@ -1,0 +1,70 @@
+"""Pure: the motion that counts for a rank: of its process, or only of what its main thread is known to wait for.
+
+A side thread that writes metrics moves bytes in a hang, too. If the main thread is in a call about one object, only the
+bytes of the object count, and workers and children. If it is in a collective, or waits for its GPU, only bytes of
+connections to other ranks count, whichever thread carries them. In any other wait it may wait for any of its threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from hangwatch.model import RankDump, Waits
+from hangwatch.stacks import activity, rates
+from hangwatch.stacks.process_activity import ProcessPlace
+from hangwatch.stacks.rates import MainRates, Rates
+
+Awaited = Literal["object", "ranks", "gpu"]
+"""The thing that a main thread is known to wait for: the object of its call, other ranks, or its GPU."""
+
+
+class AwaitedRates(NamedTuple):
+    """The use that counts as motion of a rank: of its process (or a part of it), and of its workers and children.
+
+    `awaited` is None if the motion of every thread counts.
+    """
+
+    awaited: Awaited | None
+    process: Rates
+    others: tuple[Rates, ...]
+
+    @property
+    def workers_count(self) -> bool:
+        """True if the main thread may wait for workers or children."""
+        return self.awaited in (None, "object")
+
+
+def measure_awaited(
+    rank: RankDump,
+    standings: Sequence[ProcessPlace | None],
+    waits: Waits,
+    main: MainRates,
+    *,
+    spins_behind_gpu: bool,
+) -> AwaitedRates:
+    """Return the use that counts. Without the counters of the awaited part, that of the whole process counts."""
+    process, awaited = rates.measure_process(rank.rounds), _find_awaited(standings, waits)
+    if awaited is None and spins_behind_gpu:
+        awaited = "gpu"
+    carried = rates.measure_object(rank.rounds) if awaited == "object" else rates.measure_ranks(rank.rounds)
+    if awaited is None or carried is None or main.cpu_ratio is None:
+        awaited = None
+    else:
+        # Threads of torch that compute may be behind a wait for the GPU.
+        process = Rates(process.cpu_ratio if awaited == "gpu" else main.cpu_ratio, carried)
+    if awaited in ("ranks", "gpu"):
+        return AwaitedRates(awaited, process, ())
+    workers = (rates.measure_process(worker.rounds) for worker in rank.workers)
+    return AwaitedRates(awaited, process, (*workers, rates.measure_children(rank.rounds)))
+
+
+def _find_awaited(standings: Sequence[ProcessPlace | None], waits: Waits) -> Awaited | None:
+    """Return what the main thread waits for in every round, by its call and its stack; None if that is not known."""
+    if waits.object is not None:
+        return "object"
+    doing = [None if stand is None else activity.find_activity(stand.doing.activity) for stand in standings]
+    if all(one is not None and one.is_collective for one in doing):
+        return "ranks"
+    is_sync = all(stand is not None and stand.doing.activity == activity.GPU_SYNC for stand in standings)
+    return "gpu" if is_sync or waits.waits_in_torch else None

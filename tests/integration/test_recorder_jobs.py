@@ -10,7 +10,7 @@ import pytest
 
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.rank_records import merge_rounds
-from hangwatch.model import Member, RankId, RecorderFacts
+from hangwatch.model import Member, RankId, RecorderFacts, Signature
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes.node.machine import Node
 from hangwatch.verdict import sequence_rules
@@ -112,6 +112,22 @@ def test_a_job_that_goes_on_accuses_nobody(name: str, wanted: int, tmp_path: Pat
             pace.wait(0.05)
     print(f"{whole} of {wanted} looks were of all ranks")
     assert whole >= wanted / 2
+
+
+def test_side_threads_of_a_real_hang_are_no_motion(tmp_path: Path) -> None:
+    with started("fifo_beside_metrics", tmp_path) as job:
+        taken = wait_for(lambda: one if job.answer(one := job.look()).kind == "not_joined" else None, "the hang")
+    assert {member.signature for member in taken.grouping.members} == {Signature.BLOCKED}
+    assert all((member.usage.io_bytes_per_second or 0) > 100_000 for member in taken.grouping.members)
+    assert max(dump.rank_bytes or 0 for rank in taken.capture.ranks for dump in rank.rounds) < 10_000
+    assert [rank.rank for rank in taken.verdict.named] == [3]
+
+
+def test_bytes_of_a_collective_are_motion(tmp_path: Path) -> None:
+    with started("slow_rank", tmp_path, NUMBERS=str(1 << 22)) as job:
+        (first, last) = zip(*(rank.rounds for rank in job.look(2.0).capture.ranks), strict=True)
+    assert all(dump.rank_bytes == 0 for dump in first), "counted since the first round"
+    assert all((dump.rank_bytes or 0) > 1 << 20 for dump in last)
 
 
 def test_where_everybody_stands_alike_the_numbers_show_a_circle(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def reduce(group: dist.ProcessGroup | None = None) -> None:
-    dist.all_reduce(torch.ones(4), group=group)
+    dist.all_reduce(torch.ones(int(os.environ.get("NUMBERS", "4"))), group=group)
 
 
 def later(group: dist.ProcessGroup | None = None) -> dist.Work:
@@ -118,6 +118,25 @@ def lock_in_own_code() -> None:
         read_metrics()
     mark_arrival()
     reduce()
+
+
+def fifo_beside_metrics() -> None:
+    """Rank 3 opens a FIFO without a writer; in each rank a thread writes 200 kB/s."""
+    steps(5)
+    threading.Thread(target=write_metrics, daemon=True).start()
+    if rank() == 3:
+        os.mkfifo(FOLDER / "shard")
+        mark_arrival()
+        (FOLDER / "shard").read_bytes()
+    mark_arrival()
+    reduce()
+
+
+def write_metrics() -> None:
+    with Path(os.devnull).open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(20_000))
+            time.sleep(0.1)
 
 
 SHARED = multiprocessing.get_context("fork").Lock()  # each job has its own

@@ -37,7 +37,15 @@ from hangwatch.model import (
 from hangwatch.probes.network import interfaces, sockets
 from hangwatch.probes.network.sockets import Connection, Connections, End
 from hangwatch.probes.node import filesystems
-from hangwatch.probes.process import blocked_call, file_locks, main_thread, proc_pid, procfs, shared_locks
+from hangwatch.probes.process import (
+    blocked_call,
+    file_locks,
+    main_thread,
+    proc_pid,
+    procfs,
+    shared_locks,
+    system_calls,
+)
 
 _DEADLINE_SECONDS = 2.0  # for reading connections in one round
 _MOST_NAMESPACES = 8
@@ -96,6 +104,8 @@ class JobConnections:
         self._open: dict[int, frozenset[str]] = {}
         self._writable: dict[int, frozenset[str]] = {}
         self._shared: dict[int, shared_locks.Regions] = {}
+        self._bytes_at_first: dict[int, int | None] = {}
+        self._used: set[int] = set()
         self._shared_seconds = 0.0
         self._of_one_node: frozenset[str] = frozenset()
         self._is_partial = False
@@ -168,7 +178,9 @@ class JobConnections:
             awaited = None
         server = None if call is None else self._server(pid, call)
         is_apart = bool(children) or server not in (None, pid)
-        peers = None if call is None and state != "R" else self._peers(pid, call, is_apart=is_apart)
+        peers, active_peers = (None, None)
+        if call is not None or state == "R":
+            peers, active_peers = self._peers(pid, call, is_apart=is_apart)
         device_bytes, dirty_bytes = self._written(pid, state, kind)
         return replace(
             dump,
@@ -181,6 +193,8 @@ class JobConnections:
             device_bytes=device_bytes,
             dirty_bytes=dirty_bytes,
             peers=peers,
+            active_peers=active_peers,
+            thread_in_file=call is not None and call.name == "futex" and self._has_thread_in_file(pid),
             server=server,
             store=self._store(pid, call),
             awaits_store=None if call is None else self._awaits_store(pid, call),
@@ -311,23 +325,52 @@ class JobConnections:
         known = found if isinstance(found, tuple) else ()
         return frozenset(address for one in known if one.is_of_one_node for address in one.addresses)
 
-    def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> int | None:
+    def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> tuple[int | None, int | None]:
         """Count the connections to other ranks, and the pipes and sockets that the main thread receives from.
 
-        If the job has ranks on other nodes, any connection may lead to one. `is_apart`: the main thread is known to
-        receive from a child or from the server.
+        The second number counts only those in use. If the job has ranks on other nodes, any connection may lead to one.
+        `is_apart`: the main thread is known to receive from a child or from the server.
         """
         held = self._held(pid)
         if held is None:
-            return None
+            return None, None
         own = self._ends.get(self._rank_of.get(pid, pid), set())
+        receives = call is not None and call.kind == "receives"
+        asked = set(call.descriptors) if call is not None and receives else set()
+        found = used = 0
+        for descriptor, one in held.items():
+            if one.is_open and one.remote not in own and (self._is_elsewhere_too or self._stays_here(one)):
+                found += 1
+                used += self._is_used(one, is_asked=descriptor in asked)
+        if call is None or not receives or is_apart or self._rank_of.get(pid) != pid:
+            return found, used  # a worker receives from its own rank
         open_ = {descriptor for descriptor, one in held.items() if not one.listens}
-        connections = [one for one in held.values() if one.is_open and one.remote not in own]
-        found = sum(self._is_elsewhere_too or self._stays_here(one) for one in connections)
-        if call is None or call.kind != "receives" or is_apart or self._rank_of.get(pid) != pid:
-            return found  # a worker receives from its own rank
         links = self._links(pid, (one for one in call.descriptors if one not in open_))
-        return found + sum(link.startswith(("pipe:", "socket:")) for link in links)
+        ways = sum(link.startswith(("pipe:", "socket:")) for link in links)
+        return found + ways, used + ways
+
+    def _is_used(self, connection: Connection, *, is_asked: bool) -> bool:
+        """True unless a connection has been idle since the first round: no bytes, and no main thread receives on it."""
+        inode, carried = connection.inode, connection.carried_bytes
+        is_new = inode not in self._bytes_at_first
+        before = self._bytes_at_first.setdefault(inode, carried)
+        if is_asked or carried is None or carried != before:
+            self._used.add(inode)
+        return is_new or inode in self._used
+
+    def _has_thread_in_file(self, pid: int) -> bool:
+        """True if a thread other than the main thread is in a call on a file, pipe or child, or on a path."""
+        for thread in main_thread.other_threads(pid, self._root, _MOST_THREADS):
+            call = main_thread.read_call(pid, self._root, thread)
+            if call is None:
+                continue
+            on = system_calls.calls_by_name()[call.name].on if call.name else ""
+            if call.kind == "awaits_child" or on in ("path", "path_at"):
+                return True
+            links = self._links(pid, call.descriptors[:1]) if on == "descriptor" else ()
+            if any(map(blocked_call.is_pipe_or_path, links)):
+                return True
+        return False
 
     def _stays_here(self, connection: Connection) -> bool:
         """True if the other end may be a rank of this node, or the store."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch import config
+from hangwatch.capture.seen_connections import SeenConnections
 from hangwatch.jobs import discovery, membership, owners, user_limits
 from hangwatch.model import FoundJobs, GpuSweep, NotMonitored, Process, ProcessId
 from hangwatch.probes.network import sockets
@@ -33,6 +34,7 @@ class JobScan:
         self._endpoints: dict[ProcessId, str] = {}
         self._asked: dict[ProcessId, int] = {}  # last scan that searched for its endpoint
         self._scans = 0
+        self._seen = SeenConnections(proc_root)
         self.last_seen = crash_artifacts.RankSnapshots(proc_root, limits.max_ranks_per_owner)
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
@@ -53,6 +55,7 @@ class JobScan:
             ticks_per_second=procfs.TICKS_PER_SECOND,
             endpoints=self._endpoints,
         )
+        found = replace(found, jobs=self._seen.add_counts(found.jobs, self._limits.scan_budget_seconds))
         by_id = {process.id: process for process in processes}
         self.last_seen.note((by_id[rank.id], job.share) for job in found.jobs for rank in job.ranks if rank.id in by_id)
         unread = [NotMonitored(owner=owner, processes=count) for owner, count in self.processes.unread.items()]

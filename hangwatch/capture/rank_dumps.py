@@ -86,6 +86,7 @@ def make_rank_dump(
         **numbers._asdict(),
         silent_mount=str(mount) if mount else None,
         waits_for_mount=silent_mounts.is_waiting_for(rounds, mount),
+        most_peers=rank.most_peers,
     )
 
 

@@ -46,6 +46,7 @@ from hangwatch.model.waits import (
     FUSE_WAITS,
     AsksRank,
     CallObject,
+    Rests,
     SystemCall,
     Sleep,
     FileLock,

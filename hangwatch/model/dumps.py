@@ -48,7 +48,9 @@ class ProcessDump(Value, frozen=True):
     `children_cpu_seconds` are what its child processes moved and used, without workers; read only if it waits for a
     child. `frozen_cgroup` is the control group that freezes it. `peers` counts its connections to other ranks of
     its job: open TCP connections to them or to their store (to any address, if the job has ranks on other nodes), and
-    pipes and Unix sockets on which its main thread receives, except those to its `server`.
+    pipes and Unix sockets on which its main thread receives, except those to its `server`. `active_peers` counts those
+    of them that have carried bytes since the first round or on which the main thread has received; in the first round
+    all. `thread_in_file`: its main thread waits for a thread, and a thread is in a call on a file, pipe or child.
 
     `server` is the process that waits for clients, with its main thread on a listening socket: this process, or a rank
     or a process above it to which all connections lead that its main thread receives from. `file_lock` is the file lock
@@ -88,6 +90,8 @@ class ProcessDump(Value, frozen=True):
     dirty_bytes: int | None = None
     frozen_cgroup: str | None = None
     peers: int | None = None
+    active_peers: int | None = None
+    thread_in_file: bool = False
     server: int | None = None
     file_lock: FileLock | None = None
     shares_lock: bool = False
@@ -237,6 +241,7 @@ class RankDump(Value, frozen=True):
     `kernel_call`, `last_lines` and `details` are read after the ranks are judged, only for ranks that are named or to
     be checked first; so is `worker_call`, if the rank waits for a worker. `kernel_lines` are those since the job began.
     `nccl_ras` is None if NCCL was not asked or did not respond; `nccl_ras_fault` says why. `died` as in `EndedProcess`.
+    `most_peers` as in `Rank`.
     """
 
     id: RankId
@@ -262,6 +267,7 @@ class RankDump(Value, frozen=True):
     nccl_ras: NcclRas | None = None
     nccl_ras_fault: Fault | None = None
     died: Died | None = None
+    most_peers: int = 0
 
 
 class Setting(Value, frozen=True):

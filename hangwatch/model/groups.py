@@ -11,7 +11,7 @@ from hangwatch.model.jobs import Died, Waiting
 from hangwatch.model.stacks import Frame, Stack
 from hangwatch.model.states import Motion, Signature
 from hangwatch.model.value import Fault, Value
-from hangwatch.model.waits import KernelCall, Sleep, Waits, WorkerCall
+from hangwatch.model.waits import KernelCall, Rests, Sleep, Waits, WorkerCall
 
 
 class EnqueuedOperation(Value, frozen=True):
@@ -104,7 +104,9 @@ class KernelFacts(Value, frozen=True):
 
     `state` is the letter that /proc/PID/stat showed in every round; if the rounds differ, the last one that is not `D`.
     `wchan` is that of the round of the stack that is shown. `receives`: in the last round the main thread was in a call
-    that receives. `is_held_outside`: in every round it was in one call that no other thread of its process ends.
+    that receives. `rests`: in every round it slept or waited for a signal ("sleep"), or waited for a thread of its
+    process while none was in a call on a file, pipe or child ("thread"). `is_held_outside`: in every round it was in
+    one call that no other thread of its process ends.
     `silent_mount`, `waits_for_mount`, `call`, `worker_call` and `lines` are as in `RankDump` (`kernel_call`,
     `kernel_lines`).
     """
@@ -112,6 +114,7 @@ class KernelFacts(Value, frozen=True):
     state: str | None = None
     wchan: str | None = None
     receives: bool = False
+    rests: Rests | None = None
     is_held_outside: bool = False
     silent_mount: str | None = None
     waits_for_mount: bool = False

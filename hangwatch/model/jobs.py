@@ -48,6 +48,7 @@ class Rank(Value, frozen=True):
     """One rank of a job on this node. `gpu_uuids` are those it holds by NVML, else those named in its environment.
 
     `title` as in `RankId`, without the method that an actor of Ray runs at the moment.
+    `most_peers` is the most connections to other ranks or the store of its job that a scan has seen.
     """
 
     id: ProcessId
@@ -56,6 +57,7 @@ class Rank(Value, frozen=True):
     gpu_uuids: tuple[str, ...] = ()
     workers: tuple[Worker, ...] = ()
     title: str | None = None
+    most_peers: int = 0
 
 
 INTERFACES_OF_ONE_NODE = frozenset({"lo", "docker0"})

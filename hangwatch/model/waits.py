@@ -23,6 +23,9 @@ FUSE_WAITS = frozenset({"request_wait_answer"})
 AsksRank = Literal["main", "thread", "child"]
 """The part of a process that receives from another rank: main thread, another thread, or a child that it waits for."""
 
+Rests = Literal["sleep", "thread"]
+"""The wait of a main thread that needs no other rank: a sleep or a signal; or a thread of its own process."""
+
 
 CallObject = Literal["file", "pipe", "socket", "lock", "child"]
 """The object of a system call: a file (also a FIFO, or a path), a pipe, a socket, a file lock or a child process."""
@@ -164,8 +167,9 @@ class Waits(Value, frozen=True):
     file or pipe that it reads or writes, if no other process of its job has it open. `waits_in_torch`: its main
     thread sleeps in code of torch, NCCL or CUDA; None if that was not seen. `store` is the store of its job;
     `awaits_store` names the thread that receives an answer from it. `peers` counts the connections to other ranks, None
-    if they were not seen. `enclosed_at` is the place of its wait for other ranks, if no other node of the job reaches
-    that place. `object` is that of the one call that its main thread was in. Details: `ProcessDump`, `SystemCall`.
+    if they were not seen; `active_peers` those that are in use, `most_peers` the most that an earlier scan saw.
+    `enclosed_at` is the place of its wait for other ranks, if no other node of the job reaches that place. `object` is
+    that of the one call that its main thread was in. Details: `ProcessDump`, `SystemCall`.
     """
 
     frozen_cgroup: str | None = None
@@ -179,5 +183,7 @@ class Waits(Value, frozen=True):
     store: Store | None = None
     awaits_store: Literal["main", "thread"] | None = None
     peers: int | None = None
+    active_peers: int | None = None
+    most_peers: int = 0
     enclosed_at: str | None = None
     object: CallObject | None = None

@@ -20,12 +20,14 @@ from hangwatch.stacks import frames as stack_frames
 Order = Literal["entered", "certain", "sync", "top", "leaf", "base", "native", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
 Whose = Literal["anybody", "library", "installed"]
-Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders", "at_master", "boot"]
+Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders", "at_master", "boot", "joins"]
 
 GPU_SYNC = "gpu_sync"
 """The activity of a rank in a call that waits for its GPU."""
 SERVING = "serving"
 """The activity of a rank that was measured waiting for clients. The names of its functions do not matter."""
+EXITING = "exiting"
+"""The activity of a rank of which the interpreter or an exit handler waits for threads or processes."""
 _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
 _CHECKOUT = r"/(?:/(?:.*/)?)?"  # the root, or any folder of a whole path: a short path that still begins with `/`

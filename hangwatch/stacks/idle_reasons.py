@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hangwatch.model import BLOCKED_STATES, Group, Grouping, JobState, Member, Motion, Signature
 from hangwatch.stacks import activity
 
 _IDLE_UTILIZATION_RATIO = 0.05
-_WAITS_FOR_NO_RANK = frozenset(
-    {Signature.BLOCKED, Signature.POLLS, Signature.AWAITS_OUTSIDE, Signature.TRANSFERS, Signature.COMPUTES}
-)
+_WORKS = frozenset({Signature.TRANSFERS, Signature.COMPUTES})
+_STANDS_STILL = frozenset({Signature.BLOCKED, Signature.POLLS})
 _WAITS_FOR_CLIENTS = frozenset({Signature.BLOCKED, Signature.POLLS, Signature.AWAITS_OUTSIDE})
 
 
 def find_resting_state(grouping: Grouping) -> JobState | None:
     """Return the state of a job that is suspended or over; None for a job that must be judged.
 
-    Suspended: every rank was stopped or frozen in every round. Over: a job of several ranks in which no live rank has a
-    connection to another rank, and all GPUs are idle. A job looks the same before training begins; the grouping cannot
-    tell the two apart.
+    Suspended: every rank was stopped or frozen in every round. Over: a job of several ranks that have parted (see
+    `_have_parted`), in which no live rank uses a connection to another rank, every main thread rests or works by
+    itself, and all GPUs are idle.
 
     A job is not over if one of these is true:
     * A rank gave no stack: it is not known what it waits for.
@@ -29,17 +30,30 @@ def find_resting_state(grouping: Grouping) -> JobState | None:
     if members and all(member.signature is Signature.STOPPED for member in members):
         return JobState.SUSPENDED
     moving = sum(member.motion is Motion.MOVING for member in members)
-    living = [member for member in members if member.signature is not Signature.GONE]
     if any(group.fault and not group.gone for group in grouping.groups):
         return None
-    if any(is_refused(group, member) for group in grouping.groups for member in group.members):
+    living = [(group, one) for group in grouping.groups for one in group.members if one.signature is not Signature.GONE]
+    if any(is_refused(group, member) for group, member in living):
         return None
     doing = [activity.find_activity(group.activity) for group in grouping.groups]
     if any(one.held_elsewhere or one.meets_at_store for one in doing):
         return None
-    if living and (grouping.world_size or 0) > 1 and moving * 2 <= len(members) and all(map(_is_alone, living)):
-        return JobState.OVER
-    return None
+    is_over = bool(living) and (grouping.world_size or 0) > 1 and moving * 2 <= len(members) and _have_parted(members)
+    return JobState.OVER if is_over and all(_is_alone(group, member) for group, member in living) else None
+
+
+def _have_parted(members: Sequence[Member]) -> bool:
+    """True if a rank has left, or if ranks were connected: then that none uses a connection now is an end.
+
+    An idle connection, an earlier scan or the collectives in a flight recorder show that. Independent workers have none
+    of these.
+    """
+
+    def has_met(member: Member) -> bool:
+        has_communicated = any(library.groups for library in member.recorder.libraries)
+        return bool(member.waits.most_peers or member.waits.peers) or has_communicated
+
+    return any(member.signature is Signature.GONE or has_met(member) for member in members)
 
 
 def is_serving(grouping: Grouping) -> bool:
@@ -71,11 +85,39 @@ def _is_idle(member: Member) -> bool:
     return member.gpu.utilization_ratio is None or member.gpu.utilization_ratio < _IDLE_UTILIZATION_RATIO
 
 
-def _is_alone(member: Member) -> bool:
-    """True if a rank has no connection to another rank and does something that needs no other rank.
+def _is_alone(group: Group, member: Member) -> bool:
+    """True if a rank works or rests without another rank.
 
-    A rank in `D` does not count: the others may be waiting for it.
+    A rank in `D` does not count: the others may be waiting for it. At rest its main thread sleeps, joins a thread or
+    waits in the shutdown of the interpreter.
     """
     has_lock = member.waits.shares_lock or member.waits.file_lock is not None  # the lock may be another rank's
-    waits = has_lock or member.kernel.state in BLOCKED_STATES or member.signature not in _WAITS_FOR_NO_RANK
-    return member.waits.peers == 0 and _is_idle(member) and not waits and member.waiting is None
+    waits = has_lock or member.kernel.state in BLOCKED_STATES or member.waiting is not None
+    if waits or not _is_idle(member) or not _is_unconnected(member):
+        return False
+    if member.signature in _WORKS:
+        return True
+    joins = group.activity == activity.EXITING or any(
+        activity.is_marked("joins", frame.function, frame.file) for frame in group.frames
+    )
+    rests = member.kernel.rests == "sleep" or (member.kernel.rests == "thread" and joins)
+    return rests and member.signature in _STANDS_STILL
+
+
+def _is_unconnected(member: Member) -> bool:
+    """True if a rank uses no connection to another rank.
+
+    DDP leaves idle ones when its process group is destroyed. They lead to no wait, unless an operation is open or the
+    rank polls and no flight recorder tells for what.
+    """
+    waits = member.waits
+    if waits.peers == 0:
+        return True
+    is_open = any(
+        operation.stays_open
+        for library in member.recorder.libraries
+        for records in library.groups
+        for operation in records.operations
+    )
+    is_known = bool(member.recorder.libraries) or member.signature is not Signature.POLLS
+    return waits.peers is not None and waits.active_peers == 0 and is_known and not is_open

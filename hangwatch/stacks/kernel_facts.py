@@ -8,11 +8,12 @@ from typing import Any
 
 from msgspec import structs
 
-from hangwatch.model import BLOCKED_STATES, CallObject, ProcessDump, RankDump, Store, Waits
+from hangwatch.model import BLOCKED_STATES, CallObject, ProcessDump, RankDump, Rests, Store, Waits
 
 _NOTHING = Waits()
-_OF_OTHERS = ("store", "peers", "enclosed_at", "object")  # not of one field of each round
-_FIELDS = tuple(name for name in Waits.__struct_fields__ if name not in _OF_OTHERS)
+_OF_ALL_ROUNDS = ("store", "peers", "active_peers", "most_peers", "enclosed_at", "object")
+_SIGNAL_WAITS = frozenset({"pause", "rt_sigsuspend", "rt_sigtimedwait"})
+_FIELDS = tuple(name for name in Waits.__struct_fields__ if name not in _OF_ALL_ROUNDS)
 _MAY_CHANGE = ("frozen_cgroup", "awaited")
 _of_round: attrgetter[tuple[Any, ...]] = attrgetter(*_FIELDS)
 
@@ -53,6 +54,24 @@ def count_peers(rank: RankDump) -> int | None:
     found = [dump.peers for dump in rounds]
     known = [count for count in found if count is not None]
     return max(known) if known and len(known) == len(found) else None
+
+
+def count_active_peers(rank: RankDump) -> int | None:
+    """Return the most connections that a process of the rank used, by its last round. None if these were not seen."""
+    last = [rounds[-1].active_peers for rounds in (rank.rounds, *(worker.rounds for worker in rank.workers)) if rounds]
+    known = [count for count in last if count is not None]
+    return max(known) if known and len(known) == len(last) else None
+
+
+def find_rest(rounds: Sequence[ProcessDump]) -> Rests | None:
+    """Return the wait of a main thread that needs no other rank. Rounds in which it was awake do not matter."""
+    calls = [dump.call for dump in rounds if dump.call is not None]
+    if len(calls) < 2:
+        return None
+    if all(call.kind == "sleeps" or call.name in _SIGNAL_WAITS for call in calls):
+        return "sleep"
+    is_thread = all(call.name == "futex" for call in calls) and not any(dump.thread_in_file for dump in rounds)
+    return "thread" if is_thread else None
 
 
 def merge_store(rank: RankDump) -> Store | None:

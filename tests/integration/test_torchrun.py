@@ -20,12 +20,11 @@ from click.testing import CliRunner
 
 from hangwatch import config
 from hangwatch.capture import CaptureRequest, capture
+from hangwatch.capture.job_scan import JobScan
 from hangwatch.cli.dump import dump
 from hangwatch.cli.explain import explain
-from hangwatch.jobs import discovery
 from hangwatch.model import Grouping, Job, RankId, Verdict
 from hangwatch.probes.process import pyspy
-from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge as culprit
@@ -45,6 +44,7 @@ class RealJob:
 
     def __init__(self, folder: Path, launcher: subprocess.Popen[bytes]) -> None:
         self.folder, self.launcher = folder, launcher
+        self.scan = JobScan()
 
     def pid(self, rank: int) -> int:
         return int((self.folder / f"pid-{rank}").read_text())
@@ -87,9 +87,7 @@ class RealJob:
 
     def find(self) -> Job:
         on_gpus = sweep({rank: (self.pid(rank),) for rank in range(RANKS)})
-        found = discovery.find_jobs(
-            ProcessScan().processes({pid for gpu in on_gpus.gpus for pid in gpu.pids}), on_gpus
-        ).jobs
+        found = self.scan.find(on_gpus, "here").jobs
         (job,) = (job for job in found if self.pid(0) in {rank.id.pid for rank in job.ranks})
         return job
 
@@ -279,6 +277,22 @@ def test_a_job_that_destroyed_its_process_group_is_over_and_before_that_it_is_no
         _, after, verdict = one.judge()
         assert [member.waits.peers for member in after.members] == [0] * RANKS
         assert (verdict.kind, verdict.named) == ("Over", ())
+
+
+def test_a_job_with_ddp_that_destroyed_its_process_group_is_over(tmp_path: Path) -> None:
+    """DDP keeps an idle connection to the store and those between ranks: no main thread receives on them."""
+    program = PROGRAM.with_name("ends.py")
+    torchrun = beside_python("torchrun")
+    with launched(tmp_path, torchrun, f"--nproc-per-node={RANKS}", str(program), str(tmp_path), "ddp") as one:
+        _, before, verdict = one.judge()
+        assert 0 not in [member.waits.active_peers for member in before.members]
+        assert verdict.kind != "Over"
+        (tmp_path / "end").write_text("")
+        wait_for(lambda: len(list(tmp_path.glob("over-*"))) == RANKS, "the ranks to destroy their group")
+        _, after, verdict = one.judge()
+        assert 0 not in [member.waits.peers for member in after.members]
+        assert [member.waits.active_peers for member in after.members] == [0] * RANKS
+        assert (verdict.kind, verdict.named) == ("Over", ()), verdict.message
 
 
 @pytest.mark.series

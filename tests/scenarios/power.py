@@ -127,7 +127,7 @@ AWAITS_GENERATION = Doing((_GENERATE,), watts=90.0, utilization_ratio=0.0)
 AWAITS_EVALUATION = Doing((_REMOTE,), watts=88.0, utilization_ratio=0.0, awaited=Awaited(who="its child 78 (sbatch)"))
 IN_FSYNC = Doing((_FSYNC,), watts=85.0, utilization_ratio=0.0, state="D")
 POLLS = Doing((_POLL,), watts=85.0, utilization_ratio=0.0, switches_per_second=0.5)
-LINGERS = Doing((_DOWNLOAD[1:],), watts=110.0, utilization_ratio=0.0, peers=0)
+LINGERS = Doing((_DOWNLOAD[1:],), watts=110.0, utilization_ratio=0.0, peers=0, sleeps=True)
 UPLOADS = replace(STARTS, peers=0)
 JOINS = Doing((_INIT,), watts=80.0, utilization_ratio=0.0, cpu_ratio=0.001)
 # Ranks that wait for NCCL: a core spins in one C call without the GIL, and the GPU in a waiting kernel.

@@ -28,6 +28,7 @@ from tests.scenarios.stage import (
     WORKER,
     LookingDaemon,
     Observed,
+    Stage,
     settings,
     staged,
     training,
@@ -80,8 +81,28 @@ def suspended(directory: Path) -> tuple[Observed, ...]:
         return (stage.until_resumed().observed(),)
 
 
+def _have_met(stage: Stage) -> bool:
+    entry = stage.watcher.look()
+    return entry is not None and all(rank.most_peers > 0 for rank in entry.job.ranks)
+
+
+def dead_file(order: str) -> Callable[[Path], tuple[Observed, ...]]:
+    """Return the runner of a job of which ranks open a FIFO without a writer."""
+
+    def run(directory: Path) -> tuple[Observed, ...]:
+        with training(settings(directory)) as (stage,):
+            path = stage.node.folder / "dead"
+            os.mkfifo(path)
+            stage.trouble("all", order.format(path))
+            return (stage.until_page().observed(),)
+
+    return run
+
+
 def over(directory: Path) -> tuple[Observed, ...]:
     with training(settings(directory)) as (stage,):
+        stage.trouble("all", "meet")
+        wait_until(lambda: _have_met(stage), DEADLINE_SECONDS)
         stage.trouble("all", "linger 60")
         stage.until(JobState.OVER).watcher.follow(8.0)
         return (stage.observed(),)
@@ -341,10 +362,24 @@ PROCESS_SCENARIOS = (
     ),
     ProcessScenario(
         "training over, all linger",
-        "no rank waits for another one, and none ends",
+        "the ranks close their connections and sleep; none ends",
         "healthy",
         over,
         (Expected("training → quiet → suspected → over"),),
+    ),
+    ProcessScenario(
+        "independent workers read a dead file",
+        "ranks without a connection to each other all open a file that does not respond",
+        "hang",
+        dead_file("read-dead-file {}"),
+        (Expected(HANG, True, (), 20.0),),
+    ),
+    ProcessScenario(
+        "the last worker reads a dead file",
+        "three ranks have ended; rank 2 opens a file that does not respond",
+        "hang",
+        dead_file("end-but-read {} 2"),
+        (Expected(HANG, True, (), 20.0),),
     ),
     ProcessScenario(
         "starved but moving loader",

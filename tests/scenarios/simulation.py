@@ -30,6 +30,7 @@ from hangwatch.model import (
     RankDump,
     RankId,
     SamplerStatus,
+    SystemCall,
     Thread,
     ThreadCounters,
     Verdict,
@@ -54,7 +55,7 @@ class Doing:
     """The activity of a rank: alternating stacks (innermost frame first), and the readings of its GPU and process.
 
     `main_cpu_ratio` and `switches_per_second` are those of the main thread; a spinning thread hardly switches. A rank
-    in a write sends `device_bytes_per_second` to the device. A rank that `serves` waits on a listening socket.
+    that `sleeps` is in a sleep in every round. A rank in a write sends `device_bytes_per_second` to the device. A rank that `serves` waits on a listening socket.
     """
 
     stacks: tuple[tuple[str, ...], ...]
@@ -71,6 +72,7 @@ class Doing:
     pcie_bytes_per_second: float | None = None
     awaited: Awaited | None = None
     peers: int = 1
+    sleeps: bool = False
     serves: bool = False
     owns_gil: bool | None = None
 
@@ -351,7 +353,9 @@ class _Daemon:
             main_after=counters,
             socket_bytes=int(self._socket_bytes[gpu]),
             awaited=doing.awaited,
+            call=SystemCall(number=230, name="clock_nanosleep", kind="sleeps") if doing.sleeps else None,
             peers=doing.peers,
+            active_peers=doing.peers,
             server=self.node.process(gpu, t).pid if doing.serves else None,
             device_bytes=None if doing.device_bytes_per_second is None else int(self._device_bytes[gpu]),
         )
@@ -396,6 +400,7 @@ class _Daemon:
             works_lightly=not lost and level is not None and level.is_light,
             nvlink_bytes_per_second=None if lost else doing.nvlink_bytes_per_second,
             pcie_bytes_per_second=None if lost else doing.pcie_bytes_per_second,
+            most_peers=1,
         )
 
     def _note(self, actions: Iterable[Action], t: float) -> None:

@@ -90,10 +90,41 @@ def stop_all(me: Rank) -> None:
     barrier(me.peers)
 
 
+MET: list[socket.socket] = []
+
+
+def meet(me: Rank) -> None:
+    """Connect to rank 0 over TCP, as every communication library does."""
+    port = me.folder / "port"
+    if me.rank == 0:
+        MET.append(socket.create_server(("127.0.0.1", 0)))
+        port.with_suffix(".new").write_text(str(MET[0].getsockname()[1]))
+        port.with_suffix(".new").rename(port)
+    barrier(me.peers)
+    if me.rank:
+        MET.append(socket.create_connection(("127.0.0.1", int(port.read_text()))))
+    barrier(me.peers)
+
+
 def linger(me: Rank, seconds: str) -> None:
-    """Stay alive after the end of training."""
+    """Close all connections to other ranks, and stay alive after the end of training."""
+    for one in MET:
+        one.close()
     me.begins(Phase.IDLE)
     time.sleep(float(seconds))
+
+
+def read_dead_file(me: Rank, path: str) -> None:
+    """Each rank for itself opens a file that does not respond: a FIFO without a writer."""
+    me.begins(Phase.LOADING)
+    Path(path).read_text()
+
+
+def end_but_read(me: Rank, path: str, last: str) -> None:
+    """All ranks end, except one that opens a file which does not respond."""
+    if me.rank != int(last):
+        worker.leave(me)
+    read_dead_file(me, path)
 
 
 def behind_gpu(me: Rank, odd: str) -> None:
@@ -371,7 +402,10 @@ def main() -> None:
         "compile": compile_model,
         "evaluate-on-one": evaluate_on_one,
         "stop-all": stop_all,
+        "meet": meet,
         "linger": linger,
+        "read-dead-file": read_dead_file,
+        "end-but-read": end_but_read,
         "join-late": join_late,
         "behind-gpu": behind_gpu,
         "log-behind-gpu": log_behind_gpu,

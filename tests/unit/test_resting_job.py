@@ -6,15 +6,19 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch.model import (
+    EnqueuedOperation,
     Fault,
     FileLock,
     Frame,
     Group,
     Grouping,
+    GroupRecords,
     JobState,
     KernelFacts,
     Member,
     RankId,
+    RecorderFacts,
+    RecorderState,
     Signature,
     Store,
     Waits,
@@ -26,11 +30,23 @@ LINGERS = Member(
     id=RankId(node="n1"),
     signature=Signature.BLOCKED,
     motion=Signature.BLOCKED.motion,
-    kernel=KernelFacts(state="S"),
-    waits=Waits(peers=0),
+    kernel=KernelFacts(state="S", rests="sleep"),
+    waits=Waits(peers=0, active_peers=0, most_peers=3),
 )
 STOPPED = replace(LINGERS, signature=Signature.STOPPED, kernel=replace(LINGERS.kernel, state="T"))
 GONE = replace(LINGERS, signature=Signature.GONE, waits=replace(LINGERS.waits, peers=None))
+NEVER_MET = replace(LINGERS, waits=replace(LINGERS.waits, most_peers=0))
+IDLE_PAIR = replace(LINGERS, waits=replace(LINGERS.waits, peers=2))
+AT_A_CALL = replace(LINGERS, kernel=replace(LINGERS.kernel, rests=None))
+AT_A_THREAD = replace(LINGERS, kernel=replace(LINGERS.kernel, rests="thread"))
+RECORDED = RecorderFacts(libraries=(RecorderState(library="gloo", groups=(GroupRecords("gloo", "0", "", 7),)),))
+OPEN = EnqueuedOperation(7, "all_reduce", 7, 0.0, stays_open=True)
+
+
+def with_operation(facts: RecorderFacts) -> RecorderFacts:
+    (library,) = facts.libraries
+    (group,) = library.groups
+    return replace(facts, libraries=(replace(library, groups=(replace(group, operations=(OPEN,)),)),))
 
 
 def seated(*members: Member, world_size: int | None = 2) -> Grouping:
@@ -53,8 +69,12 @@ def resting(*members: Member, world_size: int | None = 2) -> JobState | None:
         ("all linger", (LINGERS, LINGERS), JobState.OVER),
         ("rank 0 alone is left", (LINGERS, GONE), JobState.OVER),
         ("nobody is left", (GONE, GONE), None),
-        ("one is connected to another", (LINGERS, replace(LINGERS, waits=replace(LINGERS.waits, peers=1))), None),
-        ("of one nobody knows", (LINGERS, replace(LINGERS, waits=replace(LINGERS.waits, peers=None))), None),
+        (
+            "one is connected to another",
+            (LINGERS, replace(LINGERS, waits=replace(LINGERS.waits, peers=1, active_peers=1))),
+            None,
+        ),
+        ("of one nobody knows", (LINGERS, replace(LINGERS, waits=Waits(most_peers=3))), None),
         ("one spins", (LINGERS, replace(LINGERS, signature=Signature.SPINS)), None),
         ("one stands behind its GPU", (LINGERS, replace(LINGERS, signature=Signature.BEHIND_GPU)), None),
         ("one is blocked in the kernel", (LINGERS, replace(LINGERS, kernel=replace(LINGERS.kernel, state="D"))), None),
@@ -69,12 +89,44 @@ def resting(*members: Member, world_size: int | None = 2) -> JobState | None:
             (LINGERS, replace(LINGERS, waits=replace(LINGERS.waits, shares_lock=True))),
             None,
         ),
+        ("they never met", (NEVER_MET, NEVER_MET), None),
+        ("they never met, and one has left", (NEVER_MET, GONE), JobState.OVER),
+        ("the last one is in a call on a file", (AT_A_CALL, GONE), None),
+        ("DDP left an idle pair", (IDLE_PAIR, IDLE_PAIR), JobState.OVER),
+        ("one receives on its pair", (replace(IDLE_PAIR, waits=replace(IDLE_PAIR.waits, active_peers=1)), GONE), None),
+        ("one polls, and no recorder tells for what", (replace(IDLE_PAIR, signature=Signature.POLLS), GONE), None),
+        (
+            "one polls, and its recorder shows no open operation",
+            (replace(IDLE_PAIR, signature=Signature.POLLS, recorder=RECORDED), GONE),
+            JobState.OVER,
+        ),
+        ("one has an operation open", (replace(IDLE_PAIR, recorder=with_operation(RECORDED)), GONE), None),
+        ("they communicated by their recorders", (replace(NEVER_MET, recorder=RECORDED),) * 2, JobState.OVER),
+        ("one asks a server", (replace(LINGERS, signature=Signature.AWAITS_OUTSIDE), GONE), None),
+        ("one waits for a thread", (AT_A_THREAD, GONE), None),
         ("one uploads", (LINGERS, replace(LINGERS, signature=Signature.TRANSFERS)), JobState.OVER),
         ("two of three compute", (LINGERS, *[replace(LINGERS, signature=Signature.COMPUTES)] * 2), None),
     ],
 )
 def test_who_rests(name: str, members: tuple[Member, ...], expected: JobState | None) -> None:
     assert resting(*members) is expected, name
+
+
+@pytest.mark.parametrize(
+    ("name", "doing", "function", "expected"),
+    [
+        ("it joins a thread", "thread_wait", "join", JobState.OVER),
+        ("it waits in the interpreter's shutdown", "exiting", "_shutdown", JobState.OVER),
+        ("it waits for a lock", "lock", "acquire", None),
+    ],
+)
+def test_thread_that_is_joined_rests_and_lock_of_program_does_not(
+    name: str, doing: str, function: str, expected: JobState | None
+) -> None:
+    (group,) = seated(AT_A_THREAD, GONE).groups
+    frame = Frame(function=function, file="/usr/lib/python3.12/threading.py", line=1)
+    group = replace(group, activity=doing, frames=(frame,))
+    assert find_resting_state(Grouping(groups=(group,), world_size=2)) is expected, name
 
 
 @pytest.mark.parametrize("world_size", [None, 1])

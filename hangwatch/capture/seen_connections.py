@@ -1,0 +1,65 @@
+"""Connections between the ranks of a job, counted at each scan: only earlier ones show that ranks have parted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hangwatch.jobs import process_role
+from hangwatch.model import Job, ProcessId
+from hangwatch.probes.network import sockets
+from hangwatch.probes.network.sockets import Connection, Connections
+from hangwatch.probes.process import proc_pid
+
+_MOST_NAMESPACES = 64
+
+
+class SeenConnections:
+    """The most connections to other ranks, or to the store, that the scans have seen of each rank."""
+
+    def __init__(self, proc_root: Path) -> None:
+        self._root = proc_root
+        self._most: dict[ProcessId, int] = {}
+
+    def add_counts(self, jobs: Sequence[Job], budget_seconds: float) -> tuple[Job, ...]:
+        """Return the jobs with `most_peers` of their ranks. Jobs that a scan has no time for keep their counts."""
+        end = time.monotonic() + budget_seconds
+        tables: dict[str, Connections] = {}
+        kept = {rank.id: self._most.get(rank.id, 0) for job in jobs for rank in job.ranks}
+        for job in jobs:
+            if (job.world_size or 0) > 1 and time.monotonic() < end:
+                for process, count in self._count(job, tables).items():
+                    kept[process] = max(kept[process], count)
+        self._most = kept
+        return tuple(
+            replace(job, ranks=tuple(replace(rank, most_peers=kept[rank.id]) for rank in job.ranks)) for job in jobs
+        )
+
+    def _count(self, job: Job, tables: dict[str, Connections]) -> dict[ProcessId, int]:
+        """Count the connections of each rank, by the measure of `ProcessDump.peers`."""
+        processes = (*(rank.id for rank in job.ranks), *job.launcher_ids)
+        held = {process: self._open(process.pid, tables) for process in processes}
+        ends = {one.local: process for process, each in held.items() for one in each}
+        _, port = process_role.rendezvous(job.environ)
+
+        def is_peer(process: ProcessId, connection: Connection) -> bool:
+            local, remote = connection.local, connection.remote
+            if ends.get(remote) == process:
+                return False
+            return job.is_elsewhere_too or str(remote[1]) == port or remote in ends or remote[0] == local[0]
+
+        return {rank.id: sum(is_peer(rank.id, one) for one in held[rank.id]) for rank in job.ranks}
+
+    def _open(self, pid: int, tables: dict[str, Connections]) -> list[Connection]:
+        """Return the open connections of a process; none if they may not be read."""
+        space = proc_pid.namespace(self._root, pid, "net")
+        if space is None or (space not in tables and len(tables) >= _MOST_NAMESPACES):
+            return []
+        if space not in tables:
+            tables[space] = sockets.read(pid, self._root) or {}
+        table = tables[space]
+        inodes = (sockets.sockets_of_process(pid, self._root) or {}).values() if table else ()
+        return [table[inode] for inode in inodes if inode in table and table[inode].is_open]

@@ -202,6 +202,11 @@ def name_ranks(ranks: Sequence[RankId]) -> str:
     return f"{_folded(ranks)}{_places(ranks)}"
 
 
+def traced_ranks(traced: Sequence[tuple[RankId, str]]) -> str:
+    """Return ranks with the process that traces each: `rank 3 on a is stopped by gdb, pid 4711`; at most four."""
+    return "; ".join(f"{_name_rank(rank)} is stopped by {tracer}" for rank, tracer in traced[:4])
+
+
 def _name_rank(rank: RankId) -> str:
     """Return one rank with all that is known of it. Its name is the title, else the global or local rank, else the pid.
 

@@ -101,6 +101,7 @@ class JobConnections:
         self._listens_at: dict[End, int] = {}
         self._unix: dict[int, sockets.UnixSocket] = {}
         self._servers: dict[int, frozenset[str]] = {}
+        self._job_server: int | None = None
         self._open: dict[int, frozenset[str]] = {}
         self._writable: dict[int, frozenset[str]] = {}
         self._shared: dict[int, shared_locks.Regions] = {}
@@ -135,6 +136,14 @@ class JobConnections:
         self._is_partial = any(self._is_unread(pid) for pid in self._ranks)
         self._of_one_node = self._addresses_of_one_node() if self._is_elsewhere_too else frozenset()
         self._servers = {} if self._is_elsewhere_too else self._find_servers(spaces)
+        self._job_server = next(filter(self._is_of_job, self._servers), None)
+
+    def _is_of_job(self, pid: int) -> bool:
+        """True for a rank, a launcher, and a parent of a rank that runs the program of that rank."""
+        if pid in self._ranks or pid in self._launchers:
+            return True
+        children = (rank for rank in self._ranks if procfs.read_parent(rank, self._root) == pid)
+        return any(self._program(child) == self._program(pid) for child in itertools.islice(children, 1))
 
     def _find_servers(self, spaces: Mapping[str | None, Connections | None]) -> dict[int, frozenset[str]]:
         """Return ranks and their ancestors that wait for clients, with the far ends of their pipes and Unix sockets."""
@@ -196,6 +205,7 @@ class JobConnections:
             active_peers=active_peers,
             thread_in_file=call is not None and call.name == "futex" and self._has_thread_in_file(pid),
             server=server,
+            job_server=self._job_server,
             store=self._store(pid, call),
             awaits_store=None if call is None else self._awaits_store(pid, call),
             enclosed_at=self._enclosed_at(pid),

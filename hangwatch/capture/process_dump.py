@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from hangwatch.capture.connections import JobConnections
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.collectives import rank_records
 from hangwatch.formats import pyspy_json
-from hangwatch.model import ENDED_STATES, Fault, ProcessDump, ProcessId, Thread
+from hangwatch.model import ENDED_STATES, STOPPED_STATES, Fault, ProcessDump, ProcessId, Thread
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.node import filesystems
@@ -86,6 +87,7 @@ class ProcessDumper(NamedTuple):
             frozen_cgroup=cgroup_freezer.frozen_cgroup(
                 target.pid, counters.state, counters.wchan, proc_root, self.request.paths.sys_root
             ),
+            tracer=_tracer(target.pid, proc_root) if counters.state in STOPPED_STATES else None,
             recorders=recorders,
             recorder_faults=recorder_faults,
             waits_in_torch=native_stack.waits_in_torch(target.pid, proc_root) if target in self.ranks else None,
@@ -176,3 +178,11 @@ class ProcessDumper(NamedTuple):
         if second.fault is not None and second.fault.reason in pystack.REASONS:
             self.unreadable.add(target)
         return second
+
+
+def _tracer(pid: int, proc_root: Path) -> str | None:
+    """Return name and pid of the process that traces a process; None without one."""
+    tracer = procfs.read_tracer(pid, proc_root)
+    if tracer is None:
+        return None
+    return f"{words.printable(procfs.read_counters(tracer, proc_root).comm) or 'a tracer'}, pid {tracer}"

@@ -53,6 +53,12 @@ class Cause(NamedTuple):
     detail: str = ""
 
     @property
+    def is_kill(self) -> bool:
+        """True if only the exit status or the launcher's log tells of a SIGKILL, and no line of the kernel's log."""
+        end = self.artifacts.exit
+        return self.order == 2 and self.artifacts.core is None and end is not None and end.signal == "SIGKILL"
+
+    @property
     def full_text(self) -> str:
         """The detail, for readers of the incident."""
         return self.detail or self.text
@@ -111,10 +117,18 @@ def _find_first_deaths(causes: Sequence[Cause]) -> list[RankId]:
     return [cause.artifacts.id for cause in tied]
 
 
-def judge(job: Job, dead: Sequence[CrashArtifacts]) -> Verdict | None:
-    """Return the verdict on a crash; None if no artifact shows a crash."""
+def judge(job: Job, dead: Sequence[CrashArtifacts], *, was_open: bool = False) -> Verdict | None:
+    """Return the verdict on a crash; None if no artifact shows a crash.
+
+    `was_open`: an incident of the job was open. A person or launcher ends such a job with SIGKILL: that is no crash,
+    even if ranks complain of the killed ones.
+    """
     causes = find_causes(dead)
-    if not causes:
+    if not causes or (
+        was_open
+        and any(cause.is_kill for cause in causes)
+        and all(cause.is_kill or cause.order == 3 for cause in causes)
+    ):
         return None
     first, named = causes[0], _find_first_deaths(causes)
     if len(named) == len(dead) > 1:

@@ -12,6 +12,7 @@ from hangwatch.model import Job
 from hangwatch.probes.process.crash_artifacts import RankSnapshots
 from hangwatch.schedule import FairQueue
 from hangwatch.state import steps
+from hangwatch.state.actions import ReadCrashArtifacts
 
 log = logging.getLogger(__package__)  # one logger for the whole package: users filter by its name
 
@@ -24,14 +25,15 @@ class DeadRanks:
 
     def __init__(self, common: DaemonContext, last_seen: RankSnapshots) -> None:
         self._common, self._last_seen = common, last_seen
-        self._turns: FairQueue[Job] = FairQueue(1)
+        self._turns: FairQueue[ReadCrashArtifacts] = FairQueue(1)
 
-    def enqueue(self, job: Job) -> None:
+    def enqueue(self, wanted: ReadCrashArtifacts) -> None:
         """Queue the dead ranks of a job. Drop the job if `MOST_DEAD_JOBS` jobs of its owner are waiting already."""
+        job = wanted.job
         if not self._common.settings.crashes.read:
             return
         self._common.running_steps.begin(job.name.in_log, _STEP)
-        if self._turns.add(job.share, job, MOST_DEAD_JOBS):
+        if self._turns.add(job.share, wanted, MOST_DEAD_JOBS):
             self._common.schedule.run_once("remains", self._read_queued)
         else:
             self._common.running_steps.end(job.name.in_log, _STEP)
@@ -60,7 +62,7 @@ class DeadRanks:
         try:
             self._read(turn.item)
         finally:
-            self._common.running_steps.end(turn.item.name.in_log, _STEP)
+            self._common.running_steps.end(turn.item.job.name.in_log, _STEP)
             if self._turns.end(turn) and not self._common.stop.is_set():
                 self._common.schedule.run_once("remains", self._read_queued)
         return True
@@ -75,12 +77,12 @@ class DeadRanks:
             what = f"what its dead ranks left is not read: {MOST_DEAD_JOBS} jobs of {job.owner} wait for that"
             log.warning("%s: %s (%s since the start)", job.name.in_log, what, words.count(unread, "job"))
 
-    def _read(self, job: Job) -> None:
+    def _read(self, wanted: ReadCrashArtifacts) -> None:
         """Read the crash artifacts of a job's dead ranks. Only a crash creates an incident; a normal exit does not."""
-        common = self._common
+        common, job = self._common, wanted.job
         cores = common.settings.crashes.cores
         found = crash.collect_artifacts(job, common.node, self._last_seen, cores=cores, proc_root=common.proc_root)
-        verdict = crash.judge(job, found)
+        verdict = crash.judge(job, found, was_open=wanted.was_open)
         if verdict is None:
             for why in dict.fromkeys(why for left in found for why in left.refused):
                 log.info("%s: its ranks ended, and nothing tells of a crash: %s", job.name.in_log, why)

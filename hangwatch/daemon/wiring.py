@@ -179,7 +179,7 @@ class Daemon:
             if isinstance(action, TakeCapture):
                 self.looking.enqueue(action)
             elif isinstance(action, ReadCrashArtifacts):
-                self._dead_ranks.enqueue(action.job)
+                self._dead_ranks.enqueue(action)
             elif isinstance(action, SaveIncident):
                 self._keeping.save(action)
             elif isinstance(action, Transition):

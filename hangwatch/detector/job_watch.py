@@ -40,7 +40,8 @@ class MotionCount(Value, frozen=True):
     * `movers_text`: the moving ranks, in words. `movers`: the same ranks.
     * `with_stack`: the ranks that gave a stack. `absent`: the frozen ranks without a process. `started_since`: the
       ranks of which the process started after the capture began.
-    * `resting`: the state of a job that does not progress and is not hung. `serves`: an idle server waits for requests.
+    * `resting`: the state of a job that does not progress and is not hung. `traced_text`: the ranks that a debugger has
+      stopped, in words. `serves`: an idle server waits for requests.
     * `places`: where the ranks are that the others wait for, see `known_pauses`.
     * `stays`: the ranks that stay between a few lines; only several captures tell if these progress. `settled`: how
       many of them stayed there in earlier captures, too.
@@ -56,6 +57,7 @@ class MotionCount(Value, frozen=True):
     started_since: int = 0
     movers_text: str = ""
     resting: JobState | None = None
+    traced_text: str = ""
     serves: bool = False
     places: frozenset[str] = frozenset()
     movers: frozenset[RankId] = frozenset()

@@ -28,7 +28,7 @@ from hangwatch.model import CodeRegion, JobState, RankId
 STANDSTILL_HOLDS = 2.0  # a rank that moves between few places for this many holds cannot be judged
 _RESTING_WORDS = {
     JobState.SUSPENDED: "all {} ranks are stopped or frozen",
-    JobState.OVER: "training is over: of its {} ranks none is connected to another one",
+    JobState.OVER: "training is over: its {} ranks have parted and rest",
 }
 
 
@@ -49,7 +49,8 @@ def apply_capture(
     # A job that has not begun to work has no connections either.
     if seen.resting is JobState.SUSPENDED or (seen.resting is JobState.OVER and watch.power.was_busy):
         watch = _with_places(watch, frozenset({known_pauses.NOWHERE}))
-        return confirm_state(watch, seen.resting, _RESTING_WORDS[seen.resting].format(seen.total), now, settings)
+        message = seen.traced_text or _RESTING_WORDS[seen.resting].format(seen.total)
+        return confirm_state(watch, seen.resting, message, now, settings)
     if seen.most_move:
         message = f"{seen.moving} of {seen.total} ranks are moving: what the job draws now is work"
         return _learn_work(watch, message, now, settings)

@@ -46,14 +46,16 @@ class ProcessDump(Value, frozen=True):
     `socket_bytes` were carried by the TCP connections of the process since the first round, `rank_bytes` by those to
     other ranks, `object_bytes` by the one that its main thread is in a call on. `children_bytes` and
     `children_cpu_seconds` are what its child processes moved and used, without workers; read only if it waits for a
-    child. `frozen_cgroup` is the control group that freezes it. `peers` counts its connections to other ranks of
+    child. `frozen_cgroup` is the control group that freezes it, `tracer` the process that traces it while it is stopped
+    ("gdb, pid 4711"). `peers` counts its connections to other ranks of
     its job: open TCP connections to them or to their store (to any address, if the job has ranks on other nodes), and
     pipes and Unix sockets on which its main thread receives, except those to its `server`. `active_peers` counts those
     of them that have carried bytes since the first round or on which the main thread has received; in the first round
     all. `thread_in_file`: its main thread waits for a thread, and a thread is in a call on a file, pipe or child.
 
     `server` is the process that waits for clients, with its main thread on a listening socket: this process, or a rank
-    or a process above it to which all connections lead that its main thread receives from. `file_lock` is the file lock
+    or a process above it to which all connections lead that its main thread receives from. `job_server` is a process of
+    its job on this node that waits for clients, whether it receives from that or not. `file_lock` is the file lock
     that its main thread waits for; `shares_lock`: it waits for a lock in memory that another rank of its job maps, too.
     `store` is what its sockets show of the store of its job; `awaits_store` names the thread that receives an answer
     from the store: the main thread or, if that sleeps, another. `asks_rank` names what receives from another rank of
@@ -89,10 +91,12 @@ class ProcessDump(Value, frozen=True):
     device_bytes: int | None = None
     dirty_bytes: int | None = None
     frozen_cgroup: str | None = None
+    tracer: str | None = None
     peers: int | None = None
     active_peers: int | None = None
     thread_in_file: bool = False
     server: int | None = None
+    job_server: int | None = None
     file_lock: FileLock | None = None
     shares_lock: bool = False
     asks_rank: AsksRank | None = None

@@ -160,8 +160,10 @@ class Awaited(Value, frozen=True):
 class Waits(Value, frozen=True):
     """Everything that a process waits for outside of itself, and its connections to other ranks, by the kernel.
 
-    `frozen_cgroup` is the control group that freezes it, `awaited` a peer outside of the job. `server` is the
+    `frozen_cgroup` is the control group that freezes it, `tracer` the process that traces and stops it, `awaited` a
+    peer outside of the job. `server` is the
     pid of the process that waits for clients and from which this one receives; it may be the process itself.
+    `job_server` is any process of its job that waits for clients.
     `file_lock` is the file lock that it waits for; `shares_lock`: it waits for a lock in memory that another rank of
     its job maps too. `asks_rank` names the part of it that receives from another rank of its job. `stuck_on` is the
     file or pipe that it reads or writes, if no other process of its job has it open. `waits_in_torch`: its main
@@ -173,8 +175,10 @@ class Waits(Value, frozen=True):
     """
 
     frozen_cgroup: str | None = None
+    tracer: str | None = None
     awaited: Awaited | None = None
     server: int | None = None
+    job_server: int | None = None
     file_lock: FileLock | None = None
     shares_lock: bool = False
     asks_rank: AsksRank | None = None

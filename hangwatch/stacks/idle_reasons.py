@@ -8,6 +8,8 @@ from hangwatch.model import BLOCKED_STATES, Group, Grouping, JobState, Member, M
 from hangwatch.stacks import activity
 
 _IDLE_UTILIZATION_RATIO = 0.05
+_IDLE_CPU_RATIO = 0.05  # of one core
+_FLOOR_RATIO = 0.1  # between the floor and the busy level of its own GPU
 _WORKS = frozenset({Signature.TRANSFERS, Signature.COMPUTES})
 _STANDS_STILL = frozenset({Signature.BLOCKED, Signature.POLLS})
 _WAITS_FOR_CLIENTS = frozenset({Signature.BLOCKED, Signature.POLLS, Signature.AWAITS_OUTSIDE})
@@ -16,9 +18,9 @@ _WAITS_FOR_CLIENTS = frozenset({Signature.BLOCKED, Signature.POLLS, Signature.AW
 def find_resting_state(grouping: Grouping) -> JobState | None:
     """Return the state of a job that is suspended or over; None for a job that must be judged.
 
-    Suspended: every rank was stopped or frozen in every round. Over: a job of several ranks that have parted (see
-    `_have_parted`), in which no live rank uses a connection to another rank, every main thread rests or works by
-    itself, and all GPUs are idle.
+    Suspended: every rank was stopped or frozen in every round, or a tracer, such as gdb, holds a rank. Over: a job of
+    several ranks that have parted (see `_have_parted`), in which no live rank uses a connection to another rank, every
+    main thread rests or works by itself, and all GPUs are idle.
 
     A job is not over if one of these is true:
     * A rank gave no stack: it is not known what it waits for.
@@ -28,6 +30,8 @@ def find_resting_state(grouping: Grouping) -> JobState | None:
     """
     members = grouping.members
     if members and all(member.signature is Signature.STOPPED for member in members):
+        return JobState.SUSPENDED
+    if any(member.waits.tracer is not None for member in members):
         return JobState.SUSPENDED
     moving = sum(member.motion is Motion.MOVING for member in members)
     if any(group.fault and not group.gone for group in grouping.groups):
@@ -60,12 +64,14 @@ def is_serving(grouping: Grouping) -> bool:
     """True if this is a service without requests, not a job that trains.
 
     Every rank waits for clients on a listening socket, or receives only from a process that does. Or the ranks wait
-    behind their GPUs for a rank that itself waits for clients.
+    behind their GPUs for a rank that itself waits for clients. Or a process of the job waits for clients, and each rank
+    waits for it, for its turn at a queue, or polls.
     """
     members = grouping.members
     waits = any(_awaits_clients(member) and member.waits.server == member.id.pid for member in members)
     behind = waits and all(_awaits_clients(one) or one.signature is Signature.BEHIND_GPU for one in members)
-    return behind or (bool(members) and all(map(_awaits_clients, members)))
+    every = [(group, member) for group in grouping.groups for member in group.members]
+    return behind or (bool(every) and all(_awaits_clients(one) or _awaits_turn(group, one) for group, one in every))
 
 
 def is_refused(group: Group, member: Member) -> bool:
@@ -79,6 +85,19 @@ def _awaits_clients(member: Member) -> bool:
     is_itself = member.waits.server == member.id.pid
     waits = member.waits.server is not None and (is_itself or member.waits.peers == 0)
     return waits and _is_idle(member) and member.signature in _WAITS_FOR_CLIENTS
+
+
+def _awaits_turn(group: Group, member: Member) -> bool:
+    """True if a rank without connections waits at a lock of several ranks, or polls, while its job waits for clients.
+
+    A GPU above its floor, or a core in use, disproves that.
+    """
+    waits = member.waits
+    if waits.job_server is None or waits.peers != 0 or waits.most_peers or group.waits_for in ("ranks", "gpu"):
+        return False
+    works = (member.usage.cpu_ratio or 0.0) > _IDLE_CPU_RATIO or (member.gpu.busy_power_ratio or 0.0) > _FLOOR_RATIO
+    at_turn = member.signature is Signature.POLLS or (member.signature is Signature.BLOCKED and waits.shares_lock)
+    return at_turn and _is_idle(member) and not works
 
 
 def _is_idle(member: Member) -> bool:

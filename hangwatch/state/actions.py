@@ -21,9 +21,13 @@ class SaveIncident(Value, frozen=True):
 
 
 class ReadCrashArtifacts(Value, frozen=True):
-    """Read the crash artifacts of the ranks in `job.ended`, of which some have just ended."""
+    """Read the crash artifacts of the ranks in `job.ended`, of which some have just ended.
+
+    `was_open`: an incident of the job was open then.
+    """
 
     job: Job
+    was_open: bool = False
 
 
 Action: TypeAlias = detector.Action | SaveIncident | ReadCrashArtifacts

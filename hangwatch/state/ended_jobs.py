@@ -40,11 +40,11 @@ def with_ended(before: Job, job: Job, unix_now: float) -> Job:
     return job if ended == job.ended else replace(job, ended=ended)
 
 
-def ask_for_artifacts(before: Job, after: Job) -> tuple[ReadCrashArtifacts, ...]:
+def ask_for_artifacts(before: JobEntry, after: Job) -> tuple[ReadCrashArtifacts, ...]:
     """Return the action that reads crash artifacts, if a rank ended since `before`."""
-    known = {one.id for one in before.ended}
+    known = {one.id for one in before.job.ended}
     new = any(not one.is_worker and one.id not in known for one in after.ended)
-    return (ReadCrashArtifacts(job=after),) if new else ()
+    return (ReadCrashArtifacts(job=after, was_open=before.watch.is_open),) if new else ()
 
 
 def _processes(job: Job) -> Iterator[tuple[ProcessId, int | None, int | None, bool]]:

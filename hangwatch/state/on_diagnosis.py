@@ -126,6 +126,9 @@ def count_motion(grouping: Grouping) -> MotionCount:
         absent=0 if ended else sum(group.size for group in grouping.groups if group.gone),
         movers_text="; ".join(who),
         resting=find_resting_state(grouping),
+        traced_text=words.traced_ranks(
+            [(each.id, each.waits.tracer) for each in grouping.members if each.waits.tracer]
+        ),
         serves=is_serving(grouping),
         movers=frozenset(member.id for member in grouping.members if member.motion is Motion.MOVING),
         stays=standstill.find_stays(grouping),

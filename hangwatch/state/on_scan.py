@@ -76,7 +76,7 @@ def _update_entry(
     actions: tuple[Action, ...] = ()
     if entry is not None and job_watch.is_restart(entry.watch, job):
         reason = RANKS_CAME if entry.job.waiting else "its ranks were replaced by new ones"
-        gone = ask_for_artifacts(entry.job, with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
+        gone = ask_for_artifacts(entry, with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
         entry, more = _end(entry, reason, now, unix_now)
         actions = (*gone, *more)
     if entry is None or entry.watch.state is JobState.ENDED:
@@ -85,7 +85,7 @@ def _update_entry(
         watch = job_watch.begin_watch(job, now, started, entry.watch if entry is not None and is_same else None)
         return JobEntry(job=job, watch=watch, held_gpu=job.holds_gpu), actions
     known = with_ended(entry.job, with_known_absent(entry, job), unix_now)
-    actions += ask_for_artifacts(entry.job, known)
+    actions += ask_for_artifacts(entry, known)
     held_gpu = entry.held_gpu or job.holds_gpu
     return replace(entry, job=known, watch=job_watch.update_identity(entry.watch, job), held_gpu=held_gpu), actions
 
@@ -98,7 +98,7 @@ def _end_missing(
     `has_ranks_now`: it was a launcher that now has ranks.
     """
     reason = WAITS_NO_MORE if entry.job.waiting else "all its ranks on this node have ended"
-    gone = ask_for_artifacts(entry.job, with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
+    gone = ask_for_artifacts(entry, with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
     ended, actions = _end(entry, RANKS_CAME if has_ranks_now else reason, now, unix_now)
     return ended, (*gone, *actions)
 

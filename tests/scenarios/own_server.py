@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -36,7 +37,8 @@ def end_with_input(workers: list[BaseProcess]) -> None:
     os._exit(0)
 
 
-def main() -> None:
+def main(serve_requests: Callable[..., None] = answer, *arguments: object) -> None:
+    """Start the workers with `serve_requests` and these first arguments, and wait for clients."""
     folder, run_id, ranks, *_ = sys.argv[1:]
     set_identity("python", os.getppid(), Path(folder))
     context = multiprocessing.get_context("spawn")
@@ -46,7 +48,7 @@ def main() -> None:
         ours, theirs = context.Pipe()
         numbers = {"RANK": str(index), "LOCAL_RANK": str(index), "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         os.environ |= {**numbers, "TORCHELASTIC_RUN_ID": run_id}
-        worker = context.Process(target=answer, args=(index, folder, os.getpid(), theirs, tell))
+        worker = context.Process(target=serve_requests, args=(*arguments, index, folder, os.getpid(), theirs, tell))
         worker.start()
         pipes.append(ours)
         workers.append(worker)

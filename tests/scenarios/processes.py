@@ -5,9 +5,12 @@ The demo's own scenarios are among them. Times are those of the demo: 3 s hold, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,6 +234,39 @@ def own_server(directory: Path) -> tuple[Observed, ...]:
         return (stage.observed(),)
 
 
+def queue_server(directory: Path) -> tuple[Observed, ...]:
+    node = SimulatedNode(3, program="tests.scenarios.queue_server")
+    with staged(settings(directory, startup_hold_seconds=2.0), node) as (stage,):
+        stage.until(JobState.TRAINING, JobState.HUNG).watcher.follow(8.0)
+        return (stage.observed(),)
+
+
+def in_gdb(directory: Path) -> tuple[Observed, ...]:
+    with training(settings(directory)) as (stage,), tracing(stage.node.pids[1]):
+        stage.until(JobState.SUSPENDED).watcher.follow(8.0)
+        return (stage.observed(),)
+
+
+@contextlib.contextmanager
+def tracing(pid: int) -> Iterator[None]:
+    """Hold a process as a debugger does at its prompt."""
+    attach = f"import ctypes, sys\nassert ctypes.CDLL(None).ptrace(16, {pid}, 0, 0) == 0\nprint(flush=True)\nsys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", attach], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as tracer:
+        assert tracer.stdout is not None and tracer.stdout.readline()
+        yield
+
+
+def killed_after_hang(directory: Path) -> tuple[Observed, ...]:
+    with training(settings(directory)) as (stage,):
+        stage.trouble(2, "lock")
+        stage.until_page()
+        for pid in stage.node.pids:
+            os.kill(pid, signal.SIGKILL)
+        observed = stage.until(JobState.ENDED).observed()
+        assert stage.daemon.board.snapshot.crashes == (), "its end is no crash"
+        return (observed,)
+
+
 HANG = "training → quiet → suspected → hung"
 LOOK = "training → quiet → suspected → (training|stalled → recovered)"
 
@@ -418,5 +454,26 @@ PROCESS_SCENARIOS = (
         "healthy",
         own_server,
         (Expected("suspected → training"),),
+    ),
+    ProcessScenario(
+        "a server with a queue, without requests",
+        "a parent accepts; two workers wait at one queue of it, one polls shared memory",
+        "healthy",
+        queue_server,
+        (Expected("suspected → training"),),
+    ),
+    ProcessScenario(
+        "a rank in a debugger",
+        "a person has attached gdb to rank 1, the others wait for it",
+        "healthy",
+        in_gdb,
+        (Expected("training → quiet → suspected → suspended"),),
+    ),
+    ProcessScenario(
+        "a hung job that is killed",
+        "rank 2 waits for a lock; after the page all ranks get SIGKILL",
+        "hang",
+        killed_after_hang,
+        (Expected(f"{HANG} → ended", True, (2,)),),
     ),
 )

@@ -153,6 +153,24 @@ def test_how_a_rank_ended_is_said_and_a_signal_is_a_reason(
     assert len(told) == sum(one is not None and one.code != 0 for one in exits)
 
 
+KILLED = crash.Exit(-9, by_kernel=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "is_end"),
+    [
+        ([make_artifacts(0)._replace(exit=KILLED), make_artifacts(1)._replace(exit=KILLED)], True),
+        ([make_artifacts(0)._replace(exit=KILLED), make_artifacts(1, error=RESET)], True),
+        ([make_artifacts(0)._replace(exit=KILLED), make_artifacts(1, segfault=1)], False),
+        ([make_artifacts(0)._replace(exit=KILLED), make_artifacts(1, error="ValueError: 7", at=1)], False),
+        ([make_artifacts(0, error=RESET), make_artifacts(1, error=RESET)], False),
+    ],
+)
+def test_kill_of_a_hung_job_is_its_end(found: list[CrashArtifacts], is_end: bool) -> None:
+    assert (crash.judge(job(*found), found, was_open=True) is None) is is_end
+    assert crash.judge(job(*found), found) is not None, "of a job without an open incident it is a crash"
+
+
 def test_torchrun_tells_how_its_ranks_ended() -> None:
     printed = """
 E1122 19:36:08.192000 4894 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -11) local_rank: 1 (pid: 4924) of binary: /usr/bin/python

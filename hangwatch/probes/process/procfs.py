@@ -145,6 +145,12 @@ def read_user_ids(pid: int, proc_root: Path | str = PROC) -> tuple[int, ...]:
     return tuple(map(int, words)) if all(word.isdigit() for word in words) else ()
 
 
+def read_tracer(pid: int, proc_root: Path | str = PROC) -> int | None:
+    """Return the process that traces a process, see ptrace(2); None without one."""
+    number = next(iter(_read_status(pid, proc_root, b"TracerPid:")), b"0")
+    return int(number) or None if number.isdigit() else None
+
+
 def read_cgroups(proc_root: Path = PROC) -> Iterator[tuple[int, tuple[str, ...]]]:
     """Yield every process by pid, with the distinct paths of its control groups."""
     for pid in map(int, list_pids(str(proc_root))):

@@ -21,8 +21,11 @@ def moving(finding: Finding) -> str:
 
 
 def suspended(finding: Finding) -> str:
-    """Return the headline for a job in which every rank is stopped or frozen, with possible reasons."""
+    """Return the headline for a job in which every rank is stopped or frozen, or a debugger has stopped a rank."""
     members = finding.scene.grouping.members
+    traced = [(member.id, member.waits.tracer) for member in members if member.waits.tracer is not None]
+    if traced:
+        return f"{words.traced_ranks(traced)}: the job waits for a person."
     who = f"{all_of(len(members))} are" if len(members) > 1 else f"{words.name_ranks([members[0].id])} is"
     frozen = sorted({member.waits.frozen_cgroup for member in members if member.waits.frozen_cgroup})
     is_stopped = any(member.waits.frozen_cgroup is None for member in members)

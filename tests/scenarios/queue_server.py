@@ -1,0 +1,35 @@
+"""A home-made inference server without requests: two workers wait at one queue, the others poll shared memory.
+
+Its command line and input are those of `hangwatch.demo.launcher`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+from hangwatch.demo.phases import Phase, Phases
+from hangwatch.demo.process_setup import set_identity
+from tests.scenarios import own_server
+
+QUEUE_WORKERS = 2
+
+
+def await_turn(
+    requests: Queue[int], index: int, folder: str, parent: int, _questions: Connection, ready: Connection
+) -> None:
+    """Wait for requests: one worker receives from the pipe of the queue, another one waits for its turn."""
+    set_identity("python", parent, Path(folder))
+    Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
+    ready.send(index)
+    if index < QUEUE_WORKERS:
+        requests.get()
+    while True:
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    own_server.main(await_turn, multiprocessing.get_context("spawn").Queue())

@@ -157,7 +157,7 @@ KILLED = crash.Exit(-9, by_kernel=True)
 
 
 @pytest.mark.parametrize(
-    ("found", "is_end"),
+    ("artifacts", "is_end"),
     [
         ([make_artifacts(0)._replace(exit=KILLED), make_artifacts(1)._replace(exit=KILLED)], True),
         ([make_artifacts(0)._replace(exit=KILLED), make_artifacts(1, error=RESET)], True),
@@ -166,9 +166,9 @@ KILLED = crash.Exit(-9, by_kernel=True)
         ([make_artifacts(0, error=RESET), make_artifacts(1, error=RESET)], False),
     ],
 )
-def test_kill_of_a_hung_job_is_its_end(found: list[CrashArtifacts], is_end: bool) -> None:
-    assert (crash.judge(job(*found), found, was_open=True) is None) is is_end
-    assert crash.judge(job(*found), found) is not None, "of a job without an open incident it is a crash"
+def test_kill_of_a_hung_job_is_its_end(artifacts: list[CrashArtifacts], is_end: bool) -> None:
+    assert (crash.judge(job(*artifacts), artifacts, was_open=True) is None) is is_end
+    assert crash.judge(job(*artifacts), artifacts) is not None, "of a job without an open incident it is a crash"
 
 
 def test_torchrun_tells_how_its_ranks_ended() -> None:

@@ -55,6 +55,7 @@ long-verdicts:
 	$(BIN)/python -m tests.robustness $(CASES)
 	mkdir -p build
 	$(BIN)/python -m tests.verdicts $(CASES) > build/verdicts.txt
+	$(BIN)/python -m tests.daemon_and_dump
 	$(BIN)/python -m tests.scenarios.day
 
 # As root. Each script says what it asserts and ends with 1 where that does not hold.

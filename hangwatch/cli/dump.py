@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from msgspec.structs import replace
 
 from hangwatch import capture, config, words
 from hangwatch.capture.diagnosis import diagnose_job
@@ -198,6 +199,14 @@ def _refuse_conflicts(options: DumpOptions) -> None:
         raise click.UsageError("--json already has all stacks; use --stacks without --json, or with --json --grouped")
 
 
+def dump_request(
+    node: str, settings: config.Capture, activities: activity.Table, *, rounds: int | None = None
+) -> capture.CaptureRequest:
+    """Return the request of a dump: one round, and a second one if the first may mislead; or exactly `rounds`."""
+    is_needed = partial(second_round.is_needed, table=activities) if rounds is None else None
+    return capture.CaptureRequest(node=node, settings=settings, rounds=rounds or 1, needs_second_round=is_needed)
+
+
 class _LocalDump:
     """One dump of this node. `refused` are the errors of jobs that could not be dumped."""
 
@@ -220,12 +229,8 @@ class _LocalDump:
         by_daemon = None if options.is_special else self._daemon_incident(job)
         if by_daemon is not None:
             return by_daemon
-        may_add_round = options.rounds is None
-        request = capture.CaptureRequest(
-            node=self._node,
-            settings=self._settings.capture,
-            rounds=options.rounds or 1,
-            needs_second_round=partial(second_round.is_needed, table=self._activities) if may_add_round else None,
+        request = replace(
+            dump_request(self._node, self._settings.capture, self._activities, rounds=options.rounds),
             mode=capture.DumpMode(native=options.native, include_locals=options.include_locals),
             ask_nccl=not options.grouped,  # a dump of many nodes must not wait for it
             gpus=capture.GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),

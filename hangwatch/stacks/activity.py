@@ -20,7 +20,9 @@ from hangwatch.stacks import frames as stack_frames
 Order = Literal["entered", "certain", "sync", "top", "leaf", "base", "native", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
 Whose = Literal["anybody", "library", "installed"]
-Mark = Literal["wrapper", "collective", "service", "work", "rooted", "orders", "at_master", "boot", "joins"]
+Mark = Literal[
+    "wrapper", "collective", "service", "work", "rooted", "orders", "at_master", "boot", "joins", "all_processes"
+]
 
 GPU_SYNC = "gpu_sync"
 """The activity of a rank in a call that waits for its GPU."""

@@ -53,7 +53,16 @@ def python_frames(group: Group) -> list[Frame]:
 
 def innermost_user_frame(group: Group) -> Frame | None:
     """Return the innermost named frame of the user's program, with the line of the rank that represents the group."""
-    frames = group.members[0].stack.user_frames
+    return _innermost_named(group.members[0].stack.user_frames)
+
+
+def innermost_user_frames(group: Group) -> list[Frame]:
+    """Return the innermost named frames of the user's program of all ranks of a group, each line once."""
+    frames = (_innermost_named(member.stack.user_frames) for member in group.members)
+    return list(dict.fromkeys(frame for frame in frames if frame is not None))
+
+
+def _innermost_named(frames: Sequence[Frame]) -> Frame | None:
     named = (frame for frame in frames if stack_frames.display_name(frame.place))
     return next(named, next(iter(frames), None))
 
@@ -114,7 +123,7 @@ def split_by_line(group: Group) -> tuple[Group, ...]:
         structs.replace(
             group,
             members=tuple(member for member in group.members if member.stack.user_frames == own),
-            frames=_at_lines(group.frames, own),
+            frames=at_lines(group.frames, own),
         )
         for own in lines
     )
@@ -122,7 +131,7 @@ def split_by_line(group: Group) -> tuple[Group, ...]:
     return tuple(structs.replace(part, key=f"{part.key}-{number}") for number, part in enumerate(ordered))
 
 
-def _at_lines(frames: Sequence[Frame], user_lines: Sequence[Frame]) -> tuple[Frame, ...]:
+def at_lines(frames: Sequence[Frame], user_lines: Sequence[Frame]) -> tuple[Frame, ...]:
     """Return the frames of one rank with the lines of another rank, which is in the same functions."""
     left, found = list(user_lines), []
     for frame in frames:

@@ -56,6 +56,17 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
     return kind == "unknown" or (kind == "gpu" and all(other.waits_for != "gpu" for other in alike))
 
 
+def _beside_frozen_programs(scene: Scene) -> Sequence[Group]:
+    """Return a group in the program's own code, if all others are frozen in a program over all processes (JAX)."""
+
+    def is_in_program(group: Group) -> bool:
+        marked = any(activity.is_marked("all_processes", frame.function, frame.file) for frame in group.frames)
+        return marked and group.motion is Motion.FROZEN
+
+    odd = [group for group in scene.stacked if not is_in_program(group)]
+    return odd if len(odd) == 1 and _is_in_own_code(scene, odd[0]) else []
+
+
 def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
     """True if it waits for a thread in unknown functions, does not move, and no measurement shows a mere wait."""
     moves = any(member.motion is Motion.MOVING for member in group.members)
@@ -289,6 +300,14 @@ CHECK_FIRST: tuple[Rule, ...] = (
         check_first_reasons.differs_from_others,
         deciding_steps.find_blocking_call,
         may_name=True,
+    ),
+    _check_first(
+        "are in the program's own code, while the others do not progress in a JAX program over all processes",
+        _beside_frozen_programs,
+        ("gpu",),
+        check_first_reasons.differs_from_others,
+        deciding_steps.find_blocking_call,
+        few=False,
     ),
     _check_first(
         "wait for one of their threads, which is in functions that no rule knows",

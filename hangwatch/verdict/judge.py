@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hangwatch.model import Confidence, Group, Grouping, Member, Motion, Signature, Verdict
+from hangwatch.stacks import activity
 from hangwatch.verdict import recorder_dumps
 from hangwatch.verdict.check_first import CHECK_FIRST
 from hangwatch.verdict.evidence import gather
@@ -21,7 +22,7 @@ from hangwatch.verdict.scene import (
     waits_for,
 )
 from hangwatch.verdict.sequence_rules import Answer, decide_by_all_counts
-from hangwatch.verdict.wording import deciding_steps, guidance, job_headlines, sequence_numbers
+from hangwatch.verdict.wording import check_first_reasons, deciding_steps, guidance, job_headlines, sequence_numbers
 from hangwatch.verdict.wording.render import render
 
 _CONFIDENCES = (Confidence.NONE, Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
@@ -85,7 +86,9 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
     if by_numbers is not None and (named is None or (is_by_stack and _outweighs(answer))):
         return by_numbers
     if named is not None:
-        return _contradiction(named, answer) if is_by_stack and _contradicts(answer, named) else named
+        if is_by_stack and _contradicts(answer, named):
+            return _contradiction(named, answer)
+        return _without_name(named) if is_by_stack and _lacks_power_history(named) else named
     enclosed = None if answer.graph.have_communicated else _find_wrong_interface(scene)
     return (
         _mount_silent(scene)
@@ -228,6 +231,35 @@ def _stand_apart(finding: Finding) -> tuple[Group, ...]:
         and all(map(finding.scene.may_be_late, group.members))
     )
     return apart if count_ranks(apart) <= len(finding.members) else ()
+
+
+def _lacks_power_history(finding: Finding) -> bool:
+    """True if the others only seem to wait, by a busy GPU of which it is not known what it draws at work.
+
+    A daemon knows that. A GPU with little work looks the same while it works.
+    """
+    rule = finding.rule
+    assert rule is not None
+    waiting = [group for group in finding.others if waits_for(group) in rule.waiting]
+    return bool(waiting) and all(map(_waits_by_use_alone, waiting))
+
+
+def _waits_by_use_alone(group: Group) -> bool:
+    """True if only the use of its GPUs shows that a group waits: no stack does, and no power history."""
+    by_stack = activity.find_activity(group.activity).waits_for
+    return by_stack != group.waits_for and all(
+        member.signature is Signature.BEHIND_GPU and member.gpu.busy_power_ratio is None for member in group.members
+    )
+
+
+def _without_name(named: Finding) -> Finding:
+    """Return a finding with these ranks to check first."""
+    return named._replace(
+        kind=_find_standing(named.scene, named.scene.by_line).kind,
+        says=check_first_reasons.differs_from_others,
+        settle=deciding_steps.find_blocking_call,
+        confidence=Confidence.NONE,
+    )
 
 
 # --- if no rank is named ----------------------------------------------------------------------------------------------

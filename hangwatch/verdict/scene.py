@@ -329,9 +329,13 @@ def functions_of(group: Group) -> tuple[object, ...]:
 
 
 def keep_members(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
-    """Return the group with only these members, None without any."""
+    """Return the group with only these members, None without any. The user's lines are those of the first one."""
     members = tuple(member for member in group.members if wanted(member))
-    return structs.replace(group, members=members) if members else None
+    if not members:
+        return None
+    is_same = members[0] is group.members[0]
+    frames = group.frames if is_same else user_code.at_lines(group.frames, members[0].stack.user_frames)
+    return structs.replace(group, members=members, frames=frames)
 
 
 def keep_groups(groups: Iterable[Group], wanted: Callable[[Member], bool]) -> list[Group]:

@@ -15,17 +15,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
+from hangwatch.capture import GpuSources, NodePaths
+from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.cli.dump import dump_request
 from hangwatch.config import Settings
 from hangwatch.daemon import Daemon
 from hangwatch.demo import playback
 from hangwatch.demo.playback import Watcher, run_daemon
 from hangwatch.demo.simulated_gpus import SimulatedGpus
 from hangwatch.demo.simulated_node import SimulatedNode, wait_until
-from hangwatch.model import Fault, GpuSample, GpuSweep, JobState
+from hangwatch.model import Fault, GpuSample, GpuSweep, Job, JobState, Verdict
+from hangwatch.stacks import activity
 from hangwatch.state.board import JobEntry
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests.scenarios.external_servers import UnavailableError
@@ -69,21 +73,40 @@ def problems(expected: Expected, got: Observed) -> list[str]:
     return found
 
 
+COMPARED: list[tuple[Verdict, Verdict]] = []
+"""The verdicts of the daemons and of `hangwatch dump` on the same jobs, see `LookingDaemon.dumps_too`."""
+
+
 class LookingDaemon(Daemon):
     """The daemon, with access to all its captures."""
+
+    dumps_too: ClassVar[bool] = False
+    """After each capture, except light ones, the job is dumped as by `hangwatch dump`."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.looks: list[Diagnosis] = []
+        self._paths = NodePaths(proc_root=options["proc_root"])
         look_at = self.looking.capture_job
 
-        def kept(*given: Any, **options: Any) -> Diagnosis | None:
-            look = look_at(*given, **options)
+        def kept(job: Job, *given: Any, **options: Any) -> Diagnosis | None:
+            look = look_at(job, *given, **options)
             if look is not None:
                 self.looks.append(look)
+                if self.dumps_too and options.get("may_pause", True):
+                    COMPARED.append((look.verdict, self._dump(job)))
             return look
 
         self.looking.capture_job = kept
+
+    def _dump(self, job: Job) -> Verdict:
+        table = activity.load()
+        request = replace(
+            dump_request(self.node, self.settings.capture, table),
+            gpus=GpuSources(read_sweep=lambda: self.board.snapshot.sweep),
+            paths=self._paths,
+        )
+        return diagnose_job(job, request, table).verdict
 
     def looks_at(self, job_id: str) -> tuple[Diagnosis, ...]:
         """Return the captures of one job."""

@@ -30,6 +30,7 @@ from hangwatch.model import (
     WorkerCall,
 )
 from hangwatch.verdict.judge import judge
+from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.next_steps import next_step
 
 BACKWARD = (Frame(function="backward", file="torch/_tensor.py", line=581), Frame(function="train", file="a.py", line=9))
@@ -106,6 +107,50 @@ def test_own_code_against_the_gpu(
 @pytest.mark.parametrize(("few", "many", "pointed"), [(1, 3, 1), (1, 2, 0), (2, 6, 2), (2, 5, 0), (4, 12, 4)])
 def test_a_quarter_stands_apart_and_no_more(few: int, many: int, pointed: int) -> None:
     assert len(says(group_in_own_code(range(few)), behind(range(few, few + many)))[0]) == pointed
+
+
+PJIT = (
+    Frame(function="_pjit_call_impl", file="jax/_src/pjit.py", line=1200),
+    Frame(function="train", file="train.py", line=31),
+)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "motion", "first"),
+    [(2, Motion.FROZEN, [0]), (1, Motion.FROZEN, [0]), (2, Motion.UNKNOWN, []), (2, Motion.MOVING, [])],
+)
+def test_own_code_beside_frozen_jax_programs_is_checked_first(frozen: int, motion: Motion, first: list[int]) -> None:
+    others = group(range(1, 1 + frozen), PJIT, "forward", "gpu", motion=motion)
+    looks, named, _ = says(group_in_own_code(range(1)), others)
+    assert (looks, named) == (first, [])
+
+
+def test_rank_behind_gpu_without_power_history_supports_no_name() -> None:
+    """A GPU with little work looks the same while it works; the daemon knows what it draws at work."""
+    at_lock = group(range(1), OWN, "lock", "lock", signature=Signature.BLOCKED)
+
+    def seen(busy_power_ratio: float | None) -> Group:
+        gpu = GpuReadings(power_watts=118.0, utilization_ratio=1.0, busy_power_ratio=busy_power_ratio)
+        return group(range(1, 8), OWN, "unknown", "gpu", signature=Signature.BEHIND_GPU, gpu=gpu)
+
+    assert says(at_lock, seen(0.1))[:2] == ([], [0])
+    assert says(at_lock, seen(None))[:2] == ([0], [])
+
+
+def test_line_is_that_of_the_rank_of_which_it_is_said() -> None:
+    """The group is shown by its lowest rank, which is at another line."""
+    frames = [(Frame(function="read_part", file="shards.py", line=line),) for line in (10, 20)]
+    alike = group(range(2), frames[0], "unknown", "unknown")
+    members = tuple(
+        replace(member, stack=replace(member.stack, user_frames=own), kernel=KernelFacts(state=state))
+        for member, own, state in zip(alike.members, frames, "ST", strict=True)
+    )
+    verdict = judge(Grouping(groups=(behind(range(2, 8)), replace(alike, members=members))))
+    assert [rank.rank for rank in verdict.named] == [1]
+    told = next(one.message for one in verdict.evidence if one.kind == "activity")
+    assert "shards.py:20" in told and "shards.py:10" not in told
+    both = group_text.describe_suspect(replace(alike, members=members))
+    assert "shards.py:10 or 20" in both
 
 
 def test_half_of_a_pipeline_draws_less_than_the_half_that_works() -> None:

@@ -24,9 +24,10 @@ from hangwatch.model import (
 )
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.user_code import find_caller, innermost_user_frame
+from hangwatch.stacks.user_code import find_caller, innermost_user_frames
 from hangwatch.tables import kernel_lines
 
+_MOST_LINES = 3
 _SHORT_SLEEP_SECONDS = 1.0  # such a sleep is over before it is read
 _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("sleeps", "sleep"), ("polls ", "poll "))
 
@@ -234,8 +235,17 @@ def _is_in_torch(group: Group) -> bool:
 
 def describe_line(group: Group) -> str:
     """Return the line of the user's code, else of the caller of the collective: " at train.py:38"; else ""."""
-    frame = innermost_user_frame(group) or (find_caller(group.frames) if group.waits else None)
-    return "" if frame is None else f" at {place(frame)}"
+    caller = find_caller(group.frames) if group.waits else None
+    frames = innermost_user_frames(group) or ([] if caller is None else [caller])
+    return f" at {places(frames)}" if frames else ""
+
+
+def places(frames: Sequence[Frame]) -> str:
+    """Return the file and the lines of frames of one function: "train.py:38 or 40"; of more than three lines none."""
+    lines = sorted({frame.line for frame in frames if frame.line is not None})
+    if len(lines) < 2 or len({frame.place for frame in frames}) > 1:
+        return place(frames[0])
+    return f"{frames[0].file}:{' or '.join(map(str, lines))}" if len(lines) <= _MOST_LINES else frames[0].file
 
 
 def place(frame: Frame) -> str:

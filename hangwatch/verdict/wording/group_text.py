@@ -8,7 +8,7 @@ from itertools import zip_longest
 from hangwatch import words
 from hangwatch.model import Group, RankId, Stack
 from hangwatch.stacks import activity
-from hangwatch.stacks.user_code import innermost_user_frame, is_in_user_code
+from hangwatch.stacks.user_code import innermost_user_frame, innermost_user_frames, is_in_user_code
 from hangwatch.verdict.scene import count_ranks
 from hangwatch.verdict.wording import clauses
 
@@ -121,7 +121,9 @@ def describe_suspect(group: Group) -> str:
     it, is_ = ("it", "is") if group.size == 1 else ("they", "are")
     if own is not None and is_in_user_code(group) and group.waits_for in {"unknown", "gpu"}:
         phase = f" {around}" if (around := activity.describe_phase(group.activity, group.phase)) else ""
-        return f"{it} {is_} in {own}, in the program's own code{phase}"
+        lines = innermost_user_frames(group)
+        where = own if len(lines) == 1 else f"{own.function} ({clauses.places(lines)})"
+        return f"{it} {is_} in {where}, in the program's own code{phase}"
     return f"{it} {clauses.describe_activity(group, several=group.size > 1)}{clauses.describe_line(group)}"
 
 

@@ -26,14 +26,35 @@ COMPLETION = (
 
 
 def markdown() -> str:
-    """Return docs/commands.md: the --help of every command."""
-    lines = ["# Commands", "", "The output of `hangwatch COMMAND --help` for every command.", ""]
+    """Return docs/commands.md: the --help of every command. An option that several commands have is described once."""
+    lines = ["# Commands", ""]
+    lines += [
+        "The output of `hangwatch COMMAND --help` for every command. An option is described where it is first used."
+    ]
+    lines += [""]
+    described: set[str] = set()
     for context in _contexts():
-        lines += [f"## {context.info_name}", "", "```", context.get_help(), "```", ""]
+        lines += [f"## {context.info_name}", "", "```", _drop_described(context.get_help(), described), "```", ""]
     lines += ["## Completion", "", "Add this line to the file of your shell to complete commands and options:", ""]
     lines += ["| shell | file | line |", "|---|---|---|"]
     lines += [f"| {shell} | `{file}` | `{line.replace('|', chr(92) + '|')}` |" for shell, file, line in COMPLETION]
     return "\n".join(lines) + "\n"
+
+
+def _drop_described(text: str, described: set[str]) -> str:
+    """Return a help text without the options in `described`, to which its own options are added."""
+    before, heading, options = text.partition("\nOptions:\n")
+    rest, commands = (*options.split("\n\nCommands:\n", 1), "")[:2]
+    shown, repeated = [], []
+    for option in re.split(r"\n(?=  -)", rest):
+        key = " ".join(option.split())
+        if key in described:
+            repeated.append(key.split()[0 if key.startswith("--") else 1])
+        else:
+            shown.append(option)
+            described.add(key)
+    shown += [f"  as above: {', '.join(repeated)}"] if repeated else []
+    return before + heading + "\n".join(shown) + (f"\n\nCommands:\n{commands}" if commands else "")
 
 
 def man() -> str:

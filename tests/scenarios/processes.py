@@ -212,6 +212,12 @@ def polls_for_file(directory: Path) -> tuple[Observed, ...]:
         return (stage.until_page().observed(),)
 
 
+def awaits_reader(directory: Path) -> tuple[Observed, ...]:
+    with training(settings(directory)) as (stage,):
+        stage.trouble("all", "await-reader 9")
+        return (stage.until_resumed().observed(),)
+
+
 def opens_beside_metrics(directory: Path) -> tuple[Observed, ...]:
     directory.mkdir(parents=True, exist_ok=True)
     os.mkfifo(directory / "shard")
@@ -374,6 +380,13 @@ PROCESS_SCENARIOS = (
         "hang",
         opens_beside_metrics,
         (Expected(HANG, True, (3,), 20.0),),
+    ),
+    ProcessScenario(
+        "a thread reads for its rank",
+        "rank 0 waits 9 s for a thread that reads 500 kB/s, the others wait for rank 0",
+        "healthy",
+        awaits_reader,
+        (Expected(LOOK),),
     ),
     ProcessScenario(
         "readings of one GPU lost",

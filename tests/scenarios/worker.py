@@ -365,6 +365,26 @@ def write_metrics() -> None:
             time.sleep(0.1)
 
 
+def await_reader(me: Rank, seconds: str) -> None:
+    """Rank 0 waits for a lock while a thread of it reads 500 kB/s; the others wait for it."""
+    with waited_for(me, Phase.LOADING) as is_mine:
+        if is_mine:
+            reads = threading.Lock()
+            reads.acquire()
+            threading.Thread(target=read_slowly, args=(float(seconds), reads), daemon=True).start()
+            reads.acquire()
+
+
+def read_slowly(seconds: float, reads: threading.Lock) -> None:
+    """Read for this time, then release the lock."""
+    end = time.monotonic() + seconds
+    with Path("/dev/zero").open("rb", buffering=0) as file:
+        while time.monotonic() < end:
+            file.read(50_000)
+            time.sleep(0.1)
+    reads.release()
+
+
 def debug(me: Rank, seconds: str) -> None:
     """Rank 0 is in a debugger until the person at its terminal continues; the others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
@@ -423,6 +443,7 @@ def main() -> None:
         "upload": upload_parts,
         "end-but-upload": end_but_upload,
         "ask-for-word": ask_for_word,
+        "await-reader": await_reader,
         "open-beside-metrics": open_beside_metrics,
         "debug": debug,
         "ask-whom-is-gone": ask_whom_is_gone,

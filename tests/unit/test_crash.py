@@ -333,6 +333,10 @@ def test_who_was_told_to_end_or_lost_another_is_not_named(error: str) -> None:
         "http.client.RemoteDisconnected: Remote end closed connection without response",
         "BrokenPipeError: [Errno 32] Broken pipe",
         "filelock.Timeout: timed out waiting for /data/cache.lock",
+        "RuntimeError: Failed to connect to huggingface.co port 443: Connection refused",
+        "RuntimeError: connection refused by peer api.example.com:443",
+        "CurlError: Failed to connect to [2606:4700::6810:84e5]:8443 after 12 ms: Connection refused",
+        "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='feature-store.io', port=443): Read timed out in store",
     ],
 )
 def test_whose_connection_to_something_outside_was_lost_has_an_error_of_its_own(error: str) -> None:

@@ -5,6 +5,8 @@ A log is written by the job: it is evidence, but never makes a rank the culprit.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import itertools
 import re
 from collections import Counter
@@ -84,6 +86,12 @@ _LOST_IN_THE_JOB = re.compile(
 
 "[address]:port" is the form of gloo; for its store, torch before 2.1 prints only RuntimeError.
 """
+_OUTSIDE = re.compile(
+    r"https?://|HTTPS?Connection|urlopen error|\bport[ =](?:80|443)\b|[\w\]]:(?:80|443)\b", re.IGNORECASE
+)
+"""An endpoint outside of the job: a lost connection to it is an error of this rank itself."""
+_ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}|\[([\da-f]*:[\d:a-f.]+)\]", re.IGNORECASE)
+_LIBRARY = re.compile(r"\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|Dist\w+Error", re.IGNORECASE)
 _ANOTHER = r"(?:rank|worker|peer)s?[ :#=]{0,2}\[?(\d{1,7})\b"
 _OF_ANOTHER = re.compile(
     rf"\b{_ANOTHER}\]?,? (?:(?:(?:did|does|has|is|was|could|will)(?: not|n't)"
@@ -298,7 +306,21 @@ def _mask_and_cut(text: str) -> str:
 
 
 def _is_of_others(text: str) -> bool:
-    return (_OF_OTHERS.search(text) or _LOST_IN_THE_JOB.search(text)) is not None
+    is_lost = (_OF_OTHERS.search(text) or _LOST_IN_THE_JOB.search(text)) is not None
+    return is_lost and (_LIBRARY.search(text) is not None or not _names_the_internet(text))
+
+
+def _names_the_internet(text: str) -> bool:
+    """True if a text names a web endpoint or a public address."""
+    return _OUTSIDE.search(text) is not None or any(
+        _is_public(match.group(1) or match.group()) for match in _ADDRESS.finditer(text)
+    )
+
+
+def _is_public(address: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address).is_global
+    return False
 
 
 def blames_another(failure: Failure, rank: int | None) -> bool:

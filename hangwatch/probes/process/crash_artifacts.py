@@ -2,7 +2,8 @@
 
 Only a living process shows their paths, so they are noted while it lives. The paths come from the job's owner. So a
 child (`crash_artifacts_child`) opens only regular files of that owner, and follows no link of the owner. The child may
-be abandoned at a file system that does not respond. gdb reads a core as its owner, without scripts. gdb is never
+be abandoned at a file system that does not respond. gdb reads a core as its owner, one of root as nobody, without
+scripts. gdb is never
 attached to a living rank.
 """
 

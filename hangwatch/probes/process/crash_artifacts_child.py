@@ -3,7 +3,7 @@
 Started as `python -I -m hangwatch.probes.process.crash_artifacts_child` with one JSON question on stdin. `{"files":
 []}`: each file is opened below its root, through no link except those that root made where only root writes. It must be
 a regular file of that user, and is bounded; the answers are lines of JSON. `{"core": ..., "debugger": ...}`: this
-process becomes that user, with limits, and then runs gdb on that core alone.
+process becomes that user, or nobody instead of root, with limits, and then runs gdb on that core alone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from hangwatch.formats import bounded_read
 
 MOST_NOTE_BYTES = 1 << 20
 MOST_CORE_BYTES = 64 << 30
+MOST_COPIED_BYTES = 256 << 20  # of a core of root, into memory
 _NOBODY = 65534
+_MOST_TABLE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38  # linux/prctl.h
-_PT_NOTE, _NT_PRSTATUS = 4, 1  # elf(5), linux/elf.h
+_PT_LOAD, _PT_NOTE, _NT_PRSTATUS = 1, 4, 1  # elf(5), linux/elf.h
 _LIMITS = (
     (resource.RLIMIT_CPU, 60),  # seconds
     (resource.RLIMIT_AS, 4 << 30),
@@ -66,19 +68,28 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 def _core(file: BinaryIO) -> dict[str, Any]:
     """Return pid and signal from the first NT_PRSTATUS, of the thread that died; see elf(5), linux/elfcore.h."""
-    head = file.read(64)
-    if len(head) < 64 or head[:5] != b"\x7fELF\x02" or struct.unpack_from("<H", head, 16)[0] != 4:
+    segments = _segments(file)
+    if not segments:
         return {"refused": "is not a 64-bit ELF core"}
-    at, size, count = *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54)
-    file.seek(at)
-    table = file.read(min(size * count, 1 << 16))
-    for first in range(0, len(table) - 55, max(size, 56)):
-        kind, _, offset = struct.unpack_from("<IIQ", table, first)
-        length = struct.unpack_from("<Q", table, first + 32)[0]
+    for kind, offset, length in segments:
         if kind == _PT_NOTE:
             file.seek(min(offset, 1 << 62))
             return _prstatus(file.read(min(length, MOST_NOTE_BYTES)))
     return {"refused": "is a core without notes"}
+
+
+def _segments(file: BinaryIO) -> list[tuple[int, int, int]]:
+    """Return kind, offset and length of each segment of a 64-bit ELF core; empty for another file."""
+    head = file.read(64)
+    if len(head) < 64 or head[:5] != b"\x7fELF\x02" or struct.unpack_from("<H", head, 16)[0] != 4:
+        return []
+    at, size, count = *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54)
+    file.seek(at)
+    table = file.read(min(size * count, _MOST_TABLE_BYTES))
+    return [
+        (*struct.unpack_from("<I", table, first), *struct.unpack_from("<8xQ16xQ", table, first))
+        for first in range(0, len(table) - 55, max(size, 56))
+    ]
 
 
 def _prstatus(notes: bytes) -> dict[str, Any]:
@@ -96,7 +107,7 @@ def _prstatus(notes: bytes) -> dict[str, Any]:
 
 
 def debug(question: dict[str, Any], command: list[str], program: str) -> None:
-    """Become the owner of the core, which must not be root, and then the debugger. Raises FileError.
+    """Become the owner of the core, or nobody instead of root, and then the debugger. Raises FileError.
 
     The root of another mount namespace is opened first. /proc/PID/root is visible only with the user and all groups of
     that process, see ptrace(2), "access mode checking"; an open descriptor stays usable.
@@ -104,7 +115,8 @@ def debug(question: dict[str, Any], command: list[str], program: str) -> None:
     core, root = open_file(question), _root(question["root"])
     if os.fstat(core.fileno()).st_size > MOST_CORE_BYTES:
         raise bounded_read.FileError(question["path"], f"is larger than {MOST_CORE_BYTES >> 30} GiB")
-    _become(question["uid"])
+    descriptor = core.fileno() if question["uid"] else _copy_for_nobody(core)
+    _become(question["uid"] or _NOBODY)
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -114,10 +126,31 @@ def debug(question: dict[str, Any], command: list[str], program: str) -> None:
         resource.setrlimit(kind, (limit, limit))
     os.nice(19)
     os.chdir("/")
-    os.set_inheritable(core.fileno(), True)
-    arguments = [*command, *(["-iex", f"set sysroot {root}"] if root else []), f"--core=/proc/self/fd/{core.fileno()}"]
+    os.set_inheritable(descriptor, True)
+    arguments = [*command, *(["-iex", f"set sysroot {root}"] if root else []), f"--core=/proc/self/fd/{descriptor}"]
     arguments += [f"{root}{program}"] if program else []
     os.execve(arguments[0], arguments, {"LC_ALL": "C", "PATH": "/usr/bin:/bin"})  # noqa: S606 - no shell
+
+
+def _copy_for_nobody(core: BinaryIO) -> int:
+    """Return a descriptor of a copy in memory, since `nobody` may not open the core itself.
+
+    The smallest segments are copied first, which hold the stacks. What exceeds the limit is empty in the copy.
+    """
+    size = os.fstat(core.fileno()).st_size
+    descriptor = os.memfd_create("core")
+    os.ftruncate(descriptor, size)
+    loads = [(length, offset) for kind, offset, length in _segments(core) if kind in (_PT_LOAD, _PT_NOTE)]
+    left = MOST_COPIED_BYTES
+    for length, offset in [(_MOST_TABLE_BYTES, 0), *sorted(loads)]:
+        end = min(offset + length, size)
+        if offset >= end or end - offset > left:
+            continue
+        left -= end - offset
+        position = os.lseek(descriptor, offset, os.SEEK_SET)
+        while position < end and (sent := os.sendfile(descriptor, core.fileno(), position, end - position)):
+            position += sent
+    return descriptor
 
 
 def _root(path: str) -> str:
@@ -134,8 +167,6 @@ def _root(path: str) -> str:
 
 def _become(uid: int) -> None:
     """Drop all rights except this user's. Raises FileError if that fails."""
-    if uid == 0:
-        raise bounded_read.FileError("core", "belongs to root: a debugger is run only as an unprivileged user")
     if os.geteuid() == uid:
         return
     try:

@@ -25,7 +25,7 @@ from hangwatch.cli.usage_errors import InputError
 from hangwatch.collectives.rank_records import drop_unneeded
 from hangwatch.config import Settings
 from hangwatch.explain import traces
-from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump
+from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump, stopped_launch
 from hangwatch.explain.flight_dumps.safe_pickle import MOST_BYTES as MOST_RECORDER_BYTES
 from hangwatch.explain.logs import kernel_text, log_evidence
 from hangwatch.formats import bounded_read, incident_file
@@ -120,6 +120,7 @@ def _answer(
     verdict = judge.judge(grouping, ranks_here, recorders.by_rank) if dumps else None
     if verdict is not None and recorders.by_rank:
         verdict = complete(verdict, Supplement(evidence=recorders.evidence))
+        verdict = complete(verdict, stopped_launch.supplement(recorders.timed))
     if collected.logs or collected.works or collected.unranked:
         of_logs = log_evidence.supplement(collected.logs, collected.works, size or None, collected.unranked)
         verdict = complete(verdict, of_logs)

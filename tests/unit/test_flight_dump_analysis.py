@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangwatch import config
-from hangwatch.explain.flight_dumps import rank_recorders
+from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump, stopped_launch
 from hangwatch.explain.flight_dumps.rank_recorders import DumpFile
 from hangwatch.model import Confidence, Fault, Group, Grouping, Member, RankId, Verdict
 from hangwatch.stacks import activity
@@ -20,8 +20,9 @@ from hangwatch.verdict import judge, recorder_dumps
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import build_scene, stance_of
 from hangwatch.verdict.sequence_rules import Answer, decide_by_all_counts
+from hangwatch.verdict.supplements import complete
 from hangwatch.verdict.wording import sequence_numbers
-from tests.unit.test_flight_dump import CREATED_NS, entry, parse
+from tests.unit.test_flight_dump import CREATED_NS, as_pickle, entry, parse
 
 TABLE = activity.load()
 TIME_OUT_SECONDS = 600
@@ -130,6 +131,47 @@ def test_torch_finds_the_same_mismatch() -> None:
     assert answer.graph.mismatch == (("all_reduce", (0, 2, 3)), ("broadcast", (1,)))
 
 
+def stopped_at(rank: int, counted: int | None, others: int = 8) -> Verdict:
+    """All ranks are stuck in operation 5; three enqueued `others` operations, `rank` nothing more."""
+    dumps = {one: recorder(one, [WORLD] * (5 if one == rank else others), 4) for one in range(4)}
+    if counted is not None:
+        status = {"last_enqueued_collective": counted, "last_started_collective": 4, "last_completed_collective": 4}
+        dumps[rank]["pg_status"] = {"0": status}
+    written = CREATED_NS / 1e9 + TIME_OUT_SECONDS + 5
+    parsed = {one: recorder_dump.parse(as_pickle(dump), written) for one, dump in dumps.items()}
+    joined = rank_recorders.join([DumpFile(f"rank{one}", written, dump) for one, dump in parsed.items()])
+    return complete(judged(dumps)[1], stopped_launch.supplement(joined.timed))
+
+
+def test_rank_that_enqueued_nothing_more_is_shown_and_not_checked_first() -> None:
+    """An innocent rank 0 that reads a result looks the same."""
+    verdict = stopped_at(0, counted=5)
+    assert (verdict.kind, verdict.named, verdict.first_look) == ("EverybodyCame", (), ())
+    assert "no rank's CPU is behind" not in verdict.message
+    shown = [one.message for one in verdict.evidence if "stopped right after" in one.message]
+    assert shown == [
+        "rank 0 enqueued nothing after all_reduce 5, 3 other ranks did: the CPU stopped right after this operation: "
+        "it waits for its GPU, or is inside the launch"
+    ]
+
+
+def test_rank_inside_a_launch_is_checked_first() -> None:
+    verdict = stopped_at(2, counted=4)
+    assert [one.rank for one in verdict.first_look] == [2]
+    assert "inside its launch, which torch has not counted yet" in verdict.message
+
+
+@pytest.mark.parametrize("counted", [None, 5])
+def test_count_that_is_not_lower_shows_no_launch(counted: int | None) -> None:
+    assert stopped_at(2, counted).first_look == ()
+
+
+def test_ranks_that_all_enqueued_the_same_are_not_behind() -> None:
+    verdict = stopped_at(2, counted=4, others=5)
+    assert "no rank's CPU is behind" in verdict.message
+    assert verdict.first_look == ()
+
+
 def test_dump_without_completed_operations_proves_no_missing_join() -> None:
     """Rank 2 shows nothing of the default group: a whole dump proves that it never joined.
 
@@ -183,6 +225,14 @@ def test_no_dump_that_is_not_of_a_time_out_points_at_anybody(drawn: list[tuple[P
     dumps = {rank: recorder(rank, program, first) for rank, (program, first) in enumerate(drawn)}
     _, verdict = judged(dumps, seconds)
     assert (verdict.kind, verdict.named, verdict.first_look) == ("RecordsOnly", (), ())
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(PROGRAMS, st.integers(0, 8)), min_size=4, max_size=4))
+def test_ranks_in_a_launch_are_few_and_not_named(drawn: list[tuple[Program, int]]) -> None:
+    parsed = {rank: parse(recorder(rank, program, first)) for rank, (program, first) in enumerate(drawn)}
+    found = stopped_launch.supplement({rank: dump.recorders for rank, dump in parsed.items()})
+    assert len(found.check_first) < 3
 
 
 @settings(max_examples=200)

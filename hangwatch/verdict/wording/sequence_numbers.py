@@ -207,11 +207,22 @@ def all_joined(finding: Finding) -> str:
         "By NCCL's own counts all ranks have launched the same number of operations in each communicator, and no more "
         "since the first answer: no rank's CPU is behind."
         if finding.answer.by_counts
-        else f"All ranks have joined {_operations(pending)}, open {_since(pending[0])}: no rank's CPU is behind."
+        else f"All ranks have joined {_operations(pending)}, open {_since(pending[0])}{_all_alike(finding)}."
     )
     if odd is None or odd.member.id.rank is None:
         return f"{joined} Check {_ALL_GPUS}"
     return f"{joined} {sentence(_ranks([odd.member.id.rank]))}: {check_first_reasons.odd_gpu(odd)}."
+
+
+def _all_alike(finding: Finding) -> str:
+    """Return a clause if all ranks have enqueued the same in the groups of the pending operations."""
+    groups = {(pending.library, pending.name) for pending in finding.answer.graph.pending}
+    newest: dict[tuple[str, str], set[int]] = {}
+    for member in finding.scene.grouping.members:
+        for state in member.recorder.libraries:
+            for records in state.groups:
+                newest.setdefault((records.library, records.name), set()).add(records.number)
+    return ": no rank's CPU is behind" if all(len(newest.get(group, ())) < 2 for group in groups) else ""
 
 
 def records_only(finding: Finding) -> str:

@@ -21,7 +21,18 @@ Order = Literal["entered", "certain", "sync", "top", "leaf", "base", "native", "
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
 Whose = Literal["anybody", "library", "installed"]
 Mark = Literal[
-    "wrapper", "collective", "service", "work", "rooted", "orders", "at_master", "boot", "joins", "all_processes"
+    "wrapper",
+    "collective",
+    "service",
+    "work",
+    "rooted",
+    "orders",
+    "at_master",
+    "boot",
+    "joins",
+    "all_processes",
+    "creates",
+    "device",
 ]
 
 GPU_SYNC = "gpu_sync"
@@ -55,6 +66,8 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     may_read_gpu: bool = False
     look_at: str | None = None
     meets_at_store: bool = False
+    if_creating: str | None = None
+    below_device: str | None = None
 
     @property
     def is_collective(self) -> bool:
@@ -271,7 +284,7 @@ class Table:
         for order, indexes in _places_by_order(program, native) if program else awaits_task:
             found = self._first(stack, indexes, order)
             if found:
-                return self._extend_outwards(stack, *found)
+                return _refine_by_native(stack, native, self._extend_outwards(stack, *found))
         return Match(StackActivity("unknown", _label(stack, _leaf(stack)) if stack else None, waits=False), -1)
 
     def _first(
@@ -334,6 +347,17 @@ class _OwnedFrame(NamedTuple):
 
     place: stack_frames.Place
     by_user: bool | None
+
+
+def _refine_by_native(stack: Sequence[_OwnedFrame], native: Sequence[int], match: Match) -> Match:
+    """Return the match as compiled frames refine it: a collective creates its communicator, a read is of a device."""
+    row, doing = find_activity(match.doing.activity), match.doing
+    if row.if_creating and any(is_marked("creates", *stack[index].place) for index in native):
+        return match._replace(doing=doing._replace(activity=row.if_creating))
+    around = [stack[index].place for index in native if index > match.depth]
+    if row.below_device and match.depth in native and any(is_marked("device", *place) for place in around):
+        return match._replace(doing=doing._replace(activity=row.below_device))
+    return match
 
 
 def _rooted_path(owned: _OwnedFrame) -> str:

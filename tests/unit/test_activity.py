@@ -45,7 +45,11 @@ C10D = "torch/distributed/distributed_c10d.py"
         (["acquire_read (vllm/distributed/device_communicators/shm_broadcast.py)"], "rpc_wait", "acquire_read"),
         (["sync_global_devices (jax/experimental/multihost_utils.py)"], "collective_wait", "sync_global_devices"),
         (["PMPI_Allreduce (libmpi.so.40)", "solve (solver.py)"], "collective_wait", "PMPI_Allreduce"),
-        (["ncclCommInitRank (libnccl.so.2)", "main (train.py)"], "collective_wait", "ncclCommInitRank"),
+        (["ncclCommInitRank (libnccl.so.2)", "main (train.py)"], "communicator_setup", "ncclCommInitRank"),
+        (["ncclCommInitRank (libnccl.so.2)", f"barrier ({C10D})"], "communicator_setup", "barrier"),
+        (["read (libc.so.6)", "acme::Stream::wait (libacme.so)", "main (train.py)"], "gpu_sync", "read"),
+        (["read (libc.so.6)", "acme::FileStream::read (libacme.so)", "main (train.py)"], "storage", "read"),
+        (["cuModuleLoadDataEx (libcuda.so.1)", "main (train.py)"], "gpu_sync", "cuModuleLoadDataEx"),
         (["synchronize (torch/cuda/__init__.py)", "train (train.py)"], "gpu_sync", "synchronize"),
         (["Event.synchronize (torch/cuda/streams.py)", "loop (server.py)"], "gpu_sync", "synchronize"),
         (["cudaStreamSynchronize (libcudart.so.12)", "train (train.py)"], "gpu_sync", "cudaStreamSynchronize"),
@@ -82,7 +86,9 @@ def test_built_in_rules(lines: list[str], expected: str, operation: str | None) 
     assert found.activity == expected
     if operation is not None:
         assert found.operation == operation
-    assert found.waits == (expected in {"collective_wait", "point_to_point", "rendezvous", "rpc_wait"})
+    assert found.waits == (
+        expected in {"collective_wait", "communicator_setup", "point_to_point", "rendezvous", "rpc_wait"}
+    )
 
 
 def test_plain_and_qualified_names_are_the_same() -> None:
@@ -124,7 +130,7 @@ def test_every_rule_names_an_activity_and_every_activity_a_sentence() -> None:
     for name in tables.activities:
         for operation in (None, "thing"):
             clause = activity.describe_activity(name, operation)
-            assert clause.split()[0] in {"is", "waits", "stands", "sleeps"} and "{" not in clause
+            assert clause.split()[0] in {"is", "waits", "stands", "sleeps", "creates"} and "{" not in clause
 
 
 def test_phases() -> None:

@@ -207,7 +207,8 @@ def sleeps_once(directory: Path) -> tuple[Observed, ...]:
 
 
 def polls_for_file(directory: Path) -> tuple[Observed, ...]:
-    with training(settings(directory, stalled_hold_seconds=600.0)) as (stage,):
+    chosen = settings(directory, stalled_hold_seconds=600.0)
+    with training(replace(chosen, detector=replace(chosen.detector, recapture_max_seconds=5.0))) as (stage,):
         stage.trouble("all", f"poll-for-file {directory / 'never'} 1")
         return (stage.until_page().observed(),)
 
@@ -372,7 +373,7 @@ PROCESS_SCENARIOS = (
         "rank 0 sleeps for 1 s again and again, the others wait for it",
         "hang",
         polls_for_file,
-        (Expected("training → quiet → suspected → stalled → hung", True, (0,), 30.0),),
+        (Expected("training → quiet → suspected → stalled → hung", True, (0,), 40.0),),
     ),
     ProcessScenario(
         "a hang beside threads that write metrics",

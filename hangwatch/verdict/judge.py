@@ -20,6 +20,7 @@ from hangwatch.verdict.scene import (
     may_be_behind_gpu,
     remove_suspects,
     waits_for,
+    waits_in_program,
 )
 from hangwatch.verdict.sequence_rules import Answer, decide_by_all_counts
 from hangwatch.verdict.wording import check_first_reasons, deciding_steps, guidance, job_headlines, sequence_numbers
@@ -109,19 +110,33 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
     if answer.named:
         members = [member for group in suspects for member in group.members]
         is_sure = not answer.graph.is_partial and all(one.signature is not Signature.AWAITS_OUTSIDE for one in members)
+        confidence = Confidence.HIGH if is_sure else Confidence.MEDIUM
         return Finding(
             kind="NotCome",
             scene=scene,
             says=sequence_numbers.not_joined,
             suspects=suspects,
             others=remove_suspects(suspects, scene.stacked),
-            confidence=Confidence.HIGH if is_sure else Confidence.MEDIUM,
+            confidence=Confidence.LOW if _may_be_innocent(scene, suspects, answer) else confidence,
             by_numbers=True,
         )
     if answer.kind not in _BY_ANSWER or (answer.kind == "not_joined" and not suspects):
         return None
     kind, says, settle = _BY_ANSWER[answer.kind]
     return Finding(kind, scene, says, suspects, settle=settle, by_numbers=True, odd_gpu=odd if suspects else None)
+
+
+def _may_be_innocent(scene: Scene, suspects: Sequence[Group], answer: Answer) -> bool:
+    """True if the suspects only poll, sleep or wait for a lock of the program, and another rank has not joined either.
+
+    That one may wait for its GPU, which hangs, while the suspects wait for it.
+    """
+    others = set(answer.graph.awaited) - set(answer.named) - answer.graph.busy
+    is_outside = any(
+        group.waits_for != "ranks" and any(member.id.rank in others for member in group.members)
+        for group in scene.stacked
+    )
+    return is_outside and all(map(waits_in_program, suspects))
 
 
 def _outweighs(answer: Answer) -> bool:

@@ -18,6 +18,7 @@ from hangwatch.verdict.scene import (
     keep_members,
     may_be_behind_gpu,
     waits_for,
+    waits_in_program,
     wants_gil,
 )
 from hangwatch.verdict.wording import rank_headlines
@@ -193,6 +194,9 @@ def _weigh_outside(finding: Finding, sure: Confidence) -> Confidence:
     explicit = finding.waiting("ranks")
     if sure is Confidence.MEDIUM and explicit * 2 < answered - named:
         return Confidence.LOW
+    outside = count_ranks(finding.others) - explicit
+    if 0 < outside <= named and all(map(waits_in_program, finding.suspects)):
+        return Confidence.LOW  # the suspects may wait for these, which have not joined either
     many = named > 1 and named * 4 > answered
     few = explicit * 4 < 3 * (answered - named)
     return Confidence.MEDIUM if sure is Confidence.HIGH and (many or few) else sure

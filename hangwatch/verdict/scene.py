@@ -296,6 +296,14 @@ def may_be_behind_gpu(member: Member) -> bool:
     return member.rounds < 2 and (member.gpu.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
 
 
+def waits_in_program(group: Group) -> bool:
+    """True if all its ranks wait for a lock, or poll, sleep or wait for a thread in the program's own code."""
+    if group.waits_for == "lock":
+        return True
+    waits = (member.signature is Signature.POLLS or member.kernel.rests is not None for member in group.members)
+    return is_in_user_code(group) and all(waits)
+
+
 def asks_unknown_thread(group: Group) -> bool:
     """True if it waits for a thread, and a thread of it is in functions that no rule knows: it may wait for ranks."""
     threads = (activity.find_activity(thread.activity) for thread in group.threads)

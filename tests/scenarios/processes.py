@@ -22,7 +22,7 @@ from hangwatch.demo import playback
 from hangwatch.demo.scenarios import SCENARIOS as DEMOS
 from hangwatch.demo.scenarios import Answer
 from hangwatch.demo.simulated_node import SimulatedNode, wait_until
-from hangwatch.model import JobState
+from hangwatch.model import Confidence, JobState
 from tests.scenarios.external_servers import answering
 from tests.scenarios.power import Expected
 from tests.scenarios.stage import (
@@ -174,6 +174,17 @@ def victims_in_any_function(directory: Path) -> tuple[Observed, ...]:
     with training(settings(directory)) as (stage,):
         stage.trouble("all", "behind-gpu 3")
         return (stage.until_page().observed(),)
+
+
+def gpu_hangs(directory: Path) -> tuple[Observed, ...]:
+    with training(settings(directory)) as (stage,):
+        stage.trouble("all", "gpu-hangs 1 2")
+        observed = stage.until_page().observed()
+        confidences = {
+            look.verdict.confidence for look in observed.looks if 2 in [one.rank for one in look.verdict.named]
+        }
+        assert confidences <= {Confidence.LOW}, "rank 2 may wait for rank 1"
+        return (observed,)
 
 
 def victim_that_logs(directory: Path) -> tuple[Observed, ...]:
@@ -332,6 +343,13 @@ PROCESS_SCENARIOS = (
         "hang",
         victims_in_any_function,
         (Expected(HANG, True, (3,), 20.0),),
+    ),
+    ProcessScenario(
+        "a GPU hangs, and another rank asks for its result",
+        "rank 1 waits for its GPU, rank 2 asks every half second, the others wait in a barrier",
+        "hang",
+        gpu_hangs,
+        (Expected("training → quiet → suspected → stalled", True, (2,), 20.0),),
     ),
     ProcessScenario(
         "a victim that logs",

@@ -141,6 +141,17 @@ def read_loss() -> None:
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", (1 << 31) - 1)
 
 
+def gpu_hangs(me: Rank, hung: str, asking: str) -> None:
+    """The GPU of one rank hangs; another rank asks repeatedly for what it would do; the others are in a barrier."""
+    if me.rank == int(asking):
+        while True:
+            time.sleep(0.5)
+    me.begins(Phase.COLLECTIVE)
+    if me.rank == int(hung):
+        read_loss()
+    barrier(me.peers)
+
+
 def poll_gpu(me: Rank, odd: str) -> None:
     """One rank waits for a lock; the others poll in Python for the end of their collective."""
     if me.rank == int(odd):
@@ -433,6 +444,7 @@ def main() -> None:
         "wait-for-child": wait_for_child,
         "wait-for-idle-child": wait_for_idle_child,
         "poll-gpu": poll_gpu,
+        "gpu-hangs": gpu_hangs,
         "ask-again": ask_again,
         "sleep-once": sleep_once,
         "poll-for-file": poll_for_file,

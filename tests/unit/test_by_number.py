@@ -21,6 +21,7 @@ from hangwatch.model import (
     Motion,
     PortTraffic,
     RecorderFacts,
+    Rests,
     Signature,
     Usage,
     Verdict,
@@ -112,6 +113,22 @@ def test_who_waits_for_a_lock_that_another_rank_may_hold_is_not_named(waits_for:
     shared = structs.replace(held, waits=structs.replace(held.waits, shares_lock=True))
     verdict = judged(waiting(*THREE), outside(shared, activity="lock", waits_for="lock"))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
+
+
+@pytest.mark.parametrize(
+    ("activity", "waits_for", "rests"), [("lock", "lock", None), ("unknown", "unknown", "sleep")], ids=["lock", "sleep"]
+)
+@pytest.mark.parametrize(
+    ("other_waits_for", "confidence"), [("gpu", Confidence.LOW), ("ranks", Confidence.HIGH)], ids=["gpu", "collective"]
+)
+def test_waiter_in_own_code_is_low_while_another_rank_is_outside(
+    activity: str, waits_for: str, rests: Rests | None, other_waits_for: str, confidence: Confidence
+) -> None:
+    """The other one waits for its GPU, which hangs; the waiter may wait for it."""
+    suspect = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED, kernel=KernelFacts(rests=rests))
+    other = structs.replace(outside(standing(2, done(5)), activity="gpu_sync", waits_for=other_waits_for), key="g")
+    verdict = judged(waiting(*THREE[:2]), other, outside(suspect, activity=activity, waits_for=waits_for))
+    assert ([rank.rank for rank in verdict.named], verdict.confidence) == ([3], confidence)
 
 
 def test_who_asks_again_and_again_is_looked_at_first_and_not_named() -> None:

@@ -144,6 +144,9 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
         ((Ranks(1, "lock"), Ranks(4, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "thread"), Ranks(4, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "lock"), Ranks(3, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, LOW)),
+        # Another rank is outside, too: the one at the lock may wait for it. More of these are usual victims.
+        ((Ranks(1, "lock"), Ranks(6, "ranks"), Ranks(1, "gpu")), ("OutsideCollective", 1, LOW)),
+        ((Ranks(1, "lock"), Ranks(6, "ranks"), Ranks(2, "gpu")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "unknown"), Ranks(3, "ranks")), ("OutsideCollective", 1, LOW)),
         ((Ranks(1, "unknown"), Ranks(2, "ranks")), ("CannotTell", 0, NONE)),
         ((Ranks(1, "gpu"), Ranks(3, "ranks")), ("Mismatch", 0, NONE)),  # their number is unknown

@@ -85,6 +85,7 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     whose: Whose = "anybody"
     operation: str = ""
     around_waits: bool = False
+    is_caller: bool = False
     runs_program: bool = False
 
 
@@ -193,6 +194,7 @@ class _CompiledRule(NamedTuple):
     whose: Whose
     operation: str
     around_waits: bool
+    is_caller: bool
     runs_program: bool
 
     def applies_to(self, of_user: bool | None) -> bool:
@@ -202,7 +204,7 @@ class _CompiledRule(NamedTuple):
 
 def _compile(rule: _Rule) -> _CompiledRule:
     patterns = _patterns(rule)
-    conditions = (rule.around_waits, rule.runs_program)
+    conditions = (rule.around_waits, rule.is_caller, rule.runs_program)
     return _CompiledRule(rule.activity, rule.order, *patterns, rule.whose, rule.operation, *conditions)
 
 
@@ -293,6 +295,8 @@ class Table:
         for index in indexes:
             rule = self._rules_of(stack[index]).get(order)
             if rule is None or (rule.around_waits and not self._is_around_wait(stack, index)):
+                continue
+            if rule.is_caller and (index == _leaf(stack) or not _is_of_program(stack[index])):
                 continue
             if not (rule.runs_program and any(map(_is_of_program, stack[:index]))):
                 return index, rule

@@ -150,10 +150,10 @@ def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, 
     return file_id, True, line
 
 
-def _split_actor(found: re.Match[str], line: str, file_id: RankId) -> tuple[RankId, bool, str]:
+def _split_actor(prefix: re.Match[str], line: str, file_id: RankId) -> tuple[RankId, bool, str]:
     """Return the process in a prefix such as `(Worker_TP2 pid=4122)`; torch's own prefix after it tells the rank."""
-    text, pid, address = found.groups()
-    title, rest = process_title.read(text), line[found.end() :]
+    text, pid, address = prefix.groups()
+    title, rest = process_title.read(text), line[prefix.end() :]
     inner = _OF_RANK.match(rest)
     rank = int(inner.group(1)) if inner else title.rank if title else None
     process = RankId(node=address or file_id.node, rank=rank, pid=int(pid), title=text)

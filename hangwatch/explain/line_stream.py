@@ -24,7 +24,7 @@ _STAMP = re.compile(
 
 
 def begins_dump(line: str) -> bool:
-    """True if a stack dump of any tool may begin with this line; a rule (`-----`) is none."""
+    """True if a stack dump of any tool may begin with this line, but not for a rule (`-----`)."""
     short = line[:LONGEST_LINE]
     is_of_pyspy = pyspy_text.begins(short) and short.lstrip().startswith(("Process ", "Thread ", "[", "Error: "))
     return is_of_pyspy or any(kind.begins(short) for kind in _TEXTS)

@@ -280,15 +280,7 @@ def _member(
             main_cpu_ratio=measured.main.cpu_ratio,
             switches_per_second=measured.main.switches,
         ),
-        waits=structs.replace(
-            waits,
-            awaits_store=_awaits_store(waits, answer.standing),
-            store=kernel_facts.merge_store(rank),
-            peers=kernel_facts.count_peers(rank),
-            active_peers=kernel_facts.count_active_peers(rank),
-            most_peers=rank.most_peers,
-            enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
-        ),
+        waits=_complete_waits(waits, rank, answer.standing),
         gpu=_gpu_readings(rank),
         waiting=rank.waiting,
         recorder=RecorderFacts(
@@ -298,6 +290,18 @@ def _member(
             nccl_ras_fault=rank.nccl_ras_fault,
         ),
         died=rank.died,
+    )
+
+
+def _complete_waits(waits: Waits, rank: RankDump, standing: ProcessPlace | None) -> Waits:
+    return structs.replace(
+        waits,
+        awaits_store=_awaits_store(waits, standing),
+        store=kernel_facts.merge_store(rank),
+        peers=kernel_facts.count_peers(rank),
+        active_peers=kernel_facts.count_active_peers(rank),
+        most_peers=rank.most_peers,
+        enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
     )
 
 

@@ -54,7 +54,7 @@ def test_any_text_gives_a_title_with_a_bounded_name(command: str) -> None:
     ("rank", "text"),
     [
         (RankId(rank=2, pid=4122, title="VLLM::Worker_TP2"), "VLLM::Worker_TP2 (pid 4122)"),
-        (RankId(pid=7, title="ray::Actor.step", node="a"), "ray::Actor.step on a (pid 7)"),
+        (RankId(pid=7, title="ray::Actor.step", node="a"), "ray::Actor.step (a, pid 7)"),
         (RankId(rank=9, local_rank=1, pid=7, title="ray::Actor"), "ray::Actor (rank 9, local rank 1, pid 7)"),
     ],
 )

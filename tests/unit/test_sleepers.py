@@ -118,7 +118,7 @@ def test_rank_that_sleeps_is_unknown_until_it_wakes_and_then_captured_again() ->
     captured(life, 65.0)
     watch, taken = life.snapshot.jobs["42"].watch, life.captures
     assert watch.state is JobState.STALLED
-    assert "rank 0 on n1 sleeps until " in watch.message
+    assert "rank 0 (n1) sleeps until " in watch.message
     life.power(110, 29)
     assert life.captures == taken
     captured_at = life.now

@@ -731,7 +731,7 @@ def test_the_file_is_plain_json_that_others_can_read(tmp_path: Path) -> None:
     folder = open_writable(tmp_path).save(samples.loader_hang(), FILES)
     found = json.loads((folder / "incident.json").read_text())
     assert found["schema_version"] == INCIDENT_VERSION
-    assert found["verdict"]["named"] == [{"node": "gpu-a12", "rank": 7, "local_rank": 7, "pid": 41207}]
+    assert found["verdict"]["named"] == [{"node": "gpu-a12", "rank": 7, "local_rank": 7, "pid": 41207, "title": None}]
 
 
 def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> None:

@@ -169,8 +169,8 @@ class Reader:
             return False
         return True
 
-    def _start_thread(self, found: re.Match[str]) -> None:
-        number, flags, flags_alone, name = found.groups()
+    def _start_thread(self, heading: re.Match[str]) -> None:
+        number, flags, flags_alone, name = heading.groups()
         self._close_thread()
         if self._pid is None and name == "MainThread" and any(thread.is_main for thread in self._threads):
             self._finish()  # the line `Process ...` between the two was not copied

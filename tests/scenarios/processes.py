@@ -447,7 +447,7 @@ PROCESS_SCENARIOS = (
         "three ranks have ended; rank 2 opens a file that does not respond",
         "hang",
         dead_file("end-but-read {} 2"),
-        (Expected(HANG, True, (), 20.0),),
+        (Expected("training → quiet( → training → quiet)? → suspected → hung", True, (), 20.0),),
     ),
     ProcessScenario(
         "starved but moving loader",

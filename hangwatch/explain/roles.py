@@ -30,6 +30,7 @@ _HELPER_COMMAND = re.compile(
     r"multiprocessing\.(resource_tracker|forkserver)|_inductor/compile_worker"
     r"|(^|/)wandb-(service|core)\b|\bwandb service\b"
 )
+_FORKSERVER = re.compile(r"(^|/)multiprocess(ing)?/forkserver\.py$")
 _FOREIGN = frozenset({"NotPython", "NoInterpreter", "PermissionDenied", "ProcessGone"})
 _FORKED = re.compile(r"(^|/)multiprocess(ing)?/popen_fork\.py$")
 _DIGITS = re.compile(r"\d+")
@@ -170,6 +171,8 @@ def is_helper(process: ParsedProcess, pids: set[int | None]) -> bool:
     """True for a process that works for a rank: its parent is in the same stream, or it runs a worker's loop."""
     if process.parent_pid is not None and process.parent_pid in pids:
         return True
+    if any(frame.function == "_serve_one" and _FORKSERVER.search(frame.file) for frame in _main(process)):
+        return False  # a child of the fork server keeps its command line and outer frames
     if _HELPER_COMMAND.search(process.command):
         return True
     return any(_HELPER_FRAMES.match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}") for frame in _main(process))

@@ -441,6 +441,15 @@ def test_who_was_forked_works_for_ranks_that_were_not() -> None:
     assert "not ranks of this job: pid 52 (train.py)" in found.notes[0]
 
 
+def test_rank_below_a_fork_server_is_a_rank_and_the_server_is_none() -> None:
+    command = "python -c from multiprocessing.forkserver import main; main(5, 6, ['__main__'])"
+    server = ("main (multiprocessing/forkserver.py:240)", "<module> (<string>:1)")
+    boot = ("_bootstrap (multiprocessing/process.py:314)", "_serve_one (multiprocessing/forkserver.py:314)", *server)
+    stacks = [("recv (socket.py:1)", *server), (WAITS[0], *boot), (LOADS[0], "read_shard (data.py:4)", *boot)]
+    lines = [line for pid, stack in enumerate(stacks, 40) for line in process(pid, *stack, command=command)]
+    assert [rank.pid for rank in ids(collect(*lines))] == [41, 42]
+
+
 def test_ranks_started_by_rank_0_are_ranks() -> None:
     child = process(51, *WAITS)
     found = collect(*process(50, *LOADS), "-" * 80, *child[:2], "Parent Process 50: python train.py", *child[2:])

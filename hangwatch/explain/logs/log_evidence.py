@@ -188,11 +188,21 @@ def _describe_without_hint(
     if own:
         failures = f"it is not known which of {words.count(own, 'failure')} was first"
     else:
-        failures = "each failure complains of other ranks" if kinds else "none reports a failure"
+        failures = "each failure complains of other ranks" if kinds else _describe_messages(logs)
     apart = log_ends.seconds_apart(logs)
     spread = f"; their last lines are up to {words.duration(apart)} apart" if apart else ""
     return f"logs of {words.count(len(logs))}: {failures}{spread}" + (
         f"; {log_ends.describe_ends(ends)}" if ends else ""
+    )
+
+
+def _describe_messages(logs: Sequence[RankLog]) -> str:
+    """Return which ranks have a line of NCCL about a problem; without one, that no log has a failure."""
+    rows = nccl_messages.load()
+    ids = [log.id for log in logs if any(rows[name].about != "setup" for name in log.messages)]
+    have = "has" if len(ids) == 1 else "have"
+    return (
+        f"{words.name_ranks(ids)} {have} lines about a problem, see the evidence" if ids else "none reports a failure"
     )
 
 

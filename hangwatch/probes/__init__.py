@@ -1,1 +1,1 @@
-"""Adapters to the machine. Nothing else reads it."""
+"""Adapters that read the machine: its processes, GPUs, networks and kernel files. No other package reads it."""

@@ -1,8 +1,11 @@
-"""Runs child processes that may block for ever: bounded in time, memory and output.
+"""Run child processes that may block for ever. Their time, memory and output are limited.
 
-A file system, driver or lock that does not respond blocks its reader in the kernel (state D), where not even SIGKILL
-ends it. A thread of ours must never block so: it would keep the daemon, its ports and its lock. A child that survives
-SIGKILL is abandoned: it is counted, gets no successor for the same target, and is reaped once the kernel releases it.
+A file system, driver or lock that does not respond blocks its reader in the kernel (state D). Not even SIGKILL ends
+such a process. A thread of the daemon must never block like this: it would keep the daemon, its ports and its lock
+alive.
+
+A child that survives SIGKILL is abandoned. It is counted, and no new child starts for the same target. It is reaped
+once the kernel releases it.
 """
 
 from __future__ import annotations
@@ -25,27 +28,27 @@ from hangwatch.probes.process import procfs
 
 MOST_ABANDONED = 32
 MOST_ABANDONED_OF_SHARE = 8
-"""Limit per user or pod. Any of them can mount a file system that does not respond, and must not use up the total."""
+"""Limit per user or pod. Each of them can mount a file system that does not respond. None may use up the total."""
 
 MOST_PRINTED_BYTES = 16 << 20
 MOST_MEMORY_BYTES = 4 << 30  # RLIMIT_DATA of a child of `Runner`
 KILL_SECONDS = 1.0
 STUCK_REASONS = frozenset({"DumperStuck", "TooManyDumpersStuck"})
-"""Reasons which mean that a child cannot be ended: it waits for the file system of the program that it reads."""
+"""Reasons of faults for a child that cannot be killed. It waits for the file system of the program that it reads."""
 
 _STOP_POLL_SECONDS = 0.2
 _STARVED_POLL_SECONDS = 0.1
 
 
 class StoppedError(Exception):
-    """The caller was asked to stop while it was reading from a child."""
+    """The daemon is stopping: a read from a child was interrupted."""
 
 
 class Starvation(NamedTuple):
-    """Extra time for a child that waits for a CPU, and therefore not for what it reads.
+    """Extra time for a child that waits for a CPU.
 
-    It applies to a child that has used less CPU than `cpu_seconds`, and was runnable in one of the last `most_asleep`
-    polls (0.1 s apart).
+    A child gets it while it has used less CPU than `cpu_seconds`, and at most `most_asleep` successive polls (0.1 s
+    apart) saw it asleep. A child that sleeps longer waits for what it reads.
     """
 
     seconds: float = 0.0
@@ -57,11 +60,11 @@ _NO_EXTRA_TIME = Starvation()
 
 
 class Child:
-    """A child process and our ends of its pipes, for one thread; any thread may call `kill`.
+    """A child process and our ends of its pipes.
 
-    It runs in `/`, so that it keeps no mount busy, and inherits only the descriptors `pass_fds`. Its environment is
-    PATH alone, unless `environ` is given. With its own session it does not receive our Ctrl-C, and is killed together
-    with its children.
+    One thread uses it; any thread may call `kill`. The child runs in `/`, so that it keeps no mount busy. It inherits
+    only the descriptors `pass_fds`. Its environment holds only PATH and RUST_BACKTRACE, unless `environ` is given. With
+    `own_session` it does not receive our Ctrl-C, and `kill` also ends its children.
     """
 
     def __init__(
@@ -74,7 +77,10 @@ class Child:
         own_session: bool = False,
         pass_fds: Sequence[int] = (),
     ) -> None:
-        """Start the child. `is_asked`: it has a stdin for `write`. `errors` is `stderr` of Popen. Raises OSError."""
+        """Start the child. Raises OSError.
+
+        With `is_asked` it has a stdin for `write`. `errors` is the argument `stderr` of Popen.
+        """
         program = os.path.abspath(command[0]) if "/" in command[0] else command[0]  # noqa: PTH100 - strings in and out
         self._process = subprocess.Popen(
             [program, *command[1:]],
@@ -99,9 +105,10 @@ class Child:
             os.set_blocking(self._process.stdin.fileno(), False)
 
     def write(self, question: bytes, end: float) -> None:
-        """Write to its stdin.
+        """Write `question` to the child's stdin.
 
-        Raises TimeoutError if it has not read all until `end`, BrokenPipeError if it never will.
+        Raises TimeoutError if the child has not read all of it by `end` (monotonic clock), BrokenPipeError if it closed
+        its stdin.
         """
         assert self._process.stdin is not None
         poll, descriptor = select.poll(), self._process.stdin.fileno()
@@ -113,23 +120,24 @@ class Child:
                 question = question[os.write(descriptor, question) :]
 
     def close_input(self) -> None:
-        """Close its stdin."""
+        """Close the child's stdin."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def read(
         self, end: float, starvation: Starvation = _NO_EXTRA_TIME, stop: threading.Event | None = None
     ) -> tuple[bytes, bytes]:
-        """Return the next parts of its stdout and stderr, if piped; both are empty once it has closed them.
+        """Return the next parts of the child's stdout and stderr; both are empty once it has closed them.
 
-        Raises TimeoutError at `end`, or later while it is starved; StoppedError once `stop` is set.
+        Raises TimeoutError at `end` (monotonic clock), or later if the child waits for a CPU, see `Starvation`. Raises
+        StoppedError once `stop` is set.
         """
         polls, asleep = 0, 0
         while self._open:
             if stop is not None and stop.is_set():
                 raise StoppedError
             remaining = end - time.monotonic()
-            if remaining < -starvation.seconds - KILL_SECONDS:  # a child that prints a byte now and then
+            if remaining < -starvation.seconds - KILL_SECONDS:  # a child that keeps printing single bytes
                 raise TimeoutError
             pause = min(remaining, _STOP_POLL_SECONDS) if remaining > 0 else _STARVED_POLL_SECONDS * (polls > 0)
             ready = [descriptor for descriptor, _ in self._poll.poll(pause * 1000)]
@@ -159,28 +167,31 @@ class Child:
         return printed, errors
 
     def bound_memory(self, most_bytes: int) -> None:
-        """Limit its data to `most_bytes`, unless its limit is already lower (RLIMIT_DATA of getrlimit(2))."""
+        """Limit the child's data to `most_bytes`, unless its limit is already lower (RLIMIT_DATA of getrlimit(2))."""
         with contextlib.suppress(OSError):
             limits = resource.prlimit(self.pid, resource.RLIMIT_DATA)
             soft, hard = (most_bytes if limit == resource.RLIM_INFINITY else min(limit, most_bytes) for limit in limits)
             resource.prlimit(self.pid, resource.RLIMIT_DATA, (soft, hard))
 
     def kill(self) -> None:
-        """Send SIGKILL; a child that is blocked in the kernel ignores it until released."""
+        """Send SIGKILL. A child that is blocked in the kernel ends only when the kernel releases it."""
         if not self._own_session:
             self._process.kill()
-        elif self._process.returncode is None:  # until it is reaped, its pid (and group id) is not reused
+        elif self._process.returncode is None:  # until the child is reaped, its pid (and group id) is not reused
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self, seconds: float = 0.0) -> int | None:
-        """Return its exit status; None if it still exists after `seconds`."""
+        """Return the child's exit status; None if it still exists after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None
 
     def end(self, seconds: float) -> bool:
-        """Kill it if needed, wait at most `seconds`, close our ends; return False if the kernel still holds it."""
+        """End the child and close our ends of its pipes.
+
+        Kill it if it has not ended, and wait at most `seconds`. Return False if it still exists.
+        """
         if self._process.returncode is None:
             self.kill()
         is_ended = self.wait(seconds) is not None
@@ -196,7 +207,11 @@ class _Abandoned(NamedTuple):
 
 
 class AbandonedChildren:
-    """Counts running children, and keeps the abandoned ones by target (a process, paths). Both are limited."""
+    """Limits for running and abandoned children, in total and per user or pod.
+
+    Abandoned children are kept with their targets: processes or paths. `share` is the user or pod that a child counts
+    for.
+    """
 
     def __init__(self) -> None:
         self._freed = threading.Condition()
@@ -204,9 +219,9 @@ class AbandonedChildren:
         self._running: Counter[str] = Counter()
 
     def begin(self, share: str, patience_seconds: float) -> bool:
-        """Reserve a place for a child of this share. Return False if too many children hang.
+        """Reserve a place for a child of this user or pod. Return False if too many children hang.
 
-        Wait at most `patience_seconds` for a place, while running children may still end.
+        Wait at most `patience_seconds` for a running child to end. Do not wait if abandoned children hold all places.
         """
         with self._freed:
             self._freed.wait_for(
@@ -218,7 +233,7 @@ class AbandonedChildren:
             return True
 
     def end(self, share: str, target: Hashable, stuck: Child | None) -> None:
-        """Release the place; `stuck` is the child if it could not be ended, and then keeps it."""
+        """Release the place. `stuck` is the child if it could not be killed: it is kept as abandoned."""
         with self._freed:
             self._running[share] -= 1
             if stuck is not None:
@@ -226,22 +241,22 @@ class AbandonedChildren:
             self._freed.notify_all()
 
     def add(self, stuck: Child, targets: frozenset[Hashable]) -> None:
-        """Add an abandoned child that had no place."""
+        """Add an abandoned child for which no place was reserved."""
         with self._freed:
             self._abandoned.append(_Abandoned(stuck, "", targets))
 
     def targets(self) -> frozenset[Hashable]:
-        """Return the targets for which children hang now."""
+        """Return the targets for which abandoned children still hang."""
         with self._freed:
             return frozenset().union(*(abandoned.targets for abandoned in self._reap()))
 
     def pid_for(self, target: Hashable) -> int | None:
-        """Return the pid of a child that still hangs for this target."""
+        """Return the pid of an abandoned child for this target; None if no child hangs."""
         with self._freed:
             return next((abandoned.child.pid for abandoned in self._reap() if target in abandoned.targets), None)
 
     def count(self) -> int:
-        """Return the number of children that hang now."""
+        """Return the number of abandoned children that still hang."""
         with self._freed:
             return len(self._reap())
 
@@ -250,7 +265,7 @@ class AbandonedChildren:
         return self._abandoned
 
     def _has_room(self, share: str, running: Counter[str]) -> bool:
-        """True if abandoned and `running` children leave a place."""
+        """True if the abandoned children and the `running` ones are below both limits."""
         hanging = self._reap()
         in_total = len(hanging) + sum(running.values())
         in_share = sum(abandoned.share == share for abandoned in hanging) + running[share]
@@ -266,13 +281,15 @@ class Printed(NamedTuple):
 
 
 class Runner:
-    """Runs children of one kind, one answer each, and remembers the abandoned ones.
+    """A starter of children of one kind. Each child gives one answer.
 
-    `tool` and `answer` are words for faults. With `keeps_part`, the output until the deadline or size limit is an
-    answer, too; the exit status is ignored, stderr is part of the output, and all descendants are ended. Kinds that
-    hang for the same cause share `abandoned`. `waits_for_place`: wait up to the deadline for a place among running
-    children. `bounds_memory` is false for children that map the libraries of their target privately: with CUDA many
-    gigabytes.
+    * `tool` and `answer` are words for faults.
+    * `abandoned` is shared by kinds that hang for the same cause.
+    * `keeps_part`: the output until the deadline or size limit is an answer, too. The exit status is ignored, stderr is
+      part of the output, and all processes of the child's group are killed.
+    * `waits_for_place`: wait until the deadline while running children hold all places.
+    * `bounds_memory` is false for children that map the libraries of their target privately. With CUDA these are many
+      gigabytes.
     """
 
     def __init__(
@@ -293,7 +310,10 @@ class Runner:
         self._keeps_part, self._waits_for_place, self._bounds_memory = keeps_part, waits_for_place, bounds_memory
 
     def refusal(self, target: ProcessId) -> Fault | None:
-        """Return the fault that forbids a new child for this process, because an earlier one still hangs."""
+        """Return a fault if an abandoned child for this process still hangs: no new one may start.
+
+        None if none hangs.
+        """
         stuck = self.abandoned.pid_for(target)
         return None if stuck is None else self._stuck(f"pid {target.pid}", stuck)
 
@@ -308,9 +328,10 @@ class Runner:
         question: bytes | None = None,
         pass_fds: Sequence[int] = (),
     ) -> Printed | Fault:
-        """Run `command` once for a process of this share, with `question` on its stdin.
+        """Run `command` once for process `target`, with `question` on its stdin.
 
-        At the deadline, or once `stop` is set, it is killed, and waited for briefly.
+        `share` is the user or pod that the child counts for. The child is killed at the deadline, or once `stop` is
+        set. Its end is awaited for at most 1 s.
         """
         subject = f"pid {target.pid}"
         if not self.abandoned.begin(share, deadline_seconds if self._waits_for_place else 0.0):

@@ -1,4 +1,4 @@
-"""Reads the small files of /proc and /sys: a text, None if absent, or a Fault."""
+"""Read the small files of /proc and /sys. A result is a text, None if the file is absent, or a Fault."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hangwatch.model import Fault
 
-# Errors for "absent": no such file, the process is gone, the feature is switched off.
+# Errors that mean "absent": no such file, the process is gone, or the feature is switched off.
 ABSENT = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.EOPNOTSUPP, errno.ENODEV, errno.ENXIO})
 DENIED = frozenset({errno.EACCES, errno.EPERM})
 LIMIT_BYTES = 4 << 20
@@ -15,19 +15,19 @@ MAY_READ = "run as root, or grant CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
 
 
 def read(path: Path | str, subject: str, limit_bytes: int = LIMIT_BYTES) -> str | Fault | None:
-    """Return at most `limit_bytes` of a file as text; `subject` is named in faults. Never raises OSError."""
+    """Return at most `limit_bytes` of a file as text; None if absent. Faults name `subject`. Never raises OSError."""
     raw = read_bytes(path, subject, limit_bytes)
     return raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
 
 
 def read_or_empty(path: Path | str, limit_bytes: int = LIMIT_BYTES) -> str:
-    """Return at most `limit_bytes` of a file as text; empty if it cannot be read."""
+    """Return at most `limit_bytes` of a file as text; an empty text if the file cannot be read."""
     text = read(path, "", limit_bytes)
     return text if isinstance(text, str) else ""
 
 
 def read_bytes(path: Path | str, subject: str, limit_bytes: int = LIMIT_BYTES) -> bytes | Fault | None:
-    """Read as `read` does, without decoding."""
+    """Return the bytes of a file, otherwise like `read`."""
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - called often, with strings, too
             parts = []
@@ -48,7 +48,7 @@ def names(folder: Path, subject: str) -> tuple[str, ...] | Fault | None:
 
 
 def fault_of(error: OSError, subject: str, path: str) -> Fault | None:
-    """Translate an error of the kernel: None for "absent", else a Fault."""
+    """Convert an error of the kernel: None if it means "absent", else a Fault."""
     if error.errno in ABSENT:
         return None
     detail = f"{path}: {error.strerror or error}"
@@ -58,7 +58,7 @@ def fault_of(error: OSError, subject: str, path: str) -> Fault | None:
 
 
 def number(text: str | Fault | None) -> int | None:
-    """Return the whole number in a text; None if there is none."""
+    """Return the whole number that a text holds; None for any other text or a Fault."""
     if not isinstance(text, str):
         return None
     word = text.strip()

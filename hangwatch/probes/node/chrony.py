@@ -1,4 +1,4 @@
-"""Reads the clock state from chronyd: `chronyc -c tracking`, which any user may run."""
+"""Read the clock state from chronyd with `chronyc -c tracking`, which any user may run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _RUNNER = child.Runner("chronyc")
 
 
 class Tracking(Value, frozen=True):
-    """Chrony's state, in seconds; `offset_seconds` is positive if the system clock is ahead of NTP time.
+    """The clock state of chronyd. `offset_seconds` is positive if the system clock is ahead of NTP time.
 
-    `source` is the name or address of the reference; `synchronized` comes from the leap status.
+    `source` is the name or address of the reference clock. `synchronized` comes from the leap status.
     """
 
     source: str
@@ -26,7 +26,10 @@ class Tracking(Value, frozen=True):
 
 
 def read_tracking(arguments: tuple[str, ...] = ()) -> Tracking | Fault | None:
-    """Ask chronyd; None if chrony is not installed or not running. `arguments` go to chronyc (`-p`, another port)."""
+    """Return the state of chronyd; None if chrony is not installed or not running.
+
+    `arguments` are options of chronyc, for example `-p` for another port.
+    """
     program = shutil.which("chronyc", path=os.environ.get("PATH", os.defpath) + ":/usr/bin")
     if program is None:
         return None
@@ -48,9 +51,10 @@ def read_tracking(arguments: tuple[str, ...] = ()) -> Tracking | Fault | None:
 
 
 def parse_tracking(text: str) -> Tracking | Fault:
-    """Parse `chronyc -c tracking`: reference id, name, stratum, time, then offsets in seconds, leap status last.
+    """Parse the output of `chronyc -c tracking`.
 
-    The fifth field is positive if the clock is slow; `offset_seconds` has the opposite sign.
+    Its fields are reference id, name, stratum, time, offsets in seconds and others; the last is the leap status. The
+    fifth field is positive if the clock is slow; `offset_seconds` has the opposite sign.
     """
     fields = text.strip().split(",")
     try:

@@ -1,4 +1,4 @@
-"""Reads vendor and features of the processor from /proc/cpuinfo."""
+"""Read the vendor and features of the processor from /proc/cpuinfo."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hangwatch.probes import pseudo_files
 
 
 class Cpu(Value, frozen=True):
-    """Vendor ("AuthenticAMD", "GenuineIntel") and flags of a processor; empty if unknown."""
+    """A processor. `vendor` is "AuthenticAMD" or "GenuineIntel", for example. Both fields are empty if unknown."""
 
     vendor: str = ""
     flags: frozenset[str] = frozenset()

@@ -1,7 +1,7 @@
-"""Keeps the daemon's own heap small: mallopt(3) and malloc_trim(3).
+"""Keep the daemon's own heap small with mallopt(3) and malloc_trim(3).
 
-glibc gives each thread a heap of its own, and keeps freed memory below a block that is in use. So all threads share one
-heap, and memory used by imports and captures is given back. Other C libraries (musl) lack these calls.
+glibc gives each thread its own heap, and keeps freed memory that lies below a used block. Here all threads share one
+heap. Memory freed after imports and captures is returned to the kernel. Other C libraries (musl) lack these calls.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _LIBC = ctypes.CDLL(None)
 
 
 def share_heap() -> bool:
-    """Let all later threads use one heap; False if the C library has no such setting."""
+    """Make all threads started later use one heap. Return False if the C library has no such setting."""
     return hasattr(_LIBC, "mallopt") and bool(_LIBC.mallopt(_M_ARENA_MAX, 1))
 
 
 def trim() -> bool:
-    """Give freed memory back to the kernel, which takes some milliseconds. Return False if there was none."""
+    """Return freed memory to the kernel; takes a few milliseconds. Return False if no memory could be returned."""
     return hasattr(_LIBC, "malloc_trim") and bool(_LIBC.malloc_trim(ctypes.c_size_t(0)))

@@ -1,7 +1,7 @@
-"""Reads the open-file limits that a new login or systemd unit gets, from configuration files.
+"""Read from configuration files the open-file limits of a new login and of a new systemd unit.
 
-See limits.conf(5), pam_limits(8), systemd-system.conf(5) and setrlimit(2). No process is started to test the limits. A
-unit may set its own `LimitNOFILE=`, and a user or group may have its own line.
+See limits.conf(5), pam_limits(8), systemd-system.conf(5) and setrlimit(2). No process is started to test the limits.
+`LimitNOFILE=` of a unit, or a line for one user or group, may set other limits.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _UNLIMITED = frozenset({"unlimited", "infinity", "-1"})
 
 
 class NewProcess(Value, frozen=True):
-    """The limits of a new process (inf: none), capped at fs.nr_open, and the file that sets them.
+    """The open-file limits of a new process, and the file that sets them.
 
-    `kind` is the kind of process; `others` counts lines for single users or groups, which get other limits.
+    The limits are capped at fs.nr_open; inf means no limit. `kind` is the kind of process. `others` counts the lines
+    for single users or groups, which get other limits.
     """
 
     kind: str
@@ -44,10 +45,10 @@ class NewProcess(Value, frozen=True):
 
 
 def read(file_root: Path, proc_root: Path) -> tuple[NewProcess, ...]:
-    """Return the limits of a systemd unit, if systemd is process 1, and of a login, if PAM applies limits.conf.
+    """Return the limits of a systemd unit if systemd is process 1, and of a login if PAM applies limits.conf.
 
-    A login starts with the limits of a unit. Unreadable files are ignored. Empty if `file_root` is not the root of
-    process 1, as in a container.
+    A login starts with the limits of a unit. Unreadable files are ignored. Empty if process 1 has another root than
+    `file_root`, as seen from a container.
     """
     if not _is_of_first_process(file_root, proc_root):
         return ()
@@ -69,7 +70,7 @@ def _unit(file_root: Path) -> NewProcess:
 
 
 def _login(file_root: Path, unit: NewProcess | None) -> NewProcess | None:
-    """Return the limits by lines for all users (`*`); None if a limit is unknown."""
+    """Return the limits from the lines for all users (`*`); None if a limit is unknown."""
     soft, hard, source = (unit.soft, unit.hard, unit.source) if unit else (None, None, "")
     others = 0
     for path, line in _lines(_pam_files(file_root)):
@@ -89,7 +90,7 @@ def _login(file_root: Path, unit: NewProcess | None) -> NewProcess | None:
 
 
 def _is_of_first_process(file_root: Path, proc_root: Path) -> bool:
-    """True if process 1 has the same /etc, or its root may not be read."""
+    """True if process 1 has the same /etc, or if its root is not readable."""
     try:
         return (proc_root / "1" / "root" / "etc").samefile(file_root / "etc")
     except OSError:
@@ -116,7 +117,10 @@ def _nr_open(proc_root: Path) -> float:
 
 
 def _systemd_files(file_root: Path) -> Iterator[Path]:
-    """Yield the first main file, then drop-ins by name; of equal names the one in the first folder."""
+    """Yield the main file, then the drop-ins sorted by name.
+
+    The first folder of `_SYSTEMD_ROOTS` that holds a file of this name takes precedence.
+    """
     roots = [file_root / root for root in _SYSTEMD_ROOTS]
     main = next((root / "system.conf" for root in roots if (root / "system.conf").is_file()), None)
     if main is not None:
@@ -134,7 +138,7 @@ def _pam_files(file_root: Path) -> list[Path]:
 
 
 def _applies_limits(file_root: Path) -> bool:
-    """True if any PAM service uses pam_limits; without it limits.conf has no effect."""
+    """True if any PAM service uses pam_limits. Otherwise limits.conf has no effect."""
     folder = file_root / "etc" / "pam.d"
     names = pseudo_files.names(folder, "services of PAM")
     files = [folder / name for name in names[:_MOST_FILES]] if isinstance(names, tuple) else []
@@ -148,7 +152,7 @@ def _conf_files(folder: Path) -> list[Path]:
 
 
 def _lines(paths: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    """Yield the lines of regular files, without comment lines."""
+    """Yield the file and text of each line, except comments. Files that cannot be read are skipped."""
     for path in itertools.islice(paths, _MOST_FILES):
         try:
             content = bounded_read.read(path, _MOST_BYTES, flags=os.O_NONBLOCK)

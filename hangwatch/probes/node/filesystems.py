@@ -1,9 +1,10 @@
-"""Reads mounted file systems through child processes, so that a dead one cannot block us.
+"""Read mounted file systems through child processes, so that a dead mount cannot block the daemon.
 
-statvfs(2) on a dead NFS, Lustre or FUSE mount can block for ever; then not even SIGKILL ends the process. So a child
-does it. A child that does not answer is killed and abandoned, and its paths are not read again until it is gone: at
-most one child hangs per dead mount. The file that a process waits for is found through /proc, without touching its file
-system.
+statvfs(2) on a dead NFS, Lustre or FUSE mount can block for ever. Then not even SIGKILL ends the process. So a child
+makes the call. A child that does not respond is killed and abandoned. Its paths are not read again until it is gone: at
+most one child hangs per dead mount.
+
+The file that a process waits for is found through /proc. This does not touch its file system.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hangwatch.probes.process import system_calls
 
 CHILD = Path(__file__).with_name("filesystems_child.py")
 STARTUP_SECONDS = 2.0
-_STUCK_SECONDS = 0.3  # wait for the end of a child that has not answered: it probably hangs
+_STUCK_SECONDS = 0.3  # time for a child to end that has not responded: it probably hangs
 NOT_STARTED = "OnlookerNotStarted"
 NETWORK_TYPES = frozenset(
     """
@@ -35,14 +36,17 @@ NETWORK_TYPES = frozenset(
     coda acfs mmfs quobyte vastnfs fuse fuseblk
     """.split()  # noqa: SIM905 - a table
 )
-# Served by this node's desktop or container runtime: not storage.
+# FUSE types of this node's desktop or container runtime: not storage.
 _LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.snapfuse", "fuse.fuse-overlayfs"})
 _SECTOR_BYTES = 512  # unit of /sys/dev/block, independent of the device
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(Value, frozen=True):
-    """A mounted file system. `device` is `major:minor`, equal for all its mounts; `id` is unique per mount."""
+    """A mounted file system.
+
+    `device` is `major:minor`, equal for all mounts of one file system. `id` is unique per mount.
+    """
 
     path: str
     type: str
@@ -55,7 +59,7 @@ class Mount(Value, frozen=True):
 
 
 class Space(Value, frozen=True):
-    """Size, bytes available to ordinary users, and the duration of the call."""
+    """Size of a file system, bytes available to ordinary users, and duration of the call."""
 
     size_bytes: int
     available_bytes: int
@@ -64,13 +68,13 @@ class Space(Value, frozen=True):
 
 
 def mounts(proc_root: Path, pid: int | str = "self") -> tuple[Mount, ...] | Fault | None:
-    """Return the mounts that a process sees, from /proc/PID/mountinfo; None if it is gone."""
+    """Return the mounts that a process sees, from /proc/PID/mountinfo; None if the process is gone."""
     text = pseudo_files.read(proc_root / str(pid) / "mountinfo", "mounts")
     return parse_mounts(text) if isinstance(text, str) else text
 
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:
-    """Parse mountinfo, see proc_pid_mountinfo(5): type and source follow a lone hyphen."""
+    """Parse mountinfo, see proc_pid_mountinfo(5). The type and the source follow a single hyphen."""
     parsed = []
     for line in text.splitlines():
         mount_part, hyphen, source_part = line.partition(" - ")
@@ -91,7 +95,7 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
 def mount_of_system_call(proc_root: Path, pid: int) -> Mount | None:
     """Return the file system of the descriptor that the main thread's system call uses; None if not visible.
 
-    Read from /proc/PID/syscall, see proc_pid_syscall(5). Calls that name a file by path are not covered.
+    The source is /proc/PID/syscall, see proc_pid_syscall(5). Calls that name a file by its path give None.
     """
     fields = system_calls.read_fields(pid, proc_root)
     name = system_calls.names_by_number().get(int(fields[0])) if fields else None
@@ -103,7 +107,7 @@ def mount_of_system_call(proc_root: Path, pid: int) -> Mount | None:
 def mount_of(proc_root: Path, pid: int, descriptor: int) -> Mount | None:
     """Return the file system of an open file of a process; None if it is not a file or not visible.
 
-    Read from `mnt_id` in /proc/PID/fdinfo, see proc_pid_fdinfo(5): the file itself is not touched.
+    The source is `mnt_id` in /proc/PID/fdinfo, see proc_pid_fdinfo(5). The file itself is not touched.
     """
     rows = pseudo_files.read_or_empty(proc_root / str(pid) / "fdinfo" / str(descriptor)).splitlines()
     ids = [row.split()[-1] for row in rows if row.startswith("mnt_id:")]
@@ -129,7 +133,10 @@ def written_bytes(mount: Mount, pid: int, proc_root: Path, sys_root: Path) -> in
 
 
 def dirty_bytes(proc_root: Path) -> int | None:
-    """Return the bytes that wait to be written or are being written: Dirty and Writeback of /proc/meminfo."""
+    """Return the bytes that are to be written or are being written; None if unknown.
+
+    The sources are the rows Dirty and Writeback of /proc/meminfo.
+    """
     lines = pseudo_files.read_or_empty(proc_root / "meminfo").splitlines()
     rows = dict(line.split(":", 1) for line in lines if ":" in line)
     found = [rows[name].split()[0] for name in ("Dirty", "Writeback") if rows.get(name, "").split()]
@@ -137,13 +144,13 @@ def dirty_bytes(proc_root: Path) -> int | None:
 
 
 def is_network(mount: Mount, also: Iterable[str] = ()) -> bool:
-    """True if the file system is served by another machine, or by a process that talks to one; `also` adds types."""
+    """True if another machine serves the file system, or a process that talks to one. `also` adds types."""
     named = mount.type in NETWORK_TYPES or mount.type in also
     return named or (mount.type.startswith("fuse.") and mount.type not in _LOCAL_FUSE)
 
 
 class FilesystemReader:
-    """Reads paths through child processes, and remembers the abandoned ones."""
+    """A reader of paths through child processes. It keeps the abandoned children."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -151,19 +158,19 @@ class FilesystemReader:
         self._names: dict[str, str] = {}
 
     def read_space(self, paths: Sequence[str], deadline_seconds: float) -> dict[str, Space | Fault]:
-        """Return size and free space of the file system of each path, within the deadline."""
+        """Return size and free space of the file system of each path; a Fault if it did not respond by the deadline."""
         answers = self._ask([("space", path) for path in paths], deadline_seconds)
         return {path: _space(path, answers["space", path]) for path in paths}
 
     def list_names(self, folders: Sequence[str], deadline_seconds: float) -> dict[str, tuple[str, ...] | Fault]:
-        """Return the names in each folder, at most 20,000, within the deadline."""
+        """Return the names in each folder, at most 20,000; a Fault if it did not respond by the deadline."""
         answers = self._ask([("names", folder) for folder in folders], deadline_seconds)
         return {folder: _names(folder, answers["names", folder]) for folder in folders}
 
     def find_silent_mounts(self, proc_root: Path, pids: Sequence[int], deadline_seconds: float) -> dict[int, Mount]:
-        """Return, by pid, the file system of the program or a library of a process that does not respond.
+        """Return, by pid, the mount of the process's program or libraries that does not respond.
 
-        Takes at most twice the deadline. Processes with mappings that cannot be read in time are skipped.
+        Takes at most twice the deadline. A process is skipped if its mappings cannot be read in time.
         """
         rows = {pid: f"{proc_root}/{pid}/maps" for pid in pids}
         answers = self._ask([("devices", path) for path in rows.values()], deadline_seconds)
@@ -175,7 +182,7 @@ class FilesystemReader:
             mounts_of[pid] = [its_mounts[device] for device in devices if device in its_mounts]
         paths: dict[str, str] = {}
         for pid, mounted in mounts_of.items():
-            for mount in mounted:  # each file system is asked once, by one path
+            for mount in mounted:  # read each file system once, through one path
                 own_mount = own_mounts.get(mount.device)
                 paths.setdefault(mount.device, own_mount.path if own_mount else self._name_of(proc_root, pid, mount))
         spaces = self.read_space(list(paths.values()), deadline_seconds)
@@ -188,7 +195,10 @@ class FilesystemReader:
         return {pid: mount for pid, mount in silent_mounts.items() if mount is not None}
 
     def _name_of(self, proc_root: Path, pid: int, mount: Mount) -> str:
-        """Return a path to a mount of another mount namespace; the path that a child hangs in, if one does."""
+        """Return a path to a mount of another mount namespace.
+
+        If a child already hangs in a path to the same device, return that path.
+        """
         path = f"{proc_root}/{pid}/root{mount.path}"
         with self._lock:
             stuck = self._abandoned.targets()
@@ -197,11 +207,11 @@ class FilesystemReader:
             return self._names[mount.device]
 
     def abandoned_children(self) -> int:
-        """Return the number of children that still hang in the kernel."""
+        """Return the number of abandoned children that still hang in the kernel."""
         return self._abandoned.count()
 
     def _ask(self, questions: list[tuple[str, str]], deadline_seconds: float) -> dict[tuple[str, str], object]:
-        """Return the raw answer to each question; None if there was none in time."""
+        """Return the raw answer to each question; None if none came in time."""
         stuck = self._abandoned.targets()
         new_questions = [question for question in dict.fromkeys(questions) if question[1] not in stuck]
         answers: dict[tuple[str, str], object] = dict.fromkeys(questions)
@@ -222,7 +232,7 @@ class FilesystemReader:
 
 
 SHARED = FilesystemReader()
-"""Shared by the whole process, so that each caller knows the dead mounts."""
+"""The reader of this daemon. All callers share it, so that at most one child hangs per dead mount."""
 
 
 def _by_device(mounts_seen: tuple[Mount, ...] | Fault | None) -> dict[str, Mount]:
@@ -230,7 +240,7 @@ def _by_device(mounts_seen: tuple[Mount, ...] | Fault | None) -> dict[str, Mount
 
 
 def _lines(child: Child, end: float) -> Iterator[bytes]:
-    """Yield the lines of the child until it closes its output, or `end`."""
+    """Yield the lines of the child until it closes its output, at the latest until `end` (monotonic clock)."""
     rest = b""
     with contextlib.suppress(TimeoutError):
         while piece := child.read(end)[0]:

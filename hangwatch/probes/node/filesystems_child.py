@@ -1,7 +1,7 @@
-"""Reads file systems for the parent, one thread per path, and prints each answer at once. A script of its own.
+"""Read file systems for the parent, and print each answer at once. A script, with one thread per path.
 
-Started as `python -I -S filesystems_child.py DEADLINE_SECONDS JSON`; JSON is a list of [kind, path]. It touches only
-these paths once it runs, so that the parent knows which one blocks.
+Started as `python -I -S filesystems_child.py DEADLINE_SECONDS JSON`; JSON is a list of [kind, path]. After its start it
+touches no other path, so that the parent can tell which path blocks.
 """
 
 import json
@@ -14,7 +14,7 @@ NAMES_LIMIT = 20_000
 
 
 def answer(kind: str, path: str) -> dict[str, object]:
-    """Read from the file system; blocks as long as it does."""
+    """Return the answer for one path. Blocks as long as the file system does not respond."""
     started = time.monotonic()
     try:
         if kind == "devices":
@@ -33,7 +33,7 @@ def answer(kind: str, path: str) -> dict[str, object]:
 
 
 def mapped_devices(path: str) -> list[str]:
-    """Return the file systems of the files in /proc/PID/maps, as major:minor like mountinfo; the program's first."""
+    """Return the file systems of the files in /proc/PID/maps, as major:minor like mountinfo. The program's is first."""
     with open(path, "rb") as maps:  # noqa: PTH123 - started often: no pathlib here
         rows = [line.split(None, 5) for line in maps]
     named = [row[3].decode() for row in rows if len(row) == 6 and row[5].startswith(b"/") and row[4] != b"0"]
@@ -42,7 +42,7 @@ def mapped_devices(path: str) -> list[str]:
 
 
 def ask_all(deadline_seconds: float, questions: list[tuple[str, str]]) -> None:
-    """Print `[index, answer]` for each question; return when all have answered or at the deadline."""
+    """Print `[index, answer]` for each question. Return when all are answered, or at the deadline."""
     answered = threading.Semaphore(0)
     lock = threading.Lock()
 
@@ -62,5 +62,5 @@ def ask_all(deadline_seconds: float, questions: list[tuple[str, str]]) -> None:
 
 if __name__ == "__main__":
     ask_all(float(sys.argv[1]), json.loads(sys.argv[2]))
-    os.close(1)  # tells the parent that no more answers come, even while a thread keeps this process alive
+    os.close(1)  # the parent reads the end of the output, even while a blocked thread keeps this process alive
     os._exit(0)

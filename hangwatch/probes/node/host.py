@@ -1,4 +1,7 @@
-"""Reads facts of this host for reports: names, sizes and load; nothing secret. The only importer of psutil here."""
+"""Read facts of this host for reports: names, sizes and load; nothing secret.
+
+No other module of this package imports psutil.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import psutil
 
 
 def node_name() -> str:
-    """Return the short host name, as in logs of torchrun and Slurm."""
+    """Return the host name up to its first dot, as torchrun and Slurm log it."""
     return socket.gethostname().partition(".")[0] or "localhost"
 
 
@@ -20,7 +23,7 @@ def kernel_release() -> str:
 
 
 def facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
-    """Return name and value of facts that help to compare incidents; `driver_version` is the NVIDIA driver's."""
+    """Return names and values that help to compare incidents; `driver_version` is the version of the NVIDIA driver."""
     memory, gibibyte = psutil.virtual_memory(), 1 << 30
     hours_up = (time.time() - psutil.boot_time()) / 3600
     pairs = [

@@ -1,4 +1,4 @@
-"""Formats log lines for the systemd journal: with a priority prefix, so that `journalctl -p warning` works."""
+"""Format log lines for the systemd journal. Their priority prefix makes `journalctl -p warning` work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DEBUG, _INFO, _WARNING, _ERROR, _CRITICAL = 7, 6, 4, 3, 2
 
 
 def is_journal(environ: Mapping[str, str], descriptor: int) -> bool:
-    """True if `descriptor` is the journal: JOURNAL_STREAM names its device and inode (systemd.exec(5))."""
+    """True if `descriptor` writes to the journal: JOURNAL_STREAM holds its device and inode (systemd.exec(5))."""
     try:
         stream = os.fstat(descriptor)
     except OSError:
@@ -20,13 +20,16 @@ def is_journal(environ: Mapping[str, str], descriptor: int) -> bool:
 
 
 class JournalFormatter(logging.Formatter):
-    """Puts `<N>` before every line; omits time and level name, which the journal stores."""
+    """A formatter that puts `<N>` before every line. It omits time and level, which the journal stores itself."""
 
     def __init__(self) -> None:
         super().__init__("%(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Prefix each line, also of a traceback: the journal files lines without a priority as information."""
+        """Put the priority before each line, also those of a traceback.
+
+        The journal stores a line without a priority as information.
+        """
         prefix = f"<{_priority(record.levelno)}>"
         return "\n".join(prefix + line for line in super().format(record).splitlines())
 

@@ -1,7 +1,7 @@
-"""Reads the kernel log from /dev/kmsg: XIDs, SXIDs, hung tasks, OOM kills, and lines of kernel_lines.toml.
+"""Read the kernel log from /dev/kmsg: XIDs, SXIDs, hung tasks, OOM kills, and lines of kernel_lines.toml.
 
-See dev-kmsg in the kernel's ABI docs. A record is `priority,sequence,microseconds since boot,flags;text`, followed by
-lines that begin with a blank.
+See dev-kmsg in the kernel's ABI docs. A record is `priority,sequence,microseconds since boot,flags;text`. Lines that
+begin with a blank continue it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hangwatch.probes.node import oom_kills
 from hangwatch.probes.node.oom_kills import OomKills
 from hangwatch.tables import kernel_lines
 
-# The buffer must hold a whole record, else EINVAL: 8 KiB since Linux 3.5 (CONSOLE_EXT_LOG_MAX).
+# The buffer must hold a whole record, else read fails with EINVAL: 8 KiB since Linux 3.5 (CONSOLE_EXT_LOG_MAX).
 RECORD_BYTES = 8192
 MAX_RECORDS_PER_READ = 200_000
-EVENTS_KEPT = 128  # of each kind: a flood of one kind hides no other
+EVENTS_KEPT = 128  # of each kind, so that many events of one kind do not displace those of another
 KEYS_KEPT = 512
 LINES_KEPT = 512  # of each row of kernel_lines.toml, by subject
 MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg and allow the device"
@@ -42,7 +42,7 @@ _PATTERNS = (
 
 
 class KernelRecord(Value, frozen=True):
-    """A record. `boot_seconds` is the time since boot; `text` has no terminal escapes."""
+    """A record of the kernel log. `boot_seconds` is the time since boot. `text` has no terminal escapes."""
 
     sequence: int
     boot_seconds: float
@@ -50,9 +50,10 @@ class KernelRecord(Value, frozen=True):
 
 
 class KernelEvent(Value, frozen=True):
-    """An XID, an SXID or a hung task. `kind` is xid, sxid or hung_task.
+    """An XID, an SXID or a hung task.
 
-    `subject` is the PCI address of the GPU or switch, or the comm of the process; `code` is the XID, or the pid.
+    `kind` is xid, sxid or hung_task. `subject` is the PCI address of the GPU or switch, or the comm of the process.
+    `code` is the number of the XID or SXID, or the pid.
     """
 
     kind: str
@@ -76,10 +77,11 @@ class LoggedLine(Value, frozen=True):
 
 
 class KernelEvents(Value, frozen=True):
-    """The newest event of each kind, subject and code, oldest first, and the number seen in all.
+    """The newest event of each kind, subject and code, oldest first.
 
-    `lines` are the newest of each row and subject, oldest first. `counts` is by kind, subject and code; the code of a
-    hung task is 0. `missed` counts records that the kernel overwrote before they were read. `oom` are the OOM kills.
+    `lines` are the newest of each row and subject, oldest first. `counts` are the totals by kind, subject and code; the
+    code of a hung task is 0. `missed` counts the records that the kernel overwrote before they were read. `oom` are the
+    OOM kills.
     """
 
     events: tuple[KernelEvent, ...] = ()
@@ -92,7 +94,7 @@ class KernelEvents(Value, frozen=True):
 def parse_record(raw: str) -> KernelRecord | None:
     """Parse a record of /dev/kmsg; None for anything else, such as a continuation line.
 
-    The text is cut to the length that patterns are tried on: processes choose names in it, and may write records.
+    The text is cut to the length that patterns search. Processes choose names in it, and some may write records.
     """
     found = _RECORD.match(raw)
     if found is None:
@@ -102,7 +104,7 @@ def parse_record(raw: str) -> KernelRecord | None:
 
 
 def parse_event(record: KernelRecord) -> KernelEvent | None:
-    """Return the event in a record, None for most."""
+    """Return the event that a record holds; None if it is neither an XID nor an SXID nor a hung task."""
     for kind, pattern in _PATTERNS:
         found = pattern.search(record.text)
         if found:
@@ -117,7 +119,10 @@ def parse_event(record: KernelRecord) -> KernelEvent | None:
 
 
 class KernelLog:
-    """Follows the log. Each read returns earlier events, too, bounded, and costs only what is new."""
+    """A reader of kernel logs that continues where the last read ended.
+
+    A read also returns earlier events, up to a limit. It parses only new records.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -142,7 +147,7 @@ class KernelLog:
 
 
 class _Follower:
-    """An open log: the last sequence number, and the kept events and lines."""
+    """An open kernel log: its last sequence number, and the kept events and lines."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -188,14 +193,17 @@ class _Follower:
             self._counts[key] += 1
 
     def _lines(self) -> Iterator[str]:
-        """Yield whole lines. The device returns one record per read, a regular file any piece."""
+        """Yield whole lines.
+
+        A read of the device returns one record; a read of a regular file may end inside a line.
+        """
         for _ in range(MAX_RECORDS_PER_READ):
             try:
                 piece = os.read(self._descriptor, RECORD_BYTES)
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno != errno.EPIPE:  # records were overwritten: the next read returns the oldest kept
+                if error.errno != errno.EPIPE:  # records were overwritten: the next read returns the oldest one kept
                     raise
                 continue
             if not piece:

@@ -1,6 +1,6 @@
-"""The node as checks see it: its kernel interfaces, GPUs, jobs and clock.
+"""The parts of a node that checks read: its kernel files, GPUs, jobs and clock.
 
-Roots are arguments, so that a check also runs on a fixture tree.
+All roots are fields, so that a check also runs on a fixture tree.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hangwatch.probes.node import filesystems, kmsg
 
 @dataclass(frozen=True)
 class Clock:
-    """Both clocks, in seconds."""
+    """The monotonic and the Unix clock, in seconds."""
 
     monotonic: Callable[[], float] = time.monotonic
     unix: Callable[[], float] = time.time
@@ -26,12 +26,16 @@ class Clock:
 
 @dataclass(frozen=True)
 class Node:
-    """Everything that a check may read. `gpus` is missing without a driver; `jobs` are those known now.
+    """The parts of a node that a check may read.
 
-    `file_root` is the folder of /etc, /run and /usr; `state_directory` holds the incidents. `dump_after_seconds` is the
-    time from a job's quiet to its stacks (hold plus one capture), missing without a detector. All nodes share
-    `kernel_log` (how far it was read), `filesystems` (children abandoned at dead mounts) and `recorders` (places of
-    flight recorders).
+    * `file_root` is the folder of /etc, /run and /usr.
+    * `gpus` is None without a driver.
+    * `jobs` are the jobs that the daemon monitors now.
+    * `state_directory` holds the incidents.
+    * `dump_after_seconds` is the time from a job's last progress to its stacks: the hold plus one capture. None without
+      a detector.
+    * `kernel_log`, `filesystems` and `recorders` are shared by all nodes of a process. They keep the position in the
+      log, the children abandoned at dead mounts, and the addresses of flight recorders.
     """
 
     proc_root: Path = Path("/proc")

@@ -1,4 +1,4 @@
-"""Reads available memory (/proc/meminfo) and memory stalls (/proc/pressure/memory, PSI)."""
+"""Read the available memory (/proc/meminfo) and memory stalls (/proc/pressure/memory, PSI)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ _ROW = re.compile(r"(some|full) avg10=[\d.]+ avg60=([\d.]+) avg300=[\d.]+ total=
 
 
 class Stall(Value, frozen=True):
-    """The ratio of time in which tasks waited for memory over the last 60 s, and the total."""
+    """Memory stalls: the ratio of the last 60 s in which tasks waited for memory, and the total time since boot."""
 
     ratio_60s: float
     total_seconds: float
 
 
 class Memory(Value, frozen=True):
-    """Memory of the node. `some`: a task waited; `full`: all did. Both None if the kernel has no PSI (psi=0)."""
+    """Memory of the node, and its stalls; None if the kernel has no PSI (psi=0).
+
+    `some` is the time in which at least one task waited, `full` the time in which all tasks waited.
+    """
 
     total_bytes: int
     available_bytes: int
@@ -28,7 +31,7 @@ class Memory(Value, frozen=True):
 
 
 def read(proc_root: Path) -> Memory | Fault | None:
-    """Read both files; None if /proc/meminfo is missing."""
+    """Return the state of both files; None if /proc/meminfo is missing."""
     meminfo = pseudo_files.read(proc_root / "meminfo", "memory")
     if not isinstance(meminfo, str):
         return meminfo
@@ -39,7 +42,7 @@ def read(proc_root: Path) -> Memory | Fault | None:
 
 
 def parse(meminfo: str, pressure: str) -> Memory | Fault:
-    """Parse the two texts; a Fault if /proc/meminfo lacks MemTotal or MemAvailable."""
+    """Parse the texts of both files; a Fault if /proc/meminfo lacks MemTotal or MemAvailable."""
     rows = {name: value.split() for name, _, value in (line.partition(":") for line in meminfo.splitlines())}
     try:
         total, available = (int(rows[name][0]) * 1024 for name in ("MemTotal", "MemAvailable"))

@@ -1,9 +1,11 @@
-"""Parses OOM kills from the kernel log: the killed process, and the memory limit that was hit.
+"""Parse OOM kills in the kernel log: the killed process, and the memory limit that was hit.
 
-See mm/oom_kill.c. First comes `oom-kill:constraint=CONSTRAINT_MEMCG,...,oom_memcg=A,task_memcg=B,task=python,pid=1,
-uid=0`, at most ten times in five seconds (dump_header). Then each victim has a line `Memory cgroup out of memory:
-Killed process 1 (python) ...`, or `Out of memory: ...` if no control group's limit was hit. Owners choose the names of
-control groups and processes: from an ambiguous line no control group is taken.
+See mm/oom_kill.c. The kernel first writes
+`oom-kill:constraint=CONSTRAINT_MEMCG,...,oom_memcg=A,task_memcg=B,task=python,pid=1,uid=0`, at most ten times in five
+seconds (dump_header). Then it writes a line for each victim: `Memory cgroup out of memory: Killed process 1 (python)
+...`, or `Out of memory: ...` if no control group's limit was hit.
+
+Owners choose the names of control groups and processes. From an ambiguous line no control group is taken.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from hangwatch.probes import pseudo_files
 from hangwatch.tables import cgroups
 
 OWNERS_KEPT = 128
-KILLS_KEPT = 16  # of each owner: a flood of one owner hides no other
+KILLS_KEPT = 16  # of each owner, so that many kills of one owner do not displace those of another
 KEYS_KEPT = 512
 SAME_KILL_SECONDS = 1.0  # the kernel writes the lines of one kill under one lock
 
@@ -45,7 +47,10 @@ _GROUP = re.compile(r"Tasks in (?P<cgroup>/.*) are going to be killed due to mem
 
 
 class OomKill(Value, frozen=True):
-    """A killed process. `cgroup` is its own, `limit_cgroup` the one at its limit; empty if unknown."""
+    """A killed process.
+
+    `cgroup` is its control group. `limit_cgroup` is the control group that reached its limit. Empty if unknown.
+    """
 
     pid: int
     comm: str
@@ -57,19 +62,19 @@ class OomKill(Value, frozen=True):
 
     @property
     def owner(self) -> str:
-        """The owner of the process: "Slurm job 4711", "pod 6f1c...", else its user."""
+        """The owner of the process: "Slurm job 4711", "pod 6f1c...", or else "uid 1000"."""
         return cgroups.describe_owner(self.cgroup) or ("an unknown user" if self.uid is None else f"uid {self.uid}")
 
 
 class OomKills(Value, frozen=True):
-    """The newest kills of each owner, oldest first, and the number seen in all, by comm and limit."""
+    """The newest kills of each owner, oldest first. `counts` are the totals by comm and limit."""
 
     kills: tuple[OomKill, ...] = ()
     counts: tuple[tuple[str, Limit, int], ...] = ()
 
 
 class _Summary(Value, frozen=True):
-    """A line before a kill, about the process with this pid, or about all of a control group."""
+    """A line that precedes a kill. It is about process `pid`; without a pid, about all of a control group."""
 
     boot_seconds: float
     limit: Limit
@@ -79,7 +84,7 @@ class _Summary(Value, frozen=True):
 
 
 class OomLog:
-    """Reads the lines of the log in order. Keeps a bounded number of kills per owner, and of owners."""
+    """A reader of the lines of the log, in order. It keeps a limited number of owners, and of kills per owner."""
 
     def __init__(self) -> None:
         self._summary: _Summary | None = None
@@ -88,7 +93,7 @@ class OomLog:
         self._result: OomKills | None = None  # cached until the next kill
 
     def read_line(self, text: str, boot_seconds: float) -> None:
-        """Read a line of the log, without its time."""
+        """Read a line of the log, without its time. Keep a kill that it reports."""
         if text.startswith("oom-kill:"):
             self._summary = _parse_summary(text, boot_seconds)
         elif text.startswith("Tasks in "):
@@ -138,7 +143,7 @@ class OomLog:
             self._counts[kill.comm, kill.limit] += 1
 
     def kills(self) -> OomKills:
-        """Return the kept kills."""
+        """Return the kept kills and the totals."""
         if self._result is None:
             kills = sorted((kill for kept in self._kept.values() for kill in kept), key=lambda kill: kill.boot_seconds)
             counts = tuple((*key, count) for key, count in sorted(self._counts.items()))

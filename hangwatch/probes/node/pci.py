@@ -1,4 +1,4 @@
-"""Reads the PCI bus from /sys: places of devices, their drivers, and obstacles to peer-to-peer traffic."""
+"""Read the PCI bus from /sys: positions of devices, their drivers, and obstacles to peer-to-peer traffic."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ACS_REDIRECTS = 0x0004 | 0x0008  # P2P request and completion redirect (PCIe bas
 CONFIG_EXTENDED_START = 0x100
 
 TRANSLATED = ("DMA", "DMA-FQ")
-"""IOMMU group types with translated addresses; the others are pass-through (kernel sysfs ABI)."""
+"""Types of an IOMMU group that translate addresses. All other types are pass-through (kernel sysfs ABI)."""
 
 
 class PciPath(Value, frozen=True):
     """A device and the bridges above it.
 
-    `steps` leads from the host bridge ("pci0000:15") to the device, with sysfs names; `numa_node` may be None: unknown.
+    `steps` are the sysfs names from the host bridge ("pci0000:15") to the device. `numa_node` is None if unknown.
     """
 
     address: str
@@ -32,14 +32,14 @@ class PciPath(Value, frozen=True):
 
 
 class Nic(Value, frozen=True):
-    """An RDMA device, as /sys/class/infiniband names it, and its place."""
+    """An RDMA device: its name in /sys/class/infiniband, and its position on the bus."""
 
     name: str
     path: PciPath
 
 
 def path_of(sys_root: Path, address: str) -> PciPath | None:
-    """Return the place of the device at this address ("0000:1b:00.0"), None if there is none."""
+    """Return the position of the device at this address ("0000:1b:00.0"); None if there is no such device."""
     return _path(sys_root / "bus/pci/devices" / address)
 
 
@@ -59,8 +59,8 @@ def _path(link: Path) -> PciPath | None:
 def distance(device: PciPath, other: PciPath) -> str:
     """Return the distance of two devices in the words of `nvidia-smi topo -m`.
 
-    PIX: at most one PCIe switch; PXB: several, but no host bridge; PHB: a host bridge; NODE: host bridges of one NUMA
-    node; SYS: across NUMA nodes.
+    The path between them crosses: for PIX at most one PCIe switch; for PXB several, but no host bridge; for PHB a host
+    bridge; for NODE host bridges of one NUMA node; for SYS several NUMA nodes.
     """
     if device.steps[0] != other.steps[0]:
         same_node = device.numa_node is not None and device.numa_node == other.numa_node
@@ -88,7 +88,7 @@ def steps_below_switch(device: PciPath, other: PciPath) -> tuple[str, ...]:
 
 
 def nics(sys_root: Path) -> tuple[Nic, ...]:
-    """Return the RDMA devices on PCI, by name."""
+    """Return the RDMA devices on the PCI bus, sorted by name."""
     try:
         links = sorted((sys_root / "class/infiniband").iterdir())
     except OSError:
@@ -98,7 +98,7 @@ def nics(sys_root: Path) -> tuple[Nic, ...]:
 
 
 def nvidia_gpus(sys_root: Path) -> tuple[str, ...]:
-    """Return addresses of the NVIDIA GPUs that are not passed to a virtual machine."""
+    """Return the addresses of the NVIDIA GPUs that are not passed to a virtual machine."""
     return tuple(
         device.name
         for device in _nvidia_devices(sys_root)
@@ -107,7 +107,7 @@ def nvidia_gpus(sys_root: Path) -> tuple[str, ...]:
 
 
 def nvswitches(sys_root: Path) -> tuple[str, ...]:
-    """Return addresses of the NVSwitches visible on PCI (Ampere and Hopper)."""
+    """Return the addresses of the NVSwitches that are visible on the PCI bus (Ampere and Hopper)."""
     return tuple(
         device.name
         for device in _nvidia_devices(sys_root)
@@ -131,7 +131,7 @@ def _bound_to(device: Path, driver: str) -> bool:
 
 
 def iommu_translates(sys_root: Path, address: str) -> bool | None:
-    """True if an IOMMU translates the addresses of a device's transfers; None without one (or before Linux 5.11)."""
+    """True if an IOMMU translates the addresses of a device's transfers; None without an IOMMU or before Linux 5.11."""
     try:
         kind = (sys_root / "bus/pci/devices" / address / "iommu_group/type").read_text().strip()
     except OSError:
@@ -142,7 +142,7 @@ def iommu_translates(sys_root: Path, address: str) -> bool | None:
 def redirecting_bridges(sys_root: Path, path: PciPath) -> tuple[str, ...] | None:
     """Return the bridges above a device that redirect peer-to-peer traffic to the root complex (ACS).
 
-    None if their configuration space is not readable: that needs root.
+    None if their configuration space is not readable. Reading it requires root.
     """
     redirecting = []
     for step in path.steps[1:-1]:

@@ -1,4 +1,4 @@
-"""Reports the daemon's state to systemd: the datagram protocol of sd_notify(3)."""
+"""Report the daemon's state to systemd with the datagram protocol of sd_notify(3)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# Wait this long for a full queue of the service manager, then drop the message. Must be shorter than a tick.
+# Longest wait for a full queue of the service manager; then the message is dropped. Must be shorter than a tick.
 _SEND_DEADLINE_SECONDS = 0.5
 # Status texts hold job names, which users choose; `systemctl status` shows one line.
 _MAX_STATUS_CHARACTERS = 400
@@ -16,11 +16,11 @@ _MAX_DIGITS = 20  # of the 64-bit number that systemd writes
 
 @dataclass(frozen=True)
 class Notifier:
-    """Sends state to the service manager that started this process; without one every call does nothing.
+    """A sender of the daemon's state to the service manager. Without a service manager every call does nothing.
 
-    Methods return False if the message could not be delivered, and raise nothing. `watchdog_seconds` is the time
-    between two `watchdog()` calls: half of the unit's WatchdogSec=, as sd_watchdog_enabled(3) recommends; None without
-    a watchdog for this process.
+    Methods raise nothing, and return False if the message could not be delivered. `watchdog_seconds` is the time
+    between two `watchdog()` calls: half of the unit's WatchdogSec=, as sd_watchdog_enabled(3) recommends. It is None
+    without a watchdog for this process.
     """
 
     address: str | None = None
@@ -28,23 +28,23 @@ class Notifier:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Notifier:
-        """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID; malformed values count as absent."""
+        """Read NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID. A malformed value counts as absent."""
         return cls(address=_address(environ.get("NOTIFY_SOCKET", "")), watchdog_seconds=_ping_period(environ))
 
     def ready(self) -> bool:
-        """Report that start-up is complete."""
+        """Report that the start is complete."""
         return self._send("READY=1")
 
     def status(self, text: str) -> bool:
-        """Set the line that `systemctl status` shows; cut to one line of 400 characters."""
+        """Set the line that `systemctl status` shows, cut to 400 characters."""
         return self._send("STATUS=" + " ".join(text.split())[:_MAX_STATUS_CHARACTERS])
 
     def watchdog(self) -> bool:
-        """Send a keep-alive: the manager restarts the service when they stop."""
+        """Send a keep-alive message. The service manager restarts the service when the messages stop."""
         return self._send("WATCHDOG=1")
 
     def stopping(self) -> bool:
-        """Report that shut-down has begun; from now on TimeoutStopSec= runs."""
+        """Report that the shutdown has begun. TimeoutStopSec= starts now."""
         return self._send("STOPPING=1")
 
     def _send(self, message: str) -> bool:
@@ -60,7 +60,7 @@ class Notifier:
 
 
 def _address(value: str) -> str | None:
-    """Return the socket's address for Python; '@' stands for the NUL of the abstract namespace (unix(7))."""
+    """Return the socket's address for Python. '@' means the NUL byte of the abstract namespace (unix(7))."""
     if value.startswith("@") and len(value) > 1:
         return "\0" + value[1:]
     return value if value.startswith("/") else None

@@ -1,4 +1,4 @@
-"""Reads the kernel's clock state: adjtimex(2) with modes 0, which any user may call and changes nothing."""
+"""Read the kernel's clock state: adjtimex(2) with modes 0. Any user may make the call, which changes nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ REMEDY = "allow adjtimex: ProtectClock=no in the unit, or a seccomp profile that
 
 
 class Timex(Value, frozen=True):
-    """The kernel's clock state, in seconds.
+    """The kernel's clock state.
 
-    `synchronized` is false while STA_UNSYNC is set or the state is TIME_ERROR. `offset_seconds` remains to be
-    corrected; `estimated_error_seconds` and `maximum_error_seconds` were set by the time daemon.
+    `synchronized` is false while STA_UNSYNC is set or the state is TIME_ERROR. `offset_seconds` is the offset that is
+    still to be corrected. The time daemon sets `estimated_error_seconds` and `maximum_error_seconds`.
     """
 
     synchronized: bool
@@ -27,7 +27,7 @@ class Timex(Value, frozen=True):
 
 
 class _TimexStruct(ctypes.Structure):
-    """The struct timex of <sys/timex.h>, 64 bit."""
+    """The struct timex of <sys/timex.h> on 64-bit systems."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -46,7 +46,7 @@ class _TimexStruct(ctypes.Structure):
 
 
 def read() -> Timex | Fault:
-    """Ask the kernel; a Fault if a seccomp filter forbids the call."""
+    """Return the kernel's clock state; a Fault if a seccomp filter forbids the call."""
     libc = ctypes.CDLL(None, use_errno=True)
     raw = _TimexStruct()
     state = libc.adjtimex(ctypes.byref(raw))
@@ -59,7 +59,10 @@ def read() -> Timex | Fault:
 
 
 def decode(state: int, status: int, offset: int, esterror: int, maxerror: int) -> Timex:
-    """Convert the kernel's integers to seconds: offset in ns with STA_NANO, else in us; errors always in us."""
+    """Convert the kernel's integers to seconds.
+
+    `offset` is in ns with STA_NANO, else in us. The errors are always in us.
+    """
     return Timex(
         synchronized=state != TIME_ERROR and not status & STA_UNSYNC,
         offset_seconds=offset * (1e-9 if status & STA_NANO else 1e-6),

@@ -1,4 +1,4 @@
-"""Finds the control group that freezes a process: cgroup.events and cgroup.freeze (v2), freezer.state (v1).
+"""Find the control group that freezes a process: cgroup.events and cgroup.freeze (v2), freezer.state (v1).
 
 See Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/freezer-subsystem.rst. A frozen process looks like a sleeping
 one: its state is `S` in version 2, `D` in version 1.
@@ -12,11 +12,11 @@ from hangwatch import words
 from hangwatch.probes import pseudo_files
 
 _ASLEEP = frozenset("SD")
-# (state, wchan) of a frozen process, from kernel/signal.c and kernel/freezer.c.
+# State and wchan of a frozen process, see kernel/signal.c and kernel/freezer.c.
 _HELD = frozenset({("S", "get_signal"), ("S", "do_freezer_trap"), ("D", "__refrigerator")})
 
 _DEEPEST = 64
-# The file and line of every group in a frozen tree, and the file that says "1" in the group that was frozen.
+# The state file of every group in a frozen tree, its line, and the file that holds "1" in the group that was frozen.
 _V2 = ("cgroup.events", "frozen 1", "cgroup.freeze")
 _V1 = ("freezer.state", "FROZEN", "freezer.self_freezing")
 _SHOWN = 200
@@ -25,8 +25,8 @@ _SHOWN = 200
 def frozen_cgroup(pid: int, state: str | None, wchan: str | None, proc_root: Path, sys_root: Path) -> str | None:
     """Return the path of the control group that freezes this process, as in /proc/PID/cgroup; None if it is not frozen.
 
-    `state` and `wchan` are those of its main thread. If the groups' files are not visible, as in a container, they
-    decide, and the path is the process's own group.
+    `state` and `wchan` are those of its main thread. In a container the groups' files may not be visible. Then `state`
+    and `wchan` decide, and the path is the process's own group.
     """
     if state not in _ASLEEP:
         return None
@@ -48,7 +48,10 @@ def frozen_cgroup(pid: int, state: str | None, wchan: str | None, proc_root: Pat
 
 
 def _find_frozen(mount: Path, path: str, state_file: str, state: str, own_file: str) -> str | None:
-    """Return the group that is frozen itself: this one or one above it; groups below have `state` in `state_file`."""
+    """Return the nearest group, from `path` upwards, that was frozen itself; None if the process is not frozen.
+
+    All groups below a frozen group have the line `state` in `state_file`, too.
+    """
     folders = _upwards(path)
     if not folders or state not in pseudo_files.read_or_empty(mount / folders[0] / state_file).splitlines():
         return None
@@ -57,7 +60,7 @@ def _find_frozen(mount: Path, path: str, state_file: str, state: str, own_file: 
 
 
 def _upwards(path: str) -> list[str]:
-    """Return the group and those above it, below the mount; empty if it is outside this namespace."""
+    """Return the path of the group and of its parents, below the mount; empty if it is outside this namespace."""
     inner = PurePosixPath(path.lstrip("/"))
     if ".." in inner.parts or len(inner.parts) > _DEEPEST:
         return []

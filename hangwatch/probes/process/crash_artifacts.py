@@ -1,4 +1,4 @@
-"""Reads crash artifacts of a rank: torchelastic's error file, log ends, and a core. See core(5), proc_sys_kernel(5).
+"""Read crash artifacts of a rank: torchelastic's error file, log ends, and a core.
 
 Only a living process shows their paths, so they are noted while it lives. The paths come from the job's owner. So a
 child (`crash_artifacts_child`) opens only regular files of that owner, and follows no link of the owner. The child may
@@ -35,18 +35,19 @@ MOST_STACK_BYTES = 1 << 20
 FILES_DEADLINE_SECONDS = 10.0
 CORE_DEADLINE_SECONDS = 180.0
 DEAD_KEPT_OF_A_SHARE = 1024
-_SHARES_KEPT = 4  # with that many dead each
+_SHARES_KEPT = 4  # each of them with the full number of dead ranks
 _CORE_PATTERN = Path("sys/kernel/core_pattern")
 _CORE_USES_PID = Path("sys/kernel/core_uses_pid")
 _SPECIFIER = re.compile(r"%(.?)")
-_EXIT_CODE = 49  # the field behind the name and its parenthesis, counted from 0
+_EXIT_CODE = 49  # the field after the name in parentheses, counted from 0
 _SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 class RankSnapshot(NamedTuple):
-    """A rank while it lived: `mounts` is its mount namespace, `inner_pid` its pid in its pid namespace.
+    """A rank as it was while it lived.
 
-    `logs` are the files that it and its parent, which may be its launcher, write to.
+    `mounts` is its mount namespace; None if unknown. `inner_pid` is its pid in its pid namespace. `logs` are the files
+    that it and its parent write to. The parent may be its launcher.
     """
 
     id: ProcessId
@@ -62,14 +63,14 @@ class RankSnapshot(NamedTuple):
 
 
 class ErrorFile(Value, frozen=True):
-    """The text of an error file, or the reason why it was not read; both are empty if there is none."""
+    """The text of an error file, or the reason why it was not read. Both are empty if there is no error file."""
 
     text: str = ""
     refused: str = ""
 
 
 class Core(Value, frozen=True):
-    """A core: its path, time, and the signal that ended its process; or the reason why it is not read."""
+    """A core: its path, its time, and the signal that ended its process; or the reason why it was not read."""
 
     path: str
     unix_seconds: float = 0.0
@@ -78,9 +79,10 @@ class Core(Value, frozen=True):
 
 
 class RankSnapshots:
-    """The ranks as last seen. Of dead ranks the newest are kept, with a total limit and one per user or pod.
+    """The newest snapshot of each living rank, and of the ranks that died last.
 
-    `most_of_a_share` is how many ranks of one share are monitored at once: if all die together, the first one is kept.
+    The number of dead ranks is limited in total, and to `most_of_a_share` per user or pod. That is the number of its
+    ranks that are monitored at once: if all die together, all their snapshots are kept.
     """
 
     def __init__(self, proc_root: Path = procfs.PROC, most_of_a_share: int = DEAD_KEPT_OF_A_SHARE) -> None:
@@ -90,7 +92,7 @@ class RankSnapshots:
         self._dead: dict[ProcessId, RankSnapshot] = {}
 
     def note(self, ranks: Iterable[tuple[Process, str]]) -> None:
-        """Record the ranks that live now, each with its share."""
+        """Record the ranks that live now, each with the user or pod that it counts for."""
         living = {process.id: self._seen(process, share) for process, share in ranks}
         self._dead |= {process_id: seen for process_id, seen in self._living.items() if process_id not in living}
         self._living = living
@@ -103,7 +105,7 @@ class RankSnapshots:
             del self._dead[next(iter(self._dead))]
 
     def find(self, process: ProcessId) -> RankSnapshot | None:
-        """Return a rank as it was last seen."""
+        """Return the newest snapshot of a rank; None if there is none."""
         return self._dead.get(process) or self._living.get(process)
 
     def _seen(self, process: Process, share: str) -> RankSnapshot:
@@ -120,7 +122,7 @@ class RankSnapshots:
             inner_pid=procfs.read_inner_pid(process.id.pid, self._proc_root),
             logs=self._logs(process),
         )
-        # A process that is ending shows less: its program goes first, with its memory.
+        # An ending process shows less: it loses its program and its memory first.
         is_whole = now.mounts is not None and now.folder and now.program
         return now if before is None or is_whole else before
 
@@ -138,7 +140,7 @@ def _link(path: Path) -> str:
 
 
 def find_root(mounts: str | None, living: Iterable[int], proc_root: Path = procfs.PROC) -> Path | None:
-    """Return a path to the root of a mount namespace: through a process that is in it now; None if there is none."""
+    """Return a path to the root of a mount namespace, through a process that is in it now; None if there is none."""
     places: tuple[int | str, ...] = ("self", 1, *living)
     for pid in places:
         if mounts is not None and proc_pid.namespace(proc_root, pid, "mnt") == mounts:
@@ -151,7 +153,7 @@ _CORES = child.Runner("reader of cores", abandoned=_FILES.abandoned, keeps_part=
 
 
 def read_error_files(ranks: Sequence[tuple[RankSnapshot, Path]]) -> list[ErrorFile]:
-    """Read the error file of each rank, below the given root."""
+    """Return the error file of each rank. Its path is below the given root."""
     questions = [
         {"kind": "error", "root": str(root), "path": seen.error_file, "uid": seen.uid, "most_bytes": MOST_ERROR_BYTES}
         for seen, root in ranks
@@ -161,7 +163,10 @@ def read_error_files(ranks: Sequence[tuple[RankSnapshot, Path]]) -> list[ErrorFi
 
 
 def read_log_ends(ranks: Sequence[tuple[RankSnapshot, Path]]) -> dict[str, str]:
-    """Read the ends of the logs of these ranks and of their launchers, by path; only files of their user."""
+    """Return, by path, the ends of the logs of these ranks and of their launchers.
+
+    Files that do not belong to the rank's user are omitted.
+    """
     wanted = dict.fromkeys((path, root, seen.uid) for seen, root in ranks for path in seen.logs)
     questions = [
         {"kind": "end", "root": str(root), "path": path, "uid": uid, "most_bytes": MOST_LOG_BYTES}
@@ -187,7 +192,7 @@ def exit_code(process: ProcessId, proc_root: Path = procfs.PROC) -> int | None:
 
 
 def find_cores(ranks: Sequence[tuple[RankSnapshot, Path]], proc_root: Path = procfs.PROC) -> list[Core | None]:
-    """Return the core of each rank, None if it left none. A core that the kernel's pattern hides is `refused`."""
+    """Return the core of each rank; None if it left none. A core that the kernel passes to a program is `refused`."""
     pattern = _text(proc_root / _CORE_PATTERN)
     if not pattern:
         return [None] * len(ranks)
@@ -214,7 +219,7 @@ def find_cores(ranks: Sequence[tuple[RankSnapshot, Path]], proc_root: Path = pro
 
 
 def core_paths(pattern: str, seen: RankSnapshot, *, uses_pid: bool) -> tuple[str, ...]:
-    """Return the possible paths of a core by a plain pattern of core(5); empty if the pattern holds a time."""
+    """Return the possible paths of a core for a plain pattern of core(5); empty if the pattern holds a time."""
     values = {
         "%": "%",
         "p": str(seen.inner_pid),
@@ -239,7 +244,10 @@ def core_paths(pattern: str, seen: RankSnapshot, *, uses_pid: bool) -> tuple[str
 
 
 def native_stack(seen: RankSnapshot, core: Core, root: Path) -> str:
-    """Return gdb's output for all threads of a core, at most 1 MiB and three minutes; else a line that says why not."""
+    """Return gdb's output for all threads of a core, or a line with the reason why there is none.
+
+    The output is at most 1 MiB. gdb runs for at most three minutes.
+    """
     gdb = shutil.which("gdb", path="/usr/local/bin:/usr/bin:/bin")
     if gdb is None:
         return "gdb is not installed"
@@ -252,7 +260,10 @@ def native_stack(seen: RankSnapshot, core: Core, root: Path) -> str:
 
 
 def _piped(pattern: str, pid: int) -> str:
-    """Say that a program receives the cores. It is not asked: it runs as root on data that the job's owner wrote."""
+    """Return the reason why a core is not read: a program receives the cores.
+
+    That program is not started: it would run as root on data that the job's owner wrote.
+    """
     if "systemd-coredump" in pattern:
         return f"cores go to systemd-coredump: coredumpctl info {pid}"
     return f"cores go to a program: {words.elided(pattern[1:].strip().partition(' ')[0], 200)}"
@@ -273,7 +284,7 @@ def _text(path: Path) -> str:
 
 
 def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[RankSnapshot, Path]]) -> list[dict[str, Any]]:
-    """Return an answer for each question, with `refused` if none came in time."""
+    """Return an answer for each question. It is `refused` if the child did not answer in time."""
     answers: list[dict[str, Any]] = []
     if questions:
         raw = _run(_FILES, {"files": questions}, ranks[0][0], FILES_DEADLINE_SECONDS)
@@ -285,7 +296,7 @@ def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[RankSnapshot
 
 
 def _run(runner: child.Runner, request: dict[str, Any], seen: RankSnapshot, deadline_seconds: float) -> bytes:
-    """Return the child's output until its deadline, else a line that says why there is none."""
+    """Return the child's output until its deadline, or a line with the reason why there is none."""
     printed = runner.run(
         [sys.executable, "-I", "-m", f"{__package__}.crash_artifacts_child"],
         seen.id,

@@ -1,4 +1,4 @@
-"""Reads crash artifacts for the parent, which must never wait for them: the job's owner chose their paths.
+"""Read crash artifacts for the parent, which must never wait for them: the job's owner chose their paths.
 
 Started as `python -I -m hangwatch.probes.process.crash_artifacts_child` with one JSON question on stdin. `{"files":
 []}`: each file is opened below its root, through no link except those that root made where only root writes. It must be
@@ -37,7 +37,7 @@ _LIMITS = (
 
 
 def open_file(question: dict[str, Any]) -> BinaryIO:
-    """Open a regular file of this user below this root; only root's links are followed. Raises FileError."""
+    """Open a regular file of this user below this root. Only root's links are followed. Raises FileError."""
     root, path = Path(question["root"]), Path(question["path"])
     if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2:
         raise bounded_read.FileError(path, "is not an absolute path")
@@ -50,7 +50,10 @@ def open_file(question: dict[str, Any]) -> BinaryIO:
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a file, or pid and signal of a core. `refused` is the reason why not, empty if absent."""
+    """Return the content of a file, or the pid and signal of a core.
+
+    `refused` is the reason why it was not read; an empty reason means that there is no file.
+    """
     try:
         with open_file(question) as file:
             status = os.fstat(file.fileno())
@@ -109,8 +112,8 @@ def _prstatus(notes: bytes) -> dict[str, Any]:
 def debug(question: dict[str, Any], command: list[str], program: str) -> None:
     """Become the owner of the core, or nobody instead of root, and then the debugger. Raises FileError.
 
-    The root of another mount namespace is opened first. /proc/PID/root is visible only with the user and all groups of
-    that process, see ptrace(2), "access mode checking"; an open descriptor stays usable.
+    The root of another mount namespace is opened before that. /proc/PID/root is visible only to a process with the same
+    user and groups, see "access mode checking" in ptrace(2). An open descriptor stays usable.
     """
     core, root = open_file(question), _root(question["root"])
     if os.fstat(core.fileno()).st_size > MOST_CORE_BYTES:
@@ -154,7 +157,10 @@ def _copy_for_nobody(core: BinaryIO) -> int:
 
 
 def _root(path: str) -> str:
-    """Open another root as a descriptor that the debugger inherits; empty for our own. Raises FileError."""
+    """Open another root for the debugger, and return the path of its descriptor; empty for the own root.
+
+    Raises FileError.
+    """
     if path == "/":
         return ""
     try:

@@ -1,4 +1,4 @@
-"""Reads the rights of this process to dump others: capabilities, ptrace restrictions, py-spy. See ptrace(2)."""
+"""Read the rights of this process to dump others: capabilities, ptrace restrictions, py-spy. See ptrace(2)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from hangwatch.model import Fault, Value
 from hangwatch.probes import pseudo_files
 from hangwatch.probes.process import proc_pid
 
-# Bits of CapEff, <linux/capability.h>; only those that hangwatch uses.
+# Bits of CapEff, <linux/capability.h>, for the capabilities that hangwatch uses.
 CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_SYSLOG": 34}
 
 
 class Rights(Value, frozen=True):
-    """The rights of this process. `ptrace_scope` is yama's 0 to 3, None without yama.
+    """The rights of this process.
 
-    `pyspy_version` is missing if py-spy is not installed, `pyspy_path` if its program was not found.
+    `ptrace_scope` is yama's value 0 to 3; None without yama. `pyspy_version` is None if py-spy is not installed.
+    `pyspy_path` is None if its program was not found.
     """
 
     user_id: int
@@ -31,7 +32,7 @@ class Rights(Value, frozen=True):
 
 
 def read_rights(proc_root: Path) -> Rights | Fault | None:
-    """Read /proc/self/status and kernel.yama.ptrace_scope, and find py-spy."""
+    """Return the rights from /proc/self/status and kernel.yama.ptrace_scope, and the path of py-spy."""
     rows = proc_pid.status(proc_root, "self")
     if not isinstance(rows, dict):
         return rows
@@ -56,9 +57,9 @@ def _pyspy_version() -> str | None:
 
 
 def may_attach(proc_root: Path, pid: int) -> bool | None:
-    """True if the kernel would let us ptrace a process; None if it is gone.
+    """True if the kernel allows this process to ptrace process `pid`; None if it is gone.
 
-    Opening /proc/PID/mem checks the right that ptrace and process_vm_readv need (PTRACE_MODE_ATTACH), and does nothing
+    Opening /proc/PID/mem checks the right that ptrace and process_vm_readv need (PTRACE_MODE_ATTACH). It does nothing
     to the process.
     """
     try:
@@ -69,7 +70,7 @@ def may_attach(proc_root: Path, pid: int) -> bool | None:
 
 
 def user_of(proc_root: Path, pid: int) -> int | None:
-    """Return the effective user id of a process."""
+    """Return the effective user id of a process; None if unknown."""
     rows = proc_pid.status(proc_root, pid)
     words = rows.get("Uid", "").split() if isinstance(rows, dict) else []
     return int(words[1]) if len(words) > 1 else None

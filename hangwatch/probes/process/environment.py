@@ -1,7 +1,8 @@
-"""Reads chosen variables of a process's initial environment. See proc_pid_environ(5).
+"""Read chosen variables of a process's initial environment. See proc_pid_environ(5).
 
-It holds secrets, and its owner can fill it at will. So only wanted variables are kept, bounded; of a very large
-environment only both ends are read. Launchers add their variables at the end, shells pass theirs at the beginning.
+An environment holds secrets, and its owner controls its size. So only wanted variables are kept, up to a limit. Of a
+very large environment only both ends are read. Launchers add their variables at the end; shells pass theirs at the
+beginning.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from hangwatch import words
 from hangwatch.tables import environment_names
 
 READ_BYTES = 256 << 10
-VALUE_CHARACTERS = 1024  # the UUIDs of 16 GPUs are 656
+VALUE_CHARACTERS = 1024  # the UUIDs of 16 GPUs have 656 characters
 KEPT_CHARACTERS = 4096
 
 
 class Environment(NamedTuple):
-    """Wanted variables. `complete` is false if part of the environment was not read or not kept."""
+    """The wanted variables of a process.
+
+    `is_empty` is true if the environment itself is empty. `complete` is false if part of it was not read or not kept.
+    """
 
     variables: dict[str, str]
     is_empty: bool
@@ -28,9 +32,10 @@ class Environment(NamedTuple):
 
 
 def read(descriptor: int, folder: str, wanted: Container[str], shown: Container[str] = ()) -> Environment:
-    """Return the variables in `wanted` and `shown` of an open `environ` in this folder of /proc; `wanted` ones first.
+    """Return the variables in `wanted` and `shown` from an open `environ`. `folder` is its folder in /proc.
 
-    At most 256 KiB are read and about 4 KiB kept, 1,024 characters per value. Raises OSError: gone, or denied.
+    At most 256 KiB are read, and 1,024 characters per value are kept. Above 4 KiB in all, variables are dropped, those
+    in `shown` first. Raises OSError: the process is gone, or reading is denied.
     """
     head = _read_at(descriptor, 0, READ_BYTES)
     if len(head) < READ_BYTES:
@@ -43,7 +48,7 @@ def read(descriptor: int, folder: str, wanted: Container[str], shown: Container[
 def read_allowed(pid: int, proc_root: Path) -> dict[str, str]:
     """Return the variables of a process that the table allows to keep; empty if not permitted or it is gone.
 
-    This may block for ever: see `locked_memory`.
+    The call may block for ever: see `locked_memory`.
     """
     try:
         descriptor = os.open(f"{proc_root}/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
@@ -67,7 +72,10 @@ def _read_at(descriptor: int, offset: int, limit_bytes: int) -> bytes:
 
 
 def _length(folder: str) -> int:
-    """Return env_end - env_start, fields 51 and 50 of proc_pid_stat(5); 0 if not visible."""
+    """Return the length of the environment: env_end - env_start, fields 51 and 50 of proc_pid_stat(5).
+
+    0 if the fields are missing.
+    """
     fields = Path(folder, "stat").read_bytes().rpartition(b")")[2].split()
     return int(fields[48]) - int(fields[47]) if len(fields) > 48 else 0
 
@@ -76,7 +84,7 @@ def _select(parts: list[bytes], wanted: Container[str], shown: Container[str], *
     values = {}
     for index, part in enumerate(parts):
         entries = part.split(b"\0")
-        if not whole:  # cut within an entry
+        if not whole:  # the part ends or begins inside an entry
             del entries[-1 if index == 0 else 0]
         for entry in entries:
             name_bytes, _, value = entry.partition(b"=")

@@ -1,4 +1,4 @@
-"""Finds the file lock that a process waits for, and its holder: /proc/locks, see proc_locks(5).
+"""Find the file lock that a process waits for, and its holder: /proc/locks, see proc_locks(5).
 
 Only /proc is opened, so a file system that does not respond blocks nothing.
 """
@@ -19,10 +19,10 @@ _MOST_PATH_CHARACTERS = 200
 
 
 def find_awaited_lock(pid: int, descriptor: int, proc_root: Path) -> FileLock | None:
-    """Return the lock that a process waits for in flock(2) or fcntl(2) on this descriptor; None if it is not of a file.
+    """Return the lock that a process waits for in flock(2) or fcntl(2) on this descriptor; None if it is closed.
 
-    The holder is unknown if it has ended and left the lock to its child (/proc/locks omits locks without a pid), if it
-    is on another node (NFS), and for locks of open file descriptions.
+    The holder is unknown in three cases. It has ended, and its child inherited the lock: /proc/locks omits locks
+    without a pid. It is on another node (NFS). Or the lock belongs to an open file description.
     """
     try:
         path = str((proc_root / str(pid) / "fd" / str(descriptor)).readlink())
@@ -39,7 +39,10 @@ def find_awaited_lock(pid: int, descriptor: int, proc_root: Path) -> FileLock | 
 
 
 def _may_hold(holder: int, pid: int, path: str, proc_root: Path) -> bool:
-    """True if a process has this file open; also if it sees other mounts. This guards against reused pids."""
+    """True if process `holder` has this file open. This guards against reused pids.
+
+    Also true if it has another mount namespace than process `pid`: then the paths cannot be compared.
+    """
     if proc_pid.namespace(proc_root, holder, "mnt") != proc_pid.namespace(proc_root, pid, "mnt"):
         return True
     try:
@@ -49,7 +52,10 @@ def _may_hold(holder: int, pid: int, path: str, proc_root: Path) -> bool:
 
 
 def _holder(pid: int, proc_root: Path) -> int | None:
-    """Return the holder of the lock that this process waits for; its line precedes those of waiting processes."""
+    """Return the pid of the holder of the lock that this process waits for; None if unknown.
+
+    In /proc/locks the line of the holder precedes those of the waiting processes.
+    """
     holder: Sequence[str] = ()
     for line in pseudo_files.read_or_empty(proc_root / "locks", _MOST_BYTES).splitlines():
         fields = line.split()

@@ -1,9 +1,11 @@
-"""Reads environ, cmdline and maps of processes in threads, because the lock of their memory may never be free.
+"""Read environ, cmdline and maps of processes in threads, because the lock of their memory may never be free.
 
-These files take mmap_lock (fs/proc/base.c, fs/proc/task_mmu.c). Any user can hold it for ever for its own process, by a
-write to a file system of its own that does not respond. A reader then waits in state D until the process releases the
-lock, or until the reader is killed. So one thread reads process after process, and is abandoned at one that does not
-respond in time; another thread continues. A process is not read again while a thread waits for it.
+These files take mmap_lock (fs/proc/base.c, fs/proc/task_mmu.c). Any user can hold this lock for ever in its own
+process, by a write to its own file system that does not respond. A reader then waits in state D until the process
+releases the lock, or until the reader is killed.
+
+So one thread reads process after process. If a process does not respond in time, the thread is abandoned, and another
+thread continues. A process is not read again while a thread waits for it.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from hangwatch.model import Fault, ProcessId
 DEADLINE_SECONDS = 0.25
 MOST = 32
 MOST_OF_ONE_OWNER = 4
-"""Limit of abandoned threads per owner. Any user can cause one, and must not use up the total."""
+"""Limit of abandoned threads per owner. Any user can cause abandoned threads. None may use up the total."""
 
 Answer = TypeVar("Answer")
 
 
 class Target(NamedTuple):
-    """A process and its owner, from the kernel.
+    """A process and its owner.
 
-    A process that holds a GPU is read even if the total limit is reached.
+    If `holds_gpu`, the process is read even if the total limit is reached.
     """
 
     id: ProcessId
@@ -37,7 +39,7 @@ class Target(NamedTuple):
 
 
 class Readers:
-    """The reading threads, and the abandoned ones by the process that they wait for."""
+    """The reading threads. Abandoned threads are kept by the process that they wait for."""
 
     def __init__(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         self._deadline_seconds = deadline_seconds
@@ -45,21 +47,21 @@ class Readers:
         self._stuck: dict[ProcessId, str] = {}
 
     def abandoned_threads(self) -> int:
-        """Return the number of threads that wait for a process now."""
+        """Return the number of abandoned threads that still wait for a process."""
         with self._lock:
             return len(self._stuck)
 
     def read(
         self, targets: Iterable[Target], read: Callable[[ProcessId], Answer], seconds: float | None = None
     ) -> dict[ProcessId, Answer | Fault]:
-        """Return what `read` returns for each target, or a fault if it did not respond; takes about `seconds`.
+        """Return the result of `read` for each target, or a fault if the target did not respond. Takes about `seconds`.
 
-        Targets missing in the result were not read: the time was over, or too many threads already wait, of this owner
-        or in total. Raises what `read` raises.
+        A target that was not read is missing in the result. Either the time was over, or too many threads already wait,
+        for this owner or in total. Raises the errors that `read` raises.
         """
         end = time.monotonic() + seconds if seconds is not None else float("inf")
         answers: dict[ProcessId, Answer | Fault] = {}
-        late = Counter[str]()  # a process may let go and lock again
+        late = Counter[str]()  # a process may release its lock and take it again
         remaining = list(targets)
         while remaining := self._askable(remaining, answers, late):
             batch = _Batch(remaining, read, end)
@@ -80,7 +82,7 @@ class Readers:
         return answers
 
     def read_one(self, target: Target, read: Callable[[ProcessId], Answer]) -> Answer | Fault:
-        """Read one process as `read` does; a fault also if it was not read."""
+        """Return the result of `read` for one process; a fault also if it was not read."""
         answers = self.read([target], read)
         return answers[target.id] if target.id in answers else _not_asked(target)
 
@@ -120,7 +122,10 @@ class Readers:
         batch.ended.set()
 
     def _abandon(self, batch: _Batch[Answer], thread: threading.Thread) -> bool:
-        """Abandon the thread if it hangs at its process; a thread that waits for a core does not hang."""
+        """Abandon the thread if it hangs.
+
+        Return True if it is abandoned. A thread that waits for a CPU does not hang.
+        """
         with self._lock:
             seconds = time.monotonic() - batch.began_monotonic_seconds
             if seconds >= self._deadline_seconds and not batch.ended.is_set() and not _is_runnable(thread):
@@ -130,7 +135,7 @@ class Readers:
 
 
 class _Batch(Generic[Answer]):
-    """The targets of one thread."""
+    """The targets of one thread, and its progress."""
 
     def __init__(self, targets: list[Target], read: Callable[[ProcessId], Answer], end: float) -> None:
         self.targets, self.read, self.end = targets, read, end
@@ -143,7 +148,7 @@ class _Batch(Generic[Answer]):
 
 
 def _is_runnable(thread: threading.Thread) -> bool:
-    """By its state in proc_pid_stat(5); so is one that has just ended."""
+    """True if the thread's state in proc_pid_stat(5) is `R`. Also true if it has just ended."""
     try:
         stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_bytes()
     except OSError:

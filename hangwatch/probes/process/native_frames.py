@@ -1,9 +1,11 @@
-"""Walks the stack of a sleeping thread frame by frame, by the unwind tables of its libraries.
+"""Walk the stack of a sleeping thread frame by frame, with the unwind tables of its libraries.
 
-The tables are .eh_frame_hdr and .eh_frame (Linux Standard Base, Core 5.0, chapter 10; DWARF 5, 6.4), read where the
-process has mapped them; nothing is paused. They are memory of the job, and not trusted: all reads are bounded, and
-anything but the plain output of a compiler ends the walk. x86-64 only, where the return address is the word below the
-canonical frame address; elsewhere the walk ends at once.
+The tables are .eh_frame_hdr and .eh_frame (Linux Standard Base, Core 5.0, chapter 10; DWARF 5, 6.4). They are read
+where the process has mapped them. Nothing is paused.
+
+The tables are memory of the job, and not trusted. All reads are limited, and any content that compilers do not write
+ends the walk. Only x86-64 is supported, where the return address is the word below the canonical frame address. On
+other machines the walk ends at once.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ _MOST_ENTRY_BYTES = 4096
 _MOST_SEGMENTS = 64
 _HIGHEST = 1 << 56
 _EH_FRAME, _LOAD = 0x6474E550, 1
-_TABLE = b"\x01\x1b\x03\x3b"  # version 1; pcrel sdata4, udata4, datarel sdata4: what linkers write
+_TABLE = b"\x01\x1b\x03\x3b"  # version 1; pcrel sdata4, udata4, datarel sdata4: the encodings that linkers write
 _RBP, _RSP, _RETURN = 6, 7, 16
 _ARCHITECTURE = platform.machine()
 
 Read = Callable[[int, int], bytes]
-"""Reads up to a number of bytes at an address."""
+"""Function that returns up to a number of bytes at an address."""
 
 
 class Mapping(NamedTuple):
@@ -39,7 +41,7 @@ class Mapping(NamedTuple):
 
 
 def mappings(maps: bytes) -> tuple[Mapping, ...]:
-    """Parse the file mappings of a maps text."""
+    """Return the mappings of files in a maps text."""
     parsed = []
     for line in maps.splitlines():
         fields = line.split(None, 5)
@@ -50,7 +52,10 @@ def mappings(maps: bytes) -> tuple[Mapping, ...]:
 
 
 def walk(address: int, stack: int, mapped: Sequence[Mapping], read: Read) -> Iterator[Mapping | None]:
-    """Yield the mapping with the code of each frame, innermost first; None at the end if the rest is unknown."""
+    """Yield the mapping with the code of each frame, innermost first.
+
+    None at the end means that the rest is unknown.
+    """
     registers = {_RSP: stack}
     for depth in range(MOST_FRAMES):
         code = next((each for each in mapped if each.is_code and each.start <= address < each.end), None)
@@ -74,7 +79,7 @@ def _caller(
         register, offset = rules.frame
         frame = registers[register] + offset
         saved = {number: _word(read, frame + at) for number, at in rules.saved.items() if number in (_RBP, _RETURN)}
-    except (_UnknownFrameError, StopIteration, KeyError, ValueError, struct.error, IndexError):  # or it is truncated
+    except (_UnknownFrameError, StopIteration, KeyError, ValueError, struct.error, IndexError):  # or truncated
         return None
     if rules.saved.get(_RETURN) != -8:
         return None
@@ -83,11 +88,14 @@ def _caller(
 
 
 class _UnknownFrameError(Exception):
-    """The tables do not describe the frame, or not in a supported form."""
+    """The tables do not describe the frame, or use an unsupported form."""
 
 
 class _Rules(NamedTuple):
-    """The canonical frame address as (register, offset), and the places of saved registers, relative to it."""
+    """The rules of a frame: its canonical frame address as (register, offset), and the saved registers.
+
+    `saved` maps registers to their offsets from the canonical frame address.
+    """
 
     frame: tuple[int, int]
     saved: dict[int, int]
@@ -105,7 +113,7 @@ def _bytes(read: Read, address: int, count: int) -> bytes:
 
 
 def _entry(address: int, base: int, read: Read) -> int:
-    """Return the address of the entry of .eh_frame for an instruction, from the sorted table of the header."""
+    """Return the address of the entry of .eh_frame for an instruction, from the sorted table in .eh_frame_hdr."""
     head = _bytes(read, base, 64)
     if head[:6] != b"\x7fELF\x02\x01":
         raise _UnknownFrameError
@@ -121,7 +129,7 @@ def _entry(address: int, base: int, read: Read) -> int:
     low, high = 0, struct.unpack_from("<I", start, 8)[0]
     if not 0 < high <= _MOST_FDES:
         raise _UnknownFrameError
-    while high - low > 1:  # the last entry that begins at or before the place
+    while high - low > 1:  # find the last entry that begins at or before the address
         middle = (low + high) // 2
         is_before = header + struct.unpack("<i", _bytes(read, header + 12 + 8 * middle, 4))[0] <= address
         low, high = (middle, high) if is_before else (low, middle)
@@ -129,7 +137,7 @@ def _entry(address: int, base: int, read: Read) -> int:
 
 
 def _rules(address: int, entry: int, read: Read) -> _Rules:
-    """Return the rules of an entry of .eh_frame and its common part for an instruction."""
+    """Return the rules for an instruction, from an entry of .eh_frame and its common entry."""
     body = _body(entry, read)
     (common_offset,) = struct.unpack_from("<I", body)
     common = _body(entry + 4 - common_offset, read)
@@ -153,7 +161,7 @@ def _rules(address: int, entry: int, read: Read) -> _Rules:
 
 
 def _encoding(letters: bytes, data: bytes) -> int:
-    """Return the address encoding of an entry, for augmentations `zR`, `zPLR` and similar."""
+    """Return the address encoding of a common entry with the augmentation `zR`, `zPLR` or similar."""
     at = 0
     for letter in letters[1:]:
         match letter:
@@ -218,7 +226,7 @@ def _restored(saved: dict[int, int], register: int, initial: _Rules | None) -> d
 
 
 def _unsigned(raw: bytes, at: int) -> tuple[int, int]:
-    """Decode an unsigned LEB128 (DWARF 5, 7.6); return it and its end."""
+    """Return an unsigned LEB128 number (DWARF 5, 7.6) and the position after it."""
     value = shift = 0
     while shift < 64:
         byte, at = raw[at], at + 1

@@ -1,10 +1,11 @@
-"""Finds out if a thread waits in torch's C++ code when Python shows no frame: `work.wait()` is a C++ method.
+"""Find threads that wait in torch's C++ code when Python shows no frame: `work.wait()` is a C++ method.
 
-Nothing is paused. `native_frames` walks the frames up to the first one of PyTorch or Python. If the tables do not
-suffice (another architecture, a library without tables), return addresses are searched in the first half KiB of the
-stack. Old stack content may then let a lock of Python look like a wait of PyTorch, never the reverse. Measured on torch
-2.13.0 with gloo: 264 bytes from the top in a wait for irecv or an asynchronous all_reduce; in waits for a lock, after
-collectives, wrong in a fifth of the jobs.
+Nothing is paused. `native_frames` walks the frames up to the first frame of PyTorch or Python. The tables may not
+suffice: another architecture, or a library without tables. Then return addresses are searched in the first 512 bytes of
+the stack. Old stack content may make a wait for a Python lock look like a wait in PyTorch, never the reverse.
+
+Measured on torch 2.13.0 with gloo: in a wait for irecv or an asynchronous all_reduce, the address was 264 bytes from
+the top. For waits for a lock, after collectives, the search was wrong in a fifth of the jobs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def waits_in_torch(pid: int, proc_root: Path) -> bool | None:
 
 
 def _is_torch(address: int, stack: int, mapped: Sequence[Mapping], pages: _Pages) -> bool | None:
-    """True if the first known frame is PyTorch's, not Python's; None if the frames end before either."""
+    """True if the first frame of PyTorch or Python is one of PyTorch; None if the walk reaches neither."""
     for frame in native_frames.walk(address, stack, mapped, pages.read):
         if frame is None:
             break
@@ -70,14 +71,14 @@ def _has_torch_on_top(stack: int, mapped: Sequence[Mapping], memory_file: Path) 
 
 
 class _Pages:
-    """Caches memory by whole pages: a table search touches only a few of them."""
+    """A cache of whole memory pages. The search of a table reads only a few of them."""
 
     def __init__(self, memory_file: Path) -> None:
         self._memory_file = memory_file
         self._pages: dict[int, bytes] = {}
 
     def read(self, address: int, count: int) -> bytes:
-        """Return up to `count` bytes."""
+        """Return up to `count` bytes; fewer if a page cannot be read."""
         first = address // _PAGE_BYTES * _PAGE_BYTES
         raw = b"".join(self._page(at) for at in range(first, address + count, _PAGE_BYTES))
         return raw[address - first : address - first + count]

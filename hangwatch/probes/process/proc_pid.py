@@ -1,4 +1,4 @@
-"""Reads limits, open files, rights, variables and libraries of a process from /proc/PID.
+"""Read limits, open files, rights, variables and libraries of a process from /proc/PID.
 
 Each answer is a value, None (the process is gone), or a Fault (it may not be read). See proc(5).
 """
@@ -20,20 +20,20 @@ _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/
 
 
 class FileLimit(Value, frozen=True):
-    """`Max open files` of a process; infinity if unlimited."""
+    """The row `Max open files` of a process; inf means unlimited."""
 
     soft: float
     hard: float
 
 
 def file_limit(proc_root: Path, pid: int) -> FileLimit | Fault | None:
-    """Return the limit on open files of a process, from /proc/PID/limits."""
+    """Return the open-file limits of a process, from /proc/PID/limits."""
     text = pseudo_files.read(proc_root / str(pid) / "limits", f"pid {pid}")
     return parse_file_limit(text, f"pid {pid}") if isinstance(text, str) else text
 
 
 def parse_file_limit(text: str, subject: str) -> FileLimit | Fault:
-    """Parse the row `Max open files` of /proc/PID/limits, e.g. `Max open files   1024   524288   files`."""
+    """Parse the row `Max open files` of /proc/PID/limits, e.g. `Max open files 1024 524288 files`."""
     for line in text.splitlines():
         if line.startswith("Max open files"):
             fields = line[len("Max open files") :].split()
@@ -44,7 +44,7 @@ def parse_file_limit(text: str, subject: str) -> FileLimit | Fault:
 
 
 def open_files(proc_root: Path, pid: int) -> int | Fault | None:
-    """Return the number of open files of a process. Since Linux 6.2 it is the size of the folder."""
+    """Return the number of open files of a process. Since Linux 6.2 it is the size of the folder /proc/PID/fd."""
     folder = proc_root / str(pid) / "fd"
     try:
         listed = folder.stat().st_size if proc_root == Path("/proc") else 0
@@ -63,13 +63,13 @@ def status(proc_root: Path, pid: int | str) -> dict[str, str] | Fault | None:
 
 
 def resident_bytes(rows: dict[str, str]) -> int | None:
-    """Return resident memory from the row VmRSS; None for a zombie, which has none."""
+    """Return the resident memory from the row VmRSS; None for a zombie, which has no memory."""
     fields = rows.get("VmRSS", "").split()
     return int(fields[0]) * 1024 if fields and fields[0].isdecimal() else None
 
 
 def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, str] | Fault | None:
-    """Return the wanted variables of the environment that a process was started with, see `process/environment`."""
+    """Return the wanted variables of the environment with which a process was started, see `process/environment`."""
     folder = proc_root / str(pid)
 
     def read(_: ProcessId) -> dict[str, str] | Fault | None:
@@ -108,5 +108,5 @@ def namespace(proc_root: Path, pid: int | str, kind: str) -> str | None:
 
 
 def sees_all_pids(proc_root: Path) -> bool:
-    """True in the initial pid namespace, where pids are those of the kernel and its drivers."""
+    """True in the initial pid namespace, in which pids are those of the kernel and its drivers."""
     return namespace(proc_root, "self", "pid") == _INITIAL_PID_NAMESPACE

@@ -1,7 +1,7 @@
-"""Reads open files, connections, children, memory and CPUs of a few processes by psutil, in a child.
+"""Read open files, connections, children, memory and CPUs of a few processes with psutil, in child processes.
 
-The child may wait for ever for a file system or a lock of the target's memory. Then it is abandoned, and its process
-has no details.
+A child may wait for ever for a file system, or for the lock of the target's memory. Then it is abandoned, and its
+target has no details.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RUNNER = child.Runner("reader of details")
 
 
 class _Answer(msgspec.Struct):
-    """The output of the child; values that could not be read are missing."""
+    """The output of a child. A value that could not be read is None or empty."""
 
     resident_bytes: int | None = None
     shared_bytes: int | None = None
@@ -48,7 +48,7 @@ _ANSWER = decoding.decoder(_Answer)
 
 
 def abandoned_children() -> int:
-    """Return the number of children that wait for a process or a file system now."""
+    """Return the number of abandoned children that still wait for a process or a file system."""
     return _RUNNER.abandoned.count()
 
 
@@ -59,7 +59,10 @@ def read(
     deadline_seconds: float,
     stop: threading.Event | None = None,
 ) -> dict[ProcessId, ProcessDetails]:
-    """Return the details of at most eight processes, if read within the common deadline. `share` as in `Job`."""
+    """Return the details of at most eight processes.
+
+    A process is missing if it could not be read by the common deadline, or has ended. `share` as in `Job`.
+    """
     end = time.monotonic() + deadline_seconds
 
     def ask(target: ProcessId) -> ProcessDetails | None:

@@ -1,6 +1,6 @@
-"""Prints psutil's values of a process as JSON. A script of its own: `python -I process_details_child.py PID`.
+"""Print psutil's values of a process as JSON. A script: `python -I process_details_child.py PID`.
 
-Open files are looked up by path, and names of children are read from their memory: both may block for ever. Values that
+Open files are looked up by path, and names of children are read from their memory. Both may block for ever. Values that
 cannot be read are omitted.
 """
 
@@ -16,13 +16,16 @@ MOST_LISTED = 64
 
 
 def swap_bytes(pid: int) -> int | None:
-    """Return VmSwap of proc_pid_status(5). psutil would read smaps, which holds the lock of the target's memory map."""
+    """Return VmSwap of proc_pid_status(5), in bytes; None if the row is missing.
+
+    psutil would read smaps, which takes the lock of the target's memory.
+    """
     rows = dict(line.partition(":")[::2] for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(rows["VmSwap"].split()[0]) * 1024 if "VmSwap" in rows else None
 
 
 def files(process: psutil.Process) -> list[str]:
-    """Return regular files with mode, number of descriptors and positions."""
+    """Return the open regular files with mode, number of descriptors and positions."""
     found: dict[tuple[str, str], list[int]] = {}
     for file in process.open_files():
         found.setdefault((file.path, file.mode), []).append(file.position)
@@ -36,7 +39,7 @@ def _places(positions: list[int]) -> str:
 
 
 def connections(process: psutil.Process) -> list[str]:
-    """Return TCP and UDP sockets: both ends and the state."""
+    """Return the TCP and UDP sockets, each with both addresses and its state."""
     found = []
     for connection in process.net_connections("inet")[:MOST_LISTED]:
         ends = [f"{end.ip}:{end.port}" for end in (connection.laddr, connection.raddr) if end]
@@ -46,7 +49,7 @@ def connections(process: psutil.Process) -> list[str]:
 
 
 def children(process: psutil.Process) -> list[str]:
-    """Return all descendants by pid, name and state."""
+    """Return all descendants, each with pid, name and state."""
     found = []
     for child in process.children(recursive=True)[:MOST_LISTED]:
         try:
@@ -57,7 +60,7 @@ def children(process: psutil.Process) -> list[str]:
 
 
 def main(pid: int) -> None:
-    """Print one JSON object. Each part is read separately; the quick ones that cannot block come first."""
+    """Print one JSON object. Each value is read separately; quick reads that cannot block come first."""
     process = psutil.Process(pid)
     readers: dict[str, Callable[[], Any]] = {
         "resident_bytes": lambda: process.memory_info().rss,

@@ -1,9 +1,11 @@
-"""Reads memory of other processes through a child that may be abandoned.
+"""Read memory of other processes through a child that may be abandoned.
 
 A page may be in a file of a FUSE file system that its owner serves and that does not respond. A reader then waits in
-the kernel, and not even SIGKILL ends that before the file system goes. A thread that waits so would keep a stopping
-daemon, its ports and its lock. So a child reads. A child that does not respond is killed and abandoned, its process is
-not read again until it is gone, and another child continues. The number of abandoned children is limited.
+the kernel. Not even SIGKILL ends this wait while the file system exists. Such a thread would keep a stopping daemon,
+its ports and its lock alive.
+
+So a child reads. A child that does not respond is killed and abandoned. Its target is not read again until the child is
+gone. Another child continues. The number of abandoned children is limited.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from hangwatch.probes.child import KILL_SECONDS, AbandonedChildren, Child, Starv
 CHILD = Path(__file__).with_name("process_memory_child.py")
 STARTUP_SECONDS = 2.0
 DEADLINE_SECONDS = 0.5
-STARVATION = Starvation(5.0)  # a child that waits for a core does not wait for a page
+STARVATION = Starvation(5.0)  # a child that waits for a CPU does not wait for a page
 MOST_BYTES = 1 << 15  # of one piece of `read`
-MOST_PIECES = 1024  # of one question, which then fits into a pipe: writing it never blocks
+MOST_PIECES = 1024  # of one question: it then fits into a pipe, and writing it never blocks
 
 
 class MemoryReader:
-    """A reading child, and the abandoned ones by the file that they wait for."""
+    """A reading child. Abandoned children are kept by the file that they wait for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,15 +41,15 @@ class MemoryReader:
         self._abandoned = AbandonedChildren()
 
     def read(self, memory: Path, address: int, count: int) -> bytes:
-        """Return up to `count` bytes of a /proc/PID/mem; none if not permitted, unmapped, or too late."""
+        """Return up to `count` bytes of a /proc/PID/mem; empty if not permitted, not mapped, or not read in time."""
         answer = self.read_pieces(memory, [(address, min(count, MOST_BYTES))])
         return answer[0] if isinstance(answer, tuple) else b""
 
     def read_pieces(self, memory: Path, places: Sequence[tuple[int, int]]) -> tuple[bytes, ...] | int:
-        """Return the content at each (address, bytes) of a file of /proc/PID, as far as it can be read.
+        """Return the readable content at each (address, bytes) of a file of /proc/PID, or an errno.
 
-        Takes at most half a second per thousand. On failure returns the errno of open(2); EBUSY if there was no answer
-        in time, or too many children already hang.
+        Takes at most half a second per 1,024 places. The errno is that of open(2). EBUSY means that the child did not
+        respond in time, or that too many children already hang.
         """
         pieces: list[bytes] = []
         for first in range(0, len(places), MOST_PIECES):
@@ -64,27 +66,30 @@ class MemoryReader:
                 return errno.EBUSY
             stuck = None
             try:
-                for _ in range(2):  # an idle child has ended
+                for _ in range(2):  # an idle child may have ended: start another one
                     with contextlib.suppress(EOFError, BrokenPipeError):
                         return self._ask(question, len(places))
                     stuck = self._end_child(KILL_SECONDS)
-            except OSError:  # no child, or no answer
+            except OSError:  # no child could start, or it did not respond
                 stuck = self._end_child(0.0)
             finally:
                 self._abandoned.end("", memory, stuck)
             return errno.EBUSY
 
     def abandoned_children(self) -> int:
-        """Return the number of children that wait for a process now."""
+        """Return the number of abandoned children that still wait for a process."""
         return self._abandoned.count()
 
     def _end_child(self, seconds: float) -> Child | None:
-        """End the child; it is returned where it cannot be ended so soon."""
+        """End the child. Return it if it still exists after `seconds`, else None."""
         child, self._child = self._child, None
         return None if child is None or child.end(seconds) else child
 
     def _ask(self, question: bytes, count: int) -> list[bytes] | int:
-        """Ask the child. Raises EOFError or BrokenPipeError if it has ended, other OSErrors if it does not answer."""
+        """Send the question to the child and return its answer: the pieces, or the errno of open(2).
+
+        Raises EOFError or BrokenPipeError if the child has ended, other OSErrors if it does not respond.
+        """
         end = time.monotonic() + DEADLINE_SECONDS
         if self._child is None or self._child.wait() is not None:
             end += STARTUP_SECONDS
@@ -103,7 +108,10 @@ class MemoryReader:
 
 
 def _take(child: Child, taken: bytearray, count: int, end: float) -> None:
-    """Read until `taken` has `count` bytes. Raises TimeoutError at `end`, later if the child has no core; EOFError."""
+    """Read from the child until `taken` has `count` bytes. Raises EOFError if the child has ended.
+
+    Raises TimeoutError at `end` (monotonic clock), or later if the child waits for a CPU.
+    """
     while len(taken) < count:
         part, _ = child.read(end, STARVATION)
         if not part:

@@ -1,8 +1,8 @@
-"""Reads the memory of other processes for a parent that must never wait for it. A script of its own.
+"""Read the memory of other processes for a parent that must never wait for it. A script.
 
-Started as `python -I -S process_memory_child.py`. It takes lines of JSON, [path of a file of /proc/PID, [[address,
-bytes]...]], and answers each with the errno of open(2), the length of each piece (4 bytes each), and the pieces. It
-ends when its parent is gone or has been idle for a while.
+Started as `python -I -S process_memory_child.py`. A question is a line of JSON: [path of a file of /proc/PID,
+[[address, bytes]...]]. The answer is the errno of open(2), the length of each piece (4 bytes each), and the pieces. The
+process ends when its parent is gone, or after 30 s without a question.
 """
 
 import json
@@ -15,7 +15,10 @@ IDLE_SECONDS = 30.0
 
 
 def answer(path: str, places: list[tuple[int, int]]) -> tuple[int, list[bytes]]:
-    """Return the content at each place, as far as it can be read; blocks as long as a page does."""
+    """Return the errno of open(2), 0 if it succeeded, and the readable content at each place.
+
+    Blocks while a page does not respond.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -27,7 +30,7 @@ def answer(path: str, places: list[tuple[int, int]]) -> tuple[int, list[bytes]]:
 
 
 def piece(descriptor: int, address: int, count: int) -> bytes:
-    """Return up to `count` bytes; /proc/PID/maps comes in parts of a page."""
+    """Return up to `count` bytes. A read of /proc/PID/maps returns at most a page, so it is repeated."""
     parts: list[bytes] = []
     try:
         while count > 0 and (part := os.pread(descriptor, count, address)):
@@ -39,17 +42,17 @@ def piece(descriptor: int, address: int, count: int) -> bytes:
 
 
 def serve() -> None:
-    """Answer questions in order."""
+    """Answer questions in order, until the parent is gone or idle."""
     while select.select([0], [], [], IDLE_SECONDS)[0]:
         line = sys.stdin.buffer.readline()
-        if not line.endswith(b"\n"):  # the parent has ended, maybe in the middle of a question
+        if not line.endswith(b"\n"):  # the parent has ended, perhaps in the middle of a question
             return
         number, pieces = answer(*json.loads(line))
         lengths = struct.pack(f"=i{len(pieces)}I", number, *map(len, pieces))
         try:
             sys.stdout.buffer.write(lengths + b"".join(pieces))
             sys.stdout.buffer.flush()
-        except BrokenPipeError:  # the parent has ended before our answer
+        except BrokenPipeError:  # the parent has ended before it read the answer
             os._exit(0)  # a normal exit would try to write again, and print an error
 
 

@@ -1,4 +1,4 @@
-"""Scans all processes of this node: state, owner, and launcher variables.
+"""Scan all processes of this node: state, owner, and launcher variables.
 
 A scan must be cheap on a node with thousands of processes. `procfs` reads them, and constant values are cached.
 """
@@ -34,7 +34,7 @@ from hangwatch.tables import launchers
 
 _CMDLINE_LIMIT_BYTES = 4 << 10
 _ARGUMENTS_KEPT = 64
-_MOST_READS = 3  # a process can change its name all the time
+_MOST_READS = 3  # a process can change its name again and again
 _CGROUP_LIMIT_BYTES = 16 << 10
 _CANDIDATE_COMMS = tuple({name[:COMM_CHARACTERS] for name in launchers.CANDIDATES})
 _MAY_READ = "run hangwatch as root, or grant it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
@@ -45,7 +45,7 @@ def _user(process: Process) -> str:
 
 
 class ProcessScan:
-    """The processes of this node. Caches constant values, so that each scan reads only `stat` of a known process."""
+    """The processes of this node. Constant values are cached: each scan reads only `stat` of a known process."""
 
     def __init__(self, proc_root: Path = PROC) -> None:
         self._root = str(proc_root)
@@ -55,7 +55,7 @@ class ProcessScan:
 
     @property
     def unread(self) -> Mapping[str, int]:
-        """Number of processes by owner that may belong to a job, but which the last scan did not read."""
+        """Number of processes, by owner, that may belong to a job and that the last scan did not read."""
         return self._unread
 
     def processes(
@@ -66,13 +66,16 @@ class ProcessScan:
         max_per_owner: int = 4096,
         budget_seconds: float = 2.0,
     ) -> tuple[Process, ...]:
-        """Return every process by pid, except kernel threads.
+        """Return every process except kernel threads, sorted by pid.
 
-        Command line and launcher variables are read only of processes that may belong to a job: Python and launchers by
-        comm, `gpu_pids` (which hold a GPU), and all their descendants. GPU holders and their ancestors are always read.
-        Of the others at most `max_per_owner` of each owner (`share_of`) are read, new ones for about `budget_seconds`,
-        owners in turn; the next scan continues. A process that does not respond has a fault, and its owner comes last
-        from then on: see `locked_memory`.
+        Command line and launcher variables are read only of processes that may belong to a job. These are Python and
+        launchers (by comm), `gpu_pids` (which hold a GPU), and all their descendants.
+
+        GPU holders and their ancestors are always read. Of other processes at most `max_per_owner` per owner
+        (`share_of`) are read. New processes are read for about `budget_seconds`, owners in turn; the next scan
+        continues.
+
+        A process that does not respond has a fault, see `locked_memory`. Its owner comes last in the next scan.
         """
         began = time.monotonic()
         stats = {stat.pid: stat for stat in _read_stats(self._root)}
@@ -105,7 +108,7 @@ class ProcessScan:
         return tuple(entry.process for entry in self._entries.values())
 
     def _read(self, targets: Sequence[Target], stats: Mapping[int, Stat], seconds: float | None) -> set[str]:
-        """Read these processes; return the owners of those that did not respond."""
+        """Read these processes. Return the owners of those that did not respond."""
 
         def read(target: ProcessId) -> _Entry:
             return _read_process(self._root, stats[target.pid], self._entries[target.pid])
@@ -155,9 +158,9 @@ class ProcessScan:
 
 
 class _Entry(NamedTuple):
-    """A process as last seen.
+    """A process as the last scan read it.
 
-    `program` changes at execve(2); `complete` is false until its environment was read.
+    `program` changes at execve(2). `complete` is false until its environment was read.
     """
 
     process: Process
@@ -174,7 +177,7 @@ class _Entry(NamedTuple):
 def _program(stat: Stat) -> int | str:
     """Return a value that changes at execve(2): the address of the environment, or the comm if that is not visible.
 
-    The comm alone is not enough: setproctitle changes it, and overwrites the environment that was read before.
+    The comm alone is not enough. setproctitle changes it, and overwrites the environment that was already read.
     """
     return stat.env_start or stat.comm
 
@@ -209,9 +212,9 @@ def _with_ancestors(stats: Mapping[int, Stat], pids: Collection[int]) -> set[int
 def _in_turn(
     owned: Iterable[tuple[str, int]], counts: Mapping[str, int], first: Collection[int], late: Collection[str]
 ) -> list[tuple[str, int]]:
-    """Order processes: those in `first`, then owners in turn.
+    """Order processes: those in `first`, then the owners in turn.
 
-    Owners with many processes come later, `late` ones last.
+    Owners with many processes come later, owners in `late` last.
     """
     turns, seen = [], Counter(counts)
     for owner, pid in owned:
@@ -222,7 +225,7 @@ def _in_turn(
 
 
 def _with_owner(root: str, entry: _Entry) -> _Entry:
-    """Add the owner from the kernel, unless it is known."""
+    """Return the entry with the owner that the kernel reports. Keep an owner that was already read."""
     if entry.process.uid is not None:
         return entry
     pid = entry.process.id.pid
@@ -233,7 +236,7 @@ def _with_owner(root: str, entry: _Entry) -> _Entry:
 
 
 def _read_process(root: str, stat: Stat, entry: _Entry) -> _Entry:
-    """Read a process, again if it executed another program meanwhile: else it would mix the two."""
+    """Read a process. Read it again if it executed another program meanwhile: the result would mix both programs."""
     for _ in range(_MOST_READS):
         found = _read_once(root, stat, entry)
         now = read_stat(f"{root}/{stat.pid}")
@@ -246,7 +249,7 @@ def _read_process(root: str, stat: Stat, entry: _Entry) -> _Entry:
 
 
 def _read_once(root: str, stat: Stat, entry: _Entry) -> _Entry:
-    owned = _with_owner(root, entry).process  # cached for ever: never without its owner
+    owned = _with_owner(root, entry).process  # the entry is cached for ever: it must have its owner
     raw_cmdline = read_start(f"{root}/{stat.pid}/cmdline", _CMDLINE_LIMIT_BYTES)
     answer = _read_environment(root, stat.pid)
     environ = answer.variables if isinstance(answer, Environment) else {}
@@ -283,7 +286,7 @@ def _read_environment(root: str, pid: int) -> Environment | OSError:
 
 
 def _faults(pid: int, answer: Environment | OSError) -> tuple[Fault, ...]:
-    """Return why a process that may be a rank does not look like one."""
+    """Return the faults that explain why a possible rank has no rank variables; empty if there are none."""
     path = f"/proc/{pid}/environ"
     if isinstance(answer, PermissionError):
         return (denied(pid, path, _MAY_READ),)

@@ -1,8 +1,10 @@
-"""Takes the stacks of a process by py-spy without harm; the only module that starts py-spy.
+"""Take the stacks of a process with py-spy, without harm to it. No other module starts py-spy.
 
-The kernel state of the target decides. A process that runs or sleeps is first read without a pause (`--nonblocking`),
-which sometimes fails on a busy stack; then it is paused once, for some milliseconds, under a deadline. A process with a
-thread in `D` (a system call that does not return) or a stopped one is never paused: the pause would not end.
+The kernel state of the target decides. A process that runs or sleeps is first read without a pause (`--nonblocking`).
+This sometimes fails on a busy stack. Then the process is paused once, for a few milliseconds, under a deadline.
+
+A stopped process is never paused, nor a process with a thread in `D` (a system call that does not return): the pause
+would not end.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from hangwatch.probes.process import procfs
 
 BLOCKING_DEADLINE_SECONDS = 5.0
 OLDEST_VERSION = (0, 4)  # older versions leave a rank that waits in the kernel stopped for ever
-MOST_THREADS = 4096  # of py-spy 0.4: beyond that (also for frames of a thread) it reports "no interpreter"
+MOST_THREADS = 4096  # limit of py-spy 0.4, also for the frames of a thread; above it, py-spy reports "no interpreter"
 
 SILENT: tuple[int, ...] = ()
-"""The version of a py-spy that did not respond to `--version`. Less than every version."""
+"""The version of a py-spy that did not respond to `--version`. It is less than every other version."""
 
 _VERSION_DEADLINE_SECONDS = 3.0
-_SILENT_SECONDS = 60.0  # until it is asked again
-_SETTLE_SECONDS = 0.01  # a target with a dead tracer runs for a moment before a pending stop takes effect
+_SILENT_SECONDS = 60.0  # time before the next call of `--version`
+_SETTLE_SECONDS = 0.01  # a target without its tracer runs for a moment before a pending stop takes effect
 _MORE_TRIES = 4
 _LOCK = threading.Lock()
 _VERSIONS: dict[Path, Future[tuple[int, ...] | None]] = {}
@@ -51,7 +53,8 @@ STUCK_REASONS = child.STUCK_REASONS
 class PyspyAnswer(Value, frozen=True):
     """A dump: either the JSON of py-spy, or a fault.
 
-    `paused`: the target was paused for it. `state_after` is its state after the dump (None: it is gone).
+    `paused` is true if the target was paused for it. `state_after` is the target's state after the dump; None if it is
+    gone.
     """
 
     json: bytes | None
@@ -64,9 +67,9 @@ class PyspyAnswer(Value, frozen=True):
 class DumpMode(Value, frozen=True):
     """The content of a dump, and the permission to pause the target.
 
-    `native` adds C frames and always pauses the target (0.7 s, 340 MB); `include_locals` shows variables, also secrets:
-    both only when a person asks. Without `may_pause` the target is read while it runs and receives no signal; there is
-    no second attempt.
+    `native` adds C frames, and always pauses the target (0.7 s, 340 MB). `include_locals` shows variables, also
+    secrets. Both are used only when a person requests them. Without `may_pause` the target is read while it runs: it
+    receives no signal, and there is no second attempt.
     """
 
     native: bool = False
@@ -84,12 +87,14 @@ def dump(
     proc_root: Path = procfs.PROC,
     share: str = "",
 ) -> PyspyAnswer:
-    """Take the stacks of `pid`.
+    """Take the stacks of process `pid`.
 
-    `deadline_seconds` bounds the first attempt, and again a second one. If py-spy does not report its version in time,
-    the target is not paused. Returns the fault `Interrupted` once `stop` is set. A py-spy that survives SIGKILL is
-    abandoned: `pid` is not dumped again until it has ended. If too many hang, in total or of its `share` (see `Job`;
-    default: its user), no process is dumped: `STUCK_REASONS`.
+    `deadline_seconds` limits the first attempt, and again the second one. If py-spy does not report its version in
+    time, the target is not paused. Returns the fault `Interrupted` once `stop` is set.
+
+    A py-spy that survives SIGKILL is abandoned: `pid` is not dumped again until that py-spy has ended. No process is
+    dumped while too many hang, in total or of its `share` (see `Job`; default: its user). The faults are
+    `STUCK_REASONS`.
     """
     began = time.monotonic()
     program = pyspy_path or find()
@@ -127,7 +132,7 @@ def dump(
 
 
 def find() -> Path | None:
-    """Return the path of py-spy: beside this interpreter, else on PATH; None if there is none."""
+    """Return the path of py-spy: in the folder of this interpreter, else on PATH; None if it is in neither."""
     sibling = Path(sys.executable).with_name("py-spy")
     if sibling.is_file():
         return sibling
@@ -136,15 +141,15 @@ def find() -> Path | None:
 
 
 def abandoned_dumpers() -> int:
-    """Return the number of dumpers that hang in the kernel and could not be ended."""
+    """Return the number of dumpers that hang in the kernel and survived SIGKILL."""
     return DUMPER.abandoned.count()
 
 
 def version(program: Path) -> tuple[int, ...] | None:
-    """Return the version of a py-spy, e.g. (0, 4, 3); None if unknown. It is asked once per path.
+    """Return the version of a py-spy, e.g. (0, 4, 3); None if unknown. A known version is cached by path.
 
-    `SILENT` if it does not respond within its deadline; then it is not asked again for a minute. All dumps of a round
-    begin at once: one of them asks, and the others wait for the same answer.
+    `SILENT` means that py-spy did not respond within its deadline. It is then not called again for a minute. All dumps
+    of a round begin at once: the first one calls py-spy, and the others wait for its result.
     """
     with _LOCK:
         if time.monotonic() < _SILENT_UNTIL.get(program, 0.0):
@@ -156,7 +161,7 @@ def version(program: Path) -> tuple[int, ...] | None:
         try:
             parsed = _version(program)
         finally:
-            if not parsed:  # later callers ask again
+            if not parsed:  # later callers try again
                 with _LOCK:
                     del _VERSIONS[program]
                     if parsed == SILENT:
@@ -191,7 +196,7 @@ class _Call(NamedTuple):
 
 
 def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | None) -> Fault | None:
-    """Return why no dump is attempted; None if one is."""
+    """Return the reason why no dump is attempted; None if a dump may start."""
     subject = f"pid {pid}"
     if before is None or before[1] in ENDED_STATES:
         return Fault(subject=subject, reason="ProcessGone", detail="the process has ended", about="target")
@@ -207,16 +212,16 @@ def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | Non
 
 
 def _may_pause(pid: int, proc_root: Path) -> bool:
-    """Return False if a thread is blocked in the kernel: then a pause would never end."""
+    """True if the target may be paused. A pause would never end while a thread is blocked in the kernel."""
     states = procfs.read_thread_states(pid, proc_root)
     return bool(states) and _NEVER_PAUSE.isdisjoint(states)
 
 
 def _let_run_on(target: ProcessId, was_stopped: bool, proc_root: Path) -> tuple[ProcessId, str] | None:
-    """Continue a process that is stopped after an attempt, but was not before; return its state.
+    """Continue a process that is stopped after an attempt, but was not stopped before. Return its state.
 
-    Also after an attempt without a pause: the origin of a stop is unknown, and a rank left stopped costs the job. The
-    state is read twice, because a stop may take effect after py-spy has ended.
+    This also follows an attempt without a pause: the origin of the stop is unknown, and a rank that stays stopped
+    blocks the job. The state is read twice, because a stop may take effect after py-spy has ended.
     """
     for pause_seconds in (_SETTLE_SECONDS, 0.0):
         if not was_stopped and _is_stopped(target, proc_root):
@@ -229,16 +234,16 @@ def _let_run_on(target: ProcessId, was_stopped: bool, proc_root: Path) -> tuple[
 def _is_stopped(target: ProcessId, proc_root: Path) -> bool:
     pending = procfs.is_stop_pending(
         target.pid, proc_root
-    )  # read first: a pending stop turns into T, never the reverse
+    )  # read before the state: a pending stop turns into T, never the reverse
     now = procfs.read_state(target.pid, proc_root)
     return now is not None and now[0] == target and (pending or now[1] == "T")
 
 
 def _attempt(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:
-    """Run py-spy in one mode, again if it reports no interpreter.
+    """Run py-spy in one mode. Run it again if it reports no interpreter.
 
-    py-spy looks for the interpreter before it pauses anything, and on a busy process sometimes misses it, with and
-    without a pause.
+    py-spy searches the interpreter before it pauses the target. On a busy process it sometimes does not find it, with
+    and without a pause.
     """
     end = time.monotonic() + deadline_seconds
     answer = _run(call, mode, deadline_seconds)
@@ -255,7 +260,6 @@ def _attempt(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> byt
 
 
 def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:
-    """Run py-spy once."""
     command = [str(call.program), "dump", "--json", *mode, *call.options, "--pid", str(call.target.pid)]
     printed = DUMPER.run(command, call.target, share=call.share, deadline_seconds=deadline_seconds, stop=call.stop)
     if isinstance(printed, Fault):
@@ -265,7 +269,10 @@ def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes |
 
 
 def explain(pid: int, code: int, stderr: str) -> Fault:
-    """Return the fault that a message of py-spy means: its first sentence, a CamelCase reason, and a remedy if any."""
+    """Return the fault that a message of py-spy means.
+
+    It has the first sentence of the message, a CamelCase reason, and a remedy if there is one.
+    """
     lines = [line.strip() for line in stderr.partition("Stack backtrace:")[0].splitlines() if line.strip()]
     lines = [re.sub(r"^(Error: |Caused by:|\d+: )", "", line).strip() for line in lines]
     whole = ": ".join(line for line in lines if line)

@@ -1,7 +1,7 @@
-"""Takes the stacks of a process by pystack, if py-spy cannot read it: free-threaded builds, unknown versions.
+"""Take the stacks of a process with pystack if py-spy cannot read it: free-threaded builds, unknown versions.
 
-The only module that starts it, always without a pause: it reads memory while the target runs. pystack is an optional
-dependency (`pip install 'pystack>=1.7,<2'`) of this interpreter.
+No other module starts pystack. It never pauses the target: it reads memory while the target runs. pystack is an
+optional dependency (`pip install 'pystack>=1.7,<2'`) of this interpreter.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from hangwatch.probes.process.pyspy import PyspyAnswer
 
 CHILD = Path(__file__).with_name("pystack_child.py")
 REASONS = frozenset({"DumpFailed", "NoInterpreter", "NotPython", "TooManyThreads"})
-"""Faults of py-spy which mean that it did not understand the process, not that it could not read it."""
+"""Reasons of py-spy's faults for a process that it could read but did not understand."""
 
 _NEEDED = frozenset({"NoInterpreter", "TooManyThreads"})
 _INSTALL = "pystack reads free-threaded builds and Pythons unknown to py-spy: pip install 'pystack>=1.7,<2'"
 _LONGEST_DETAIL = 200
-# Shared with py-spy, since both hang for the same cause.
+# The abandoned children are shared with py-spy, since both hang for the same cause.
 _RUNNER = child.Runner("pystack", answer="stacks", abandoned=pyspy.DUMPER.abandoned, bounds_memory=False)
 
 
 def is_installed() -> bool:
-    """True if this interpreter has pystack. It is not imported."""
+    """True if this interpreter has pystack. The package is not imported."""
     return importlib.util.find_spec("pystack") is not None
 
 
@@ -45,9 +45,9 @@ def dump(
     proc_root: Path = procfs.PROC,
     share: str = "",
 ) -> PyspyAnswer:
-    """Return stacks in the form of py-spy's JSON instead of its fault; else that fault with pystack's error added.
+    """Return stacks in the form of py-spy's JSON. If pystack fails, return py-spy's fault with pystack's error added.
 
-    Bounded and abandoned like py-spy; `share` as in `pyspy.dump`. It never pauses the target.
+    Deadline and abandoned children are as in `pyspy.dump`, and so is `share`. The target is never paused.
     """
     fault, state = before.fault, procfs.read_state(pid, proc_root)
     if fault is None or fault.reason not in REASONS or state is None:

@@ -1,8 +1,8 @@
-"""Prints the stacks of a process as `py-spy dump --json` does. A script of its own: `python -I pystack_child.py PID`.
+"""Print the stacks of a process as `py-spy dump --json` does. A script: `python -I pystack_child.py PID`.
 
-The engine of pystack reads memory with process_vm_readv(2): without ptrace, a stop or a signal. Its command is not
-used, because that opens each source file by the name in the target's code, which its owner chooses: a FIFO, a device.
-The engine also opens some mapped files by path, so those are checked first.
+The engine of pystack reads memory with process_vm_readv(2): without ptrace, a stop or a signal. The command `pystack`
+is not used: it opens each source file by the name in the target's code. The target's owner chooses this name, for
+example a FIFO or a device. The engine also opens some mapped files by path, so those are checked first.
 """
 
 import json
@@ -17,7 +17,10 @@ MOST_FRAMES = 16384  # of one thread
 
 
 def find_replaced_file(pid: int) -> str | None:
-    """Return the path of a mapped file that is another file here; see proc_pid_maps(5)."""
+    """Return the path of a mapped file that is not a regular file here, or of a Python file that was replaced.
+
+    None if there is none. See proc_pid_maps(5).
+    """
     with Path(f"/proc/{pid}/maps").open("rb") as file:
         rows = [line.split(None, 5) for line in file.read(MOST_MAPS_BYTES).splitlines()]
     paths = {row[5]: int(row[4]) for row in rows if len(row) == 6 and row[5].startswith(b"/")}
@@ -34,12 +37,12 @@ def find_replaced_file(pid: int) -> str | None:
 
 
 def plain(text: Any) -> str:
-    """Return text that JSON and UTF-8 can hold."""
+    """Return a text without characters that UTF-8 cannot hold."""
     return str(text).encode("utf-8", "replace").decode()
 
 
 def stacks(pid: int) -> list[dict[str, Any]]:
-    """Return the threads with Python frames, frames innermost first. Raises what the engine raises."""
+    """Return the threads that have Python frames, innermost frame first. Raises the errors of the engine."""
     from pystack.engine import NativeReportingMode, StackMethod, get_process_threads
 
     engine_threads = get_process_threads(
@@ -60,7 +63,7 @@ def stacks(pid: int) -> list[dict[str, Any]]:
 
 
 def main(pid: int) -> int:
-    """Return the exit status: 0 with JSON on stdout, 1 with a message on stderr."""
+    """Print the stacks of process `pid`. Return the exit status: 0 with JSON on stdout, 1 with a message on stderr."""
     try:
         if (path := find_replaced_file(pid)) is not None:
             raise ValueError(f"the mapped file {path} is another file here")

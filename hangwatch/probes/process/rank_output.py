@@ -1,6 +1,6 @@
-"""Reads the ends of the regular files that ranks write to, by /proc/PID/fd/1 and 2.
+"""Read the ends of the regular files that ranks write to, through /proc/PID/fd/1 and 2.
 
-One child per file system reads them, because it may not respond. See proc_pid_fd(5).
+A file system may not respond, so one child per file system reads them. See proc_pid_fd(5).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ANSWER = decoding.decoder(tuple[int, int, str, int, str])
 
 
 def abandoned_children() -> int:
-    """Return the number of children that wait for a file system now."""
+    """Return the number of abandoned children that still wait for a file system."""
     return _RUNNER.abandoned.count()
 
 
@@ -52,7 +52,8 @@ def read(
     """Return the ends of the output files of these processes, and faults of file systems that do not respond.
 
     `targets` maps processes to the user id that must own a file. Other files, pipes, terminals and devices are not
-    read. At most 64 KiB per file, less if there are many; at most 8 file systems. `share` as in `Job`.
+    read. At most 64 KiB per file are read, less if there are many files, and at most 8 file systems. `share` as in
+    `Job`.
     """
     by_mount: dict[str, dict[ProcessId, dict[int, str]]] = {}
     for target in targets:
@@ -85,7 +86,7 @@ def read(
 
 
 def _files(target: ProcessId, proc_root: Path) -> dict[int, tuple[str, str]]:
-    """Return standard output and error if they are paths, with the device of their file system. No file is touched."""
+    """Return the device and path of standard output and error, if they are files. No file is touched."""
     found = {}
     for descriptor in (1, 2):
         try:

@@ -1,8 +1,8 @@
-"""Prints the ends of the files that processes write to. A script of its own: `python -I -S rank_output_child.py JSON`.
+"""Print the ends of the files that processes write to. A script: `python -I -S rank_output_child.py JSON`.
 
 JSON is [most bytes of a file, [[pid, user id, descriptors], ...]]. Each printed line is JSON, too: [pid, descriptor,
-device:inode, size, the end in base64]. A file is opened through the kernel's link, not by a path of the job; first with
-O_PATH, which a FIFO or a terminal does not notice. Its file system may not respond.
+device:inode, size, the end in base64]. A file is opened through the kernel's link, not by a path of the job. The first
+open uses O_PATH, which has no effect on a FIFO or a terminal. A read blocks while the file system does not respond.
 """
 
 import base64
@@ -30,7 +30,7 @@ def end_of(link: str, user_id: int, most_bytes: int) -> tuple[str, int, bytes] |
 
 
 def main(question: str) -> None:
-    """Print a line for each file as it is read; the second descriptor of a file is skipped."""
+    """Print a line for each file as soon as it is read. The second descriptor of a file is skipped."""
     most_bytes, targets = json.loads(question)
     for pid, user_id, descriptors in targets:
         seen = set()

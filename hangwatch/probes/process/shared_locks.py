@@ -1,7 +1,7 @@
-"""Finds out if a process waits for a lock in shared memory: a semaphore of multiprocessing, a shared mutex.
+"""Find processes that wait for a lock in shared memory: a semaphore of multiprocessing, or a shared mutex.
 
-A lock between threads is a private futex, which only its own process releases; one in shared memory is not private
-(futex(2), FUTEX_PRIVATE_FLAG). The kernel does not know the holder.
+A lock between threads is a private futex, which only its own process releases. A lock in shared memory is not private
+(futex(2), FUTEX_PRIVATE_FLAG). The kernel does not record its holder.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ _MOST_MAPS_BYTES = 8 << 20
 _SHARED = re.compile(rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-][x-]s [0-9a-f]+ ([0-9a-f:]+ [1-9]\d*)", re.MULTILINE)
 
 Regions = dict[bytes, tuple[tuple[int, int], ...]]
-"""Shared memory of a process: device and inode, equal in all processes that map it, to address ranges."""
+"""Shared memory of a process: address ranges by device and inode, which are equal in all processes that map it."""
 
 
 def awaited_address(pid: int, proc_root: Path) -> int | None:
-    """Return the address of the shared futex that the main thread waits for; None if private or none."""
+    """Return the address of the shared futex that the main thread waits for.
+
+    None if it waits for a private futex or for none.
+    """
     fields = system_calls.read_fields(pid, proc_root)
     if not fields or system_calls.names_by_number().get(int(fields[0])) != "futex":
         return None
@@ -32,8 +35,8 @@ def awaited_address(pid: int, proc_root: Path) -> int | None:
 def regions(pid: int, proc_root: Path, most: int = MOST_REGIONS) -> Regions:
     """Return the shared memory of a process; empty if it may not be read or does not respond.
 
-    A process may have 65,530 mappings (vm.max_map_count). Of more than `most`, those at the highest addresses are used,
-    which the kernel assigned first.
+    A process may have 65,530 mappings (vm.max_map_count). At most `most` shared ones are returned: those at the highest
+    addresses, which the kernel assigned first.
     """
     content = process_memory.SHARED.read_pieces(proc_root / str(pid) / "maps", [(0, _MOST_MAPS_BYTES)])
     lines = _SHARED.finditer(b"".join(content) if isinstance(content, tuple) else b"")

@@ -1,6 +1,7 @@
-"""GPUs through NVIDIA's management library (NVML), in two processes.
+"""GPUs, read through NVIDIA's management library (NVML) in two processes.
 
-In the daemon: `source` (the interface of GPU readings), `sampler` (its implementation by the driver), `query` (how
-checks and captures read it), `details` (the values that checks ask for), `messages` (between the two processes). In the
-other process: `driver_process`. Only it imports pynvml, because a driver call can block for ever or crash.
+* In the daemon: `source` is the interface of GPU readings, and `sampler` its implementation for the driver. `query` is
+  how checks and captures read it. `details` are the values on request. `messages` connect the two processes.
+* In the other process: `driver_process`. No other module imports pynvml, because a driver call can block for ever or
+  crash.
 """

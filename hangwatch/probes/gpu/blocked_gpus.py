@@ -1,4 +1,4 @@
-"""Pure: the GPUs about which the driver blocked, and when each is tried again."""
+"""Pure: the GPUs about which the driver blocked, and the time of the next retry of each."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class _Wedge(NamedTuple):
 
 
 class BlockedGpus:
-    """The GPUs that are not read because a driver call about them did not return. Pauses between tries grow.
+    """The GPUs that are not read because a driver call about them did not return.
 
-    The first pause is `first_pause_seconds`; each failed try doubles it. It also doubles if the GPU blocks again within
-    the longest pause. Times are CLOCK_MONOTONIC seconds.
+    The first pause before a retry is `first_pause_seconds`. Each failed retry doubles it. The pause also doubles if the
+    GPU blocks again within the longest pause. Times are CLOCK_MONOTONIC seconds.
     """
 
     def __init__(self, first_pause_seconds: float = FIRST_PAUSE_SECONDS) -> None:
         self._first_pause_seconds = first_pause_seconds
         self._wedges: dict[int, _Wedge] = {}
-        self._answered: dict[int, tuple[float, float]] = {}  # when, and the pause before it
+        self._answered: dict[int, tuple[float, float]] = {}  # time of the last success, and the pause before it
 
     @property
     def faults(self) -> Mapping[int, Fault]:
-        """The GPUs that are not read, each with the fault reported in place of its readings."""
+        """The GPUs that are not read, each with the fault that is reported instead of its readings."""
         return {index: wedge.fault for index, wedge in self._wedges.items()}
 
     def block(self, index: int, purpose: str, deadline_seconds: float, now: float) -> None:
-        """Stop reading this GPU: a call about it has not returned in time."""
+        """Stop reading this GPU: a driver call about it did not return in time."""
         answered_at, pause = self._answered.pop(index, (now, 0.0))
         doubled = 2 * pause if now - answered_at < LONGEST_PAUSE_SECONDS else 0.0
         fault = Fault(
@@ -51,17 +51,17 @@ class BlockedGpus:
         self._begin_pause(index, fault, max(doubled, self._first_pause_seconds), now)
 
     def due_for_retry(self, now: float, hanging: Collection[int | None]) -> tuple[int, ...]:
-        """Return the GPUs to try now, except those that a process still hangs in (`hanging`)."""
+        """Return the GPUs to retry now. Omit the GPUs in which a process still hangs (`hanging`)."""
         return tuple(index for index, wedge in self._wedges.items() if now >= wedge.retry_at and index not in hanging)
 
     def retry_failed(self, index: int, now: float) -> None:
-        """Record a try without an answer: the next pause is twice as long."""
+        """Record a failed retry: the next pause is twice as long."""
         wedge = self._wedges.get(index)
         if wedge is not None:
             self._begin_pause(index, wedge.fault, 2 * wedge.pause_seconds, now)
 
     def retry_succeeded(self, index: int, now: float) -> None:
-        """Record a try with an answer: the GPU is read normally again."""
+        """Record a successful retry: the GPU is read normally again."""
         wedge = self._wedges.pop(index, None)
         if wedge is not None:
             self._answered[index] = now, wedge.pause_seconds

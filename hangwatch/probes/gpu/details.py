@@ -1,6 +1,6 @@
 """GPU values that are read on request, not sampled: links, topology, health, PCIe, fabric, firmware, XIDs.
 
-Checks ask for them through `GpuSource.query`.
+Checks request them with `GpuSource.query`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from hangwatch.model import Fault, Value
 
 
 class NvLink(Value, frozen=True):
-    """An NVLink of a GPU. `version` is as in documents ("4.0"); counters are totals since the driver was loaded.
+    """An NVLink of a GPU.
 
-    `peer` is "gpu", "switch" or "cpu", `peer_pci` its PCI address. None for counters that this generation lacks.
+    `version` is written as in documents ("4.0"). `peer` is "gpu", "switch" or "cpu"; `peer_pci` is its PCI address.
+    Counters are totals since the driver was loaded; None for counters that this generation lacks.
     """
 
     link: int
@@ -30,9 +31,9 @@ class NvLink(Value, frozen=True):
 
 
 class PeerAccess(Value, frozen=True):
-    """The access to another GPU, as in `nvidia-smi topo -p2p n|r|w`: "Ok", or the obstacle ("ChipsetNotSupported").
+    """The access to another GPU, as in `nvidia-smi topo -p2p n|r|w`.
 
-    None if the driver does not report it.
+    A value is "Ok", the obstacle ("ChipsetNotSupported"), or None if the driver does not report it.
     """
 
     peer: int
@@ -42,7 +43,7 @@ class PeerAccess(Value, frozen=True):
 
 
 class GpuLinks(Value, frozen=True):
-    """The NVLinks of a GPU and its access to every other GPU; `links` is empty on a GPU without NVLink."""
+    """The NVLinks of a GPU and its access to every other GPU. `links` is empty on a GPU without NVLink."""
 
     index: int
     uuid: str
@@ -59,10 +60,10 @@ class NvLinkDetails(Value, frozen=True):
 
 
 class GpuPlace(Value, frozen=True):
-    """The location of a GPU: its bus, its CPUs and memory, and its distance to the others.
+    """The location of a GPU: its bus, its CPUs and memory, and its distance to the other GPUs.
 
     `paths` maps the index of another GPU to "PIX", "PXB", "PHB", "NODE" or "SYS", nearest first. `direct_links` counts
-    NVLinks by the PCI address of their other end, `switch_links` those to an NVSwitch.
+    the NVLinks to another GPU, by its PCI address. `switch_links` counts the NVLinks to NVSwitches.
     """
 
     index: int
@@ -86,8 +87,8 @@ class TopologyDetails(Value, frozen=True):
 class GpuHealth(Value, frozen=True):
     """The health of a GPU as the driver reports it.
 
-    `recovery_action` is "None", "GpuReset", "NodeReboot", ...; `clocks_event_reasons` is NVML's bit mask. Errors are
-    counts: `uncorrected_errors` since the last reset of the GPU, the others over its life.
+    `recovery_action` is "None", "GpuReset", "NodeReboot", ... `clocks_event_reasons` is NVML's bit mask. Errors are
+    counts: `uncorrected_errors` since the last reset of the GPU, the other counts over its life.
     """
 
     index: int
@@ -115,8 +116,8 @@ class HealthDetails(Value, frozen=True):
 class GpuOccupancy(Value, frozen=True):
     """The processes on a GPU, and the memory in use.
 
-    `pids` are the processes with a context, for compute or graphics, in the initial pid namespace; None if the driver
-    does not list them (MIG, vGPU). `memory_used_bytes` excludes the driver's own reserve; None before driver 510, which
+    `pids` are the processes with a context, for compute or graphics, in the initial pid namespace. None if the driver
+    does not list them (MIG, vGPU). `memory_used_bytes` excludes the driver's reserve. None before driver 510, which
     does not separate the two.
     """
 
@@ -134,7 +135,7 @@ class OccupancyDetails(Value, frozen=True):
 
 
 class GpuBus(Value, frozen=True):
-    """The PCIe link of a GPU: current and maximal generation and lanes, and replays since the driver was loaded."""
+    """The PCIe link of a GPU: current and highest generation and lanes, and replays since the driver was loaded."""
 
     index: int
     uuid: str
@@ -159,7 +160,7 @@ class GpuFabric(Value, frozen=True):
     """The registration of a GPU with its NVSwitch fabric.
 
     `state` is "NotStarted", "InProgress" or "Completed"; None without a fabric. `error` is the NVML error of the
-    registration, 0 if none; `health_problems` are the words of the health mask.
+    registration, 0 if none. `health_problems` are the problems in the health mask.
     """
 
     index: int
@@ -172,7 +173,7 @@ class GpuFabric(Value, frozen=True):
 
 
 class FabricDetails(Value, frozen=True):
-    """The fabric as all GPUs see it."""
+    """The registrations of all GPUs with the fabric."""
 
     gpus: tuple[GpuFabric, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -181,7 +182,7 @@ class FabricDetails(Value, frozen=True):
 class GpuFirmware(Value, frozen=True):
     """The firmware of a GPU.
 
-    `inforom` is its InfoROM image version, `cuda_version` the newest CUDA version that its driver supports.
+    `inforom` is the version of its InfoROM image. `cuda_version` is the newest CUDA version that its driver supports.
     """
 
     index: int
@@ -200,7 +201,7 @@ class FirmwareDetails(Value, frozen=True):
 
 
 class XidEvent(Value, frozen=True):
-    """An XID that NVML reported; without index and PCI address if the event does not name the GPU."""
+    """An XID that NVML reported. Index and PCI address are None if the event does not name the GPU."""
 
     code: int
     seen_monotonic_seconds: float
@@ -209,7 +210,7 @@ class XidEvent(Value, frozen=True):
 
 
 class XidDetails(Value, frozen=True):
-    """The newest few hundred XIDs since sampling began, oldest first: a second source besides the kernel log."""
+    """The newest XIDs since sampling began, at most a few hundred, oldest first. The other source is the kernel log."""
 
     events: tuple[XidEvent, ...] = ()
     faults: tuple[Fault, ...] = ()

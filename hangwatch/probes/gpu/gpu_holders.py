@@ -1,9 +1,10 @@
-"""Reads which pods and Slurm jobs hold the GPUs of this node: the kubelet's checkpoint file, and variables of Slurm.
+"""Find the pods and Slurm jobs that hold the GPUs of this node.
 
-The kubelet keeps its assignments in a JSON file that root can read. Ended pods may remain in it, so a pod counts only
-while a process lives in its control group. (The other source, the pod-resources socket, needs gRPC.) Slurm tells its
-GPUs only to the job, in variables. A user can change them, but affects only its own job: the job and its user come from
-the kernel.
+The kubelet keeps its assignments in a JSON checkpoint file, which root can read. Ended pods may remain in it, so a pod
+counts only while a process lives in its control group. (The other source, the pod-resources socket, needs gRPC.)
+
+Slurm sets the GPUs of a job only in variables of its processes. A user can change them, but only for its own job: the
+job and its user come from the kernel.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ _DEVICE = re.compile(r"(?P<uuid>GPU-[0-9a-f-]{8,40})|(?:nvidia)?(?P<index>\d{1,3
 
 
 class Holder(Value, frozen=True):
-    """A pod or Slurm job that holds GPUs. `name` is "Slurm job 4711" or "pod 6f1c..."; `uid` the user of the Slurm job.
+    """A pod or Slurm job that holds GPUs.
 
-    `began_boot_seconds` is the start of its oldest living process; `container` is the one in the pod.
+    `name` is "Slurm job 4711" or "pod 6f1c...". `uid` is the user of a Slurm job. `began_boot_seconds` is the start of
+    the oldest living process, in seconds since boot. `container` is the container of a pod; empty for a Slurm job.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Holder(Value, frozen=True):
 
 
 class Holders(Value, frozen=True):
-    """All holders; `faults` are the sources that could not be read."""
+    """All holders of GPUs. `faults` are the sources that could not be read."""
 
     holders: tuple[Holder, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -55,7 +57,7 @@ class _Entry(msgspec.Struct):
     pod: str = msgspec.field(name="PodUID", default="")
     container: str = msgspec.field(name="ContainerName", default="")
     resource: str = msgspec.field(name="ResourceName", default="")
-    # Grouped by NUMA node since Kubernetes 1.20.
+    # A dictionary by NUMA node since Kubernetes 1.20.
     devices: dict[str, list[str]] | list[str] | None = msgspec.field(name="DeviceIDs", default=None)
 
     @property
@@ -78,7 +80,7 @@ class _Member(NamedTuple):
 
 
 def read(proc_root: Path, uuids: Sequence[str]) -> Holders:
-    """Return the holders of the GPUs with these uuids, which are in the order of their index."""
+    """Return the holders of the GPUs with these uuids, which are in the order of GPU indexes."""
     members = _members(proc_root)
     slurm = [_slurm_holder(proc_root, job, members[job], uuids) for job in members if not job.startswith("pod ")]
     pods = _pods(proc_root, members, uuids)
@@ -99,13 +101,16 @@ def _members(proc_root: Path) -> dict[str, list[_Member]]:
 
 
 def _slurm_holder(proc_root: Path, job: str, members: Sequence[_Member], uuids: Sequence[str]) -> Holder | None:
-    """Return the holder by the variables of the user's processes; slurmstepd, of root, has none of them."""
+    """Return the holder, from the variables of the user's processes; None if they name no GPU.
+
+    slurmstepd runs as root, and does not have these variables.
+    """
     users = {member.pid: procfs.read_user_id(member.pid, proc_root) for member in members}
     uid = next((user for user in users.values() if user), 0)
     user_pids = [member.pid for member in members if users[member.pid] == uid][:PROCESSES_ASKED]
     held_uuids = {
         uuid for pid in user_pids for uuid in _uuids_by_variables(proc_root, pid, uuids)
-    }  # srun gives each step some of them
+    }  # srun gives each step a part of the job's GPUs
     if not held_uuids:
         return None
     gpus = tuple(uuid for uuid in uuids if uuid in held_uuids)
@@ -113,7 +118,7 @@ def _slurm_holder(proc_root: Path, job: str, members: Sequence[_Member], uuids: 
 
 
 def _uuids_by_variables(proc_root: Path, pid: int, uuids: Sequence[str]) -> tuple[str, ...]:
-    """Return the GPUs that the variables of a process name. Those of the whole job come before those of its step."""
+    """Return the GPUs that the variables of a process name. Variables of the whole job precede those of its step."""
     names = [name for scheduler in TABLE.schedulers for name in reversed(scheduler.gpus)]
     variables = proc_pid.variables(proc_root, pid, names)
     value = next(filter(None, map(variables.get, names)), "") if isinstance(variables, dict) else ""
@@ -123,7 +128,7 @@ def _uuids_by_variables(proc_root: Path, pid: int, uuids: Sequence[str]) -> tupl
 def _pods(
     proc_root: Path, members: Mapping[str, Sequence[_Member]], uuids: Sequence[str]
 ) -> tuple[Holder, ...] | Fault:
-    """Return the pods by the kubelet's file, as process 1 sees it. It is read only if there is a pod."""
+    """Return the pods in the kubelet's file, as process 1 sees it. The file is read only if this node has a pod."""
     if not any(name.startswith("pod ") for name in members):
         return ()
     path = proc_root / "1" / "root" / CHECKPOINT

@@ -1,4 +1,4 @@
-"""The messages between the sampler and the process that owns the driver: one line of JSON each, both ways."""
+"""The messages between the sampler and the process that owns the driver. Each is a line of JSON."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hangwatch.model import Fault, GpuSweep, Value
 
 
 class Begin(Value, frozen=True):
-    """The only argument of the process. GPUs of `blocked` are not read; their fault is reported instead.
+    """The only argument of the process.
 
-    GPUs of `read_last` are opened after all others. With `only_gpu`, no other GPU is opened: this tests a GPU
-    that did not respond.
+    GPUs in `blocked` are not read; their fault is reported instead. GPUs in `read_last` are opened after all others.
+    With `only_gpu`, no other GPU is opened: this retries a GPU that did not respond.
     """
 
     sample_seconds: float
@@ -23,13 +23,13 @@ class Begin(Value, frozen=True):
 
 
 class Hello(Value, frozen=True, tag="hello"):
-    """The driver is open."""
+    """The message that the driver is open."""
 
 
 class Asking(Value, frozen=True, tag="asking"):
-    """The next driver calls are about this GPU (None: about no single GPU), for this purpose.
+    """Announcement of driver calls for this purpose. They are about one GPU; None: about no single GPU.
 
-    If the process falls silent, the last such message names the call that does not return.
+    If the process stops responding, its last announcement names the call that does not return.
     """
 
     gpu: int | None
@@ -43,13 +43,13 @@ class Swept(Value, frozen=True, tag="swept"):
 
 
 class Failed(Value, frozen=True, tag="failed"):
-    """The driver cannot be used; the process ends after this message."""
+    """The message that the driver cannot be used. The process ends after it."""
 
     fault: Fault
 
 
 class Answer(Value, frozen=True, tag="answer"):
-    """The reply to the `Question` with the same number: encoded details, or a fault instead."""
+    """The reply to the `Question` with the same number: encoded details, or a fault."""
 
     number: int
     details: msgspec.Raw = msgspec.Raw(b"null")
@@ -57,14 +57,14 @@ class Answer(Value, frozen=True, tag="answer"):
 
 
 class Question(Value, frozen=True, tag="question"):
-    """A request for details; `kind` is the name of their struct."""
+    """A request for details. `kind` is the name of their struct."""
 
     number: int
     kind: str
 
 
 class Admit(Value, frozen=True, tag="admit"):
-    """A GPU that was not read answers again: read it normally."""
+    """The order to read a GPU normally again, after a successful retry."""
 
     gpu: int
 

@@ -10,17 +10,17 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.node.pci import nvidia_gpus
 
 DEADLINE_SECONDS = 5.0
-"""Well below the ten seconds that `hangwatch check` may take."""
+"""Must be far below the 10 s that `hangwatch check` may take."""
 
 TRAFFIC_DEADLINE_SECONDS = 1.0
-"""A round of dumps waits for it. Without PCIe counters each GPU takes 40 ms."""
+"""A round of dumps waits for this query. Without PCIe counters each GPU takes 40 ms."""
 
 
 def details(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
     """Return details of all GPUs, of one kind of `hangwatch.probes.gpu.details`.
 
-    None without GPUs: nothing samples them, or neither the driver nor the PCI bus has any. A Fault if GPUs are on the
-    bus but no driver answers for them.
+    None without GPUs: they are not sampled, or neither the driver nor the PCI bus has any. A Fault if GPUs are on the
+    bus but the driver does not respond.
     """
     if node.gpus is None:
         return None
@@ -39,7 +39,7 @@ def details(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
 
 
 def sweep(node: Node) -> GpuSweep | Fault | None:
-    """Return the newest sample of all GPUs; outcomes as in `details`."""
+    """Return the newest sample of all GPUs. None and Fault mean the same as in `details`."""
     if node.gpus is None:
         return None
     status, latest = node.gpus.status(), node.gpus.latest()
@@ -49,6 +49,6 @@ def sweep(node: Node) -> GpuSweep | Fault | None:
 
 
 def traffic(gpus: GpuSource) -> TrafficSweep | None:
-    """Return what the links of all GPUs have carried; None if nothing samples them or the driver does not answer."""
+    """Return the bytes that the links of all GPUs have carried; None if they could not be read."""
     reply = gpus.query(TrafficSweep, TRAFFIC_DEADLINE_SECONDS)
     return None if isinstance(reply, Fault) else reply

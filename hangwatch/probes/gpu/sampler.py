@@ -1,4 +1,4 @@
-"""Reads GPUs through a child process, which can be abandoned if the NVIDIA driver blocks or crashes."""
+"""Read GPUs through a child process, which can be abandoned if the NVIDIA driver blocks or crashes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from hangwatch.probes.gpu.source import NO_DRIVER, DetailsT
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 SUSPENDED_SECONDS = 600.0
-"""The time for which a kind of details that made the driver block is not asked for again."""
+"""Time before the sampler asks again for details that made the driver block."""
 
 MAX_ABANDONED = 3
-"""No further process is started while this many hang in calls about the whole driver: a new one would hang, too.
+"""Number of processes hanging in calls about the whole driver at which no new one is started: it would hang, too.
 
 A process that hangs in a call about one GPU does not count. The next process does not read that GPU, so at most one
 process hangs per GPU.
@@ -43,19 +43,20 @@ REAP_SECONDS = 2.0
 
 
 class NvmlSampler:
-    """Samples all GPUs every `sample_seconds`; a `GpuSource`.
+    """A `GpuSource` that samples all GPUs every `sample_seconds`.
 
-    A child that dies, or is silent for `deadline_seconds` longer than it should be, is killed and replaced, with
-    growing pauses. A child that cannot be killed (blocked in the driver) is abandoned and counted.
+    A child that dies, or that sends nothing for `deadline_seconds` longer than expected, is killed. Another child
+    replaces it after a pause; pauses grow. A child that cannot be killed (blocked in the driver) is abandoned and
+    counted.
 
-    If the blocking call is about one GPU, the next child starts at once without that GPU. Sweeps go on with the others,
-    and hold a fault in its place. If no other GPU answered that child, the driver as a whole may be at fault: then the
-    next child asks that GPU last. A separate process tries the GPU again after `gpu_retry_seconds`, then with growing
-    pauses, and never while an earlier one still hangs in it.
+    If the blocking call is about one GPU, the next child starts at once without that GPU. Sweeps continue with the
+    other GPUs, and hold a fault for this one. If that child had read no other GPU, the driver as a whole may be the
+    cause: then the next child opens that GPU last. A separate process retries the GPU after `gpu_retry_seconds`, then
+    with growing pauses. It never starts while an earlier process still hangs in this GPU.
 
-    Without a driver the status says so; it is looked for every `driver_retry_seconds`. `start_deadline_seconds` bounds
-    the opening of the driver, a quarter of it the opening of each GPU, which takes seconds without persistence mode.
-    `environ` is the child's environment.
+    Without a driver, the status has a fault, and the sampler searches the driver every `driver_retry_seconds`.
+    `start_deadline_seconds` limits the opening of the driver, and a quarter of it the opening of each GPU. Without
+    persistence mode each GPU takes seconds. `environ` is the child's environment.
     """
 
     def __init__(
@@ -90,13 +91,13 @@ class NvmlSampler:
         self._suspended_until: dict[str, float] = {}
 
     def start(self) -> None:
-        """Start the child and the thread that reads it; return at once."""
+        """Start the child and the thread that reads from it. Return at once."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="nvml-reader", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Kill the child and wait for the thread, at most a few seconds."""
+        """Kill the child, and wait at most a few seconds for the thread."""
         with self._changed:
             self._stopping.set()
             for child in (self._child, *self._trying.values()):
@@ -106,11 +107,14 @@ class NvmlSampler:
             self._thread.join(2 * REAP_SECONDS)
 
     def latest(self) -> GpuSweep | None:
-        """Return the last sweep, however old: compare `taken_monotonic_seconds` with the clock."""
+        """Return the last sweep, however old; None before the first one.
+
+        Its age is the difference of `taken_monotonic_seconds` and the clock.
+        """
         return self._latest
 
     def wait_for_sweep(self, deadline_seconds: float) -> GpuSweep | None:
-        """Return the first sweep as soon as there is one; None if the driver failed or did not answer in time."""
+        """Wait for the first sweep and return the newest. None if the driver failed or did not respond in time."""
         with self._changed:
             self._changed.wait_for(lambda: self._latest or self._status.fault, deadline_seconds)
             return self._latest
@@ -121,9 +125,10 @@ class NvmlSampler:
             return msgspec.structs.replace(self._status, abandoned=len(self._reap()))
 
     def query(self, kind: type[DetailsT], deadline_seconds: float) -> DetailsT | Fault:
-        """Ask the child for details of one kind; wait at most `deadline_seconds`, including the opening of the driver.
+        """Request details of one kind from the child, and wait for them.
 
-        A kind that made the driver block is refused for a while, so that the sampling of power goes on.
+        The wait is at most `deadline_seconds`, including the opening of the driver. A kind that made the driver block
+        is refused for ten minutes, so that the sampling of power continues.
         """
         end = time.monotonic() + deadline_seconds
         name = kind.__name__
@@ -167,7 +172,7 @@ class NvmlSampler:
                 pass
 
     def _run_child(self) -> Fault | None:
-        """Run one child from its start to its end. Return why it ended; None if we are stopping."""
+        """Run one child from its start to its end. Return the reason why it ended; None if the sampler is stopping."""
         with self._changed:
             if self._stopping.is_set():
                 return None
@@ -199,7 +204,7 @@ class NvmlSampler:
         return None if stopping else fault
 
     def _listen(self, child: _Child) -> Fault:
-        """Read the child's messages until it fails, dies, or is silent for too long."""
+        """Read the child's messages until it fails, dies, or does not respond in time."""
         deadline, remedy, is_open = self._start_deadline_seconds, KEEP_OPEN, False
         while True:
             try:
@@ -233,7 +238,7 @@ class NvmlSampler:
             self._retry_blocked()
 
     def _block_gpu(self, asking: Asking, deadline_seconds: float) -> Fault:
-        """Return the fault of the GPU about which the driver does not answer, and stop reading this GPU."""
+        """Stop reading the GPU about which the driver does not respond. Return its fault."""
         assert asking.gpu is not None
         with self._changed:
             self._wedged.block(asking.gpu, asking.purpose, deadline_seconds, time.monotonic())
@@ -242,7 +247,7 @@ class NvmlSampler:
     # --- GPUs that are not read ------------------------------------------------------------------------------------
 
     def _retry_blocked(self) -> None:
-        """Try again the GPUs with an expired pause, each in a process of its own. Sampling of the others goes on."""
+        """Retry the GPUs with an expired pause, each in its own process. Sampling of the other GPUs continues."""
         with self._changed:
             hanging = {child.asking.gpu for child in self._reap()}
             for index in self._wedged.due_for_retry(time.monotonic(), hanging | self._trying.keys()):
@@ -261,7 +266,7 @@ class NvmlSampler:
                     child.asking = Asking(gpu=index)
                     with self._changed:
                         self._abandoned.append(child)
-        except OSError:  # no process could be started: the next try may succeed
+        except OSError:  # no process could be started: the next retry may succeed
             pass
         finally:
             with self._changed:
@@ -274,7 +279,7 @@ class NvmlSampler:
                         self._child.order(Admit(gpu=index))
 
     def _has_answer(self, child: _Child) -> bool:
-        """True if a process that asks one GPU gets an answer about it, even an error."""
+        """True if the process that reads one GPU completes a sweep, even one with an error."""
         end = time.monotonic() + self._start_deadline_seconds
         try:
             while True:
@@ -303,7 +308,7 @@ class NvmlSampler:
         return self._abandoned
 
     def _hanging_in_driver(self) -> int:
-        """Return the number of abandoned processes that hang in a call that a new process would make, too."""
+        """Return the number of abandoned processes that hang in a call which a new process would make, too."""
         with self._changed:
             return sum(child.asking.gpu is None for child in self._reap())
 
@@ -334,7 +339,8 @@ class NvmlSampler:
     def _suspend(self, asking: Asking) -> None:
         """Suspend the kind of details that made the driver block.
 
-        Questions are answered in order. So if no GPU was being asked, the first open question is the one it blocked on.
+        If the call was about a GPU, its purpose is this kind. Otherwise it is the kind of the oldest open question,
+        since questions are answered in order.
         """
         kinds = [name for name, _ in self._pending.values()]
         blocked = [name for name in kinds if name == asking.purpose] if asking.gpu is not None else kinds[:1]
@@ -345,11 +351,11 @@ class NvmlSampler:
 class _Child(Child):
     """A process of `hangwatch.probes.gpu.driver_process` and its two pipes.
 
-    `asking` is its last `Asking` message; `got_answer`: the driver has answered it about some GPU.
+    `asking` is its last `Asking` message. `got_answer` is true once the driver has responded about a GPU.
     """
 
     def __init__(self, begin: Begin, environ: Mapping[str, str]) -> None:
-        # It imports from the same places as this process, and never from its working folder.
+        # It imports from the same folders as this process, and never from its working folder.
         import_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100 - strings in and out
         super().__init__(
             [sys.executable, "-m", "hangwatch.probes.gpu.driver_process", msgspec.json.encode(begin).decode()],
@@ -364,7 +370,7 @@ class _Child(Child):
         self.got_answer = False
 
     def messages(self, timeout_seconds: float) -> list[Message]:
-        """Return the next messages; wait until there is one.
+        """Wait for the next messages and return them.
 
         Raises TimeoutError if none comes in time, EOFError if the child has ended, MsgspecError for invalid messages.
         """
@@ -380,12 +386,12 @@ class _Child(Child):
                 return [self._decoder.decode(line) for line in lines]
 
     def order(self, order: Order) -> None:
-        """Send an order. A child that ended or no longer reads is handled by its deadline."""
+        """Send an order. If the child has ended or no longer reads, its deadline ends it."""
         with contextlib.suppress(BrokenPipeError, TimeoutError):
             self.write(msgspec.json.encode(order) + b"\n", 0.0)
 
     def ending(self) -> Fault:
-        """Return the fault that says how the process ended."""
+        """Return a fault with the exit code or signal that ended the process."""
         code = self.wait(REAP_SECONDS)
         ending = f"exit code {code}" if code is None or code >= 0 else f"{signal.Signals(-code).name} (signal {-code})"
         return Fault(

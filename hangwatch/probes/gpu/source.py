@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 from hangwatch.model import Fault, GpuSweep, SamplerStatus, Value
 
 NO_DRIVER = ("DriverNotFound", "DriverNotLoaded")
-"""Reasons of faults which mean that this node has no driver, or has not loaded it."""
+"""Reasons of faults for a node that has no driver, or has not loaded it."""
 
 DetailsT = TypeVar("DetailsT", bound=Value)
 
@@ -16,16 +16,16 @@ class GpuSource(Protocol):
     """A source of GPU readings: the NVIDIA driver, or the demo's simulated GPUs."""
 
     def start(self) -> None:
-        """Start sampling; return at once."""
+        """Start sampling. Return at once."""
 
     def stop(self) -> None:
         """Stop sampling and release all resources."""
 
     def latest(self) -> GpuSweep | None:
-        """Return the last sweep, however old (its time tells); None before the first one."""
+        """Return the last sweep, however old; None before the first one."""
 
     def status(self) -> SamplerStatus:
         """Return the state of the sampling itself."""
 
     def query(self, kind: type[DetailsT], deadline_seconds: float) -> DetailsT | Fault:
-        """Return details that are too slow to sample; `kind` is their struct in `hangwatch.probes.gpu.details`."""
+        """Return details that are too slow to sample. `kind` is their struct in `hangwatch.probes.gpu.details`."""

@@ -1,7 +1,7 @@
-"""The process that owns the NVIDIA driver: samples at a steady rate, and answers questions between samples.
+"""The process that owns the NVIDIA driver: it samples at a steady rate, and answers questions between samples.
 
 Run as `python -m hangwatch.probes.gpu.driver_process BEGIN`; BEGIN is the JSON of `messages.Begin`. It writes one line
-of JSON per message to stdout, reads orders from stdin, and ends when stdin is closed or its parent dies.
+of JSON per message to stdout, and reads orders from stdin. It ends when stdin is closed or its parent dies.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def private_stdout() -> BinaryIO:
-    """Return the pipe to the parent, and redirect all other output to stderr: the driver library sometimes prints."""
+    """Return the pipe to the parent, and redirect all other output to stderr.
+
+    The driver library sometimes prints.
+    """
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return pipe
 
 
 def send(parent: BinaryIO, message: Message) -> None:
-    """Send a line to the parent; end this process if the parent is gone."""
+    """Send a line to the parent. End this process if the parent is gone."""
     try:
         parent.write(msgspec.json.encode(message) + b"\n")
         parent.flush()
@@ -46,7 +49,7 @@ def send(parent: BinaryIO, message: Message) -> None:
 
 
 def answer(question: Question, driver: Driver, between: Callable[[], object]) -> Answer:
-    """Collect the details; call `between` after each GPU, so that sampling goes on."""
+    """Return the answer to a question. `between` is called after each GPU, so that sampling continues."""
     details = _details(question.kind, driver, between)
     if isinstance(details, Fault):
         return Answer(number=question.number, fault=details)
@@ -67,14 +70,17 @@ def _details(kind: str, driver: Driver, between: Callable[[], object]) -> Value:
 
 
 class SampleTimer:
-    """Samples every `every_seconds`. After a delay the next sample is due that long after the delayed one."""
+    """A timer that samples every `every_seconds`.
+
+    After a late sample, the period starts again at the time of that sample.
+    """
 
     def __init__(self, driver: Driver, parent: BinaryIO, every_seconds: float) -> None:
         self.driver, self.parent, self.every_seconds = driver, parent, every_seconds
         self.due = time.monotonic()
 
     def sample_if_due(self) -> float:
-        """Send a sweep if it is due; return the seconds until the next one."""
+        """Send a sweep if it is due. Return the seconds until the next one."""
         wait = self.due - time.monotonic()
         if wait > 0:
             return wait
@@ -84,7 +90,7 @@ class SampleTimer:
 
 
 def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
-    """Sample at a steady rate and answer questions in between, until stdin is closed."""
+    """Sample at a steady rate, and answer questions in between, until stdin is closed."""
     timer = SampleTimer(driver, parent, sample_seconds)
     pending = b""
     while True:
@@ -104,14 +110,14 @@ def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
 
 
 def die_with(parent_pid: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, even if it is blocked in the driver."""
+    """Let the kernel kill this process when its parent dies, even if it is blocked in the driver."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         sys.exit(0)
 
 
 def main() -> None:
-    """Own the driver until the parent is gone; report each failure of the driver as a `Failed` message."""
+    """Own the driver until the parent is gone. Report each failure of the driver as a `Failed` message."""
     begin = decoding.decode_json(sys.argv[1], Begin)
     die_with(begin.parent_pid)
     parent = private_stdout()
@@ -123,7 +129,7 @@ def main() -> None:
     driver = Driver(begin, lambda gpu, purpose: send(parent, Asking(gpu=gpu, purpose=purpose)))
     try:
         driver.open_gpus()  # seconds per GPU without persistence mode: the parent waits longer before Hello
-        daemon_heap.trim()  # memory used by imports
+        daemon_heap.trim()  # memory that imports used
         send(parent, Hello())
         serve(driver, parent, begin.sample_seconds)
     except pynvml.NVMLError as error:

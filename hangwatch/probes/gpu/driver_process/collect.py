@@ -1,4 +1,4 @@
-"""Reads details of GPUs that are too slow to sample each second."""
+"""Read details of GPUs that are too slow to sample each second."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from hangwatch.probes.gpu.details import (
 from hangwatch.probes.gpu.driver_process import gpm
 from hangwatch.probes.gpu.driver_process.nvml_device import ABSENT, Gpu, gpu_fault, pci_address, scaled
 
-READ = 0  # NVML_P2P_CAPS_INDEX_READ, which pynvml spells as a tuple
-SET_WORDS = 16  # CPUs and memory nodes up to 1024, 64 a word
-ALL_LINKS = 0xFFFFFFFF  # the scope that asks for the sum over all NVLinks (nvml.h)
+READ = 0  # NVML_P2P_CAPS_INDEX_READ, which pynvml defines as a tuple
+SET_WORDS = 16  # 64 CPUs or memory nodes per word, up to 1,024
+ALL_LINKS = 0xFFFFFFFF  # the scope for the sum over all NVLinks (nvml.h)
 WIDE = (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG)
 
 LINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
@@ -79,7 +79,7 @@ FABRIC_PROBLEMS = {"DegradedBandwidth": 0, "RouteRecovery": 2, "RouteUnhealthy":
 """Two-bit fields of the fabric health mask by their shift: 0 not supported, 1 true, 2 false (nvml.h)."""
 
 MISCONFIGURATION_SHIFT = 8
-"""A four-bit field: 0 not supported, 1 none, greater values as in `MISCONFIGURATIONS` (nvml.h)."""
+"""Shift of a four-bit field: 0 not supported, 1 none, greater values as in `MISCONFIGURATIONS` (nvml.h)."""
 
 MISCONFIGURATIONS = {
     2: "IncorrectSystemGuid",
@@ -93,7 +93,10 @@ MISCONFIGURATIONS = {
 
 
 def _field(gpu: Gpu, field: int, scope: int = 0) -> int | None:
-    """Return an NVML field value, an unsigned number; `scope` is the NVLink, if the field is about one."""
+    """Return an NVML field value as an unsigned number; None if the GPU lacks the field.
+
+    `scope` is the NVLink, if the field is about one.
+    """
     answer = _read_field(gpu, field, scope)
     if answer is None:
         return None
@@ -101,7 +104,10 @@ def _field(gpu: Gpu, field: int, scope: int = 0) -> int | None:
 
 
 def _counters(gpu: Gpu, fields: Iterable[int], scope: int = 0, unit: int = 1) -> tuple[int, int] | None:
-    """Return two byte counters, sent and received; None if one is missing, or is only 32 bits wide and would wrap."""
+    """Return two byte counters: sent and received.
+
+    None if a counter is missing, or is only 32 bits wide and would overflow.
+    """
     answers = [_read_field(gpu, field, scope) for field in fields]
     found = [int(answer.value.ullVal) * unit for answer in answers if answer is not None and answer.valueType in WIDE]
     return (found[0], found[1]) if len(found) == 2 else None
@@ -127,7 +133,7 @@ def _members(words: Iterable[int] | None) -> tuple[int, ...]:
 
 
 def _link_peer(gpu: Gpu, link: int) -> tuple[str | None, str | None]:
-    """Return the kind and PCI address of the other end of a link that is up."""
+    """Return the kind and PCI address of the other end of an active link; None for each if unknown."""
     kind = gpu.ask(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, link)
     pci = gpu.ask(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, link)
     return None if kind is None else LINK_PEERS.get(kind), pci_address(pci) if pci else None
@@ -154,7 +160,7 @@ def _link(gpu: Gpu, link: int, up: bool) -> NvLink:
 
 
 def _link_states(gpu: Gpu) -> dict[int, bool]:
-    """Return whether each NVLink is up; empty on a GPU without NVLink."""
+    """Return the state of each NVLink, true if it is up; empty on a GPU without NVLink."""
     count = _field(gpu, pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
     states: dict[int, bool] = {}
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS if count is None else count):
@@ -162,13 +168,13 @@ def _link_states(gpu: Gpu) -> dict[int, bool]:
             states[link] = bool(pynvml.nvmlDeviceGetNvLinkState(gpu.handle, link))
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT or error.value in ABSENT:
-                break  # past the last link of this GPU
+                break  # the last link of this GPU was the previous one
             raise
     return states
 
 
 def links(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuLinks:
-    """Read NVLinks and peer-to-peer access."""
+    """Return the NVLinks of a GPU and its peer-to-peer access."""
     return GpuLinks(
         index=gpu.index,
         uuid=gpu.uuid,
@@ -192,7 +198,7 @@ def _peer_access(gpu: Gpu, other: Gpu) -> PeerAccess:
 
 
 def place(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuPlace:
-    """Read the location of the GPU, and its distance to the others."""
+    """Return the location of the GPU, and its distance to the other GPUs."""
     ask = gpu.ask
     memory_nodes = _members(ask(pynvml.nvmlDeviceGetMemoryAffinity, SET_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE))
     others = [other for other in gpus if other is not gpu]
@@ -212,7 +218,7 @@ def place(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuPlace:
 
 
 def health(gpu: Gpu, _: Sequence[Gpu]) -> GpuHealth:
-    """Read errors, remapped rows, clock throttling and the recommended recovery action."""
+    """Return errors, remapped rows, clock throttling and the recommended recovery action of a GPU."""
     ask = gpu.ask
     action = _field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
     correctable, uncorrectable, pending, failed = ask(pynvml.nvmlDeviceGetRemappedRows) or (None, None, None, None)
@@ -236,7 +242,7 @@ def health(gpu: Gpu, _: Sequence[Gpu]) -> GpuHealth:
 
 
 def bus(gpu: Gpu, _: Sequence[Gpu]) -> GpuBus:
-    """Read the PCIe link."""
+    """Return the state of the PCIe link of a GPU."""
     ask = gpu.ask
     utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
     return GpuBus(
@@ -254,7 +260,7 @@ def bus(gpu: Gpu, _: Sequence[Gpu]) -> GpuBus:
 
 
 def occupancy(gpu: Gpu, _: Sequence[Gpu]) -> GpuOccupancy:
-    """Read the processes with a context and the memory in use; neither is known of a GPU split by MIG."""
+    """Return the processes with a context and the memory in use. Both are unknown for a GPU split by MIG."""
     ask = gpu.ask
     if _is_split(gpu):
         return GpuOccupancy(index=gpu.index, uuid=gpu.uuid)
@@ -275,7 +281,7 @@ def _is_split(gpu: Gpu) -> bool:
 
 
 def traffic(gpu: Gpu, _: Sequence[Gpu]) -> GpuTraffic:
-    """Read what NVLink and PCIe have carried, and the use of the GPU."""
+    """Return the bytes that NVLink and PCIe have carried, and the use of the GPU."""
     began = GpuTraffic(index=gpu.index, uuid=gpu.uuid, taken_monotonic_seconds=time.monotonic())
     if _is_split(gpu):
         return began
@@ -290,21 +296,21 @@ def traffic(gpu: Gpu, _: Sequence[Gpu]) -> GpuTraffic:
 
 
 def _nvlink_bytes(gpu: Gpu) -> tuple[int, int] | None:
-    """Read the counters of NVLink 4 and older (KiB), else those of NVLink 5."""
+    """Return the counters of NVLink 4 and older (in KiB), or those of NVLink 5."""
     kibibytes = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
     in_bytes = (pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES)
     return _counters(gpu, kibibytes, ALL_LINKS, 1024) or _counters(gpu, in_bytes, ALL_LINKS)
 
 
 def _pcie_rates(gpu: Gpu) -> tuple[float, float] | None:
-    """Read the rates by two calls that block for 20 ms each; drivers before 555 have no counters."""
+    """Return the rates from two calls that block for 20 ms each. Drivers before 555 have no counters."""
     sent = scaled(gpu.ask(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_TX_BYTES), 1e3)
     received = scaled(gpu.ask(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_RX_BYTES), 1e3)
     return None if sent is None or received is None else (sent, received)
 
 
 def fabric(gpu: Gpu, _: Sequence[Gpu]) -> GpuFabric:
-    """Read the state of this GPU in its NVSwitch fabric."""
+    """Return the state of this GPU in its NVSwitch fabric."""
     answer = pynvml.c_nvmlGpuFabricInfo_v2_t()
     if gpu.ask(pynvml.nvmlDeviceGetGpuFabricInfoV, pynvml.byref(answer)) is None:
         return GpuFabric(index=gpu.index, uuid=gpu.uuid)
@@ -330,7 +336,7 @@ def _fabric_problems(mask: int) -> list[str]:
 
 
 def firmware(gpu: Gpu, _: Sequence[Gpu]) -> GpuFirmware:
-    """Read the versions of firmware and CUDA."""
+    """Return the versions of firmware and CUDA."""
     cuda = gpu.ask(_cuda_driver_version)
     return GpuFirmware(
         index=gpu.index,
@@ -343,7 +349,7 @@ def firmware(gpu: Gpu, _: Sequence[Gpu]) -> GpuFirmware:
 
 
 def _cuda_driver_version(_: object) -> int:
-    """Return 1000 times the major and 10 times the minor number (nvml.h); all GPUs have the same."""
+    """Return 1000 times the major and 10 times the minor number (nvml.h), which is the same for all GPUs."""
     return int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
 
 
@@ -369,9 +375,10 @@ def collect(
     between: Callable[[], object],
     asking: Callable[[int | None, str], object],
 ) -> Value:
-    """Collect details of one kind (a key of KINDS) of all GPUs. Call `between` after each, so that sampling goes on.
+    """Collect details of one kind (a key of KINDS) of all GPUs.
 
-    `asking` is called before each GPU with its index, and with None after it.
+    `asking` is called before each GPU with its index, and after it with None. Then `between` is called, so that
+    sampling continues.
     """
     details, read = KINDS[kind]
     values: list[Value] = []

@@ -1,4 +1,4 @@
-"""Samples all GPUs of this node through an open driver.
+"""Sample all GPUs of this node through an open driver.
 
 Units are converted: mW to W, MHz to Hz, percent to ratio, mJ to J.
 """
@@ -16,20 +16,20 @@ from hangwatch.probes.gpu.driver_process.xid_events import XidListener
 from hangwatch.probes.gpu.messages import Begin
 
 STATIC_EVERY_SECONDS = 30.0
-"""Period of reading again what rarely changes: count, names, uuids, limits. A driver in error is then reopened."""
+"""Period of reading values that rarely change: count, names, uuids, limits. It also reopens a driver in error."""
 
 SAMPLE = "sample"
 """The purpose of driver calls for a sample."""
 
 PIDS_EVERY_SECONDS = 10.0
-"""Period of listing the compute processes: two driver calls per GPU."""
+"""Period of listing the compute processes, which takes two driver calls per GPU."""
 
 
 class Driver:
-    """The GPUs of this node behind an open NVML. Raises NVMLError if the driver as a whole does not answer.
+    """The GPUs of this node, read through an open NVML. Raises NVMLError if the driver as a whole fails.
 
-    `begin` says which GPUs are not read or are opened last. `asking` is called before each GPU with its index and the
-    purpose, and with None afterwards.
+    `begin` lists the GPUs that are not read, and those that are opened last. `asking` is called before each GPU with
+    its index and the purpose, and afterwards with None.
     """
 
     def __init__(self, begin: Begin, asking: Callable[[int | None, str], object]) -> None:
@@ -44,7 +44,7 @@ class Driver:
         self.xids = XidListener()
 
     def sweep(self) -> GpuSweep:
-        """Read all GPUs once."""
+        """Return a sample of each GPU, or its fault."""
         now = time.monotonic()
         if now - self.static_at >= STATIC_EVERY_SECONDS:
             self.open_gpus()
@@ -72,7 +72,7 @@ class Driver:
         )
 
     def open_gpus(self) -> None:
-        """Find the GPUs and read what rarely changes. If no GPU answered in the last sweep, reopen the driver."""
+        """Find the GPUs, and read the values that rarely change. Reopen the driver if the last sweep read no GPU."""
         self.static_at = time.monotonic()
         if not self.healthy:
             self.xids.forget()
@@ -99,13 +99,13 @@ class Driver:
         self.asking(None, "")
 
     def admit(self, index: int) -> None:
-        """Read a GPU that was not read, from the next sweep on."""
+        """Read a GPU again from the next sweep on."""
         if self.left_out.pop(index, None) is not None:
             self.static_at = float("-inf")
 
 
 def driver_version() -> str | None:
-    """Return the driver's version, None if unknown."""
+    """Return the driver's version; None if unknown."""
     try:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
@@ -113,7 +113,7 @@ def driver_version() -> str | None:
 
 
 def read_gpu(gpu: Gpu, list_pids: bool) -> GpuSample | Fault:
-    """Return a sample of a GPU, or one fault if it has none."""
+    """Return a sample of a GPU, or a fault if nothing could be read."""
     gpu.faults = []
     try:
         sample = _read_fields(gpu, list_pids)

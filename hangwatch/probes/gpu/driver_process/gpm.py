@@ -1,6 +1,7 @@
-"""Reads GPM counters: what a GPU of Hopper or later did between two readings (NVML API reference, "GPM Functions").
+"""Read GPM counters: the use of a GPU of Hopper or later between two readings.
 
-A reading copies counters that run anyway. Each GPU has two sample buffers, allocated once and used in turn.
+See "GPM Functions" in the NVML API reference. A reading copies counters that always run. Each GPU has two sample
+buffers, which are allocated once and used alternately.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hangwatch.model import GpuUse
 from hangwatch.probes.gpu.driver_process.nvml_device import Gpu
 
 LONGEST_SECONDS = 60.0
-"""Longest time between two readings; older readings do not belong to this capture."""
+"""Longest time between two readings. An older reading belongs to an earlier capture."""
 _METRICS = (
     pynvml.NVML_GPM_METRIC_SM_UTIL,
     pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
@@ -24,7 +25,7 @@ _METRICS = (
 
 
 class Reading(NamedTuple):
-    """A sample of NVML and its time; `spare` is the buffer of the sample before."""
+    """A sample of NVML and its time. `spare` is the buffer of the previous sample."""
 
     sample: Any
     taken_monotonic_seconds: float

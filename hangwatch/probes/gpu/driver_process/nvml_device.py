@@ -1,4 +1,4 @@
-"""A GPU behind pynvml, and NVML's errors as faults."""
+"""A GPU, read with pynvml, and the conversion of NVML's errors to faults."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ GPU_REMEDIES = {
 }
 
 ABSENT = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, pynvml.NVML_ERROR_DEPRECATED)
-"""Errors which mean that this GPU or driver does not have the feature."""
+"""Errors for a feature that this GPU or driver does not have."""
 
 GONE = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_GPU_NOT_FOUND)
 """Errors after which further calls about the same GPU are useless."""
 
 
 def reason_of(error: pynvml.NVMLError) -> str:
-    """Return NVML's error as a CamelCase word: 15 is GpuIsLost; a code unknown to pynvml is Error<code>."""
+    """Return NVML's error as a CamelCase word: 15 is GpuIsLost. A code that pynvml does not define is Error<code>."""
     if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         return "DriverNotFound"
     name = type(error).__name__
@@ -52,7 +52,7 @@ def driver_fault(error: pynvml.NVMLError, call: str) -> Fault:
 
 
 class Gpu:
-    """A GPU: its handle, what rarely changes about it, and the faults of reading it.
+    """A GPU: its handle, its values that rarely change, and the faults of reading it.
 
     Every method raises NVMLError if the GPU as a whole is gone.
     """
@@ -72,7 +72,7 @@ class Gpu:
         """The last reading of module `gpm`."""
 
     def ask(self, call: Callable[..., T], *arguments: Any) -> T | None:
-        """Return the answer of an NVML call; None if there is none.
+        """Return the result of an NVML call; None if it fails.
 
         Errors other than "not supported" are added to `faults`.
         """
@@ -86,7 +86,7 @@ class Gpu:
             return None
 
     def ask_pair(self, call: Callable[..., T], other: Gpu, *arguments: Any) -> T | None:
-        """Call `ask` for this GPU and another; None if the other one is gone, which its own reading reports."""
+        """Call `ask` for this GPU and another one; None if one of them is gone. Its own reading reports that."""
         try:
             return self.ask(call, other.handle, *arguments)
         except pynvml.NVMLError:

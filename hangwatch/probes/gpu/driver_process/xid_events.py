@@ -1,4 +1,4 @@
-"""Reads XIDs from NVML events."""
+"""Read XIDs from NVML events."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MAX_PER_DRAIN = 64
 
 
 class XidListener:
-    """Listens for the XIDs of all GPUs. Errors of the driver are ignored here: the kernel log is the first source.
+    """A listener for the XIDs of all GPUs. It ignores driver errors: the kernel log is the first source.
 
-    `listen` is called whenever the GPUs were reopened, `drain` with each sample; neither blocks.
+    Call `listen` after the GPUs were reopened, and `drain` with each sample. `drain` does not wait for events.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class XidListener:
                 continue
 
     def forget(self) -> None:
-        """Free the driver's event set; call this before the driver is closed."""
+        """Free the driver's event set. Call this before the driver is closed."""
         if self._set is not None:
             listening, self._set = self._set, None
             try:
@@ -59,11 +59,11 @@ class XidListener:
                 return
 
     def drain(self) -> None:
-        """Keep the events since the last call."""
+        """Store the events since the last call."""
         for _ in range(MAX_PER_DRAIN if self._set is not None else 0):
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._set, 0)
-            except pynvml.NVMLError:  # no more events (Timeout); its own readings report a lost GPU
+            except pynvml.NVMLError:  # no more events (Timeout), or a lost GPU, which its own readings report
                 return
             gpu = self._gpus.get(_address(event.device))
             self.events.append(

@@ -1,4 +1,4 @@
-"""Reads InfiniBand and RoCE ports from /sys/class/infiniband: state, rate, error counters."""
+"""Read InfiniBand and RoCE ports from /sys/class/infiniband: state, rate, error counters."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ _RATE = re.compile(r"([\d.]+)\s*Gb/sec\s*(?:\((\d+)X)?")
 
 
 class Port(Value, frozen=True):
-    """A port. `state` is ACTIVE, DOWN, INIT, ...; `physical_state` LinkUp, Polling, Disabled, ...
+    """A port of an adapter.
 
-    `rate` is the text, e.g. `400 Gb/sec (4X NDR)`; `rate_bytes_per_second` and `lanes` are parsed from it. `counters`
-    are those that this adapter has.
+    `state` is ACTIVE, DOWN, INIT, ... `physical_state` is LinkUp, Polling, Disabled, ... `rate` is the text, e.g. `400
+    Gb/sec (4X NDR)`; `rate_bytes_per_second` and `lanes` are parsed from it. `counters` are those that this adapter
+    has.
     """
 
     device: str
@@ -53,7 +54,7 @@ class Port(Value, frozen=True):
 
 
 class Adapter(Value, frozen=True):
-    """An adapter. `kind` is its board and type, e.g. `MT4129 MT_0000000838`; empty if unknown."""
+    """An InfiniBand or RoCE adapter. `kind` is its type and board, e.g. `MT4129 MT_0000000838`; empty if unknown."""
 
     device: str
     firmware: str
@@ -61,16 +62,16 @@ class Adapter(Value, frozen=True):
 
 
 class Ports(Value, frozen=True):
-    """All ports of the node, by device and number, and faults of reading them."""
+    """All ports of the node, by device and number, and the faults of reading them."""
 
     ports: tuple[Port, ...] = ()
     faults: tuple[Fault, ...] = ()
 
 
 class Traffic:
-    """Reads what the ports have carried, in a thread: the driver of a broken adapter may not respond.
+    """A reader of traffic counters in a thread: the driver of a broken adapter may not respond.
 
-    At most one reading runs at a time.
+    At most one thread reads.
     """
 
     def __init__(self, deadline_seconds: float = TRAFFIC_DEADLINE_SECONDS) -> None:
@@ -79,7 +80,10 @@ class Traffic:
         self._thread: threading.Thread | None = None
 
     def read(self, sys_root: Path) -> tuple[PortCounters, ...]:
-        """Return all ports with traffic counters; empty if there are none, or no answer came by the deadline."""
+        """Return all ports with traffic counters; empty if there are none.
+
+        Also empty if a driver did not respond by the deadline.
+        """
         if not self._lock.acquire(timeout=self._deadline_seconds):
             return ()
         try:
@@ -113,7 +117,7 @@ TRAFFIC = Traffic()
 
 
 def read(sys_root: Path) -> Ports | Fault | None:
-    """Return all ports; None if the node has no such adapter."""
+    """Return all ports; None if the node has no InfiniBand or RoCE adapter."""
     root = sys_root / "class" / "infiniband"
     devices = pseudo_files.names(root, "infiniband")
     if isinstance(devices, Fault):
@@ -128,7 +132,7 @@ def read(sys_root: Path) -> Ports | Fault | None:
 
 
 def adapters(sys_root: Path) -> tuple[Adapter, ...]:
-    """Return all adapters by name, with their firmware."""
+    """Return all adapters with their firmware, sorted by name."""
     root = sys_root / "class" / "infiniband"
     devices = pseudo_files.names(root, "infiniband")
     return tuple(
@@ -159,7 +163,7 @@ def _read_port(folder: Path, device: str, number: int) -> Port | Fault | None:
         if isinstance(text, Fault):
             return text
         texts[name] = (text or "").strip()
-    if not texts["state"]:  # the adapter has gone since the listing
+    if not texts["state"]:  # the adapter was removed after the listing
         return None
     rate, lanes = parse_rate(texts["rate"])
     return Port(
@@ -178,14 +182,14 @@ def _read_port(folder: Path, device: str, number: int) -> Port | Fault | None:
 def _counters(folder: Path) -> Iterator[tuple[str, int]]:
     for group, names in (("counters", COUNTERS), ("hw_counters", HARDWARE_COUNTERS)):
         for name in names:
-            # An adapter that lacks a counter has no file, or answers EINVAL or "N/A (no PMA)". That is no fault.
+            # An adapter that lacks a counter has no file, or returns EINVAL or "N/A (no PMA)". That is not a fault.
             count = pseudo_files.number(pseudo_files.read(folder / group / name, name))
             if count is not None:
                 yield name, count
 
 
 def parse_state(text: str) -> str:
-    """Return `ACTIVE` of `4: ACTIVE`."""
+    """Return the word of a state: `ACTIVE` for `4: ACTIVE`."""
     return text.partition(":")[2].strip() or text.strip() or "unknown"
 
 

@@ -1,4 +1,4 @@
-"""Reads network interfaces and routes from /proc and /sys; makes one bounded connection."""
+"""Read network interfaces and routes from /proc and /sys, resolve names, and open a test connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RTF_REJECT = 0x200
 
 
 class Interface(Value, frozen=True):
-    """An interface. `up`: None if unknown (another network namespace). Errors are counted in both directions."""
+    """A network interface. `up` is None if unknown (another network namespace). Errors are totals."""
 
     name: str
     up: bool | None
@@ -41,9 +41,9 @@ class Route(Value, frozen=True):
 
 
 def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] | Fault | None:
-    """Return all interfaces of the network namespace with /proc/PID/net at `net_root`.
+    """Return all interfaces of the network namespace with /proc/PID/net at `net_root`; None if the process is gone.
 
-    Pass `sys_root` only for our own namespace: /sys shows only the interfaces of the reader.
+    Pass `sys_root` only for the daemon's own namespace: /sys shows only the interfaces of the reader.
     """
     dev = pseudo_files.read(net_root / "dev", "network interfaces")
     if not isinstance(dev, str):
@@ -81,14 +81,20 @@ def interfaces(net_root: Path, sys_root: Path | None) -> tuple[Interface, ...] |
 
 
 def _operational_state(sys_root: Path | None, name: str) -> tuple[str, bool | None]:
-    """Return `operstate` of an interface; many virtual ones say "unknown" while they work."""
+    """Return `operstate` of an interface, and true if it is up; None if unknown.
+
+    Many virtual interfaces report "unknown" while they work.
+    """
     text = pseudo_files.read_or_empty(sys_root / "class" / "net" / name / "operstate") if sys_root else ""
     state = text.strip() or "unknown"
     return state, {"up": True, "down": False, "lowerlayerdown": False, "notpresent": False}.get(state)
 
 
 def parse_dev(text: str) -> dict[str, list[int]]:
-    """Return the 16 counters of each interface in /proc/net/dev: 8 received, 8 sent; the third of each is errors."""
+    """Return the 16 counters of each interface in /proc/net/dev: 8 for receiving, then 8 for sending.
+
+    The third of each eight is the number of errors.
+    """
     found = {}
     for line in text.splitlines():
         name, colon, counters = line.rpartition(":")
@@ -104,7 +110,10 @@ def routes(net_root: Path) -> tuple[Route, ...]:
 
 
 def parse_routes(text: str) -> tuple[Route, ...]:
-    """Parse /proc/net/route: interface, destination, gateway, flags, ..., metric, mask. Only routes that are up."""
+    """Return the routes in /proc/net/route that are up.
+
+    The columns are interface, destination, gateway, flags, ..., metric, mask.
+    """
     found = []
     for line in text.splitlines()[1:]:
         words = line.split()
@@ -116,7 +125,10 @@ def parse_routes(text: str) -> tuple[Route, ...]:
 
 
 def interface_to(address: str, known_routes: tuple[Route, ...]) -> str | None:
-    """Return the interface that leads to an IPv4 address (longest prefix, then lowest metric); None without a route."""
+    """Return the interface that leads to an IPv4 address; None without a route.
+
+    The longest prefix decides, then the lowest metric.
+    """
     try:
         target = ipaddress.IPv4Address(address)
     except ValueError:
@@ -127,7 +139,7 @@ def interface_to(address: str, known_routes: tuple[Route, ...]) -> str | None:
 
 
 def default_interface(known_routes: tuple[Route, ...]) -> str | None:
-    """Return the interface of the default route; None without one."""
+    """Return the interface of the default route; None without a default route."""
     defaults = [route for route in known_routes if not route.network.prefixlen]
     best = min(defaults, key=lambda route: route.metric, default=None)
     return best.interface if best else None
@@ -139,7 +151,10 @@ def default_interface_v6(net_root: Path) -> str | None:
 
 
 def parse_default_v6(text: str) -> str | None:
-    """Parse ipv6_route: destination and source with their prefix lengths, gateway, metric, ..., flags, interface."""
+    """Return the interface of the default route in an ipv6_route text; None without one.
+
+    The columns are destination and source with their prefix lengths, gateway, metric, ..., flags, interface.
+    """
     found = []
     for line in text.splitlines():
         words = line.split()
@@ -173,7 +188,10 @@ _REASONS = {
 
 
 def connect(address: str, port: int, deadline_seconds: float) -> Fault | None:
-    """Open a TCP connection and close it at once, without sending; return None if the other end accepts."""
+    """Open a TCP connection, and close it at once without sending.
+
+    Return None if the other end accepts, else a fault.
+    """
     try:
         socket.create_connection((address, port), timeout=deadline_seconds).close()
     except OSError as error:
@@ -189,7 +207,10 @@ def _v4(word: str) -> ipaddress.IPv4Address:
 
 
 def read_addresses(net_root: Path) -> frozenset[str]:
-    """Return the addresses of the network namespace with /proc/PID/net at `net_root`, without link-local IPv6 ones."""
+    """Return the addresses of the network namespace with /proc/PID/net at `net_root`.
+
+    Link-local IPv6 addresses are omitted.
+    """
     by_interface = _parse_inet6(pseudo_files.read_or_empty(net_root / "if_inet6"))
     return frozenset(
         [*map(str, _local_addresses(net_root)), *(address for listed in by_interface.values() for address in listed)]
@@ -197,7 +218,7 @@ def read_addresses(net_root: Path) -> frozenset[str]:
 
 
 def _local_addresses(net_root: Path) -> tuple[ipaddress.IPv4Address, ...]:
-    """Return this namespace's IPv4 addresses: the leaves marked `host LOCAL` of /proc/net/fib_trie."""
+    """Return the IPv4 addresses of a namespace: the leaves marked `host LOCAL` of /proc/PID/net/fib_trie."""
     found: dict[ipaddress.IPv4Address, None] = {}
     leaf = ""
     for line in pseudo_files.read_or_empty(net_root / "fib_trie").splitlines():
@@ -210,7 +231,7 @@ def _local_addresses(net_root: Path) -> tuple[ipaddress.IPv4Address, ...]:
 
 
 def _parse_inet6(text: str) -> dict[str, list[str]]:
-    """Return IPv6 addresses by interface, without link-local ones, from /proc/net/if_inet6."""
+    """Return the IPv6 addresses in /proc/net/if_inet6 by interface, without link-local ones."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         words = line.split()

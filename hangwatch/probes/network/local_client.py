@@ -1,7 +1,7 @@
-"""Finds the user behind a local TCP connection: NETLINK_SOCK_DIAG, see sock_diag(7).
+"""Find the user of a local TCP client with NETLINK_SOCK_DIAG, see sock_diag(7).
 
-A local user may connect from every address of 127.0.0.0/8, and shares 127.0.0.1 with all others. The user id tells them
-apart.
+A local user may connect from every address of 127.0.0.0/8, and shares 127.0.0.1 with all other users. So only the user
+id identifies the user.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEADER = struct.Struct("=IHHII")  # nlmsghdr
 _REQUEST = struct.Struct("=BBBxI")  # inet_diag_req_v2: family, protocol, extensions, states; then the socket
 _PORTS = struct.Struct("!HH")
 _ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # any interface, any cookie
-_STATE_AT = _HEADER.size + 1  # in the answer: inet_diag_msg after the header
+_STATE_AT = _HEADER.size + 1  # in the answer: inet_diag_msg follows the header
 _USER_AT = _HEADER.size + 64
 _USER_AND_INODE = struct.Struct("=II")
 _ANSWER_BYTES = 4096
@@ -30,14 +30,14 @@ _MOST_STALE = 8  # answers to earlier questions that are skipped
 
 
 class LocalClient(NamedTuple):
-    """The owner of the other end. If no process holds that end any longer, `has_closed` is set and `uid` is 0."""
+    """The owner of the other end of a connection. If no process holds that end, `has_closed` is set and `uid` is 0."""
 
     uid: int
     has_closed: bool
 
 
 class LocalClients:
-    """Asks the kernel about connections to this process. The netlink socket is opened when first needed."""
+    """A client of the kernel for connections to this process. It opens the netlink socket on first use."""
 
     def __init__(self) -> None:
         self._channel: socket.socket | None = None
@@ -74,7 +74,7 @@ class LocalClients:
         sequence = next(self._sequence) & 0xFFFFFFFF
         length = _HEADER.size + len(request)
         self._channel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, sequence, 0) + request)
-        for _ in range(_MOST_STALE):  # the kernel answers within send(2)
+        for _ in range(_MOST_STALE):  # the kernel queues its answer during send(2)
             answer = self._channel.recv(_ANSWER_BYTES)
             _, kind, _, answer_sequence, _ = _HEADER.unpack_from(answer)
             if answer_sequence == sequence:
@@ -88,6 +88,6 @@ class LocalClients:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the address that the kernel knows: an IPv4 address mapped into IPv6 as IPv4. Raises ValueError."""
+    """Return the address in the form of the kernel: an IPv4 address mapped into IPv6 as IPv4. Raises ValueError."""
     address = ipaddress.ip_address(text.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address

@@ -1,8 +1,8 @@
-"""Reads NCCL's own progress counts of a job through its RAS socket. See "RAS" in NCCL's user guide and src/ras/.
+"""Read NCCL's own progress counts of a job through its RAS socket. See "RAS" in NCCL's user guide and src/ras/.
 
-RAS is asked by a child that joins the job's network namespace, at a socket that a rank of the job listens on. Only the
-port number is taken from the environment, since any process can listen on 28028. The job answers, and may lie about
-itself; bytes and seconds are bounded.
+A child joins the job's network namespace and connects to a socket on which a rank of the job listens. Only the port
+number is taken from the environment, since any process can listen on 28028. The answer comes from the job and may be
+false. Its bytes and seconds are limited.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHILD = Path(__file__).with_name("nccl_ras_child.py")
 PORT = 28028
 Form: TypeAlias = Literal["json", "text"]
 ASK_SECONDS = 8.0  # RAS itself waits 5 s for a rank
-STARVED_SECONDS = 6.0  # a child that waits for a core does not wait for NCCL
+STARVED_SECONDS = 6.0  # a child that waits for a CPU does not wait for NCCL
 _LIBRARY = re.compile(r"/libnccl\.so")
 
 _ABSENT = frozenset({"NoListener", "RasDisabled"})
@@ -60,9 +60,9 @@ class RasEndpoint(NamedTuple):
 
 
 def ranks_by_nccl_name(ranks: Sequence[ProcessId], proc_root: Path) -> dict[tuple[str, int], ProcessId]:
-    """Return these ranks by the names that NCCL may use; a name that fits two ranks is dropped.
+    """Return these ranks by the names that NCCL may use. A name that fits two ranks is dropped.
 
-    A name is an address in the rank's network namespace, and its pid in its pid namespace.
+    A name is an address in the rank's network namespace, and the rank's pid in its pid namespace.
     """
     spaces, found = NamespaceCache(proc_root), dict[tuple[str, int], list[ProcessId]]()
     for rank in ranks:
@@ -73,7 +73,10 @@ def ranks_by_nccl_name(ranks: Sequence[ProcessId], proc_root: Path) -> dict[tupl
 
 
 def find_endpoint(ranks: Sequence[ProcessId], proc_root: Path) -> RasEndpoint | Fault:
-    """Return the first socket of a rank that listens on the RAS port, at an address of its own namespace."""
+    """Return the first socket of a rank that listens on the RAS port at an address of its own namespace.
+
+    Return a fault if there is none.
+    """
     spaces, fault = NamespaceCache(proc_root), _fault("NoListener", NOBODY)
     for rank in ranks[:_MOST_RANKS]:
         variables = proc_pid.variables(proc_root, rank.pid, _VARIABLES)
@@ -106,7 +109,7 @@ def _port(value: str | None) -> int | None:
 
 
 class NamespaceCache:
-    """Caches addresses and listeners of network namespaces, and the sockets of all ranks."""
+    """A cache of addresses and listeners by network namespace, and of the sockets of all ranks."""
 
     def __init__(self, proc_root: Path) -> None:
         self._root = proc_root
@@ -140,7 +143,10 @@ class NamespaceCache:
 def find_listener(
     rank: ProcessId, port: int, held: Collection[int], spaces: NamespaceCache
 ) -> RasEndpoint | Fault | None:
-    """Return where a socket of these inodes listens on the port, unless another process listens at the same address."""
+    """Return the RAS socket on this port among the inodes `held` by ranks; None if no process listens.
+
+    A fault if another process listens at the same address or port, or if the address is not one of the rank's.
+    """
     listeners = spaces.listeners(rank.pid, port)
     for listener in (each for each in listeners if each.inode in held):
         if any(other.local[0] == listener.local[0] and other.inode not in held for other in listeners):
@@ -173,9 +179,10 @@ def collect_statuses(
     stop: threading.Event,
     proc_root: Path,
 ) -> list[tuple[float, RasStatus]] | Fault | None:
-    """Return up to `wanted` answers, each with its time (CLOCK_MONOTONIC); at least two.
+    """Return two to `wanted` answers, each with its time (CLOCK_MONOTONIC seconds).
 
-    They are `pause_seconds` apart and end at `end`. None for a job without NCCL; a fault says why there are too few.
+    They are `pause_seconds` apart, and no request starts after `end`. None for a job without NCCL. A fault has the
+    reason why there are too few answers.
     """
     endpoint = find_endpoint(ranks, proc_root)
     if isinstance(endpoint, Fault):
@@ -193,7 +200,7 @@ def collect_statuses(
             break
         status = ask_status(endpoint, share, min(ASK_SECONDS, end - began), stop, proc_root, form=form)
         if isinstance(status, Fault) and status.reason == "TooLarge" and form == "json" and time.monotonic() < end:
-            form = "text"  # which lists only ranks that differ: a few lines of thousands of ranks
+            form = "text"  # lists only ranks that differ: a few lines for thousands of ranks
             status = ask_status(endpoint, share, min(ASK_SECONDS, end - time.monotonic()), stop, proc_root, form=form)
         if isinstance(status, Fault):
             fault = status
@@ -208,9 +215,9 @@ def collect_statuses(
 def ask_status(
     endpoint: RasEndpoint, share: str, seconds: float, stop: threading.Event, proc_root: Path, *, form: Form = "json"
 ) -> RasStatus | Fault:
-    """Return one answer of the process found before, if it listens there before and after.
+    """Return one answer of the RAS socket, if the same process listens there before and after it.
 
-    It is JSON if NCCL supports that and `form` is "json".
+    The answer is JSON if NCCL supports that and `form` is "json".
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -241,7 +248,7 @@ def _is_listening(endpoint: RasEndpoint, proc_root: Path) -> bool:
 def _run_child(
     endpoint: RasEndpoint, space: int, share: str, seconds: float, stop: threading.Event, *, form: Form
 ) -> bytes | Fault:
-    """Return the child's answer. The child is ended when it takes too long or `stop` is set."""
+    """Return the child's answer. The child is killed if it takes too long or if `stop` is set."""
     where = {"space": space, "address": endpoint.address, "port": endpoint.port}
     question = json.dumps({**where, "seconds": seconds, "most_bytes": MOST_BYTES, "form": form})
     printed = _RUNNER.run(
@@ -277,7 +284,7 @@ def has_nccl(ranks: Sequence[ProcessId], proc_root: Path) -> bool:
 
 
 def youngest_age_seconds(ranks: Sequence[ProcessId]) -> float:
-    """Return the age of the youngest of these."""
+    """Return the age of the youngest rank; 0 without ranks."""
     now = time.monotonic()
     return min((now - rank.start_ticks / procfs.TICKS_PER_SECOND for rank in ranks), default=0.0)
 

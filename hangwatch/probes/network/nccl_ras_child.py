@@ -1,8 +1,8 @@
-"""Asks NCCL's RAS once, in the network namespace of the job. A script of its own.
+"""Ask NCCL's RAS once, in the network namespace of the job. A script.
 
-Started as `python -I -S nccl_ras_child.py QUESTION`; QUESTION is JSON with the arguments of `ask`. Prints one word
-(`answer`, else the failure) and a newline, then the answer. It sends CLIENT PROTOCOL, TIMEOUT, SET FORMAT and STATUS,
-but never VERBOSE STATUS, which corrupts the memory of NCCL 2.27.3.
+Started as `python -I -S nccl_ras_child.py QUESTION`; QUESTION is JSON with the arguments of `ask`. It prints one word
+(`answer`, or the failure) and a newline, then the answer. It sends CLIENT PROTOCOL, TIMEOUT, SET FORMAT and STATUS. It
+never sends VERBOSE STATUS, which corrupts the memory of NCCL 2.27.3.
 """
 
 import ctypes
@@ -13,12 +13,12 @@ import sys
 import time
 
 _CLONE_NEWNET = 0x40000000
-_TIMEOUT_SECONDS = 5  # for which RAS waits for a rank
+_TIMEOUT_SECONDS = 5  # time for which RAS waits for a rank
 _MOST_LINE_BYTES = 1024
 
 
 class Connection:
-    """A connection with one deadline for all calls. Each raises OSError, TimeoutError at the deadline."""
+    """A connection with one deadline for all calls. Each call raises OSError, and TimeoutError at the deadline."""
 
     def __init__(self, address: str, port: int, end: float) -> None:
         self._end = end
@@ -47,7 +47,7 @@ class Connection:
         return line.decode("ascii", "replace")
 
     def receive_all(self, most_bytes: int) -> bytes | None:
-        """Return everything until the other end closes; None if it exceeds `most_bytes`."""
+        """Return everything until the other end closes the connection; None if it exceeds `most_bytes`."""
         parts, count = [self._buffered], len(self._buffered)
         while part := self._receive():
             parts.append(part)
@@ -62,9 +62,10 @@ class Connection:
 
 
 def ask(*, space: int, address: str, port: int, seconds: float, most_bytes: int, form: str) -> tuple[str, bytes]:
-    """Ask RAS; return the outcome and the answer.
+    """Ask RAS. Return the outcome and the answer.
 
-    `space` is the descriptor of a network namespace, -1 for this one; `form` is "text" or "json" (if NCCL supports it).
+    `space` is the descriptor of a network namespace, -1 for the current one. `form` is "text", or "json" if NCCL
+    supports it.
     """
     end = time.monotonic() + seconds
     if space >= 0 and ctypes.CDLL(None, use_errno=True).setns(space, _CLONE_NEWNET) != 0:
@@ -79,7 +80,7 @@ def ask(*, space: int, address: str, port: int, seconds: float, most_bytes: int,
             return "garbage", b""
         if form == "json":
             ras.send_line("SET FORMAT json")
-            ras.receive_line()  # an error before 2.28.7; then the answer is text
+            ras.receive_line()  # fails before 2.28.7; then the answer is text
         ras.send_line("STATUS")
         answer = ras.receive_all(most_bytes)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""Tests TCP ports of other hosts: each is connected to once, and closed without a byte."""
+"""Test TCP ports of other hosts: open one connection to each, and close it without sending."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLACE = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9][A-Za-z0-9._-]*)?):([0
 
 
 class Port(Value, frozen=True):
-    """A port of a host; `host` is a name or an address, or empty for each node of a set."""
+    """A port of a host. `host` is a name or an address; empty means each node of a set."""
 
     host: str
     port: int
@@ -28,7 +28,7 @@ class Port(Value, frozen=True):
 
 
 def parse(text: str) -> Port | None:
-    """Parse `host:29500`, `[::1]:29500` or `:29500`; None if the text is no port."""
+    """Parse `host:29500`, `[::1]:29500` or `:29500`; None for any other text."""
     found = _PLACE.fullmatch(text)
     if found is None or not 0 < int(found[3]) < 1 << 16:
         return None
@@ -40,9 +40,9 @@ def connect_all(
     deadline_seconds: float,
     resolve: Callable[[str], tuple[str, ...] | Fault] = interfaces.resolve,
 ) -> dict[Port, Fault | None]:
-    """Connect to all ports at the same time; return None for each that answers, else a fault.
+    """Connect to all ports at the same time. Return, by port, None if it accepts, else a fault.
 
-    Returns within the deadline. Unfinished tries go on in daemon threads, because nothing bounds a name look-up.
+    Returns within the deadline. Unfinished tries continue in daemon threads, because a name look-up has no time limit.
     """
     results: queue.SimpleQueue[tuple[Port, Fault | None]] = queue.SimpleQueue()
     for port in ports:

@@ -1,4 +1,4 @@
-"""A small SNTP client (RFC 4330): reads the clock offset of other nodes and time servers. Sets nothing."""
+"""A small SNTP client (RFC 4330). It reads the clock offset of other nodes and time servers, and sets nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _UNSYNCHRONIZED_LEAP = 3
 
 
 class PeerOffset(Value, frozen=True):
-    """An answer. `offset_seconds` is positive if the peer is ahead of this clock; `delay_seconds` is the round trip."""
+    """An answer of a peer.
+
+    `offset_seconds` is positive if the peer is ahead of this clock. `delay_seconds` is the round trip.
+    """
 
     peer: str
     offset_seconds: float
@@ -41,7 +44,7 @@ def parse_peer(peer: str) -> tuple[str, int]:
 def query(
     peers: Sequence[str], deadline_seconds: float = 2.0, unix_clock: Callable[[], float] = time.time
 ) -> dict[str, PeerOffset | Fault]:
-    """Ask all peers at once; return an answer or Fault for each, in their order.
+    """Ask all peers at once. Return an answer or Fault for each, in their order.
 
     The deadline excludes name look-ups.
     """
@@ -89,7 +92,7 @@ def _send(peer: str, unix_clock: Callable[[], float]) -> tuple[socket.socket, by
 def _receive(peer: str, sock: socket.socket, sent: bytes, unix_clock: Callable[[], float]) -> PeerOffset | Fault:
     try:
         packet = sock.recv(512)
-    except OSError as error:  # a closed port answers by ICMP
+    except OSError as error:  # a closed port responds by ICMP
         return _fault(peer, "NoAnswer", error.strerror or str(error))
     finally:
         sock.close()
@@ -97,7 +100,10 @@ def _receive(peer: str, sock: socket.socket, sent: bytes, unix_clock: Callable[[
 
 
 def parse_answer(peer: str, packet: bytes, sent: bytes, received_unix_seconds: float) -> PeerOffset | Fault:
-    """Compute offset and delay. `sent` is the 8-byte transmit time of the request, which the answer must repeat."""
+    """Compute offset and delay from an answer.
+
+    `sent` is the 8-byte transmit time of the request, which the answer must repeat.
+    """
     if len(packet) < _PACKET.size:
         return _fault(peer, "UnreadableAnswer", f"{len(packet)} bytes, an answer has {_PACKET.size}")
     first, stratum, *_ = fields = _PACKET.unpack_from(packet)

@@ -1,7 +1,7 @@
-"""Reads state and traffic of the TCP connections of processes: NETLINK_SOCK_DIAG, see sock_diag(7).
+"""Read state and traffic of the TCP connections of processes with NETLINK_SOCK_DIAG, see sock_diag(7).
 
-/proc/PID/io counts read(2) and write(2), but not recv(2) and send(2); the kernel counts those per connection, in
-tcp_info. One request returns all connections of a network namespace. No process is asked or paused.
+/proc/PID/io counts read(2) and write(2), but not recv(2) and send(2). The kernel counts those per connection, in
+tcp_info. One request returns all connections of a network namespace. No process is paused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hangwatch.model import PortUse
 from hangwatch.probes import pseudo_files
 from hangwatch.probes.process import proc_pid
 
-MOST_CONNECTIONS = 1 << 15  # of one namespace: any user may open a hundred thousand
+MOST_CONNECTIONS = 1 << 15  # of one namespace: any user may open 100,000
 MOST_DESCRIPTORS = 4096  # of one process
 DEADLINE_SECONDS = 0.5  # for one namespace
 
@@ -45,8 +45,8 @@ _CLONE_NEWNET = 0x40000000
 
 ESTABLISHED, SYN_SENT, _CLOSE_WAIT = 1, 2, 8
 _LISTEN = 10
-_WANTED_STATES = 0xFFF & ~(1 << 6)  # all but TIME_WAIT, which no process holds
-_UNIX_REQUEST = struct.Struct("=BBHIIIII")  # unix_diag_req: family, protocol, pad, states, inode, what to show, cookie
+_WANTED_STATES = 0xFFF & ~(1 << 6)  # all except TIME_WAIT, which no process holds
+_UNIX_REQUEST = struct.Struct("=BBHIIIII")  # unix_diag_req: family, protocol, pad, states, inode, attributes, cookie
 _UNIX_MESSAGE_BYTES = 16  # unix_diag_msg
 _UNIX_SHOW_PEER = 0x4
 _UNIX_PEER = 2
@@ -54,13 +54,13 @@ _CONNECTED = frozenset({ESTABLISHED, SYN_SENT, 4, 5, _CLOSE_WAIT})
 _RETRANSMITS_OF_A_LOST_PEER = 2
 
 End = tuple[bytes, int]
-"""Address, packed, and port of one end of a connection."""
+"""The address (packed) and port of one end of a connection."""
 
 
 class Connection(NamedTuple):
     """A TCP connection by its two ends, or a listening socket.
 
-    `carried_bytes` were received or acknowledged since it began; None if read from /proc/PID/net/tcp.
+    `carried_bytes` is the number of bytes received or acknowledged since it began; None if read from /proc/PID/net/tcp.
     """
 
     inode: int
@@ -83,13 +83,13 @@ class Connection(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """True if the other end has closed it, or has not acknowledged repeated segments."""
+        """True if the other end has closed the connection, or has not acknowledged repeated segments."""
         repeated = self.unacknowledged > 0 and self.retransmits >= _RETRANSMITS_OF_A_LOST_PEER
         return self.state == _CLOSE_WAIT or repeated
 
 
 class UnixSocket(NamedTuple):
-    """A Unix socket. `peer` is the inode of the socket at its other end, None without one."""
+    """A Unix socket. `peer` is the inode of the socket at its other end; None without one."""
 
     listens: bool
     peer: int | None
@@ -102,8 +102,9 @@ Connections = Mapping[int, Connection]
 def read(pid: int, proc_root: Path) -> Connections | None:
     """Return the TCP connections in the network namespace of a process.
 
-    If that is not permitted (another namespace needs CAP_SYS_ADMIN), read /proc/PID/net/tcp, which has no bytes. None
-    if the process is gone, if there are more than `MOST_CONNECTIONS`, or if it takes longer than `DEADLINE_SECONDS`.
+    Another namespace requires CAP_SYS_ADMIN. If that is not permitted, read /proc/PID/net/tcp, which has no byte
+    counts. None if the process is gone, if there are more than `MOST_CONNECTIONS`, or if it takes longer than
+    `DEADLINE_SECONDS`.
     """
     try:
         channel = _channel(pid, proc_root)
@@ -126,7 +127,7 @@ def read(pid: int, proc_root: Path) -> Connections | None:
 def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
     """Return the Unix sockets in the network namespace of a process, by inode, see sock_diag(7).
 
-    None if the process is gone, if that is not permitted, or if a bound of `read` is exceeded.
+    None if the process is gone, if that is not permitted, or if a limit of `read` is exceeded.
     """
     by_inode: dict[int, UnixSocket] = {}
     request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _UNIX_SHOW_PEER, 0, 0)
@@ -144,9 +145,10 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
 
 
 def list_connections(net_root: Path, port: int | None = None) -> Iterator[Connection]:
-    """Yield the TCP connections in proc_pid_net(5), without bytes; with `port`, those that have it at one end.
+    """Yield the TCP connections in proc_pid_net(5), without byte counts.
 
-    This works for every network namespace. A table that cannot be read is empty.
+    With `port`, yield only those that have it at one end. This works for every network namespace. A table that cannot
+    be read is empty.
     """
     ending = "" if port is None else f":{port:04X}"
     for table in ("tcp", "tcp6"):
@@ -167,7 +169,7 @@ def _listed(pid: int, proc_root: Path) -> Connections | None:
 
 
 def _listed_end(field: str) -> End:
-    """Parse address and port in hex; the address is in words of four bytes, in the byte order of the host."""
+    """Parse an address and port in hex. The address is in words of four bytes, in the byte order of the host."""
     address, _, port = field.partition(":")
     parts = [struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8)]
     return _plain(b"".join(parts)), int(port, 16)
@@ -187,7 +189,7 @@ def descriptors(pid: int, proc_root: Path) -> dict[int, str]:
 
 
 def sockets_of_process(pid: int, proc_root: Path) -> dict[int, int] | None:
-    """Return all sockets of a process, inode by descriptor; None if that is not permitted or there are too many."""
+    """Return the inodes of all sockets of a process by descriptor; None if not permitted or too many."""
     try:
         links = descriptors(pid, proc_root)
     except OSError:
@@ -222,7 +224,10 @@ def sockets_at_port(port: int, pid: int, proc_root: Path) -> list[Connection] | 
 
 
 def classify_port_use(port: int, held: Iterable[Connection]) -> PortUse:
-    """Return how the sockets of one process use a port: serving, connected, silent (SYN_SENT: no answer), or none."""
+    """Return the use of a port by the sockets of one process.
+
+    It is "serving", "connected", "silent" (SYN_SENT: the other end did not respond) or "none".
+    """
     held = list(held)
     if any(connection.listens and connection.local[1] == port for connection in held):
         return "serving"
@@ -233,10 +238,11 @@ def classify_port_use(port: int, held: Iterable[Connection]) -> PortUse:
 def find_unreachable_listener(
     addresses: Collection[str], store_port: int | None, held: Iterable[Connection]
 ) -> str | None:
-    """Return where a process listens, if it can be reached only at loopback or one of `addresses`; else None.
+    """Return the address at which a process listens, if no other node can reach it there; else None.
 
-    A process that also listens at another address, or is connected to one, can be reached there. Sockets of the store
-    are ignored: the store is reached by the address of its server.
+    Other nodes cannot reach loopback addresses and `addresses`. A process that also listens at another address, or is
+    connected to one, can be reached there. Sockets of the store are ignored: the store is reached at the address of its
+    server.
     """
     others = [each for each in held if store_port not in (each.local[1], each.remote[1])]
     listening = [each for each in others if each.listens]
@@ -251,14 +257,14 @@ def _is_within(end: End, addresses: Collection[str]) -> bool:
 
 
 class EstablishedCache:
-    """Caches the established connections to a port, per network namespace, for the duration of one scan."""
+    """A cache of the established connections to a port, per network namespace, for the duration of one scan."""
 
     def __init__(self, proc_root: Path) -> None:
         self._root = proc_root
         self._by_namespace: dict[tuple[str, int], dict[int, End]] = {}
 
     def remote_ends(self, port: int, pid: int) -> dict[int, End]:
-        """Return the remote ends by inode, of any process in the namespace of this process."""
+        """Return the remote ends by inode, for all processes in the namespace of this process."""
         space = proc_pid.namespace(self._root, pid, "net")
         if space is None:
             return self._read(port, pid)
@@ -272,12 +278,12 @@ class EstablishedCache:
 
 
 def store_endpoint(pid: int, port: int, proc_root: Path, established: EstablishedCache | None = None) -> str | None:
-    """Return the other end of this process's TCP connection to `port`; None without one.
+    """Return the other end of this process's TCP connection to `port`; None without a connection.
 
-    An address in the environment can be forged; a connection comes from the kernel. A loopback address comes with its
-    network namespace, since every namespace has its own. So does any address if the process is not in the initial user
-    namespace: there a user may make a network with the addresses of others (user_namespaces(7)). `established` holds
-    what this scan has read.
+    An address in the environment can be forged; a connection comes from the kernel. A loopback address is returned with
+    its network namespace, since every namespace has its own. So is any address if the process is not in the initial
+    user namespace. There a user may create a network with the addresses of other nodes (user_namespaces(7)).
+    `established` is the cache of the current scan.
     """
     ends = (established or EstablishedCache(proc_root)).remote_ends(port, pid)
     if not ends:
@@ -296,13 +302,13 @@ def store_endpoint(pid: int, port: int, proc_root: Path, established: Establishe
 
 
 def _is_in_initial_user_namespace(pid: int, proc_root: Path) -> bool:
-    """True if the process is in the user namespace of init; false if one of them may not be read."""
+    """True if the process is in the user namespace of init. False if one of the two may not be read."""
     space = proc_pid.namespace(proc_root, pid, "user")
     return space is not None and space == proc_pid.namespace(proc_root, 1, "user")
 
 
 def _channel(pid: int, proc_root: Path) -> socket.socket:
-    """Return a socket for questions about the network namespace of a process.
+    """Return a socket for requests about the network namespace of a process.
 
     Raises OSError if that is not permitted.
     """
@@ -351,7 +357,7 @@ def _ask(channel: socket.socket, family: int, end: float) -> Iterator[Connection
 
 
 def _messages(channel: socket.socket, family: int, request: bytes, end: float) -> Iterator[tuple[bytes, int, int]]:
-    """Send a request and yield the messages of the answer: the buffer, their start and their end."""
+    """Send a request and yield the messages of the answer, each as the buffer, its start and its end."""
     length = _HEADER.size + len(request)
     channel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + request)
     while True:
@@ -399,7 +405,7 @@ def _attribute(answer: bytes, at: int, end: int, wanted: int) -> bytes:
 
 
 def _plain(packed: bytes) -> bytes:
-    """Return an IPv4 address mapped into IPv6 as IPv4; others unchanged."""
+    """Return an IPv4 address mapped into IPv6 as IPv4. Other addresses are unchanged."""
     return packed[12:] if packed.startswith(_MAPPED) else packed
 
 

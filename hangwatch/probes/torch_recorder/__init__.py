@@ -1,9 +1,9 @@
-"""Reads PyTorch's flight recorder from the memory of a running process.
+"""Read PyTorch's flight recorder from the memory of a running process.
 
 Nothing is set in the job, and nothing is paused. A static pointer in libtorch leads to the recorder. It is found by a
-symbol of the library (`symbols`), or by the shape of the object (`search`). The offsets of its fields come from a table
-by version (`layouts`), and are accepted only if everything fits (`decode`). This needs the right of ptrace(2), and
-works on a rank in any state.
+symbol of the library (`symbols`), or by the shape of the object (`search`). The offsets of the fields come from a table
+by version (`layouts`). They are accepted only if all values are plausible (`decode`). Reading requires the right of
+ptrace(2). It works on a rank in any state.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Known = TypeVar("_Known")
 
 
 class Recorders:
-    """The flight recorders of processes of this node. Caches places found by a search, and facts that do not change."""
+    """The flight recorders of processes of this node. Addresses found by a search are cached, and unchanging parts."""
 
     def __init__(self, proc_root: Path = procfs.PROC) -> None:
         self._proc_root = proc_root
@@ -48,9 +48,9 @@ class Recorders:
         self._lasting: dict[ProcessId, tuple[RankRecords | Fault, ...]] = {}
 
     def unchanging_part(self, process: ProcessId) -> tuple[RankRecords | Fault, ...] | None:
-        """Return the unchanging part of what `read` has returned of a process, without records; None if nothing yet.
+        """Return the unchanging part of an earlier result of `read`, without records; None before it is final.
 
-        That is a recorder with capacity, or one that is off: torch creates it once, at the first operation.
+        It is final for a recorder with capacity, or one that is off: torch creates it once, at the first operation.
         """
         with self._lock:
             return self._lasting.get(process)
@@ -58,9 +58,11 @@ class Recorders:
     def read(self, process: ProcessId, share: str = "", newest: int | None = None) -> tuple[RankRecords | Fault, ...]:
         """Return the content of each recorder of a process, or a fault; never empty.
 
-        With `newest`, only that many completed operations per group and the oldest of all are returned: a tenth of the
-        time. `share` pays for a child that hangs at the library. A recorder that was never used is empty with capacity
-        0. Reasons of a fault: NoTorch, NoRecorder (a version or build without one), RecorderOff, UnknownLayout,
+        With `newest`, only that many completed operations per group and the oldest of all are returned. This takes a
+        tenth of the time. `share` is the user or pod that a child reading the library counts for. A recorder that was
+        never used is empty with capacity 0.
+
+        Reasons of a fault: NoTorch, NoRecorder (a version or build without one), RecorderOff, UnknownLayout,
         ChangedWhileRead, TooLarge, PermissionDenied, NoAnswer, ProcessGone.
         """
         contents = self._read(process, share, newest)
@@ -109,7 +111,7 @@ class Recorders:
     ) -> RankRecords:
         (page,) = self._reader(process, "mem")([(library.start, symbols.PAGE_BYTES)])
         from_symbols = symbols.SHARED.look_up(library, page, process, share, self._proc_root)
-        read = self._reader(process, "mem")  # a new deadline, without the time of the child
+        read = self._reader(process, "mem")  # a new deadline: the child's time does not count
         candidates = layouts.candidates(from_symbols.version)
         if from_symbols.pointer is not None:
             (raw,) = read([(library.start + from_symbols.pointer, 8)])
@@ -185,7 +187,7 @@ def _unused(library: Mapped, candidates: Sequence[Layout], version: str) -> Rank
 
 
 def _refused(number: int, path: Path) -> UnreadableError:
-    """Translate an errno of open(2); EBUSY is from `process_memory`."""
+    """Convert an errno of open(2). EBUSY comes from `process_memory`."""
     if number == errno.EBUSY:
         return UnreadableError("NoAnswer", f"{path} does not respond")
     fault = pseudo_files.fault_of(OSError(number, os.strerror(number)), str(path), str(path))

@@ -1,7 +1,7 @@
-"""Pure: decodes a flight recorder in the memory of a process, live or recorded.
+"""Pure: decode a flight recorder in the memory of a process, live or recorded.
 
-The writer holds a mutex that no other process can take. So the counters are read before and after. Records that the
-writer may have touched in between are dropped; if the buffer itself moved, all is read again.
+The writer holds a mutex that no other process can take. So the counters are read before and after the records. Records
+that the writer may have touched in between are dropped. If the buffer itself moved, everything is read again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_MEMBERS = 1 << 17
 MOST_RANK = 1 << 24
 TRIES = 4
 _MOST_EPOCHS = 1 << 32
-_MUTEX = 8  # after two bools, in every version; its first byte is not 0 while it is held
+_MUTEX = 8  # after two bools, in every version; its first byte is not 0 while the mutex is held
 
 
 class _Head(NamedTuple):
@@ -85,7 +85,7 @@ def _head(raw: bytes, layout: Layout) -> _Head:
 
 
 def could_be(raw: bytes, address: int, layout: Layout) -> bool:
-    """True if these bytes at this address can be an active recorder; used by the search by shape."""
+    """True if these bytes at this address can be an active recorder. The search by shape uses this test."""
     try:
         _head(raw, layout)
         for offset in (layout.statuses, layout.members):
@@ -99,7 +99,7 @@ def could_be(raw: bytes, address: int, layout: Layout) -> bool:
 
 
 class _Mark(NamedTuple):
-    """The identity of a record, and whether it is open; parsed of every record."""
+    """The identity of a record, and its state: open, completed or retired. It is parsed for every record."""
 
     id: int
     epoch: int
@@ -118,7 +118,7 @@ class _Mark(NamedTuple):
 
 
 def _marks(entries: Sequence[_Entry], head: _Head, layout: Layout) -> list[_Mark]:
-    """Parse the marks of all records. Raises UnreadableError if one contradicts the counters."""
+    """Parse the marks of all records. Raises UnreadableError if a mark contradicts the counters."""
     wanted = (
         (layout.record_id, "Q"),
         (layout.record_epoch, "Q"),
@@ -141,9 +141,10 @@ def _marks(entries: Sequence[_Entry], head: _Head, layout: Layout) -> list[_Mark
 
 
 def _select(marks: Sequence[_Mark], library: Library, newest: int | None) -> Iterable[int]:
-    """Return the indexes of records to read whole: all, or the oldest, the open ones, and the newest of each group.
+    """Return the indexes of the records to read completely.
 
-    With an open record of NCCL come all with its number: one of them may close the batch that it is part of.
+    Without `newest` these are all records. Otherwise they are the oldest one, the open ones, and the newest of each
+    group. For an open record of NCCL, all records with its number are included: one of them may close its batch.
     """
     if newest is None:
         return range(len(marks))
@@ -169,9 +170,9 @@ def read(
     newest: int | None = None,
     tries: int = TRIES,
 ) -> RankRecords:
-    """Return the records of the recorder at `address`; of completed ones at least the `newest` of each group.
+    """Return the records of the recorder at `address`. Of completed ones, at least the `newest` of each group.
 
-    Raises UnreadableError, and nothing else.
+    Raises only UnreadableError.
     """
     error = UnreadableError("ChangedWhileRead", "the buffer moved each time it was read")
     for _ in range(tries):
@@ -229,7 +230,7 @@ _Entry: TypeAlias = tuple[bytes, int]
 
 
 def _entries(image: Image, head: _Head, layout: Layout) -> list[_Entry]:
-    """Read the newest records of the newest epoch, oldest first."""
+    """Return the newest records of the newest epoch, oldest first."""
     wanted = min(head.next_id, head.records, MOST_RECORDS)
     start, size = head.next - wanted, layout.record_bytes
     runs = [(start, wanted)] if start >= 0 else [(head.records + start, -start), (0, head.next)]
@@ -242,9 +243,9 @@ def _entries(image: Image, head: _Head, layout: Layout) -> list[_Entry]:
 
 
 def _stable(entries: list[_Entry], before: _Head, after: _Head) -> list[_Entry]:
-    """Return the records that the writer cannot have touched in between, allowing for one in progress.
+    """Return the records that the writer cannot have touched between the two readings of the counters.
 
-    Raises UnreadableError if the buffer moved.
+    One record may have been in progress. Raises UnreadableError if the buffer moved.
     """
     if (before.begin, before.capacity, before.epoch) != (after.begin, after.capacity, after.epoch):
         raise UnreadableError("ChangedWhileRead", "the buffer moved while it was read")

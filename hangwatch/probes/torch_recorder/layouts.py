@@ -1,7 +1,7 @@
 """The field offsets of PyTorch's flight recorder by version: table `layouts.toml`.
 
-tests/torch_layouts.py prints it from the headers in wheels. The memory forms of strings, vectors, maps, tuples and
-SmallVectors (libstdc++, c10) are the same in all versions.
+tests/torch_layouts.py prints the table from the headers in wheels. The memory forms of strings, vectors, maps, tuples
+and SmallVectors (libstdc++, c10) are the same in all versions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STRING_BYTES = 32
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Byte offsets in a recorder and in a record, on x86-64; -1 if a version lacks the field."""
+    """The byte offsets in a recorder and in a record, on x86-64; -1 if a version lacks the field."""
 
     versions: tuple[str, ...]
     enabled: int
@@ -59,20 +59,20 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def recorder_bytes(self) -> int:
-        """The bytes of a recorder to read: up to the last needed member."""
+        """The number of bytes of a recorder to read: up to the last needed member."""
         return max(self.members + MAP_BYTES, self.library_version + STRING_BYTES)
 
     @property
     def moves_while_filling(self) -> bool:
         """True if `next` moves from the first record on; false if it moves only in a full buffer.
 
-        It does since 2.10, with the epochs; see `record` in FlightRecorderDetail.hpp.
+        It moves from the first record on since 2.10, which added epochs. See `record` in FlightRecorderDetail.hpp.
         """
         return self.reset_epoch >= 0
 
     @property
     def name(self) -> str:
-        """The versions with this layout, first to last."""
+        """The versions with this layout: the first and the last."""
         return self.versions[0] if len(self.versions) == 1 else f"{self.versions[0]}-{self.versions[-1]}"
 
 
@@ -92,7 +92,7 @@ def dtypes() -> tuple[str, ...]:
 
 
 def candidates(torch_version: str) -> tuple[Layout, ...]:
-    """Return the layout of this version; for an unknown version all layouts, of which only one may fit."""
+    """Return the layout of this version. For an unknown version return all layouts, of which only one may fit."""
     release = re.match(r"\d+\.\d+\.\d+", torch_version)
     known = [layout for layout in _table().layouts if release is not None and release[0] in layout.versions]
     return tuple(known) or _table().layouts

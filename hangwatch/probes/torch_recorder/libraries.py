@@ -1,4 +1,4 @@
-"""Pure: finds the PyTorch libraries that a process has mapped, in /proc/PID/maps (proc_pid_maps(5))."""
+"""Pure: find the PyTorch libraries that a process has mapped, in /proc/PID/maps (proc_pid_maps(5))."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ class Mappings(NamedTuple):
 
 
 def parse_maps(maps: bytes) -> Mappings:
-    """Parse the maps: at most `MOST_LIBRARIES` libraries; of a library mapped twice the first mapping."""
+    """Return at most `MOST_LIBRARIES` libraries and the writable memory of a maps text.
+
+    A library that is mapped twice is returned with its first mapping.
+    """
     libraries: dict[tuple[bytes, bytes, bytes], Mapped] = {}
     writable: list[tuple[int, int]] = []
     previous_library, previous_end = None, 0
@@ -52,7 +55,7 @@ def parse_maps(maps: bytes) -> Mappings:
             text = path.decode("utf-8", "surrogateescape")
             libraries[key] = Mapped(_KINDS[name[1]], text, fields[3].decode(), inode, start, offset, ())
         is_library = name is not None and key in libraries
-        is_bss = not path and start == previous_end and previous_library is not None  # .bss goes on where the file ends
+        is_bss = not path and start == previous_end and previous_library is not None  # .bss follows the end of the file
         if fields[1].startswith(b"rw"):
             writable.append((start, end))
             owner = key if is_library else previous_library if is_bss else None

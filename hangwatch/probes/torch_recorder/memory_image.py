@@ -1,8 +1,8 @@
-"""Reads pieces of another process's memory within bounds, and parses the containers of libstdc++ and c10 in it.
+"""Read pieces of another process's memory within limits, and parse the containers of libstdc++ and c10 in it.
 
-All of it is untrusted: each pointer, length and count is checked before use, and a value that does not fit ends the
-reading. The forms are libstdc++'s `basic_string`, `vector` and `_Rb_tree` (bits/basic_string.h, stl_vector.h,
-stl_tree.h) with the C++11 ABI, and c10/util/SmallVector.h.
+All of it is untrusted. Each pointer, length and count is checked before use, and an impossible value ends the reading.
+The forms are libstdc++'s `basic_string`, `vector` and `_Rb_tree` (bits/basic_string.h, stl_vector.h, stl_tree.h) with
+the C++11 ABI, and c10/util/SmallVector.h.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Place: TypeAlias = tuple[int, int]
 NOWHERE: Place = (0, 0)
 
 Read: TypeAlias = Callable[[Sequence[Place]], Sequence[bytes]]
-"""Reads each place as far as possible. Raises UnreadableError if nothing can be read."""
+"""Function that reads each place as far as possible. It raises UnreadableError if nothing can be read."""
 
 
 class UnreadableError(Exception):
@@ -39,7 +39,7 @@ class UnreadableError(Exception):
 
 
 def require(condition: bool, what: str) -> None:
-    """Raise UnreadableError unless a condition holds that holds for every flight recorder."""
+    """Raise UnreadableError unless `condition` is true. Every flight recorder meets it."""
     if not condition:
         raise UnreadableError("UnknownLayout", what)
 
@@ -64,7 +64,7 @@ class Image:
         return pieces
 
     def take_parts(self, parts: Iterable[Part]) -> dict[Place, bytes]:
-        """Return the memory that `content` needs for many small parts; neighbours are read together."""
+        """Return the memory that `content` needs for many small parts. Neighbouring parts are read together."""
         wanted = sorted({place for place, _ in parts if place[1]})
         runs: list[list[int]] = []  # first address, end
         for address, count in wanted:
@@ -85,11 +85,11 @@ class Image:
 
 
 Part: TypeAlias = tuple[Place, bytes]
-"""The place of the content of a string or list; or an empty place and the content, if it is stored inline."""
+"""The content of a string or list: its place, or an empty place and the bytes if they are stored inline."""
 
 
 def content(part: Part, contents: dict[Place, bytes]) -> bytes:
-    """Return the content of a part; `contents` holds what `take_parts` has read."""
+    """Return the content of a part. `contents` is the result of `take_parts`."""
     place, inline = part
     return contents[place] if place[1] else inline
 
@@ -105,7 +105,7 @@ def text(members: tuple[int, int, bytes], address: int) -> Part:
 
 
 def text_at(raw: bytes, offset: int, address: int) -> Part:
-    """Return the std::string at `offset` in these bytes, which are at `address`."""
+    """Return the std::string at `offset` in the bytes `raw`, which begin at `address`."""
     pointer, size, inline = _STRING.unpack_from(raw, offset)
     return text((pointer, size, inline), address + offset)
 
@@ -171,7 +171,7 @@ def map_nodes(image: Image, address: int, raw: bytes, value_bytes: int, most: in
 
 
 def spans(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return rising numbers as [first, last] of each range."""
+    """Return the ranges of rising numbers, each as (first, last)."""
     if not numbers:
         return ()
     starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]

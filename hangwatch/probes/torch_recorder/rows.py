@@ -1,4 +1,7 @@
-"""Decodes a record of a flight recorder: its bytes, by the layout of a version, to a row, to a `FlightRecord`."""
+"""Decode a record of a flight recorder.
+
+Its bytes become a row, by the layout of a version. The row becomes a `FlightRecord`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from hangwatch.probes.torch_recorder import layouts
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.memory_image import Part, Place, content, require, small_vector, text, vector
 
-MOST_TENSORS = 1024  # of one operation; beyond that sizes and types are omitted
+MOST_TENSORS = 1024  # of one operation; sizes and types of more tensors are omitted
 MOST_DIMENSIONS = 64  # of a tensor: c10's limit
 MOST_NAME = 128  # characters
 MOST_SEQUENCE = 1 << 53
@@ -24,7 +27,7 @@ _ABSENT = (0, 16, 0, b"")  # a number, and an empty string at address 0
 
 
 class Row(NamedTuple):
-    """The members of a record; those that a version lacks are 0 or empty."""
+    """The members of a record. Members that a version lacks are 0 or empty."""
 
     id: int
     epoch: int
@@ -44,7 +47,10 @@ class Row(NamedTuple):
 
 
 class Unpacked:
-    """Unpacks members of a record, given as (offset, code of struct), in the given order with one struct."""
+    """A reader of the members `wanted` of a record, given as (offset, code of struct).
+
+    It unpacks all of them with one struct, and returns them in the given order.
+    """
 
     def __init__(self, wanted: Sequence[tuple[int, str]], record_bytes: int) -> None:
         codes, at, count, where = "<", 0, 0, dict[int, range]()
@@ -60,16 +66,16 @@ class Unpacked:
         )
 
     def unpack(self, raw: bytes) -> tuple[Any, ...]:
-        """Return their values; 0 or an empty string for members that a version lacks."""
+        """Return the values of the members; 0 or an empty string for members that a version lacks."""
         values: tuple[Any, ...] = self._in_order(self._struct.unpack(raw) + _ABSENT)
         return values
 
 
 class Rows:
-    """Parses the bytes of a record into a row."""
+    """A parser that converts the bytes of a record to a row."""
 
     def __init__(self, layout: Layout) -> None:
-        names = layout.group_names  # libstdc++ stores tuples backwards: the description before the name
+        names = layout.group_names  # libstdc++ stores tuples backwards: the description precedes the name
         dims = f"QII{4 * layout.dim_bytes}s"
         self._texts = (names + 32, names, layout.operation, layout.thread_name)
         self._lists = ((layout.input_dims, layout.dim_bytes), (layout.output_dims, layout.dim_bytes), (layout.sizes, 8))
@@ -114,13 +120,13 @@ class Rows:
 
 
 class Texts:
-    """Decodes names, bounded and printable. Most repeat, and are decoded once."""
+    """A decoder of names, which makes them short and printable. Names repeat: each is decoded once."""
 
     def __init__(self) -> None:
         self._decoded: dict[bytes, str] = {}
 
     def decode(self, part: Part, contents: dict[Place, bytes]) -> str:
-        """Return the text of a part; `contents` holds what has been read."""
+        """Return the text of a part. `contents` is the result of `Image.take_parts`."""
         raw = content(part, contents)
         if raw not in self._decoded:
             self._decoded[raw] = words.elided(raw.decode("utf-8", "replace"), MOST_NAME)
@@ -128,7 +134,7 @@ class Texts:
 
 
 class Tensors(NamedTuple):
-    """Sizes and types of the tensors that an operation read and wrote; all empty if unknown."""
+    """The sizes and types of the tensors that an operation read and wrote; all empty if unknown."""
 
     input_sizes: tuple[tuple[int, ...], ...]
     output_sizes: tuple[tuple[int, ...], ...]
@@ -140,14 +146,17 @@ _UNKNOWN_TENSORS = Tensors((), (), (), ())
 
 
 class Shapes:
-    """Parses sizes and types of the tensors of an operation. Most repeat, and are parsed once."""
+    """A parser of sizes and types of the tensors of an operation. They repeat: each combination is parsed once."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._parsed: dict[tuple[bytes, ...], Tensors] = {}
 
     def parse(self, parts: Sequence[Part], contents: dict[Place, bytes]) -> Tensors:
-        """Return the tensors by dimensions of inputs and outputs, sizes and types; none if there are too many."""
+        """Return the tensors of an operation; empty if there are too many.
+
+        `parts` are the dimensions of inputs and outputs, the sizes, and the types of inputs and outputs.
+        """
         if not parts:
             return _UNKNOWN_TENSORS
         key = tuple([content(part, contents) for part in parts])

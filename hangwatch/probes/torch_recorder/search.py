@@ -1,4 +1,4 @@
-"""Finds a flight recorder without symbols: an object of its shape in the heap, to which the library's data points."""
+"""Find a flight recorder without symbols: an object of its shape in the heap, to which the library's data points."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ALIGNED = 16  # malloc(3)
 def search(
     read: Read, data: Sequence[Place], writable: Sequence[Place], layouts: Sequence[Layout]
 ) -> list[tuple[int, Layout]]:
-    """Return every (address, layout) that could be an active recorder. `data` and `writable` are (first address, end).
+    """Return every (address, layout) that could be an active recorder. Raises UnreadableError.
 
-    Raises UnreadableError.
+    `data` and `writable` hold pairs (first address, end).
     """
     if sum(end - first for first, end in data) > MOST_DATA_BYTES:
         raise UnreadableError("TooLarge", f"the library has more than {MOST_DATA_BYTES >> 20} MiB of data")

@@ -1,8 +1,9 @@
-"""Finds the static pointer of a flight recorder by the symbols of its library. A child reads each library file once.
+"""Find the static pointer of a flight recorder by the symbols of its library. A child reads each library file once.
 
 The file belongs to the job, and may be on a file system that never responds. Then the child is abandoned, and that
-library is searched by shape. Results are cached by file (device and inode, as in /proc/PID/maps) and by its first page
-as mapped by the process, which holds the build id. So no other file is mistaken for it, whatever happens to the path.
+library is searched by shape. Results are cached by device and inode, as in /proc/PID/maps, and by the first page as
+mapped by the process. This page holds the build id. So no other file is mistaken for the library, even if the path
+changes.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from hangwatch.probes.torch_recorder.libraries import Mapped
 CHILD = Path(__file__).with_name("symbols_child.py")
 DEADLINE_SECONDS = 10.0
 STARVATION = child.Starvation(20.0, cpu_seconds=2.0, most_asleep=2)
-"""Extra time for a child that waits for a core, not for a file. Reading libtorch_cpu takes 0.2 s of CPU."""
+"""Extra time for a child that waits for a CPU, not for a file. Reading libtorch_cpu takes 0.2 s of CPU."""
 
-SILENCE_SECONDS = 600.0  # after which a file that did not respond is tried again
+SILENCE_SECONDS = 600.0  # time before another try of a file that did not respond
 PAGE_BYTES = 4096
 MOST_KNOWN = 256
 MOST_ANSWER_BYTES = 4096
@@ -32,7 +33,11 @@ _FARTHEST = 1 << 40
 
 
 class Symbols(NamedTuple):
-    """The offset of the static pointer from the library's first mapping, None if unknown; the torch version."""
+    """The symbols of a library file.
+
+    `pointer` is the offset of the static pointer from the library's first mapping; None if unknown. `version` is the
+    torch version; empty if unknown.
+    """
 
     pointer: int | None = None
     version: str = ""
@@ -47,7 +52,7 @@ class _Key(NamedTuple):
 
 
 class SymbolTables:
-    """Caches the symbols of library files."""
+    """A cache of the symbols of library files."""
 
     def __init__(self, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         self._deadline_seconds = deadline_seconds
@@ -58,7 +63,7 @@ class SymbolTables:
         self._runner = child.Runner("reader of symbols", starvation=STARVATION)
 
     def abandoned_children(self) -> int:
-        """Return the number of children that wait for a file now."""
+        """Return the number of abandoned children that still wait for a file."""
         return self._runner.abandoned.count()
 
     def look_up(self, library: Mapped, first_page: bytes, process: ProcessId, share: str, proc_root: Path) -> Symbols:
@@ -84,7 +89,7 @@ class SymbolTables:
         return symbols or Symbols()
 
     def _ask(self, key: _Key, path: str, process: ProcessId, share: str, proc_root: Path) -> Symbols | None:
-        """Ask a child; None if there was no answer."""
+        """Return the answer of a child; None if it did not respond."""
         question = [f"{proc_root}/{process.pid}/root", path, key.device, key.inode, key.offset, key.library]
         printed = self._runner.run(
             [sys.executable, "-I", str(CHILD), json.dumps(question)],

@@ -1,8 +1,8 @@
-"""Finds the flight recorder's static pointer in a library that a job has mapped. A script of its own.
+"""Find the flight recorder's static pointer in a library that a job has mapped. A script.
 
 Started as `python -I symbols_child.py JSON`; JSON is [path of /proc/PID/root, path of the library, device, inode,
 offset of its first mapping, library]. It prints JSON: the offset of the pointer from that mapping (null if no symbol
-matches), the torch version, and the checksum of the first page. The file belongs to the job: it may block, be truncated
+matches), the torch version, and the checksum of the first page. The file belongs to the job. It may block, be truncated
 while it is read, or not be a library. Then only this process ends.
 """
 
@@ -29,7 +29,7 @@ SYMBOL = struct.Struct("<IBBHQQ")
 
 
 def open_below(root: str, path: str) -> int:
-    """Open a file below a folder; no part of its path may be a link. Raises OSError."""
+    """Open a file below a folder. No part of its path may be a link. Raises OSError."""
     *folders, name = [part for part in path.split("/") if part]
     folder_descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -49,7 +49,7 @@ def open_below(root: str, path: str) -> int:
 
 
 def map_part(file: int, offset: int, size: int) -> tuple[mmap.mmap, int]:
-    """Map a part of a file; return the map and the offset of the part in it."""
+    """Map a part of a file. Return the map and the offset of the part in it."""
     if not 0 < size <= MOST_TABLE_BYTES:
         raise ValueError("a table is too large")
     lead_bytes = offset % mmap.ALLOCATIONGRANULARITY
@@ -57,7 +57,7 @@ def map_part(file: int, offset: int, size: int) -> tuple[mmap.mmap, int]:
 
 
 def symbol_values(file: int, symbols: tuple[int, int], strings: tuple[int, int], library: str) -> list[int]:
-    """Return the values of the symbols for the static pointer; both tables are given as (offset, size)."""
+    """Return the values of the symbols for the static pointer. Both tables are given as (offset, size)."""
     (names, names_at), (table, table_at) = map_part(file, *strings), map_part(file, *symbols)
     values = []
     for name in NAME.finditer(names, names_at):
@@ -91,7 +91,7 @@ def pointer(file: int, library: str, offset: int) -> int | None:
 
 
 def version(root: str, path: str) -> str:
-    """Return the version in torch/version.py, two folders up; empty if there is none."""
+    """Return the version in torch/version.py, in the parent of the library's folder; empty if there is none."""
     try:
         file = open_below(root, f"{path.rsplit('/', 2)[0]}/version.py")
     except OSError:
@@ -102,7 +102,7 @@ def version(root: str, path: str) -> str:
 
 
 def main() -> None:
-    """Answer the one question."""
+    """Print the answer to the question in the only argument."""
     root, path, device, inode, offset, library = json.loads(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
     file = open_below(root, path)

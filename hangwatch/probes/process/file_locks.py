@@ -19,7 +19,7 @@ _MOST_PATH_CHARACTERS = 200
 
 
 def find_awaited_lock(pid: int, descriptor: int, proc_root: Path) -> FileLock | None:
-    """Return the lock that a process waits for in flock(2) or fcntl(2) on this descriptor; None if it is closed.
+    """Return the lock that a process waits for in flock(2) or fcntl(2) on this descriptor; None if unknown.
 
     The holder is unknown in three cases. It has ended, and its child inherited the lock: /proc/locks omits locks
     without a pid. It is on another node (NFS). Or the lock belongs to an open file description.

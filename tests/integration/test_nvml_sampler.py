@@ -295,7 +295,7 @@ def test_details_of_which_one_gpu_makes_the_driver_block_cost_only_these_details
     assert "FabricDetails" in reply.detail
     sweep_where(sampler, lambda sweep: len(sweep.gpus) == 8, "GPU 5 to be sampled again")
     again = sampler.query(FabricDetails, 10.0)
-    assert isinstance(again, Fault) and "made the driver block recently" in again.detail
+    assert isinstance(again, Fault) and "made the driver block" in again.detail
     assert len(first_sweep(sampler).gpus) == 8
 
 

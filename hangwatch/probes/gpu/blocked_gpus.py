@@ -43,8 +43,8 @@ class BlockedGpus:
         fault = Fault(
             subject=f"gpu {index}",
             reason=REASON,
-            detail=f"the driver did not answer about this GPU within {deadline_seconds:g} s ({purpose}); "
-            "the GPU is not read until another process gets an answer",
+            detail=f"the driver did not respond about this GPU within {deadline_seconds:g} s ({purpose}); "
+            "the GPU is not read until a retry succeeds",
             remedy=NO_ANSWER,
             about="target",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from hangwatch import words
 from hangwatch.model import Fault, GpuSweep, TrafficSweep
 from hangwatch.probes.gpu.source import NO_DRIVER, DetailsT, GpuSource
 from hangwatch.probes.node.machine import Node
@@ -34,7 +35,7 @@ def details(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
     count = len(nvidia_gpus(node.sys_root))
     if not count:
         return None
-    detail = f"the PCI bus has {count} NVIDIA GPUs, but no driver answers for them ({reply.detail})"
+    detail = f"the PCI bus has {words.count(count, 'NVIDIA GPU')}, but no driver responds ({reply.detail})"
     return msgspec.structs.replace(reply, detail=detail)
 
 

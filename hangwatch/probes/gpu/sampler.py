@@ -36,8 +36,8 @@ process hangs per GPU.
 
 MAX_MESSAGE_BYTES = 8 << 20
 KEEP_OPEN = (
-    "nvidia-smi -pm 1, or systemctl enable --now nvidia-persistenced: without persistence mode, opening takes seconds "
-    "for each GPU; if `nvidia-smi` does not return at all, drain and reboot the node"
+    "run `nvidia-smi -pm 1`, or `systemctl enable --now nvidia-persistenced`: without persistence mode, opening takes "
+    "seconds per GPU; if `nvidia-smi` does not return, drain and reboot the node"
 )
 REAP_SECONDS = 2.0
 
@@ -133,7 +133,10 @@ class NvmlSampler:
         end = time.monotonic() + deadline_seconds
         name = kind.__name__
         if time.monotonic() < self._suspended_until.get(name, 0.0):
-            return _stalled(name, "made the driver block recently; power is still sampled")
+            return _stalled(
+                name,
+                f"made the driver block, so it is refused for {SUSPENDED_SECONDS / 60:.0f} min; power is still sampled",
+            )
         with self._changed:
             self._changed.wait_for(lambda: self._status.alive or self._status.fault is not None, deadline_seconds)
             child = self._child
@@ -147,7 +150,7 @@ class NvmlSampler:
         try:
             answer = future.result(max(0.0, end - time.monotonic()))
         except FutureTimeoutError:
-            return _stalled(name, f"the driver did not answer within {deadline_seconds:g} s")
+            return _stalled(name, f"the driver did not respond within {deadline_seconds:g} s")
         finally:
             self._pending.pop(number, None)
         return answer.fault or decoding.decode_json(answer.details, kind)
@@ -220,7 +223,9 @@ class NvmlSampler:
             except EOFError:
                 return child.ending()
             except msgspec.MsgspecError as error:
-                return Fault(subject="driver", reason="Garbled", detail=f"the sampling process sent: {error}")
+                return Fault(
+                    subject="driver", reason="Garbled", detail=f"the sampling process sent an invalid message: {error}"
+                )
             for message in messages:
                 if isinstance(message, Failed):
                     return message.fault
@@ -397,8 +402,8 @@ class _Child(Child):
         return Fault(
             subject="driver",
             reason="Crashed",
-            detail=f"the process that reads the driver ended with {ending}; it is started again",
-            remedy="dmesg | grep -i -e nvrm -e xid; the line before says more if Python failed",
+            detail=f"the process that reads the driver ended with {ending}; hangwatch starts it again",
+            remedy="dmesg | grep -i -e nvrm -e xid; if Python failed, its error is in the log of hangwatch",
         )
 
 

@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 DRIVER_REMEDIES = {
     "DriverNotFound": "install the NVIDIA driver; in a container, also set NVIDIA_DRIVER_CAPABILITIES=utility",
-    "DriverNotLoaded": "modprobe nvidia; then look at `dmesg | grep -i nvrm`",
-    "LibRmVersionMismatch": "the driver was upgraded under running programs: reboot, or unload and load its modules",
+    "DriverNotLoaded": "run `modprobe nvidia`, then `dmesg | grep -i nvrm`",
+    "LibRmVersionMismatch": "the driver was upgraded while programs used it: reboot, or reload its kernel modules",
     "NoPermission": "run as root, or allow this user to open /dev/nvidia*",
     "Unknown": "dmesg | grep -i -e nvrm -e xid",
 }
 GPU_REMEDIES = {
-    "GpuIsLost": "drain the node, look for XID 79 in `dmesg`, then power-cycle it: a reset rarely brings it back",
-    "ResetRequired": "drain the node, stop what holds the GPU (hangwatch, too), `nvidia-smi --gpu-reset -i {index}`",
+    "GpuIsLost": "drain the node, look for XID 79 in `dmesg`, then power-cycle the node: a GPU reset rarely helps",
+    "ResetRequired": "drain the node, stop hangwatch and all GPU programs, run `nvidia-smi --gpu-reset -i {index}`",
     "NoPermission": "run as root, or allow this user to open /dev/nvidia*",
     "Unknown": "dmesg | grep -i -e nvrm -e xid",
 }

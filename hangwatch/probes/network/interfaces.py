@@ -195,7 +195,7 @@ def connect(address: str, port: int, deadline_seconds: float) -> Fault | None:
     try:
         socket.create_connection((address, port), timeout=deadline_seconds).close()
     except OSError as error:
-        detail = f"no answer within {deadline_seconds:g} s" if isinstance(error, TimeoutError) else str(error)
+        detail = f"did not respond within {deadline_seconds:g} s" if isinstance(error, TimeoutError) else str(error)
         reason = _REASONS.get(error.errno or 0, "NoAnswer")
         return Fault(subject=f"{address} port {port}", reason=reason, detail=detail)
     return None

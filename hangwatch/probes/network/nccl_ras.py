@@ -36,14 +36,14 @@ _LIBRARY = re.compile(r"/libnccl\.so")
 _ABSENT = frozenset({"NoListener", "RasDisabled"})
 _VARIABLES = ("NCCL_RAS_ENABLE", "NCCL_RAS_ADDR")
 _MOST_RANKS = 256
-_RUNNER = child.Runner("child that asks NCCL", waits_for_place=False)
+_RUNNER = child.Runner("client of NCCL RAS", waits_for_place=False)
 _REMEDIES = {
     "not_permitted": "run as root, or grant CAP_SYS_ADMIN: it is in another network namespace",
     "too_large": "run ncclras on the node of the job",
 }
 _REASONS = {
-    "not_permitted": ("PermissionDenied", "hangwatch may not join its network namespace"),
-    "no_answer": ("NoAnswer", f"no complete answer within {ASK_SECONDS:.0f} s"),
+    "not_permitted": ("PermissionDenied", "hangwatch is not permitted to join its network namespace"),
+    "no_answer": ("NoAnswer", f"it did not respond completely within {ASK_SECONDS:.0f} s"),
     "refused": ("NotReached", "it refused or closed the connection"),
     "garbage": ("BadAnswer", "the listening process does not use the protocol of NCCL's RAS"),
     "too_large": ("TooLarge", f"the answer exceeds {MOST_BYTES >> 20} MiB"),
@@ -84,7 +84,7 @@ def find_endpoint(ranks: Sequence[ProcessId], proc_root: Path) -> RasEndpoint | 
             fault = variables or fault
             continue
         if variables.get("NCCL_RAS_ENABLE") == "0":
-            fault = _fault("RasDisabled", "its environment says NCCL_RAS_ENABLE=0")
+            fault = _fault("RasDisabled", "its environment sets NCCL_RAS_ENABLE=0")
             continue
         port = _port(variables.get("NCCL_RAS_ADDR"))
         listener = find_listener(rank, port, spaces.held(ranks), spaces) if port is not None else None
@@ -189,7 +189,7 @@ def collect_statuses(
         return endpoint if endpoint.reason not in _ABSENT or has_nccl(ranks, proc_root) else None
     if (youngest := youngest_age_seconds(ranks)) < min_age_seconds:
         return _fault(
-            "TooYoung", f"one of its ranks started {youngest:.0f} s ago: NCCL is not asked while a job starts"
+            "TooYoung", f"one of its ranks started {youngest:.0f} s ago: NCCL is not queried while a job starts"
         )
     statuses: list[tuple[float, RasStatus]] = []
     form: Form = "json"
@@ -272,7 +272,7 @@ OFF = Fault(
     subject="NCCL RAS",
     reason="SwitchedOff",
     detail="nccl_ras is off",
-    remedy="with NCCL 2.29.2 or later, in the configuration, under [capture]: nccl_ras = true",
+    remedy="if NCCL is 2.29.2 or later, set nccl_ras = true in [capture] of the configuration",
 )
 """The fault reported while `nccl_ras` is off."""
 

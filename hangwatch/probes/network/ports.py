@@ -75,15 +75,15 @@ def _try(port: Port, resolve: Callable[[str], tuple[str, ...] | Fault]) -> Fault
 
 
 def _fault(port: Port, reason: str, detail: str) -> Fault:
-    remedy = _REMEDIES.get(reason, "`ip route get {host}`").format(host=port.host, port=port.port)
+    remedy = _REMEDIES.get(reason, "run `ip route get {host}`").format(host=port.host, port=port.port)
     return Fault(subject=str(port), reason=reason, detail=detail, remedy=remedy)
 
 
 _REMEDIES = {
-    "Refused": "no process listens there yet, or a firewall rejects: on {host}, `ss -ltnp 'sport = :{port}'`",
-    "NoAnswer": "is {host} up (`ping {host}`)? If so, a firewall drops packets: `nft list ruleset` on {host}",
-    "NoRoute": "`ip route get {host}`; a firewall in between may also reject",
-    "NotAllowed": "this node's firewall forbids it: `nft list ruleset`, `iptables -S OUTPUT`",
-    "UnknownHost": "`getent hosts {host}`: correct the name, or add it to DNS or /etc/hosts",
-    "ResolverSilent": "`getent hosts {host}`; does the name server of /etc/resolv.conf answer?",
+    "Refused": "no process listens there, or a firewall rejects: run `ss -ltnp 'sport = :{port}'` on {host}",
+    "NoAnswer": "run `ping {host}`; if it responds, a firewall drops packets: run `nft list ruleset` on {host}",
+    "NoRoute": "run `ip route get {host}`; a firewall on the way may also reject",
+    "NotAllowed": "the firewall of this node forbids it: run `nft list ruleset` and `iptables -S OUTPUT`",
+    "UnknownHost": "run `getent hosts {host}`; correct the name, or add it to DNS or /etc/hosts",
+    "ResolverSilent": "run `getent hosts {host}`, and check the name server in /etc/resolv.conf",
 }

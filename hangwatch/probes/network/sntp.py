@@ -68,7 +68,7 @@ def query(
                 answers[answering_peer] = _receive(answering_peer, sock, sent, unix_clock)
     for peer, (sock, _) in waiting.items():
         sock.close()
-        answers[peer] = _fault(peer, "NoAnswer", f"no answer within {deadline_seconds:g} s")
+        answers[peer] = _fault(peer, "NoAnswer", f"did not respond within {deadline_seconds:g} s")
     return {peer: answers[peer] for peer in peers}
 
 
@@ -105,10 +105,10 @@ def parse_answer(peer: str, packet: bytes, sent: bytes, received_unix_seconds: f
     `sent` is the 8-byte transmit time of the request, which the answer must repeat.
     """
     if len(packet) < _PACKET.size:
-        return _fault(peer, "UnreadableAnswer", f"{len(packet)} bytes, an answer has {_PACKET.size}")
+        return _fault(peer, "UnreadableAnswer", f"the answer has {len(packet)} bytes instead of {_PACKET.size}")
     first, stratum, *_ = fields = _PACKET.unpack_from(packet)
     if packet[24:32] != sent or first & 7 != _SERVER_MODE:
-        return _fault(peer, "UnreadableAnswer", "it does not answer this request")
+        return _fault(peer, "UnreadableAnswer", "the answer is not for this request")
     if stratum == 0 or first >> 6 == _UNSYNCHRONIZED_LEAP:
         return _fault(
             peer, "PeerUnsynchronized", "the peer reports that its clock is not synchronized, or refuses to answer"

@@ -200,8 +200,7 @@ def test_what_a_login_and_a_unit_would_get_is_said_without_a_job(started: NodeTr
     result = run("fd_limit", started.node())
     assert status_and_reason(result) == ("OK", "FilesLeft")
     assert (
-        "a unit of systemd that starts now may open 1024, at most 524288 (systemd's own default)"
-        in result.verdict.message
+        "a systemd unit that starts now may open 1024, at most 524288 (systemd's own default)" in result.verdict.message
     )
     login = "a login that starts now may open 4096, at most 8192 (/etc/security/limits.d/90-nofile.conf, 2 lines for other users)"
     assert login in result.verdict.message
@@ -246,12 +245,12 @@ def test_which_file_counts(
 ) -> None:
     for path, text in files.items():
         started.write(path, text)
-    assert new(started) == {"a unit of systemd": unit, "a login": login}
+    assert new(started) == {"a systemd unit": unit, "a login": login}
 
 
 def test_without_pam_limits_or_systemd_nothing_is_promised(started: NodeTree) -> None:
     started.write("etc/pam.d/common-session", "#session required pam_limits.so\n")
-    assert set(new(started)) == {"a unit of systemd"}
+    assert set(new(started)) == {"a systemd unit"}
     started.write("proc/1/comm", "tini\n")
     assert new(started) == {}
     started.write("etc/pam.d/sshd", "session required pam_limits.so\n")
@@ -264,7 +263,7 @@ def test_in_a_container_of_our_own_files_say_nothing_of_the_node(started: NodeTr
     etc = started.root / "proc" / "1" / "root" / "etc"
     etc.parent.mkdir()
     etc.symlink_to(started.root / "etc")
-    assert set(new(started)) == {"a unit of systemd", "a login"}
+    assert set(new(started)) == {"a systemd unit", "a login"}
     etc.unlink()
     etc.mkdir()
     assert new(started) == {}

@@ -66,7 +66,7 @@ def _unit(file_root: Path) -> NewProcess:
         match = _DEFAULT.fullmatch(line)
         configured = parse_default(match[1]) if match else None
         limit, source = (configured, _name(path, file_root)) if configured else (limit, source)
-    return NewProcess("a unit of systemd", limit.soft, limit.hard, source)
+    return NewProcess("a systemd unit", limit.soft, limit.hard, source)
 
 
 def _login(file_root: Path, unit: NewProcess | None) -> NewProcess | None:

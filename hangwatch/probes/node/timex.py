@@ -10,7 +10,7 @@ from hangwatch.model import Fault, Value
 STA_UNSYNC = 0x0040
 STA_NANO = 0x2000
 TIME_ERROR = 5
-REMEDY = "allow adjtimex: ProtectClock=no in the unit, or a seccomp profile that permits it in the container"
+REMEDY = "allow adjtimex: set ProtectClock=no in the unit; in a container, use a seccomp profile that permits it"
 
 
 class Timex(Value, frozen=True):

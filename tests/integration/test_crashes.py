@@ -430,7 +430,7 @@ def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
     stack = crash_artifacts.native_stack(known, core, Path("/"))
     assert collection._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
     as_root = crash_artifacts.native_stack(known._replace(uid=0), core, Path("/"))
-    assert "belongs to user 61234, not to the job's" in as_root
+    assert "belongs to user 61234, not to the user of the job" in as_root
 
 
 @needs_root
@@ -499,7 +499,7 @@ def hostile(kind: str, folder: Path) -> Path:
         ("a folder", "Is a directory"),
         ("a way up", "is not an absolute path"),
         ("a device", "is not a regular file"),
-        ("another user's", "not to the job's"),
+        ("another user's", "not to the user of the job"),
         ("nothing", ""),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_mapped_file_that_is_a_link_by_now_is_not_followed(tmp_path: Path) -> 
         (tmp_path / "lib.so (deleted)").symlink_to("/dev/zero")
         answer = pystack.dump(pid, UNREAD, deadline_seconds=60.0)
     assert answer.fault is not None
-    assert "lib.so (deleted) is another file here" in answer.fault.detail
+    assert "lib.so (deleted) is not the file at this path" in answer.fault.detail
 
 
 def test_a_process_that_is_no_python_keeps_py_spys_fault_with_both_complaints(tmp_path: Path) -> None:

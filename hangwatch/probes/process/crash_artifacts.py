@@ -265,8 +265,8 @@ def _piped(pattern: str, pid: int) -> str:
     That program is not started: it would run as root on data that the job's owner wrote.
     """
     if "systemd-coredump" in pattern:
-        return f"cores go to systemd-coredump: coredumpctl info {pid}"
-    return f"cores go to a program: {words.elided(pattern[1:].strip().partition(' ')[0], 200)}"
+        return f"cores go to systemd-coredump: run `coredumpctl info {pid}`"
+    return f"cores go to the program {words.elided(pattern[1:].strip().partition(' ')[0], 200)}"
 
 
 def _signal_name(number: int) -> str:

@@ -45,7 +45,7 @@ def open_file(question: dict[str, Any]) -> BinaryIO:
     owner = os.fstat(file.fileno()).st_uid
     if owner != question["uid"]:
         file.close()
-        raise bounded_read.FileError(path, f"belongs to user {owner}, not to the job's")
+        raise bounded_read.FileError(path, f"belongs to user {owner}, not to the user of the job")
     return file
 
 
@@ -180,7 +180,7 @@ def _become(uid: int) -> None:
         os.setresgid(_NOBODY, _NOBODY, _NOBODY)
         os.setresuid(uid, uid, uid)
     except OSError as error:
-        why = f"belongs to user {uid}, and hangwatch may not become that user: {error.strerror}"
+        why = f"belongs to user {uid}; hangwatch cannot switch to that user: {error.strerror}"
         raise bounded_read.FileError("core", why) from None
 
 

@@ -160,13 +160,13 @@ def _no_answer(target: ProcessId) -> Fault:
     return Fault(
         subject=f"pid {target.pid}",
         reason="NoAnswer",
-        detail=f"the memory of pid {target.pid} is locked: reading its environment or maps never returns",
+        detail=f"the memory of pid {target.pid} is locked: its environment and maps cannot be read",
         remedy=f"repair the file system that it waits for: see /proc/{target.pid}/stack, /proc/{target.pid}/mountinfo",
     )
 
 
 def _not_asked(target: Target) -> Fault:
-    detail = f"too many threads already wait for locked memory, of {target.owner} or in total"
+    detail = f"too many threads already wait for the memory of processes, of {target.owner} or in total"
     return Fault(subject=f"pid {target.id.pid}", reason="NotAsked", detail=detail)
 
 

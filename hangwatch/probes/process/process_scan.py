@@ -292,8 +292,12 @@ def _faults(pid: int, answer: Environment | OSError) -> tuple[Fault, ...]:
         return (denied(pid, path, _MAY_READ),)
     if isinstance(answer, OSError) or answer.complete or not launchers.RANKS.isdisjoint(answer.variables):
         return ()
-    detail = f"{path} is too large: the {environment.READ_BYTES >> 10} KiB that are read of it contain no rank"
-    return (Fault(subject=f"pid {pid}", reason="TooLarge", detail=detail, remedy="unset what the job does not need"),)
+    detail = f"{path} is too large: the {environment.READ_BYTES >> 10} KiB that hangwatch reads contain no rank"
+    return (
+        Fault(
+            subject=f"pid {pid}", reason="TooLarge", detail=detail, remedy="unset variables that the job does not need"
+        ),
+    )
 
 
 def _read_stats(root: str) -> Iterator[Stat]:

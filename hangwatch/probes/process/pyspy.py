@@ -200,7 +200,7 @@ def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | Non
     subject = f"pid {pid}"
     if before is None or before[1] in ENDED_STATES:
         return Fault(subject=subject, reason="ProcessGone", detail="the process has ended", about="target")
-    install = "install it beside hangwatch: pip install 'py-spy>=0.4.1'"
+    install = "install it in the environment of hangwatch: pip install 'py-spy>=0.4.1'"
     if program is None:
         return Fault(subject=subject, reason="NoPyspy", detail="py-spy was not found", remedy=install)
     known_version = version(program)

@@ -25,7 +25,7 @@ REASONS = frozenset({"DumpFailed", "NoInterpreter", "NotPython", "TooManyThreads
 """Reasons of py-spy's faults for a process that it could read but did not understand."""
 
 _NEEDED = frozenset({"NoInterpreter", "TooManyThreads"})
-_INSTALL = "pystack reads free-threaded builds and Pythons unknown to py-spy: pip install 'pystack>=1.7,<2'"
+_INSTALL = "for free-threaded builds and newer Pythons, install pystack: pip install 'pystack>=1.7,<2'"
 _LONGEST_DETAIL = 200
 # The abandoned children are shared with py-spy, since both hang for the same cause.
 _RUNNER = child.Runner("pystack", answer="stacks", abandoned=pyspy.DUMPER.abandoned, bounds_memory=False)

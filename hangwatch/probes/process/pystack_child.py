@@ -66,7 +66,7 @@ def main(pid: int) -> int:
     """Print the stacks of process `pid`. Return the exit status: 0 with JSON on stdout, 1 with a message on stderr."""
     try:
         if (path := find_replaced_file(pid)) is not None:
-            raise ValueError(f"the mapped file {path} is another file here")
+            raise ValueError(f"the mapped file {path} is not the file at this path")
         print(json.dumps(stacks(pid)))
     except Exception as error:
         print(plain(error).partition("\n")[0][:400] or type(error).__name__, file=sys.stderr)

@@ -115,7 +115,7 @@ class Recorders:
         candidates = layouts.candidates(from_symbols.version)
         if from_symbols.pointer is not None:
             (raw,) = read([(library.start + from_symbols.pointer, 8)])
-            require(len(raw) == 8, "the pointer to it leads to no memory")
+            require(len(raw) == 8, "its pointer leads to unmapped memory")
             address = int.from_bytes(raw, "little")
             if not address:
                 return _unused(library, candidates, from_symbols.version)

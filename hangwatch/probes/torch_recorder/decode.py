@@ -208,7 +208,7 @@ def _read_once(
         for row in rows
         if row.id >= first_id
     ]
-    require(known_groups.issuperset(mark.group for mark in marks), "a record is of an unknown group")
+    require(known_groups.issuperset(mark.group for mark in marks), "a record belongs to an unknown group")
     return RankRecords(
         library=library,
         records=mark_batch_parts(records) if library == "nccl" else tuple(records),
@@ -292,7 +292,7 @@ def _members(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[Gr
         raw_ranks = content(ranks, contents)
         numbers = sorted(struct.unpack(f"<{len(raw_ranks) // 8}Q", raw_ranks))
         require(not numbers or numbers[-1] < MOST_RANK, "a rank is out of its range")
-        require(len(set(numbers)) == len(numbers), "a rank is twice in a group")
+        require(len(set(numbers)) == len(numbers), "a group lists a rank twice")
         group_members = GroupMembers(
             name=texts.decode(name, contents), description=texts.decode(description, contents), ranks=spans(numbers)
         )

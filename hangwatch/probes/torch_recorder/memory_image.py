@@ -143,7 +143,7 @@ def map_nodes(image: Image, address: int, raw: bytes, value_bytes: int, most: in
     root, left, right, count = struct.unpack_from("<QQQQ", raw, 16)
     header = address + 8
     if count == 0:
-        require(root == 0 and left == right == header, "an empty map is not empty")
+        require(root == 0 and left == right == header, "an empty map has nodes")
         return []
     if count > most:
         raise UnreadableError("TooLarge", f"{count:,} groups")

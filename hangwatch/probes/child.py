@@ -335,8 +335,9 @@ class Runner:
         """
         subject = f"pid {target.pid}"
         if not self.abandoned.begin(share, deadline_seconds if self._waits_for_place else 0.0):
-            detail = f"too many {self._tool}s hang in the kernel and cannot be ended: no more are started"
-            return Fault(subject=subject, reason="TooManyDumpersStuck", detail=f"{detail} until some end")
+            detail = f"too many children ({self._tool}) hang in the kernel and cannot be killed: no more are started"
+            remedy = "repair the file system that they wait for; see `dmesg`"
+            return Fault(subject=subject, reason="TooManyDumpersStuck", detail=detail, remedy=remedy)
         stuck: Child | None = None
         try:
             child = Child(
@@ -396,6 +397,6 @@ class Runner:
         return Fault(
             subject=subject,
             reason="DumperStuck",
-            detail=f"{self._tool} (pid {pid}) hangs in the kernel while it reads this process, and cannot be ended",
-            remedy="repair the file system of its Python: its server, its network; see `dmesg`",
+            detail=f"{self._tool} (pid {pid}) hangs in the kernel while it reads this process, and cannot be killed",
+            remedy="repair the file system that holds its Python (its server or network); see `dmesg`",
         )

@@ -45,7 +45,7 @@ class StoppedError(Exception):
 
 
 class Starvation(NamedTuple):
-    """Extra time for a child that waits for a CPU.
+    """Extra time for a child that waits for a CPU, at most `seconds`.
 
     A child gets it while it has used less CPU than `cpu_seconds`, and at most `most_asleep` successive polls (0.1 s
     apart) saw it asleep. A child that sleeps longer waits for what it reads.

@@ -28,7 +28,7 @@ SUSPENDED_SECONDS = 600.0
 """Time before the sampler asks again for details that made the driver block."""
 
 MAX_ABANDONED = 3
-"""Number of processes hanging in calls about the whole driver at which no new one is started: it would hang, too.
+"""Limit of processes that hang in calls about the whole driver. Then no new one is started: it would hang, too.
 
 A process that hangs in a call about one GPU does not count. The next process does not read that GPU, so at most one
 process hangs per GPU.
@@ -54,7 +54,7 @@ class NvmlSampler:
     cause: then the next child opens that GPU last. A separate process retries the GPU after `gpu_retry_seconds`, then
     with growing pauses. It never starts while an earlier process still hangs in this GPU.
 
-    Without a driver, the status has a fault, and the sampler searches the driver every `driver_retry_seconds`.
+    Without a driver, the status has a fault, and the sampler looks for it every `driver_retry_seconds`.
     `start_deadline_seconds` limits the opening of the driver, and a quarter of it the opening of each GPU. Without
     persistence mode each GPU takes seconds. `environ` is the child's environment.
     """

@@ -281,9 +281,9 @@ def store_endpoint(pid: int, port: int, proc_root: Path, established: Establishe
     """Return the other end of this process's TCP connection to `port`; None without a connection.
 
     An address in the environment can be forged; a connection comes from the kernel. A loopback address is returned with
-    its network namespace, since every namespace has its own. So is any address if the process is not in the initial
-    user namespace. There a user may create a network with the addresses of other nodes (user_namespaces(7)).
-    `established` is the cache of the current scan.
+    its network namespace, since every namespace has its own. The same holds for any address if the process is not in
+    the initial user namespace. In another one a user may create a network with the addresses of other nodes
+    (user_namespaces(7)). `established` is the cache of the current scan.
     """
     ends = (established or EstablishedCache(proc_root)).remote_ends(port, pid)
     if not ends:

@@ -119,7 +119,7 @@ def _nr_open(proc_root: Path) -> float:
 def _systemd_files(file_root: Path) -> Iterator[Path]:
     """Yield the main file, then the drop-ins sorted by name.
 
-    The first folder of `_SYSTEMD_ROOTS` that holds a file of this name takes precedence.
+    Of files with the same name, only the one in the first folder of `_SYSTEMD_ROOTS` is used.
     """
     roots = [file_root / root for root in _SYSTEMD_ROOTS]
     main = next((root / "system.conf" for root in roots if (root / "system.conf").is_file()), None)

@@ -79,9 +79,9 @@ class LoggedLine(Value, frozen=True):
 class KernelEvents(Value, frozen=True):
     """The newest event of each kind, subject and code, oldest first.
 
-    `lines` are the newest of each row and subject, oldest first. `counts` are the totals by kind, subject and code; the
-    code of a hung task is 0. `missed` counts the records that the kernel overwrote before they were read. `oom` are the
-    OOM kills.
+    `lines` has the newest line of each row of kernel_lines.toml and subject, oldest first. `counts` are the totals by
+    kind, subject and code; the code of a hung task is 0. `missed` counts the records that the kernel overwrote before
+    they were read. `oom` are the OOM kills.
     """
 
     events: tuple[KernelEvent, ...] = ()

@@ -81,8 +81,8 @@ class Core(Value, frozen=True):
 class RankSnapshots:
     """The newest snapshot of each living rank, and of the ranks that died last.
 
-    The number of dead ranks is limited in total, and to `most_of_a_share` per user or pod. That is the number of its
-    ranks that are monitored at once: if all die together, all their snapshots are kept.
+    The number of dead ranks is limited in total, and to `most_of_a_share` per user or pod. A user or pod has at most
+    this number of monitored ranks. So all their snapshots are kept if they die together.
     """
 
     def __init__(self, proc_root: Path = procfs.PROC, most_of_a_share: int = DEAD_KEPT_OF_A_SHARE) -> None:

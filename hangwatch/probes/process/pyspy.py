@@ -93,8 +93,8 @@ def dump(
     time, the target is not paused. Returns the fault `Interrupted` once `stop` is set.
 
     A py-spy that survives SIGKILL is abandoned: `pid` is not dumped again until that py-spy has ended. No process is
-    dumped while too many hang, in total or of its `share` (see `Job`; default: its user). The faults are
-    `STUCK_REASONS`.
+    dumped while too many hang, in total or of its `share` (see `Job`; default: its user). `STUCK_REASONS` are the
+    reasons of these faults.
     """
     began = time.monotonic()
     program = pyspy_path or find()
@@ -242,7 +242,7 @@ def _is_stopped(target: ProcessId, proc_root: Path) -> bool:
 def _attempt(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:
     """Run py-spy in one mode. Run it again if it reports no interpreter.
 
-    py-spy searches the interpreter before it pauses the target. On a busy process it sometimes does not find it, with
+    py-spy looks for the interpreter before it pauses the target. On a busy process it sometimes does not find it, with
     and without a pause.
     """
     end = time.monotonic() + deadline_seconds

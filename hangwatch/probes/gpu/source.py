@@ -28,4 +28,4 @@ class GpuSource(Protocol):
         """Return the state of the sampling itself."""
 
     def query(self, kind: type[DetailsT], deadline_seconds: float) -> DetailsT | Fault:
-        """Return details that are too slow to sample. `kind` is their struct in `hangwatch.probes.gpu.details`."""
+        """Return details for which sampling is too slow. `kind` is their struct in `hangwatch.probes.gpu.details`."""

@@ -17,7 +17,7 @@ _RTF_REJECT = 0x200
 
 
 class Interface(Value, frozen=True):
-    """A network interface. `up` is None if unknown (another network namespace). Errors are totals."""
+    """A network interface. `up` is None if unknown (another network namespace). Errors are totals since its start."""
 
     name: str
     up: bool | None

@@ -179,10 +179,10 @@ def collect_statuses(
     stop: threading.Event,
     proc_root: Path,
 ) -> list[tuple[float, RasStatus]] | Fault | None:
-    """Return two to `wanted` answers, each with its time (CLOCK_MONOTONIC seconds).
+    """Return at least two answers, at most `wanted`, each with its time (CLOCK_MONOTONIC seconds).
 
-    They are `pause_seconds` apart, and no request starts after `end`. None for a job without NCCL. A fault has the
-    reason why there are too few answers.
+    They are `pause_seconds` apart, and no request starts after `end`. None for a job without NCCL. A fault states why
+    there are fewer than two answers.
     """
     endpoint = find_endpoint(ranks, proc_root)
     if isinstance(endpoint, Fault):

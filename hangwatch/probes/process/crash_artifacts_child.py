@@ -52,7 +52,7 @@ def open_file(question: dict[str, Any]) -> BinaryIO:
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a file, or the pid and signal of a core.
 
-    `refused` is the reason why it was not read; an empty reason means that there is no file.
+    `refused` is the reason why it was not read. An empty reason means that the file does not exist.
     """
     try:
         with open_file(question) as file:

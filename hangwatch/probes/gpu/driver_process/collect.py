@@ -1,4 +1,4 @@
-"""Read details of GPUs that are too slow to sample each second."""
+"""Read the details of GPUs that cannot be sampled each second, because the driver calls are too slow."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def firmware(gpu: Gpu, _: Sequence[Gpu]) -> GpuFirmware:
 
 
 def _cuda_driver_version(_: object) -> int:
-    """Return 1000 times the major and 10 times the minor number (nvml.h), which is the same for all GPUs."""
+    """Return the CUDA version of the driver as 1000 * major + 10 * minor (nvml.h). It is the same for all GPUs."""
     return int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
 
 

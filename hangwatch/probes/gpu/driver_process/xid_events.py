@@ -1,4 +1,4 @@
-"""Read XIDs from NVML events."""
+"""Read XIDs from the events of NVML."""
 
 from __future__ import annotations
 

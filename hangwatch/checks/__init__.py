@@ -1,4 +1,4 @@
-"""Health checks of a node: each module here is one check. The modules are discovered; no list names them."""
+"""Health checks of a node. Each module in this folder is one check. `framework.registry` discovers the modules."""
 
 from hangwatch.checks.framework.registry import ContractError, UnknownCheckError, checks, select, settings_for
 from hangwatch.checks.framework.result_table import (

@@ -1,8 +1,8 @@
 """Synchronization of this node's clock, and its offset from the time source and from other nodes.
 
-Different clocks make logs of several nodes unreadable, and break token lifetimes, rendezvous and file systems that
-compare times. Sources are the kernel (adjtimex; ntpd and systemd-timesyncd steer the clock through it), chronyd if it
-answers, and an optional list of peers by SNTP. A jump is detected by comparison with the monotonic clock.
+If clocks differ, logs of several nodes cannot be compared, and token lifetimes, rendezvous and file systems break.
+The check reads the kernel (adjtimex; ntpd and systemd-timesyncd set the clock through it), chronyd if it responds, and
+the configured peers (SNTP). It detects a jump by comparison with the monotonic clock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_PEERS = 16
 
 
 class Settings(contract.Settings, frozen=True):
-    """Limits of the clock offset, and the peers to ask."""
+    """Limits of the clock offset, and the peers to query."""
 
     warning_seconds: Annotated[float, Meta(gt=0.0, le=3600.0, description="an offset larger than this: warning")] = 0.05
     critical_seconds: Annotated[float, Meta(gt=0.0, le=3600.0, description="an offset larger than this: critical")] = (
@@ -55,7 +55,10 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """Both clocks at one time, and the answer of each source; None if this node does not have that source."""
+    """The wall clock and the monotonic clock at one time, and the reply of each source.
+
+    `kernel` and `chrony` are None if this node does not have that source.
+    """
 
     unix_seconds: float
     monotonic_seconds: float
@@ -65,7 +68,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Ask the kernel, chronyd and the peers. A fault of adjtimex matters only if chronyd does not answer either."""
+    """Query the kernel, chronyd and the peers. A fault of adjtimex is reported only if chronyd does not respond."""
     kernel, tracking = timex.read(), chrony.read_tracking()
     answers = sntp.query(settings.peers, unix_clock=node.clock.unix)
     faults = [answer for answer in (tracking, *answers.values()) if isinstance(answer, Fault)]
@@ -82,7 +85,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """State, errors and offsets of the clock, in seconds."""
+    """Yield the state of the clock, and its errors and offsets in seconds."""
     if sample.kernel is not None:
         yield SYNCHRONIZED.point(sample.kernel.synchronized)
         yield ESTIMATED.point(sample.kernel.estimated_error_seconds)
@@ -92,7 +95,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def _offsets(sample: Sample) -> Iterator[tuple[str, float]]:
-    """Pairs of a source and the seconds by which it is ahead of this clock."""
+    """Yield (source, seconds by which the source is ahead of this clock)."""
     if sample.kernel is not None:
         yield "kernel", sample.kernel.offset_seconds
     if sample.chrony is not None:
@@ -142,7 +145,7 @@ def _far_off(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
 
 
 def table(sample: Sample) -> contract.Rows:
-    """The sources and their offsets."""
+    """Return one row per source with its offset."""
     rows = [("source", "is ahead of this clock by (s)", "remarks")]
     remarks = {}
     if sample.kernel is not None:

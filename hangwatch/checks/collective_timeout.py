@@ -1,7 +1,8 @@
 """The collective timeout of each job, compared with the time that hangwatch needs to take stacks.
 
-torch.distributed ends a process when a collective times out; the stacks are lost then. The timeout is read from the
-flight recorder of the ranks, or derived as in `jobs/collective_timeout`. The message names the source.
+torch.distributed ends a process when a collective times out, and its stacks are lost. The check reads the timeout from
+the flight recorder of the ranks, or else from environment variables and PyTorch's defaults. The message names the
+source.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The timeouts of every job, and the time until hangwatch takes stacks: None if no daemon runs."""
+    """The timeouts of every job, and the seconds from a hang until hangwatch takes stacks (None: no daemon runs)."""
 
     jobs: tuple[TimeoutSettings, ...]
     dump_after_seconds: float | None
@@ -63,7 +64,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def _with_recorded(derived: TimeoutSettings, job: Job, node: Node) -> TimeoutSettings:
-    """Replace a derived timeout by the shortest one that the first rank has recorded for its operations."""
+    """Replace a derived timeout with the shortest timeout that the first rank has recorded for its operations."""
     if derived.collective_seconds is None:
         return derived
     newest = {
@@ -77,7 +78,7 @@ def _with_recorded(derived: TimeoutSettings, job: Job, node: Node) -> TimeoutSet
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Both timeouts of each job, and the time until hangwatch takes stacks."""
+    """Yield both timeouts of each job, and the seconds from a hang until hangwatch takes stacks."""
     yield from DUMP_AFTER.points(sample.dump_after_seconds)
     for job in sample.jobs:
         yield from TIMEOUT.points(job.collective_seconds, **job.job.labels)
@@ -85,7 +86,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Compare the end of each job with the time of the capture."""
+    """Find jobs that would end, because of a timeout, before hangwatch has their stacks."""
     sample = window[-1]
     dump_after = sample.dump_after_seconds
     summary = contract.join_first([_sentence(job) for job in sample.jobs])

@@ -1,7 +1,7 @@
-"""Permission to take the stacks of every rank, checked before they are needed.
+"""Permission to take the stacks of every rank, checked before the stacks are needed.
 
 py-spy reads the memory of a rank. The kernel permits that to the same user or with CAP_SYS_PTRACE, unless yama or a
-seccomp filter forbids it. The check asks the kernel for each rank, without touching the rank.
+seccomp filter forbids it. The check tests this permission for each rank. The rank is not stopped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class RankRight(Value, frozen=True):
-    """The permission to dump one rank, and the user of the rank."""
+    """The permission to dump one rank, and the user of the rank. `user_id` is None if it is not known."""
 
     rank: contract.RankName
     pid: int
@@ -42,7 +42,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Ask the kernel for each rank. Ranks that end meanwhile are skipped."""
+    """Test the permission for each rank. Ranks that end meanwhile are skipped."""
     rights = dump_permissions.read_rights(node.proc_root)
     if not isinstance(rights, dump_permissions.Rights):
         return rights
@@ -61,13 +61,13 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """One number for each rank."""
+    """Yield the permission for each rank."""
     for rank in sample.ranks:
         yield DUMPABLE.point(rank.permitted, **rank.rank.labels)
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """Judge py-spy, then the permission for each rank; without a rank, the capabilities."""
+    """Judge py-spy, then the permission for each rank. If no rank runs, judge the capabilities of hangwatch."""
     sample = window[-1]
     ranks = words.count(len(sample.ranks), "rank")
     permitted = f"permitted for {ranks}" if sample.ranks else "permitted for ranks of every user"
@@ -109,7 +109,7 @@ def _likely_cause(rights: dump_permissions.Rights, rank: RankRight) -> tuple[str
 
 
 def _in_general(sample: Sample) -> Iterator[CheckVerdict]:
-    """Without a rank: find what will refuse a dump later."""
+    """If no rank runs: find settings that will refuse a dump later."""
     if sample.ranks:
         return
     if sample.rights.ptrace_scope == YAMA_FORBIDS_ALL:
@@ -121,7 +121,7 @@ def _in_general(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def table(sample: Sample) -> contract.Rows:
-    """The rights of this process, then one row per rank."""
+    """Return the rights of this process, then one row per rank."""
     rights = sample.rights
     scope = "none" if rights.ptrace_scope is None else str(rights.ptrace_scope)
     rows = [

@@ -1,7 +1,7 @@
-"""Environment variables and library versions of each job that are known to hang, from public reports.
+"""Environment variables and library versions of each job that are known to cause hangs, from public reports.
 
-The table is `environment.toml`; each row names its source. The versions of NCCL and PyTorch come from the libraries
-that the ranks have loaded: from the name of the file, or of the Python package that contains it.
+The table is `environment.toml`. Each row names its source. The versions of NCCL and PyTorch come from the libraries
+that the ranks have loaded: from the name of the file, or from the Python package that contains the file.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Rule(Value, frozen=True):
 
 
 class JobEnvironment(Value, frozen=True):
-    """The variables of a job that rules use, and the library versions; None if a version is unknown."""
+    """The variables of a job that rules use, and the library versions. None: the version is not known."""
 
     job: JobName
     variables: dict[str, str]
@@ -114,9 +114,9 @@ def _job(node: Node, job: Job, pid: int, wanted: frozenset[str]) -> JobEnvironme
 
 
 def _versions(node: Node, pid: int, libraries: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Return the versions of NCCL and PyTorch, by file name or by the `.dist-info` directory of the package.
+    """Return the versions of NCCL and PyTorch from the file name, or from the package's `.dist-info` directory.
 
-    Packages may be on a dead file system, so a child process lists them, with a deadline.
+    None: not known. Packages may be on a dead file system, so a child process lists them, with a deadline.
     """
     by_file = next((match.group(1) for path in libraries if (match := _NCCL_FILE.search(path))), None)
     folders = {folder for path in libraries if (folder := packages_of(path))}
@@ -127,7 +127,7 @@ def _versions(node: Node, pid: int, libraries: tuple[str, ...]) -> tuple[str | N
 
 
 def packages_of(library: str) -> str | None:
-    """Return the site-packages directory of a library, or None if the system installed it."""
+    """Return the site-packages directory that contains a library; None if no such directory contains it."""
     parts = PurePosixPath(library).parts
     for name in ("site-packages", "dist-packages"):
         if name in parts:
@@ -136,13 +136,16 @@ def packages_of(library: str) -> str | None:
 
 
 def version_in(names: Iterable[str], package: str) -> str | None:
-    """Return the version in the name of a `.dist-info` directory, without a local part such as `+cu126`."""
+    """Return the version in the name of a package's `.dist-info` directory, without a local part such as `+cu126`.
+
+    None if `names` contains no such directory.
+    """
     pattern = re.compile(rf"{package}-(\d[\d.]*)[^-]*\.dist-info")
     return next((match.group(1).rstrip(".") for name in names if (match := pattern.fullmatch(name))), None)
 
 
 def satisfies(version: str | None, comparisons: str) -> bool:
-    """True if a version meets comparisons such as `>=2.13,<2.17`. An unknown version meets none."""
+    """True if a version meets comparisons such as `>=2.13,<2.17`. An unknown version meets only an empty string."""
     if not comparisons:
         return True
     return version is not None and all(_compare(version, comparison.strip()) for comparison in comparisons.split(","))
@@ -173,14 +176,14 @@ def matching(job: JobEnvironment) -> list[Rule]:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """One number for each rule that matches."""
+    """Yield the number 1 for each rule that matches a job."""
     for job in sample.jobs:
         for rule in matching(job):
             yield KNOWN_HANG.point(1, **job.job.labels, rule=rule.name)
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Make each matching rule a warning that names its source."""
+    """Return a warning for the matching rules. It names their sources."""
     sample = window[-1]
     findings = [
         warning(
@@ -199,7 +202,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
 
 
 def table(sample: Sample) -> contract.Rows:
-    """One row per job."""
+    """Return one row per job."""
     rows = [("job", "NCCL", "PyTorch", "variables")]
     for job in sample.jobs:
         variables = " ".join(f"{name}={value}" for name, value in sorted(job.variables.items()))

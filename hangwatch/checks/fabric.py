@@ -30,9 +30,9 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The fabric state of each GPU.
+    """The fabric state of each GPU, and the number of NVSwitches on PCI.
 
-    `manager_runs` is true if the manager process exists; it is not set if the driver reports the state.
+    `manager_runs` is true if the manager process exists. It is None if the driver reports the state.
     """
 
     gpus: tuple[GpuFabric, ...] = ()
@@ -41,7 +41,10 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Ask every GPU. Before Hopper the driver reports no state: NVSwitches on PCI need a running fabric manager."""
+    """Read the fabric state of every GPU from the driver.
+
+    GPUs older than Hopper report no state. If such a node has NVSwitches on PCI, a fabric manager must run.
+    """
     details = query.details(node, FabricDetails)
     if details is None or isinstance(details, Fault):
         return details
@@ -58,13 +61,16 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """One number per GPU."""
+    """Yield 1 or 0 for each GPU: registered without error, or not."""
     for gpu in sample.gpus:
         yield COMPLETED.point(gpu.state == "Completed" and gpu.error == 0, **contract.gpu_labels(gpu))
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """Judge registration and health. A GPU that is not registered is CRITICAL; a degraded one is WARNING."""
+    """Judge registration and health.
+
+    CRITICAL: registration has not started or has failed, or no manager runs. WARNING: in progress, or degraded.
+    """
     sample = window[-1]
     if sample.manager_runs is False:
         return critical(
@@ -102,7 +108,7 @@ def _findings(gpu: GpuFabric) -> Iterator[CheckVerdict]:
 
 
 def table(sample: Sample) -> Rows:
-    """One row per GPU."""
+    """Return one row per GPU."""
     rows = [("GPU", "state", "error", "clique", "cluster", "problems")]
     for gpu in sample.gpus:
         clique = "" if gpu.clique is None else str(gpu.clique)

@@ -2,7 +2,7 @@
 
 Data loaders that pass tensors by file descriptor, checkpoints with many shards and NCCL sockets use many files. A rank
 that reaches its limit gets EMFILE in one thread, and the other ranks wait. A job can raise its soft limit only up to
-the hard limit, so both matter. Before a job runs, configuration files show the limits of a login or a unit.
+its hard limit, so the check judges both. Configuration files show the limits that a login or a unit will have.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Holder(Value, frozen=True):
-    """A process that holds files. `role` is rank, worker or launcher. A launcher has no `rank` and no `open`."""
+    """A process and its limits on open files. `role` is rank, worker or launcher.
+
+    `open` is the number of its open files. A launcher has no `rank` and no `open`.
+    """
 
     rank: contract.RankName | None
     role: str
@@ -84,7 +87,10 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Read file-nr, and limits and open files of ranks, workers and launchers. Processes that end are skipped."""
+    """Read fs.file-nr, the limits and open files of ranks and workers, and the limits of launchers.
+
+    A process that ends meanwhile is skipped.
+    """
     text = pseudo_files.read(node.proc_root / "sys" / "fs" / "file-nr", "fs.file-nr")
     if not isinstance(text, str):
         return text
@@ -134,9 +140,9 @@ def _launchers(proc_root: Path, comms: tuple[str, ...]) -> Iterator[Holder]:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Numbers of the node, and the worst of each job and role. The verdict names the process.
+    """Yield the numbers of the node, and for each job and role the most open files and the lowest limits.
 
-    Series per rank would double the metrics of a node with eight ranks.
+    The verdict names the process. Series per rank would double the metrics of a node with eight ranks.
     """
     yield NODE_OPEN.point(sample.node_open)
     yield NODE_MAX.point(sample.node_max)
@@ -152,7 +158,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Judge the open files of the node and of every process, then hard limits."""
+    """Judge the open files of the node and of every process, then the hard limits."""
     sample = window[-1]
     findings = [*_node(sample, settings), *_use(sample, settings), *_low(sample, settings)]
     ranks = words.count(sum(holder.role == "rank" for holder in sample.holders), "rank")
@@ -197,7 +203,7 @@ def _low(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
 
 
 def table(sample: Sample) -> contract.Rows:
-    """One row per process, then the limits of new processes."""
+    """Return one row per process, then the limits of new processes."""
     rows = [("process", "open", "soft limit", "hard limit")]
     for holder in sample.holders:
         count = "" if holder.open is None else str(holder.open)

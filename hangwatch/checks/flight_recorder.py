@@ -1,7 +1,7 @@
 """State of PyTorch's flight recorder in each job, and how to turn it on: a hint, never a finding.
 
-hangwatch reads from it which rank has not joined which collective. One rank of each job is read until it has answered
-once. An answer that a capture has read counts too.
+A flight recorder shows which rank has not joined which collective. The check reads one rank of each job. After the
+first success, by this check or by a capture, it does not read that rank again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Presence(Value, frozen=True):
-    """The recorder of one job. An unknown `capacity` is not set; `detail` says why, or what to set."""
+    """The recorder of one job. `capacity` is None if it is not known.
+
+    `detail` is the error of a recorder that cannot be read, or the setting that turns the recorder on.
+    """
 
     job: JobName
     state: State
@@ -50,7 +53,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read one rank of each job, or reuse its last answer. A few jobs of each owner are read per run, in turns."""
+    """Read one rank of each job, or reuse its last records. Each run reads a few jobs of each owner, in turns."""
     presences, pending = [], []
     for job in node.jobs:
         if job.ranks and (answers := node.recorders.unchanging_part(job.ranks[0].id)):
@@ -75,7 +78,7 @@ def _select_in_turns(jobs: Sequence[Job], turn: int) -> Iterator[Job]:
 
 
 def _presence(job: Job, answers: Sequence[RankRecords | Fault]) -> Presence | None:
-    """Return the recorder of a job; None if its rank does not use PyTorch or has ended."""
+    """Return the state of a job's recorder; None if the rank does not use PyTorch or has ended."""
     recorders = [answer for answer in answers if isinstance(answer, RankRecords)]
     faults = [answer for answer in answers if isinstance(answer, Fault)]
     active = [recorder for recorder in recorders if recorder.capacity]
@@ -92,13 +95,13 @@ def _presence(job: Job, answers: Sequence[RankRecords | Fault]) -> Presence | No
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """The capacity of each recorder."""
+    """Yield the capacity of each recorder."""
     for presence in sample.jobs:
         yield from CAPACITY.points(presence.capacity, **presence.job.labels)
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """Describe the recorders: first the jobs without one, with what to set. Never a finding."""
+    """Return OK with a summary: the number of recorders that are on, then jobs without a recorder and what to set."""
     sample = window[-1]
     counts = Counter(presence.state for presence in sample.jobs)
     sentences = [f"flight recorder on in {counts['there']} of {words.count(len(sample.jobs), 'job')} with PyTorch"]
@@ -119,7 +122,7 @@ def _sentence(presence: Presence) -> str:
 
 
 def table(sample: Sample) -> contract.Rows:
-    """One row per job."""
+    """Return one row per job."""
     header = ("job", "recorder", "libraries", "capacity", "why, or what to set")
     return [header, *(_row(presence) for presence in sample.jobs)]
 

@@ -1,9 +1,9 @@
 """GPUs without a process: allocated GPUs that no process uses, and GPU memory that no process holds.
 
-If Slurm or the kubelet has allocated a GPU and no process has a context on it, it is an unused interactive session or a
-job with dead processes. That may be intended, so it is only a warning; it names the owner. Memory in use without a
-process remains after a process died in the driver; the next job has less memory than it expects. Both are findings only
-if every sample over a time shows them, because jobs take a while to start and to end.
+Slurm or the kubelet may have allocated a GPU on which no process has a context: an unused interactive session, or a job
+with dead processes. That may be intended, so it is only a warning; it names the owner. Memory may remain in use after a
+process died in the driver: the next job has less memory than it expects. Both are findings only if every sample over a
+configured time shows them, because jobs take a while to start and to end.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ class Settings(contract.Settings, frozen=True):
 
 
 class GpuUse(Value, frozen=True):
-    """One GPU and its allocations. `is_used`: a process has a context on it; None if the driver does not report it."""
+    """One GPU and its allocations.
+
+    `is_used` is true if a process has a context on the GPU. None: the driver does not report it.
+    """
 
     index: int
     uuid: str
@@ -66,14 +69,14 @@ class GpuUse(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """All GPUs at one time."""
+    """All GPUs at one time. `boot_seconds` is the uptime of the node."""
 
     gpus: tuple[GpuUse, ...]
     boot_seconds: float
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read the processes of each GPU from the driver, and the allocations if a GPU has no process."""
+    """Read the processes of each GPU from the driver. If a GPU has no process, read the allocations too."""
     details = query.details(node, OccupancyDetails)
     if not isinstance(details, OccupancyDetails):
         return details
@@ -99,7 +102,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Allocation and memory of GPUs without a process. They may be a finding if they last."""
+    """Yield the allocation and the memory of each GPU; 0 for a GPU that has a process."""
     for gpu in sample.gpus:
         if gpu.is_used is not None:
             yield IDLE.point(not gpu.is_used and bool(gpu.holders), **gpu_labels(gpu))
@@ -108,7 +111,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Find memory without a process, then allocated GPUs without a process, that every recent sample shows."""
+    """Find GPUs without a process: first those with memory in use, then those that are allocated."""
     gpus = window[-1].gpus
     reporting = [gpu for gpu in gpus if gpu.is_used is not None]
     used = sum(bool(gpu.is_used) for gpu in reporting)
@@ -149,9 +152,9 @@ def _held(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict
 
 
 def _idle_seconds(window: Sequence[Sample], gpu: GpuUse, condition: Callable[[GpuUse], bool]) -> float | None:
-    """Return the time for which each sample shows this GPU without a process and with `condition` true.
+    """Return the seconds for which this GPU has had no process while `condition` was true, without a break.
 
-    None if the last sample does not.
+    None if the last sample shows a process on this GPU, or `condition` false.
     """
     began = None
     for sample in reversed(window):
@@ -190,7 +193,7 @@ def _numbers(gpus: Sequence[GpuUse]) -> str:
 
 
 def _remedy(holders: Sequence[gpu_holders.Holder]) -> str:
-    """Return the commands that find the owner of an allocation and end it."""
+    """Return the commands that find the owner of an allocation; for Slurm, also the command that ends the job."""
     kind, _, number = holders[0].name.rpartition(" ")
     if kind == "pod":
         columns = "NS:.metadata.namespace,NAME:.metadata.name,UID:.metadata.uid"
@@ -199,7 +202,7 @@ def _remedy(holders: Sequence[gpu_holders.Holder]) -> str:
 
 
 def table(sample: Sample) -> Rows:
-    """One row per GPU."""
+    """Return one row per GPU."""
     rows = [("GPU", "has a process", "memory in use (GiB)", "allocated to")]
     for gpu in sample.gpus:
         used = "" if gpu.is_used is None else "yes" if gpu.is_used else "no"

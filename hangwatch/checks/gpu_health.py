@@ -34,7 +34,7 @@ SLOWDOWNS = {
     0x40: ("HwThermalSlowdown", "the hardware slows its clocks: too hot"),
     0x80: ("HwPowerBrakeSlowdown", "the power supply of the server slows its clocks"),
 }
-"""Bits of nvmlClocksEventReason*. The omitted reasons (idle, power cap, application clocks) are no fault."""
+"""Bits of nvmlClocksEventReason*. The other reasons (idle, power cap, application clocks) are normal."""
 
 SLOWDOWN_REMEDY = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {index}; check fans, inlet air and power supplies"
 
@@ -43,7 +43,7 @@ DRIVER_TROUBLE = {
     "DriverNotLoaded": "DriverMissing",
     "LibRmVersionMismatch": "DriverMismatch",
 }
-"""Reasons of driver faults that stop every new CUDA program on this node -> reasons of this check."""
+"""Reason of a driver fault -> reason of this check. These faults stop every new CUDA program on the node."""
 
 RECOVERY_REMEDIES = {
     "GpuReset": "stop all processes on it, also hangwatch; then `nvidia-smi --gpu-reset -i {index}`",
@@ -62,14 +62,14 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The health of all GPUs. `driver_fault` is set if the node has GPUs but the driver does not answer."""
+    """The health of all GPUs. `driver_fault` is set if the driver does not respond, is missing or does not match."""
 
     gpus: tuple[GpuHealth, ...] = ()
     driver_fault: Fault | None = None
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Ask the driver about every GPU. A driver that hangs or is missing is a finding too."""
+    """Read the health of every GPU from the driver. A driver that hangs or is missing is a finding too."""
     details = query.details(node, HealthDetails)
     if isinstance(details, Fault):
         hangs = node.gpus is not None and node.gpus.status().stalled
@@ -80,7 +80,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """The numbers that each GPU reports."""
+    """Yield the number of lost GPUs, and the values that each GPU reports."""
     yield LOST.point(len(_lost(sample)))
     for gpu in sample.gpus:
         labels = gpu_labels(gpu)
@@ -98,7 +98,10 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Judge each GPU. Lost or in need of recovery is CRITICAL; what a reset repairs or what slows a job is WARNING."""
+    """Judge the driver and each GPU.
+
+    CRITICAL: the driver fails, or a GPU is lost, needs recovery or has no spare memory row. The rest is WARNING.
+    """
     sample = window[-1]
     if sample.driver_fault is not None:
         return _driver_verdict(sample.driver_fault)
@@ -120,7 +123,7 @@ def _driver_verdict(fault: Fault) -> CheckVerdict:
 
 
 def _lost(sample: Sample) -> list[Fault]:
-    """Return the faults of GPUs that did not answer at all."""
+    """Return one fault for each GPU that reported nothing."""
     answering = {f"gpu {gpu.index}" for gpu in sample.gpus}
     unanswered = {fault.subject: fault for fault in sample.faults if fault.subject not in answering}
     return list(unanswered.values())
@@ -161,7 +164,7 @@ def _memory(gpu: GpuHealth) -> Iterable[CheckVerdict]:
 def _slowdowns(gpu: GpuHealth) -> Iterable[CheckVerdict]:
     mask = gpu.clocks_event_reasons or 0
     for bit, (reason, meaning) in SLOWDOWNS.items():
-        if mask & bit and not (reason == "HwSlowdown" and mask & 0xC0):  # the specific reasons say more
+        if mask & bit and not (reason == "HwSlowdown" and mask & 0xC0):  # 0xC0: a more specific reason is set
             heat = "" if gpu.temperature_celsius is None else f" ({gpu.temperature_celsius:.0f} C)"
             yield warning(reason, f"GPU {gpu.index}: {meaning}{heat}", SLOWDOWN_REMEDY.format(index=gpu.index))
 
@@ -177,7 +180,7 @@ def _persistence(gpus: Sequence[GpuHealth], settings: Settings) -> Iterable[Chec
 
 
 def table(sample: Sample) -> Rows:
-    """One row per GPU."""
+    """Return one row per GPU."""
     header = [
         "GPU",
         "name",

@@ -27,7 +27,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """One sweep over the GPUs."""
+    """The newest sample of every GPU."""
 
     gpus: tuple[GpuSample, ...] = ()
 
@@ -44,14 +44,14 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Power as a share of the limit. The power in watts is a metric of its own, outside the checks."""
+    """Yield the power of each GPU as a share of its limit. The daemon exports the power in watts itself."""
     for gpu in sample.gpus:
         if gpu.power_watts is not None and gpu.power_limit_watts:
             yield LIMIT_RATIO.point(gpu.power_watts / gpu.power_limit_watts, **gpu_labels(gpu))
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Judge power limits. A GPU with a lower limit than the others makes every rank of a job wait for it."""
+    """Find GPUs with a lower power limit than the others. Every rank of a job waits for such a GPU."""
     gpus = window[-1].gpus
     measured = [gpu for gpu in gpus if gpu.power_watts is not None]
     if not measured:
@@ -68,7 +68,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
 
 
 def _lowered_limits(gpus: Sequence[GpuSample], settings: Settings) -> Iterable[CheckVerdict]:
-    """Find GPUs with a limit below the most common one of their model."""
+    """Find GPUs with a power limit below the most common limit of their model."""
     for model in dict.fromkeys(gpu.name for gpu in gpus):
         limits = [
             (gpu, gpu.power_limit_watts) for gpu in gpus if gpu.name == model and gpu.power_limit_watts is not None
@@ -85,7 +85,7 @@ def _lowered_limits(gpus: Sequence[GpuSample], settings: Settings) -> Iterable[C
 
 
 def table(sample: Sample) -> Rows:
-    """One row per GPU, in the units of nvidia-smi."""
+    """Return one row per GPU, in the units of nvidia-smi."""
     header = [
         "GPU",
         "name",

@@ -45,7 +45,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """All ports at one time."""
+    """All ports at one time. `monotonic_seconds` is when they were read."""
 
     ports: tuple[Port, ...]
     monotonic_seconds: float
@@ -60,7 +60,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """State, rate and counters of every port."""
+    """Yield the state, rate and counters of every port."""
     for port in sample.ports:
         labels = {"device": port.device, "port": str(port.port)}
         yield ACTIVE.point(port.state == "ACTIVE", **labels)
@@ -70,7 +70,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Compare port states and rates with earlier and expected ones, and judge the growth of counters."""
+    """Compare port states and rates with earlier samples and with the settings. Judge the growth of counters."""
     sample = window[-1]
     active = [port for port in sample.ports if port.state == "ACTIVE"]
     findings = [*_states(window, settings), *_rates(window, settings), *_counters(window, settings)]
@@ -135,7 +135,7 @@ def _counters(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVer
 
 
 def table(sample: Sample) -> contract.Rows:
-    """One row per port, with the counters that are not 0."""
+    """Return one row per port, with the counters that are not 0."""
     rows = [("port", "link layer", "state", "physical", "rate", "counters")]
     for port in sample.ports:
         counters = ", ".join(f"{name} {count}" for name, count in port.counters if count)

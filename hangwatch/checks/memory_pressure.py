@@ -1,4 +1,4 @@
-"""Available memory of the node, and the time that tasks wait for memory (PSI).
+"""Available memory of the node, and the time that tasks wait for memory (PSI, pressure stall information).
 
 A node that runs out of memory gets slow before the kernel kills a process. Ranks and loader workers wait for pages, and
 the whole job waits for its slowest rank.
@@ -57,7 +57,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Memory in bytes, and the share of time in which tasks waited for it."""
+    """Yield the memory in bytes, and the time that tasks waited for memory, as seconds and as a share."""
     yield AVAILABLE.point(sample.memory.available_bytes)
     yield TOTAL.point(sample.memory.total_bytes)
     for kind, stall in (("some", sample.memory.some), ("full", sample.memory.full)):

@@ -1,11 +1,12 @@
-"""Network interfaces that jobs use, and response of MASTER_ADDR:MASTER_PORT.
+"""Network interfaces that jobs use, and response of the master (MASTER_ADDR:MASTER_PORT).
 
-The interface is the one of NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, else of the route to MASTER_ADDR, else of the
-default route. It must exist, be up, have an address and lose no packets. The state of the master is read from the
-connections that the ranks have. Only if they have none, hangwatch opens a connection and closes it without sending a
-byte. For an address in the network namespace of the rank, the kernel shows if no process listens on the port.
+NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME selects the interface, else the route to MASTER_ADDR, else the default route.
+The interface must exist, be up, have an address and lose no packets. A job with ranks on other nodes cannot reach them
+through `lo` or `docker0`.
 
-A job with ranks on other nodes cannot reach them through `lo` or `docker0`.
+The check reads the state of the master from the connections of the ranks. If no rank has a connection, hangwatch opens
+one and closes it without sending a byte. If MASTER_ADDR is an address of the rank's own network namespace, the check
+reads the listening sockets there instead.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ REMEDY_INTERFACE = (
     "set MASTER_ADDR to the address of the first node, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface "
     "between the nodes; if gloo chose the interface, /etc/hosts maps the host name of this node to loopback"
 )
-RETRANSMITS_OF_A_DEAD_PEER = 4  # about 3 s without an answer: the kernel doubles its retransmission timeout
+RETRANSMITS_OF_A_DEAD_PEER = 4  # about 3 s without a response: the kernel doubles its retransmission timeout
 
 
 MasterState: TypeAlias = Literal["answers", "silent", "refused", "unknown"]
@@ -63,9 +64,9 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Use(Value, frozen=True):
-    """Interfaces in use. `user` is a job or a setting, `source` the setting that selects the interfaces.
+    """The interfaces of one user. `user` is a job, the node or a config section. `source` selects the interfaces.
 
-    `needs_other_nodes`: the user is a job with ranks on other nodes.
+    `needs_other_nodes` is true if the user must reach other nodes through these interfaces.
     """
 
     user: str
@@ -75,11 +76,12 @@ class Use(Value, frozen=True):
 
 
 class Master(Value, frozen=True):
-    """The master of a job; `address` is `host:port`.
+    """The master of a job. `address` is `host:port`.
 
-    `silent`: it does not answer. `refused`: no process listens on the port, perhaps not yet. `unknown`: it is in a
-    network that hangwatch cannot reach. `retrying` counts the ranks, of the first 8 on this node, without a socket of
-    that port and with a sleeping main thread: a rank sleeps between refused attempts.
+    `silent`: the master does not respond. `refused`: no process listens on the port, perhaps not yet. `unknown`: no
+    rank has a connection, and hangwatch cannot or may not connect.
+    `retrying` counts ranks that seem to retry a refused connection: they have no socket of that port, and their main
+    thread sleeps. It covers the first 8 ranks on this node.
     """
 
     job: JobName
@@ -90,14 +92,14 @@ class Master(Value, frozen=True):
 
 
 class Enclosed(Value, frozen=True):
-    """A rank that waits for ranks of other nodes, but listens only at `address`, which only this node reaches."""
+    """A rank of a job on several nodes that listens only at `address`, which other nodes cannot reach."""
 
     rank: contract.RankName
     address: str
 
 
 class Sample(contract.Sample, frozen=True):
-    """Interfaces in use and masters at one time."""
+    """Interfaces in use, masters and enclosed ranks at one time."""
 
     uses: tuple[Use, ...]
     masters: tuple[Master, ...]
@@ -106,7 +108,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Read the network tables of this node, and those of jobs in another network namespace."""
+    """Read the network tables of this node, and of each job that is in another network namespace."""
     node_interfaces = network.interfaces(node.proc_root / "self" / "net", node.sys_root)
     if not isinstance(node_interfaces, tuple):
         return node_interfaces
@@ -152,7 +154,7 @@ class _JobNetwork(NamedTuple):
 def _job(
     node: Node, job: Job, node_interfaces: tuple[Interface, ...], settings: Settings
 ) -> _JobNetwork | Fault | None:
-    """Read the network of a job from the environment of its first rank; None if that rank has ended."""
+    """Read the network of a job from the environment of its first rank. Return None if that rank has ended."""
     if not job.ranks:
         return None
     pid = job.ranks[0].id.pid
@@ -183,13 +185,13 @@ def _job(
 
 
 def _retries(node: Node, pid: int, port: int) -> bool:
-    """True if a rank has no socket of that port and its main thread sleeps."""
+    """True if the process has no socket of `port` and its main thread sleeps, as between two refused attempts."""
     call = main_thread.read_call(pid, node.proc_root)
     return call is not None and call.kind == "sleeps" and sockets.sockets_at_port(port, pid, node.proc_root) == []
 
 
 def _enclosed(node: Node, job: Job, interfaces: tuple[Interface, ...], port: int | None) -> list[Enclosed]:
-    """Find the first rank that listens only at addresses which other nodes cannot reach."""
+    """Find the first rank that listens only at addresses which other nodes cannot reach. Empty if there is none."""
     addresses = {address for interface in interfaces if interface.is_of_one_node for address in interface.addresses}
     table = sockets.read(job.ranks[0].id.pid, node.proc_root) or {}
     for rank in job.ranks[:_MOST_RANKS]:
@@ -209,7 +211,7 @@ def _same_namespace(proc_root: Path, pid: int) -> bool:
 def _uses(
     job: Job, environ: dict[str, str], interfaces: tuple[Interface, ...], net_root: Path, addresses: tuple[str, ...]
 ) -> list[Use]:
-    """Return the interfaces that the job's variables select, else those towards its master."""
+    """Return the interfaces that the job's variables select, else the interfaces of the route to its master."""
     user, has_other_nodes = f"job {job.name}", job.is_elsewhere_too
     variables = [(name, environ[name]) for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if environ.get(name)]
     if variables:
@@ -227,7 +229,10 @@ def _uses(
 
 
 def select_interfaces(names: str, interfaces: tuple[Interface, ...]) -> tuple[Interface, ...]:
-    """Return the interfaces that a value of NCCL_SOCKET_IFNAME selects: prefixes; `^` excludes, `=` is exact."""
+    """Return the interfaces that `names`, a value of NCCL_SOCKET_IFNAME, selects.
+
+    The value is a list of prefixes. A leading `^` excludes them, a leading `=` makes them exact names.
+    """
     exclude, exact = names.startswith("^"), names.lstrip("^").startswith("=")
     named = [word.strip() for word in names.lstrip("^").lstrip("=").split(",") if word.strip()]
 
@@ -242,7 +247,10 @@ def select_interfaces(names: str, interfaces: tuple[Interface, ...]) -> tuple[In
 def _master_state(
     addresses: tuple[str, ...], port: int, net_root: Path, *, is_deaf: bool, may_connect: bool
 ) -> tuple[MasterState, str]:
-    """Return the state of a master and its detail."""
+    """Return the state of a master, and the cause if it is not `answers`.
+
+    `is_deaf`: the master's addresses are local and no process listens on the port.
+    """
     connections = sockets.connections_to(addresses, port, net_root)
     retransmits = [connection.retransmits for connection in connections if connection.state == sockets.ESTABLISHED]
     if any(count < RETRANSMITS_OF_A_DEAD_PEER for count in retransmits):
@@ -262,7 +270,7 @@ def _master_state(
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """State and errors of the interfaces in use, and the response of masters."""
+    """Yield state and errors of the interfaces in use, and for each master 1 if it responds, else 0."""
     for interface in _interfaces(sample).values():
         yield from UP.points(interface.up, interface=interface.name)
         yield ERRORS.point(interface.receive_errors, interface=interface.name, direction="receive")
@@ -273,7 +281,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Find interfaces that are missing, down or without address, masters that do not answer, and packet errors."""
+    """Find interfaces that are missing, down or without address, masters that do not respond, and packet errors."""
     sample = window[-1]
     findings = [finding for use in sample.uses for finding in _judge_use(use)]
     findings += [
@@ -290,7 +298,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
 
 
 def _interfaces(sample: Sample) -> dict[str, Interface]:
-    """The interfaces in use, by name."""
+    """Return the interfaces in use, by name."""
     return {interface.name: interface for use in sample.uses for interface in use.interfaces}
 
 
@@ -311,9 +319,10 @@ def _judge_use(use: Use) -> Iterator[CheckVerdict]:
 
 
 def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
-    """Find masters that do not answer. Twice in a row is critical; once may be a job that starts or ends.
+    """Find masters that do not respond: a warning, or critical in two samples in a row.
 
-    A refused connection counts only if the master has answered before.
+    One sample is not enough: the job may just start or end. A refused connection counts only if the master responded
+    before.
     """
     answered = {_key(master) for sample in window for master in sample.masters if master.state == "answers"}
     lost = [
@@ -332,7 +341,7 @@ def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
 
 
 def _never_answered(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
-    """Find masters that refuse in every sample while ranks retry: rank 0 never started to serve the store."""
+    """Find masters that refused connections in every sample while ranks retried: rank 0 has not started its store."""
     for master in window[-1].masters:
         seconds = _refused_seconds(window, _key(master))
         if seconds >= settings.refused_seconds:
@@ -345,7 +354,7 @@ def _never_answered(window: Sequence[Sample], settings: Settings) -> Iterator[Ch
 
 
 def _refused_seconds(window: Sequence[Sample], key: tuple[JobName, str]) -> float:
-    """Return the time for which a master has refused ranks that retry; 0 if a sample in the window differs."""
+    """Return the seconds for which a master has refused ranks that retry; 0 if it did not do so in every sample."""
     samples = [(sample, master) for sample in window for master in sample.masters if _key(master) == key]
     if not all(master.state == "refused" and master.retrying for _, master in samples):
         return 0.0
@@ -353,7 +362,10 @@ def _refused_seconds(window: Sequence[Sample], key: tuple[JobName, str]) -> floa
 
 
 def _unreachable(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
-    """Find ranks that other nodes cannot reach in two samples in a row. A rank may just have begun to listen."""
+    """Find ranks that other nodes cannot reach, in two samples in a row.
+
+    One sample is not enough: the rank may still open its other sockets.
+    """
     before = {enclosed.rank for sample in window[-2:-1] for enclosed in sample.enclosed}
     for enclosed in window[-1].enclosed:
         if enclosed.rank in before:
@@ -362,7 +374,7 @@ def _unreachable(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
 
 
 def _key(master: Master) -> tuple[JobName, str]:
-    """The key of a master. Jobs in their own network namespaces may each have a master at 127.0.0.1."""
+    """Return the key of a master: its job and address. Jobs in different network namespaces may share an address."""
     return master.job, master.address
 
 
@@ -379,7 +391,7 @@ def _errors(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdi
 
 
 def table(sample: Sample) -> contract.Rows:
-    """One row per interface in use, then one per master."""
+    """Return one row per interface in use, then one row per master."""
     rows = [("used by", "selected by", "interface", "state", "addresses")]
     for use in sample.uses:
         rows += [

@@ -35,7 +35,7 @@ REFUSED = Metric(name="gpu_peer_access_refused", help="Other GPUs that this one 
 
 COUNTERS = ("replays", "recoveries", "crc_flit_errors", "crc_data_errors", "failed_recoveries", "symbol_errors")
 NOISE = ("replays", "crc_flit_errors", "crc_data_errors")
-"""Errors that the link corrects: a finding only at a high rate."""
+"""Errors that the link corrects. They are a finding only at a high rate."""
 
 RESEAT = "nvidia-smi nvlink -s -i {gpu}; drain the node and reset the GPU or reboot; then reseat or replace the GPU"
 ERROR_REMEDY = "nvidia-smi nvlink -e -i {gpu}; look for XID 74 in `dmesg`; drain the node if the errors continue"
@@ -61,7 +61,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Ask every GPU for its links and its access to other GPUs. A single GPU without NVLink is not present."""
+    """Read the links and the peer access of every GPU. Return None if no GPU has links or peers."""
     details = query.details(node, NvLinkDetails)
     if details is None or isinstance(details, Fault):
         return details
@@ -76,7 +76,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Links and errors per GPU. Series per link would be too many."""
+    """Yield links and errors per GPU. One series per link would be too many."""
     for gpu in sample.gpus:
         labels = gpu_labels(gpu)
         if gpu.links:
@@ -91,7 +91,10 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Judge links and access. A link down is CRITICAL; errors and refused access between linked GPUs are WARNING."""
+    """Judge links, peer access and errors.
+
+    CRITICAL: a link is down, or a recovery failed. WARNING: other errors, or refused access between linked GPUs.
+    """
     sample = window[-1]
     findings = [*_links_down(sample, settings), *_access_refused(sample.gpus)]
     if len(window) > 1:
@@ -122,7 +125,7 @@ def _switched(gpu: GpuLinks) -> bool:
 def _links_down(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
     """Find GPUs with fewer links up than expected.
 
-    Without a switch, a GPU with no link is no finding: bridges connect only some GPUs of a PCIe server.
+    On a node without NVSwitches, a GPU with no link is no finding: bridges connect only some GPUs of a PCIe server.
     """
     switched = bool(sample.switches) or any(_switched(gpu) for gpu in sample.gpus)
     for gpu in sample.gpus:
@@ -139,7 +142,7 @@ def _links_down(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
 
 
 def _access_refused(gpus: Sequence[GpuLinks]) -> Iterator[CheckVerdict]:
-    """Find pairs of GPUs that are linked but cannot use the link; one finding per cause."""
+    """Find pairs of GPUs on an NVSwitch that refuse peer access. Yield one finding per cause."""
     linked = {gpu.index for gpu in gpus if _up(gpu) and _switched(gpu)}
     refused: dict[str, list[str]] = {}
     for gpu in gpus:
@@ -164,7 +167,7 @@ def _refusal(peer: PeerAccess) -> str | None:
 
 
 def _totals(gpu: GpuLinks) -> Counter[str]:
-    """Return the error counters of a GPU, summed over its links; without counters that this generation lacks."""
+    """Return the error counters of a GPU, summed over its links. Counters that its NVLink version lacks are absent."""
     totals: Counter[str] = Counter()
     for link in gpu.links:
         for kind in COUNTERS:
@@ -199,7 +202,7 @@ def _errors(before: Sample, after: Sample, settings: Settings) -> Iterator[Check
 
 
 def table(sample: Sample) -> Rows:
-    """One row per link: what `nvidia-smi nvlink -s` and `-e` show; then one per pair, as `topo -p2p` does."""
+    """Return one row per link, as `nvidia-smi nvlink -s` and `-e`, then one row per pair of GPUs, as `topo -p2p`."""
     header = ("GPU", "link", "state", "version", "peer", *COUNTERS)
     rows = [(str(gpu.index), *_link_cells(link)) for gpu in sample.gpus for link in gpu.links]
     pairs = [

@@ -18,10 +18,10 @@ PAIRS = Metric(
     name="gpu_pairs", help="Pairs of GPUs by connection, in the terms of nvidia-smi topo -m", labels=("path",)
 )
 NEAR = ("PIX", "PXB")
-"""Paths by which a network card reaches the memory of a GPU without the host bridge of the CPU."""
+"""Paths on which a network card reaches the memory of a GPU without the host bridge of the CPU."""
 
 REMEMBERED_RUNS = 13
-"""A change stays a finding for an hour, at one run every five minutes."""
+"""The samples of one hour, at one run every five minutes. A change is a finding for that hour."""
 
 
 class Settings(contract.Settings, frozen=True):
@@ -29,7 +29,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class NicPlace(Value, frozen=True):
-    """A network card, its paths to the GPUs by index and to the other cards by name."""
+    """A network card, its paths to the GPUs (by index) and to the other cards (by name)."""
 
     name: str
     gpus: dict[int, str]
@@ -64,7 +64,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def connection(gpu: GpuPlace, other: GpuPlace) -> str:
-    """Return a cell of the matrix: "NV18", "PIX", ...; "X" for a GPU and itself, "" if unknown."""
+    """Return the connection of two GPUs, such as "NV18" or "PIX". "X": they are the same GPU. "": not known."""
     if gpu.index == other.index:
         return "X"
     links = gpu.direct_links.get(other.pci_address or "", 0) + min(gpu.switch_links, other.switch_links)
@@ -72,7 +72,7 @@ def connection(gpu: GpuPlace, other: GpuPlace) -> str:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Numbers of pairs by connection."""
+    """Yield the number of GPU pairs for each kind of connection."""
     for path, count in _count_pairs(sample).items():
         yield PAIRS.point(count, path=path)
 
@@ -83,7 +83,7 @@ def _count_pairs(sample: Sample) -> Counter[str]:
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """Find a matrix that changed or is asymmetric, and a GPU with worse connections than the others."""
+    """Find changed or asymmetric connections, and a GPU with worse connections than the others."""
     sample = window[-1]
     pairs = ", ".join(f"{count} pairs {path}" for path, count in _count_pairs(sample).most_common()) or "no pairs"
     devices = f"{words.count(len(sample.gpus), 'GPU')} and {words.count(len(sample.nics), 'network card')}"
@@ -107,7 +107,7 @@ def _asymmetric(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _fewer_links(sample: Sample) -> Iterator[CheckVerdict]:
-    """Find GPUs behind switches with fewer links than the others. Bridges may connect only some GPUs by design."""
+    """Find GPUs with fewer links to the NVSwitches than the others. Bridges may connect only some GPUs by design."""
     most = max((gpu.switch_links for gpu in sample.gpus), default=0)
     for gpu in sample.gpus:
         if gpu.switch_links < most:
@@ -119,7 +119,7 @@ def _fewer_links(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _far_from_cards(sample: Sample) -> Iterator[CheckVerdict]:
-    """Find the only GPU without a network card on its PCIe switch: its card failed or was moved."""
+    """Find a GPU without a network card on its PCIe switch, if all others have one: its card failed or was moved."""
     far = [gpu.index for gpu in sample.gpus if not any(nic.gpus.get(gpu.index) in NEAR for nic in sample.nics)]
     if len(far) == 1 and len(sample.gpus) >= 4:
         yield warning(
@@ -130,7 +130,7 @@ def _far_from_cards(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _changes(earlier: Sample, now: Sample) -> Iterator[CheckVerdict]:
-    """Find changed cells of the matrix, for GPUs and cards that still exist, and missing cards."""
+    """Find changed connections between GPUs and cards that still exist, and cards that are missing now."""
     cells_now = _cells(now)
     for row, cells in _cells(earlier).items():
         for column, path in cells.items():
@@ -148,7 +148,7 @@ def _changes(earlier: Sample, now: Sample) -> Iterator[CheckVerdict]:
 
 
 def _cells(sample: Sample) -> dict[str, dict[str, str]]:
-    """Return the matrix by names of rows and columns."""
+    """Return the matrix of connections: row name -> column name -> connection."""
     rows = {
         f"GPU{gpu.index}": {
             **{f"GPU{other.index}": connection(gpu, other) for other in sample.gpus},
@@ -165,7 +165,7 @@ def _cells(sample: Sample) -> dict[str, dict[str, str]]:
 
 
 def table(sample: Sample) -> Rows:
-    """Return the matrix, with the local CPUs and NUMA nodes of each GPU."""
+    """Return the matrix of connections, with the local CPUs and NUMA nodes of each GPU."""
     matrix = _cells(sample)
     affinity = {
         f"GPU{gpu.index}": (words.fold(gpu.cpus), _shown(gpu.numa_node), _shown(gpu.gpu_numa_node))

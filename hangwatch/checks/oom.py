@@ -1,9 +1,9 @@
 """Processes that the kernel killed for lack of memory, and the limit that they reached.
 
 A kill at the limit of a control group (a container or Slurm job) is a warning that names the owner. If the node itself
-ran out of memory, the kernel kills the largest process, which may be a rank or a daemon: critical for a while. The
-killed process is often a loader worker, and its rank then waits for it. Without access to the kernel log, the kernel's
-counter still shows the number of kills.
+ran out of memory, the kernel kills the largest process, which may be a rank or a daemon. That is critical for
+`critical_recent_seconds`. The killed process is often a loader worker, and its rank then waits for it. If hangwatch
+cannot read the kernel log, the kernel's counter still shows the number of kills.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COUNTED = Metric(
 PATH_CHARACTERS = 100
 EVERY_SECONDS = 15.0
 COUNTED_WINDOW = 41
-"""Samples in ten minutes: the time for which a kill that only the kernel's counter shows is a finding."""
+"""The samples of ten minutes. A kill that only the kernel's counter shows is a finding for that time."""
 
 MORE_MEMORY = (
     "give the job more memory (`--mem` of Slurm, resources.limits.memory of a pod), or use fewer loader workers; "
@@ -58,7 +58,10 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The kills in the kernel log (None if unreadable), the kernel's counter of kills, and the uptime of the node."""
+    """The kills in the kernel log, the kernel's counter of kills, and the uptime of the node.
+
+    `log` and `counted` are None if they cannot be read. `why_no_log` is the cause if `log` is None.
+    """
 
     log: OomKills | None
     counted: int | None
@@ -67,7 +70,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read new records of /dev/kmsg, and the counter of /proc/vmstat."""
+    """Read the new records of /dev/kmsg, and the counter of kills in /proc/vmstat."""
     read = node.kernel_log.read(node.dev_root / "kmsg")
     counted = oom_kills.read_kill_count(node.proc_root)
     if not isinstance(read, KernelEvents) and not isinstance(counted, int):
@@ -81,7 +84,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Numbers of kills by the kernel log and by the kernel's counter."""
+    """Yield the numbers of kills, from the kernel's counter and from the kernel log."""
     if sample.counted is not None:
         yield COUNTED.point(sample.counted)
     for comm, limit, count in sample.log.counts if sample.log else ():
@@ -131,7 +134,7 @@ def _limit(kill: OomKill) -> str:
 
 
 def _judge_counted(window: Sequence[Sample]) -> CheckVerdict:
-    """Judge the kernel's counter alone. It shows neither the process nor the time, only that it increased."""
+    """Judge the kernel's counter alone. It shows the number of kills, but neither the processes nor the times."""
     counts = [sample.counted for sample in window if sample.counted is not None]
     no_log = f"the kernel log cannot be read, so processes are unknown ({window[-1].why_no_log})"
     growth = contract.counter_growth([{"": count} for count in counts]).get("", 0)
@@ -144,7 +147,7 @@ def _judge_counted(window: Sequence[Sample]) -> CheckVerdict:
 
 
 def table(sample: Sample) -> contract.Rows:
-    """The kills, newest first."""
+    """Return one row per kill, newest first."""
     rows = [("when", "owner", "pid", "uid", "comm", "limit", "control group")]
     for kill in reversed(sample.log.kills if sample.log else ()):
         age = words.ago(sample.boot_seconds - kill.boot_seconds)

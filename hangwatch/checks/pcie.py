@@ -38,9 +38,10 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Slot(Value, frozen=True):
-    """One GPU and the PCIe path to it; None for what /sys does not show.
+    """One GPU and the PCIe path to it. A field is None if /sys does not show it.
 
-    `redirecting_bridges` are on the paths to GPUs and network cards of the same PCIe switch.
+    `redirecting_bridges` are on the paths from this GPU to GPUs and network cards of the same PCIe switch. They send
+    peer-to-peer traffic to the CPU (ACS).
     """
 
     gpu: GpuBus
@@ -58,7 +59,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read the links from the driver, and the bridges above them from /sys."""
+    """Read the PCIe links from the driver, and the bridges above the GPUs from /sys."""
     details = query.details(node, PcieDetails)
     if details is None or isinstance(details, Fault):
         return details
@@ -92,14 +93,14 @@ def _slots(node: Node, gpus: Sequence[GpuBus]) -> Iterator[Slot]:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Speed, width and replays."""
+    """Yield generation, lanes and replays of each GPU."""
     for gpu in (slot.gpu for slot in sample.slots):
         for metric, number in ((GENERATION, gpu.generation), (LANES, gpu.width), (REPLAYS, gpu.replays)):
             yield from metric.points(number, **gpu_labels(gpu))
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Judge link speed, replays, and bus settings that break peer-to-peer. All are WARNING: jobs still run."""
+    """Judge link speed, replays and bus settings. Each finding is WARNING: jobs still run."""
     sample = window[-1]
     findings = [*_slow_links(sample, settings), *_translation(sample), *_redirects(sample)]
     if len(window) > 1:
@@ -130,7 +131,7 @@ def _slow_links(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
 
 
 def _replays(before: Sample, after: Sample, settings: Settings) -> Iterator[CheckVerdict]:
-    """Judge the replays between two samples. A counter that decreased was reset and counts from 0."""
+    """Judge the replays between two samples. A counter that decreased was reset to 0 between them."""
     minutes = (after.taken_monotonic_seconds - before.taken_monotonic_seconds) / 60
     earlier = {slot.gpu.uuid: slot.gpu.replays for slot in before.slots}
     for gpu in (slot.gpu for slot in after.slots):
@@ -148,7 +149,10 @@ def _replays(before: Sample, after: Sample, settings: Settings) -> Iterator[Chec
 
 
 def _translation(sample: Sample) -> Iterator[CheckVerdict]:
-    """Find GPUs behind a translating IOMMU, which breaks peer-to-peer over PCIe: NCCL hangs in its first collective."""
+    """Find GPUs without NVLink whose transfers the IOMMU translates.
+
+    Translation breaks peer-to-peer over PCIe: NCCL hangs in its first collective. A virtual machine is not judged.
+    """
     if sample.virtual or len(sample.slots) < 2:
         return
     affected = [slot.gpu.index for slot in sample.slots if slot.iommu_translates and not slot.gpu.nvlinks_up]
@@ -163,7 +167,7 @@ def _translation(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _redirects(sample: Sample) -> Iterator[CheckVerdict]:
-    """Find bridges that send peer-to-peer traffic to the CPU (ACS). A virtual machine needs this setting."""
+    """Find bridges that send peer-to-peer traffic to the CPU (ACS). A virtual machine needs that: it is not judged."""
     if sample.virtual:
         return
     affected = [slot for slot in sample.slots if slot.redirecting_bridges]
@@ -182,7 +186,7 @@ def _listed(items: Sequence[object]) -> str:
 
 
 def table(sample: Sample) -> Rows:
-    """One row per GPU."""
+    """Return one row per GPU."""
     header = ("GPU", "address", "generation", "lanes", "replays", "IOMMU", "ACS redirects at")
     return [header, *(_row(slot) for slot in sample.slots)]
 

@@ -44,7 +44,10 @@ class Settings(contract.Settings, frozen=True):
 
 
 class RankState(Value, frozen=True):
-    """One rank. `state` is the state letter of its main thread, or "gone". Memory includes its workers."""
+    """One rank. `state` is the letter in /proc of its main thread, or "gone" if the process does not exist.
+
+    `resident_bytes` includes the memory of its workers; None: not known. `wchan` is set only in D state.
+    """
 
     rank: contract.RankName
     pid: int
@@ -55,9 +58,9 @@ class RankState(Value, frozen=True):
 
 
 class JobState(Value, frozen=True):
-    """The ranks of a job. `absent` are local ranks that were expected but never seen.
+    """The ranks of a job. `absent` are local ranks that hangwatch expected but never saw.
 
-    `launcher` is set if the job is a launcher that has not started ranks yet.
+    `launcher` is the name of a launcher that has not started ranks yet, else empty.
     """
 
     job: JobName
@@ -106,7 +109,7 @@ def _rank(node: Node, job: Job, rank: Rank) -> RankState:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Numbers of ranks by state, and the memory of each rank."""
+    """Yield the numbers of ranks by state, and the memory of each rank."""
     for job in sample.jobs:
         states = [rank.state for rank in job.ranks]
         yield EXPECTED.point(job.expected, **job.job.labels)
@@ -120,9 +123,9 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """Judge problems that two samples in a row show: critical, or a warning for D state and missing ranks.
+    """Judge problems that two samples in a row show. D state and missing ranks are a warning, the others critical.
 
-    A short D state is normal when a process reads a file. With one sample only, each problem is a warning.
+    A short D state is normal when a process reads a file. If there is only one sample, each problem is a warning.
     """
     is_only_sample = len(window) == 1
     before = {} if is_only_sample else _problems(window[-2])
@@ -167,7 +170,7 @@ def _finding(job: JobName, name: str, problem: tuple[str, str], *, is_confirmed:
     once = "" if is_confirmed else " (seen once; check again)"
     remedy = "`hangwatch check oom`; read the log of the job; the other ranks wait until their timeout"
     if state == GONE:
-        # A rank that finished normally is gone too. The verdict on a hang decides if the others wait for it.
+        # A rank that finished normally is gone too. The diagnosis decides if the other ranks wait for it.
         return warning("RankGone", f"{rank} no longer exists{once}", remedy)
     if state in ENDED_STATES:
         return level("RankExited", f"{rank} has ended and was not reaped by its parent{once}", remedy)
@@ -178,7 +181,7 @@ def _finding(job: JobName, name: str, problem: tuple[str, str], *, is_confirmed:
 
 
 def table(sample: Sample) -> contract.Rows:
-    """Every rank with its state and memory."""
+    """Return one row per rank, with its state and memory."""
     rows = [("job", "local rank", "pid", "state", "memory with workers (GiB)", "dead workers")]
     for job in sample.jobs:
         for rank in job.ranks:

@@ -1,7 +1,7 @@
-"""Size and free space of shared memory (/dev/shm) of the node and of jobs with their own, as loaders and NCCL use it.
+"""Size and free space of the shared memory (/dev/shm) of the node, and of jobs that have their own.
 
-A container has 64 MiB by default. If it is full, a loader worker dies of a bus error, or NCCL cannot set up its
-transport, and the other ranks wait.
+Data loaders and NCCL use it. A container has 64 MiB by default. If it is full, a loader worker dies of a bus error, or
+NCCL cannot set up its transport, and the other ranks wait.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Shm(Value, frozen=True):
-    """The /dev/shm of a job in another mount namespace, or without `job` that of the node."""
+    """One /dev/shm. `job` is the job in whose mount namespace it is; None: the node."""
 
     job: JobName | None
     size_bytes: int
@@ -60,7 +60,8 @@ class Sample(contract.Sample, frozen=True):
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Measure /dev/shm of the node, and of jobs in another mount namespace, through /proc/PID/root.
 
-    The node's /dev/shm is that of process 1; in a container, /dev/shm of hangwatch itself is a different one.
+    The node's /dev/shm is that of process 1. A hangwatch in a container has a /dev/shm of its own, which is measured
+    only if process 1 cannot be read.
     """
     own = {proc_pid.namespace(node.proc_root, view, "mnt") for view in ("1", "self")} | {None}
     of_init, of_ours = f"{node.proc_root}/1/root/dev/shm", str(node.dev_root / "shm")
@@ -76,14 +77,14 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         for path, answer in answers.items()
         if isinstance(answer, filesystems.Space)
     ]
-    # A missing /dev/shm is no fault: the job may have ended, or its container has none.
+    # A missing /dev/shm is no fault: the job may have ended, or its container may have no /dev/shm.
     reported = ("NoAnswer", filesystems.NOT_STARTED)
     faults = [answer for answer in answers.values() if isinstance(answer, Fault) and answer.reason in reported][:4]
     return Sample(shms=tuple(shms), faults=tuple(faults)) if shms or faults else None
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Size and free space."""
+    """Yield size and free space in bytes."""
     for shm in sample.shms:
         labels = dict.fromkeys(contract.JOB, "") if shm.job is None else shm.job.labels
         labels["scope"] = "node" if shm.job is None else "job"
@@ -92,7 +93,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Judge free space, then size."""
+    """Judge the free space and the size of each /dev/shm."""
     sample = window[-1]
     findings = [finding for shm in sample.shms for finding in _judge_one(shm, settings)]
     return worst(findings, ok("SharedMemoryLeft", "; ".join(str(shm) for shm in sample.shms)))

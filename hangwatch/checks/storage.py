@@ -1,4 +1,4 @@
-"""Response of every mounted network file system, and space for incidents.
+"""Response of every mounted network file system, and free space for incidents.
 
 A rank that reads a shard from a dead mount stays in an uninterruptible sleep, and all other ranks wait for it in a
 collective. The check covers the mounts of this node and those in the mount namespaces of the ranks. A child process
@@ -55,7 +55,10 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Answer(Value, frozen=True):
-    """One file system, of this node or of the mount namespace of pid `seen_by`. Either `space` or `fault` is set."""
+    """One file system. It is mounted in the mount namespace of pid `seen_by`; None: of the node.
+
+    Either `space` or `fault` is set.
+    """
 
     mount: str
     type: str
@@ -72,7 +75,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Check the network mounts of this node and of the ranks, and the directory of incidents, all in parallel."""
+    """Measure the network mounts of this node and of the ranks, and the directory of incidents, all in parallel."""
     mounts = _paths(node, settings)
     directory = node.state_directory
     # The daemon creates its directory when it starts. Until then, the space of the parent directory counts.
@@ -82,12 +85,12 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     not_started = next((fault for fault in faults if fault.reason == NOT_STARTED), None)
     if not_started is not None:
         return not_started
-    # A mount that was unmounted meanwhile fails, but is not broken: ignore it.
+    # A mount that was unmounted during the measurement fails, but is not broken: ignore it.
     still_mounted = _paths(node, settings) if any(isinstance(spaces[path], Fault) for path in mounts) else mounts
     answers = [
         _answer(mount, spaces[path], seen_by)
         for path, (mount, seen_by) in mounts.items()
-        # A mount that is missing in a rank's view disappeared with the rank, or with the process that mounted it.
+        # A mount that is missing in a rank's namespace disappeared with the rank, or with the process that mounted it.
         if not _is_private(spaces[path]) and not (seen_by is not None and _is_missing(spaces[path]))
         if isinstance(spaces[path], filesystems.Space) or still_mounted.get(path) == (mount, seen_by)
     ]
@@ -106,7 +109,7 @@ def _answer(mount: filesystems.Mount, space: filesystems.Space | Fault, seen_by:
 
 
 def _is_private(space: filesystems.Space | Fault) -> bool:
-    """True for a FUSE mount of another user: it refuses everyone but its owner, even root, and is not broken."""
+    """True for a FUSE mount of another user. It refuses all users except its owner, even root, and is not broken."""
     return isinstance(space, Fault) and space.reason == "PermissionDenied"
 
 
@@ -115,7 +118,10 @@ def _is_missing(space: filesystems.Space | Fault) -> bool:
 
 
 def _paths(node: Node, settings: Settings) -> dict[str, tuple[filesystems.Mount, int | None]]:
-    """Return mounts and the pid of their mount namespace, by path. Each file system is listed once."""
+    """Return path -> (network mount, pid of a rank in its mount namespace). Each file system is listed once.
+
+    The pid is None for a mount of this node.
+    """
     views = [None, *(job.ranks[0].id.pid for job in node.jobs if job.ranks)]
     namespaces: set[str | None] = set()
     devices: set[str] = set()
@@ -138,7 +144,7 @@ def _paths(node: Node, settings: Settings) -> dict[str, tuple[filesystems.Mount,
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Response, response time and space of each file system."""
+    """Yield for each file system 1 if it responded, else 0; its response time in seconds; and its space in bytes."""
     yield STUCK_CHILDREN.point(sample.stuck_children)
     for answer in sample.answers:
         labels = {"mount": answer.mount, "type": answer.type}
@@ -193,7 +199,7 @@ def _judge_fault(name: str, answer: Answer, fault: Fault, settings: Settings) ->
 
 
 def table(sample: Sample) -> contract.Rows:
-    """One row per file system."""
+    """Return one row per file system."""
     rows = [("mount", "type", "answered in (s)", "available (GiB)", "size (GiB)")]
     for answer in sample.answers:
         if answer.space is None:

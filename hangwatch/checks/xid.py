@@ -1,9 +1,9 @@
 """Errors of GPUs (XID) and NVSwitches (SXID), and hung tasks, from the kernel log and NVML.
 
 XIDs are error numbers of the NVIDIA driver. `xids.toml` has their meaning and remedy, after NVIDIA's catalogue. The
-kernel reports a hung task if a process was in an uninterruptible sleep for two minutes; it is often the rank that the
-other ranks wait for. NVML also reports XIDs since the daemon started. An XID in both sources is one event. An XID that
-only NVML reports counts too, without its log line: the log was overwritten, or hangwatch must not read it.
+kernel reports a hung task if a process was in an uninterruptible sleep for two minutes. It is often the rank that the
+other ranks wait for. NVML also reports the XIDs since the daemon started. An XID in both sources is one event. An XID
+that only NVML reports counts too: the log line was overwritten, or hangwatch has no permission to read the log.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ MISSED = Metric(name="kernel_log_missed_total", help="records overwritten before
 FROM_NVML = ", reported by NVML"
 RECOVERY_ACTION_CHANGED = 154
 SAME_EVENT_SECONDS = 60.0
-"""Tolerance: NVML is read at each sample, later than the log, and the log's clock drifts against CLOCK_MONOTONIC."""
+"""Tolerance between the times of one XID in both sources.
+
+NVML events get the time of the sample, which is later than the log line. The log's clock drifts against
+CLOCK_MONOTONIC.
+"""
 METRIC_OF_KIND = {"xid": XIDS, "sxid": SXIDS, "hung_task": HUNG}
 
 
@@ -73,7 +77,7 @@ def meanings() -> dict[int, Meaning]:
 
 
 def severity(code: int, text: str) -> Literal["critical", "warning", "notice"]:
-    """Return the severity of an XID. For some, the log line states it; NVML does not report the line."""
+    """Return the severity of XID `code`. Rows `as_told` take it from `text`, the log line, if there is a line."""
     in_table = meanings().get(code, UNLISTED).severity
     if in_table != "as_told":
         return in_table
@@ -87,7 +91,8 @@ def severity(code: int, text: str) -> Literal["critical", "warning", "notice"]:
 class Sample(contract.Sample, frozen=True):
     """The events of the kernel log and of NVML, oldest first. `boot_seconds` is the uptime of the node.
 
-    `counts` and `missed` come from the log. `by_nvml` are events in both sources, `nvml_only` are in NVML only.
+    `counts` are (kind, subject, code, count) of the log. `missed` counts log records that were overwritten unread.
+    `by_nvml` are the events in both sources, `nvml_only` the events in NVML only.
     """
 
     events: tuple[KernelEvent, ...]
@@ -99,7 +104,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read new records of /dev/kmsg and the XIDs of NVML. Both probes remember earlier events."""
+    """Read the new records of /dev/kmsg and the XIDs of NVML. Both probes keep earlier events."""
     log = node.kernel_log.read(node.dev_root / "kmsg")
     details = query.details(node, XidDetails)
     from_nvml = details.events if isinstance(details, XidDetails) else ()
@@ -123,7 +128,7 @@ def _match_events(
 ) -> tuple[tuple[KernelEvent, ...], tuple[KernelEvent, ...]]:
     """Return the log events that NVML also reported, and the events that only NVML reported.
 
-    The log keeps the newest event of each GPU and XID; earlier NVML events of that pair are in the log's count.
+    `logged` has only the newest event of each GPU and XID. Earlier NVML events of that GPU and XID match it too.
     """
     newest = {(_gpu_address(event.subject), event.code): event for event in logged if event.kind == "xid"}
     in_both: dict[KernelEvent, None] = {}
@@ -159,7 +164,7 @@ def _gpu_address(address: str) -> str:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Counts since the oldest record that the log held when hangwatch started."""
+    """Yield the counts of events since the oldest record that the kernel log had when hangwatch started."""
     yield MISSED.point(sample.missed)
     for kind, subject, code, count in sample.counts:
         metric = METRIC_OF_KIND[kind]
@@ -170,7 +175,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def count_errors(points: Iterable[Point]) -> float:
-    """Return the number of XIDs and SXIDs in these points."""
+    """Return the number of XIDs and SXIDs in `points`."""
     return sum(point.value for point in points if point.name in {XIDS.name, SXIDS.name, NVML_ONLY.name})
 
 
@@ -200,7 +205,7 @@ def _judge_event(event: KernelEvent, sample: Sample, settings: Settings) -> Chec
 
 
 def _sources(event: KernelEvent, sample: Sample) -> str:
-    """Name the sources of an XID if NVML is one of them."""
+    """Return the sources of an XID as text in parentheses; empty if NVML is not one of them."""
     if event in sample.nvml_only:
         return " (reported by NVML only; the kernel log does not have it)"
     return " (reported by the kernel log and by NVML)" if event in sample.by_nvml else ""
@@ -229,7 +234,7 @@ def _judge_sxid(event: KernelEvent, age_seconds: float, settings: Settings) -> C
 
 
 def table(sample: Sample) -> contract.Rows:
-    """The events, newest first."""
+    """Return one row per event, newest first."""
     events = [(words.ago(sample.boot_seconds - event.boot_seconds), event.text) for event in reversed(sample.events)]
     return [("when", "event"), *events]
 

@@ -1,1 +1,1 @@
-"""The definition of a check; discovering and running checks; showing their results."""
+"""Definition, discovery and execution of checks, and the display of their results."""

@@ -1,12 +1,12 @@
 """The definition of a check. Each module in checks/ is one check and ends in `CHECK = Check(...)`.
 
-    observe(node, settings)  -> a Sample, None (not present on this node), or a Fault (did not answer)
+    observe(node, settings)  -> a Sample, None (not present on this node), or a Fault (did not respond)
     points(sample)           -> the exported numbers, each made by a `Metric` of the check
     judge(window, settings)  -> a CheckVerdict over the last samples, newest last; the window is never empty
     table(sample)            -> optional rows for `hangwatch check --verbose`, header first
 
-`observe` is the only function that touches the machine, and only through `hangwatch.probes`; the others are pure.
-The runner handles timing, exceptions, deadlines, faults and "not present". A check does not catch exceptions for that.
+Only `observe` reads the machine, and only through `hangwatch.probes`. The other functions are pure.
+The runner handles timing, exceptions, deadlines, faults and "not present". A check does not catch exceptions itself.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ NOT_BASE_UNITS = re.compile(
 )
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*")
 JOB = JobName.__struct_fields__
-"""The labels of a job's number: `METRIC.point(value, **job.name.labels)`."""
+"""The labels of a metric about a job: `METRIC.point(value, **job.name.labels)`."""
 
 RANK = (*JOB, "rank", "local_rank")
-"""The labels of a rank's number: `METRIC.point(value, **RankName.of_rank(job, rank).labels)`."""
+"""The labels of a metric about a rank: `METRIC.point(value, **RankName.of_rank(job, rank).labels)`."""
 
 GPU = ("gpu", "uuid")
-"""The labels of a GPU's number: `METRIC.point(value, **gpu_labels(gpu))`."""
+"""The labels of a metric about a GPU: `METRIC.point(value, **gpu_labels(gpu))`."""
 
 ABSENT = "NotPresent"
-"""The reason of a verdict if this node does not have what the check examines."""
+"""The reason of a verdict if this node lacks the device, file or job that the check examines."""
 
 RESERVED_PREFIXES = (
     "job_",
@@ -52,7 +52,7 @@ RESERVED_PREFIXES = (
 
 
 class Sample(Value, frozen=True, kw_only=True):
-    """Base class of the value that `observe` returns. `faults` are the parts that did not answer."""
+    """Base class of the value that `observe` returns. `faults` are the parts that did not respond."""
 
     faults: tuple[Fault, ...] = ()
 
@@ -72,19 +72,19 @@ class Metric(Value, frozen=True):
     kind: str = "gauge"
 
     def point(self, value: float, **labels: str) -> Point:
-        """The number with its labels. Raises TypeError if the labels are not the declared ones."""
+        """Return a value of this metric with its labels. Raises TypeError if `labels` are not the declared ones."""
         if set(labels) != set(self.labels):
             raise TypeError(f"{self.name} has the labels {self.labels}, got {tuple(labels)}")
         ordered = tuple((label, labels[label]) for label in self.labels)
         return Point(name=self.name, value=float(value), help=self.help, labels=ordered, kind=self.kind)
 
     def points(self, value: float | None, **labels: str) -> list[Point]:
-        """As `point`, or nothing without a value: this device does not report it."""
+        """Return `[self.point(...)]`, or an empty list if `value` is None: the device does not report it."""
         return [] if value is None else [self.point(value, **labels)]
 
 
 class RankName(Value, frozen=True):
-    """A rank of a job. Without a local rank, `local_rank` is the global one, or "unknown".
+    """The name of a rank of a job. `local_rank` is the global rank if the local rank is not known, else "unknown".
 
     Local ranks are not unique on a node: each container of a job may have a local rank 0.
     """
@@ -102,7 +102,7 @@ class RankName(Value, frozen=True):
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of a metric about this rank."""
+        """Return the labels of a metric about this rank."""
         return {**self.job.labels, "rank": self.rank, "local_rank": self.local_rank}
 
     def __str__(self) -> str:
@@ -126,9 +126,10 @@ Rows: TypeAlias = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Check(Generic[SampleT, SettingsT]):
-    """A check. `name` is the name of its module; `absent` is the sentence for a node without what it examines.
+    """A check. `name` is the name of its module.
 
-    `judge` sees at most `window` samples.
+    `absent` is the sentence for a node that lacks the device, file or job that the check examines.
+    `judge` gets at most `window` samples.
     """
 
     name: str
@@ -147,7 +148,7 @@ AnyCheck: TypeAlias = Check[Any, Any]
 
 
 def find_contract_problems(module_name: str, candidate: object) -> list[str]:
-    """Return how the CHECK of the module `module_name` breaks the contract, one sentence each."""
+    """Return one sentence for each rule that `candidate`, the CHECK of module `module_name`, breaks."""
     if not isinstance(candidate, Check):
         return ["has no CHECK = Check(...)"]
     parts = {"observe": candidate.observe, "points": candidate.points, "judge": candidate.judge}
@@ -167,7 +168,7 @@ def find_contract_problems(module_name: str, candidate: object) -> list[str]:
 
 
 def _metric_rules(metric: Metric) -> Iterator[tuple[bool, str]]:
-    """Pairs of: is the rule kept, and the sentence if it is not."""
+    """Yield for each rule: True if the metric keeps it, and the sentence for a metric that breaks it."""
     name, labels = f"metric {metric.name!r}", set(metric.labels)
     is_name = METRIC_NAME.fullmatch(metric.name) is not None and not metric.name.startswith("hangwatch_")
     yield is_name, f"{name} must be lower_case, without the prefix hangwatch_"
@@ -182,20 +183,20 @@ def _metric_rules(metric: Metric) -> Iterator[tuple[bool, str]]:
 
 
 def gpu_labels(gpu: HasGpuName) -> dict[str, str]:
-    """The labels of a metric about a GPU."""
+    """Return the labels of a metric about a GPU."""
     return {"gpu": str(gpu.index), "uuid": gpu.uuid}
 
 
 def join_first(parts: Sequence[str], shown: int = 2) -> str:
-    """Join the first parts into one text, and count the rest."""
+    """Join the first `shown` parts with semicolons. If there are more, add their number."""
     more = f"; and {len(parts) - shown} more" if len(parts) > shown else ""
     return "; ".join(parts[:shown]) + more
 
 
 def counter_growth(readings: Sequence[Mapping[KeyT, int]]) -> dict[KeyT, int]:
-    """Return how much each counter grew over the readings, oldest first.
+    """Return the growth of each counter over the readings, which are sorted from oldest to newest.
 
-    A counter that was reset or wrapped counts from 0 again.
+    A counter that decreased was reset or wrapped: its new value counts as growth from 0.
     """
     growth: dict[KeyT, int] = {}
     last: dict[KeyT, int] = {}
@@ -208,7 +209,7 @@ def counter_growth(readings: Sequence[Mapping[KeyT, int]]) -> dict[KeyT, int]:
 
 
 def ok(reason: str, message: str) -> CheckVerdict:
-    """Return a healthy verdict; the message says so in numbers."""
+    """Return a healthy verdict. The message should contain the measured numbers."""
     return CheckVerdict(status=CheckStatus.OK, reason=reason, message=message)
 
 
@@ -223,14 +224,14 @@ def warning(reason: str, message: str, remedy: str = "") -> CheckVerdict:
 
 
 def critical(reason: str, message: str, remedy: str = "") -> CheckVerdict:
-    """Return a verdict for a problem with which training on this node fails, now or soon."""
+    """Return a verdict for a problem that makes training on this node fail, now or soon."""
     return CheckVerdict(status=CheckStatus.CRITICAL, reason=reason, message=message, remedy=remedy)
 
 
 def worst(findings: Iterable[CheckVerdict], healthy: CheckVerdict, shown: int = 3) -> CheckVerdict:
-    """Join findings into one verdict: status and reason of the most severe, the first `shown` messages and remedies.
+    """Join findings into one verdict. Return `healthy` if there is no finding.
 
-    Returns `healthy` if there is no finding.
+    Status and reason are those of the most severe finding. The first `shown` messages and remedies are kept.
     """
     ranked = sorted(findings, key=lambda finding: -finding.status)
     if not ranked:

@@ -1,6 +1,6 @@
-"""Facts that should be the same on all nodes of a job: versions, firmware, limits. `fleet` compares them.
+"""Facts that should be the same on all nodes of a job: versions, firmware, limits. `hangwatch.fleet` compares them.
 
-A fact that cannot be read is omitted. A check that uses the same probe reports the fault.
+A fact that cannot be read is omitted. The check that uses the same probe reports the fault.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMES = {"Max open files": "open_files_limit", "Max locked memory": "locked_mem
 
 
 class JobVersions(Value, frozen=True):
-    """The library versions of a job on this node, read from its first rank. `key` is the same on all its nodes."""
+    """The library versions of a job on this node, read from its first rank. `key` is equal on all nodes of the job."""
 
     job: str
     key: str
@@ -38,23 +38,24 @@ class JobVersions(Value, frozen=True):
 
 
 class Facts(Value, frozen=True):
-    """Hardware, software and limits of the node by name, and the versions of each job on it."""
+    """The facts of a node by name (hardware, software, limits), and the library versions of each job on it."""
 
-    node: dict[str, str] = {}  # noqa: RUF012 - msgspec copies an empty one
+    node: dict[str, str] = {}  # noqa: RUF012 - msgspec copies an empty default
     jobs: tuple[JobVersions, ...] = ()
 
 
 def start_reading(node: Node) -> Callable[[float], Facts]:
-    """Start to read the facts of a node in a thread. Returns a function that waits for them, with a timeout in seconds.
+    """Start a thread that reads the facts of a node. Return a function that waits for the facts.
 
-    After a timeout there are no facts. The thread does not keep the process alive.
+    The function takes a timeout in seconds and returns empty Facts after it. The thread does not keep the process
+    alive.
     """
     results: queue.SimpleQueue[Facts] = queue.SimpleQueue()
 
     def read_all() -> None:
         try:
             results.put(read_facts(node))
-        except Exception:  # as for a check: a bug here must not stop the report
+        except Exception:  # a bug in a probe must not stop the report
             log.exception("cannot read the facts of this node; please report this bug")
             results.put(Facts())
 
@@ -69,7 +70,7 @@ def start_reading(node: Node) -> Callable[[float], Facts]:
 
 
 def read_facts(node: Node) -> Facts:
-    """Read all facts now."""
+    """Read all facts in the calling thread."""
     return Facts(
         node={"hangwatch": __version__, "kernel": host.kernel_release(), **dict(_gpus(node)), **dict(_others(node))},
         jobs=tuple(_jobs(node)),
@@ -123,5 +124,5 @@ def _jobs(node: Node) -> Iterator[JobVersions]:
 
 
 def _count_values(values: Iterable[str]) -> str:
-    """Return the values with their counts, such as `8 NVIDIA H100`, the most frequent first."""
+    """Return the values with their counts, such as `8 NVIDIA H100`. The most frequent value is first."""
     return ", ".join(f"{count} {value}" for value, count in Counter(values).most_common())

@@ -1,4 +1,4 @@
-"""Generates docs/checks.md from the docstrings, settings, metrics and reasons of the checks."""
+"""Generator of docs/checks.md from the docstrings, settings, metrics and reasons of the checks."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _section(check: AnyCheck) -> Iterator[str]:
 def _settings(section: type[msgspec.Struct]) -> Iterator[str]:
     hints = get_type_hints(section, include_extras=True)
     for field in msgspec.structs.fields(section):
-        if field.name == "enabled" and field.default is True:  # as the introduction says
+        if field.name == "enabled" and field.default is True:  # INTRODUCTION describes this default
             continue
         metas = [meta for meta in get_args(hints[field.name])[1:] if isinstance(meta, Meta)]
         meaning = next((meta.description for meta in metas if meta.description), "")
@@ -79,7 +79,10 @@ def _settings(section: type[msgspec.Struct]) -> Iterator[str]:
 
 
 def reasons_of(source: str) -> dict[str, list[str]]:
-    """Return the reasons in a check's source by status: the first argument of `ok`, `warning`, `critical`, ..."""
+    """Return the reasons in the source of a check, by status.
+
+    A reason is the first argument of a call of `ok`, `unknown`, `warning`, `critical` or `level`.
+    """
     reasons: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in LEVELS and node.args:

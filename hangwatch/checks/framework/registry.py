@@ -1,4 +1,4 @@
-"""Find the checks: every module in checks/ must define `CHECK`. Subfolders are not searched."""
+"""Discovery of the checks. Every module in checks/ must define `CHECK`. Subfolders are not searched."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ PACKAGE = "hangwatch.checks"
 
 
 class ContractError(UserError):
-    """A module in checks/ breaks the contract; the message names the file and the problem."""
+    """A module in checks/ breaks the contract. The message names the file and the problem."""
 
 
 class UnknownCheckError(UserError):
-    """A requested check does not exist; the message lists the existing ones."""
+    """A requested check does not exist. The message lists the existing checks."""
 
 
 @cache
 def checks() -> dict[str, AnyCheck]:
-    """Return all checks by name. Raises ContractError, which names every file that breaks the contract."""
+    """Return all checks by name. Raises ContractError if a file breaks the contract; the error names each such file."""
     valid_checks: dict[str, AnyCheck] = {}
     problems: list[str] = []
     for module in pkgutil.iter_modules([str(Path(__file__).parents[1])]):
@@ -45,7 +45,7 @@ def checks() -> dict[str, AnyCheck]:
 
 
 def _shared_metrics(all_checks: Iterable[AnyCheck]) -> Iterator[str]:
-    """Metrics that two checks declare: one metric family would have two meanings."""
+    """Yield a problem for each metric that two checks declare: it would have two meanings."""
     owners: dict[str, str] = {}
     for check in all_checks:
         for metric in check.metrics:
@@ -55,7 +55,7 @@ def _shared_metrics(all_checks: Iterable[AnyCheck]) -> Iterator[str]:
 
 
 def select(names: Iterable[str]) -> list[AnyCheck]:
-    """Return the checks of these names, or all checks without a name. Raises UnknownCheckError."""
+    """Return the checks with these names, or all checks if `names` is empty. Raises UnknownCheckError."""
     by_name = checks()
     wanted = list(names) or list(by_name)
     for name in wanted:
@@ -67,7 +67,7 @@ def select(names: Iterable[str]) -> list[AnyCheck]:
 def settings_for(settings: config.Settings, source: str, text: str = "") -> dict[str, Settings]:
     """Return the settings of every check by name. Errors name the file `source` and a line of its content `text`.
 
-    Raises config.ConfigError for a section without a check, and for a key or value that its check does not accept.
+    Raises config.ConfigError for a section of an unknown check, and for a key or value that the check rejects.
     """
     by_name = checks()
     problems: list[str] = []

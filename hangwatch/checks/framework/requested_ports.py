@@ -1,7 +1,7 @@
-"""`hangwatch check network --to HOST:PORT`: test the ports that a job is going to need. It runs only on request.
+"""Test of the ports that a job is going to need: `hangwatch check network --to HOST:PORT`. It runs only on request.
 
-A refused connection is a warning: the host is reachable, and before a job starts no process listens on the port.
-Every other failure is critical.
+A refused connection is a warning: the host is reachable, but no process listens on the port. That is normal before a
+job starts. Every other failure is critical.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DEADLINE_SECONDS = 2 * ports.CONNECT_SECONDS + 1.0
 
 
 def try_ports(wanted: Sequence[Port], clock: Clock) -> CheckResult:
-    """Try each port once. Ports that do not answer are the faults of the result."""
+    """Connect to each port once. The faults of the result are the ports that refused or did not respond."""
     ran_unix_seconds, began = clock.unix(), clock.monotonic()
     answers = ports.connect_all(wanted, DEADLINE_SECONDS)
     faults = [fault for fault in answers.values() if fault is not None]

@@ -1,4 +1,4 @@
-"""Check results as an exit code, a table and JSON. Pure."""
+"""Check results as an exit code, a table and JSON. All functions are pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAILING = {
 
 
 class JsonFault(Value, frozen=True):
-    """A part of the node that should have answered and did not."""
+    """A part of the node that did not respond or could not be read."""
 
     subject: str
     reason: str
@@ -31,7 +31,7 @@ class JsonFault(Value, frozen=True):
 
 
 class JsonPoint(Value, frozen=True):
-    """One exported number; `name` is the metric's full name, `value` is null if it is unlimited."""
+    """One exported number. `name` is the full name of the metric. `value` is null if it is infinite (no limit)."""
 
     name: str
     value: float | None
@@ -55,9 +55,10 @@ class JsonResult(Value, frozen=True):
 
 
 class JsonReport(Value, frozen=True):
-    """The output of `hangwatch check --json`. `status` is the worst of all checks.
+    """The output of `hangwatch check --json`. `status` is the most severe status of all checks.
 
-    `began_unix_seconds` and `printed_unix_seconds` are the wall clock of the node at the start and at the end.
+    `began_unix_seconds` and `printed_unix_seconds` are times of the node's wall clock: when the checks began, and when
+    the report was printed.
     """
 
     schema_version: int
@@ -72,30 +73,30 @@ class JsonReport(Value, frozen=True):
 
 
 def worst_status(results: Iterable[CheckResult]) -> CheckStatus:
-    """The most severe status: CRITICAL, then WARNING, then UNKNOWN; OK when there is no result."""
+    """Return the most severe status: CRITICAL, then WARNING, then UNKNOWN. Return OK if there is no result."""
     return max((result.verdict.status for result in results), default=CheckStatus.OK)
 
 
 def exit_code(results: Sequence[CheckResult], fail_on: FailOn | None = None) -> int:
     """Return 0, 1, 2, 3 for OK, WARNING, CRITICAL, UNKNOWN, as Nagios plugins do.
 
-    With `fail_on`, a less severe status returns 0, also UNKNOWN: an unknown state is no reason to drain a node.
+    With `fail_on`, a less severe status returns 0. UNKNOWN returns 0 too: it is no reason to drain a node.
     """
     return status_exit_code(worst_status(results), fail_on)
 
 
 def status_exit_code(status: CheckStatus, fail_on: FailOn | None = None) -> int:
-    """As `exit_code`, for the most severe status."""
+    """Return the exit code for the most severe status. `fail_on` works as in `exit_code`."""
     if fail_on is not None and status not in FAILING[fail_on]:
         return 0
     return EXIT_CODES[status]
 
 
 def report_table(results: Sequence[CheckResult], verbose: bool = False) -> list[tuple[str, ...]]:
-    """Return the rows for a terminal: the header, then the most severe check first. The last column says what to type.
+    """Return the rows for a terminal: the header, then the checks from the most to the least severe.
 
-    The checks that are not present share the last row. A check with the same finding as another has a row that names
-    the other check. `verbose` shows all rows in full, the duration of each check, and every fault.
+    Checks with nothing to check on this node share the last row. If two checks have the same finding, the row of the
+    second names the first. `verbose` shows all rows in full, the duration of each check, and every fault.
     """
     rows: list[tuple[str, ...]] = [("check", "status", "reason", "what was seen", "what to do")]
     ranked = sorted(results, key=lambda result: (-result.verdict.status, result.check))
@@ -124,7 +125,7 @@ def _verbose_rows(result: CheckResult) -> Iterator[tuple[str, ...]]:
 
 
 def _absent_row(results: Sequence[CheckResult]) -> tuple[str, ...]:
-    """One row for all checks that are not present, grouped by message."""
+    """Return one row for all checks that are not present, grouped by message."""
     names_by_message: dict[str, list[str]] = {}
     for result in results:
         names_by_message.setdefault(result.verdict.message, []).append(result.check)
@@ -134,7 +135,7 @@ def _absent_row(results: Sequence[CheckResult]) -> tuple[str, ...]:
 
 
 def verbose_tables(results: Iterable[CheckResult]) -> list[tuple[str, tuple[tuple[str, ...], ...]]]:
-    """Return the tables of the checks that have one: (name of the check, rows with the header first)."""
+    """Return (name of the check, rows) for each check with a table. The first row is the header."""
     return [(result.check, result.table) for result in results if len(result.table) > 1]
 
 
@@ -147,7 +148,7 @@ def to_json(
     began_unix_seconds: float = 0.0,
     printed_unix_seconds: float = 0.0,
 ) -> str:
-    """Return the report as JSON text, as docs/check.schema.json describes it."""
+    """Return the report as JSON text. Its schema is docs/check.schema.json."""
     report = JsonReport(
         schema_version=1,
         hangwatch_version=__version__,

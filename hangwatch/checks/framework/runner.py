@@ -1,4 +1,4 @@
-"""Runs checks: measures the duration, catches exceptions and applies the deadline."""
+"""Runner of checks. It measures the duration, catches exceptions and applies the deadline."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ DEFAULT_REMEDY = (
     "`hangwatch check {name} --verbose` lists everything that did not answer; `dmesg -T | tail` shows kernel errors; "
     "report a bug if the file or device is healthy"
 )
-"""For a fault without a remedy, such as a file that cannot be read or parsed."""
+"""The remedy for a fault that has none, such as a file that cannot be read or parsed."""
 
 Window: TypeAlias = "deque[Any]"
 
 
 def new_window(check: AnyCheck) -> Window:
-    """Return an empty window of the check's length. Pass the same window to each of its runs."""
+    """Return an empty window of the length that the check needs. Pass the same window to each run of the check."""
     return deque(maxlen=check.window)
 
 
 def run(check: AnyCheck, node: Node, settings: Settings, window: Window) -> CheckResult:
-    """Run a check once and append its sample to `window`. An exception of the check becomes its result."""
+    """Run a check once and append its sample to `window`. If the check raises, the result is `CheckFailed`."""
     ran_unix_seconds, started = node.clock.unix(), node.clock.monotonic()
     try:
         parts = _run_unguarded(check, node, settings, window)
@@ -84,7 +84,7 @@ def _run_unguarded(check: AnyCheck, node: Node, settings: Settings, window: Wind
 
 
 def _judge_faults(check: AnyCheck, faults: tuple[Fault, ...]) -> CheckVerdict:
-    """Parts that did not answer make an OK check UNKNOWN."""
+    """Return UNKNOWN for a check that would be OK if all parts of the node had responded."""
     first = faults[0]
     rest = f", and {len(faults) - 1} more did not answer" if len(faults) > 1 else ""
     remedy = first.remedy or DEFAULT_REMEDY.format(name=check.name)
@@ -110,10 +110,10 @@ def stalled_result(check: AnyCheck, since_unix_seconds: float, now_unix_seconds:
 def run_all(
     node: Node, settings_by_name: Mapping[str, Settings], names: Iterable[str] = (), deadline_seconds: float = 10.0
 ) -> list[CheckResult]:
-    """Run the named checks once, in parallel; without names, all enabled checks. Returns within `deadline_seconds`.
+    """Run the named checks once, in parallel. If `names` is empty, run all enabled checks.
 
-    A check that does not return in time is UNKNOWN (`Stalled`). Its thread is abandoned and does not keep the process
-    alive. Raises UnknownCheckError.
+    The call returns within `deadline_seconds`. A check that has not returned by then is UNKNOWN (`Stalled`). Its
+    thread is abandoned and does not keep the process alive. Raises UnknownCheckError.
     """
     names = list(names)
     settings = {check.name: settings_by_name.get(check.name) or check.settings() for check in select(names)}

@@ -1,9 +1,13 @@
 """The command line: the only package that prints or exits.
 
-Exit codes: 0 yes or done; 1 no (the demo's answer was wrong, no such job); 2 bad input or a machine that is not set up,
-with a message that says what to type; 70 an error inside hangwatch; 75 a temporary failure, for example the port is in
-use: systemd then restarts the daemon, which it does not after 2. `hangwatch check` has its own exit codes:
-0/1/2/3 = OK/WARNING/CRITICAL/UNKNOWN.
+Exit codes:
+    0   yes, or done
+    1   no, for example: no job was found, or the demo named the wrong rank
+    2   bad input, or a machine that is not set up; the message says what to type. systemd does not restart the daemon
+    70  an error inside hangwatch
+    75  a temporary failure, for example the port is in use. systemd restarts the daemon
+
+`hangwatch check` has its own exit codes: 0/1/2/3 = OK/WARNING/CRITICAL/UNKNOWN.
 """
 
 from __future__ import annotations
@@ -41,14 +45,14 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 
 class Commands(click.Group):
-    """Commands by name. A command is imported when it runs: the daemon does not load the others."""
+    """The commands by name. A command is imported when it runs, so the daemon does not load the others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
         """Return all names, sorted."""
         return sorted(_MODULE_OF)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        """Import and return a command; None if there is none of this name."""
+        """Import and return a command. None if no command has this name."""
         if cmd_name not in _MODULE_OF:
             return None
         module = importlib.import_module(f"hangwatch.cli.{_MODULE_OF[cmd_name]}")
@@ -58,7 +62,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command to run. Raises click.UsageError, with the most similar name, if there is none."""
+        """Return the command to run. Raises click.UsageError, with the most similar name, for an unknown command."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -88,12 +92,12 @@ def hangwatch() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit. An exception is shown as a traceback only if HANGWATCH_DEBUG is set."""
+    """Run one command and exit. A traceback is printed only if HANGWATCH_DEBUG is set."""
     _open_closed_streams()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     code = _run(arguments)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nothing else may be interrupted by Ctrl-C
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # from now on Ctrl-C ends without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -104,12 +108,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null for each closed standard stream (`>&-`): no other file may get its descriptor number."""
+    """Open /dev/null for each closed standard stream (`>&-`): another file must not get its descriptor number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `number`
             stream = open(number, "w" if number else "r", encoding="utf-8", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
 
@@ -161,13 +165,13 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _refuse_empty(arguments: list[str]) -> None:
-    """Raise UserError if an argument is "", which would mean the current folder as a path. --via-options may be ""."""
+    """Raise UserError if an argument is "". As a path it would mean the current folder. --via-options may be ""."""
     for previous, argument in zip(["", *arguments], arguments, strict=False):
         if not argument and previous != "--via-options":
             raise UserError("an argument is empty: is a shell variable not set?")
 
 
 def _drop(stream: TextIO) -> None:
-    """Send the rest of the output to /dev/null, so that the interpreter's flush at exit does not fail."""
+    """Redirect the stream to /dev/null, so that the interpreter's flush at exit does not fail."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,4 +1,4 @@
-"""`hangwatch check`: is this node fit to train?"""
+"""`hangwatch check`: the health checks of this node or of many nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hangwatch.probes.network.ports import MOST_PORTS, Port, parse
 from hangwatch.probes.node import host
 from hangwatch.probes.node.machine import Clock, Node
 
-DEADLINE_SECONDS = 9.0  # with the start of Python: 10 s
+DEADLINE_SECONDS = 9.0  # 10 s with the start of Python
 FIRST_SWEEP_SECONDS = 3.0
 LEAST_FACTS_SECONDS = 0.2
 
@@ -98,9 +98,9 @@ def check(
 
 
 def _ports(names: tuple[str, ...], places: tuple[str, ...]) -> tuple[tuple[str, ...], list[Port]]:
-    """Return the names of the checks, and the ports to test. Raises UsageError.
+    """Return the names of the checks, and the ports to test. Raises click.UsageError and InputError.
 
-    After the first --to, further HOST:PORT may be given without --to.
+    `places` are the values of --to. `names` may contain more HOST:PORT: `--to gpu01:29500 gpu02:29500`.
     """
     if not places:
         return names, []

@@ -1,4 +1,4 @@
-"""`hangwatch check --nodes`: the checks on many nodes, and the differences between these nodes."""
+"""`hangwatch check --nodes`: checks on many nodes, and the differences between these nodes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hangwatch.report import as_json
 
 
 class NodesCheck(Value, frozen=True):
-    """`hangwatch check --nodes ... --json`: findings of the checks on many nodes, and differences between the nodes.
+    """The output of `hangwatch check --nodes ... --json`: findings on many nodes, and differences between them.
 
-    `well` are the nodes on which every check was OK. `unanswered` are nodes that did not respond by the deadline or
-    could not be reached. `findings` includes differences, clocks and nodes that did not respond.
+    `well` are the nodes on which every check was OK. `unanswered` are the nodes that did not respond by the deadline
+    or could not be reached. `findings` includes differences, clocks and nodes that did not respond.
     """
 
     schema_version: int
@@ -48,7 +48,7 @@ def check_nodes(
     as_json_form: bool,
     verbose: bool,
 ) -> int:
-    """Check many nodes at the same time. Returns the exit code of the worst finding."""
+    """Check many nodes at the same time and print the findings. Return the exit code for the most severe finding."""
     replies = fitness.Fitness()
     reports: dict[str, fitness.NodeReport] = {}
 
@@ -101,7 +101,10 @@ def check_nodes(
 
 
 def _port_options(ports: Sequence[Port], nodes: Sequence[str]) -> list[str]:
-    """Return the --to options for each node. A port without a host means this port on every node. Raises InputError."""
+    """Return the --to options for each node. Raises InputError for too many ports.
+
+    A port without a host means this port on every node.
+    """
     targets = [Port(host=host, port=port.port) for port in ports for host in ([port.host] if port.host else nodes)]
     if len(targets) > MOST_PORTS:
         raise InputError(

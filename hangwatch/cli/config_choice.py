@@ -1,4 +1,4 @@
-"""The configuration of a command: --config, else the default file, else the defaults."""
+"""The configuration of a command: the file of --config, else the default file, else the built-in defaults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ config_option = click.option(
 
 
 def settings_from(path: Path | None) -> tuple[config.Settings, str]:
-    """Return the settings, and where they come from, for messages. Raises ConfigError."""
+    """Return the settings, and their source for messages: a file name or "the defaults". Raises ConfigError."""
     path = _chosen(path)
     return (config.load(path), str(path)) if path is not None else (config.Settings(), "the defaults")
 
@@ -36,10 +36,10 @@ def settings_from(path: Path | None) -> tuple[config.Settings, str]:
 def settings_with_checks(
     path: Path | None, proofs: Mapping[str, Proof] | None = None
 ) -> tuple[config.Settings, str, dict[str, CheckSettings]]:
-    """Return the settings, where they come from, and the settings of every check.
+    """Return the settings, their source for messages, and the settings of every check by name.
 
-    `proofs` are further tests of the settings, by section. A section is tested if its keys are right. Raises
-    ConfigError with all problems, and TemporaryError of a test if there is no other problem.
+    `proofs` are more tests of the settings, by section. A section with wrong keys is not tested. Raises ConfigError
+    with all problems. If the only problem is a TemporaryError of a test, raises that error.
     """
     from hangwatch.checks.framework import registry
 

@@ -1,4 +1,4 @@
-"""The commands run, config and demo."""
+"""The commands `run`, `config` and `demo`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from hangwatch.checks.framework.contract import Settings as CheckSettings
 
 SIGNAL_SECONDS = 0.2  # longest time until a signal is handled
-STOP_SECONDS = 8.0  # to stop in order, 5 s of it to write incidents
+STOP_SECONDS = 8.0  # longest time for an orderly stop; up to 5 s of it are for writing incidents
 
 log = logging.getLogger("hangwatch")
 
 
 def _proven(path: Path | None) -> tuple[config.Settings, str, dict[str, CheckSettings]]:
-    """Return the settings as `settings_with_checks` does, tested so that the daemon can run with them.
+    """Return settings with which the daemon can run, in the form of `settings_with_checks`.
 
-    `run` and `config --check` both use this, so they refuse the same files. Raises ConfigError or PortTakenError.
+    `run` and `config --check` both call this function, so they refuse the same files. Raises ConfigError or
+    PortTakenError.
     """
     from hangwatch import hooks
     from hangwatch.stacks import activity
@@ -57,7 +58,7 @@ def run(config_path: Path | None) -> None:
     """
     from hangwatch.probes.node import daemon_heap
 
-    daemon_heap.share_heap()  # before there is any thread
+    daemon_heap.share_heap()  # before the first thread starts
     from hangwatch.daemon import Daemon
     from hangwatch.probes.gpu.sampler import NvmlSampler
     from hangwatch.probes.node.sdnotify import Notifier
@@ -76,8 +77,8 @@ def run(config_path: Path | None) -> None:
         log.warning("%s", caution.replace("\n ", ";"))
     try:
         daemon.start()
-        daemon_heap.trim()  # memory that the imports used
-        # The kernel may deliver a signal to another thread, which does not wake this one: the handler runs later.
+        daemon_heap.trim()  # return the memory that the imports needed
+        # The kernel may deliver a signal to another thread. That does not wake this thread, which runs the handler.
         while not daemon.wait(SIGNAL_SECONDS):
             pass
     except OSError as error:
@@ -93,13 +94,13 @@ def run(config_path: Path | None) -> None:
 
 
 def _leave_after(seconds: float) -> NoReturn:
-    """End the process after this time: threads blocked by a slow client or a dead mount are abandoned."""
+    """End the process after `seconds`. Threads that a slow client or a dead mount blocks are abandoned."""
     time.sleep(seconds)
     _leave()
 
 
 def _leave() -> NoReturn:
-    """End at once, without waiting for threads that are blocked in a dead driver or mount."""
+    """End the process at once. Threads that are blocked in a dead driver or mount are abandoned."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`hangwatch dump`: stacks of the jobs on this node, and a verdict on each job."""
+"""`hangwatch dump`: the stacks of the jobs on this node, and a verdict on each job."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DumpOptions(NamedTuple):
 
     @property
     def is_special(self) -> bool:
-        """True if the daemon cannot answer instead of us: it takes no pids, and dumps no native frames or locals."""
+        """True if only this process can dump. The daemon takes no pids, and dumps no native frames or locals."""
         return bool(self.pids or self.native or self.include_locals)
 
 
@@ -122,13 +122,13 @@ def dump(**given: Any) -> int:
 
 
 def _dump_remote(reach: Reach, options: DumpOptions) -> int:
-    """Dump on other nodes. Raises click.UsageError."""
+    """Dump the jobs on other nodes and return the exit code. Raises click.UsageError and InputError."""
     if options.is_special or options.grouped or options.with_stacks or options.config_path is not None:
         raise click.UsageError(
             "--pid, --native, --locals, --grouped, --stacks and --config cannot be used with --nodes or --jobid"
         )
     rounds = options.rounds or 2
-    if options.agentless:  # imported here, as below: loaded only if needed
+    if options.agentless:  # these modules are imported only if needed
         from hangwatch.cli.dump_agentless import AgentlessOptions, dump_agentless
 
         if options.directory is not None or options.topology is not None or reach.via == "kubectl":
@@ -153,7 +153,7 @@ def _dump_remote(reach: Reach, options: DumpOptions) -> int:
 
 
 def _dump_local(options: DumpOptions) -> int:
-    """Dump the jobs of this node. Raises click.UsageError and InputError."""
+    """Dump the jobs of this node and return the exit code. Raises click.UsageError and InputError."""
     _refuse_conflicts(options)
     settings, _ = settings_from(options.config_path)
     dumped: list[Incident] = []
@@ -224,7 +224,7 @@ class _LocalDump:
         return _jobs(options.wanted, self._sweep, limits, every=options.grouped)
 
     def incident(self, job: Job) -> Incident:
-        """Dump one job: by the daemon, if the kernel denies this user the stacks of their own job."""
+        """Dump one job. If the kernel denies the user the stacks of the user's own job, the daemon dumps it."""
         options = self._options
         by_daemon = None if options.is_special else self._daemon_incident(job)
         if by_daemon is not None:
@@ -232,13 +232,16 @@ class _LocalDump:
         request = replace(
             dump_request(self._node, self._settings.capture, self._activities, rounds=options.rounds),
             mode=capture.DumpMode(native=options.native, include_locals=options.include_locals),
-            ask_nccl=not options.grouped,  # a dump of many nodes must not wait for it
+            ask_nccl=not options.grouped,  # a dump of many nodes must not wait for NCCL
             gpus=capture.GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),
         )
         return diagnose_job(job, request, self._activities).incident(job, JobState.SUSPECTED)
 
     def _daemon_incident(self, job: Job) -> Incident | None:
-        """Return the daemon's dump of a job of this user, if the kernel denies them its stacks; else None."""
+        """Return the daemon's dump of a job if the kernel denies this user its stacks.
+
+        None: the user may read the stacks, or the daemon cannot dump the job; the reason is then printed.
+        """
         if os.geteuid() == 0:
             return None
         from hangwatch.cli import user_socket_client
@@ -261,9 +264,9 @@ class _LocalDump:
         return None
 
     def further_incidents(self, dumped_keys: Collection[str]) -> list[Incident]:
-        """Return the daemon's dumps of jobs of this user that only the daemon can find.
+        """Return the daemon's dumps of this user's jobs that only the daemon can find.
 
-        This user may not even read the environment of their ranks.
+        The kernel denies this user even the environment of the ranks of such jobs.
         """
         if os.geteuid() == 0:
             return []
@@ -283,7 +286,7 @@ class _LocalDump:
 
 
 def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:
-    """Print a line for each job, jobs with a named rank first. Add the message if no verdict was printed before."""
+    """Print a line for each job. Jobs with a named rank are first. `with_message` adds the message of the verdict."""
     header = ("job", "owner", "verdict", "named", *(("message",) if with_message else ()))
     rows = []
     for incident in sorted(dumped, key=lambda incident: not incident.verdict.named):
@@ -308,7 +311,7 @@ def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stack
 
 
 def _unreadable(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs of other users of which the kernel denies us the stacks."""
+    """Return the jobs of other users whose stacks this process may not read."""
     if os.geteuid() == 0:
         return []
     from hangwatch.cli import user_socket_client
@@ -318,7 +321,7 @@ def _unreadable(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _report_missing(unreadable: Sequence[Job], refused: Sequence[Exception], *, has_dumped: bool) -> None:
-    """Report jobs that were not dumped, or that there is none. Raises TemporaryError if a job was refused for now."""
+    """Print which jobs were not dumped, or that there is no job. Raises the TemporaryError of a refused job."""
     if unreadable:
         owners = sorted({job.owner for job in unreadable})
         names = ", ".join(owners[:MOST_OWNERS]) + (" and more" if len(owners) > MOST_OWNERS else "")
@@ -332,7 +335,7 @@ def _report_missing(unreadable: Sequence[Job], refused: Sequence[Exception], *, 
 
 
 def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: bool) -> None:
-    """Write the report of a job, or print its verdict. With several jobs, a pager would delay the next one."""
+    """Write the report of a job, or print its verdict. If there are several jobs, no pager delays the next dump."""
     if options.directory is not None:
         from hangwatch import store
         from hangwatch.report.folder import render_files
@@ -351,7 +354,7 @@ def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: boo
 
 
 def _refuse_bare(arguments: Sequence[str]) -> None:
-    """Raise click.UsageError for pids or a job without --pid or --job."""
+    """Raise click.UsageError if there are arguments: pids and jobs need --pid or --job."""
     if arguments:
         are_pids = all(map(str.isdecimal, arguments))
         options = " ".join(f"--pid {pid}" for pid in arguments) if are_pids else f"--job {shlex.quote(arguments[0])}"
@@ -359,7 +362,7 @@ def _refuse_bare(arguments: Sequence[str]) -> None:
 
 
 def _job_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> Job:
-    """Return a job of these processes. For the pid of a launcher, take its ranks. Raises InputError."""
+    """Return a job that consists of these processes. The pid of a launcher means its ranks. Raises InputError."""
     missing = [pid for pid in pids if not procfs.read_state(pid)]
     if missing:
         raise InputError(f"--pid {missing[0]}: no such process")
@@ -386,9 +389,9 @@ def _running_sampler(settings: config.Settings) -> Iterator[NvmlSampler]:
 
 
 def _jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *, every: bool) -> list[Job]:
-    """Return the jobs on this node, or the wanted one. With `every`, return all jobs of that name, even none.
+    """Return the jobs on this node, or the wanted job. With `every`, return all jobs that have this id, key or name.
 
-    A dump of many nodes needs the answers of all of them to decide which job is meant.
+    `every` is for a dump of many nodes: it selects the job after all nodes have responded. The list may be empty.
     """
     scan = JobScan(limits=limits).find(sweep, host.node_name())
     for left_out in scan.left_out:
@@ -399,9 +402,9 @@ def _jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *, ev
 
 
 def choose(wanted: str, jobs: Sequence[Job]) -> Job:
-    """Return the job with this key, else with this id, else with this name.
+    """Return the job with the key `wanted`, else with this id, else with this name.
 
-    Raises InputError if there is none, or several have the name.
+    Raises InputError if no job matches, or several do.
     """
     chosen = find_jobs(wanted, jobs)
     if len(chosen) == 1:

@@ -26,7 +26,7 @@ from hangwatch.stacks.grouping import group_ranks
 
 
 class AgentlessOptions(NamedTuple):
-    """The options of `hangwatch dump --agentless`. `reach.remote_command` is the command that runs py-spy."""
+    """The options of `hangwatch dump --agentless`. `reach.remote_command` is the shell command that runs py-spy."""
 
     reach: Reach
     wanted: str | None
@@ -36,7 +36,7 @@ class AgentlessOptions(NamedTuple):
 
 
 def dump_agentless(question: AgentlessOptions, settings: config.Settings) -> int:
-    """Run py-spy on many nodes and print one verdict per job. Returns exit code 1 if no rank was found."""
+    """Run py-spy on many nodes and print one verdict per job. Return the exit code: 0, or 1 or 2 without a verdict."""
     nodes = resolve_nodes(question.reach)
     replies = agentless.Replies()
     stacks = None if question.raw is None else NewFolder(question.raw)
@@ -94,10 +94,10 @@ def _id(process: Process) -> RankId:
 
 
 def _lines(process: Process) -> Iterator[str]:
-    """Yield the lines that py-spy printed, with a prefix: `[node:7]`, or `node: ` if the rank is unknown."""
+    """Yield the lines that py-spy printed, each with the prefix `[node:7]`, or `node: ` if the rank is not known."""
     lead = dump_text.prefix(_id(process))
     for printed in process.rounds:
-        if not printed.startswith("Process "):  # an error message, which does not name its process
+        if not printed.startswith("Process "):  # an error message of py-spy, which does not contain the pid
             yield f"{lead}Process {process.pid}: python"
         yield from (f"{lead}{words.printable(line)}" for line in printed.rstrip("\n").split("\n"))
 

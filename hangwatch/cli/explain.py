@@ -1,4 +1,4 @@
-"""`hangwatch explain`: a verdict from dumps and logs that users already have."""
+"""`hangwatch explain`: a verdict from stack dumps and logs that the user already has."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from hangwatch.verdict.supplements import complete
 
 LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
-MOST_INCIDENTS = 64  # in one folder; together at most MAX_INCIDENT_BYTES
+MOST_INCIDENTS = 64  # in one folder; all together have at most MAX_INCIDENT_BYTES
 SNIFFED_BYTES = 8 << 10
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")  # gzip, zstd, xz, bzip2
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -46,7 +46,7 @@ _MOST_NAMED_FILES = 8
 
 _DUMPED = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"node":')  # `hangwatch dump --json`
 _Kind = Literal["recorder", "dumped", "text", "empty", "compressed", "other", "closed"]
-_File = tuple[Path, Path | None]  # a path, and the folder argument in which it was found, None if it was an argument
+_File = tuple[Path, Path | None]  # a path, and the folder argument that contains it; None: the path is an argument
 
 
 @click.command()
@@ -89,7 +89,10 @@ def explain(
 def _answer(
     paths: Sequence[Path], world_size: int | None, settings: Settings, now: Step
 ) -> tuple[Grouping, Verdict, Job | None]:
-    """Return the groups, the verdict and the job of all files together. Raises InputError if they contain no rank."""
+    """Return the groups, the verdict and the job from all files. Raises InputError if no file has a stack or a log.
+
+    The job is known only from incidents, else None.
+    """
     now.say("looking for files")
     files, incidents, about_incidents = _sort(paths)
     looked_at = now.each([path for path, _ in files], len(files), "looking at")
@@ -131,12 +134,15 @@ def _answer(
 
 
 def _ranks_here(incidents: Sequence[Incident]) -> int | None:
-    """Return the number of ranks on the node if all input is one incident; None if there are several nodes."""
+    """Return the number of ranks on the node of a single incident. None: it is not known, or there are more."""
     return incidents[0].job.ranks_here or None if len(incidents) == 1 else None
 
 
 def _of_dumps(files: Iterable[_File], incidents: Iterable[Incident]) -> list[as_json.Answer]:
-    """Read outputs of `hangwatch dump --json`. Raises InputError if they are of several jobs or of another version."""
+    """Read files with the output of `hangwatch dump --json`. Raises InputError for several jobs or another version.
+
+    Together with `incidents` they must be of one job.
+    """
     dumped: list[as_json.Answer] = []
     for path, folder in files:
         try:
@@ -161,7 +167,7 @@ def _of_dumps(files: Iterable[_File], incidents: Iterable[Incident]) -> list[as_
 
 
 def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
-    """Return the newest incident of each node. Raises InputError for several jobs: their ranks would be mixed up."""
+    """Return the newest incident of each node. Raises InputError for several jobs, because their ranks would mix."""
     oldest_first = sorted(incidents, key=lambda incident: incident.opened_unix_seconds)
     newest = {incident.node: incident for incident in oldest_first}
     jobs = {incident.job.key: incident.job for incident in oldest_first}
@@ -172,7 +178,7 @@ def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
 
 
 def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]]:
-    """Return the files, the incidents that have a capture, and notes on what was found in folders."""
+    """Return the files to read, the incidents that have a capture, and notes for the report. Raises InputError."""
     files: list[_File] = []
     incidents, notes = [], []
     for path in paths:
@@ -194,9 +200,9 @@ def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]
 
 
 def _incidents_among(files: Sequence[Path], folder: Path) -> tuple[list[Path], list[Incident], list[str]]:
-    """Return the files that belong to no incident, the incidents, and notes on them.
+    """Return the files that belong to no incident, the incidents, and notes on the incidents.
 
-    The texts in an incident's folder have the same stacks without rounds and counters: they are read only if the
+    The text files in an incident's folder repeat its stacks, without rounds and counters. They are read only if the
     incident cannot be read. Raises InputError for too many incidents.
     """
     incident_paths = [file for file in files if file.name == incident_file.INCIDENT_FILE]
@@ -247,7 +253,7 @@ def _is_regular_file(path: Path) -> bool:
 
 
 def _left_out(kinds: Mapping[Path, _Kind]) -> Iterator[str]:
-    """Yield notes on files that were not read, with advice if that may matter."""
+    """Yield notes on files that were not read, with advice for files that may contain stacks."""
     by_kind = {kind: [path for path in kinds if kinds[path] == kind] for kind in set(kinds.values())}
     if others := by_kind.get("other"):
         yield f"skipped, not text: {words.count(len(others), 'file')}"
@@ -271,9 +277,9 @@ def _and_others(paths: Sequence[Path], what: str) -> str:
 
 
 def _kind(path: Path, folder: Path | None) -> _Kind:
-    """Return the kind of a file, by its first bytes. In a folder, a file with a NUL byte is not text, as in grep(1).
+    """Return the kind of a file, by its first bytes. In a folder, a file with a NUL byte is not text, as for grep(1).
 
-    Standard input, a pipe and any other file that was an argument are text unless recognized.
+    A file that is an argument itself, a pipe and standard input are text unless their first bytes show another kind.
     """
     if path == Path("-"):
         return "dumped" if _DUMPED.match(_first_input_bytes()) else "text"
@@ -298,7 +304,7 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
 
 
 def _first_input_bytes() -> bytes:
-    """Peek at standard input without consuming it. Returns b"" if it is not a stream of bytes."""
+    """Return the first bytes of standard input without consuming them. b"": standard input has no buffer to peek at."""
     stream = sys.stdin.buffer
     return stream.peek(SNIFFED_BYTES) if isinstance(stream, io.BufferedReader) else b""
 
@@ -310,9 +316,9 @@ def _named_lines(files: Sequence[_File], now: Step) -> Iterator[tuple[str, Itera
 
 
 def _flight_dumps(files: Sequence[_File], now: Step) -> tuple[rank_recorders.JoinedDumps, list[str]]:
-    """Read flight recorder dumps by rank. Also return notes on bad dumps in folders.
+    """Read the flight recorder dumps and join them by rank. Also return notes on invalid dumps in folders.
 
-    Raises InputError for a bad dump that is an argument.
+    Raises InputError for an invalid dump that is an argument.
     """
     dump_files, refused = [], []
     for (path, folder), _ in zip(files, now.each([path for path, _ in files], len(files), "reading"), strict=True):
@@ -340,10 +346,10 @@ def _incident(path: Path) -> Incident:
 
 
 def _lines(path: Path, folder: Path | None, now: Step, doing: str) -> Iterator[str]:
-    """Yield the lines of a file, with replacement characters for bytes that are no text.
+    """Yield the lines of a file. Invalid bytes become replacement characters. Raises InputError.
 
     The encoding is UTF-8, or UTF-16 with a byte order mark, as PowerShell's `>` writes it. A very long line, such as
-    a progress bar, is split at carriage returns.
+    a progress bar, is split at a carriage return.
     """
     now.say(doing)
     is_input = path == Path("-")
@@ -373,7 +379,7 @@ def _lines(path: Path, folder: Path | None, now: Step, doing: str) -> Iterator[s
 
 
 def _line_reader(stream: BinaryIO) -> Callable[[int], bytes]:
-    """Return a function that reads the next line as UTF-8, up to a length, without a byte order mark."""
+    """Return a function that reads the next line as UTF-8, up to a number of bytes. A byte order mark is skipped."""
     head = stream.peek(3) if isinstance(stream, io.BufferedReader) else b""
     if head.startswith(_UTF_16):
         wide = io.TextIOWrapper(stream, encoding="utf-16", errors="replace", newline="\n")
@@ -384,7 +390,7 @@ def _line_reader(stream: BinaryIO) -> Callable[[int], bytes]:
 
 
 def _opened(path: Path, folder: Path | None) -> BinaryIO:
-    """Open a file, or a pipe that the shell made: `<(command)`. Raises InputError."""
+    """Open a file, or a pipe that the shell made for `<(command)`. Raises InputError."""
     try:
         if folder is not None:
             return bounded_read.open_below(folder, path)

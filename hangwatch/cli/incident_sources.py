@@ -1,4 +1,4 @@
-"""Incidents that `hangwatch merge` fetches from daemons, by their URLs or by the nodes that Prometheus lists."""
+"""Incidents that `hangwatch merge` fetches from daemons. URLs or a Prometheus server select the daemons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class FetchRequest(NamedTuple):
-    """The incidents to fetch: sources, job, HTTP configurations, and the deadline of each source."""
+    """The incidents to fetch: URLs, Prometheus server, job, HTTP configurations, and the deadline for each URL."""
 
     urls: Sequence[str]
     prometheus: str | None
@@ -33,13 +33,13 @@ class FetchRequest(NamedTuple):
 
 
 def http_config_option(when: str) -> Callable[[_Command], _Command]:
-    """Return the option for the HTTP configuration of a client."""
+    """Return the option --http-config. Its help text begins with `when`."""
     text = f"{when}: file with certificates and password, in the format of Prometheus' http_config."
     return click.option("--http-config", type=click.Path(path_type=Path), help=text)
 
 
 def load_client(path: Path | None, option: str = "--http-config") -> WebClient:
-    """Read the HTTP configuration; without a path, use no credentials. Raises InputError."""
+    """Read the HTTP configuration of a client. None: use no credentials. Raises InputError, which names `option`."""
     from hangwatch.fleet import http_client
     from hangwatch.formats import yaml_file
 
@@ -50,9 +50,9 @@ def load_client(path: Path | None, option: str = "--http-config") -> WebClient:
 
 
 def fetch(request: FetchRequest, replies: Replies) -> str | None:
-    """Fetch from all nodes, show the progress, and report nodes that did not respond. Returns the name of the job.
+    """Fetch the incidents of all nodes, show the progress, and report nodes that did not respond. Raises InputError.
 
-    Raises InputError.
+    Return the id, key or name of the job; None: it was not given.
     """
     from hangwatch.fleet import incident_fetch as fetching
 
@@ -85,7 +85,7 @@ def fetch(request: FetchRequest, replies: Replies) -> str | None:
 
 
 def _prometheus_sites(request: FetchRequest) -> tuple[str, list[Site], list[str]]:
-    """Return the job, the daemons of its nodes, and the nodes without a known daemon. Raises InputError."""
+    """Return the key of the job, the daemons on its nodes, and the nodes without a known daemon. Raises InputError."""
     from hangwatch.fleet import incident_fetch as fetching
     from hangwatch.fleet import prometheus
 

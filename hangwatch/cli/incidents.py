@@ -1,4 +1,4 @@
-"""The commands incidents and report: the incidents that this node keeps."""
+"""The commands `incidents` and `report`: the incidents that this node keeps."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def report(
 
 
 class _Sources:
-    """The places where this user's incidents may be: the store, and the daemon, which may read more."""
+    """The sources of incidents: the store, and the daemon for incidents that this user may not read there."""
 
     def __init__(self, config_path: Path | None) -> None:
         self.settings, self._source = settings_from(config_path)
@@ -69,11 +69,17 @@ class _Sources:
         self._daemon_answer = ""
 
     def from_daemon(self, name: Path | None, wanted: str | None) -> Incident | None:
-        """Get an incident of this user's jobs over the daemon's socket; None without one. Raises StoreError."""
+        """Get an incident of this user's jobs over the daemon's socket. None: there is none. Raises StoreError.
+
+        Raises BusyError if the daemon refuses for now.
+        """
         return self._ask(lambda: self._daemon_incident(name, wanted))
 
     def summaries(self) -> tuple[Summary, ...]:
-        """List the store; else ask the daemon: the file system may have no access lists. Raises StoreError."""
+        """Return the incidents in the store. If there are none, return those that the daemon lists.
+
+        A file system without access lists hides this user's incidents from the user. Raises StoreError and BusyError.
+        """
         listed = self.store.summaries()
         if listed:
             return listed
@@ -91,7 +97,10 @@ class _Sources:
         return user_socket_client.incident(path, newest.folder) if newest is not None else None
 
     def _ask(self, ask: Callable[[], T]) -> T | None:
-        """Ask the daemon, except as root, which can read all files. Raises TemporaryError."""
+        """Return the result of `ask`, a call of the daemon. None: the user is root, or the call failed.
+
+        Root can read all files. Raises BusyError if the daemon refuses for now.
+        """
         if os.geteuid() == 0:
             return None
         from hangwatch.cli import user_socket_client
@@ -106,7 +115,7 @@ class _Sources:
             return None
 
     def none_found(self) -> str:
-        """Return the message that there is no incident: where we searched, as which user, and when one begins."""
+        """Return the message that there is no incident. It names the folder, the user, and when an incident begins."""
         uid = os.geteuid()
         hold = words.duration(self.settings.detector.hold_seconds)
         lines = [
@@ -122,7 +131,7 @@ class _Sources:
         return "\n  ".join(filter(None, lines))
 
     def _folder_state(self) -> str:
-        """Return the folder of the incidents, with the reason if it cannot be read."""
+        """Return the folder of the incidents as text, with the reason if it cannot be read."""
         folder = self.store.incidents
         try:
             os.scandir(folder).close()
@@ -141,9 +150,9 @@ def _user(uid: int) -> str:
 
 
 def _incident(name: Path | None, wanted: str | None, sources: _Sources) -> Incident | None:
-    """Load an incident by its path, name or job, from the daemon if we may not read its folder.
+    """Load an incident by its path, name or job. If this user may not read its folder, the daemon sends it.
 
-    Returns None if there is no incident. Raises StoreError.
+    None: there is no incident. Raises StoreError and BusyError.
     """
     if name is not None and (path := _file_of(name)) is not None:
         return incident_file.parse(path, incident_file.read_bytes(path))
@@ -159,7 +168,10 @@ def _incident(name: Path | None, wanted: str | None, sources: _Sources) -> Incid
 
 
 def _file_of(path: Path) -> Path | None:
-    """Return the incident.json of a path. None if there is none that we may read: then the argument is a name."""
+    """Return the incident.json of a folder, or `path` itself if it is a file.
+
+    None: no such path exists or may be read, so the argument is the name of an incident.
+    """
     try:
         return path / incident_file.INCIDENT_FILE if path.is_dir() else path if path.exists() else None
     except OSError:
@@ -199,7 +211,7 @@ def _verdict(summary: Summary) -> str:
 
 
 def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool) -> list[str]:
-    """Return two lines for an incident, cut to the terminal's width unless `full`."""
+    """Return two lines for an incident, cut to the width of the terminal. With `full`, wrap the verdict instead."""
     folder, state, job, verdict = (words.printable(" ".join(text.split())) for text in (folder, state, job, verdict))
     head = f"{folder}  {state}  {job}"
     columns = max(screen.columns(), len(_INDENT) + 20)
@@ -210,7 +222,10 @@ def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool)
 
 
 def _job_state(summary: Summary, incidents_store: store.Store, node: str) -> str:
-    """Return the state of the job, such as `ended after 3 min 20 s`, with a note if an open job no longer exists."""
+    """Return the state of the job, such as `ended after 3 min 20 s`.
+
+    If an open incident's processes no longer exist, the text says so.
+    """
     if summary.problem or summary.state is None:
         return "not written" if summary.verdict else "cannot be read"
     state = summary.state.value
@@ -222,12 +237,15 @@ def _job_state(summary: Summary, incidents_store: store.Store, node: str) -> str
 
 
 def _is_gone(folder: Path) -> bool:
-    """True if the job ended while no daemon ran. False if /proc hides the processes of others (`hidepid`)."""
+    """True if no process of the incident's job exists. False if /proc hides processes of other users (`hidepid`).
+
+    A daemon that stopped before the job ended leaves such an incident open.
+    """
     from hangwatch.probes.process import procfs
 
     try:
         ids = incident_file.load(folder).job.processes
-    except StoreError:  # listed by the daemon, which closes its incidents itself
+    except StoreError:  # the daemon listed the incident. A running daemon closes its incidents itself
         return False
     states = [procfs.read_state(process.pid) for process in ids]
     is_alive = any(state is not None and state[0] == process for process, state in zip(ids, states, strict=True))

@@ -86,7 +86,7 @@ def merge(
     """
     from hangwatch.fleet.node_replies import Replies
 
-    gc.disable()  # our values have no reference cycles; collecting would double the time
+    gc.disable()  # the values have no reference cycles, and garbage collection would double the time
     by_file = _by_file(topology)
     request = incident_sources.FetchRequest(
         urls=[source for source in sources if source.lower().startswith(("http://", "https://"))], **fetching
@@ -119,12 +119,12 @@ def _by_file(path: Path | None) -> dict[str, Leaf]:
 
 
 def _missed(replies: Replies, grouping: Grouping) -> Sequence[str]:
-    """Return the silent nodes, if they may have ranks that no other node has."""
+    """Return the nodes that did not respond, if ranks are absent or the world size is not known; else nothing."""
     return replies.silent if grouping.absent or grouping.world_size is None else ()
 
 
 def _gather(paths: Sequence[Path], gathering: SightingCollector) -> list[str]:
-    """Add the jobs in these files. Returns the errors of files that could not be read."""
+    """Add the jobs in these files and folders. Return the errors of files that could not be read."""
     problems = []
     for file in (file for path in paths for file in _files(path)):
         try:
@@ -156,7 +156,10 @@ def _files(path: Path) -> Iterator[_File]:
 
 
 def _read(path: Path, folder: Path | None) -> sighting.GroupedDump:
-    """Read a file. Raises StoreError."""
+    """Read the incident or grouped dump in a file. Raises StoreError. `folder` is the folder argument that contains it.
+
+    If `folder` is set, no link below it is followed.
+    """
     try:
         if path == Path("-"):
             content = bounded_read.read_rest(sys.stdin.buffer, "standard input", incident_file.MAX_INCIDENT_BYTES)
@@ -172,7 +175,7 @@ def _read(path: Path, folder: Path | None) -> sighting.GroupedDump:
 
 
 def _chosen(wanted: str | None, jobs: Mapping[str, Job]) -> str:
-    """Return the key of the wanted job. Raises InputError for several jobs: their ranks would be mixed up."""
+    """Return the key of the wanted job. Raises InputError for no job or several jobs, because their ranks would mix."""
     matching = list(jobs.values()) if wanted is None else find_jobs(wanted, jobs.values())
     if len(matching) == 1:
         return matching[0].key
@@ -205,7 +208,10 @@ class NodesDumpOptions(NamedTuple):
 
 
 def dump_nodes(question: NodesDumpOptions) -> int:
-    """Dump on many nodes at the same time and print one verdict per job. Returns exit code 1 if no job was found."""
+    """Dump on many nodes at the same time and print one verdict per job. Return the exit code.
+
+    1: no job was found. 2: no node could run the dump.
+    """
     from hangwatch.fleet.node_replies import Replies
 
     gc.disable()
@@ -232,7 +238,7 @@ def dump_nodes(question: NodesDumpOptions) -> int:
 def _conclude(
     question: NodesDumpOptions, replies: Replies, kept: _Kept, node_count: int, by_file: Mapping[str, Leaf]
 ) -> int:
-    """Print the verdict on each job. Returns the exit code."""
+    """Print the verdict on each job and return the exit code."""
     jobs = replies.gathering.jobs
     keys = [_chosen(question.wanted, jobs)] if question.wanted and jobs else list(jobs)
     answers = []
@@ -270,7 +276,7 @@ def _head(job: Job, nodes: Collection[str]) -> str:
 
 
 def _keep_stacks(stacks: NewFolder, dump: sighting.GroupedDump) -> None:
-    """Write one folder per job with one file per rank, which `hangwatch explain` can read."""
+    """Write one folder per job with one file per rank. `hangwatch explain` can read the files."""
     commands = {sighted.job.job_key: sighted.job.command for sighted in dump.jobs}
     for capture in dump.captures[:MOST_JOBS]:
         command = commands.get(capture.job_key, "")
@@ -281,12 +287,15 @@ def _keep_stacks(stacks: NewFolder, dump: sighting.GroupedDump) -> None:
 
 
 def _folder_of(key: str) -> str:
-    """Return a safe folder name for a job key: a node could send any text."""
+    """Return a safe folder name for a job key. A node could send any text as key."""
     return key[:64] if key.isascii() and key.isalnum() else hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 class _Kept:
-    """The folder of -o: the answer of each node, which `hangwatch merge` can read, and a report per job."""
+    """The folder of -o: the reply of each node, which `hangwatch merge` can read, and a report per job.
+
+    Without a folder, nothing is kept.
+    """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -307,7 +316,10 @@ class _Kept:
 
 
 def _make_private_folder(folder: Path) -> None:
-    """Make a folder that only we can read: stacks show code and paths of other users' jobs. Raises InputError."""
+    """Make a folder that only this user can read, because stacks show code and paths of users' jobs.
+
+    Raises InputError.
+    """
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Options that select nodes and the way to reach them, and running a command there with its progress."""
+"""Options that select nodes and the program that reaches them, and the execution of a command on these nodes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _OPTIONS = (
 
 
 class Reach(NamedTuple):
-    """The nodes to run on, and the way to reach them."""
+    """The nodes to run on, and the program that reaches them. `selector` and `namespace` are of kubectl."""
 
     nodes: str | None
     via: Via
@@ -66,14 +66,14 @@ class Reach(NamedTuple):
 
 
 def nodes_options(command: _Command) -> _Command:
-    """Add to a command the options that `parse_reach` takes."""
+    """Add the options that `parse_reach` interprets to a command."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 class _Given(NamedTuple):
-    """The options of `nodes_options` as the user gave them, None if not given."""
+    """The options of `nodes_options` as the user gave them. None: not given."""
 
     nodeset: str | None
     via: Via | None
@@ -86,7 +86,7 @@ class _Given(NamedTuple):
 
 
 def parse_reach(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | None:
-    """Interpret the options of `nodes_options`. Returns None if they select no node. Raises click.UsageError.
+    """Interpret the options of `nodes_options`. None: they select no node. Raises click.UsageError.
 
     `tool` is the default of --remote-command.
     """
@@ -129,9 +129,9 @@ def run_hangwatch(
     roll_call: ReplyCollector[Any],
     on_reply: Callable[[remote_run.Reply], None],
 ) -> None:
-    """Run hangwatch with these shell-quoted arguments on all nodes, and show the progress.
+    """Run hangwatch with `arguments`, which are quoted for a shell, on all nodes, and show the progress.
 
-    Then report nodes that did not respond, and error messages of nodes. Raises InputError.
+    Then report nodes that did not respond, and the error messages of nodes. Raises InputError.
     """
     run_command(reach, nodes, f"{reach.remote_command} {arguments}", roll_call, on_reply)
 
@@ -143,7 +143,7 @@ def run_command(
     roll_call: ReplyCollector[Any],
     on_reply: Callable[[remote_run.Reply], None],
 ) -> None:
-    """Run a shell command on all nodes, as `run_hangwatch` does. Raises InputError."""
+    """Run a shell command on all nodes. Show progress and report errors as `run_hangwatch` does. Raises InputError."""
     from hangwatch.fleet import remote_run
 
     transport = _transport(reach, command, nodes)
@@ -165,7 +165,7 @@ def run_command(
 
 
 def report_failures(roll_call: ReplyCollector[Any], deadline_seconds: float) -> None:
-    """Report nodes that did not respond, and the error messages of nodes, each message once."""
+    """Print the nodes that did not respond, and the error messages of nodes. Equal messages are printed once."""
     if roll_call.silent:
         silent = words.fold_nodes(roll_call.silent)
         click.echo(f"no response within {words.duration(deadline_seconds)}, or not reached: {silent}", err=True)
@@ -179,7 +179,7 @@ def report_failures(roll_call: ReplyCollector[Any], deadline_seconds: float) -> 
 
 
 class Progress:
-    """The number of nodes that have responded: a line that is rewritten on a terminal, else one line at the end."""
+    """The line with the number of nodes that have responded. On a terminal it is rewritten, else printed at the end."""
 
     def __init__(self) -> None:
         self._is_terminal = screen.can_write_over(sys.stderr)
@@ -201,7 +201,7 @@ class Progress:
 
 
 def _transport(reach: Reach, command: str, nodes: Sequence[str]) -> transports.Transport:
-    """Return the transport for these nodes. Raises InputError and click.UsageError."""
+    """Return the transport that runs `command` on these nodes. Raises InputError and click.UsageError."""
     seconds, options = reach.deadline_seconds, _options(reach)
     match reach.via:
         case "ssh":
@@ -231,7 +231,7 @@ def _options(reach: Reach) -> list[str]:
 
 
 def _nodes_of_pods(reach: Reach) -> list[str]:
-    """Return the nodes of the pods with a label. Raises InputError, and NodesError for a bad node name."""
+    """Return the nodes of the pods that --selector matches. Raises InputError, and NodesError for a bad node name."""
     namespace = [] if reach.namespace is None else [f"--namespace={reach.namespace}"]
     command = ["kubectl", *_options(reach), "get", "pods", *namespace, f"--selector={reach.selector}"]
     try:
@@ -270,7 +270,7 @@ def _pods(options: Sequence[str]) -> dict[str, transports.Pod]:
 
 
 def _printed_by(command: Sequence[str]) -> bytes:
-    """Run a command with a time limit and return its output. Raises InputError."""
+    """Run a local command, at most `LOOKUP_SECONDS`, and return its standard output. Raises InputError."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOOKUP_SECONDS, check=False

@@ -1,4 +1,4 @@
-"""Reading and writing files at paths that the user gave."""
+"""Files at paths that the user gave: writing files, and listing folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_FOLDERS_DEEP = 64
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a file, or a pipe that has a reader. Raises InputError."""
+    """Write a text file. `path` may be a pipe that has a reader. Raises InputError."""
     if path == Path("-"):
         raise InputError(f"-: give a file name for the page, or {Path('/dev/stdout')}")
     try:
@@ -31,9 +31,9 @@ def write_text(path: Path, content: str) -> None:
 
 
 class NewFolder:
-    """A private folder that did not exist or was empty. All files in it are new, and no link is followed.
+    """A private folder that did not exist before or was empty. All files in it are new, and no link is followed.
 
-    Every method raises InputError.
+    `files` is the number of files that were written. The constructor and every method raise InputError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +53,7 @@ class NewFolder:
             raise InputError(str(error)) from None
 
     def write(self, folder: str, name: str, content: str) -> None:
-        """Write a file to a subfolder, unless it exists: if a node sent a rank twice, the first one counts."""
+        """Write a file to a subfolder. If the file exists, keep it: a node may send a rank twice; the first counts."""
         try:
             with durable.folder(self._path) as root:
                 with contextlib.suppress(FileExistsError):
@@ -68,10 +68,10 @@ class NewFolder:
 
 
 def files_below(folder: Path, is_wanted: Callable[[Path], bool], closed: list[Path] | None = None) -> list[Path]:
-    """Return the wanted files below a folder, sorted, without hidden files and folders.
+    """Return the wanted files below a folder, sorted, without hidden files and folders. Links are not followed.
 
-    Links are not followed, because other users may write there. Folders that cannot be read are added to `closed`;
-    without `closed` they raise InputError, as do too many files.
+    Folders that cannot be read are added to `closed`. If `closed` is None, they raise InputError. Too many files or
+    levels raise InputError too.
     """
 
     def refuse(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""A progress line for slow commands: rewritten on a terminal, and erased at the end."""
+"""The progress line of slow commands. It is rewritten on a terminal, and erased at the end."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 
 class Step:
-    """The present step. The working thread sets it, another thread shows it.
+    """The present step of a command. The working thread sets it, and another thread shows it.
 
-    `bytes_read` counts the bytes of the file in `what`. It is shown for large files.
+    `what` is the text. `bytes_read` is the number of bytes read in this step. The line shows it from 64 MiB on.
     """
 
     def __init__(self) -> None:
@@ -32,17 +32,17 @@ class Step:
         self.bytes_read = 0
 
     def say(self, what: str) -> None:
-        """Set the present step."""
+        """Set the text of the present step, and reset `bytes_read`."""
         self.what, self.bytes_read = what, 0
 
     def each(self, things: Iterable[T], total: int, doing: str) -> Iterator[T]:
-        """Yield these, with the step `doing 3 of 200: thing` for each."""
+        """Yield the things. Before each, set the step to `DOING 3 of 200: THING`."""
         for number, thing in enumerate(things, 1):
             self.say(f"{doing} {number:,} of {total:,}: {thing}")
             yield thing
 
     def line(self) -> str:
-        """Return the step as one line of the terminal."""
+        """Return the step as one line, cut to the width of the terminal."""
         read = f" ({self.bytes_read >> 20:,} MiB)" if self.bytes_read >= _LEAST_SHOWN_BYTES else ""
         try:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns
@@ -53,7 +53,7 @@ class Step:
 
 @contextmanager
 def shown(quiet_seconds: float = QUIET_SECONDS) -> Iterator[Step]:
-    """Show the step on standard error, if it is a terminal and the work takes longer than `quiet_seconds`."""
+    """Show the present step on standard error, if that is a terminal and the work takes longer than `quiet_seconds`."""
     waiting = Step()
     if not screen.can_write_over(sys.stderr):
         yield waiting

@@ -22,7 +22,7 @@ COMPLETION = (
     ("zsh", "~/.zshrc", 'eval "$(_HANGWATCH_COMPLETE=zsh_source hangwatch)"'),
     ("fish", "~/.config/fish/completions/hangwatch.fish", "_HANGWATCH_COMPLETE=fish_source hangwatch | source"),
 )
-"""Shell, its startup file, and the line that turns on completion."""
+"""Shell, its startup file, and the line in that file that turns on completion."""
 
 
 def markdown() -> str:
@@ -74,7 +74,7 @@ def man() -> str:
 
 
 def _contexts() -> Iterator[click.Context]:
-    """Yield the context of the group, then of each command."""
+    """Yield the click context of the group, then of each command."""
     settings = {"terminal_width": _WIDTH, "max_content_width": _WIDTH, "help_option_names": ["-h", "--help"]}
     parent = click.Context(hangwatch, info_name="hangwatch", **settings)  # type: ignore[arg-type]
     yield parent
@@ -86,7 +86,7 @@ def _contexts() -> Iterator[click.Context]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    r"""Yield a help text as roff. A paragraph that starts with \b keeps its line breaks."""
+    r"""Yield the lines of a help text as roff. A paragraph that starts with \b keeps its line breaks."""
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         yield ".PP"
         lines = [_roff(line.strip()) for line in paragraph.lstrip("\b\n").splitlines()]
@@ -94,7 +94,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _roff(text: str) -> str:
-    """Escape text for roff."""
+    """Escape backslashes, hyphens and leading dots for roff."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 

@@ -1,4 +1,4 @@
-"""Output for people: colours, line width, and a pager for output longer than the screen."""
+"""Output on a terminal: colours, line width, and a pager for output that is longer than the screen."""
 
 from __future__ import annotations
 
@@ -12,35 +12,38 @@ from typing import Any, TextIO, TypeVar
 
 import click
 
-WIDEST = 110  # characters in a line that is still easy to read
+WIDEST = 110  # characters; longer lines are hard to read
 
 _NO_PAGER = "hangwatch.no_pager"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_USUAL = os.terminal_size((WIDEST, 24))  # without a terminal; COLUMNS is not used: readline(3) sets it
+_USUAL = os.terminal_size((WIDEST, 24))  # if there is no terminal. COLUMNS is not used then: readline(3) may set it
 
 
 def is_colored() -> bool:
-    """True if standard output shows colours: a terminal that is not dumb, and no NO_COLOR (no-color.org)."""
+    """True if standard output is a terminal that is not dumb, and NO_COLOR is not set (no-color.org)."""
     return _is_terminal(sys.stdout) and not _is_dumb() and not os.environ.get("NO_COLOR")
 
 
 def can_write_over(stream: TextIO) -> bool:
-    """True if a line on this stream can be rewritten: a terminal that is not dumb."""
+    """True if a line on this stream can be rewritten: the stream is a terminal that is not dumb."""
     return _is_terminal(stream) and not _is_dumb()
 
 
 def columns() -> int:
-    """Return the characters in a line: COLUMNS, else the terminal's width."""
+    """Return the number of characters in a line: COLUMNS, else the width of the terminal, else `WIDEST`."""
     return _size().columns
 
 
 def width() -> int:
-    """Return the width of wrapped text: that of the screen, at most `WIDEST`."""
+    """Return the width for wrapped text: the width of the terminal, but at most `WIDEST` characters."""
     return min(columns(), WIDEST)
 
 
 def complain(message: str) -> None:
-    """Print an error on standard error, if possible. Control characters are escaped: it may quote any file."""
+    """Print an error on standard error. A stream that is closed is no error.
+
+    Control characters are escaped, because the message may quote any file.
+    """
     from hangwatch import words  # slow to import, and not needed by `--version`
 
     with contextlib.suppress(OSError):
@@ -55,11 +58,11 @@ def no_pager_option(command: _Command) -> _Command:
 
 def _set_no_pager(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        context.meta[_NO_PAGER] = True  # shared by a group and its command
+        context.meta[_NO_PAGER] = True  # a group and its command share `meta`
 
 
 def show(answer: str) -> None:
-    """Print text. If it is longer than the terminal, use PAGER or less(1), as git(1) does."""
+    """Print text. If it has more lines than the terminal, use PAGER or less(1), as git(1) does."""
     screen_columns, screen_rows = _size()
     rows = sum(-(-max(len(click.unstyle(line)), 1) // screen_columns) for line in answer.splitlines())
     is_interactive = _is_terminal(sys.stdout) and _is_terminal(sys.stdin)
@@ -71,7 +74,7 @@ def show(answer: str) -> None:
 
 
 def _is_pager_wanted() -> bool:
-    """False for --no-pager, and if PAGER is empty, `cat` or not a command line. git(1) does the same."""
+    """True unless --no-pager is given, or PAGER is empty, `cat` or not a valid command line, as in git(1)."""
     context = click.get_current_context(silent=True)
     if context is not None and context.meta.get(_NO_PAGER, False):
         return False
@@ -86,7 +89,7 @@ def _size() -> os.terminal_size:
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """True for a terminal, False also for a closed stream."""
+    """True if the stream is an open terminal."""
     return stream is not None and not stream.closed and stream.isatty()
 
 

@@ -1,4 +1,4 @@
-"""`hangwatch selftest`: test that the GPUs of nodes compute, and that ranks on them can communicate."""
+"""`hangwatch selftest`: a test that the GPUs of nodes compute, and that ranks on them can communicate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _Run = Callable[[Sequence[str], launch.Say], launch.Course]
 
 
 class Answer(Value, frozen=True):
-    """`hangwatch selftest --json`."""
+    """The output of `hangwatch selftest --json`.
+
+    `suspects` are the devices that may be bad after --bisect; exactly one if `is_sure`. `tries` is the number of tests.
+    """
 
     schema_version: int
     node: str
@@ -115,7 +118,7 @@ def selftest(*, script: bool, **given: Any) -> int:
 
 
 def _take_part(part: str, node: str, port: int, gpus: Sequence[GpuSample], plan: launch.Plan) -> int:
-    """Run the ranks of this node in a test over several nodes, and print their results."""
+    """Run the ranks of this node in a test over several nodes, and print their results. Raises InputError."""
     try:
         layout = parts.read(part)
         place = parts.place_of(layout, node, port)
@@ -137,7 +140,7 @@ def _no_interpreter(python: str, error: OSError) -> InputError:
 
 
 class _NodeRole(NamedTuple):
-    """The hidden options with which a test over several nodes calls `hangwatch selftest` on each of them."""
+    """The hidden options with which a test over several nodes calls `hangwatch selftest` on each node."""
 
     offer: bool
     part: str | None
@@ -154,7 +157,7 @@ class _Trial(NamedTuple):
     as_json: bool
 
     def conclude(self, tested: tuple[str, ...], test: _Test) -> int:
-        """Test these devices, bisect them if the test fails and --bisect is given, and print the result."""
+        """Test these devices, print the result and return the exit code. With --bisect, bisect if the test fails."""
         findings = test.findings(tested)
         events = test.events
         halved = None
@@ -180,14 +183,14 @@ class _Trial(NamedTuple):
 
 
 class _Test:
-    """Tests devices. `events` are the results of the ranks in the last test."""
+    """A function that tests devices, with its options. `events` are the results of the ranks in the last test."""
 
     def __init__(self, run: _Run, python: str, trial: _Trial) -> None:
         self._run, self._python, self._late_seconds, self._quiet = run, python, trial.late_seconds, trial.as_json
         self.events: tuple[outcome.Event, ...] = ()
 
     def findings(self, devices: Sequence[str]) -> tuple[outcome.Finding, ...]:
-        """Test these devices and return what is wrong. Raises InputError if the interpreter cannot run a rank."""
+        """Test these devices and return the findings. Raises InputError if the interpreter cannot run a rank."""
         self._say(f"testing {words.count(len(devices), 'device')}: {','.join(devices)}")
         try:
             course = self._run(devices, self._say)
@@ -218,7 +221,10 @@ def _gpus() -> tuple[GpuSample, ...]:
 
 
 def _devices(wanted: str | None, ranks: int | None, gpus: Sequence[GpuSample]) -> tuple[str, ...]:
-    """Return the devices to test: GPU indexes, or rank numbers without GPUs. Raises InputError, e.g. for busy GPUs."""
+    """Return the devices to test: GPU indexes, or rank numbers for a test on the CPU.
+
+    Raises click.UsageError, and InputError, for example for a GPU in use.
+    """
     if ranks is not None and wanted is not None:
         raise click.UsageError("give either --devices or --ranks")
     if wanted is None and not gpus:
@@ -243,7 +249,7 @@ def _devices(wanted: str | None, ranks: int | None, gpus: Sequence[GpuSample]) -
 
 
 def _interpreter(wanted: str | None) -> str:
-    """Return the given interpreter, else our own if it has torch, else python3 from PATH."""
+    """Return the given interpreter, else the interpreter of hangwatch if it has torch, else python3 from PATH."""
     if wanted is not None:
         return wanted
     return sys.executable if importlib.util.find_spec("torch") else shutil.which("python3") or sys.executable

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from hangwatch.fleet.node_replies import ReplyCollector
     from hangwatch.fleet.remote_run import Reply
 
-_STEPS = 10  # longest duration of a test, in time-outs of one step: it ends at the first step that fails
+_STEPS = 10  # longest duration of a test, as a multiple of the timeout of one step. It ends at the first failed step
 
 
 class NodeOptions(NamedTuple):
-    """The options that every node gets. `python` None means the default of each node."""
+    """The options that every node gets. If `python` is None, each node uses its default interpreter."""
 
     backend: str
     timeout_seconds: float
@@ -34,7 +34,7 @@ class NodeOptions(NamedTuple):
 
     @property
     def options(self) -> str:
-        """The options as a shell command. The devices are in the layout of a test."""
+        """Return the options as text for a shell, without --devices: the layout of a test contains the devices."""
         options = [f"--backend {self.backend}", f"--timeout-seconds {self.timeout_seconds:g}"]
         options += [f"--python {shlex.quote(self.python)}"] if self.python else []
         options += [f"--ranks {self.ranks}"] if self.ranks is not None else []
@@ -42,9 +42,9 @@ class NodeOptions(NamedTuple):
 
 
 class Nodes:
-    """Nodes with the devices that each offers to test.
+    """The nodes of a self-test, and the devices on each.
 
-    Raises InputError if a node does not respond: a test without it could mislead.
+    The constructor queries the nodes. It raises InputError if a node does not respond: a test without it could mislead.
     """
 
     def __init__(self, reach: Reach, question: NodeOptions) -> None:
@@ -65,7 +65,7 @@ class Nodes:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Every device of every node."""
+        """Return every device of every node."""
         return parts.units(self._offers)
 
     def run(self, chosen: Sequence[str]) -> Course:
@@ -78,7 +78,7 @@ class Nodes:
 
 
 def _ask(reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.AnswerT]) -> Mapping[str, parts.AnswerT]:
-    """Return the answer of each node. Nodes that did not respond are reported on standard error."""
+    """Run hangwatch on the nodes and return the reply of each node. Print which nodes did not respond."""
     from hangwatch.fleet.node_replies import AnswerError, ReplyCollector
 
     def read(printed: bytes, _: str) -> parts.AnswerT:

@@ -1,4 +1,4 @@
-"""`hangwatch status`: GPUs, jobs and checks, as the daemon on this node sees them."""
+"""`hangwatch status`: the GPUs, jobs and checks that the daemon on this node monitors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def print_status(seen: Status) -> None:
     same_id = Counter(job.job_id for job in seen.jobs)
 
     def name(job: JobStatus | JobName) -> str:
-        """The id of a job, with its key if several jobs have the id."""
+        """Return the id of a job, with its key if several jobs have the same id."""
         return f"{job.job_id} {job.job_key}" if same_id[job.job_id] > 1 else job.job_id
 
     gpus = [
@@ -91,13 +91,13 @@ def print_status(seen: Status) -> None:
 
 
 def _what(job: JobStatus, unix_now: float) -> str:
-    """Return the verdict or the detector's message, with the time of the collective timeout if it is known."""
+    """Return the verdict, or the detector's message if there is none, and the collective timeout if it is known."""
     message, timeout = job.verdict or job.message, describe_timeout(job, unix_now)
     return f"{message.removesuffix('.')}; {timeout}" if timeout else message
 
 
 def describe_timeout(job: JobStatus, unix_now: float) -> str:
-    """Describe a hung job's collective timeout: `times out in 7 min 40 s, at 03:22:40 UTC`; "" if it is unknown."""
+    """Return a hung job's collective timeout as text: `times out in 7 min 40 s, at 03:22:40 UTC`. "": not known."""
     at = job.ends_itself_unix_seconds
     if at is None:
         return ""

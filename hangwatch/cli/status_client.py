@@ -23,10 +23,10 @@ STATUS_MOST_BYTES = 64 << 20
 
 
 def fetch_status(settings: config.Settings, source: str, url: str | None, http_config: Path | None) -> Any:
-    """Return the decoded answer of /status. If the port refuses us, ask over the user socket for this user's jobs.
+    """Return the decoded JSON of /status, from the daemon's HTTP port.
 
-    With `url` or `http_config` only the port is asked. `source` names the settings in errors. Raises InputError, and
-    MachineError if the socket refuses for now.
+    If that fails and neither `url` nor `http_config` is given, query the user socket. Its reply has only this user's
+    jobs. `source` names the settings in errors. Raises InputError, and MachineError if the socket refuses for now.
     """
     base = url or _local_url(settings.http)
     try:
@@ -52,7 +52,7 @@ def fetch_status(settings: config.Settings, source: str, url: str | None, http_c
 
 
 def decode_status(answer: Any) -> Status:
-    """Convert the answer of `fetch_status` to a Status. Raises InputError."""
+    """Convert the result of `fetch_status` to a Status. Raises InputError."""
     try:
         return decoding.convert(answer, Status)
     except msgspec.ValidationError as error:
@@ -66,7 +66,7 @@ def _local_url(http: config.Http) -> str:
 
 
 def _has_tls(web_config_file: str) -> bool:
-    """True if the file configures TLS. We may not be allowed to read its certificates."""
+    """True if the file configures TLS. The certificates are not read: this user may have no permission."""
     return bool(web_config_file) and ("tls_server_config",) in yaml_file.read(Path(web_config_file)).lines
 
 
@@ -92,14 +92,14 @@ def _fetch(url: str, client: WebClient) -> Any:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: credentials are only for this host."""
+    """A handler that refuses redirects, because the credentials are only for this host."""
 
     def redirect_request(self, *_: Any) -> None:
         """Return None, which makes the redirect an error."""
 
 
 def _content(url: str, client: WebClient) -> bytes:
-    """Get a URL, with a limit on bytes and on the total time. Raises OSError."""
+    """Return the content of a URL. Raises OSError, also if the content is too large or takes too long."""
     end = time.monotonic() + STATUS_DEADLINE_SECONDS
     content = b""
     headers = {"Authorization": client.authorization} if client.authorization is not None else {}

@@ -1,4 +1,4 @@
-"""Tables for people. Cells are printed without markup: jobs of any user contribute names and messages."""
+"""Tables on the terminal. Cells are printed without markup: names and messages come from jobs of any user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL":
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> None:
-    """Print rows under a header, or `nothing` without rows: wrapped on a terminal, else one tab-separated line each."""
+    """Print rows under a header. If there are no rows, print `nothing`.
+
+    On a terminal the cells are wrapped. Elsewhere each row is one tab-separated line.
+    """
     rows = [[words.printable(" ".join(cell.split())) for cell in row] for row in rows]
     if not rows:
         click.echo(nothing)
@@ -34,17 +37,17 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: s
         for row in rows:
             table.add_row(*map(Text, row))
         colors: Literal["auto"] | None = "auto" if screen.is_colored() else None
-        # Width and height: with only one of them, rich uses 80 columns for a dumb terminal.
+        # Both width and height are set: with only one of them, rich uses 80 columns for a dumb terminal.
         Console(width=screen.columns(), height=1, color_system=colors).print(table)
 
 
 def age_text(ran_unix_seconds: float | None, unix_now: float) -> str:
-    """Describe the age of a check's result, "" if it has not run: some checks run only every five minutes."""
+    """Return the age of a check's result as text, such as `12 s ago`; "" if the check has not run yet."""
     return "" if ran_unix_seconds is None else words.ago(unix_now - ran_unix_seconds)
 
 
 def print_checks(rows: Sequence[Sequence[str]]) -> None:
-    """Print one paragraph per row of (name, status, reason, message, remedy)."""
+    """Print a paragraph for each row (name, status, reason, message, remedy)."""
     width, is_colored = max(60, screen.columns()), screen.is_colored()
     margin = 11 + max((len(name) for name, *_ in rows), default=0)
     for name, status, reason, message, remedy in rows:

@@ -1,4 +1,4 @@
-"""`hangwatch top`: a live view of the jobs on this node. At the end the terminal is restored."""
+"""`hangwatch top`: a live view of the jobs on this node. The terminal is restored at the end."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from hangwatch.model import JobState
 from hangwatch.state.status import JobStatus, Status
 
 REFRESH_SECONDS = 1.0
-FIRST_SECONDS = 0.05  # until there is something to show
+FIRST_SECONDS = 0.05  # interval of updates until the first answer
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAKING = (*_ENDING, signal.SIGWINCH, signal.SIGTSTP)
 _SIGNALLED = 128
 _GAP = 2  # characters between two columns of a table
-_LEAST_MESSAGE_WIDTH = 40  # characters; in fewer, the beginning of a message is useless
+_LEAST_MESSAGE_WIDTH = 40  # characters; a narrower column would show too little of a message
 _UNBOUNDED = 1 << 16  # characters
 _PASSED = "passed"
 _LOUD = {
@@ -56,7 +56,10 @@ _CHECK_STYLES = {"CRITICAL": "bold red", "WARNING": "yellow", "UNKNOWN": "magent
 
 
 class LastAnswer(NamedTuple):
-    """The daemon's last answer and its time on CLOCK_MONOTONIC. `problem` says why there is no newer one."""
+    """The daemon's last answer. `status` is None before the first answer.
+
+    `at` is its time on CLOCK_MONOTONIC. `problem` is the error of the last request, None if it succeeded.
+    """
 
     status: Status | None = None
     at: float = 0.0
@@ -77,7 +80,10 @@ def top(config_path: Path | None, url: str | None, http_config: Path | None) -> 
 
 
 def watch(ask: Callable[[], Status]) -> int:
-    """Show the status that `ask` returns, every second, also after it raised InputError. Returns the exit code."""
+    """Call `ask` and show the status every second, until the user quits. Return the exit code.
+
+    If `ask` raises InputError, show the error and continue. Raises InputError if there is no suitable terminal.
+    """
     terminal = os.environ.get("TERM", "")
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or terminal in ("", "dumb", "unknown"):
         raise InputError(
@@ -102,7 +108,7 @@ def watch(ask: Callable[[], Status]) -> int:
 
 
 class _Answers:
-    """The latest answer, fetched in another thread: keys work while the daemon is silent."""
+    """The latest answer of the daemon. Another thread fetches it, so keys work while the daemon does not respond."""
 
     def __init__(self, ask: Callable[[], Status]) -> None:
         self._ask = ask
@@ -122,7 +128,7 @@ class _Answers:
 
 @contextmanager
 def _unbuffered_keys() -> Iterator[None]:
-    """Read keys at once and without echo; restore the terminal afterwards."""
+    """Let the terminal deliver each key at once and without echo. Restore the terminal afterwards."""
     keys = sys.stdin.fileno()
     before = termios.tcgetattr(keys)
     try:
@@ -134,7 +140,10 @@ def _unbuffered_keys() -> Iterator[None]:
 
 @contextmanager
 def _woken_by_signals() -> Iterator[int]:
-    """Yield a descriptor that gets one byte per signal: no signal interrupts drawing or restoring the terminal."""
+    """Yield a descriptor that gets one byte per signal.
+
+    The signals themselves do nothing, so none interrupts drawing or restoring the terminal.
+    """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -150,7 +159,10 @@ def _woken_by_signals() -> Iterator[int]:
 
 
 def _next_signal(wake: int, wait_seconds: float) -> int | None:
-    """Wait for a signal, at most this long. The key q and the end of input count as Ctrl-C."""
+    """Wait at most `wait_seconds` for a signal and return its number; None: no signal.
+
+    The key q and the end of input count as SIGINT.
+    """
     keys = sys.stdin.fileno()
     ready, _, _ = select.select([keys, wake], [], [], wait_seconds)
     if wake in ready:
@@ -162,7 +174,7 @@ def _next_signal(wake: int, wait_seconds: float) -> int | None:
 
 
 def _suspend() -> None:
-    """Stop this process, as Ctrl-Z does, with a normal terminal until the shell continues us."""
+    """Stop this process, as Ctrl-Z does. The terminal is in its normal mode until the shell continues the process."""
     keys = sys.stdin.fileno()
     attributes = termios.tcgetattr(keys)
     attributes[3] |= termios.ICANON | termios.ECHO
@@ -175,7 +187,7 @@ def _suspend() -> None:
 
 
 def frame(seen: LastAnswer, now: float, unix_now: float) -> RenderableType:
-    """Draw the answer, jobs that need an operator first. `now` is CLOCK_MONOTONIC."""
+    """Draw the answer. Jobs that need an operator are first. `now` is a time of CLOCK_MONOTONIC."""
     head = Text("hangwatch top   q quits", style="dim")
     if seen.problem is not None:
         problem = f"retrying every second: {words.printable(seen.problem)}"
@@ -195,7 +207,7 @@ def _jobs(status: Status, unix_now: float) -> RenderableType:
 
 
 class _Jobs(NamedTuple):
-    """A table of jobs. In a narrow terminal each message has a separate line."""
+    """A table of jobs. In a narrow terminal each message is on a separate line."""
 
     jobs: Sequence[JobStatus]
     unix_now: float
@@ -216,7 +228,10 @@ class _Jobs(NamedTuple):
             yield _cut(f"  {_prefix(timeout)}{message}")
 
     def _table(self, timeouts: Sequence[str] | None, messages: Sequence[str] | None) -> Table:
-        """Return the table with these optional columns. Without messages, names of jobs and owners are cut first."""
+        """Return the table. None: without the column for timeouts or messages.
+
+        In a narrow terminal, messages are cut first; in a table without messages, the names of jobs and owners.
+        """
         timeout_column = () if timeouts is None else ("times out in",)
         header = ("job", "owner", "state", "for", *timeout_column, "ranks", "power / quiet")
         rows = [
@@ -238,23 +253,26 @@ class _Jobs(NamedTuple):
 
 
 def _message(job: JobStatus) -> str:
-    """Return the verdict, or the detector's message. For a stalled job the latter says which rank progresses."""
+    """Return the verdict, or the detector's message if there is none.
+
+    For a stalled job, return the detector's message: it names the ranks that progress.
+    """
     return job.message if job.state is JobState.STALLED else job.verdict or job.message
 
 
 def _prefix(timeout: str) -> str:
-    """The time of the collective timeout, to print before the message."""
+    """Return the text about the collective timeout that is printed before the message."""
     return "" if not timeout else "its timeout has passed: " if timeout == _PASSED else f"times out in {timeout}: "
 
 
 def _timeout(job: JobStatus, unix_now: float) -> str:
-    """The time until the collective timeout of a hung job; "" if it is unknown."""
+    """Return the time until the collective timeout of a hung job as text, or "passed". "": not known."""
     at = job.ends_itself_unix_seconds
     return "" if at is None else words.duration(round(at - unix_now)) if at > unix_now else _PASSED
 
 
 def _watts(job: JobStatus) -> Text:
-    """The power of the job, and the level at or below which it is quiet."""
+    """Return the power of the job in watts, and the level at or below which the job is quiet."""
     if job.power_watts is None:
         return Text("")
     if job.line_watts is None:
@@ -280,7 +298,7 @@ def _gpus(status: Status) -> RenderableType:
 
 
 def _checks(status: Status, unix_now: float) -> RenderableType:
-    """The checks that are not OK, and the number of those that are."""
+    """Return a table of the checks that are not OK, and the number of checks that are OK."""
     rows = [
         (
             check.check,
@@ -296,7 +314,7 @@ def _checks(status: Status, unix_now: float) -> RenderableType:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], shrinking: Sequence[str]) -> Table:
-    """A table with one line per row. In a narrow terminal the widest of the `shrinking` columns is cut first."""
+    """Return a table with one line per row. In a narrow terminal the widest of the `shrinking` columns is cut first."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
         table.add_column(_cut(name), no_wrap=name not in shrinking, overflow="ellipsis")
@@ -306,12 +324,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], shrinkin
 
 
 def _cut(text: str) -> Text:
-    """Text that is cut instead of wrapped. rich does not shrink a column that is `no_wrap` itself."""
+    """Return text that is cut instead of wrapped. rich would not shrink a column that is `no_wrap` itself."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _one_line(text: str) -> str:
-    """Return text of a job's owner as one printable line."""
+    """Return text that a job's owner may control, as one printable line."""
     return words.printable(" ".join(text.split()))
 
 

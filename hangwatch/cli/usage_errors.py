@@ -10,4 +10,4 @@ class InputError(UserError):
 
 
 class MachineError(TemporaryError):
-    """A temporary failure of the machine."""
+    """A temporary failure of the machine. The same command may succeed later."""

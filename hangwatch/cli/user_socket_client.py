@@ -1,4 +1,4 @@
-"""The client of the user socket: asks the daemon on this node about the jobs of the calling user."""
+"""The client of the user socket, over which the daemon on this node serves the jobs of the calling user."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class SocketError(Exception):
-    """No answer over the socket. The message says why: it is missing, not the daemon's, or it refused."""
+    """The request over the socket failed: no socket, not the daemon's socket, or refused. The message says which."""
 
 
 class BusyError(SocketError, TemporaryError):
-    """The daemon refuses for now: a limit on requests, of all users or of this user, is reached."""
+    """The daemon did not respond, or refused for now: a limit on requests, of all users or of this user, is reached."""
 
 
 def may_not_read(pids: list[int]) -> bool:
-    """True if the kernel denies us the memory, and so the stack, of one of these processes; see ptrace(2)."""
+    """True if the kernel denies this user the memory, and so the stack, of one of these processes. See ptrace(2)."""
     return os.geteuid() != 0 and any(dump_permissions.may_attach(procfs.PROC, pid) is False for pid in pids)
 
 
@@ -64,9 +64,9 @@ def status(path: str) -> Status:
 
 
 def dump(settings: config.Settings, which: str, rounds: int | None) -> Incident:
-    """Have the daemon dump a job of this user; `which` is "pid=PID" or "job=KEY". Raises SocketError.
+    """Make the daemon dump a job of this user. `which` is "pid=PID" or "job=KEY". Raises SocketError.
 
-    `rounds` None: one round, and a second one if the first may mislead.
+    If `rounds` is None, the daemon takes one round, and a second round if the first may mislead.
     """
     query = f"{which}&rounds={min(rounds, MOST_ROUNDS)}" if rounds is not None else which
     content = ask(settings.socket.path, f"/dump?{query}", 2 * settings.capture_seconds + MARGIN_SECONDS)
@@ -94,7 +94,10 @@ def incident(path: str, name: str) -> Incident:
 
 
 def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
-    """Send a request and return the answer, at most `MOST_BYTES`. Raises SocketError; BusyError if refused for now."""
+    """Send a request to the daemon and return its answer, at most `MOST_BYTES`. `what` is the path of the request.
+
+    Raises SocketError, and BusyError if the daemon does not respond or refuses for now.
+    """
     if not path:
         raise SocketError('[socket] path = "": the user socket is turned off')
     end = time.monotonic() + deadline_seconds
@@ -121,8 +124,8 @@ def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
 
 
 def _answer(connection: socket.socket, what: str) -> http.client.HTTPResponse:
-    """Send the request and read the head of the answer. Raises OSError, HTTPException."""
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused: the answer says why
+    """Send the request and read the header of the answer. Raises OSError and http.client.HTTPException."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused: the answer has the reason
         connection.sendall(f"GET {what} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode("ascii"))
     answer = http.client.HTTPResponse(connection, method="GET")
     answer.begin()
@@ -130,10 +133,10 @@ def _answer(connection: socket.socket, what: str) -> http.client.HTTPResponse:
 
 
 def _connect(connection: socket.socket, path: str, deadline_seconds: float) -> None:
-    """Connect, if root or the service's user opened the socket. Raises OSError, SocketError.
+    """Connect to the socket if root, the service's user or this user opened it. Raises OSError and SocketError.
 
-    SO_SNDTIMEO makes the kernel wait if the queue of the socket is full. With Python's own timeout connect(2) would
-    fail with EAGAIN at once.
+    SO_SNDTIMEO makes connect(2) wait if the queue of the socket is full. With Python's own timeout it would fail with
+    EAGAIN at once.
     """
     trusted = {0, os.geteuid()}
     with contextlib.suppress(KeyError):

@@ -1,1 +1,1 @@
-"""Many nodes: collect and merge their groups."""
+"""Jobs on many nodes: running commands there, collecting the replies, and merging the groups of ranks."""

@@ -1,7 +1,7 @@
-"""Pure: nodes without hangwatch: a shell command that finds ranks and runs py-spy on them; the parser of its output.
+"""Dumps of nodes without hangwatch: a shell command that runs py-spy on ranks, and the parser of its output. Pure.
 
-Processes with RANK in their environment are ranks, except those with a Python parent of the same rank (loader workers).
-If an environment is not readable, the children of torchrun are ranks, with unknown numbers.
+A Python process with RANK in its environment is a rank, unless its parent is a Python process of the same rank: then it
+is a loader worker. If the command may not read an environment, the children of torchrun are ranks without a number.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hangwatch.model import MOST_RANKS
 MOST_PROCESSES = 512  # of one node
 MOST_TEXT_BYTES = 400_000  # of one process and round
 
-# For sh of any node. It is passed in single quotes: without !, which csh expands there, and without %h, %n and %u,
-# which pdsh replaces. Text that a job's owner wrote is printed as base64, or reduced to a few characters. Every 32
-# processes it waits for all.
+# A script for any POSIX sh. It is passed in single quotes. It has no "!", which csh expands even there, and no %h, %n
+# and %u, which pdsh replaces. It prints text of a job's owner as base64, or removes all but a few kinds of characters.
+# It runs py-spy on at most 32 processes at the same time.
 _SCRIPT = r"""
 spy() { timeout -k 1 @EACH@ @PYSPY@ "$@"; };
 spy --version >/dev/null 2>&1 </dev/null || exit 127;
@@ -56,10 +56,10 @@ _TEXT = re.compile(r"([0-9]{1,10})\.([0-9]{1,2}) ([A-Za-z0-9+/=]*)")
 
 
 class Process(NamedTuple):
-    """One process that py-spy was run on, with its output in each round.
+    """A process, and the output of py-spy for it in each round.
 
-    `run` is torchrun's run id and the rendezvous address, from the environment of the process; `uid` is from the
-    kernel. `rank` is None if the environment is not readable.
+    `run` is `ID@HOST:PORT`: torchrun's run id and the rendezvous address, from the environment of the process. `uid` is
+    from the kernel. `rank` is None if the environment cannot be read.
     """
 
     node: str
@@ -72,12 +72,12 @@ class Process(NamedTuple):
 
     @property
     def job(self) -> tuple[int, str]:
-        """The key that ranks of one job share."""
+        """Return the key that all ranks of a job share."""
         return self.uid, self.run
 
 
 class NodeOutput(NamedTuple):
-    """The output of one node, and the times at which it began and ended, by its clock."""
+    """The processes of one node, and the times when its command began and ended, by the clock of the node."""
 
     began_unix_seconds: float
     printed_unix_seconds: float
@@ -91,7 +91,10 @@ class _Form(msgspec.Struct):
 
 
 def command(py_spy: str, seconds: float, rounds: int, wanted: str = "") -> str:
-    """Return the shell command for a node; `py_spy` is the py-spy command there, `wanted` selects a run."""
+    """Return the shell command for a node. `py_spy` is the command for py-spy there. `wanted` selects a run id.
+
+    `seconds` is the deadline of the whole dump.
+    """
     values = {
         "EACH": f"{max(2.0, seconds / (rounds + 2)):.0f}",
         "PYSPY": py_spy,
@@ -117,7 +120,7 @@ class Replies(ReplyCollector[NodeOutput]):
 
     @property
     def jobs(self) -> Mapping[tuple[int, str], list[Process]]:
-        """The processes of each job, by owner and run; processes without a known run are one job of their owner."""
+        """Return the processes of each job, by uid and run. All processes of a user without a known run are one job."""
         found: dict[tuple[int, str], list[Process]] = defaultdict(list)
         for process in self.processes:
             found[process.job].append(process)

@@ -1,4 +1,4 @@
-"""Pure: evidence that only the view over all nodes shows, added to a verdict. It never adds a suspect."""
+"""Evidence that only the comparison of all nodes shows. It is added to a verdict, but never adds a suspect. Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ from hangwatch.verdict import judge as culprit
 
 _SHOWN = 200
 _CHANCE = 0.01
-"""Highest probability that as many randomly drawn ranks share what the suspects share."""
+"""Highest probability that the suspects share a node, switch or group by chance. Above it, there is no evidence."""
 _MOST_GROUPS = 1 << 12
 _NAME_SHOWN = 48
 
 
 class ClockOffset(Value, frozen=True):
-    """Minimum by which the clock of a node is ahead of ours, in seconds (negative: behind)."""
+    """A difference between the clock of a node and the clock of this node.
+
+    The node's clock is at least `seconds` ahead, or behind if `seconds` is negative.
+    """
 
     node: str
     seconds: float
@@ -36,9 +39,10 @@ def judge(
     clocks: Sequence[ClockOffset] = (),
     leaves: Mapping[str, Leaf] = MappingProxyType({}),
 ) -> Verdict:
-    """Return the verdict on groups of many nodes (`ranks_here` as in `judge.judge`), with evidence from the nodes.
+    """Return the verdict on the groups of many nodes, with evidence from the comparison of nodes.
 
-    `unanswered` are the nodes that were asked and did not answer, `leaves` the leaf switches of nodes.
+    `ranks_here` is passed to `verdict.judge.judge`. `unanswered` are the nodes that did not respond. `leaves` has the
+    leaf switch of each node.
     """
     verdict = culprit.judge(grouping, ranks_here)
     shared = (*_shared_node(verdict, grouping), *_shared(verdict, grouping, leaves))
@@ -59,7 +63,7 @@ def _silent(nodes: Sequence[str]) -> tuple[Evidence, ...]:
 
 
 def _shared_node(verdict: Verdict, grouping: Grouping) -> tuple[Evidence, ...]:
-    """Return evidence if all suspects are on one node, with the number of other ranks on it."""
+    """Return evidence if all suspects are on one node. The text has the number of other ranks on that node."""
     ranks: Sequence[RankId] = verdict.named or verdict.first_look
     nodes = {rank.node for rank in ranks}
     node = next(iter(nodes), None)
@@ -78,7 +82,10 @@ def _shared_node(verdict: Verdict, grouping: Grouping) -> tuple[Evidence, ...]:
 
 
 class _Part(NamedTuple):
-    """Ranks of one node, rail, leaf switch or process group: its name, and its ranks, by place in the grouping."""
+    """The ranks of one node, rail, leaf switch or process group.
+
+    `name` is the text for the message. `ranks` are indexes into `Grouping.members`.
+    """
 
     kind: str
     name: str
@@ -86,9 +93,10 @@ class _Part(NamedTuple):
 
 
 def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) -> tuple[Evidence, ...]:
-    """Return what all suspects share, except a node, if as many randomly drawn ranks of the job hardly would share it.
+    """Return evidence for each rail, leaf switch or process group that all suspects share, unless chance explains it.
 
-    If one such part contains another, the smaller is returned: ranks on one node are also on one switch.
+    If one of these parts contains another, only the smaller is evidence: ranks on one node are also on one switch.
+    `_shared_node` returns the evidence for a node.
     """
     odd_ids = {_key(rank) for rank in verdict.named or verdict.first_look}
     odd = frozenset(place for place, member in enumerate(grouping.members) if _key(member.id) in odd_ids)
@@ -106,7 +114,10 @@ def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) ->
 
 
 def _says_more(other_part: _Part, part: _Part) -> bool:
-    """True if `other_part` is smaller; for equal ranks, if it is the node, or the first of its kind by name."""
+    """True if `other_part` is a smaller part inside `part`.
+
+    If both have the same ranks: true if `other_part` is a node, or of the same kind and first by name.
+    """
     same = other_part.ranks == part.ranks and (
         other_part.kind == "node" or (other_part.kind == part.kind and other_part.name < part.name)
     )
@@ -114,18 +125,24 @@ def _says_more(other_part: _Part, part: _Part) -> bool:
 
 
 def _key(rank: RankId) -> tuple[object, ...]:
-    """Return the identity of a rank; a rank to check first is a RankId with more fields."""
+    """Return the identity of a rank. A rank in `first_look` has more fields than a RankId, so they are not equal."""
     return rank.node, rank.rank, rank.local_rank, rank.pid
 
 
 def _chance(part: _Part, odd: frozenset[int], everybody: int, parts: int) -> float:
-    """Return an upper bound (hypergeometric) of the probability that one part holds all randomly drawn ranks."""
+    """Return an upper bound of the probability that randomly drawn ranks are all in one part (hypergeometric).
+
+    `parts` is the number of parts of this kind, and `everybody` the number of ranks of the job.
+    """
     logarithm = _ways_logarithm(len(part.ranks), len(odd)) - _ways_logarithm(everybody, len(odd))
     return min(1.0, parts * exp(min(0.0, logarithm)))
 
 
 def _ways_logarithm(size: int, drawn: int) -> float:
-    """Return the logarithm of the number of ways to draw: for half of 100,000 the number has 30,000 digits."""
+    """Return the natural logarithm of the number of ways to draw `drawn` of `size` ranks.
+
+    The number itself can have 30,000 digits.
+    """
     return lgamma(size + 1) - lgamma(drawn + 1) - lgamma(size - drawn + 1)
 
 
@@ -143,7 +160,7 @@ def _nodes(grouping: Grouping) -> Iterator[_Part]:
 
 
 def _rails(grouping: Grouping) -> Iterator[_Part]:
-    """Yield the GPUs, and usually network adapters, of one number on all nodes."""
+    """Yield the rails. A rail is the GPUs, and usually the network adapters, with the same local rank on all nodes."""
     places = enumerate(grouping.members)
     numbers = ((place, None if one.id.local_rank is None else str(one.id.local_rank)) for place, one in places)
     yield from _by("rail", "are on one rail, local rank ", numbers)
@@ -165,7 +182,7 @@ def _by(kind: str, prefix: str, names: Iterator[tuple[int, str | None]]) -> Iter
 
 
 def _groups(grouping: Grouping) -> Iterator[_Part]:
-    """Yield process groups of the flight recorders, except those of the whole job; a rank with a record is a member."""
+    """Yield the process groups in the flight recorders. A rank is a member if it has a record of the group."""
     ranks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for place, member in enumerate(grouping.members):
         for recorder in member.recorder.libraries:

@@ -1,4 +1,4 @@
-"""Pure: check reports of many nodes -> findings, each with its nodes, and differences between nodes."""
+"""Findings on many nodes, from the check report of each node, and differences between the nodes. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SEVERITY = {status.name: int(status) for status in EXIT_CODES}
 
 
 class ReportedFault(msgspec.Struct, frozen=True):
-    """A target that did not answer: with --to a port."""
+    """A part of a node that did not respond. For `check network --to` it is a port."""
 
     subject: str
     reason: str
@@ -54,7 +54,7 @@ class ReportedCheck(msgspec.Struct, frozen=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """The fields that are read from `hangwatch check --json`, bounded."""
+    """The fields of `hangwatch check --json` that are read, with limits on their sizes."""
 
     schema_version: int
     checks: tuple[ReportedCheck, ...]
@@ -64,7 +64,10 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 class Finding(Value, frozen=True):
-    """A result that several nodes share, or a result about them. `check` is a check, or the name of a comparison."""
+    """A result of a check that one or more nodes share, or of a comparison of nodes.
+
+    `check` is the name of the check or of the comparison.
+    """
 
     nodes: tuple[str, ...]
     check: str
@@ -82,7 +85,7 @@ class FactValue(Value, frozen=True):
 
 
 class Difference(Value, frozen=True):
-    """A fact that is not the same on all nodes; the value of most nodes first. `job` is null for a fact of the node."""
+    """A fact that is not the same on all nodes. The most common value is first. `job` is null for a fact of nodes."""
 
     fact: str
     job: str | None
@@ -155,9 +158,10 @@ def _bounded_facts(facts: Facts) -> Facts:
 
 
 def findings(reports: Mapping[str, NodeReport], *, every_wording: bool = False) -> list[Finding]:
-    """Return the results of checks that are not OK; equal results of several nodes are one finding.
+    """Return the results of checks that are not OK. Equal results of several nodes are one finding.
 
-    Numbers differ from node to node: one wording represents all of a check and reason, except with `every_wording`.
+    Messages differ in their numbers. Results with the same check, status and reason are one finding, with the most
+    common message. With `every_wording`, each message is a separate finding.
     """
     nodes_of: dict[tuple[ReportedCheck | str, ...], list[tuple[str, ReportedCheck]]] = defaultdict(list)
     for node, report in reports.items():
@@ -184,7 +188,7 @@ def _folded(saying: Sequence[tuple[str, ReportedCheck]]) -> Finding:
 
 
 def find_unreachable_ports(reports: Mapping[str, NodeReport]) -> list[Finding]:
-    """Return the ports that nodes do not reach; equal failures between the same nodes are one finding."""
+    """Return the ports that nodes do not reach. Equal failures of the same nodes are one finding."""
     told: dict[tuple[str, str], dict[str, ReportedFault]] = defaultdict(dict)
     for node, report in reports.items():
         for fault in (fault for said in report.checks for fault in said.faults):
@@ -207,7 +211,10 @@ def find_unreachable_ports(reports: Mapping[str, NodeReport]) -> list[Finding]:
 
 
 def differences(reports: Mapping[str, NodeReport]) -> list[Difference]:
-    """Return facts that differ between the nodes that report them; facts of a job, between the nodes of the job."""
+    """Return the facts that differ between the nodes that report them.
+
+    Facts of a job are compared only between the nodes of that job.
+    """
     told: dict[tuple[str, str | None, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for node, report in reports.items():
         for name, value in report.facts.node.items():
@@ -228,7 +235,7 @@ def _held(nodes_of: Mapping[str, Sequence[str]]) -> Iterable[FactValue]:
 
 
 def difference_finding(difference: Difference) -> Finding:
-    """Return a finding about the nodes that differ from the majority; without a majority, about all nodes."""
+    """Return a finding about the nodes that differ from the majority. Without a majority, it is about all nodes."""
     most, *others = difference.values
     asked = sum(len(held.nodes) for held in difference.values)
     odd = sorted({node for held in others for node in held.nodes})
@@ -247,7 +254,7 @@ def difference_finding(difference: Difference) -> Finding:
 
 
 def clock_findings(clocks: Iterable[ClockOffset]) -> list[Finding]:
-    """Return findings about clocks that differ from that of the asking node."""
+    """Return findings about clocks that differ from the clock of this node."""
     return [
         Finding(
             nodes=(offset.node,),
@@ -263,7 +270,7 @@ def clock_findings(clocks: Iterable[ClockOffset]) -> list[Finding]:
 
 
 def absent_findings(replies: Fitness) -> list[Finding]:
-    """Return findings about nodes without a report."""
+    """Return findings about nodes that failed or did not respond."""
     found = [Finding(tuple(sorted(nodes)), "answer", "UNKNOWN", "NoAnswer", why, "") for why, nodes in replies.failed]
     if replies.silent:
         why = "did not answer by the deadline, or cannot be reached"
@@ -272,12 +279,12 @@ def absent_findings(replies: Fitness) -> list[Finding]:
 
 
 def sort_findings(unsorted_findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings, most severe first, then by check."""
+    """Return the findings, sorted by severity (most severe first), then by check."""
     return sorted(unsorted_findings, key=lambda one: (-_SEVERITY[one.status], one.check, one.reason, one.nodes))
 
 
 def worst_status(listed_findings: Iterable[Finding]) -> Status:
-    """Return the most severe status; OK without a finding."""
+    """Return the most severe status. Return OK if there is no finding."""
     statuses: list[Status] = [one.status for one in listed_findings]
     return max(statuses, key=_SEVERITY.__getitem__, default="OK")
 

@@ -1,6 +1,6 @@
-"""Client credentials and trust, in the format of Prometheus' `http_config` (promtool's file).
+"""Credentials and trusted certificates of an HTTP client, in the format of Prometheus' `http_config` (promtool).
 
-No password is ever on a command line, which all users of the machine can read.
+A password is never on a command line, because all users of the machine can read command lines.
 
 Format: Prometheus, docs/configuration/promtool.md.
 """
@@ -67,33 +67,33 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WebClient(NamedTuple):
-    """The Authorization header, None for an anonymous client, and the TLS settings of https connections."""
+    """The Authorization header (None: no credentials), and the TLS settings of https connections."""
 
     authorization: str | None
     tls: ssl.SSLContext
 
 
 class _Named(ssl.SSLContext):
-    """A TLS context that verifies another name than the host that is connected to."""
+    """A TLS context that verifies `server_name` instead of the name of the host."""
 
     server_name: str | None = None
 
     def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
-        """Wrap a socket with `server_name`, if that is set."""
+        """Wrap a socket. If `server_name` is set, the certificate must be for that name."""
         if self.server_name is not None:
             options["server_hostname"] = self.server_name
         return super().wrap_socket(*arguments, **options)
 
 
 def make_anonymous_client() -> WebClient:
-    """Return a client without credentials that trusts the authorities of the machine."""
+    """Return a client without credentials that trusts the certificate authorities of this machine."""
     return WebClient(None, ssl.create_default_context())
 
 
 def load(path: Path) -> WebClient:
-    """Read an `http_config` file, and the files that it names, relative to its folder.
+    """Read an `http_config` file, and the files that it names. Relative paths start at the folder of `path`.
 
-    Raises YamlError with file, line and key.
+    Raises YamlError, which names file, line and key.
     """
     document = yaml_file.read(path)
     for keys, instead in NOT_CARRIED.items():
@@ -127,7 +127,7 @@ def _authorization(document: Document, settings: _File) -> str | None:
 
 
 def _secret(document: Document, section: str, key: str, value: str, file: str) -> str:
-    """Return the value, or the content of the file without the line end. Raises YamlError."""
+    """Return `value`, or the content of `file` without the line end. Raises YamlError if not exactly one is set."""
     if bool(value) == bool(file):
         raise document.error_at((section, key), f"either {key} or {key}_file is needed")
     if value:

@@ -1,6 +1,6 @@
-"""Download of incidents from the daemons of many nodes in parallel; answers may be incomplete or huge.
+"""Download of incidents from the daemons of many nodes in parallel. A reply may be incomplete or huge.
 
-No redirect is followed and nothing is decompressed. Each node has one deadline for all its requests.
+Redirects are not followed, and nothing is decompressed. All requests to one node share one deadline.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hangwatch.formats import decoding
 from hangwatch.formats.incident_file import Incidents, Summary
 
 MOST_LIST_BYTES = 4 << 20  # 4,096 incidents take a third of it
-MOST_OF_A_NODE = 16  # incidents that are open at the same time
+MOST_OF_A_NODE = 16  # incidents that are fetched from one node
 MAX_HEADER_BYTES = 64 << 10
 MOST_URL_CHARACTERS = 2000
 _SHOWN_CHARACTERS = 200
@@ -43,15 +43,18 @@ _REFUSED: dict[int, str] = {
 
 
 class AddressError(UserError):
-    """A URL that is not valid here; the message says why."""
+    """A URL that is invalid or not supported. The message says why."""
 
 
 class FetchError(Exception):
-    """A node that was reached and returned no incident; the message says why."""
+    """A node responded, but returned no incident. The message says why."""
 
 
 class Site(NamedTuple):
-    """The address of a node's daemon: the URL up to its pages. `incident` is the requested one, None for its newest."""
+    """The address of a node's daemon. `base` is the URL without the paths of pages.
+
+    `incident` is the name of the requested incident. None: `choose_incidents` selects the incidents.
+    """
 
     node: str
     base: str
@@ -59,7 +62,7 @@ class Site(NamedTuple):
 
 
 def parse_url(url: str) -> Site:
-    """Parse the URL of a daemon, or of one of its incidents; the site is named after its host. Raises AddressError."""
+    """Parse the URL of a daemon or of one of its incidents. The site is named `HOST:PORT`. Raises AddressError."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -82,7 +85,7 @@ def parse_url(url: str) -> Site:
 
 
 def shorten_names(sites: Sequence[Site]) -> list[Site]:
-    """Return the sites without ports in their names, if the hosts alone are distinct."""
+    """Return the sites, named by host only. A site keeps its port if another site has the same host."""
     hosts = [re.sub(r":[0-9]+$", "", one.node).strip("[]") for one in sites]
     bases = {host: {one.base for one, other in zip(sites, hosts, strict=True) if other == host} for host in set(hosts)}
     return [one._replace(node=host) if len(bases[host]) == 1 else one for one, host in zip(sites, hosts, strict=True)]
@@ -98,17 +101,17 @@ def fetch(
     on_failure: Callable[[str, str], None],
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> None:
-    """Ask all sites, and pass on each incident on arrival, as output of its node; a node without one passes nothing.
+    """Fetch the incidents of all sites. Pass each incident to `on_reply` when it arrives.
 
-    `wanted` is the id, key or name of a job; None asks for every job with an open incident, or the newest incident if
-    none is open. A node that cannot be reached, or has not answered after `deadline_seconds`, is late; `on_failure`
-    gets the name of any other failed node and the reason.
+    `wanted` is the id, key or name of a job. None: all jobs with an open incident, or the newest incident if none is
+    open. A node without such an incident has no reply. A node that cannot be reached or does not respond within
+    `deadline_seconds` has a reply with `is_late`. For any other error, `on_failure` gets the node and the reason.
     """
     asyncio.run(_Fetching(client, wanted, deadline_seconds, on_reply, on_failure).all(sites, on_progress))
 
 
 def page(url: str, client: WebClient, *, most_bytes: int, deadline_seconds: float) -> bytes:
-    """Return one page, limited in bytes and time. Raises FetchError, and TimeoutError if there is no answer."""
+    """Return the content of a URL. Raises FetchError, and TimeoutError if the server does not respond in time."""
     try:
         return asyncio.run(asyncio.wait_for(_page(url, client, most_bytes, deadline_seconds), deadline_seconds))
     except asyncio.TimeoutError as error:  # not the built-in TimeoutError in Python 3.10
@@ -116,7 +119,7 @@ def page(url: str, client: WebClient, *, most_bytes: int, deadline_seconds: floa
 
 
 class _Fetching:
-    """One request to many nodes."""
+    """The requests of one `fetch` to many nodes."""
 
     def __init__(
         self,
@@ -160,7 +163,7 @@ class _Fetching:
             self._on_reply(Reply(site.node, body, 0, asked, time.time()))
 
     async def _newest(self, site: Site) -> list[str]:
-        """Return the names of the incidents to fetch. Raises FetchError."""
+        """Query the list of incidents and return the names of those to fetch. Raises FetchError."""
         body = await _page(f"{site.base}/incidents", self._client, MOST_LIST_BYTES, self._deadline_seconds)
         try:
             listed = decoding.decode_json(body, Incidents).incidents
@@ -170,7 +173,7 @@ class _Fetching:
 
 
 def choose_incidents(listed: Sequence[Summary], wanted: str | None) -> list[str]:
-    """Return the folders of the wanted incidents of a node: the newest of each job, see `fetch`."""
+    """Return the folders of the incidents to fetch from a node: the newest of each job. `wanted` is as in `fetch`."""
     readable = [one for one in listed if not one.problem and _FOLDER.fullmatch(one.folder)]
     newest_first = sorted(readable, key=lambda one: (one.opened_unix_seconds, one.folder), reverse=True)
     if wanted is not None:
@@ -184,8 +187,8 @@ def choose_incidents(listed: Sequence[Summary], wanted: str | None) -> list[str]
 
 
 async def _page(url: str, client: WebClient, most_bytes: int, deadline_seconds: float) -> bytes:
-    """Return one page. Raises FetchError, and TimeoutError if there is no answer."""
-    logging.getLogger("tornado").setLevel(logging.CRITICAL)  # hangwatch reports wrong answers itself
+    """Return the content of a URL. Raises FetchError, and TimeoutError if the server does not respond."""
+    logging.getLogger("tornado").setLevel(logging.CRITICAL)  # hangwatch reports invalid responses itself
     connection = SimpleAsyncHTTPClient(
         force_instance=True,
         max_buffer_size=most_bytes + MAX_HEADER_BYTES,
@@ -205,7 +208,7 @@ async def _page(url: str, client: WebClient, most_bytes: int, deadline_seconds: 
     try:
         answer = await connection.fetch(request, raise_error=False)
         error = answer.error if answer.code == 599 else None
-    except Exception as raised:  # tornado has its own errors for each kind of wrong answer
+    except Exception as raised:  # tornado has a different error for each kind of invalid response
         answer, error = None, raised
     finally:
         connection.close()
@@ -219,7 +222,7 @@ async def _page(url: str, client: WebClient, most_bytes: int, deadline_seconds: 
 
 
 def _explained(error: BaseException, url: str, most_bytes: int) -> Exception:
-    """Return TimeoutError if nothing answered, else FetchError."""
+    """Return the error to raise: TimeoutError if the server did not respond, else FetchError."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return FetchError(f"its certificate is not trusted: {error.verify_message}: --http-config FILE with tls_config")
     if isinstance(error, ssl.SSLError):

@@ -1,4 +1,4 @@
-"""Pure: merge the groups of many nodes."""
+"""Merging of the groups of ranks from many nodes. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SHOWN = 200
 
 
 def merge(a: Grouping, b: Grouping) -> Grouping:
-    """Merge two groupings; associative and commutative: `merge(group(a), group(b)) == group(a + b)`."""
+    """Merge two groupings: `merge(group(a), group(b)) == group(a + b)`. Merging is associative and commutative."""
     return merge_all((a, b))
 
 
 def merge_all(groupings: Iterable[Grouping]) -> Grouping:
-    """Merge groupings in one pass; the largest known world size is used."""
+    """Merge groupings in one pass. The world size is the largest that is known."""
     parts = tuple(groupings)
     sizes = [part.world_size for part in parts if part.world_size is not None]
     return merge_groups(
@@ -36,7 +36,10 @@ def merge_all(groupings: Iterable[Grouping]) -> Grouping:
 
 
 class SightingCollector:
-    """Sightings in any order: the newest of each job and node. Equal stacks are stored once."""
+    """A collection of sightings, which are added in any order. It keeps the newest sighting of each job and node.
+
+    Equal stacks are stored once.
+    """
 
     def __init__(self) -> None:
         self._newest: dict[str, dict[str, Sighting]] = defaultdict(dict)
@@ -45,7 +48,7 @@ class SightingCollector:
         self._values: dict[object, object] = {}
 
     def add(self, sighting: Sighting) -> None:
-        """Add a sighting; of several of one node and job only the newest counts."""
+        """Add a sighting. Of several sightings of one job on one node, only the newest counts."""
         key, node = sighting.job.key, sighting.node
         before = self._newest[key].get(node)
         if before is not None:
@@ -58,26 +61,26 @@ class SightingCollector:
 
     @property
     def jobs(self) -> Mapping[str, Job]:
-        """The jobs that were seen, by key, each as named by its first node."""
+        """Return the jobs by key, each as its first node (by name) reported it."""
         return {key: found[min(found)].job for key, found in sorted(self._newest.items())}
 
     def nodes(self, key: str) -> frozenset[str]:
-        """Return the nodes on which a job was seen."""
+        """Return the nodes with a sighting of a job."""
         return frozenset(self._newest[key])
 
     def ranks_here(self, key: str) -> int | None:
-        """Return the number of ranks of a job on the only node where it was seen; None for several nodes."""
+        """Return the number of ranks of a job on its only node. None: not known, or sightings are of several nodes."""
         sightings = list(self._newest[key].values())
         return sightings[0].job.ranks_here or None if len(sightings) == 1 else None
 
     def leaves(self, keys: Iterable[str]) -> dict[str, Leaf]:
-        """Return the leaf switch of each node, if Slurm passed it to the ranks of these jobs."""
+        """Return the leaf switch of each node. Nodes where Slurm did not pass it to the ranks are omitted."""
         said = ((node, one) for key in keys for node, one in self._newest[key].items())
         found = ((node, topology.leaf_by_slurm(one.job.environ.get(topology.ADDRESS, ""))) for node, one in said)
         return {node: leaf for node, leaf in found if leaf is not None}
 
     def merge_jobs(self, keys: Iterable[str]) -> Grouping:
-        """Merge the groups of these jobs into one job, with notes on contradictions."""
+        """Merge the groups of these jobs into one grouping, with notes on contradictions between nodes."""
         keys = list(keys)
         sightings = [found for key in keys for _, found in sorted(self._newest[key].items())]
         merged = merge_all(sighting.grouping for sighting in sightings)
@@ -86,7 +89,7 @@ class SightingCollector:
         return replace(merged, notes=(*merged.notes, *notes))
 
     def _share_values(self, grouping: Grouping) -> None:
-        """Share equal values (frames, shapes) between ranks: this saves half of the memory of a fleet."""
+        """Let ranks share equal values (frames, shapes). This halves the memory that a large job needs."""
         one = self._values.setdefault
         for group in grouping.groups:
             for member in group.members:
@@ -99,7 +102,7 @@ class SightingCollector:
                             force_setattr(done, "sizes", one(done.sizes, done.sizes))
 
     def _with_shared_stacks(self, group: Group) -> Group:
-        """Return the same group; its stacks are shared with an earlier equal group."""
+        """Return an equal group that shares the stacks of an earlier equal group."""
         memberless = replace(group, members=())
         return replace(self._shown.setdefault(memberless, memberless), members=group.members)
 
@@ -122,7 +125,7 @@ def _outdated(older: Sequence[str]) -> list[str]:
 
 
 def _apart(sightings: Sequence[Sighting]) -> list[str]:
-    """Note that sightings are minutes apart: they may be of two hangs."""
+    """Return a note if the sightings are more than ten minutes apart: they may be of two hangs."""
     ordered = sorted(sightings, key=lambda one: (one.opened_unix_seconds, one.node))
     first, last = ordered[0], ordered[-1]
     apart = last.opened_unix_seconds - first.opened_unix_seconds

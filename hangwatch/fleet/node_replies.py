@@ -1,6 +1,6 @@
-"""Pure: replies of nodes -> nodes that answered, nodes that did not and why, and their sightings.
+"""Collection of the replies of nodes: which nodes answered, which failed and why, and the jobs on them. Pure.
 
-A node's answer counts only for that node.
+The answer of a node counts only for that node, even if it contains names of other nodes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from hangwatch.formats.incident_file import StoreError
 from hangwatch.model import Capture, Grouping, Member
 
 LEAST_OFFSET_SECONDS = 1.0
-_NOT_FOUND = 127  # sh(1), timeout(1): no such command
+_NOT_FOUND = 127  # exit code of sh(1) and timeout(1): no such command
 _NOT_EXECUTABLE = 126
 _UNREACHED = 255  # ssh(1)
-_TIMED_OUT = frozenset({124, 137})  # timeout(1): 124 time over, 137 SIGKILL was needed
-_DUMPED = frozenset({0, 1})  # 1: no job runs there
+_TIMED_OUT = frozenset({124, 137})  # timeout(1): 124 timed out, 137 timed out and killed with SIGKILL
+_DUMPED = frozenset({0, 1})  # 1: no job runs on the node
 _REASON_CHARACTERS = 300
 _COMPLAINT_LINES = 8
 
@@ -35,15 +35,15 @@ AnswerT = TypeVar("AnswerT")
 
 
 class AnswerError(Exception):
-    """An invalid answer of a node; the message says why."""
+    """An invalid answer of a node. The message says why."""
 
 
 class ReplyCollector(Generic[AnswerT]):
-    """Nodes that answered one question and nodes that did not; replies are added on arrival.
+    """The replies of nodes to one command. Replies are added when they arrive.
 
-    `read` parses the output of a node, given with the node's name; it raises AnswerError. `answered` are the exit codes
-    with which a node gives an answer. `moments` returns the first and the last time in an answer, by the clock of its
-    node; a clock difference below `least_offset_seconds` is not reported. `tool` is the program that runs on the node.
+    `read` parses the output of a node; its arguments are the output and the name of the node. It raises AnswerError.
+    `answered` are the exit codes of a valid answer. `moments` returns the first and the last time in an answer, by the
+    clock of the node. Clock differences below `least_offset_seconds` are ignored. `tool` is the program on the node.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class ReplyCollector(Generic[AnswerT]):
 
     @property
     def failed(self) -> list[tuple[str, list[str]]]:
-        """Reasons why nodes that were reached did not answer, each with its nodes; the most frequent first."""
+        """Return (reason, nodes) for nodes that were reached but failed. The most frequent reason is first."""
         return _folded(self._failed)
 
     @property
     def complaints(self) -> list[tuple[str, list[str]]]:
-        """Texts that nodes printed on standard error, each with its nodes; the most frequent first."""
+        """Return (text, nodes) for the texts that nodes printed on standard error. The most frequent text is first."""
         return _folded(self._complaints)
 
     def take(self, reply: Reply) -> AnswerT | None:
-        """Add a reply. Return its answer, or None."""
+        """Add a reply. Return its answer; None if the node failed or did not respond."""
         if reply.is_late or reply.status in _TIMED_OUT or reply.status == _UNREACHED:
             self.silent.append(reply.node)
             return None
@@ -92,17 +92,17 @@ class ReplyCollector(Generic[AnswerT]):
         return answer
 
     def fail(self, node: str, why: str) -> None:
-        """Record that a node was reached but failed, and why."""
+        """Record that a node was reached but failed. `why` is the reason."""
         self._failed[words.elided(words.printable(why), _REASON_CHARACTERS)].append(node)
 
     def complain(self, complaints: Mapping[str, bytes]) -> None:
-        """Record what nodes printed on standard error."""
+        """Record the texts that nodes printed on standard error."""
         for node, complaint in complaints.items():
             if said := _text(complaint):
                 self._complaints[said].append(node)
 
     def _printed(self, reply: Reply) -> bytes:
-        """Return the JSON in a reply. Raises AnswerError with the reason if there is none."""
+        """Return the JSON in a reply. Raises AnswerError if there is none."""
         if reply.is_too_large:
             raise AnswerError(f"sent more than {MOST_ANSWER_BYTES >> 20} MiB")
         if reply.status in (_NOT_FOUND, _NOT_EXECUTABLE):
@@ -116,7 +116,7 @@ class ReplyCollector(Generic[AnswerT]):
 
 
 class Replies(ReplyCollector[GroupedDump]):
-    """All replies to `hangwatch dump --json --grouped`; `with_stacks`: they contain every stack, too."""
+    """All replies to `hangwatch dump --json --grouped`. With `with_stacks`, they contain all stacks too."""
 
     def __init__(self, *, with_stacks: bool = False) -> None:
         read = _dump_with_stacks if with_stacks else _dump
@@ -125,7 +125,10 @@ class Replies(ReplyCollector[GroupedDump]):
         self.without_job: list[str] = []
 
     def take(self, reply: Reply) -> GroupedDump | None:
-        """Add a reply. Return the jobs of the node, under the name by which it was asked; None without an answer."""
+        """Add a reply. Return the jobs of the node; None if the node failed or did not respond.
+
+        The node has the name that the user gave, in all values.
+        """
         dump = super().take(reply)
         if dump is None:
             return None
@@ -147,7 +150,7 @@ def _text(complaint: bytes) -> str:
 
 
 def _start(output: bytes) -> int | None:
-    """Return the offset of the JSON, after the text that a login prints; None without JSON."""
+    """Return the offset of the JSON, after the text that a login prints. None: there is no JSON."""
     if output.startswith(b"{"):
         return 0
     at = output.find(b"\n{")
@@ -176,7 +179,7 @@ def _capture_of(capture: Capture, node: str) -> Capture:
 
 
 def _of_node(dump: GroupedDump, node: str) -> GroupedDump:
-    """Return the dump with the name of the node that was asked, whatever the dump calls itself and other nodes."""
+    """Return the dump with `node` as the name of the node in all values. The names in the dump are ignored."""
     return replace(dump, node=node, jobs=tuple(_sighting_of(one, node) for one in dump.jobs))
 
 
@@ -191,7 +194,10 @@ def _members_of(members: Iterable[Member], node: str) -> Iterable[Member]:
 
 
 def _offset(reply: Reply, first_unix_seconds: float, last_unix_seconds: float) -> float:
-    """Return the least clock difference in seconds: the node worked between our question and the end of its answer."""
+    """Return the smallest possible clock difference in seconds. Positive: the node's clock is ahead.
+
+    Both times were measured on the node between our request and the end of its reply.
+    """
     ahead = last_unix_seconds - reply.ended_unix_seconds
     behind = first_unix_seconds - reply.asked_unix_seconds
     return ahead if ahead > 0 else min(behind, 0.0)

@@ -1,4 +1,4 @@
-"""Sets of nodes as people and Slurm write them: `node[1-40]`, `@group`."""
+"""Sets of nodes in ClusterShell's syntax, which Slurm uses too: `node[1-40]`, `@group`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class NodesError(UserError):
-    """A set of nodes that is not valid; the message says why."""
+    """An invalid set of nodes. The message says why."""
 
 
 def expand(text: str) -> list[str]:
-    """Return the names in a set of nodes, in ClusterShell's syntax, each once. Raises NodesError.
+    """Return the names in a set of nodes, each once. Raises NodesError.
 
-    Only names of hosts are accepted: a name that begins with "-" would be an option of ssh.
+    Only host names are accepted. A name that begins with "-" would be an option of ssh.
     """
     from ClusterShell.NodeSet import NodeSet, NodeSetException
     from ClusterShell.NodeUtils import GroupResolverError

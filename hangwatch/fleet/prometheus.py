@@ -1,4 +1,4 @@
-"""Nodes of a job, from the series that Prometheus has scraped."""
+"""The nodes of a job, from the time series that a Prometheus server has scraped."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hangwatch.fleet.incident_fetch import AddressError, Site, parse_url
 from hangwatch.formats import decoding
 
 MOST_BYTES = 64 << 20
-LOOKS_BACK = "1h"  # a node that is gone still belongs to its job for this time
+LOOKS_BACK = "1h"  # a node whose series ended less than this ago still belongs to its job
 
 
 T = TypeVar("T")
 
 
 class PrometheusError(Exception):
-    """A failed query of Prometheus; the message says why, and what to do."""
+    """A query of Prometheus failed. The message says why, and what to do."""
 
 
 class _Labels(msgspec.Struct):
@@ -56,9 +56,10 @@ class _Active(msgspec.Struct):
 
 
 def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], list[str]]:
-    """Return the key of a job by its id, key or name, the sites of its nodes, and its nodes without a known site.
+    """Return the key of a job, the sites of its nodes, and the names of its nodes without a known site.
 
-    `get` takes a path of Prometheus' HTTP API and returns the answer. Raises PrometheusError.
+    `job` is its id, key or name. `get` takes a path of Prometheus' HTTP API and returns the body of the response.
+    Raises PrometheusError.
     """
     text = json.dumps(job, ensure_ascii=False)
     info = "last_over_time(hangwatch_job_info{%s=%s}[%s])"
@@ -80,7 +81,10 @@ def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], li
 
 
 def _site(instance: str, scrape_url: str) -> Site | None:
-    """Return the site next to the metrics, named as in Prometheus; None if no longer scraped, or without valid URL."""
+    """Return the site that serves the metrics at `scrape_url`. Its name is the instance label of Prometheus.
+
+    None: the target is no longer scraped, or the URL is invalid.
+    """
     try:
         parts = urlsplit(scrape_url)
         return parse_url(f"{parts.scheme}://{parts.netloc}{parts.path.rpartition('/')[0]}")._replace(node=instance)

@@ -1,4 +1,4 @@
-"""Commands on many nodes in parallel, by ClusterShell's engine; answers may be incomplete, huge or late."""
+"""Execution of a command on many nodes in parallel, by ClusterShell. A reply may be incomplete, huge or late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ClusterShell.Worker.Exec import ExecClient, ExecWorker
 from hangwatch.fleet.transports import OneForAll, OnePerNode, Transport
 from hangwatch.formats import decoding
 
-FANOUT = 256  # nodes asked at once; each takes a process and three descriptors here
+FANOUT = 256  # nodes at the same time; each needs a local process and three descriptors
 MOST_ANSWER_BYTES = 32 << 20
 MOST_COMPLAINT_BYTES = 4 << 10
 MOST_LINE_BYTES = 1 << 20
@@ -24,10 +24,10 @@ _ENDING = re.compile(rb"=([0-9]{1,3})")
 
 
 class Reply(NamedTuple):
-    """The output of one node, and the times of question and answer, by our clock.
+    """The output of one node, and the times of the request and of the end of the reply, by the clock of this node.
 
-    `status` is the exit code of its command; None if the command did not end by the deadline, or if no source tells it.
-    `is_late`: the deadline passed. `is_too_large`: it sent more than the limit.
+    `status` is the exit code of the command. None: it did not end by the deadline, or the transport does not report
+    it. `is_late`: the deadline passed. `is_too_large`: the node sent more than `MOST_ANSWER_BYTES`.
     """
 
     node: str
@@ -40,7 +40,7 @@ class Reply(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Number of nodes that have ended, number of nodes in all, and elapsed seconds."""
+    """The number of nodes whose command has ended, the number of all nodes, and the elapsed seconds."""
 
     ended: int
     total: int
@@ -55,12 +55,12 @@ def run_on_nodes(
     on_reply: Callable[[Reply], None],
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Mapping[str, bytes]:
-    """Ask all nodes, and pass on each reply on arrival; every node has one, by its deadline at the latest.
+    """Run the command of `transport` on all nodes. Return the standard error output of each node.
 
-    Return what nodes printed on standard error, which may arrive after their replies.
-
-    With more than `FANOUT` nodes, the rest are asked as others end, and have the same time. All started processes have
-    ended when this returns or raises. Raises OSError if the command of the transport cannot be started.
+    `on_reply` gets the reply of each node as soon as it is complete. Every node has a reply, after the deadline at the
+    latest. At most `FANOUT` commands run at the same time; the deadline of a node begins when its command starts. All
+    started processes have ended when this function returns or raises. Raises OSError if the command of the transport
+    cannot be started.
     """
     task = task_self()
     task.set_info("fanout", FANOUT)
@@ -79,7 +79,7 @@ def run_on_nodes(
 
 
 class _Collecting:
-    """Replies so far; also the handler of ClusterShell's events, of which only the timer is used."""
+    """The replies so far. ClusterShell calls `ev_timer`; the other events of its handlers are not used."""
 
     def __init__(
         self, nodes: Sequence[str], on_reply: Callable[[Reply], None], on_progress: Callable[[Progress], None]
@@ -100,7 +100,7 @@ class _Collecting:
         return node in self._waiting
 
     def take(self, node: str, text: bytes, *, is_complaint: bool) -> bool:
-        """Add output of a node; return True if it may send more."""
+        """Add output of a node. Return True if the node may send more."""
         if is_complaint and node in self.complaints:
             self.complaints[node] += text[: MOST_COMPLAINT_BYTES - len(self.complaints[node])]
             return True
@@ -142,18 +142,18 @@ class _Collecting:
         self.ev_timer(None)
 
     def finish(self) -> None:
-        """Report all nodes that are still waiting."""
+        """Report all nodes without a reply as late or as too large."""
         for node in list(self._waiting):
             self.ended(node, None, is_late=node not in self._too_large)
 
     def ev_timer(self, _: object) -> None:
-        """Report progress; called by ClusterShell."""
+        """Report progress. ClusterShell calls this method."""
         now = time.monotonic()
         self._on_progress(Progress(self._asked - len(self._waiting), self._asked, now - self._began))
 
 
 class _Client(ExecClient):  # type: ignore[misc]
-    """One process that we started. It keeps a limited number of bytes of output instead of lines."""
+    """A local process that runs a command on nodes. Its output is kept as a limited number of bytes, not as lines."""
 
     worker: _Worker
 
@@ -165,7 +165,7 @@ class _Client(ExecClient):  # type: ignore[misc]
 
 
 class _NodeClient(_Client):
-    """The process that asks one node."""
+    """The process for one node."""
 
     def _arguments(self) -> Sequence[str]:
         assert isinstance(self.worker.transport, OnePerNode)
@@ -181,12 +181,12 @@ class _NodeClient(_Client):
 
 
 class _AllClient(_Client):
-    """The process that asks all nodes: the label of a line tells its node."""
+    """The process for all nodes. A label at the start of each line identifies the node."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)
         self._node_of: dict[str, str] = {}
-        self._complaints: dict[str, bytes] = {}  # by label, while its name is unknown: two streams have no order
+        self._complaints: dict[str, bytes] = {}  # by label, until the node's name arrives on the other stream
 
     def _arguments(self) -> Sequence[str]:
         assert isinstance(self.worker.transport, OneForAll)
@@ -223,7 +223,7 @@ class _AllClient(_Client):
         elif is_complaint:
             collecting.take(node, text + b"\n", is_complaint=True)
         elif text.startswith(b"{") or collecting.has_begun(node):
-            # Without line ends: srun(1) splits lines of more than 1,024 bytes, and JSON needs none between its tokens.
+            # Line ends are dropped: srun(1) splits lines of more than 1,024 bytes, and JSON needs no line ends.
             taken = collecting.take(node, text, is_complaint=False)
             if taken and text == b"}" and collecting.is_whole(node):
                 collecting.ended(node, None)
@@ -240,7 +240,7 @@ class _AllClient(_Client):
 
 
 class _Worker(ExecWorker):  # type: ignore[misc]
-    """All processes of one question."""
+    """All processes of one call of `run_on_nodes`."""
 
     def __init__(
         self,

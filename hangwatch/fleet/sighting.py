@@ -1,4 +1,4 @@
-"""Sightings: one job on one node without its stacks; the answer of a node, and what merging reads of incident.json."""
+"""Sightings: the groups of one job on one node, without all stacks. They are read from dumps and from incident.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hangwatch.model import INCIDENT_VERSION, Capture, Grouping, Incident, Job, 
 
 
 class Sighting(Value, frozen=True):
-    """The groups of one job on one node, when an incident of it was opened or when it was dumped."""
+    """The groups of one job on one node, when its incident was opened or when it was dumped."""
 
     node: str
     job: Job
@@ -26,10 +26,10 @@ class Sighting(Value, frozen=True):
 
 
 class GroupedDump(Value, frozen=True):
-    """`hangwatch dump --json --grouped`: what merging needs of every job on a node, with one stack of each group.
+    """The output of `hangwatch dump --json --grouped`: every job on a node, with one stack of each group.
 
-    `printed_unix_seconds` is the wall clock of the node when it answered. `schema_version` is that of an incident.
-    `captures` hold every stack of these jobs if requested; merging ignores them.
+    `printed_unix_seconds` is the time of the output, by the node's clock. `schema_version` is the version of an
+    incident. `captures` contain all stacks of these jobs if --stacks was given. Merging ignores them.
     """
 
     schema_version: int
@@ -41,7 +41,7 @@ class GroupedDump(Value, frozen=True):
 
 
 class _Found(msgspec.Struct):
-    """A grouped dump, or an incident: the decoder skips its captures, power and timeline."""
+    """A grouped dump, or an incident. The decoder skips the captures, power and timeline of an incident."""
 
     node: str
     job: Job | None = None
@@ -58,7 +58,7 @@ class _Captures(msgspec.Struct):
 
 
 class _WithJobs(msgspec.Struct):
-    """Output of `hangwatch dump --json` without --grouped, or with it in an earlier form."""
+    """The output of `hangwatch dump --json` without --grouped, or of an earlier version with --grouped."""
 
     jobs: tuple[msgspec.Raw, ...]
     schema_version: int = 0
@@ -69,7 +69,7 @@ _ANSWER_VERSION = 1  # of `hangwatch dump --json` without --grouped
 
 
 def make_sighting(incident: Incident) -> Sighting:
-    """Make a sighting from an incident; of the environment it keeps only the switch of the node."""
+    """Make a sighting from an incident. Of the job's environment it keeps only SLURM_TOPOLOGY_ADDR."""
     environ = {name: value for name, value in incident.job.environ.items() if name == topology.ADDRESS}
     job = replace(incident.job, environ=environ, waiting=None)
     return Sighting(
@@ -80,7 +80,7 @@ def make_sighting(incident: Incident) -> Sighting:
 def make_grouped_dump(
     node: str, incidents: Sequence[Incident], printed_unix_seconds: float, *, with_stacks: bool = False
 ) -> GroupedDump:
-    """Make the answer of a node that is asked now."""
+    """Make a grouped dump from incidents that were made now, in memory. `with_stacks` adds their last captures."""
     return GroupedDump(
         schema_version=INCIDENT_VERSION,
         hangwatch_version=__version__,
@@ -92,9 +92,9 @@ def make_grouped_dump(
 
 
 def read(path: Path, file: BinaryIO) -> GroupedDump:
-    """Read an open file as `parse` does; of an incident.json only the part before the captures.
+    """Read and parse an open file. Of an incident.json, only the part before the captures is read if possible.
 
-    Raises StoreError, and FileError if reading fails.
+    Raises StoreError as `parse`, and FileError if reading fails.
     """
     head = incident_file.read_head(file)
     if head is not None:
@@ -105,9 +105,9 @@ def read(path: Path, file: BinaryIO) -> GroupedDump:
 
 
 def parse(path: Path, content: bytes) -> GroupedDump:
-    """Parse an incident, or the output of `hangwatch dump --json --grouped`. `path` is for the message.
+    """Parse an incident, or the output of `hangwatch dump --json --grouped`. `path` is for the error message.
 
-    Raises StoreError with the reason: no incident, a newer version, incredible numbers.
+    Raises StoreError if `content` is neither, has a newer version, or contains impossible rank numbers.
     """
     try:
         found = _DECODER.decode(content)
@@ -140,9 +140,9 @@ def parse(path: Path, content: bytes) -> GroupedDump:
 
 
 def captures(path: Path, content: bytes) -> tuple[Capture, ...]:
-    """Return every stack in the output of `hangwatch dump --json --grouped --stacks`. `path` is for the message.
+    """Return the captures in the output of `hangwatch dump --json --grouped --stacks`. Raises StoreError.
 
-    Raises StoreError.
+    `path` is for the error message.
     """
     found = incident_file.decode(path, content, _Captures).captures
     numbers = (number for one in found for rank in one.ranks for number in (rank.id.rank, rank.id.local_rank))
@@ -155,7 +155,7 @@ def _is_whole(decoded: _Found) -> bool:
 
 
 def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
-    """Read an incident with the full model. Raises StoreError with the reason if it is not an incident."""
+    """Parse an incident of any supported version, with its captures. Raises StoreError if it is not an incident."""
     try:
         incident = incident_file.parse(path, content)
     except incident_file.StoreError:
@@ -174,7 +174,7 @@ def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
 
 
 def _dump_version(content: bytes) -> int | None:
-    """Return the schema version in the output of `hangwatch dump --json`; None if it is no dump or a newer one."""
+    """Return the schema version in the output of `hangwatch dump --json`. None: not a dump, or a newer version."""
     try:
         version = decoding.decode_json(content, _WithJobs).schema_version
     except (msgspec.DecodeError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The leaf switch of a node, from Slurm's environment of its tasks or a topology.conf file. Used only in messages."""
+"""The leaf switch of a node, from the environment of Slurm's tasks or from a file. Used only in messages."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ _PAIR = re.compile(r"(\S+)\s*:\s*(\S+)")
 
 
 class TopologyError(UserError):
-    """A file that names no switch of a node; the message says where."""
+    """An invalid topology file. The message names the line."""
 
 
 class Leaf(Value, frozen=True):
-    """The leaf switch of a node, bounded and printable, and the source of this information."""
+    """The leaf switch of a node, as short printable text, and its source: a variable or a file name."""
 
     switch: str
     source: str
 
 
 def leaf_by_slurm(address: str) -> Leaf | None:
-    """Return the leaf switch from `SLURM_TOPOLOGY_ADDR`, which lists the switches from the root to the node, with dots.
+    """Return the leaf switch in `address`, the value of SLURM_TOPOLOGY_ADDR; None if it contains no switch.
 
-    None if it has no switch. See srun(1).
+    The value lists the switches from the root to the node, separated by dots. See srun(1).
     """
     *_, switch, node = ["", "", *address.split(".")]
     return Leaf(_printable(switch), ADDRESS) if switch and node else None
 
 
 def read(path: Path) -> dict[str, Leaf]:
-    """Return the leaf switch of each node, from lines `SwitchName=s1 Nodes=node[1-8]` or `node[1-8]: s1`.
+    """Read a topology file and return the leaf switch of each node.
 
-    The first form is that of Slurm's topology.conf(5); its lines about switches of switches are skipped. Raises
-    TopologyError, and NodesError for an invalid set of nodes.
+    The lines are `SwitchName=s1 Nodes=node[1-8]`, as in Slurm's topology.conf(5), or `node[1-8]: s1`. A line with a
+    switch but no nodes is skipped. Raises TopologyError, and NodesError for an invalid set of nodes.
     """
     try:
         text = bounded_read.read(path, _MOST_BYTES, flags=os.O_NONBLOCK).decode("utf-8", "replace")

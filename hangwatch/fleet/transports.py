@@ -1,4 +1,4 @@
-"""Pure: commands that run hangwatch on a node and return its output, by ssh, pdsh, srun, kubectl, or locally."""
+"""Command lines of ssh, pdsh, srun and kubectl that run a command on nodes and return its output. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hangwatch.formats import decoding
 
 Via: TypeAlias = Literal["ssh", "pdsh", "srun", "kubectl", "local"]
 
-# Ends the command when our end of its standard input closes, whatever ends us, and after the deadline. One line,
-# without a quotation mark: it passes through the login shell of a user, which may be csh.
+# Ends the command at the deadline, and when the local end of its standard input closes: that happens however the local
+# process ends. It is one line without quotation marks, because the user's login shell may be csh.
 _WATCHED = (
     "exec 3<&0; timeout -k 2 {seconds:.0f} {command} </dev/null & p=$!; "
     "(read x <&3; kill $p) >/dev/null 2>&1 & w=$!; "
@@ -63,11 +63,11 @@ class OnePerNode(NamedTuple):
 
 
 class OneForAll(NamedTuple):
-    """One command that asks all nodes and puts a label before each line of their output.
+    """One command for all nodes. It prints a label before each line of their output.
 
-    `label` splits a line into the label and the rest; `status` returns the node and exit code in a line that reports
-    them. With `names_itself` labels are not node names: the first line of each label is the name of its node, the last
-    one "=" and the exit code.
+    `label` splits a line into the label and the rest. `status` returns the node and the exit code if a line reports
+    them, else None. A label is the name of a node, unless `names_itself` is set. Then the first line with a label has
+    the name of the node, and the last line has "=" and the exit code.
     """
 
     command: Sequence[str]
@@ -80,15 +80,15 @@ Transport: TypeAlias = OnePerNode | OneForAll
 
 
 def script(command: str, seconds: float, ending: str = "exit $s") -> str:
-    """Return the shell script for a node: the command, ended at the deadline or when the asking process is gone.
+    """Return the shell script for a node. It ends `command` after `seconds`, or when the local process is gone.
 
-    `ending` is the code after it, with the exit code in `$s`.
+    `ending` is shell code that runs after the command. `$s` is the exit code of the command.
     """
     return _WATCHED.format(seconds=max(1.0, seconds), command=command, ending=ending)
 
 
 def ssh(command: str, seconds: float, options: Sequence[str] = ()) -> OnePerNode:
-    """Return the command for one connection per node, without a password prompt; %h in `command` is the node's name."""
+    """Return the ssh command for each node. It never prompts for a password. %h in `command` is the node's name."""
     usual = ("-x", "-a", "-oBatchMode=yes", f"-oConnectTimeout={max(1, round(seconds))}")
 
     def node_command(node: str) -> Sequence[str]:
@@ -99,10 +99,10 @@ def ssh(command: str, seconds: float, options: Sequence[str] = ()) -> OnePerNode
 
 
 def local(command: str, seconds: float) -> OnePerNode:
-    """Return the command that runs locally, once for each name, for %h in it: `ip netns exec %h hangwatch`.
+    """Return a local command for each node, for tests and network namespaces: `ip netns exec %h hangwatch`.
 
-    The shell that we end is not the shell that runs the script, as with ssh(1). If the script ended between the start
-    of the command and the start of its watcher, the command would continue to run.
+    %h in `command` is the name of the node. As with ssh(1), the script runs in an inner shell, and only the outer shell
+    is ended. If the script itself were ended before it starts its watcher, the command would continue to run.
     """
     return OnePerNode(lambda node: ["sh", "-c", 'sh -c "$0"; exit $?', script(_named(command, node), seconds)])
 
@@ -112,7 +112,7 @@ def _named(command: str, node: str) -> str:
 
 
 def kubectl(command: str, seconds: float, pods: Mapping[str, Pod], options: Sequence[str] = ()) -> OnePerNode:
-    """Return the command that runs in the pod of hangwatch on each node; %h in `command` is the node's name."""
+    """Return the kubectl command for each node, which runs in the node's hangwatch pod. %h is the node's name."""
 
     def node_command(node: str) -> Sequence[str]:
         pod = pods[node]
@@ -123,13 +123,13 @@ def kubectl(command: str, seconds: float, pods: Mapping[str, Pod], options: Sequ
 
 
 def pods_by_node(listed: bytes) -> dict[str, Pod]:
-    """Parse the output of `kubectl get pods --output json`; pods by node. Raises ValueError."""
+    """Parse the output of `kubectl get pods --output json`. Return the pods by node. Raises ValueError."""
     found = decoding.decode_json(listed, _List)
     return {item.spec.node: Pod(item.metadata.namespace, item.metadata.name) for item in found.items if item.spec.node}
 
 
 def nodes_of_pods(listed: bytes) -> list[str]:
-    """Return the nodes of pods in the output of `kubectl get pods --output json`, except pods that have ended.
+    """Parse the output of `kubectl get pods --output json`. Return the nodes of the pods that have not ended.
 
     Raises ValueError.
     """
@@ -138,13 +138,16 @@ def nodes_of_pods(listed: bytes) -> list[str]:
 
 
 def pdsh(command: str, seconds: float, nodes: str, fanout: int, options: Sequence[str] = ()) -> OneForAll:
-    """Return one pdsh command for all nodes; its own timeouts are not used."""
+    """Return one pdsh command for all nodes. The script has the deadline; the timeouts of pdsh are not used."""
     asked = f"sh -c {shlex.quote(script(command, seconds))}"
     return OneForAll(["pdsh", "-f", str(fanout), *options, "-w", nodes, asked], _labelled(_PDSH_LINE), _pdsh_status)
 
 
 def srun(command: str, seconds: float, nodes: Sequence[str], job: str, options: Sequence[str] = ()) -> OneForAll:
-    """Return one step next to those of the job, a task on each node, without a GPU; slurmd tells the node of a task."""
+    """Return an srun command: a step of the job, with one task on each node and without a GPU.
+
+    Each task prints the node's name from SLURMD_NODENAME first. %h in `command` is the node's name.
+    """
     step = ["--overlap", f"--jobid={job}", "--gres=gpu:0", "--label", "--kill-on-bad-exit=0"]
     where = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]
     asked = command.replace("%h", "$SLURMD_NODENAME")

@@ -1,1 +1,1 @@
-"""The HTTP server and the user socket."""
+"""The HTTP server and the user socket of the daemon."""

@@ -1,7 +1,8 @@
-"""Access control of the HTTP server: by password, client certificate, token, or a loopback address.
+"""Access control of the HTTP server, by password, client certificate, token, or a loopback address.
 
-Stacks show code and paths of users' jobs: incidents are served only to authenticated clients. Without configured users,
-certificates or a token they are not served. The files with the rules are read again when they change.
+Stacks show code and paths of users' jobs, so only authenticated clients may read incidents. If no users, client
+certificates or token are configured, incidents are not served. Exception: `incidents_on_loopback`. Changed files are
+read again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 class Rules(NamedTuple):
     """The requirements for clients: TLS, a client certificate with one of `allowed_sans`, and a password.
 
-    `users` are bcrypt hashes by user name; without users no password is required. `files` are the files of the rules.
+    `users` are bcrypt hashes by user name. If it is empty, no password is required. The rules were read from `files`.
     """
 
     tls: ssl.SSLContext | None = None
@@ -43,11 +44,11 @@ class Rules(NamedTuple):
 
     @property
     def verifies_clients(self) -> bool:
-        """True if the certificate of a client is verified."""
+        """True if the server verifies client certificates."""
         return self.tls is not None and self.tls.verify_mode is not ssl.CERT_NONE
 
     def is_weaker_than(self, other: Rules) -> bool:
-        """True if these rules drop a requirement of the others, as those of a file that is half written."""
+        """True if these rules lack a requirement of `other`, or turn TLS on or off. A half-written file may do that."""
         return (
             (self.tls is None) != (other.tls is None)
             or (bool(other.users) and not self.users)
@@ -57,7 +58,10 @@ class Rules(NamedTuple):
 
 
 class Admission:
-    """The present rules. `read` reads them again, `use_tls` sets the TLS context of new connections."""
+    """The decision whether a request is allowed. `read` reads the rules again when their files change.
+
+    `use_tls` sets the TLS context of new connections.
+    """
 
     def __init__(
         self,
@@ -76,7 +80,7 @@ class Admission:
         self._thread = threading.Thread(target=self._reload, name="http-reload", daemon=True)
 
     def start(self) -> None:
-        """Start watching the files of the rules, if there are any."""
+        """Start to watch the files of the rules, if there are any."""
         if self._rules.files:
             self._thread.start()
 
@@ -87,7 +91,7 @@ class Admission:
             self._passwords.stop()
 
     async def refusal(self, request: Request, *, is_of_incidents: bool) -> Answer | None:
-        """Return the answer that refuses the request; None if it is allowed."""
+        """Return the answer that refuses the request. None: the request is allowed."""
         rules, passwords = self._rules, self._passwords
         if rules.allowed_sans and rules.allowed_sans.isdisjoint(subject_names(request.certificate or {})):
             return text(HTTPStatus.FORBIDDEN, "the client certificate has none of the allowed names")
@@ -128,7 +132,7 @@ class Admission:
                 self._take(self._read)
 
     def _take(self, read: Callable[[], Rules]) -> None:
-        """Use the rules in the files now. If they are unusable or weaker, keep the present rules."""
+        """Replace the rules with those in the files. If these are unusable or weaker, log that and change nothing."""
         name = str(self._rules.files[0])
         try:
             rules = read()
@@ -158,7 +162,7 @@ def subject_names(certificate: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _address(shown: str) -> str:
-    """Shorten an IP address: OpenSSL writes IPv6 addresses in full."""
+    """Return an IP address in its short form. OpenSSL writes IPv6 addresses in full."""
     try:
         return str(ipaddress.ip_address(shown.strip()))
     except ValueError:
@@ -174,7 +178,7 @@ def _passwords(rules: Rules, before: Passwords | None = None) -> Passwords | Non
 
 
 def _user_and_password(given: str) -> tuple[str | None, bytes]:
-    """Decode the header of basic authentication (RFC 7617). For an invalid header the user is None."""
+    """Decode the credentials of basic authentication (RFC 7617). The user is None if they are invalid."""
     try:
         user, colon, password = base64.b64decode(given.strip(), validate=True).partition(b":")
         return (user.decode() if colon else None), password

@@ -1,4 +1,4 @@
-"""Pages that are made in a thread, once for all requests that arrive meanwhile."""
+"""Pages that a thread makes on request. Requests that arrive meanwhile share the result."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ LEAST_KEPT_SECONDS = 0.25  # a page is kept at least this long
 
 
 class Page:
-    """A page that is made on request, shared by all requests that arrive meanwhile, and kept for as long as it took.
+    """A page that is made on request. Requests that arrive meanwhile share it.
 
-    So a flood of requests costs at most half of one core, and slow clients keep few versions in memory.
+    The page is kept for as long as it took to make it, and at least `LEAST_KEPT_SECONDS`. So a flood of requests costs
+    at most half of one core, and slow clients keep few versions in memory.
     """
 
     def __init__(self, content_type: str, make: Callable[[], bytes], pool: ThreadPoolExecutor) -> None:
@@ -26,7 +27,7 @@ class Page:
         self._kept_until = 0.0
 
     async def get(self) -> Answer:
-        """Return the page. A request that is cancelled does not stop the making of the page."""
+        """Return the page. If the request is cancelled, the thread still completes the page."""
         if self._making is None or (self._making.done() and time.monotonic() >= self._kept_until):
             self._making = asyncio.get_running_loop().run_in_executor(self._pool, self._timed)
         return Answer(HTTPStatus.OK, self._content_type, await asyncio.shield(self._making))
@@ -41,7 +42,7 @@ class Page:
 
 
 class Gzipped:
-    """A page compressed with gzip, once each time that it is made."""
+    """A page compressed with gzip. It is compressed once each time that it is made."""
 
     def __init__(self, page: Page, pool: ThreadPoolExecutor) -> None:
         self._page, self._pool = page, pool
@@ -49,7 +50,7 @@ class Gzipped:
         self._made: asyncio.Future[bytes] | None = None
 
     async def get(self) -> Answer:
-        """Return the compressed page. A request that is cancelled does not stop the compression."""
+        """Return the compressed page. If the request is cancelled, the thread still completes the compression."""
         answer = await self._page.get()
         if self._made is None or answer.body is not self._plain:
             self._plain = answer.body

@@ -1,4 +1,4 @@
-"""Limits on the connections of a caller: at once, and per second. A caller is a user or an address."""
+"""Limits on the connections that a caller opens, at the same time and per second. A caller is a user or an address."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from collections import OrderedDict
 from typing import NamedTuple, TypeAlias
 
 Caller: TypeAlias = int | str
-"""A uid as the kernel reports it, or an address. Of IPv6 addresses the first 64 bits: one host may have them all."""
+"""A uid as the kernel reports it, or an address. IPv6 addresses with equal first 64 bits may be of one host."""
 
-MOST_CALLERS = 4096  # in memory; the least recent one is forgotten
+MOST_CALLERS = 4096  # in memory; the least recent caller is dropped
 MOST_LOGGED = 64
 _ALL_AT_ONCE, _ALL_PER_SECOND = 2000.0, 200.0
-_RESERVE_RATIO = 0.25  # reserve for quiet callers while others flood, as a ratio of the limit of all callers
-QUIET_SECONDS = 5.0  # a caller without an attempt for this long is quiet; scrapes are less frequent
+_RESERVE_RATIO = 0.25  # reserve for quiet callers during a flood, as a ratio of the limit of all callers together
+QUIET_SECONDS = 5.0  # a caller without an attempt for this time is quiet; Prometheus scrapes less often
 
 log = logging.getLogger(__name__)
 
 
 class Rate(NamedTuple):
-    """A limit: connections at once, and further connections per second."""
+    """A limit: connections at the same time, and additional connections per second."""
 
     at_once: float
     per_second: float
 
 
 class _Bucket(NamedTuple):
-    """A token bucket: its tokens at a CLOCK_MONOTONIC time."""
+    """A token bucket: the number of its tokens at `as_of`, a time of CLOCK_MONOTONIC."""
 
     tokens: float
     as_of: float
 
 
 class ConnectionLimits:
-    """Token buckets of one listener: of each caller, and of all together. A refused caller is logged once.
+    """The token buckets of one listener: one for each caller, and one for all callers together.
 
-    If all callers together are over their limit, a quiet caller uses a reserve.
+    If all callers together exceed their limit, a quiet caller may use a reserve.
     """
 
     def __init__(self, listener: str, of_caller: Rate) -> None:
@@ -49,7 +49,10 @@ class ConnectionLimits:
         self._logged: set[Caller] = set()
 
     def begin(self, caller: Caller, now: float) -> bool:
-        """Count a connection of this caller at a CLOCK_MONOTONIC time. At a limit, count nothing and return False."""
+        """Count a connection of this caller and return True. At a limit, count nothing and return False.
+
+        `now` is a time of CLOCK_MONOTONIC.
+        """
         previous = self._buckets.get(caller)
         is_quiet = previous is None or now - previous.as_of >= QUIET_SECONDS
         bucket = _filled(previous, self._of_caller, now)
@@ -69,7 +72,7 @@ class ConnectionLimits:
         return is_allowed
 
     def log_refused(self, caller: Caller, why: str) -> None:
-        """Log once for each caller that it is refused, for at most `MOST_LOGGED` callers."""
+        """Log that a caller is refused: once for each caller, and for at most `MOST_LOGGED` callers."""
         if caller in self._logged or len(self._logged) >= MOST_LOGGED:
             return
         self._logged.add(caller)

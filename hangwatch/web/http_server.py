@@ -1,7 +1,7 @@
-"""The HTTP server: /metrics, /healthz, /status and, for authorized clients, incidents. Health has a separate port.
+"""The HTTP server: /metrics, /healthz, /status and, for authorized clients, incidents. /healthz also has its own port.
 
-`listener` keeps the connections, `auth` decides on access. Slow answers are made in threads, once for all requests that
-arrive meanwhile.
+`listener` handles the connections, and `auth` decides on access. Threads make the slow pages. Requests that arrive
+meanwhile share a page.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PortTakenError(TemporaryError):
 class Server:
     """The HTTP server of one daemon: all pages on `settings.port`, and /healthz on `health_port` without TLS.
 
-    `status` returns the value of /status. `find_health_problem` returns a sentence if something is wrong, else None.
+    `status` returns the value of /status. `unhealthy` returns a sentence about the problem, or None if there is none.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Server:
         self.health_port = 0
 
     def start(self) -> int:
-        """Bind both ports and serve. Returns the main port. Raises ServeError, PortTakenError."""
+        """Bind both ports and start serving. Return the main port. Raises ServeError and PortTakenError."""
         wanted = self._settings
         port = _bind(self._main, wanted.listen, wanted.port, "port")
         try:
@@ -137,7 +137,7 @@ class Server:
 
 
 def _takes_gzip(accept_encoding: str) -> bool:
-    """True if an Accept-Encoding allows gzip (RFC 9110, 12.5.3)."""
+    """True if a value of Accept-Encoding allows gzip (RFC 9110, 12.5.3)."""
     for item in accept_encoding.split(","):
         coding, _, weight = item.partition(";")
         if coding.strip().lower() in ("gzip", "x-gzip"):
@@ -146,13 +146,16 @@ def _takes_gzip(accept_encoding: str) -> bool:
 
 
 def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor) -> Page:
-    """Return the page of one of the two formats. Parameters of a client are ignored: each would be a further page."""
+    """Return the page of metrics in the format `wanted`. "": Prometheus' text format.
+
+    Other parameters in the Accept header are ignored, because each combination would need its own page.
+    """
     encoder, kind = choose_encoder(f"{wanted}; version=1.0.0" if wanted else "")
     return Page(kind, lambda: encoder(registry), pool)
 
 
 class Prepared(NamedTuple):
-    """The valid settings and files of a server. `has_readers` if at least one client may read incidents."""
+    """The valid settings and files of a server. `has_readers`: at least one client may read incidents."""
 
     token: bytes | None
     rules: Rules
@@ -161,7 +164,10 @@ class Prepared(NamedTuple):
 
 
 def prepare(settings: Http) -> Prepared:
-    """Read and check the settings, for `Server` and `hangwatch config --check`. Raises ServeError, PortTakenError."""
+    """Read and check the settings, for `Server` and `hangwatch config --check`.
+
+    Raises ServeError, and PortTakenError if an address does not exist yet.
+    """
     health_port = settings.health_port or (settings.port + 1 if settings.port else 0)
     for port, key in ((settings.port, "port"), (health_port, "health_port")):
         if port > MAX_PORT:
@@ -181,15 +187,15 @@ def prepare(settings: Http) -> Prepared:
 
 
 def usable_url(settings: Http) -> str:
-    """Return the `external_url` for links to incidents; "" if no client may read incidents.
+    """Return `external_url` for links to incidents. "": it is not set, or no client may read incidents.
 
-    Raises ServeError, PortTakenError.
+    Raises ServeError and PortTakenError.
     """
     return settings.external_url if settings.external_url and prepare(settings).has_readers else ""
 
 
 def cautions(settings: Http) -> Iterator[str]:
-    """Yield warnings about valid but unlikely settings, with advice. Raises ServeError, PortTakenError."""
+    """Yield warnings about settings that are valid but probably wrong. Raises ServeError and PortTakenError."""
     from hangwatch.web import passwords
 
     ready = prepare(settings)
@@ -263,7 +269,7 @@ def _tls(settings: Http) -> ssl.SSLContext | None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         for path in (settings.tls_certificate, settings.tls_key):
-            # OpenSSL itself reads without a limit.
+            # This read has a size limit. OpenSSL has none.
             bounded_read.read(path, MAX_PEM_BYTES, flags=os.O_NONBLOCK)
         # With an encrypted key and no password, OpenSSL would ask on the terminal.
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")

@@ -1,4 +1,4 @@
-"""The HTTP pages of incidents: their list, and the files of each incident."""
+"""The HTTP pages of incidents: the list of incidents, and the files of each incident."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ class Incidents(Protocol):
     """The methods of the store that the pages need."""
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
-        """Open a file of an incident; None if there is no such file."""
+        """Open a file of an incident. None: there is no such file."""
 
     def summaries(self) -> tuple[incident_file.Summary, ...]:
         """Return all incidents, newest first. Raises StoreError."""
 
 
 class IncidentPages:
-    """The answers for authorized clients. Only the threads in `reading` are blocked by a store on a dead mount."""
+    """The pages for clients that may read incidents. A store on a dead mount blocks only the threads in `reading`."""
 
     def __init__(self, incidents: Incidents, reading: ThreadPoolExecutor) -> None:
         self._incidents, self._reading = incidents, reading
         self._list = Page(JSON, self._listed, reading)
 
     async def answer(self, path: str) -> Answer:
-        """Answer /incidents (the list) and /incidents/ID/NAME (a file; grouped.json is the input of a merge)."""
+        """Return the answer to /incidents or /incidents/ID/NAME. NAME is a file, or grouped.json for merging."""
         if path in ("/incidents", "/incidents/"):
             return await self._list.get()
         match = _PATH.fullmatch(path)
@@ -78,12 +78,15 @@ class IncidentPages:
     def _listed(self) -> bytes:
         try:
             summaries = self._incidents.summaries()
-        except incident_file.StoreError:  # not sent: its message has paths
+        except incident_file.StoreError:  # the message is not sent, because it contains paths
             summaries = ()
         return msgspec.json.encode(Listed(schema_version=LIST_VERSION, incidents=summaries))
 
     def _grouped(self, incident_id: str) -> bytes | None:
-        """Return the incident as `hangwatch dump --json --grouped` prints it: a sixth of its size."""
+        """Return the incident in the form of `hangwatch dump --json --grouped`, which is six times smaller.
+
+        None: it does not exist or cannot be read.
+        """
         file = self._incidents.open_file(incident_id, INCIDENT_FILE)
         if file is None:
             return None
@@ -96,7 +99,7 @@ class IncidentPages:
 
 
 class _Pieces:
-    """An open file, up to the size that it had at the request."""
+    """The content of an open file, up to its size at the time of the request."""
 
     def __init__(self, file: BinaryIO, size_bytes: int, reading: ThreadPoolExecutor) -> None:
         self._file, self._remaining_bytes, self._reading = file, size_bytes, reading

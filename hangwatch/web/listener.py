@@ -1,10 +1,10 @@
 """A listening socket and its connections, in a thread with an event loop (tornado).
 
-Clients may be hostile. A connection carries one request. From accept to the end of its header, including the TLS
-handshake, it has REQUEST_SECONDS, and the answer has ANSWER_SECONDS. A caller (a user or an address) with too many
-connections is refused at accept, at little cost. A TCP client on this node is identified by its user, whatever its
-address is. If all places are taken, a new connection replaces one of the caller with most connections: the oldest
-without a request.
+Clients may be hostile. A connection carries one request. The TLS handshake and the header of the request must arrive
+within REQUEST_SECONDS after accept. The answer must be sent within ANSWER_SECONDS. A caller is a user or an address; a
+TCP client on this node counts as its user. A caller with too many connections is refused at accept, which is cheap. If
+all places are taken, a new connection replaces a connection of the caller with most connections: the oldest without a
+request.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from hangwatch.probes.network.local_client import LocalClients
 from hangwatch.web.connection_limits import Caller, ConnectionLimits, Rate, caller_at
 
 REQUEST_SECONDS = 5.0  # from accept to the end of the header
-ANSWER_SECONDS = 10.0  # from there to the last byte of the answer: Prometheus' default deadline
+ANSWER_SECONDS = 10.0  # from the end of the header to the last byte of the answer; Prometheus' default timeout
 RENEWED_BYTES = 1 << 20  # an answer in pieces gets ANSWER_SECONDS again after this many bytes: 100 kB/s at least
 STOP_SECONDS = 2.0
 MAX_HEADER_BYTES = 16 * 1024  # more is answered with 431, twice as much closes the connection
 READ_BYTES = 4 * 1024
 BACKLOG = 1024
-ACCEPT_BATCH = 32  # connections accepted at a time, before the open ones are served; at most a quarter of the places
+ACCEPT_BATCH = 32  # connections accepted before open connections are served; at most a quarter of the places
 REFUSED_BATCH = 32
-ACCEPTS_PER_SECOND = 4000  # including refused ones
-ACCEPTS_SECONDS = 0.05  # the period in which they are counted
+ACCEPTS_PER_SECOND = 4000  # including refused connections
+ACCEPTS_SECONDS = 0.05  # period in which accepts are counted
 AGAIN_SECONDS = 10
 RATE_OF_ADDRESS = Rate(at_once=500.0, per_second=50.0)
 ACCEPT_PAUSE_SECONDS = 0.5  # if no descriptor is available
@@ -58,7 +58,7 @@ _REFUSED = (
     b"Content-Length: %d\r\n\r\nconnections are refused: %b\n"
 )
 log = logging.getLogger(__name__)
-# Do not log wrong requests: a flood of them would fill the disk.
+# Do not log invalid requests: a flood of them would fill the disk.
 logging.getLogger("tornado.general").setLevel(logging.ERROR)
 
 
@@ -71,10 +71,10 @@ class Peer(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request: its path as sent, without the query, and the identity of the client.
+    """A request: its path without the query, and the identity of the client. The path is not decoded.
 
-    `certificate` is the verified client certificate in the form of the ssl module. `peer` is the client of a unix
-    socket.
+    `certificate` is the verified client certificate in the form of the ssl module, None if there is none. `peer` is set
+    only for a client of a unix socket.
     """
 
     path: str
@@ -86,7 +86,7 @@ class Request(NamedTuple):
 
 
 class Pieces(Protocol):
-    """A body that is read while it is sent. It is always closed, even if nothing was sent."""
+    """A body that is read while it is sent. The listener always closes it, even if nothing was sent."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield the bytes in order. Raises OSError."""
@@ -96,9 +96,9 @@ class Pieces(Protocol):
 
 
 class Answer(NamedTuple):
-    """An answer. `body` is not copied: many connections can share it.
+    """An answer. `body` is not copied, so many connections can share it.
 
-    `pieces`, if given, are the body instead: `size_bytes` in total, read as fast as the client takes them.
+    If `pieces` is set, it replaces `body`. It has `size_bytes` in total, and is read as fast as the client receives it.
     """
 
     status: HTTPStatus
@@ -110,7 +110,7 @@ class Answer(NamedTuple):
 
 
 def text(status: HTTPStatus, words: str) -> Answer:
-    """Return an answer of one line."""
+    """Return an answer with one line of plain text."""
     return Answer(status, "text/plain; charset=utf-8", f"{words}\n".encode())
 
 
@@ -121,7 +121,7 @@ def resolve_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[A
 
 
 def peer_of(connection: socket.socket) -> Peer | None:
-    """Return the client of a unix socket; None for other sockets, and if the client is gone."""
+    """Return the client of a unix socket. None: it is another kind of socket, or the client is gone."""
     if connection.family != socket.AF_UNIX:
         return None
     try:
@@ -141,11 +141,12 @@ def _has_ended(connection: socket.socket) -> bool:
 
 
 class Listener(HTTPServerConnectionDelegate):
-    """Serves `answer` on a socket that `bind` or `bind_unix` opens.
+    """A server on a socket that `bind` or `bind_unix` opens. It calls `answer` for each request.
 
-    `max_connections` is lowered if there are few descriptors. `max_of_user` limits the connections of one user of a
-    unix socket, `rate` those that a caller may open. With `making_seconds`, `answer` has this time, and ANSWER_SECONDS
-    are for sending. `answer` runs in the event loop: work longer than a millisecond belongs in a thread.
+    `max_connections` is lowered if the process has few descriptors. `max_of_user` limits the open connections of one
+    user of a unix socket. `rate` limits the connections that a caller opens. If `making_seconds` is set, `answer` may
+    take this time, and sending may take ANSWER_SECONDS. `answer` runs in the event loop: work that takes longer than a
+    millisecond belongs in a thread.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Listener(HTTPServerConnectionDelegate):
         self.max_connections = min(max_connections, max(1, allowed // SHARE_OF_FDS))
         self._max_of_user, self._making_seconds = max_of_user, making_seconds
         self._answer, self._tls = answer, tls
-        self._waiting: dict[IOStream, asyncio.TimerHandle] = {}  # these two are sorted by age
+        self._waiting: dict[IOStream, asyncio.TimerHandle] = {}  # without a request; this and the next, oldest first
         self._answering: dict[IOStream, asyncio.TimerHandle] = {}
         self._callers: dict[IOStream, Caller] = {}
         self._limits = ConnectionLimits(name, rate)
@@ -178,7 +179,7 @@ class Listener(HTTPServerConnectionDelegate):
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name=name, daemon=True)
 
     def bind(self, host: str, port: int) -> int:
-        """Open the socket and return its port. The system chooses one if `port` is 0. `::` includes IPv4.
+        """Open the socket and return its port. If `port` is 0, the system chooses the port. `::` includes IPv4.
 
         Raises OSError, and socket.gaierror if `host` is not an address.
         """
@@ -219,7 +220,7 @@ class Listener(HTTPServerConnectionDelegate):
         """Use another certificate for new connections."""
         self._tls = tls
 
-    # --- in the thread of the loop -------------------------------------------------------------------------------
+    # --- in the thread of the event loop -------------------------------------------------------------------------
 
     async def _serve(self) -> None:
         assert self._socket is not None
@@ -262,7 +263,7 @@ class Listener(HTTPServerConnectionDelegate):
                 return
 
     def _caller_of(self, connection: socket.socket, address: Any) -> Caller | None:
-        """Return the client: a user of this node, else an address; None if it has closed the connection."""
+        """Return the caller: a user of this node, else an address. None: the client has closed the connection."""
         if connection.family == socket.AF_UNIX:
             peer = peer_of(connection)
             return peer.uid if peer else -1
@@ -274,7 +275,7 @@ class Listener(HTTPServerConnectionDelegate):
         return None if client.has_closed else client.uid
 
     def _has_to_wait(self) -> bool:
-        """Count one accept. Returns True if there were too many: then the next ones wait in the kernel's queue."""
+        """Count one accept. If there were too many, pause and return True: clients wait in the kernel's queue."""
         assert self._loop is not None
         assert self._socket is not None
         now = self._loop.time()
@@ -288,7 +289,10 @@ class Listener(HTTPServerConnectionDelegate):
         return False
 
     def _refusal(self, caller: Caller) -> str | None:
-        """Return the reason to refuse a connection of this caller; None if there is, or was made, a free place."""
+        """Return the reason to refuse a connection of this caller. None: there is a place for it.
+
+        The method may close another connection to make a place.
+        """
         assert self._loop is not None
         if not self._limits.begin(caller, self._loop.time()):
             return f"too many within a minute; try again in {AGAIN_SECONDS} s"
@@ -310,7 +314,7 @@ class Listener(HTTPServerConnectionDelegate):
         connection.close()
 
     def _pause(self, error: OSError) -> None:
-        """Stop accepting for a moment and close one connection: no descriptor is available."""
+        """Stop accepting for ACCEPT_PAUSE_SECONDS, and close one connection to free a descriptor."""
         assert self._loop is not None
         assert self._socket is not None
         log.warning("a connection cannot be accepted: %s", error)
@@ -343,7 +347,10 @@ class Listener(HTTPServerConnectionDelegate):
         HTTP1ServerConnection(stream, params).start_serving(self)
 
     def _may_add(self, caller: Caller, most: int) -> bool:
-        """True if this user may open one more connection, after closing its oldest one without a request if needed."""
+        """True if this user may have one more connection, of at most `most`.
+
+        If needed, the method closes the user's oldest connection without a request.
+        """
         streams = [stream for stream, other in self._callers.items() if other == caller]
         if len(streams) < most:
             return True
@@ -352,9 +359,10 @@ class Listener(HTTPServerConnectionDelegate):
         return silent is not None
 
     def _close_for(self, caller: Caller) -> bool:
-        """Close a connection of the caller with most connections: the oldest without a request, else one with.
+        """Close a connection of the caller with most connections, and return True. It makes a place for `caller`.
 
-        On a unix socket, returns False and closes nothing if `find_caller` would then have as many as that user.
+        The oldest connection without a request is closed, else one with a request. On a unix socket, nothing is closed
+        and the result is False if `caller` would then have as many connections as that user.
         """
         count = Counter(self._callers.values())
         most = max(count.values(), default=0)
@@ -397,10 +405,10 @@ class Listener(HTTPServerConnectionDelegate):
         """Forget a closed connection."""
         assert isinstance(server_conn, HTTP1ServerConnection)
         self._forget(server_conn.stream)
-        server_conn.stream.error = None  # its traceback refers to the stream: free the memory at once
+        server_conn.stream.error = None  # break the reference cycle with its traceback, to free the memory at once
 
     def on_request(self, connection: HTTP1Connection, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
-        """Start to answer a complete request."""
+        """Start to answer a request that is complete."""
         assert self._loop is not None
         stream = connection.stream
         if stream in self._waiting:
@@ -447,7 +455,7 @@ class Listener(HTTPServerConnectionDelegate):
                         sent_bytes = 0
                         self._renew(connection.stream)
             except (StreamClosedError, OSError):
-                connection.stream.close()  # tells the client that the answer is incomplete
+                connection.stream.close()  # the client sees that the answer is incomplete
                 return
         connection.finish()
 
@@ -465,7 +473,7 @@ class Listener(HTTPServerConnectionDelegate):
 
 
 def _client_of(stream: IOStream) -> tuple[str, Mapping[str, Any] | None, Peer | None]:
-    """Return the address of the client, its verified certificate, and its process on a unix socket."""
+    """Return the address of the client, its verified certificate, and its process if the socket is a unix socket."""
     address, certificate, peer = "", None, None
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the client is gone
         peer = peer_of(stream.socket)
@@ -476,7 +484,7 @@ def _client_of(stream: IOStream) -> tuple[str, Mapping[str, Any] | None, Peer | 
 
 
 class _Exchange(HTTPMessageDelegate):
-    """A request that tornado reads."""
+    """A request that tornado is reading."""
 
     def __init__(self, listener: Listener, connection: HTTP1Connection) -> None:
         self._listener, self._connection = listener, connection

@@ -1,8 +1,9 @@
-"""Password checks with bcrypt hashes, which are slow by design: requests must not slow the node down.
+"""Password checks with bcrypt hashes. They are slow by design, but must not slow the node down.
 
-A correct password is remembered by a keyed digest, so that a scrape needs no hashing. All other attempts wait in one
-queue for one thread, which pauses nine times as long as it used the CPU: attempts cost at most a tenth of a core. If
-the queue is long, the answer is BUSY. An address has one attempt in the queue at a time, so it cannot block others.
+A correct password is stored as a keyed digest, so that the next scrape needs no hashing. All other attempts wait in one
+queue for one thread. After each attempt the thread pauses for nine times its CPU time, so attempts cost at most a tenth
+of a core. If the queue is too long, the answer is BUSY. An address has only one attempt in the queue, so it cannot
+block others.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from enum import Enum
 import bcrypt
 
 MOST_WAITING = 8
-LONGEST_WAIT_SECONDS = 4.0  # if it is longer, the answer is 429: an answer has ten seconds in total
+LONGEST_WAIT_SECONDS = 4.0  # if the wait were longer, the answer is BUSY, because an answer has ten seconds in total
 SHARE_OF_A_CORE = 0.1
-WRONG_KEPT = 256  # a scraper with an old password then costs one hash in total, not one per scrape
+WRONG_KEPT = 256  # wrong passwords kept, so that a scraper with an old password costs one hash, not one per scrape
 COSTLY = 12  # above this cost each attempt takes at least half a second of CPU
 MOST_COST = 14  # about a second of CPU
 MOST_BYTES = 72  # bcrypt uses only these bytes of a password; Go also cuts it here
@@ -41,7 +42,7 @@ class Passwords:
     """The users of one configuration with their bcrypt hashes. Use `check` in only one event loop."""
 
     def __init__(self, hashes: Mapping[str, str], before: Passwords | None = None) -> None:
-        """Keep the remembered passwords of `before` for users whose hash is the same."""
+        """Keep the correct passwords that `before` has stored, for users with an unchanged hash."""
         self._hashes = {user: hashed.encode() for user, hashed in hashes.items()}
         cost = max((cost_of(hashed) or 0 for hashed in hashes.values()), default=0)
         self._unknown_user = f"$2b${max(cost, 4):02d}${_NO_PASSWORD}".encode()
@@ -55,7 +56,7 @@ class Passwords:
         self._hashing = ThreadPoolExecutor(1, "http-passwords")
 
     async def check(self, user: str, password: bytes, address: str) -> Answer:
-        """Check a user's password. For an unknown user this takes as long as for the most expensive hash."""
+        """Check a user's password. The check of an unknown user takes as long as that of the most expensive hash."""
         digest = hmac.digest(self._key, b"%d:%b%b" % (len(user), user.encode(), password), hashlib.sha256)
         if hmac.compare_digest(self._right.get(user, b""), digest):
             return Answer.RIGHT
@@ -98,12 +99,12 @@ class Passwords:
         return {user: digest for user, digest in self._right.items() if hashes.get(user) == self._hashes[user]}
 
     def _timed(self, user: str, password: bytes) -> tuple[bool, float]:
-        """Check a password, and return the CPU seconds used: on a busy node the elapsed time is far longer."""
+        """Check a password. Return the result and the used CPU seconds, which on a busy node are less than elapsed."""
         began = time.thread_time()
         return self._is_right(user, password), time.thread_time() - began
 
     def _is_right(self, user: str, password: bytes) -> bool:
-        """Check a password; hash it also for an unknown user."""
+        """Check a password. The password of an unknown user is hashed too, so that the time reveals nothing."""
         hashed = self._hashes.get(user)
         try:
             is_match = bcrypt.checkpw(password[:MOST_BYTES], hashed or self._unknown_user)
@@ -113,7 +114,7 @@ class Passwords:
 
 
 def cost_of(hashed: str) -> int | None:
-    """Return the cost of a bcrypt hash; None if the text is not a bcrypt hash."""
+    """Return the cost of a bcrypt hash. None: the text is not a bcrypt hash."""
     parts = hashed.split("$")
     if len(parts) != 4 or parts[1] not in ("2a", "2b", "2y") or len(parts[3]) != 53 or not parts[2].isdigit():
         return None
@@ -124,7 +125,10 @@ def cost_of(hashed: str) -> int | None:
 
 
 def _place(address: str) -> str:
-    """Return an IPv4 address, or the /64 network of an IPv6 address, which one host may have. Loopback is one place."""
+    """Return the place of an address in the queue: an IPv4 address, or the /64 network of an IPv6 address.
+
+    One host may have all addresses of such a network. All loopback addresses are one place.
+    """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

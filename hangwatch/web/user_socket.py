@@ -1,7 +1,7 @@
-"""The user socket: a unix socket where users of this node get status, stacks and incidents of their own jobs.
+"""The user socket: a unix socket on which users of this node get status, stacks and incidents of their own jobs.
 
-The kernel reports the calling user (SO_PEERCRED) and the owner of a job. A user gets only their own jobs, root gets
-all. So a user can get the stacks of their own ranks even if kernel.yama.ptrace_scope denies that, and no others.
+The kernel reports the calling user (SO_PEERCRED) and the owner of each job. Root gets all jobs, and other users get
+only their own. So users get the stacks of their own ranks even if kernel.yama.ptrace_scope denies py-spy.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from hangwatch.web.connection_limits import Rate
 from hangwatch.web.incident_pages import JSON, IncidentPages
 from hangwatch.web.listener import Answer, Listener, Request, text
 
-MAX_CONNECTIONS = 128  # they are cheap; [socket] per_minute limits the cost of answers
+MAX_CONNECTIONS = 128  # connections are cheap; [socket] per_minute limits the cost of answers
 MAX_CONNECTIONS_OF_USER = 2
 REQUESTS_PER_MINUTE, REQUESTS_PER_MINUTE_OF_USER = 1200, 120
 DUMP_THREADS = 2
-MOST_WAITING_DUMPS = 64  # running and waiting; a dump takes some seconds
+MOST_WAITING_DUMPS = 64  # running and queued dumps; a dump takes some seconds
 AGAIN_SECONDS = 30  # for a user whose dump could not start
 MOST_DUMP_BYTES = 16 << 20
 MOST_ROUNDS = 3
-SENDING_SECONDS = 2.0  # to send the reason before a connection is closed
-MARGIN_SECONDS = 30.0  # besides the deadlines of a capture: scans, and the wait for a thread
+SENDING_SECONDS = 2.0  # time to send the reason before the listener closes the connection
+MARGIN_SECONDS = 30.0  # time for scans and for the wait for a thread, in addition to the deadlines of a capture
 UNKNOWN = text(
     HTTPStatus.FORBIDDEN,
     "your user id is hidden by a user namespace (a rootless container?): run the command outside of it",
@@ -56,14 +56,14 @@ log = logging.getLogger(__name__)
 
 
 class _Which(NamedTuple):
-    """The requested job: by one of its processes, or by its key."""
+    """The requested job, by the pid of one of its processes or by its key. The other field is empty."""
 
     pid: str
     job: str
 
 
 class _Dump(NamedTuple):
-    """A queued dump."""
+    """A queued dump. If `rounds` is None, a second round is taken only if the first may mislead."""
 
     uid: int
     which: _Which
@@ -72,9 +72,9 @@ class _Dump(NamedTuple):
 
 
 class UserSocket:
-    """The user socket of one daemon. `scan` finds the jobs again. `look` diagnoses a job in a number of rounds.
+    """The user socket of one daemon. `scan` searches for jobs again. `look` diagnoses a job in a number of rounds.
 
-    `look` gets None if the user gave no number of rounds. It returns None when the daemon is stopping.
+    The number is None if the user gave none. `look` returns None if the daemon is stopping.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class UserSocket:
         self._making_seconds = 2 * settings.capture_seconds + MARGIN_SECONDS
 
     def start(self) -> None:
-        """Start serving. If that is impossible, log it: the daemon works without the socket."""
+        """Start serving. If that is impossible, log the reason. The daemon works without the socket."""
         if not self._path:
             return
         listener = Listener(
@@ -139,7 +139,7 @@ class UserSocket:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, request: Request) -> Answer:
-        """Answer /status, /dump?pid=PID&rounds=N or ?job=KEY, /incidents and /incidents/ID/NAME."""
+        """Return the answer to /status, /dump?pid=PID&rounds=N or ?job=KEY, /incidents or /incidents/ID/NAME."""
         if request.peer is None or request.peer.uid == overflow_uid():
             return UNKNOWN
         uid = request.peer.uid
@@ -184,7 +184,7 @@ class UserSocket:
             return _refused_for_now("dumps of other users took too long")
 
     def _dump_in_turn(self) -> None:
-        """Run the queued dump of the user who was served longest ago: a new user waits less than a frequent one."""
+        """Run one queued dump: of the user whose last dump is longest ago. So a new user waits less than others."""
         turn = self._turns.take()
         if turn is None:
             return
@@ -195,10 +195,10 @@ class UserSocket:
         except Exception as error:
             wanted.answer.set_exception(error)
         finally:
-            self._turns.end(turn)  # starts no other dump: each queued dump has a call in the pool
+            self._turns.end(turn)  # this starts no other dump: each queued dump has its own call in the pool
 
     def _dump(self, uid: int, which: _Which, rounds: int | None) -> Answer:
-        """Dump a job. Check its owner before and after: a process can change its user."""
+        """Dump a job. Check its owner before and after the dump, because a process can change its user."""
         self._scan()
         job = _own_job(self._board.snapshot, uid, which)
         if job is None:
@@ -222,19 +222,19 @@ def _refused_for_now(why: str) -> Answer:
 
 
 def _own_job(snapshot: Snapshot, uid: int, which: _Which) -> Job | None:
-    """Return the requested running job, if this user owns it by the kernel, or is root."""
+    """Return the requested running job if this user owns it or is root. None: there is no such job."""
     jobs = (entry.job for entry in snapshot.living if uid in (0, entry.job.uid))
     return next((job for job in jobs if which.job == job.key or which.pid in map(str, job.pids)), None)
 
 
 class _OwnIncidents:
-    """The incidents of one user's jobs, as the store lists them for this user; all incidents for root."""
+    """The incidents that one user may read: of the user's own jobs. Root may read all incidents."""
 
     def __init__(self, store: Store, uid: int) -> None:
         self._store, self._uid = store, uid
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
-        """Open a file of an incident; None if there is none that this user may read."""
+        """Open a file of an incident. None: there is no such file, or this user may not read it."""
         return self._store.open_file(incident_id, name) if self._is_own(incident_id) else None
 
     def summaries(self) -> tuple[incident_file.Summary, ...]:
@@ -246,7 +246,7 @@ class _OwnIncidents:
 
 
 def _unsafe(folder: Path) -> str | None:
-    """Return why the folder is unsafe for a socket: another user could replace the socket. Raises OSError."""
+    """Return the reason why another user could replace a socket in this folder. None: it is safe. Raises OSError."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "its folder is a link or not a folder"
@@ -256,7 +256,7 @@ def _unsafe(folder: Path) -> str | None:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a killed daemon. Raises OSError if another daemon listens there."""
+    """Remove the socket of a killed daemon. Raises OSError if another daemon listens on it, or it is not a socket."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(Path(path).lstat().st_mode):
             raise OSError(errno.EEXIST, "exists and is not a socket")

@@ -1,7 +1,7 @@
 """The web configuration file in the format of Prometheus exporters (exporter-toolkit's `--web.config.file`).
 
-Supported are TLS with versions, cipher suites and client certificates, and users with bcrypt hashes. All other keys of
-the format are errors: no setting is ignored silently.
+hangwatch supports TLS with versions, cipher suites and client certificates, and users with bcrypt hashes. All other
+keys of the format are errors: no setting is ignored silently.
 
 Format: exporter-toolkit, docs/web-configuration.md.
 """
@@ -41,13 +41,13 @@ _CLIENTS = {
 _UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
 _AES = {"128_GCM_SHA256": "128-GCM-SHA256", "256_GCM_SHA384": "256-GCM-SHA384", "128_CBC_SHA": "128-SHA"}
 _AES["256_CBC_SHA"] = "256-SHA"
-# OpenSSL's names by Go's names, of the cipher suites that crypto/tls calls secure.
+# Go's name -> OpenSSL's name, for the cipher suites that Go's crypto/tls calls secure.
 _CIPHERS = {
     f"TLS_ECDHE_{key}_WITH_AES_{cipher}": f"ECDHE-{key}-AES{known}"
     for key in ("ECDSA", "RSA")
     for cipher, known in _AES.items()
 } | {f"TLS_ECDHE_{key}_WITH_CHACHA20_POLY1305_SHA256": f"ECDHE-{key}-CHACHA20-POLY1305" for key in ("ECDSA", "RSA")}
-# Always on, in Go and in OpenSSL.
+# Go and OpenSSL cannot turn these off.
 _CIPHERS_OF_TLS13 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 
 
@@ -74,7 +74,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load(path: Path) -> Rules:
-    """Read a web configuration and the files that it names; relative paths start at its folder.
+    """Read a web configuration and the files that it names. Relative paths start at the folder of `path`.
 
     Raises YamlError, which names file, line and key.
     """
@@ -95,7 +95,7 @@ def load(path: Path) -> Rules:
 
 
 def _refuse_writers(path: Path) -> None:
-    """Raise YamlError if all users may write the file: they could add a user and read all stacks."""
+    """Raise YamlError if all users of this node may write the file: they could add a user and read all stacks."""
     try:
         is_writable_by_all = path.stat().st_mode & stat.S_IWOTH
     except OSError as error:
@@ -121,7 +121,7 @@ def _refuse_users(document: Document, users: Mapping[str, str]) -> None:
 
 
 def _tls(document: Document, wanted: _Tls) -> tuple[ssl.SSLContext, list[Path]]:
-    """Return the TLS context of the server, and its files. Raises YamlError."""
+    """Return the TLS context of the server, and the files that it was read from. Raises YamlError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version, context.maximum_version = _VERSIONS[wanted.min_version], _VERSIONS[wanted.max_version]
     if context.minimum_version > context.maximum_version:
@@ -156,7 +156,7 @@ def _set_ciphers(document: Document, context: ssl.SSLContext, names: Iterable[st
 
 
 def _set_clients(document: Document, context: ssl.SSLContext, wanted: _Tls) -> list[Path]:
-    """Set the verification of client certificates. Returns the file of the client CA. Raises YamlError."""
+    """Set the verification of client certificates. Return the file of the client CA in a list. Raises YamlError."""
     kind = wanted.client_auth_type
     if kind in _UNVERIFIED:
         raise _wrong(document, "client_auth_type", f"{kind} verifies no certificate: set RequireAndVerifyClientCert")
@@ -180,7 +180,7 @@ def _set_clients(document: Document, context: ssl.SSLContext, wanted: _Tls) -> l
 
 
 def _pem(document: Document, key: str, path: Path) -> str:
-    """Return the content of a PEM file. OpenSSL itself would read without a limit."""
+    """Return the content of a PEM file, with a size limit. OpenSSL has none. Raises YamlError."""
     try:
         return bounded_read.read(path, MAX_PEM_BYTES, flags=os.O_NONBLOCK).decode("ascii", "replace")
     except bounded_read.FileError as error:

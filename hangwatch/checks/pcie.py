@@ -149,7 +149,7 @@ def _replays(before: Sample, after: Sample, settings: Settings) -> Iterator[Chec
 
 
 def _translation(sample: Sample) -> Iterator[CheckVerdict]:
-    """Find GPUs without NVLink whose transfers the IOMMU translates.
+    """Find GPUs without NVLink behind an IOMMU that translates their transfers.
 
     Translation breaks peer-to-peer over PCIe: NCCL hangs in its first collective. A virtual machine is not judged.
     """

@@ -39,7 +39,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Shm(Value, frozen=True):
-    """One /dev/shm. `job` is the job in whose mount namespace it is; None: the node."""
+    """One /dev/shm. It is in the mount namespace of `job`; None: of the node."""
 
     job: JobName | None
     size_bytes: int

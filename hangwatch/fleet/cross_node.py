@@ -132,7 +132,7 @@ def _key(rank: RankId) -> tuple[object, ...]:
 def _chance(part: _Part, odd: frozenset[int], everybody: int, parts: int) -> float:
     """Return an upper bound of the probability that randomly drawn ranks are all in one part (hypergeometric).
 
-    `parts` is the number of parts of this kind, and `everybody` the number of ranks of the job.
+    `parts` is the number of parts of this kind. `everybody` is the number of ranks of the job.
     """
     logarithm = _ways_logarithm(len(part.ranks), len(odd)) - _ways_logarithm(everybody, len(odd))
     return min(1.0, parts * exp(min(0.0, logarithm)))

@@ -13,7 +13,7 @@ from hangwatch.fleet.incident_fetch import AddressError, Site, parse_url
 from hangwatch.formats import decoding
 
 MOST_BYTES = 64 << 20
-LOOKS_BACK = "1h"  # a node whose series ended less than this ago still belongs to its job
+LOOKS_BACK = "1h"  # a node still belongs to its job for this time after its series has ended
 
 
 T = TypeVar("T")

@@ -40,7 +40,7 @@ class Reply(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The number of nodes whose command has ended, the number of all nodes, and the elapsed seconds."""
+    """The number of nodes on which the command has ended, the number of all nodes, and the elapsed seconds."""
 
     ended: int
     total: int

@@ -140,7 +140,7 @@ def _found(printed: bytes, node: str) -> NodeOutput:
         elif found := _TEXT.fullmatch(line):
             pieces[int(found[1])][int(found[2])].append(found[3])
     if len(told) > MOST_PROCESSES:
-        raise AnswerError(f"its answer holds more than {MOST_PROCESSES} processes: not believed")
+        raise AnswerError(f"its answer has more than {MOST_PROCESSES} processes; it is ignored")
     processes = [
         Process(
             node=node,
@@ -164,4 +164,4 @@ def _text(pieces: list[str]) -> str:
     try:
         return base64.b64decode("".join(pieces), validate=True).decode("utf-8", "replace")
     except binascii.Error:
-        return "Error: what py-spy printed did not arrive whole\n"
+        return "Error: the output of py-spy is incomplete\n"

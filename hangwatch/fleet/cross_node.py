@@ -57,7 +57,7 @@ def _silent(nodes: Sequence[str]) -> tuple[Evidence, ...]:
     return (
         Evidence(
             kind="unanswered_nodes",
-            message=f"no answer from {told}: not accused, a node is silent for many reasons, but look there first",
+            message=f"no response from {told}: check it first; its ranks may block the others",
         ),
     )
 
@@ -71,12 +71,12 @@ def _shared_node(verdict: Verdict, grouping: Grouping) -> tuple[Evidence, ...]:
     if len(ranks) < 2 or len(nodes) > 1 or node is None or len(on_nodes) < 2:
         return ()
     others = on_nodes[node] - len(ranks)
-    beside = f"{words.count(others, 'other rank')} of it {'is' if others == 1 else 'are'} not among them"
+    beside = f"its {words.count(others, 'other rank')} {'is' if others == 1 else 'are'} not suspects"
     return (
         Evidence(
             kind="shared_node",
-            message=f"all {len(ranks)} odd ranks are on {words.printable(node)}"
-            + (f"; {beside}" if others else ", and they are all of its ranks: look at the node"),
+            message=f"all {len(ranks)} suspects are on {words.printable(node)}"
+            + (f"; {beside}" if others else ", and they are all of its ranks: check the node"),
         ),
     )
 
@@ -148,10 +148,8 @@ def _ways_logarithm(size: int, drawn: int) -> float:
 
 def _evidence(part: _Part, odd: frozenset[int], everybody: int) -> Evidence:
     beside = len(part.ranks) - len(odd)
-    others = (
-        f"{words.count(beside, 'other rank')} of it {'is' if beside == 1 else 'are'} not among them" if beside else ""
-    )
-    message = f"all {len(odd)} odd ranks {part.name}, which has {len(part.ranks):,} of the {everybody:,} ranks"
+    others = f"its {words.count(beside, 'other rank')} {'is' if beside == 1 else 'are'} not suspects" if beside else ""
+    message = f"all {len(odd)} suspects {part.name}, which has {len(part.ranks):,} of the {everybody:,} ranks"
     return Evidence(kind=f"shared_{part.kind}", message=message + (f"; {others}" if others else ""))
 
 
@@ -204,7 +202,8 @@ def _clocks(clocks: Sequence[ClockOffset]) -> tuple[Evidence, ...]:
     return (
         Evidence(
             kind="clocks",
-            message=f"clocks differ from the asking node's: {nodes}; that of {words.printable(worst.node)} is at least "
-            f"{words.duration(abs(worst.seconds))} {ahead} it: times of nodes are not comparable",
+            message=f"the clocks of {nodes} differ from the clock of the node that collected the dumps; the clock of "
+            f"{words.printable(worst.node)} is at least {words.duration(abs(worst.seconds))} {ahead} it: "
+            "times of different nodes cannot be compared",
         ),
     )

@@ -108,14 +108,14 @@ def _report(printed: bytes, _node: str) -> NodeReport:
     try:
         report = decoding.decode_json(printed, NodeReport)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise AnswerError(f"its answer is none of `hangwatch check --json`: {error}") from None
+        raise AnswerError(f"its answer is not the output of `hangwatch check --json`: {error}") from None
     if report.schema_version != 1:
-        raise AnswerError("runs a newer hangwatch than this one: ask from there, or upgrade here")
+        raise AnswerError("runs a newer hangwatch than this node: upgrade hangwatch on this node")
     if not report.printed_unix_seconds:
-        raise AnswerError("runs an older hangwatch, which does not say what nodes are compared by: upgrade it there")
+        raise AnswerError("runs an older hangwatch, which does not report facts to compare: upgrade it on that node")
     facts = len(report.facts.node) + sum(len(job.versions) for job in report.facts.jobs)
     if len(report.checks) > MOST_CHECKS or facts > MOST_FACTS or len(report.facts.jobs) > MOST_FACTS:
-        raise AnswerError("its answer holds more checks or facts than any node has: not believed")
+        raise AnswerError(f"its answer has more than {MOST_CHECKS} checks or {MOST_FACTS} facts; it is ignored")
     return msgspec.structs.replace(
         report, checks=tuple(map(_bounded, report.checks)), facts=_bounded_facts(report.facts)
     )
@@ -182,7 +182,7 @@ def _folded(saying: Sequence[tuple[str, ReportedCheck]]) -> Finding:
         check=said.check,
         status=said.status,
         reason=said.reason,
-        message=message + (f" (and {words.count(others, 'other wording')}: --verbose)" if others else ""),
+        message=message + (f" (and {words.count(others, 'similar message')}: --verbose)" if others else ""),
         remedy=said.remedy,
     )
 
@@ -249,7 +249,7 @@ def difference_finding(difference: Difference) -> Finding:
         status="WARNING",
         reason="Differs",
         message=f"{name} {', '.join(told)}" + (f" and {words.count(more, 'more value')}" if more > 0 else ""),
-        remedy=f"bring {_nodes(odd)} to {most.value}" if is_majority else "choose one, and bring all nodes to it",
+        remedy=f"change {_nodes(odd)} to {most.value}" if is_majority else "use the same value on all nodes",
     )
 
 
@@ -262,7 +262,7 @@ def clock_findings(clocks: Iterable[ClockOffset]) -> list[Finding]:
             status="CRITICAL" if abs(offset.seconds) >= CLOCKS.critical_seconds else "WARNING",
             reason="ClockDiffers",
             message=f"the clock is at least {words.duration(abs(offset.seconds))} "
-            f"{'ahead of' if offset.seconds > 0 else 'behind'} that of the asking node",
+            f"{'ahead of' if offset.seconds > 0 else 'behind'} the clock of the node that ran this command",
             remedy=STEP_TIME,
         )
         for offset in clocks
@@ -273,7 +273,7 @@ def absent_findings(replies: Fitness) -> list[Finding]:
     """Return findings about nodes that failed or did not respond."""
     found = [Finding(tuple(sorted(nodes)), "answer", "UNKNOWN", "NoAnswer", why, "") for why, nodes in replies.failed]
     if replies.silent:
-        why = "did not answer by the deadline, or cannot be reached"
+        why = "did not respond by the deadline, or cannot be reached"
         found.append(Finding(tuple(sorted(replies.silent)), "answer", "UNKNOWN", "Unanswered", why, ""))
     return found
 

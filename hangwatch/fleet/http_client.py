@@ -24,16 +24,16 @@ NOT_CARRIED = {
     ("oauth2",): "give basic_auth or authorization",
     ("bearer_token",): "give authorization with credentials_file",
     ("bearer_token_file",): "give authorization with credentials_file",
-    ("http_headers",): "leave it out",
-    ("proxy_url",): "nodes are asked directly: leave it out",
-    ("proxy_from_environment",): "nodes are asked directly: leave it out",
-    ("proxy_connect_header",): "nodes are asked directly: leave it out",
-    ("no_proxy",): "nodes are asked directly: leave it out",
+    ("http_headers",): "remove it",
+    ("proxy_url",): "hangwatch connects to nodes directly: remove it",
+    ("proxy_from_environment",): "hangwatch connects to nodes directly: remove it",
+    ("proxy_connect_header",): "hangwatch connects to nodes directly: remove it",
+    ("no_proxy",): "hangwatch connects to nodes directly: remove it",
     ("tls_config", "ca"): "give ca_file",
     ("tls_config", "cert"): "give cert_file",
     ("tls_config", "key"): "give key_file",
-    ("tls_config", "min_version"): "it is TLS 1.2: leave it out",
-    ("tls_config", "max_version"): "leave it out",
+    ("tls_config", "min_version"): "remove it: the minimum is always TLS 1.2",
+    ("tls_config", "max_version"): "remove it",
 }
 
 
@@ -104,7 +104,7 @@ def load(path: Path) -> WebClient:
         if getattr(found, key):
             raise document.error_at((key,), "is not supported by hangwatch: set it to false")
     if found.basic_auth is not None and found.authorization is not None:
-        raise document.error_at(("authorization",), "and basic_auth exclude each other")
+        raise document.error_at(("authorization",), "cannot be used together with basic_auth")
     return WebClient(_authorization(document, found), _tls(document, found.tls_config or _TlsConfig()))
 
 
@@ -114,14 +114,14 @@ def _authorization(document: Document, settings: _File) -> str | None:
         user = _secret(document, "basic_auth", "username", basic.username, basic.username_file)
         password = _secret(document, "basic_auth", "password", basic.password, basic.password_file)
         if ":" in user:
-            raise document.error_at(("basic_auth", "username"), "no name of a user holds a colon")
+            raise document.error_at(("basic_auth", "username"), "a user name must not contain a colon")
         return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
     if settings.authorization is not None:
         given = settings.authorization
         secret = _secret(document, "authorization", "credentials", given.credentials, given.credentials_file)
         header = f"{given.type} {secret}"
         if not (header.isascii() and header.isprintable()):
-            raise document.error_at(("authorization",), "holds what cannot be in a header")
+            raise document.error_at(("authorization",), "contains characters that a header must not have")
         return header
     return None
 
@@ -129,7 +129,7 @@ def _authorization(document: Document, settings: _File) -> str | None:
 def _secret(document: Document, section: str, key: str, value: str, file: str) -> str:
     """Return `value`, or the content of `file` without the line end. Raises YamlError if not exactly one is set."""
     if bool(value) == bool(file):
-        raise document.error_at((section, key), f"either {key} or {key}_file is needed")
+        raise document.error_at((section, key), f"set either {key} or {key}_file")
     if value:
         return value
     try:
@@ -155,7 +155,7 @@ def _tls(document: Document, wanted: _TlsConfig) -> ssl.SSLContext:
     else:
         context.load_default_certs()
     if bool(wanted.cert_file) != bool(wanted.key_file):
-        raise document.error_at(("tls_config",), "cert_file and key_file go together; only one of them is set")
+        raise document.error_at(("tls_config",), "only one of cert_file and key_file is set: set both")
     if wanted.cert_file:
         try:
             # Without this empty password, OpenSSL would ask for the password of an encrypted key on the terminal.

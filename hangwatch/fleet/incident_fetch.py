@@ -35,10 +35,10 @@ _SHOWN_CHARACTERS = 200
 _INCIDENT = re.compile(r"(?P<base>.*?)/incidents(?:/(?P<incident>[A-Za-z0-9._-]{1,200})(?:/[A-Za-z0-9._-]*)?)?/?")
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _REFUSED: dict[int, str] = {
-    HTTPStatus.UNAUTHORIZED: "asks who you are: --http-config FILE with basic_auth or authorization",
-    HTTPStatus.FORBIDDEN: "asks for another client certificate: --http-config FILE with tls_config",
-    HTTPStatus.NOT_FOUND: "serves no such incident: [http] web_config_file of that node says to whom it does",
-    HTTPStatus.TOO_MANY_REQUESTS: "has too many passwords to check, try again in a minute",
+    HTTPStatus.UNAUTHORIZED: "requires credentials: --http-config FILE with basic_auth or authorization",
+    HTTPStatus.FORBIDDEN: "requires another client certificate: --http-config FILE with tls_config",
+    HTTPStatus.NOT_FOUND: "has no such incident, or serves none: see [http] web_config_file of that node",
+    HTTPStatus.TOO_MANY_REQUESTS: "is checking too many passwords: try again in a minute",
 }
 
 
@@ -71,12 +71,12 @@ def parse_url(url: str) -> Site:
         raise AddressError(f"{url[:80]!r}: {error}") from None
     if parts.username is not None or parts.password is not None:
         raise AddressError(
-            "a URL holds a password, which everybody on this machine can read: put it into a file, see --help"
+            "a URL contains a password, which all users of this machine can read: use --http-config FILE instead"
         )
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-        raise AddressError(f"{url[:80]!r}: is no http://HOST:PORT of a hangwatch, nor one of its incidents")
+        raise AddressError(f"{url[:80]!r}: must be http(s)://HOST:PORT of a daemon, or the URL of one of its incidents")
     if len(url) > MOST_URL_CHARACTERS or not (url.isascii() and url.isprintable()) or " " in url:
-        raise AddressError(f"{url[:80]!r}: is no URL")
+        raise AddressError(f"{url[:80]!r}: is not a valid URL")
     of_incident = _INCIDENT.fullmatch(parts.path)
     path = of_incident["base"] if of_incident else parts.path.rstrip("/")
     incident = of_incident["incident"] if of_incident else None
@@ -115,7 +115,7 @@ def page(url: str, client: WebClient, *, most_bytes: int, deadline_seconds: floa
     try:
         return asyncio.run(asyncio.wait_for(_page(url, client, most_bytes, deadline_seconds), deadline_seconds))
     except asyncio.TimeoutError as error:  # not the built-in TimeoutError in Python 3.10
-        raise TimeoutError(str(error) or f"no answer in {deadline_seconds:g} s") from None
+        raise TimeoutError(str(error) or f"no response within {deadline_seconds:g} s") from None
 
 
 class _Fetching:
@@ -168,7 +168,7 @@ class _Fetching:
         try:
             listed = decoding.decode_json(body, Incidents).incidents
         except (msgspec.DecodeError, ValueError, RecursionError):
-            raise FetchError("gave no list of incidents: is it a hangwatch?") from None
+            raise FetchError("returned no list of incidents: is it a hangwatch daemon?") from None
         return choose_incidents(listed, self._wanted)
 
 
@@ -216,8 +216,8 @@ async def _page(url: str, client: WebClient, most_bytes: int, deadline_seconds: 
         raise _explained(error, url, most_bytes)
     assert answer is not None
     if answer.code != HTTPStatus.OK:
-        elsewhere = "leads elsewhere, which is not followed" if 300 <= answer.code < 400 else ""
-        raise FetchError(f"{_REFUSED.get(answer.code, elsewhere) or 'gave an error'} (HTTP {answer.code})")
+        redirected = "returned a redirect, which is not followed" if 300 <= answer.code < 400 else ""
+        raise FetchError(f"{_REFUSED.get(answer.code, redirected) or 'returned an error'} (HTTP {answer.code})")
     return bytes(answer.body)
 
 
@@ -226,12 +226,12 @@ def _explained(error: BaseException, url: str, most_bytes: int) -> Exception:
     if isinstance(error, ssl.SSLCertVerificationError):
         return FetchError(f"its certificate is not trusted: {error.verify_message}: --http-config FILE with tls_config")
     if isinstance(error, ssl.SSLError):
-        return FetchError(f"TLS fails: {error.reason or error}: http:// instead, or another certificate?")
+        return FetchError(f"TLS failed: {error.reason or error}: is it http:// instead, or another certificate?")
     if isinstance(error, UnsatisfiableReadError):
-        return FetchError("sends headers without end: is it a hangwatch?")
+        return FetchError("sent too many headers: is it a hangwatch daemon?")
     if isinstance(error, HTTPStreamClosedError):
-        why = "closed the connection" + (" (is a client certificate asked for?)" if url.startswith("https") else "")
-        return FetchError(f"{why}, sends no HTTP, or sent more than {most_bytes >> 20} MiB")
+        why = "closed the connection" + (" (does it require a client certificate?)" if url.startswith("https") else "")
+        return FetchError(f"{why}, did not send HTTP, or sent more than {most_bytes >> 20} MiB")
     if isinstance(error, socket.gaierror | OSError | HTTPClientError):
         return TimeoutError(str(error))
-    return FetchError(f"sends no HTTP that can be read: {str(error)[:_SHOWN_CHARACTERS]}")
+    return FetchError(f"sent invalid HTTP: {str(error)[:_SHOWN_CHARACTERS]}")

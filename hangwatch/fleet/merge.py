@@ -121,7 +121,7 @@ def _nodes(nodes: Iterable[str]) -> str:
 def _outdated(older: Sequence[str]) -> list[str]:
     if not older:
         return []
-    return [f"of {_nodes(older)} the newest incident counts, {words.count(len(older), 'older one')} left out"]
+    return [f"{words.count(len(older), 'older incident')} of {_nodes(older)} ignored: only the newest of a node counts"]
 
 
 def _apart(sightings: Sequence[Sighting]) -> list[str]:
@@ -132,9 +132,9 @@ def _apart(sightings: Sequence[Sighting]) -> list[str]:
     if not apart > _MOST_APART_SECONDS:
         return []
     return [
-        f"the incidents are of {words.duration(apart)}: {words.printable(first.node)} "
-        f"{words.utc(first.opened_unix_seconds)}, {words.printable(last.node)} {words.utc(last.opened_unix_seconds)}; "
-        "they may be of two hangs"
+        f"the incidents began {words.duration(apart)} apart: on {words.printable(first.node)} at "
+        f"{words.utc(first.opened_unix_seconds)}, on {words.printable(last.node)} at "
+        f"{words.utc(last.opened_unix_seconds)}; they may be of two hangs"
     ]
 
 
@@ -146,7 +146,7 @@ def _sizes(sightings: Sequence[Sighting]) -> list[str]:
     if len(by_size) < 2:
         return []
     told = "; ".join(f"{size:,} on {_nodes(nodes)}" for size, nodes in sorted(by_size.items())[:4])
-    return [f"nodes do not agree how many ranks there are, the largest number counts: {told}"]
+    return [f"nodes report different world sizes ({told}); the largest is used"]
 
 
 def _claimed_twice(grouping: Grouping) -> list[str]:

@@ -106,12 +106,12 @@ class ReplyCollector(Generic[AnswerT]):
         if reply.is_too_large:
             raise AnswerError(f"sent more than {MOST_ANSWER_BYTES >> 20} MiB")
         if reply.status in (_NOT_FOUND, _NOT_EXECUTABLE):
-            raise AnswerError(f"has no {self._tool} on its PATH: --remote-command /path/to/{self._tool}")
+            raise AnswerError(f"{self._tool} is not on its PATH: use --remote-command /path/to/{self._tool}")
         if reply.status is not None and reply.status not in self._answering:
             raise AnswerError(f"{self._tool} ended with exit code {reply.status}")
         start = _start(reply.output)
         if start is None:
-            raise AnswerError("gave no answer that can be read" + (f" (exit code {reply.status})" * bool(reply.status)))
+            raise AnswerError("sent no JSON" + (f" (exit code {reply.status})" * bool(reply.status)))
         return reply.output[start:]
 
 

@@ -25,16 +25,16 @@ def expand(text: str) -> list[str]:
 
     sizes = [_size(*ends) for ends in _RANGE.findall(text)]
     if any(size > MOST_NODES for size in sizes):
-        raise NodesError(f"--nodes {text[:80]}: are more than {MOST_NODES:,} nodes")
+        raise NodesError(f"--nodes {text[:80]}: more than {MOST_NODES:,} nodes")
     try:
         nodes = NodeSet(text)
         if len(nodes) > MOST_NODES:
-            raise NodesError(f"--nodes {text[:80]}: are more than {MOST_NODES:,} nodes")
+            raise NodesError(f"--nodes {text[:80]}: more than {MOST_NODES:,} nodes")
         names = [str(name) for name in nodes]
     except (NodeSetException, GroupResolverError) as error:
         raise NodesError(f"--nodes {text[:80]}: {error}") from None
     if not names:
-        raise NodesError(f"--nodes {text[:80]!r}: holds no node")
+        raise NodesError(f"--nodes {text[:80]!r}: contains no node")
     return check_names(names)
 
 
@@ -42,7 +42,7 @@ def check_names(names: list[str]) -> list[str]:
     """Return the names unchanged. Raises NodesError for a name that is not a host name."""
     strange = next((name for name in names if not _NAME.fullmatch(name)), None)
     if strange is not None:
-        raise NodesError(f"--nodes: {strange!r} is no name of a host")
+        raise NodesError(f"--nodes: {strange!r} is not a host name")
     return names
 
 

@@ -68,9 +68,9 @@ def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], li
     found = _decoded(get(f"/api/v1/query?query={quote(query, safe='')}"), _Vectors).data.result
     keys = {series.metric.job_key: series.metric.job_id for series in found}
     if not keys:
-        raise PrometheusError(f"knows no job {job!r} in the last {LOOKS_BACK}, by its id, key or name")
+        raise PrometheusError(f"has no job {job!r} in the last {LOOKS_BACK}, by id, key or name")
     if len(keys) > 1 and job not in keys:
-        raise PrometheusError(f"knows several jobs {job!r}: choose one by its key: --job {' or '.join(sorted(keys))}")
+        raise PrometheusError(f"has several jobs {job!r}: choose one by its key: --job {' or '.join(sorted(keys))}")
     key = job if job in keys else next(iter(keys))
     wanted = {(one.metric.instance, one.metric.job) for one in found if one.metric.job_key == key}
     targets = _decoded(get("/api/v1/targets?state=active"), _Active).data.active_targets
@@ -96,4 +96,4 @@ def _decoded(body: bytes, kind: type[T]) -> T:
     try:
         return decoding.decode_json(body, kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise PrometheusError(f"gives no answer as Prometheus does: {error}") from None
+        raise PrometheusError(f"did not answer as Prometheus does: {error}") from None

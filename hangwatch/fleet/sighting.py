@@ -164,11 +164,11 @@ def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
             raise
         if _ANSWER_VERSION < version < INCIDENT_VERSION:
             raise incident_file.StoreError(
-                f"{path}: was printed by an earlier hangwatch (schema {version}; this one merges {INCIDENT_VERSION})\n"
+                f"{path}: was printed by an earlier hangwatch (schema {version}; required: {INCIDENT_VERSION})\n"
                 "  install the same version on all nodes"
             ) from None
         raise incident_file.StoreError(
-            f"{path}: is a dump without what merging needs\n  `hangwatch dump --json --grouped` prints that"
+            f"{path}: is a dump without --grouped\n  to merge, dump with `hangwatch dump --json --grouped`"
         ) from None
     return make_grouped_dump(incident.node, [incident], incident.opened_unix_seconds)
 

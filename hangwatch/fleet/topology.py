@@ -58,14 +58,14 @@ def read(path: Path) -> dict[str, Leaf]:
         switch, nodes = _SWITCH.search(said), _NODES.search(said)
         pair = _PAIR.fullmatch(said)
         if switch is None and pair is None:
-            raise TopologyError(f"--topology {path}, line {number}: neither SwitchName=... Nodes=... nor NODES: SWITCH")
+            raise TopologyError(f"--topology {path}:{number}: must be SwitchName=... Nodes=..., or NODES: SWITCH")
         name, of = (pair[2], pair[1]) if switch is None and pair else (switch[1] if switch else "", nodes and nodes[1])
         for node in nodeset.expand(of) if of else ():
             found[node] = Leaf(_printable(name), path.name)
         if len(found) > nodeset.MOST_NODES:
             raise TopologyError(f"--topology {path}: more than {nodeset.MOST_NODES:,} nodes")
     if not found:
-        raise TopologyError(f"--topology {path}: says of no node which switch it is on")
+        raise TopologyError(f"--topology {path}: has no line that assigns nodes to a switch")
     return found
 
 

@@ -200,7 +200,7 @@ def test_ranks_whose_environment_may_not_be_read_are_told_by_their_launcher(fold
 def test_a_node_without_py_spy_and_what_does_not_go_together() -> None:
     done = ask(*VIA_HERE, py_spy="/nonexistent/py-spy")
     assert done.returncode == 2
-    assert "one: has no py-spy on its PATH: --remote-command /path/to/py-spy" in done.stderr
+    assert "one: py-spy is not on its PATH: use --remote-command /path/to/py-spy" in done.stderr
     for arguments in ((), ("--nodes", "a", "-o", "b"), ("--nodes", "a", "--via", "kubectl")):
         refused = hangwatch("dump", "--agentless", *arguments)
         assert (refused.returncode, "Usage" in refused.stderr) == (2, True)

@@ -106,7 +106,7 @@ def test_what_should_be_the_same_and_is_not_is_a_finding(nodes: Path) -> None:
     assert done.returncode == 1
     shown = in_one_line(done.stdout)
     assert "driver 550.54 on n[1-7], 535.1 on n8" in shown
-    assert "bring n8 to 550.54" in shown
+    assert "change n8 to 550.54" in shown
     assert "torch of job train 2.5.1 on n[1-5,8], 2.4.0 on n7" in shown
     assert "kernel" not in shown
     form = parse_output(ask(nodes, "--json"))
@@ -118,7 +118,7 @@ def test_what_should_be_the_same_and_is_not_is_a_finding(nodes: Path) -> None:
 def test_where_no_value_is_that_of_most_nobody_is_odd(nodes: Path) -> None:
     keep(nodes, "n2", answer_of(driver="535.1"))
     (finding,) = parse_output(ask(nodes, "--json", nodeset="n[1-2]"))["findings"]
-    assert (finding["nodes"], "choose one" in finding["remedy"]) == (["n1", "n2"], True)
+    assert (finding["nodes"], "use the same value" in finding["remedy"]) == (["n1", "n2"], True)
 
 
 def test_numbers_that_differ_are_one_line_unless_all_are_asked_for(nodes: Path) -> None:
@@ -128,7 +128,7 @@ def test_numbers_that_differ_are_one_line_unless_all_are_asked_for(nodes: Path) 
         )
         keep(nodes, f"n{number}", answer_of(("fd_limit", verdict)))
     (finding,) = parse_output(ask(nodes, "--json"))["findings"]
-    assert (len(finding["nodes"]), "and 7 other wordings" in finding["message"]) == (8, True)
+    assert (len(finding["nodes"]), "and 7 similar messages" in finding["message"]) == (8, True)
     assert len(parse_output(ask(nodes, "--json", "--verbose"))["findings"]) == 8
 
 
@@ -141,7 +141,7 @@ def test_clocks_are_compared_with_that_of_who_asks(nodes: Path) -> None:
     assert 3000 < clocks["n2"] <= 3600
     assert -3600 <= clocks["n3"] < -3000
     assert form["status"] == "CRITICAL"
-    assert "ahead of that of the asking node" in in_one_line(ask(nodes).stdout)
+    assert "ahead of the clock of the node that ran" in in_one_line(ask(nodes).stdout)
 
 
 def test_what_no_node_would_say_costs_its_node_alone(nodes: Path) -> None:

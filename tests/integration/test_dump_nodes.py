@@ -153,7 +153,7 @@ def test_a_node_that_hangs_is_unanswered_and_evidence(nodes: Path) -> None:
     (job,) = told["jobs"]  # type: ignore[misc]
     assert job["absent"] == [[8, 15]]
     votes = {vote["kind"]: vote["message"] for vote in job["verdict"]["evidence"]}
-    assert "no answer from 1 node (n1)" in votes["unanswered_nodes"]
+    assert "no response from 1 node (n1)" in votes["unanswered_nodes"]
     assert "rank 19 (n2" in job["verdict"]["message"]
     assert "8-15" in votes["unanswered"]
     assert job["verdict"]["named"] == [], "whom the others wait for may be the node that did not answer"
@@ -195,7 +195,7 @@ esac""",
 def test_where_only_errors_come_back_it_is_an_error(nodes: Path) -> None:
     done = hangwatch("dump", "--nodes", "n[0-1]", "--via", "local", "--remote-command", "/nonexistent/hangwatch")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "n[0-1]: has no hangwatch on its PATH: --remote-command" in done.stderr
+    assert "n[0-1]: hangwatch is not on its PATH: use --remote-command" in done.stderr
 
 
 def test_nodes_without_a_job(nodes: Path) -> None:

@@ -143,7 +143,7 @@ def test_the_newest_incident_of_a_node_counts_and_it_is_said(tmp_path: Path) -> 
     old = replace(waiting(1), node="gpu-0", opened_unix_seconds=new.opened_unix_seconds - 60, incident_id="old")
     keep(tmp_path, [new, waiting(1), old])
     done = hangwatch("merge", str(tmp_path))
-    assert "of gpu-0 the newest incident counts, 1 older one left out" in done.stdout
+    assert "1 older incident of gpu-0 ignored" in done.stdout
 
 
 def test_what_nodes_print_is_merged_from_standard_input_and_files(tmp_path: Path) -> None:

@@ -127,14 +127,14 @@ def test_daemons_over_tls_give_one_verdict_and_who_may_not_gets_none(tmp_path: P
         assert (named["rank"], named["node"]) == (19, f"127.0.0.1:{port(servers[2])}")
         assert SECRET not in done.stderr + done.stdout
         for case, says in (
-            (write_credentials(pki, password="wrong"), "asks who you are: --http-config"),
+            (write_credentials(pki, password="wrong"), "requires credentials: --http-config"),
             (write_credentials(pki, authority="other"), "its certificate is not trusted"),
             (write_credentials(pki, shown="stranger"), "closed the connection"),
             (write_credentials(pki, shown=""), "closed the connection"),
         ):
             told = hangwatch("merge", "--http-config", case, urls[0])
             assert told.returncode == 2, (case, told.stderr)
-            assert says in told.stderr or "TLS fails" in told.stderr, (case, told.stderr)
+            assert says in told.stderr or "TLS failed" in told.stderr, (case, told.stderr)
             assert "no node returned an incident" in told.stderr
 
 
@@ -157,13 +157,15 @@ def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path
         servers = running.enter_context(daemons(tmp_path, nodes()[:3], incidents_token_file=str(token)))
         elsewhere, came_elsewhere = running.enter_context(answering(respond_with(b"{}")))
         hostile = {
-            "leads elsewhere": respond_with(b"", "302 Found", f"Location: http://127.0.0.1:{elsewhere}/incidents\r\n"),
-            "gave no list of incidents": respond_with(b"<html>"),
+            "returned a redirect": respond_with(
+                b"", "302 Found", f"Location: http://127.0.0.1:{elsewhere}/incidents\r\n"
+            ),
+            "returned no list of incidents": respond_with(b"<html>"),
             "or sent more than 4 MiB": respond_with(b"[" * (5 << 20)),
-            "gave an error (HTTP 500)": respond_with(b"", "500 Oops"),
-            "serves no such incident": respond_with(b"", "404 Not Found"),
-            "sends headers without end": lambda one: one.sendall(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000),
-            "headers without end: is it a hangwatch?": respond_with(b"", "200 " + "O" * 200_000),
+            "returned an error (HTTP 500)": respond_with(b"", "500 Oops"),
+            "has no such incident": respond_with(b"", "404 Not Found"),
+            "sent too many headers": lambda one: one.sendall(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000),
+            "too many headers: is it a hangwatch daemon?": respond_with(b"", "200 " + "O" * 200_000),
             "closed the connection": lambda one: one.sendall(b"HTTP/9.9 garbage\r\n\r\n"),
             "truncated or not an incident": respond_with(lines[0] + lines[1][:-1] + b"]}"),
         }
@@ -178,7 +180,7 @@ def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path
     assert [rank["rank"] for rank in answer["verdict"]["named"]] == [19]
     assert answer["absent"] == [[24, 31]]
     told = {one["kind"]: one["message"] for one in answer["verdict"]["evidence"]}
-    assert "no answer from 2 nodes" in told["unanswered_nodes"]
+    assert "no response from 2 nodes" in told["unanswered_nodes"]
     for silent in (slow, closed):
         assert f"{silent}" in told["unanswered_nodes"]
     for says, number in ports.items():
@@ -225,7 +227,7 @@ def test_status_says_who_asks_and_follows_nobody(tmp_path: Path, pki: Path) -> N
 
 def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
     (tmp_path / "http.yml").write_text("a: 1\n")
-    refused("merge", "https://alice:secret@127.0.0.1:1", says="a URL holds a password")
+    refused("merge", "https://alice:secret@127.0.0.1:1", says="a URL contains a password")
     refused(
         "merge", "--http-config", str(tmp_path / "http.yml"), "http://127.0.0.1:1", says="http.yml:1: a: is not a key"
     )
@@ -253,9 +255,9 @@ def test_prometheus_knows_the_nodes_of_a_job_also_one_that_is_gone(tmp_path: Pat
     assert [(rank["rank"], rank["node"]) for rank in answer["verdict"]["named"]] == [(19, "gpu-2")]
     assert answer["absent"] == [[0, 7]]
     (silent,) = [one["message"] for one in answer["verdict"]["evidence"] if one["kind"] == "unanswered_nodes"]
-    assert "no answer from 1 node (gpu-0)" in silent
+    assert "no response from 1 node (gpu-0)" in silent
     assert unknown.returncode == 2
-    assert "knows no job 'nobody' in the last 1h" in unknown.stderr
+    assert "has no job 'nobody' in the last 1h" in unknown.stderr
 
 
 def test_a_prometheus_that_is_none_or_away_is_told() -> None:

@@ -260,7 +260,7 @@ def test_where_the_culprits_node_is_cut_off_it_is_said_with_its_ranks(fleet: Fle
     assert job["absent"] == [[2, 2]]
     assert job["verdict"]["named"] == []
     votes = {vote["kind"]: vote["message"] for vote in job["verdict"]["evidence"]}
-    assert "no answer from 1 node (n2)" in votes["unanswered_nodes"]
+    assert "no response from 1 node (n2)" in votes["unanswered_nodes"]
     assert len(fleet.pages(ADA)) == 1, "one page, whichever node answers meanwhile"
 
     (fleet.jobs[ADA].folder / "shard").write_bytes(b"shard")

@@ -74,7 +74,7 @@ def test_the_newest_of_each_node_counts(dumps: list[RankDump], times: list[float
     merged = gathered(shuffled).merge_jobs(["k"])
     assert merged.groups == group_ranks(dumps, TABLE, SETTINGS).groups
     nodes = len({one.node for one in every})
-    assert any(f"{8 * nodes} older ones left out" in note for note in merged.notes)
+    assert any(f"{8 * nodes} older incidents of" in note for note in merged.notes)
 
 
 def test_of_equal_age_the_order_still_changes_nothing() -> None:
@@ -161,7 +161,7 @@ def test_odd_ranks_that_share_a_node_are_said() -> None:
     verdict = cross_node.judge(grouping)
     assert [rank.rank for rank in verdict.named] == [60, 61, 62, 63]
     (vote,) = [one for one in verdict.evidence if one.kind == "shared_node"]
-    assert vote.message == "all 4 odd ranks are on n7; 4 other ranks of it are not among them"
+    assert vote.message == "all 4 suspects are on n7; its 4 other ranks are not suspects"
     assert not [one for one in judge.judge(grouping).evidence if one.kind == "shared_node"]
 
 
@@ -170,8 +170,8 @@ def test_silent_nodes_and_clocks_are_evidence_and_accuse_nobody() -> None:
     clocks = [cross_node.ClockOffset(node="n0", seconds=-3.5)]
     verdict = cross_node.judge(grouping, None, unanswered=["n1", "n2"], clocks=clocks)
     told = {one.kind: one.message for one in verdict.evidence}
-    assert "no answer from 2 nodes (n[1-2])" in told["unanswered_nodes"]
-    assert "that of n0 is at least 3.5 s behind" in told["clocks"]
+    assert "no response from 2 nodes (n[1-2])" in told["unanswered_nodes"]
+    assert "the clock of n0 is at least 3.5 s behind" in told["clocks"]
     assert verdict.named == ()
 
 
@@ -238,5 +238,5 @@ def test_a_dump_without_groups_says_what_to_type() -> None:
 def test_grouped_dump_of_schema_2_is_refused_and_names_the_remedy() -> None:
     dump = sighting.make_grouped_dump("a", [samples.loader_hang()], 1.0)
     content = encode(replace(dump, schema_version=2))
-    with pytest.raises(incident_file.StoreError, match=r"schema 2; this one merges 3\)\n  install the same version"):
+    with pytest.raises(incident_file.StoreError, match=r"schema 2; required: 3\)\n  install the same version"):
         sighting.parse(Path("x.json"), content)

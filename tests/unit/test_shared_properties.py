@@ -66,23 +66,23 @@ TENSOR = {"7": frozenset({0, 9, 18, 27, 36, 45, 54, 63}), "8": frozenset({1, 10,
 
 def test_a_rail() -> None:
     assert find_shared(RAIL) == {
-        "shared_rail": "all 4 odd ranks are on one rail, local rank 3, which has 16 of the 128 ranks; "
-        "12 other ranks of it are not among them"
+        "shared_rail": "all 4 suspects are on one rail, local rank 3, which has 16 of the 128 ranks; "
+        "its 12 other ranks are not suspects"
     }
 
 
 def test_a_leaf_switch_and_who_says_so() -> None:
     assert find_shared(LEAF, nodes=64)["shared_leaf_switch"] == (
-        "all 4 odd ranks are on leaf switch s0 (by SLURM_TOPOLOGY_ADDR), which has 32 of the 512 ranks; "
-        "28 other ranks of it are not among them"
+        "all 4 suspects are on leaf switch s0 (by SLURM_TOPOLOGY_ADDR), which has 32 of the 512 ranks; "
+        "its 28 other ranks are not suspects"
     )
     assert find_shared(LEAF, {}, nodes=64) == {}
 
 
 def test_a_process_group_of_the_recorders() -> None:
     assert find_shared({9, 27, 45}, groups=TENSOR) == {
-        "shared_process_group": "all 3 odd ranks are in process group TENSOR 7, which has 8 of the 128 ranks; "
-        "5 other ranks of it are not among them"
+        "shared_process_group": "all 3 suspects are in process group TENSOR 7, which has 8 of the 128 ranks; "
+        "its 5 other ranks are not suspects"
     }
 
 
@@ -171,11 +171,11 @@ def test_a_file_of_switches(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "says of no node which switch it is on"),
-        ("SwitchName=top Switches=s[0-1]\n", "says of no node"),
-        ("n0: s0\nwhat is this\n", "line 2: neither"),
+        ("", "has no line that assigns nodes"),
+        ("SwitchName=top Switches=s[0-1]\n", "has no line"),
+        ("n0: s0\nwhat is this\n", ":2: must be SwitchName"),
         ("n[0-99999999]: s0\n", "more than 65,536 nodes"),
-        ("-oProxyCommand: s0\n", "no name of a host"),
+        ("-oProxyCommand: s0\n", "not a host name"),
     ],
 )
 def test_a_file_that_says_nothing(tmp_path: Path, text: str, why: str) -> None:

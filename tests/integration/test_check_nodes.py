@@ -164,7 +164,7 @@ esac""",
     assert form["answered"] == ["n7", "n8"], form["failed"]
     reasons = {node: failed["reason"] for failed in form["failed"] for node in failed["nodes"]}
     assert "exit code 2" in reasons["n1"]
-    assert "none of `hangwatch check --json`" in reasons["n2"]
+    assert "not the output of `hangwatch check --json`" in reasons["n2"]
     assert "--remote-command" in reasons["n5"]
     assert "more than 32 MiB" in reasons["n6"]
     shown = ask(nodes)

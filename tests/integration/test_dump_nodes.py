@@ -225,11 +225,11 @@ def test_a_clock_that_is_ahead_is_said(nodes: Path) -> None:
 
 def test_names_that_are_no_hosts_are_refused(nodes: Path) -> None:
     for nodeset, says in {
-        "-oProxyCommand=x": "no name of a host",
+        "-oProxyCommand=x": "is not a host name",
         "n[0-99999999999]": "more than 65,536 nodes",
         "n[0-70000]": "more than 65,536 nodes",
         "n[": "--nodes n[",
-        "a/b": "no name of a host",
+        "a/b": "is not a host name",
     }.items():
         refused("dump", f"--nodes={nodeset}", "--via", "local", says=says)
 
@@ -438,6 +438,6 @@ def test_kubectl_runs_it_in_the_pod_of_each_node(stand_ins: Path) -> None:
     (stand_ins / "job.json").write_text('{"items": []}')
     refused("dump", *of_job, *command, says="no pod with this label has a node")
     (stand_ins / "job.json").write_text('{"items": [{"metadata": {"name": "a"}, "spec": {"nodeName": "-oX"}}]}')
-    refused("dump", *of_job, *command, says="no name of a host")
+    refused("dump", *of_job, *command, says="is not a host name")
     (stand_ins / "pods.json").write_text("{")
     refused("dump", "--nodes", "n0", *command, says="its list of pods cannot be read")

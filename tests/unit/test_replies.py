@@ -65,7 +65,9 @@ def test_why_a_reply_is_none() -> None:
     assert "32 MiB" in failed(reply(b"", None, is_too_large=True))
     assert "sent no JSON" in failed(reply(b"hello"))
     assert "truncated" in failed(reply(ANSWER[:-20]))
-    assert "is a dump without --grouped" in failed(reply(b'{"schema_version": 1, "node": "n1", "jobs": [{"job": null}]}'))
+    assert "is a dump without --grouped" in failed(
+        reply(b'{"schema_version": 1, "node": "n1", "jobs": [{"job": null}]}')
+    )
     strange = json.loads(ANSWER)
     strange["jobs"][0]["grouping"]["world_size"] = 1 << 40
     assert "ranks are accepted" in failed(reply(json.dumps(strange).encode()))

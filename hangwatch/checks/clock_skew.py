@@ -22,14 +22,14 @@ from hangwatch.probes.node.machine import Node
 
 SYNCHRONIZED = Metric(name="clock_synchronized", help="1 while the kernel's clock is synchronized (no STA_UNSYNC)")
 OFFSET = Metric(
-    name="clock_offset_seconds", help="seconds by which the source is ahead; for kernel: the correction that remains",
+    name="clock_offset_seconds", help="seconds by which the source is ahead; kernel: the remaining correction",
     labels=("source",),
 )  # fmt: skip
 ESTIMATED = Metric(name="clock_estimated_error_seconds", help="the kernel's estimated error (adjtimex esterror)")
 MAXIMUM = Metric(name="clock_maximum_error_seconds", help="the kernel's maximum error (adjtimex maxerror)")
 
 KEEP_TIME = (
-    "systemctl enable --now chronyd (for a container, on its host); then `chronyc -n sources` must mark one with *; "
+    "systemctl enable --now chronyd (on the host); then `chronyc -n sources` must mark a source with *; "
     "for systemd-timesyncd: `timedatectl set-ntp true`"
 )
 STEP_TIME = "chronyc -n tracking; `chronyc makestep` corrects the clock at once (a jump: do it between jobs)"
@@ -47,10 +47,10 @@ class Settings(contract.Settings, frozen=True):
         float, Meta(gt=0.0, le=3600.0, description="a jump against the monotonic clock larger than this: warning")
     ] = 0.5
     require_synchronized: Annotated[
-        bool, Meta(description="false: an unsynchronized clock is no finding (hypervisor keeps it); then set peers")
+        bool, Meta(description="false: an unsynchronized clock is no finding (a hypervisor sets it); then set peers")
     ] = True
     peers: Annotated[
-        tuple[str, ...], Meta(max_length=MAX_PEERS, description="NTP servers or other nodes to ask: host or host:port")
+        tuple[str, ...], Meta(max_length=MAX_PEERS, description="NTP servers or other nodes to query: host, host:port")
     ] = ()
 
 
@@ -111,7 +111,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     offsets = list(_offsets(sample))
     farthest = max((abs(offset) for _, offset in offsets), default=0.0)
     sources = ", ".join(source for source, _ in offsets) or "none"
-    healthy = ok("ClockInStep", f"clock synchronized: at most {farthest * 1000:.3f} ms off (sources: {sources})")
+    healthy = ok("ClockInStep", f"clock synchronized: offset at most {farthest * 1000:.3f} ms (sources: {sources})")
     return worst(findings, healthy)
 
 
@@ -129,10 +129,10 @@ def _unsynchronized(sample: Sample, settings: Settings) -> Iterator[CheckVerdict
     if not settings.require_synchronized:
         return
     if sample.kernel is not None and not sample.kernel.synchronized:
-        message = "clock not synchronized: no time daemon steers the kernel's clock; it drifts"
+        message = "clock not synchronized: no time daemon corrects it, so it drifts; offset unknown"
         yield warning("ClockUnsynchronized", message, KEEP_TIME)
     elif sample.chrony is not None and not sample.chrony.synchronized:
-        yield warning("ClockUnsynchronized", "clock not synchronized: chronyd runs but has no source", KEEP_TIME)
+        yield warning("ClockUnsynchronized", "clock not synchronized: chronyd is running but has no source", KEEP_TIME)
 
 
 def _far_off(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:

@@ -20,7 +20,7 @@ from hangwatch.model import CheckVerdict, Fault, Job, Point
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
-RECORDED = "by its flight recorder"
+RECORDED = "from its flight recorder"
 
 TIMEOUT = Metric(
     name="collective_timeout_seconds", help="timeout of the job's collectives, after which the job ends",
@@ -117,14 +117,14 @@ def _judge_job(job: TimeoutSettings, dump_after_seconds: float, settings: Settin
         return None
     seconds, source, setting = min(too_short, key=lambda timeout: timeout[0])
     message = (
-        f"job {job.job} ends itself {seconds:.0f} s into a hang ({source}); "
+        f"a hang of job {job.job} ends after {seconds:.0f} s ({source}); "
         f"hangwatch takes stacks only after {dump_after_seconds:.0f} s"
     )
-    return warning("EndsItselfFirst", message, f"{setting}, or lower [detector] hold_seconds of hangwatch")
+    return warning("EndsItselfFirst", message, f"{setting}, or reduce [detector] hold_seconds of hangwatch")
 
 
 def _sentence(job: TimeoutSettings) -> str:
-    assumed = "" if job.source == RECORDED else ", unless its code sets another"
+    assumed = "" if job.source == RECORDED else ", unless its code sets another timeout"
     if job.collective_seconds is None:
         timeout = f"has no collective timeout ({job.source})"
     else:

@@ -18,7 +18,10 @@ from hangwatch.probes.process import dump_permissions
 DUMPABLE = Metric(name="dump_permitted", help="1 if the stack of the rank may be taken", labels=contract.RANK)
 OLDEST_PYSPY = (0, 4)
 YAMA_FORBIDS_ALL = 3
-GRANT = "run as root, or grant CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH (AmbientCapabilities=; in Kubernetes, SYS_PTRACE)"
+GRANT = (
+    "run hangwatch as root, or grant it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH "
+    "(AmbientCapabilities=; in Kubernetes, SYS_PTRACE)"
+)
 
 
 class Settings(contract.Settings, frozen=True):
@@ -80,7 +83,7 @@ def _pyspy(rights: dump_permissions.Rights) -> Iterator[CheckVerdict]:
     if rights.pyspy_version is None or rights.pyspy_path is None:
         yield warning("PySpyMissing", "py-spy is not installed: no stack can be taken", install)
     elif tuple(int(part) for part in rights.pyspy_version.split(".")[:2] if part.isdecimal()) < OLDEST_PYSPY:
-        message = f"py-spy {rights.pyspy_version} is too old: it can leave a rank in uninterruptible sleep stopped"
+        message = f"py-spy {rights.pyspy_version} is too old (minimum 0.4): a rank in D state may stay stopped after it"
         yield warning("PySpyOld", message, install)
 
 
@@ -96,15 +99,15 @@ def _refused(sample: Sample) -> Iterator[CheckVerdict]:
 def _likely_cause(rights: dump_permissions.Rights, rank: RankRight) -> tuple[str, str]:
     """Return the most likely cause of a refusal, and what to do."""
     if rights.ptrace_scope == YAMA_FORBIDS_ALL:
-        return "kernel.yama.ptrace_scope is 3, which forbids it to all users", "set it to 1 or 2, and reboot"
+        return "kernel.yama.ptrace_scope is 3, which forbids it for all users", "set it to 1 or 2, and reboot"
     if "CAP_SYS_PTRACE" not in rights.capabilities:
         owner = f"it belongs to user {rank.user_id} and " if rank.user_id not in (None, rights.user_id) else ""
         return f"{owner}hangwatch lacks CAP_SYS_PTRACE", GRANT
     if rights.seccomp_filter:
-        return "a seccomp filter forbids it", "SystemCallFilter=@system-service @debug in the unit"
+        return "a seccomp filter forbids it", "set SystemCallFilter=@system-service @debug in the unit"
     return (
         "the rank is in another user namespace, or a security module forbids it",
-        "PrivateUsers=no in the unit; `dmesg | grep -i denied` for AppArmor and SELinux",
+        "set PrivateUsers=no in the unit; `dmesg | grep -i denied` shows denials of AppArmor and SELinux",
     )
 
 

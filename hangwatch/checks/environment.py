@@ -198,7 +198,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     versions = contract.join_first(
         [f"job {job.job} uses NCCL {job.nccl or 'unknown'}, PyTorch {job.torch or 'unknown'}" for job in sample.jobs]
     )
-    return worst(findings, ok("NothingKnown", f"none of {len(rules())} known causes of hangs applies; {versions}"))
+    return worst(findings, ok("NothingKnown", f"none of {len(rules())} known causes of hangs is present; {versions}"))
 
 
 def table(sample: Sample) -> contract.Rows:

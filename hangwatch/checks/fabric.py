@@ -21,7 +21,7 @@ COMPLETED = Metric(
 )
 
 MANAGER_PROGRAM = "nv-fabricmanager"
-MANAGER = "systemctl status nvidia-fabricmanager; its version must equal that of the driver; then start it"
+MANAGER = "start nvidia-fabricmanager (`systemctl status nvidia-fabricmanager`); it must have the version of the driver"
 MANAGER_LOG = "less /var/log/fabricmanager.log; then `systemctl restart nvidia-fabricmanager` while no job runs"
 
 
@@ -97,7 +97,7 @@ def _findings(gpu: GpuFabric) -> Iterator[CheckVerdict]:
         yield warning("FabricInProgress", message, MANAGER_LOG)
     elif gpu.state != "Completed":
         message = f"{name}: unknown fabric state {gpu.state}"
-        remedy = "`nvidia-smi -q | grep -A 4 Fabric`; a newer hangwatch may know it"
+        remedy = "`nvidia-smi -q | grep -A 4 Fabric`; a newer version of hangwatch may support this state"
         yield unknown("FabricStateUnknown", message, remedy)
     elif gpu.error:
         yield critical(

@@ -34,7 +34,7 @@ REMEDY_JOB = (
     "raise it where the job starts: LimitNOFILE=1048576 in slurmd's or containerd's unit, `ulimit -n`, "
     "`docker run --ulimit nofile=1048576:1048576`"
 )
-REMEDY_NODE = "raise fs.file-max by sysctl; `lsof | awk '{print $1}' | sort | uniq -c` counts them by program"
+REMEDY_NODE = "raise fs.file-max by sysctl; `lsof | awk '{print $1}' | sort | uniq -c` counts open files by program"
 WORKERS_PER_RANK = 256
 
 
@@ -45,10 +45,10 @@ class Settings(contract.Settings, frozen=True):
         int, Meta(ge=0, le=1 << 30, description="a lower hard limit of a job or a launcher is a warning")
     ] = 65536
     warning_ratio: Annotated[
-        float, Meta(gt=0.0, le=1.0, description="at this share of the soft limit in use: warning")
+        float, Meta(gt=0.0, le=1.0, description="this share of the soft limit or more is in use: warning")
     ] = 0.8
     critical_ratio: Annotated[
-        float, Meta(gt=0.0, le=1.0, description="at this share of the soft limit in use: critical")
+        float, Meta(gt=0.0, le=1.0, description="this share of the soft limit or more is in use: critical")
     ] = 0.95
     launchers: Annotated[tuple[str, ...], Meta(description="processes (comm) that pass their hard limit to jobs")] = (
         "slurmd",
@@ -163,7 +163,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     findings = [*_node(sample, settings), *_use(sample, settings), *_low(sample, settings)]
     ranks = words.count(sum(holder.role == "rank" for holder in sample.holders), "rank")
     most = max((holder.open / holder.soft for holder in sample.holders if holder.open is not None), default=None)
-    used = f"at most {most:.0%} of the limit in use by {ranks}" if most is not None else "no training job is running"
+    used = f"{ranks} use at most {most:.0%} of their limit" if most is not None else "no training job is running"
     new = "".join(f"; {_limits(process)}" for process in sample.new)
     message = f"{sample.node_open} of {sample.node_max} files open on the node; {used}{new}"
     return worst(findings, ok("FilesLeft", message))
@@ -171,7 +171,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
 
 def _limits(new: NewProcess) -> str:
     others = f", {new.others} lines for other users" if new.others else ""
-    return f"{new.kind} that starts now may open {new.soft:.0f}, at most {new.hard:.0f} ({new.source}{others})"
+    return f"new processes of {new.kind} may open {new.soft:.0f}, at most {new.hard:.0f} ({new.source}{others})"
 
 
 def _node(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:

@@ -108,7 +108,7 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     without = [job for state in ("off", "unread", "unused") for job in sample.jobs if job.state == state]
     sentences += [_sentence(presence) for presence in without[:3]]
     if len(without) > 3:
-        sentences.append(f"{len(without) - 3} more without one")
+        sentences.append(f"{words.count(len(without) - 3, 'more job')} without a recorder")
     if sample.unread_jobs:
         sentences.append(f"{words.count(sample.unread_jobs, 'job')} not read yet")
     return ok("Hint" if counts["off"] else "Told", "; ".join(sentences))
@@ -123,7 +123,7 @@ def _sentence(presence: Presence) -> str:
 
 def table(sample: Sample) -> contract.Rows:
     """Return one row per job."""
-    header = ("job", "recorder", "libraries", "capacity", "why, or what to set")
+    header = ("job", "recorder", "libraries", "capacity", "cause, or what to set")
     return [header, *(_row(presence) for presence in sample.jobs)]
 
 

@@ -29,7 +29,7 @@ EVERY_SECONDS = 60.0
 LONGEST_SECONDS = 7200.0
 GIBIBYTE = 1 << 30
 LEFT_REMEDY = (
-    "`fuser -v /dev/nvidia*` lists the processes that have GPUs open: end those of old jobs; if there are none, drain "
+    "`fuser -v /dev/nvidia*` lists the processes that have GPUs open: end those of old jobs. If there are none: drain "
     "the node, stop hangwatch, `nvidia-smi --gpu-reset -i {index}`"
 )
 NAMESPACE_REMEDY = "run hangwatch in the pid namespace of the node: `hostPID: true`, `docker run --pid=host`"
@@ -83,7 +83,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     if not (details.gpus or details.faults):
         return None
     if not proc_pid.sees_all_pids(node.proc_root):
-        detail = "hangwatch runs in another pid namespace than the node, so the processes of GPUs cannot be identified"
+        detail = "hangwatch is not in the pid namespace of the node, so it cannot identify the processes of GPUs"
         return Fault(subject="pid namespace", reason="OtherPidNamespace", detail=detail, remedy=NAMESPACE_REMEDY)
     allocated = gpu_holders.Holders()
     if any(gpu.pids == () for gpu in details.gpus):

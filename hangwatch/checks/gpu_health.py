@@ -15,7 +15,7 @@ from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import GpuHealth, HealthDetails
 from hangwatch.probes.node.machine import Node
 
-LOST = Metric(name="gpu_lost", help="GPUs that the driver lists but that do not answer")
+LOST = Metric(name="gpu_lost", help="GPUs that the driver lists but that do not respond")
 RECOVERY = Metric(name="gpu_recovery_needed", help="1 if the driver requests a reset or reboot", labels=GPU)
 UNCORRECTED = Metric(
     name="gpu_uncorrected_memory_errors", help="Uncorrectable ECC errors since the GPU was last reset", labels=GPU
@@ -118,7 +118,7 @@ def _driver_verdict(fault: Fault) -> CheckVerdict:
     reason = DRIVER_TROUBLE.get(fault.reason)
     if reason is None:
         about = "" if fault.subject == "driver" else f"{fault.subject.replace('gpu', 'GPU')}: "
-        return critical("DriverStalled", f"the driver does not answer: {about}{fault.detail}", fault.remedy)
+        return critical("DriverStalled", f"the driver does not respond: {about}{fault.detail}", fault.remedy)
     return critical(reason, f"no CUDA program can start: {fault.detail}", fault.remedy)
 
 
@@ -131,7 +131,7 @@ def _lost(sample: Sample) -> list[Fault]:
 
 def _lost_verdict(fault: Fault) -> CheckVerdict:
     return critical(
-        fault.reason, f"{fault.subject.replace('gpu', 'GPU')} does not answer: {fault.detail}", fault.remedy
+        fault.reason, f"{fault.subject.replace('gpu', 'GPU')} does not respond: {fault.detail}", fault.remedy
     )
 
 
@@ -143,12 +143,12 @@ def _recovery(gpu: GpuHealth) -> Iterable[CheckVerdict]:
 
 
 def _memory(gpu: GpuHealth) -> Iterable[CheckVerdict]:
-    reset = f"at the end of its job: stop hangwatch, `nvidia-smi --gpu-reset -i {gpu.index}`, or reboot"
+    reset = f"when its job has ended: stop hangwatch, `nvidia-smi --gpu-reset -i {gpu.index}`, or reboot"
     if gpu.row_remap_failed:
         yield critical(
             "RowRemapFailed",
             f"GPU {gpu.index} has no spare memory row left to replace a bad one",
-            f"replace the GPU: `nvidia-smi -q -d ROW_REMAPPER -i {gpu.index}` is the evidence for an RMA",
+            f"replace the GPU; attach `nvidia-smi -q -d ROW_REMAPPER -i {gpu.index}` to the RMA request",
         )
     if gpu.row_remap_pending:
         yield warning("RowRemapPending", f"GPU {gpu.index} will replace a bad memory row at its next reset", reset)

@@ -79,7 +79,8 @@ def _lowered_limits(gpus: Sequence[GpuSample], settings: Settings) -> Iterable[C
             if limit < usual * (1 - settings.limit_tolerance_ratio):
                 yield warning(
                     "PowerLimitLowered",
-                    f"GPU {gpu.index} has a power limit of {limit:.0f} W, others {usual:.0f} W: it slows its job",
+                    f"GPU {gpu.index} has a power limit of {limit:.0f} W, others of this model {usual:.0f} W: "
+                    "its job is slower",
                     f"nvidia-smi -i {gpu.index} -pl {usual:.0f}",
                 )
 

@@ -28,7 +28,10 @@ PRESSURE = Metric(
     name="memory_pressure_ratio", help="share of the last 60 s in which some or all tasks waited for memory",
     labels=("kind",),
 )  # fmt: skip
-REMEDY = "`ps aux --sort=-rss | head`; fewer loader workers, smaller prefetch, `hangwatch check ranks --verbose`"
+REMEDY = (
+    "`ps aux --sort=-rss | head` and `hangwatch check ranks --verbose` show the memory use; "
+    "use fewer loader workers or a smaller prefetch"
+)
 
 
 class Settings(contract.Settings, frozen=True):

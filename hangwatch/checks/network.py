@@ -33,7 +33,7 @@ ERRORS = Metric(
     name="network_interface_errors_total", help="packets with errors", labels=("interface", "direction"),
     kind="counter",
 )  # fmt: skip
-MASTER = Metric(name="network_master_answers", help="1 while MASTER_ADDR:MASTER_PORT answers", labels=contract.JOB)
+MASTER = Metric(name="network_master_answers", help="1 while MASTER_ADDR:MASTER_PORT responds", labels=contract.JOB)
 
 VARIABLES = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"})
 CONNECT_SECONDS = 2.0
@@ -59,7 +59,7 @@ class Settings(contract.Settings, frozen=True):
         True
     )
     refused_seconds: Annotated[
-        float, Meta(ge=60.0, le=540.0, description="a master that never answered refuses for this time: warning")
+        float, Meta(ge=60.0, le=540.0, description="a master that never responded refuses for this time: warning")
     ] = 300.0
 
 
@@ -292,7 +292,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     ]
     names = ", ".join(sorted(_interfaces(sample)))
     answering = [master.address for master in sample.masters if master.state == "answers"]
-    verb = "answers" if len(answering) == 1 else "answer"
+    verb = "responds" if len(answering) == 1 else "respond"
     parts = [f"{names} up"] * bool(names) + [f"{', '.join(answering)} {verb}"] * bool(answering)
     return worst(findings, ok("NetworkUp", ", ".join(parts) or "no problem known"))
 
@@ -334,7 +334,7 @@ def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
         for sample in window[-2:]
     ]
     for key, master in lost[-1].items():
-        message = f"{master.address}, the master of job {master.job}, does not answer: {master.detail}"
+        message = f"{master.address}, the master of job {master.job}, does not respond: {master.detail}"
         remedy = "check if the first node of the job is alive: `ping`, `ss -tnp`, firewalls between the nodes"
         level = critical if len(lost) > 1 and key in lost[0] else warning
         yield level("MasterSilent", message, remedy)
@@ -347,7 +347,7 @@ def _never_answered(window: Sequence[Sample], settings: Settings) -> Iterator[Ch
         if seconds >= settings.refused_seconds:
             message = (
                 f"{master.address}, the master of job {master.job}, has refused connections for {seconds:.0f} s and "
-                f"never answered; retrying: {words.count(master.retrying, 'rank')} of this node"
+                f"never responded; {words.count(master.retrying, 'rank')} of this node may be retrying"
             )
             remedy = "check if rank 0 is running and past its imports: `hangwatch dump` on its node"
             yield warning("MasterRefused", message, remedy)
@@ -387,7 +387,7 @@ def _errors(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdi
     for name, growth in counter_growth(readings).items():
         if growth > settings.errors:
             message = f"{name} had {growth} bad packets within {seconds:.0f} s (limit {settings.errors})"
-            yield warning("InterfaceErrors", message, f"`ethtool -S {name}`, cable, transceiver, duplex")
+            yield warning("InterfaceErrors", message, f"`ethtool -S {name}`; check cable, transceiver and duplex")
 
 
 def table(sample: Sample) -> contract.Rows:

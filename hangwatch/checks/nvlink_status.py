@@ -45,7 +45,7 @@ class Settings(contract.Settings, frozen=True):
     """Expected NVLinks and the limit of errors."""
 
     expected_links: Annotated[
-        int, Meta(ge=0, le=64, description="NVLinks that each GPU must have up; 0: as many as others of its model")
+        int, Meta(ge=0, le=64, description="NVLinks of a GPU that must be up; 0: as many as others of its model have")
     ] = 0
     errors_per_second: Annotated[
         float, Meta(ge=0.0, description="corrected errors (replays, CRC) of one GPU above this rate are a finding")

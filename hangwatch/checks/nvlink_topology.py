@@ -101,7 +101,7 @@ def _asymmetric(sample: Sample) -> Iterator[CheckVerdict]:
             if gpu.index < other.index and there != back:
                 yield warning(
                     "Asymmetric",
-                    f"GPU {gpu.index} reaches GPU {other.index} over {there}, but the way back is {back}",
+                    f"GPU {gpu.index} reaches GPU {other.index} over {there}, but in the other direction over {back}",
                     "nvidia-smi topo -m; nvidia-smi nvlink -s",
                 )
 

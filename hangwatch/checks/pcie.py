@@ -29,7 +29,7 @@ class Settings(contract.Settings, frozen=True):
         Meta(
             ge=0.0,
             le=1.0,
-            description="GPU utilization from which the link must run at full speed; idle links slow down",
+            description="at this GPU utilization or more, the link must run at full speed; idle links slow down",
         ),
     ] = 0.2
     replays_per_minute: Annotated[

@@ -175,8 +175,8 @@ def _finding(job: JobName, name: str, problem: tuple[str, str], *, is_confirmed:
     if state in ENDED_STATES:
         return level("RankExited", f"{rank} has ended and was not reaped by its parent{once}", remedy)
     if state in STOPPED_STATES:
-        return level("RankStopped", f"{rank} is stopped{once}", "find out why it was stopped, then kill -CONT PID")
-    remedy = "`hangwatch check storage`; `cat /proc/PID/stack` as root shows what it waits for"
+        return level("RankStopped", f"{rank} is stopped{once}", "look for a debugger; `kill -CONT PID` continues it")
+    remedy = "`hangwatch check storage`; `cat /proc/PID/stack` as root shows the kernel function in which it waits"
     return warning("RankUninterruptible", f"{rank} is in an uninterruptible sleep{detail}{once}", remedy)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.config import Ratio
@@ -22,8 +23,8 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
 MOUNT_LABELS = ("mount", "type")
-ANSWERS = Metric(name="storage_answers", help="1 while the file system answers in time", labels=MOUNT_LABELS)
-SECONDS = Metric(name="storage_answer_seconds", help="time of the last answer to statvfs", labels=MOUNT_LABELS)
+ANSWERS = Metric(name="storage_answers", help="1 while the file system responds in time", labels=MOUNT_LABELS)
+SECONDS = Metric(name="storage_answer_seconds", help="duration of the last statvfs call", labels=MOUNT_LABELS)
 AVAILABLE = Metric(name="storage_available_bytes", help="bytes left for ordinary users", labels=MOUNT_LABELS)
 SIZE = Metric(name="storage_size_bytes", help="size of the file system", labels=MOUNT_LABELS)
 STUCK_CHILDREN = Metric(name="storage_stuck_children", help="children of hangwatch that hang in a dead mount")
@@ -31,8 +32,8 @@ STUCK_CHILDREN = Metric(name="storage_stuck_children", help="children of hangwat
 INCIDENTS = "incidents"
 MOUNTS_LIMIT = 64
 REMEDY_HUNG = (
-    "`dmesg | tail`; check the server and the network to it; `umount -f -l` ends the calls that wait for it with an "
-    "error, and so the jobs that use it"
+    "`dmesg | tail`; check the server and the network to it; `umount -f -l` makes blocked calls fail, which ends the "
+    "jobs that use it"
 )
 REMEDY_SLOW = "check the load of the server and the network to it: `nfsstat -rc`, /proc/self/mountstats"
 
@@ -41,9 +42,9 @@ class Settings(contract.Settings, frozen=True):
     """Limits of response time and free space."""
 
     deadline_seconds: Annotated[
-        float, Meta(ge=0.1, le=3.5, description="a file system that has not answered by then is hung")
+        float, Meta(ge=0.1, le=3.5, description="a file system that does not respond within this time is hung")
     ] = 3.0
-    slow_seconds: Annotated[float, Meta(ge=0.0, le=7.0, description="an answer later than this is a warning")] = 1.0
+    slow_seconds: Annotated[float, Meta(ge=0.0, le=7.0, description="a slower response than this is a warning")] = 1.0
     minimum_available_ratio: Annotated[
         Ratio, Meta(description="less space left on a network file system than this is a warning")
     ] = 0.01
@@ -161,7 +162,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     findings = [finding for answer in sample.answers for finding in _judge_one(answer, settings)]
     network = [answer for answer in sample.answers if answer.type != INCIDENTS]
     slowest = max((answer.space.seconds for answer in network if answer.space), default=0.0)
-    summary = f"{len(network)} network file systems answer, the slowest in {slowest * 1000:.1f} ms"
+    summary = f"{words.count(len(network), 'network file system')} mounted; slowest response {slowest * 1000:.1f} ms"
     return worst(findings, ok("StorageAnswers", summary if network else "no network file system is mounted"))
 
 
@@ -175,7 +176,7 @@ def _judge_one(answer: Answer, settings: Settings) -> Iterator[CheckVerdict]:
     assert answer.space is not None
     free, size = answer.space.available_bytes, answer.space.size_bytes
     if answer.space.seconds > settings.slow_seconds:
-        message = f"{name} took {answer.space.seconds:.1f} s to answer (limit {settings.slow_seconds:g} s)"
+        message = f"{name} took {answer.space.seconds:.1f} s to respond (limit {settings.slow_seconds:g} s)"
         yield warning("StorageSlow", message, REMEDY_SLOW)
     if answer.type == INCIDENTS and free < settings.minimum_incident_bytes:
         limit = f"limit {settings.minimum_incident_bytes / (1 << 20):.0f} MiB"
@@ -188,7 +189,7 @@ def _judge_one(answer: Answer, settings: Settings) -> Iterator[CheckVerdict]:
 
 def _judge_fault(name: str, answer: Answer, fault: Fault, settings: Settings) -> CheckVerdict:
     if fault.reason == "NoAnswer":
-        message = f"{name} does not answer within {settings.deadline_seconds:g} s"
+        message = f"{name} did not respond within {settings.deadline_seconds:g} s"
         return critical("StorageHung", message, REMEDY_HUNG)
     if answer.type == INCIDENTS:
         return warning("IncidentsBlocked", f"{name}: {fault.detail}", "check [store] directory")
@@ -200,7 +201,7 @@ def _judge_fault(name: str, answer: Answer, fault: Fault, settings: Settings) ->
 
 def table(sample: Sample) -> contract.Rows:
     """Return one row per file system."""
-    rows = [("mount", "type", "answered in (s)", "available (GiB)", "size (GiB)")]
+    rows = [("mount", "type", "response time (s)", "available (GiB)", "size (GiB)")]
     for answer in sample.answers:
         if answer.space is None:
             rows.append((answer.mount, answer.type, answer.fault.reason if answer.fault else "", "", ""))

@@ -150,7 +150,7 @@ def test_one_gpu_lost(hgx: Machine) -> None:
 
     verdict = results["gpu_health"].verdict
     assert (verdict.status, verdict.reason) == (CRITICAL, "GpuIsLost")
-    assert verdict.message.startswith("GPU 5 does not answer")
+    assert verdict.message.startswith("GPU 5 does not respond")
     assert "XID 79" in verdict.remedy
     for name in set(GPU_CHECKS) - {"gpu_health"}:  # seven readings and one fault: neither sick nor healthy
         assert (results[name].verdict.status, results[name].verdict.reason) == (UNKNOWN, "GpuIsLost"), name
@@ -369,7 +369,7 @@ def test_a_wedged_gpu_is_named_and_the_others_are_judged(hgx: Machine) -> None:
 
     verdict = results["gpu_health"].verdict
     assert (verdict.status, verdict.reason) == (CRITICAL, "NoAnswer")
-    assert "GPU 1 does not answer" in verdict.message and "dmesg" in verdict.remedy
+    assert "GPU 1 does not respond" in verdict.message and "dmesg" in verdict.remedy
     assert {len(result.faults) for result in results.values()} == {1}
     read = {dict(point.labels)["gpu"] for point in results["nvlink_status"].points if dict(point.labels).get("gpu")}
     assert read == {"0", "2", "3", "4", "5", "6", "7"}

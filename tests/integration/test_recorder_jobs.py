@@ -143,6 +143,6 @@ def test_the_time_out_of_a_job_is_what_its_ranks_recorded(tmp_path: Path) -> Non
         node = Node(jobs=(job.job(),), dump_after_seconds=135.0)
         result = run("collective_timeout", node)
         assert list(values(result, "collective_timeout_seconds").values()) == [600.0]
-        assert "collective timeout of 600 s (by its flight recorder)" in result.verdict.message
+        assert "collective timeout of 600 s (from its flight recorder)" in result.verdict.message
         waits = [one.message for one in job.look().verdict.evidence if one.kind == "sequence"]
         assert waits and "the collective times out in 9 min" in waits[0] and "(timeout 10 min 00 s)" in waits[0]

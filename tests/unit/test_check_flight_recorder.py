@@ -51,7 +51,7 @@ def test_a_recorder_that_is_there_is_told(tree: NodeTree) -> None:
 def test_each_process_is_read_once(tree: NodeTree) -> None:
     """It is not read at all if the timeout check has read it."""
     node = tree.node(recording(tree, 10), dump_after_seconds=135.0)
-    assert "by its flight recorder" in run("collective_timeout", node).verdict.message
+    assert "from its flight recorder" in run("collective_timeout", node).verdict.message
     (tree.proc / "10" / "mem").unlink()
     (tree.proc / "10" / "maps").unlink()
     assert values(run("flight_recorder", node), "flight_recorder_capacity") == {("J10",): 2000}

@@ -93,7 +93,7 @@ def test_the_route_to_the_master(tree: NodeTree) -> None:
     connection(tree)
     result = run("network", tree.node(job(rank(10))))
     assert status_and_reason(result) == ("OK", "NetworkUp")
-    assert "ib0 up, 192.168.7.1:29500 answers" in result.verdict.message
+    assert "ib0 up, 192.168.7.1:29500 responds" in result.verdict.message
     assert values(result, "network_master_answers") == {("77",): 1}
     assert ("job 77", "the route to 192.168.7.1", "ib0", "up", "192.168.7.9") in result.table
 
@@ -412,9 +412,7 @@ def test_a_master_that_has_refused_since_the_job_began() -> None:
     assert {status_and_reason(one) for one in told_of["idle"]} == {("OK", "NetworkUp")}
     reasons = [one.verdict.reason for one in told_of["trying"]]
     assert reasons == ["NetworkUp"] * 5 + ["MasterRefused"] * 2
-    assert (
-        "has refused connections for 300 s and never answered; retrying: 1 rank" in told_of["trying"][5].verdict.message
-    )
+    assert "has refused connections for 300 s and never responded; 1 rank" in told_of["trying"][5].verdict.message
 
 
 def test_a_real_connection_is_enough_and_none_is_opened() -> None:

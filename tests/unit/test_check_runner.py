@@ -81,7 +81,7 @@ def test_a_part_that_did_not_answer_is_never_shown_as_well() -> None:
 def test_many_faults_are_one_sentence() -> None:
     faults = tuple(Fault(subject=f"sd{letter}", reason="NoAnswer", detail="silent") for letter in "abc")
     result = run(check_of(lambda node, settings: Reading(number=1, faults=faults)))
-    assert result.verdict.message == "sda: silent, and 2 more did not answer"
+    assert result.verdict.message == "sda: silent, and 2 more did not respond"
 
 
 def test_a_rank_is_named_by_its_local_rank_where_it_has_one() -> None:

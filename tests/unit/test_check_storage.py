@@ -58,7 +58,7 @@ def test_network_file_systems_that_answer(tree: NodeTree) -> None:
     mounted(tree, ("data", "nfs4"), ("scratch and more", "lustre"))
     result = run("storage", tree.node())
     assert status_and_reason(result) == ("OK", "StorageAnswers")
-    assert "2 network file systems answer" in result.verdict.message
+    assert "2 network file systems mounted" in result.verdict.message
     answers = values(result, "storage_answers")
     assert answers == {(str(tree.root / "data"), "nfs4"): 1, (str(tree.root / "scratch and more"), "lustre"): 1}
     assert values(result, "storage_size_bytes")[str(tree.root / "data"), "nfs4"] > 0

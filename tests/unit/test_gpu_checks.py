@@ -42,7 +42,7 @@ def test_a_driver_that_blocks_says_at_which_gpu() -> None:
     verdict = gpu_health.judge([gpu_health.Sample(driver_fault=fault)], gpu_health.Settings())
     assert (verdict.reason, verdict.message) == (
         "DriverStalled",
-        "the driver does not answer: GPU 2: silent about this GPU",
+        "the driver does not respond: GPU 2: silent about this GPU",
     )
 
 
@@ -99,7 +99,7 @@ def test_a_matrix_that_differs_both_ways() -> None:
     )
     verdict = nvlink_topology.judge([nvlink_topology.Sample(gpus=gpus)], nvlink_topology.Settings())
     assert (verdict.status, verdict.reason) == (CheckStatus.WARNING, "Asymmetric")
-    assert verdict.message == "GPU 0 reaches GPU 1 over PIX, but the way back is SYS"
+    assert verdict.message == "GPU 0 reaches GPU 1 over PIX, but in the other direction over SYS"
 
 
 def test_a_single_gpu_has_a_topology_too() -> None:

@@ -60,7 +60,7 @@ class Sample(Value, frozen=True, kw_only=True):
 class Settings(config.Section, frozen=True):
     """Base class of the section `[checks.<name>]` of a check."""
 
-    enabled: Annotated[bool, Meta(description="false: runs only if `hangwatch check` names it")] = True
+    enabled: Annotated[bool, Meta(description="false: the check runs only if `hangwatch check` names it")] = True
 
 
 class Metric(Value, frozen=True):

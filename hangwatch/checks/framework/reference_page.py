@@ -16,32 +16,32 @@ from hangwatch.checks.framework.contract import AnyCheck
 
 INTRODUCTION = """# The checks
 
-This page lists the checks of a node for operators. It is made from the code by `make golden`.
+This page lists the checks of a node for operators. `make golden` generates it from the code.
 
-`hangwatch check` runs all of them once, `hangwatch check NAME...` those named; the daemon runs each at its interval.
-Each result has a status, a reason, a sentence, and what to type. Every section `[checks.NAME]` also has:
+`hangwatch check` runs all checks once. `hangwatch check NAME...` runs the named checks. The daemon runs each check at
+its interval. Each result has a status, a reason, a sentence, and what to type. Every section `[checks.NAME]` also has:
 
 | key | default | meaning |
 |---|---|---|
-| `enabled` | `true` | false: runs only where `hangwatch check` names it |
+| `enabled` | `true` | false: the check runs only if `hangwatch check` names it |
 
-These reasons every check can give:
+Every check can have these reasons:
 
 | reason | status | meaning |
 |---|---|---|
-| `NotPresent` | OK | this node or its jobs have nothing to check; checked again half a minute after a job starts |
+| `NotPresent` | OK | this node and its jobs have nothing to check; it is checked again 30 s after a job starts |
 | `CheckFailed`, `Stalled` | UNKNOWN | the check itself failed, or did not return |
 
-On the screen, checks with nothing to check share one line, and so do equal findings; `--verbose` shows each.
-Exit codes: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, by the most severe check (CRITICAL, WARNING, UNKNOWN, OK).
-`--fail-on critical` exits 0 for anything less. `--json` prints the form of [check.schema.json](check.schema.json).
+On a terminal, checks with nothing to check share one line, and so do equal findings. `--verbose` shows each.
+The exit code is that of the most severe check: 2 CRITICAL, 1 WARNING, 3 UNKNOWN, 0 OK.
+With `--fail-on critical`, any other status exits 0. [check.schema.json](check.schema.json) describes `--json`.
 """
 LEVELS = {"ok": "OK", "unknown": "UNKNOWN", "warning": "WARNING", "critical": "CRITICAL", "level": "WARNING, CRITICAL"}
 
 
 def page(checks: Mapping[str, AnyCheck]) -> str:
     """Return the whole page in Markdown."""
-    overview = ["| check | every | what it checks |", "|---|---|---|"]
+    overview = ["| check | every | subject |", "|---|---|---|"]
     for name, check in checks.items():
         overview.append(f"| [{name}](#{name}) | {check.every_seconds:g} s | {_docstring(check).splitlines()[0]} |")
     sections = [line for check in checks.values() for line in _section(check)]

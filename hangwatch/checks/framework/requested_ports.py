@@ -24,7 +24,7 @@ def try_ports(wanted: Sequence[Port], clock: Clock) -> CheckResult:
     ran_unix_seconds, began = clock.unix(), clock.monotonic()
     answers = ports.connect_all(wanted, DEADLINE_SECONDS)
     faults = [fault for fault in answers.values() if fault is not None]
-    verb = "answers" if len(answers) == 1 else "answer"
+    verb = "accepts connections" if len(answers) == 1 else "accept connections"
     return CheckResult(
         check=CHECK_NAME,
         verdict=worst(

@@ -19,7 +19,7 @@ from hangwatch.probes.node.machine import Node
 log = logging.getLogger(__name__)
 
 DEFAULT_REMEDY = (
-    "`hangwatch check {name} --verbose` lists everything that did not answer; `dmesg -T | tail` shows kernel errors; "
+    "`hangwatch check {name} --verbose` lists all that did not respond; `dmesg -T | tail` shows kernel errors; "
     "report a bug if the file or device is healthy"
 )
 """The remedy for a fault that has none, such as a file that cannot be read or parsed."""
@@ -42,7 +42,7 @@ def run(check: AnyCheck, node: Node, settings: Settings, window: Window) -> Chec
         parts = _Parts(
             verdict=unknown(
                 "CheckFailed",
-                f"the check failed with a bug: {check.name} is unknown",
+                f"the check {check.name} failed because of a bug in hangwatch; the state of the node is unknown",
                 "the log of hangwatch has the traceback; report this bug",
             ),
             success=False,
@@ -86,7 +86,7 @@ def _run_unguarded(check: AnyCheck, node: Node, settings: Settings, window: Wind
 def _judge_faults(check: AnyCheck, faults: tuple[Fault, ...]) -> CheckVerdict:
     """Return UNKNOWN for a check that would be OK if all parts of the node had responded."""
     first = faults[0]
-    rest = f", and {len(faults) - 1} more did not answer" if len(faults) > 1 else ""
+    rest = f", and {len(faults) - 1} more did not respond" if len(faults) > 1 else ""
     remedy = first.remedy or DEFAULT_REMEDY.format(name=check.name)
     return unknown(first.reason, f"{first.subject}: {first.detail}{rest}", remedy)
 
@@ -98,7 +98,7 @@ def stalled_result(check: AnyCheck, since_unix_seconds: float, now_unix_seconds:
         check=check.name,
         verdict=unknown(
             "Stalled",
-            f"{check.name} has not returned for {waited:.0f} s: a file, device or service does not answer",
+            f"{check.name} has not returned for {waited:.0f} s: a file, device or service does not respond",
             f"`hangwatch check {check.name}` shows if it still blocks; look for a dead mount or driver in `dmesg`",
         ),
         success=False,

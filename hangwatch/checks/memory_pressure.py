@@ -28,10 +28,7 @@ PRESSURE = Metric(
     name="memory_pressure_ratio", help="share of the last 60 s in which some or all tasks waited for memory",
     labels=("kind",),
 )  # fmt: skip
-REMEDY = (
-    "`ps aux --sort=-rss | head` and `hangwatch check ranks --verbose` show the memory use; "
-    "use fewer loader workers or a smaller prefetch"
-)
+REMEDY = "`ps aux --sort=-rss | head`, `hangwatch check ranks --verbose`; use fewer loader workers or less prefetch"
 
 
 class Settings(contract.Settings, frozen=True):

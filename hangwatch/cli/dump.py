@@ -80,7 +80,7 @@ class DumpOptions(NamedTuple):
     "--rounds",
     type=click.IntRange(1, 10),
     help="Number of dumps of each rank, 5 s apart. Two or more show which ranks progress.  [default: 2 with --nodes, "
-    "else 1, and a second one if the first may mislead: unknown code, a rank that may wait for its GPU, or a "
+    "else 1, plus a second if the first may mislead: unknown code, a rank that may be waiting for its GPU, or a "
     "collective that has been open for 10 s]",
 )
 @click.option("--native", is_flag=True, help="Add native frames. Slow: pauses each process for 0.7 s, needs 340 MB.")
@@ -113,7 +113,7 @@ def dump(**given: Any) -> int:
     --nodes and --jobid dump many nodes at the same time and give one verdict per job. A node that does not respond by
     the deadline is reported and is no error. See docs/many-nodes.md.
 
-    Only reads: no process is stopped, except by --native. Exits 1 if there is nothing to dump.
+    No process is stopped, except with --native. Exits 1 if there is nothing to dump.
     """
     _refuse_bare(click.get_current_context().args)
     options = DumpOptions(**{name: given.pop(name) for name in DumpOptions._fields})

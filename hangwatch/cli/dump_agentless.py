@@ -72,7 +72,10 @@ def dump_agentless(question: AgentlessOptions, settings: config.Settings) -> int
         form = nodes_dump(replies, without_job, answers)
         click.echo(as_json.render(form), nl=False)
     if not answers:
-        click.echo("no rank found: no torchrun, and no Python with RANK in an environment that we may read", err=True)
+        click.echo(
+            "no rank found: no torchrun, and no Python process with RANK in an environment that this user may read",
+            err=True,
+        )
     return 0 if answers else 2 if replies.failed and not replies.answered else 1
 
 

@@ -111,7 +111,7 @@ class _Sources:
         except user_socket_client.BusyError:
             raise
         except user_socket_client.SocketError as error:
-            self._daemon_answer = f"the daemon could not be asked: {error}"
+            self._daemon_answer = f"the daemon did not list your incidents: {error}"
             return None
 
     def none_found(self) -> str:
@@ -180,7 +180,7 @@ def _file_of(path: Path) -> Path | None:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
-@click.option("-l", "--full", is_flag=True, help="On a terminal, do not cut each verdict to one line.")
+@click.option("-l", "--full", is_flag=True, help="On a terminal, show each verdict in full instead of one line.")
 @config_option
 def incidents(as_json: bool, full: bool, config_path: Path | None) -> None:
     """List the incidents that this node keeps, newest first."""

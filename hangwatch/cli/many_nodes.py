@@ -50,12 +50,12 @@ job_option = click.option("--job", "wanted", help="Merge only this job, by id, k
 
 @click.command()
 @click.argument("sources", nargs=-1, metavar="FILE|DIR|URL...")
-@click.option("--prometheus", help="URL of a Prometheus: also merge from all nodes on which it has seen the --job.")
+@click.option("--prometheus", help="URL of a Prometheus server: also merge from all nodes on which it saw the --job.")
 @job_option
 @topology_option
 @click.option("--as-one-job", is_flag=True, help="Merge incidents of several jobs as if they were one job.")
 @incident_sources.http_config_option("For URLs")
-@click.option("--prometheus-http-config", type=click.Path(path_type=Path), help="The same for --prometheus.")
+@click.option("--prometheus-http-config", type=click.Path(path_type=Path), help="As --http-config, for --prometheus.")
 @click.option(
     "--deadline",
     "deadline_seconds",
@@ -80,7 +80,7 @@ def merge(
 
     FILE is an incident.json, or the output of `hangwatch dump --json --grouped` on a node. DIR means all *.json files
     below it. "-" is standard input. URL is a daemon (https://NODE:9836) or one of its incidents. A node that does not
-    respond is reported and is no error. Of each node only the newest incident of a job counts.
+    respond is reported and is no error. Only the newest incident of a job on each node counts.
 
     Exits 1 if a file or node had to be skipped, 2 if nothing could be read.
     """
@@ -142,7 +142,7 @@ def _nothing_merged(problems: Sequence[str], replies: Replies, sources: Sequence
         return "\n".join(problems[:MOST_TOLD])
     if replies.failed or replies.silent:
         return "no node returned an incident"
-    return f"no job in {', '.join(sources) or 'what Prometheus has seen'}"
+    return f"no job found in {', '.join(sources) or 'the series of Prometheus'}"
 
 
 def _files(path: Path) -> Iterator[_File]:
@@ -324,7 +324,7 @@ def _make_private_folder(folder: Path) -> None:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
+        raise InputError(f"{folder}: cannot be created: {error.strerror}") from None
 
 
 COMMANDS = (merge,)

@@ -168,14 +168,14 @@ def report_failures(roll_call: ReplyCollector[Any], deadline_seconds: float) -> 
     """Print the nodes that did not respond, and the error messages of nodes. Equal messages are printed once."""
     if roll_call.silent:
         silent = words.fold_nodes(roll_call.silent)
-        click.echo(f"no response within {words.duration(deadline_seconds)}, or not reached: {silent}", err=True)
+        click.echo(f"no response within {words.duration(deadline_seconds)}, or unreachable: {silent}", err=True)
     for messages in (roll_call.failed, roll_call.complaints):
         for message, nodes in messages[:MOST_TOLD]:
             name = words.elided(words.fold_nodes(nodes), MOST_NAME_CHARACTERS)
             for line in message.splitlines():
                 click.echo(f"{name}: {line}", err=True)
         if len(messages) > MOST_TOLD:
-            click.echo(f"and {len(messages) - MOST_TOLD} more messages of other nodes", err=True)
+            click.echo(f"and {words.count(len(messages) - MOST_TOLD, 'more message')} of other nodes", err=True)
 
 
 class Progress:
@@ -188,7 +188,7 @@ class Progress:
     def show(self, now: remote_run.Progress, answered: int) -> None:
         """Show the progress, if standard error is a terminal."""
         self._line = (
-            f"answered {answered} of {words.count(now.total, 'node')}, silent {now.total - now.ended}, "
+            f"{answered} of {words.count(now.total, 'node')} responded, {now.total - now.ended} pending, "
             f"{now.seconds:.0f} s"
         )
         if self._is_terminal:

@@ -48,7 +48,7 @@ class NewFolder:
                 if not is_empty:
                     raise InputError(f"{path}: is not empty: give a new folder")
         except OSError as error:
-            raise InputError(f"{path}: cannot be made: {error.strerror}") from None
+            raise InputError(f"{path}: cannot be created: {error.strerror}") from None
         except durable.UnsafeFolderError as error:
             raise InputError(str(error)) from None
 

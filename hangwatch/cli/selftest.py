@@ -268,7 +268,7 @@ def _print(answer: Answer) -> None:
     if answer.suspects and answer.is_sure:
         click.echo(f"device {answer.suspects[0]}: fails together with a good device; found in {answer.tries} tests")
     elif answer.suspects:
-        click.echo(f"no single device found in {answer.tries} tests: halves pass alone, or the fault is intermittent")
+        click.echo(f"no bad device found in {answer.tries} tests: each half passes, or the fault is intermittent")
 
 
 COMMANDS = (selftest,)

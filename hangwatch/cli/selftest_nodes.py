@@ -49,7 +49,7 @@ class Nodes:
 
     def __init__(self, reach: Reach, question: NodeOptions) -> None:
         if reach.via == "pdsh":
-            raise click.UsageError("--via pdsh cannot run a self-test, which tells each node its name: use --via ssh")
+            raise click.UsageError("--via pdsh cannot run a self-test: it passes no name to each node; use --via ssh")
         seconds = launch.START_SECONDS + _STEPS * question.timeout_seconds
         self._reach = reach._replace(deadline_seconds=max(reach.deadline_seconds, seconds))
         self._question = question
@@ -60,7 +60,7 @@ class Nodes:
         missing = [name for name in names if name not in offers]
         if missing:
             nodes = words.fold_nodes(missing)
-            raise InputError(f"the self-test cannot run on {nodes}: repair that, or remove it from --nodes")
+            raise InputError(f"the self-test cannot run on {nodes}: fix that, or remove them from --nodes")
         self._offers = {name: offers[name] for name in names}
 
     @property
@@ -85,7 +85,7 @@ def _ask(reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.An
         try:
             return decoding.decode_json(printed, form)
         except (msgspec.DecodeError, ValueError, RecursionError):
-            raise AnswerError("did not answer as a self-test: does it run the same version of hangwatch?") from None
+            raise AnswerError("sent no result of a self-test: does it run the same version of hangwatch?") from None
 
     calls: ReplyCollector[parts.AnswerT] = ReplyCollector(read, {0}, lambda answer: (answer.printed_unix_seconds,) * 2)
     answers: dict[str, parts.AnswerT] = {}

@@ -193,7 +193,7 @@ def frame(seen: LastAnswer, now: float, unix_now: float) -> RenderableType:
         problem = f"retrying every second: {words.printable(seen.problem)}"
         head = Text(problem, style="bold red", no_wrap=True, overflow="ellipsis")
     if seen.status is None:
-        return Group(head, Text("" if seen.problem else "asking the daemon"))
+        return Group(head, Text("" if seen.problem else "waiting for the daemon"))
     status = seen.status
     age = f"   as of {words.duration(round(now - seen.at))} ago" if seen.problem else ""
     line = Text(words.printable(f"{status.node}   GPU sampler: {status.sampler}   incidents: {status.store}{age}"))

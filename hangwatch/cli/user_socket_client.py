@@ -60,7 +60,7 @@ def status(path: str) -> Status:
     try:
         return decoding.decode_json(ask(path, "/status"), Status)
     except (msgspec.ValidationError, ValueError) as error:
-        raise SocketError(f"its answer is not of this version of hangwatch: {error}") from None
+        raise SocketError(f"the daemon's answer is not of this version of hangwatch: {error}") from None
 
 
 def dump(settings: config.Settings, which: str, rounds: int | None) -> Incident:
@@ -73,7 +73,7 @@ def dump(settings: config.Settings, which: str, rounds: int | None) -> Incident:
     try:
         return incident_file.parse(Path(settings.socket.path), content)
     except incident_file.StoreError as error:
-        raise SocketError(f"its answer is not an incident of this version of hangwatch: {error}") from None
+        raise SocketError(f"the daemon's answer is not an incident of this version of hangwatch: {error}") from None
 
 
 def incidents(path: str) -> tuple[incident_file.Summary, ...]:
@@ -81,7 +81,7 @@ def incidents(path: str) -> tuple[incident_file.Summary, ...]:
     try:
         return decoding.decode_json(ask(path, "/incidents"), incident_file.Incidents).incidents
     except (msgspec.ValidationError, ValueError) as error:
-        raise SocketError(f"its answer is not of this version of hangwatch: {error}") from None
+        raise SocketError(f"the daemon's answer is not of this version of hangwatch: {error}") from None
 
 
 def incident(path: str, name: str) -> Incident:
@@ -111,7 +111,7 @@ def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
                 content += piece
                 remaining_seconds = end - time.monotonic()
                 if len(content) > MOST_BYTES or remaining_seconds <= 0:
-                    raise SocketError(f"{path}: its answer is longer than {MOST_BYTES >> 20} MiB, or does not end")
+                    raise SocketError(f"{path}: its answer exceeds {MOST_BYTES >> 20} MiB, or did not end in time")
                 connection.settimeout(remaining_seconds)
     except (http.client.RemoteDisconnected, ConnectionResetError, TimeoutError) as error:
         raise BusyError(f"{path}: the daemon did not respond: {error}; try again in {AGAIN_SECONDS} s") from None

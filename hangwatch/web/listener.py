@@ -295,14 +295,14 @@ class Listener(HTTPServerConnectionDelegate):
         """
         assert self._loop is not None
         if not self._limits.begin(caller, self._loop.time()):
-            return f"too many within a minute; try again in {AGAIN_SECONDS} s"
+            return f"too many connections within a minute; try again in {AGAIN_SECONDS} s"
         for stream in [stream for stream in self._callers if stream.closed()]:
             self._forget(stream)  # its coroutine has not called `on_close` yet
         if self._max_of_user and not self._may_add(caller, self._max_of_user):
             return f"{self._max_of_user} requests of this user are being answered"
         while len(self._waiting) + len(self._answering) >= self.max_connections:
             if not self._close_for(caller):
-                return f"all {self.max_connections} places are taken; try again in {AGAIN_SECONDS} s"
+                return f"all {self.max_connections} connections are in use; try again in {AGAIN_SECONDS} s"
         return None
 
     def _refuse(self, connection: socket.socket, caller: Caller, why: str) -> None:
@@ -461,14 +461,14 @@ class Listener(HTTPServerConnectionDelegate):
 
     async def _answer_to(self, stream: IOStream, start_line: RequestStartLine, headers: HTTPHeaders) -> Answer:
         if start_line.method not in ("GET", "HEAD"):
-            return text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET")._replace(headers={"Allow": "GET, HEAD"})
+            return text(HTTPStatus.METHOD_NOT_ALLOWED, "use GET")._replace(headers={"Allow": "GET, HEAD"})
         if sum(len(name) + len(value) + 4 for name, value in headers.get_all()) > MAX_HEADER_BYTES:
             return text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers must be at most {MAX_HEADER_BYTES} bytes")
         try:
             path, _, query = start_line.path.partition("?")
             return await self._answer(Request(path, headers, *_client_of(stream), query))
         except Exception:
-            log.exception("%s could not be answered; please report this", start_line.path[:100])
+            log.exception("%s: the request failed; please report this bug", start_line.path[:100])
             return text(HTTPStatus.INTERNAL_SERVER_ERROR, "an error inside hangwatch; see its log")
 
 

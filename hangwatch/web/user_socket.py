@@ -48,7 +48,7 @@ SENDING_SECONDS = 2.0  # time to send the reason before the listener closes the 
 MARGIN_SECONDS = 30.0  # time for scans and for the wait for a thread, in addition to the deadlines of a capture
 UNKNOWN = text(
     HTTPStatus.FORBIDDEN,
-    "your user id is hidden by a user namespace (a rootless container?): run the command outside of it",
+    "a user namespace (a rootless container?) hides your user id: run the command outside of it",
 )
 NOT_YOURS = text(HTTPStatus.NOT_FOUND, "no such job of yours runs on this node")
 
@@ -172,7 +172,7 @@ class UserSocket:
         if limit := self._pace.begin(str(uid)):
             return text(HTTPStatus.TOO_MANY_REQUESTS, f"too many dumps per minute: the limit is [socket] {limit}")
         if len(self._dumping) >= MOST_WAITING_DUMPS:
-            return _refused_for_now(f"all {MOST_WAITING_DUMPS} places for dumps are taken")
+            return _refused_for_now(f"{MOST_WAITING_DUMPS} dumps are running or queued")
         self._dumping.add(uid)
         wanted = _Dump(uid, which, None if rounds is None else int(rounds), Future())
         wanted.answer.add_done_callback(lambda _: self._dumping.discard(uid))

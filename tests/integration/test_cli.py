@@ -264,7 +264,7 @@ def test_who_may_read_no_incident_is_told_where_was_looked_and_as_whom() -> None
 
         told = asked("report").stderr
         assert f"no incidents that you may read in {place}/incidents: Permission denied" in told
-        assert f"the daemon could not be asked: {place}/socket: No such file" in told
+        assert f"the daemon did not list your incidents: {place}/socket: No such file" in told
         assert f"uid {NOBODY}" in told
         status = asked("status")
         assert status.returncode == 2

@@ -86,7 +86,7 @@ def test_one_verdict_over_nodes_each_under_the_name_that_was_asked(nodes: Path) 
     assert (job["absent"], job["world_size"]) == ([], WORLD)
     shown = ask(nodes)
     assert "ank 19 (n2" in shown.stdout
-    assert "answered 4 of 4 nodes, silent 0" in shown.stderr
+    assert "4 of 4 nodes responded, 0 pending" in shown.stderr
     assert len(shown.stderr.splitlines()) == 1
 
 
@@ -140,7 +140,7 @@ def test_names_of_raw_stacks_are_ours(nodes: Path, tmp_path: Path) -> None:
     assert folder.name.isalnum()
     link = tmp_path / "link"
     link.symlink_to(raw)
-    refused("dump", "--nodes", "n0", "--via", "local", "--raw", str(link), says="cannot be made")
+    refused("dump", "--nodes", "n0", "--via", "local", "--raw", str(link), says="cannot be created")
 
 
 def test_a_node_that_hangs_is_unanswered_and_evidence(nodes: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_node_that_hangs_is_unanswered_and_evidence(nodes: Path) -> None:
     assert "rank 19 (n2" in job["verdict"]["message"]
     assert "8-15" in votes["unanswered"]
     assert job["verdict"]["named"] == [], "whom the others wait for may be the node that did not answer"
-    assert "no response within 10 s, or not reached: n1" in done.stderr
+    assert "no response within 10 s, or unreachable: n1" in done.stderr
 
 
 def test_garbage_a_gigabyte_and_a_missing_command_cost_their_node_alone(nodes: Path) -> None:

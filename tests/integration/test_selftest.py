@@ -194,7 +194,7 @@ def test_a_node_that_offers_nothing_is_told_before_anything_is_started(tmp_path:
     remote = f"test %h = 127.0.0.3 || {sys.executable} -m hangwatch"  # 127.0.0.3 does not respond
     done = subprocess.run(over_nodes("--deadline", "60", remote=remote), capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert "the self-test cannot run on 127.0.0.3: repair that, or remove it from --nodes" in done.stderr, done.stderr
+    assert "the self-test cannot run on 127.0.0.3: fix that, or remove them from --nodes" in done.stderr, done.stderr
 
 
 def test_an_interpreter_that_is_none_is_told_with_its_exit_status() -> None:

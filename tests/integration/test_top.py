@@ -279,7 +279,7 @@ def test_when_a_job_ends_itself_and_how_old_checks_are_is_told() -> None:
 def test_old_news_say_how_old_they_are() -> None:
     text = drawn(LastAnswer(SEEN, 100.0, "no hangwatch answers"), 130.0)
     assert "retrying every second: no hangwatch answers" in text and "as of 30 s ago" in text
-    assert "asking the daemon" in drawn(LastAnswer(), time.monotonic())
+    assert "waiting for the daemon" in drawn(LastAnswer(), time.monotonic())
 
 
 def test_names_are_shown_as_they_are_in_one_line() -> None:

@@ -175,7 +175,7 @@ def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> No
 
 @pytest.mark.parametrize("command", [["dump", "--job", "job-of-nobody"], ["status"], ["incidents"]])
 def test_command_that_the_daemon_refuses_for_now_says_so_and_exits_with_75(node: Node, command: list[str]) -> None:
-    said = "connections are refused: all 128 places are taken; try again in 10 s"
+    said = "connections are refused: all 128 connections are in use; try again in 10 s"
 
     async def answer(_: Request) -> Answer:
         return text(HTTPStatus.TOO_MANY_REQUESTS, said)

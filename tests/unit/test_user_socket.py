@@ -391,11 +391,14 @@ def test_user_over_its_limit_is_refused_at_accept_and_logged_once(
             connected_as(2000, path).close()
         with connected_as(2000, path) as one:
             told = one.recv(1 << 10)
-        assert told.startswith(b"HTTP/1.1 429") and b"too many within a minute" in told
+        assert told.startswith(b"HTTP/1.1 429") and b"too many connections within a minute" in told
         with connected_as(2001, path) as other:
             assert asked_by(other, "/status").startswith(b"HTTP/1.1 200 OK")
     (said,) = [message for message in caplog.messages if "refused" in message]
-    assert said == "own-jobs: connections of user 2000 are refused: too many within a minute; try again in 10 s"
+    assert (
+        said
+        == "own-jobs: connections of user 2000 are refused: too many connections within a minute; try again in 10 s"
+    )
 
 
 def test_third_connection_of_a_user_ends_no_dump_of_his(tmp_path: Path) -> None:

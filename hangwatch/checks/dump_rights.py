@@ -25,7 +25,7 @@ GRANT = (
 
 
 class Settings(contract.Settings, frozen=True):
-    """Nothing to set."""
+    """No settings except `enabled`."""
 
 
 class RankRight(Value, frozen=True):

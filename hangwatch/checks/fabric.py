@@ -26,7 +26,7 @@ MANAGER_LOG = "less /var/log/fabricmanager.log; then `systemctl restart nvidia-f
 
 
 class Settings(contract.Settings, frozen=True):
-    """The state of the NVSwitch fabric."""
+    """No settings except `enabled`."""
 
 
 class Sample(contract.Sample, frozen=True):

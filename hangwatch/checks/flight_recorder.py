@@ -29,7 +29,7 @@ State = Literal["there", "unused", "off", "unread"]
 
 
 class Settings(contract.Settings, frozen=True):
-    """Nothing to set."""
+    """No settings except `enabled`."""
 
 
 class Presence(Value, frozen=True):

@@ -25,7 +25,7 @@ REMEMBERED_RUNS = 13
 
 
 class Settings(contract.Settings, frozen=True):
-    """Nothing to set."""
+    """No settings except `enabled`."""
 
 
 class NicPlace(Value, frozen=True):

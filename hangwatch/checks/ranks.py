@@ -40,7 +40,7 @@ UNHEALTHY_STATES = NO_PROCESS | BLOCKED_STATES | STOPPED_STATES
 
 
 class Settings(contract.Settings, frozen=True):
-    """Nothing to set."""
+    """No settings except `enabled`."""
 
 
 class RankState(Value, frozen=True):

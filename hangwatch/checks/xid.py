@@ -77,7 +77,10 @@ def meanings() -> dict[int, Meaning]:
 
 
 def severity(code: int, text: str) -> Literal["critical", "warning", "notice"]:
-    """Return the severity of XID `code`. Rows `as_told` take it from `text`, the log line, if there is a line."""
+    """Return the severity of XID `code`. If its row has `as_told`, the log line `text` states the severity.
+
+    NVML does not report the line. Then such an XID is a warning.
+    """
     in_table = meanings().get(code, UNLISTED).severity
     if in_table != "as_told":
         return in_table

@@ -53,7 +53,7 @@ _OPTIONS = (
 
 
 class Reach(NamedTuple):
-    """The nodes to run on, and the program that reaches them. `selector` and `namespace` are of kubectl."""
+    """The nodes to run on, and the program that reaches them. `selector` and `namespace` are for kubectl."""
 
     nodes: str | None
     via: Via

@@ -34,11 +34,11 @@ _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class SocketError(Exception):
-    """The request over the socket failed: no socket, not the daemon's socket, or refused. The message says which."""
+    """A failed request over the user socket: no socket, not the daemon's socket, or refused. The message says which."""
 
 
 class BusyError(SocketError, TemporaryError):
-    """The daemon did not respond, or refused for now: a limit on requests, of all users or of this user, is reached."""
+    """A request that failed for now: the daemon did not respond, or a limit of this user or of all users is reached."""
 
 
 def may_not_read(pids: list[int]) -> bool:

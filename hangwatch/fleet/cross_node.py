@@ -23,9 +23,9 @@ _NAME_SHOWN = 48
 
 
 class ClockOffset(Value, frozen=True):
-    """A difference between the clock of a node and the clock of this node.
+    """A difference between the clock of a node and the clock of the node that ran the command.
 
-    The node's clock is at least `seconds` ahead, or behind if `seconds` is negative.
+    The clock of `node` is at least `seconds` ahead, or behind if `seconds` is negative.
     """
 
     node: str

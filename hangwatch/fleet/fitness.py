@@ -254,7 +254,7 @@ def difference_finding(difference: Difference) -> Finding:
 
 
 def clock_findings(clocks: Iterable[ClockOffset]) -> list[Finding]:
-    """Return findings about clocks that differ from the clock of this node."""
+    """Return findings about clocks that differ from the clock of the node that ran the command."""
     return [
         Finding(
             nodes=(offset.node,),

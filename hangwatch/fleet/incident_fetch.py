@@ -47,7 +47,7 @@ class AddressError(UserError):
 
 
 class FetchError(Exception):
-    """A node responded, but returned no incident. The message says why."""
+    """A response of a node without an incident. The message says why."""
 
 
 class Site(NamedTuple):

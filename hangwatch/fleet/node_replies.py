@@ -196,7 +196,7 @@ def _members_of(members: Iterable[Member], node: str) -> Iterable[Member]:
 def _offset(reply: Reply, first_unix_seconds: float, last_unix_seconds: float) -> float:
     """Return the smallest possible clock difference in seconds. Positive: the node's clock is ahead.
 
-    Both times were measured on the node between our request and the end of its reply.
+    The node measured both times between the request and the end of its reply.
     """
     ahead = last_unix_seconds - reply.ended_unix_seconds
     behind = first_unix_seconds - reply.asked_unix_seconds

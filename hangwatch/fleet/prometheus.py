@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class PrometheusError(Exception):
-    """A query of Prometheus failed. The message says why, and what to do."""
+    """A failed query of Prometheus. The message says why, and what to do."""
 
 
 class _Labels(msgspec.Struct):

@@ -58,9 +58,9 @@ class Rules(NamedTuple):
 
 
 class Admission:
-    """The decision whether a request is allowed. `read` reads the rules again when their files change.
+    """The access rules in use. `refusal` applies them to a request.
 
-    `use_tls` sets the TLS context of new connections.
+    `read` reads the rules again when their files change. `use_tls` sets the TLS context of new connections.
     """
 
     def __init__(

@@ -46,11 +46,11 @@ INDEX = (
 
 
 class ServeError(UserError):
-    """The server cannot start with these settings. The message says why and what to change."""
+    """Settings with which the server cannot start. The message says why and what to change."""
 
 
 class PortTakenError(TemporaryError):
-    """The server cannot start now: the port is in use, or the address does not exist yet."""
+    """A temporary failure to listen: the port is in use, or the address does not exist yet."""
 
 
 class Server:

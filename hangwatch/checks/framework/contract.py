@@ -84,7 +84,7 @@ class Metric(Value, frozen=True):
 
 
 class RankName(Value, frozen=True):
-    """The name of a rank of a job. `local_rank` is the global rank if the local rank is not known, else "unknown".
+    """The name of a rank of a job. `local_rank` is its local rank, else its global rank, else "unknown".
 
     Local ranks are not unique on a node: each container of a job may have a local rank 0.
     """

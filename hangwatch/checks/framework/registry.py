@@ -18,11 +18,11 @@ PACKAGE = "hangwatch.checks"
 
 
 class ContractError(UserError):
-    """A module in checks/ breaks the contract. The message names the file and the problem."""
+    """A breach of the contract by a module in checks/. The message names the file and the problem."""
 
 
 class UnknownCheckError(UserError):
-    """A requested check does not exist. The message lists the existing checks."""
+    """A request for a check that does not exist. The message lists the existing checks."""
 
 
 @cache

@@ -91,7 +91,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     dump_after = sample.dump_after_seconds
     summary = contract.join_first([_sentence(job) for job in sample.jobs])
     if dump_after is None:
-        return ok("NobodyWatches", f"{summary}; no hangwatch daemon is running to compare with")
+        return ok("DaemonNotRunning", f"{summary}; no hangwatch daemon is running to compare with")
     findings = [finding for job in sample.jobs if (finding := _judge_job(job, dump_after, settings))]
     return worst(findings, ok("StacksComeFirst", f"{summary}; hangwatch takes stacks after {dump_after:.0f} s"))
 

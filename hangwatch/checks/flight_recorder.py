@@ -111,7 +111,7 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
         sentences.append(f"{words.count(len(without) - 3, 'more job')} without a recorder")
     if sample.unread_jobs:
         sentences.append(f"{words.count(sample.unread_jobs, 'job')} not read yet")
-    return ok("Hint" if counts["off"] else "Told", "; ".join(sentences))
+    return ok("Hint" if counts["off"] else "RecordersRead", "; ".join(sentences))
 
 
 def _sentence(presence: Presence) -> str:

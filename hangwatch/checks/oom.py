@@ -97,7 +97,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     if sample.log is None:
         return _judge_counted(window)
     hours = settings.recent_seconds / 3600
-    healthy = ok("NobodyKilled", f"no process was killed for lack of memory in the last {hours:g} h")
+    healthy = ok("NoOomKill", f"no process was killed for lack of memory in the last {hours:g} h")
     return worst(_findings(sample.log, sample.boot_seconds, settings), healthy)
 
 
@@ -143,7 +143,7 @@ def _judge_counted(window: Sequence[Sample]) -> CheckVerdict:
         message = f"{words.count(growth, 'OOM kill')} in the last {max(1.0, minutes):.0f} min; {no_log}"
         return warning("OutOfMemory", message, KERNEL_LOG_REMEDY)
     total = words.count(counts[-1] if counts else 0, "OOM kill")
-    return ok("NobodyKilled", f"no new OOM kill, {total} since the node booted; {no_log}")
+    return ok("NoOomKill", f"no new OOM kill, {total} since the node booted; {no_log}")
 
 
 def table(sample: Sample) -> contract.Rows:

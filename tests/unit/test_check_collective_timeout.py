@@ -84,7 +84,7 @@ def test_a_myth_is_called_one(tree: NodeTree) -> None:
 
 
 def test_nobody_watches(tree: NodeTree) -> None:
-    assert status_and_reason(check(tree, {}, ours=None)) == ("OK", "NobodyWatches")
+    assert status_and_reason(check(tree, {}, ours=None)) == ("OK", "DaemonNotRunning")
 
 
 def test_odd_values_are_taken_as_not_set(tree: NodeTree) -> None:

@@ -43,7 +43,7 @@ def recording(tree: NodeTree, pid: int, capacity: int = 2000, library: str = "cu
 
 def test_a_recorder_that_is_there_is_told(tree: NodeTree) -> None:
     result = run("flight_recorder", tree.node(recording(tree, 10)))
-    assert status_and_reason(result) == ("OK", "Told")
+    assert status_and_reason(result) == ("OK", "RecordersRead")
     assert values(result, "flight_recorder_capacity") == {("J10",): 2000}
     assert result.verdict.message == "flight recorder on in 1 of 1 job with PyTorch"
 

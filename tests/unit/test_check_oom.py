@@ -52,7 +52,7 @@ def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0) -> None:
 def test_nobody_was_killed(tree: NodeTree) -> None:
     log(tree, "eth0: link up")
     result = run("oom", tree.node())
-    assert status_and_reason(result) == ("OK", "NobodyKilled")
+    assert status_and_reason(result) == ("OK", "NoOomKill")
     assert result.verdict.message == "no process was killed for lack of memory in the last 1 h"
 
 
@@ -113,7 +113,7 @@ def test_what_is_long_past_counts_no_more(tree: NodeTree) -> None:
     log(tree, summary(4713), killed(4713))
     tree.time.now_monotonic = 990.0 + 3601
     result = run("oom", tree.node())
-    assert status_and_reason(result) == ("OK", "NobodyKilled")
+    assert status_and_reason(result) == ("OK", "NoOomKill")
     assert values(result, "oom_kills_total") == {("python", "cgroup"): 1}
 
 
@@ -146,7 +146,7 @@ def test_a_line_of_another_kill_is_not_joined(tree: NodeTree) -> None:
 
 def test_a_process_cannot_write_itself_into_the_log(tree: NodeTree) -> None:
     log(tree, f"audit: comm={killed(1)}", f"x {summary(1)}")
-    assert status_and_reason(run("oom", tree.node())) == ("OK", "NobodyKilled")
+    assert status_and_reason(run("oom", tree.node())) == ("OK", "NoOomKill")
 
 
 def test_a_flood_of_one_owner_hides_no_other(tree: NodeTree) -> None:
@@ -188,7 +188,7 @@ def test_without_a_log_the_counter_tells_that_somebody_was_killed(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", denied)
         first = check.run(node)
-    assert status_and_reason(first) == ("OK", "NobodyKilled")
+    assert status_and_reason(first) == ("OK", "NoOomKill")
     assert first.verdict.message == (
         "no new OOM kill, 3 OOM kills since the node booted; "
         f"the kernel log cannot be read, so processes are unknown ({tree.dev}/kmsg: Operation not permitted)"

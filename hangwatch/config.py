@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 class ConfigError(UserError):
-    """A configuration that cannot be used. The message names the file, the section, the key and what is allowed.
+    """A configuration that cannot be used. The message names the file, the section, the key and the allowed values.
 
-    `problems` has one message for each error, `sections` the names of the sections that have errors. `valid_settings`
-    is the configuration without the wrong keys, None if the file cannot be parsed.
+    `problems` has one message for each error. `sections` has the names of the sections with errors.
+    `valid_settings` is the configuration without the wrong keys; it is None if the file cannot be parsed.
     """
 
     def __init__(self, *problems: str, valid_settings: Any = None, sections: frozenset[str] = frozenset()) -> None:
@@ -44,7 +44,7 @@ Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
 class Gpu(Section, frozen=True):
-    """Sampling of the GPUs."""
+    """GPU sampling."""
 
     sample_seconds: Annotated[float, Meta(ge=0.2, le=60.0, description="time between two power samples")] = 1.0
     deadline_seconds: Annotated[
@@ -77,7 +77,7 @@ class Jobs(Section, frozen=True):
 
 
 class Detector(Section, frozen=True):
-    """When a job is suspected. docs/tuning.md explains how to choose the values."""
+    """Detection of suspected jobs. docs/tuning.md explains how to choose the values."""
 
     hold_seconds: Annotated[
         float, Meta(ge=1.0, le=86400.0, description="a job that is quiet for this long is suspected: stacks are taken")
@@ -195,7 +195,7 @@ class Crashes(Section, frozen=True):
 
 
 class Store(Section, frozen=True):
-    """Where incidents are kept, and how many."""
+    """Storage of incidents, and its limits."""
 
     directory: Annotated[str, Meta(min_length=1, description="state directory; incidents are in its incidents/")] = (
         "/var/lib/hangwatch"
@@ -211,7 +211,7 @@ class Store(Section, frozen=True):
 
 
 class Http(Section, frozen=True):
-    """Where metrics are served."""
+    """The HTTP port that serves metrics."""
 
     listen: Annotated[str, Meta(min_length=1, description="address to listen on")] = "0.0.0.0"  # noqa: S104 - an exporter is scraped from elsewhere
     port: Annotated[int, Meta(ge=0, le=65535, description="TCP port; 0: any free port")] = 9836
@@ -250,7 +250,7 @@ class Http(Section, frozen=True):
 
 
 class Socket(Section, frozen=True):
-    """The user socket: a user asks the daemon about their own jobs, see docs/install-systemd.md."""
+    """The user socket: users ask the daemon about their own jobs, see docs/install-systemd.md."""
 
     path: Annotated[
         str, Meta(description='unix socket; its folder must exist and only the daemon may write to it; "": no socket')
@@ -260,7 +260,7 @@ class Socket(Section, frozen=True):
 
 
 class Hooks(Section, frozen=True):
-    """Programs that run when a job's state changes, as a list of path and arguments; see docs/hooks.md."""
+    """Programs that run when a job's state changes. Each is a list of path and arguments; see docs/hooks.md."""
 
     on_hung: Annotated[tuple[str, ...], Meta(description="runs when a job on this node hangs; []: nothing runs")] = ()
     on_stalled: Annotated[tuple[str, ...], Meta(description="runs when a job stalls")] = ()
@@ -279,7 +279,7 @@ class Hooks(Section, frozen=True):
 
 
 class ActivityRule(Section, frozen=True):
-    """A further row of the activity table: a frame with a matching function and file is doing `activity`."""
+    """A row to add to the activity table. A frame that matches `function` and `file` is doing `activity`."""
 
     activity: str
     function: Annotated[str, Meta(min_length=1, description="shell pattern of the function's plain name")]
@@ -300,7 +300,10 @@ class Log(Section, frozen=True):
 
 
 class Settings(Section, frozen=True):
-    """The whole configuration. `checks` has one undecoded table per check: the check's own settings decode it."""
+    """The whole configuration.
+
+    `checks` has one undecoded table per check, which the check decodes to its own settings.
+    """
 
     gpu: Gpu = Gpu()
     jobs: Jobs = Jobs()
@@ -317,9 +320,9 @@ class Settings(Section, frozen=True):
 
     @property
     def capture_seconds(self) -> float:
-        """Longest duration of a capture: every round takes until its deadline.
+        """Longest duration of a capture, in which every round takes until its deadline.
 
-        NCCL's RAS port is queried in parallel, from the end of the first round on.
+        NCCL's RAS port is queried in parallel, after the first round.
         """
         capture = self.capture
         further_rounds_seconds = (capture.rounds - 1) * (capture.pause_seconds + capture.round_deadline_seconds)
@@ -328,7 +331,7 @@ class Settings(Section, frozen=True):
 
     @property
     def dump_after_seconds(self) -> float:
-        """Time from a job becoming quiet to the end of its first capture."""
+        """Time between the moment when a job becomes quiet and the end of its first capture."""
         return self.detector.hold_seconds + self.capture.usual_seconds
 
 
@@ -338,7 +341,7 @@ def load(path: Path) -> Settings:
 
 
 def read(path: Path) -> str:
-    """The text of a configuration file. Raises ConfigError."""
+    """Return the text of a configuration file. Raises ConfigError."""
     try:
         flags = 0 if bounded_read.is_inherited_stream(path) else os.O_NONBLOCK
         return bounded_read.read(path, MOST_BYTES, flags=flags).decode("utf-8")
@@ -353,7 +356,7 @@ def read(path: Path) -> str:
 
 
 def parse(text: str, source: str) -> Settings:
-    """Decode TOML text; `source` is the name shown in errors. Raises ConfigError."""
+    """Decode TOML text. `source` is the file name for error messages. Raises ConfigError."""
     try:
         table = toml_file.parse(text, source)
     except toml_file.TomlError as error:
@@ -379,7 +382,8 @@ def _texts(table: object, key: str) -> Iterator[tuple[str, str]]:
 def decode(table: object, section: type[T], source: str, path: tuple[str, ...], text: str = "") -> T:
     """Convert a decoded TOML table to `section`, a Section type. Raises ConfigError.
 
-    `path` has the keys that lead to the table. `text` is the text of the file: with it, errors name the line.
+    `path` has the keys that lead to the table. `text` is the text of the file. If it is given, errors name the
+    line.
     """
     value, problems = toml_file.decode(table, section, source, path, text)
     if problems or value is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Bad input, or a machine that is not set up. The message says what to type (exit code 2)."""
+    """Bad input, or a machine that is not set up. The message says what to type. The exit code is 2."""
 
 
 class TemporaryError(Exception):
-    """A temporary failure (exit code 75). systemd restarts the daemon after 75, but not after 2."""
+    """A temporary failure. The exit code is 75: systemd restarts the daemon after 75, but not after 2."""

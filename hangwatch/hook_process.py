@@ -1,8 +1,9 @@
-"""Runs one hook without the daemon's capabilities, and kills it and its children at the deadline.
+"""Program that runs one hook without the daemon's capabilities, and kills it and its children at the deadline.
 
-Started as `python -I -S hook_process.py SECONDS PROGRAM ARGUMENT...`. It imports nothing of hangwatch. It prints the
-beginning of the hook's output and exits with its status. Like timeout(1) it exits with 124 if the hook was killed at
-the deadline, with 126 if the hook could not be run, and with 128 plus the signal if a signal killed the hook.
+The daemon starts it as `python -I -S hook_process.py SECONDS PROGRAM ARGUMENT...`. It imports nothing of hangwatch.
+It prints the beginning of the hook's output and exits with the hook's status. Other statuses are like those of
+timeout(1): 124 if the hook was killed at the deadline, 126 if it could not be run, 128 plus the signal if a signal
+killed it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def give_up_rights() -> str:
-    """Drop every capability permanently. Returns the names of those that could not be dropped, "" if none remain.
+    """Drop every capability permanently. Return the names of capability sets that are not empty, "" if all are empty.
 
-    Without CAP_SETPCAP the bounding set cannot be changed. With no_new_privs no program can gain a capability from it,
-    see capabilities(7).
+    Without CAP_SETPCAP the bounding set cannot be changed. With no_new_privs no program can gain a capability from
+    it, see capabilities(7).
     """
     for capability in range(64):
         _LIBC.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
@@ -48,7 +49,7 @@ def give_up_rights() -> str:
 
 
 def run(seconds: float, command: list[str]) -> int:
-    """Run the hook for at most `seconds` and print the beginning of its output. Returns the exit code."""
+    """Run the hook for at most `seconds`. Print the beginning of its output and return the exit code."""
     end = time.monotonic() + seconds
     try:
         hook = subprocess.Popen(
@@ -85,7 +86,10 @@ def run(seconds: float, command: list[str]) -> int:
 
 
 def _read(output: int, kept: bytes, dropped_bytes: int) -> tuple[bytes, int, bool]:
-    """Read the available output, at most 1 MiB, and keep up to the bound. Returns True at the end of the output."""
+    """Read the available output, at most 1 MiB, and keep up to MOST_OUTPUT_BYTES of it.
+
+    Return the kept bytes, the number of dropped bytes, and True if the hook has closed its output.
+    """
     for _ in range(16):
         try:
             part = os.read(output, 1 << 16)
@@ -99,12 +103,15 @@ def _read(output: int, kept: bytes, dropped_bytes: int) -> tuple[bytes, int, boo
 
 
 def end_descendants() -> None:
-    """Kill all descendants of the hook. As a subreaper we are the parent of each process that lost its parent."""
+    """Kill all descendants of the hook.
+
+    This process is a subreaper: it is the parent of each process without a parent.
+    """
     end = time.monotonic() + _END_SECONDS
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     while time.monotonic() < end and (living := children.read_text().split()):
         for pid in living:
-            os.kill(int(pid), signal.SIGKILL)  # the pid cannot be reused before we wait for our child
+            os.kill(int(pid), signal.SIGKILL)  # a pid cannot be reused before its parent has waited for it
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -112,7 +119,7 @@ def end_descendants() -> None:
 
 
 def _stop(_number: int, _frame: object) -> NoReturn:
-    """Kill the hook: the daemon has ended."""
+    """Kill the hook because the daemon has ended."""
     end_descendants()
     os._exit(TIMED_OUT)
 
@@ -123,7 +130,7 @@ def main() -> NoReturn:
     _LIBC.prctl(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     _LIBC.prctl(_SUBREAPER, 1, 0, 0, 0)
     remaining = give_up_rights()
-    _LIBC.prctl(_DUMPABLE, 0, 0, 0, 0)  # no process of the hook can write into our output or trace us
+    _LIBC.prctl(_DUMPABLE, 0, 0, 0, 0)  # no process of the hook can write into this process's output or trace it
     if remaining:
         sys.stdout.write(f"not run: the daemon's capabilities could not be dropped: {remaining}\n")
         sys.exit(CANNOT_RUN)

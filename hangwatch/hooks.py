@@ -1,7 +1,7 @@
 """Hooks: programs of the site that run when a job's state changes.
 
-A hook runs as the daemon's user without its capabilities (`hook_process`), in its own thread and process: no capture
-and no page waits for it. Text that a job's owner wrote is passed in safe characters only.
+A hook runs as the daemon's user without its capabilities (`hook_process`). It has its own thread and process: no
+capture and no page waits for it. Text that a job's owner wrote is passed to it in safe characters only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class HookCall(NamedTuple):
 
 
 class HookResult(NamedTuple):
-    """The result of a hook. `output` is the beginning of its output, None if it did not run."""
+    """The result of a hook. `output` is the beginning of its output, None if the hook did not run."""
 
     call: HookCall
     message: str
@@ -75,13 +75,13 @@ class HookResult(NamedTuple):
 
 
 def zero_counts(settings: Settings) -> dict[tuple[str, str], int]:
-    """Return a zero count for each event with a hook and each outcome: a counter must begin at 0."""
+    """Return a zero count for each event with a hook and each outcome, because a counter must begin at 0."""
     events = [key.removeprefix("on_") for key in _KEYS if getattr(settings, key)]
     return {(event, outcome): 0 for event in events for outcome in get_args(Outcome)}
 
 
 def refuse_unusable(settings: Settings, source: str) -> None:
-    """Raise ConfigError if a hook has a bad placeholder, or a program that is missing or that others can change."""
+    """Raise ConfigError if a hook has a bad placeholder, or a missing program or one that other users can change."""
     problems: list[str] = []
     for key in _KEYS:
         command: tuple[str, ...] = getattr(settings, key)
@@ -101,7 +101,7 @@ def refuse_unusable(settings: Settings, source: str) -> None:
 
 
 def _program_problem(program: str) -> str | None:
-    """Return why a program must not run: a user who can change it could run anything as the daemon's user."""
+    """Return why a program must not run. A user who can change it could run anything as the daemon's user."""
     path = Path(program)
     if not path.is_absolute():
         return "must be an absolute path\n  neither a shell nor PATH is used"
@@ -154,7 +154,7 @@ def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, st
 
 
 def _plain(text: str) -> str:
-    """Replace all characters that a shell or a program could interpret: a job's owner wrote this text."""
+    """Replace all characters that a shell or a program could interpret, because a job's owner wrote this text."""
     return re.sub(r"^[-.]|[^A-Za-z0-9._-]", "_", text[:64])
 
 
@@ -197,7 +197,7 @@ def _name(call: HookCall) -> str:
 
 
 class Hooks:
-    """Runs hooks, at most one at a time for each job owner.
+    """Runner of hooks, which runs at most one hook of each job owner at the same time.
 
     `begin` calls a function in another thread. `ended` is called with the result of each hook.
     """
@@ -214,7 +214,7 @@ class Hooks:
         self._turns: FairQueue[HookCall] = FairQueue(1)
 
     def call(self, incident: Incident, moved_to: JobState | None, folder: Path | None) -> None:
-        """Queue the hook for this state, if there is one. Does not wait for it."""
+        """Queue the hook for this state, if there is one. Return without waiting for the hook."""
         call = due_hook(self._settings, incident, moved_to, folder)
         if call is None:
             return

@@ -46,9 +46,9 @@ class QueuedItem(NamedTuple, Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """A fair queue of items. The owner that was served longest ago is next, however much another owner queues.
+    """A fair queue of items. The next item is from the waiting owner that was served longest ago.
 
-    At most `most_per_owner` items of one owner run at the same time: the other threads stay free for other owners.
+    At most `most_per_owner` items of one owner run at the same time. The other threads stay free for other owners.
     """
 
     def __init__(self, most_per_owner: int) -> None:
@@ -59,7 +59,7 @@ class FairQueue(Generic[T]):
         self._served: dict[str, None] = {}  # owners, the last served at the end
 
     def add(self, owner: str, item: T, most_waiting: int | None = None) -> bool:
-        """Queue an item. Returns False, and does not, if `most_waiting` items of this owner are waiting."""
+        """Queue an item. Return False without queueing it if `most_waiting` items of this owner are waiting."""
         with self._lock:
             if most_waiting is not None and sum(turn.owner == owner for turn in self._waiting) >= most_waiting:
                 return False
@@ -67,7 +67,7 @@ class FairQueue(Generic[T]):
             return True
 
     def take(self) -> QueuedItem[T] | None:
-        """Return the next item, which is running until `end`; None if no waiting owner may run another one."""
+        """Return the next item. It counts as running until `end`. None if no waiting owner may run another item."""
         with self._lock:
             order = {owner: place for place, owner in enumerate(self._served, 1)}
             eligible = [at for at, turn in enumerate(self._waiting) if self._may_run(turn.owner)]
@@ -83,7 +83,7 @@ class FairQueue(Generic[T]):
             return turn
 
     def end(self, queued: QueuedItem[T]) -> bool:
-        """Mark an item as finished. Returns True if a waiting item may be taken now."""
+        """Mark an item as finished. Return True if a waiting item may be taken now."""
         with self._lock:
             self._running[queued.owner] -= 1
             if not self._running[queued.owner]:
@@ -97,8 +97,8 @@ class FairQueue(Generic[T]):
 class RateLimit:
     """A rate limit: requests per minute of all owners together, and of each owner.
 
-    With `is_shared_out`, an owner below an equal part of the total is never refused because of other owners. Then
-    slightly more than `per_minute` requests may begin.
+    With `is_shared_out`, every owner may begin an equal part of `per_minute`, even if the total is exhausted. The
+    total may then be exceeded slightly.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class RateLimit:
         self._begun: deque[tuple[float, str]] = deque()
 
     def begin(self, owner: str) -> Literal["per_minute", "per_minute_of_owner"] | None:
-        """Count a request of this owner. If a limit is reached, return its name instead and count nothing."""
+        """Count a request of this owner and return None. If a limit is reached, count nothing and return its name."""
         now = self._clock()
         while self._begun and now - self._begun[0][0] >= MINUTE_SECONDS:
             self._begun.popleft()
@@ -126,17 +126,17 @@ class RateLimit:
 
 class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has no types
     def remove_job(self, job_id: str, jobstore: str | None = None) -> None:
-        """Remove a job. A scheduler that was stopped meanwhile has no jobs: that is not an error."""
+        """Remove a job. A job that no longer exists is not an error: a stopped scheduler has no jobs."""
         with contextlib.suppress(JobLookupError):
             super().remove_job(job_id, jobstore)
 
 
 class Schedule:
-    """A schedule of tasks. `missed` is called with the name of a task of which the last tick still runs."""
+    """A schedule of tasks. It calls `missed` with the name of a task that is due while its last tick still runs."""
 
     def __init__(self, missed: Callable[[str], None]) -> None:
         self._missed = missed
-        logging.getLogger("apscheduler").setLevel(logging.ERROR)  # below, it logs each run
+        logging.getLogger("apscheduler").setLevel(logging.ERROR)  # below this level it logs each run
         self._scheduler = _Scheduler(
             executors={pool: ThreadPoolExecutor(threads) for pool, threads in _THREADS.items()},
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
@@ -145,7 +145,7 @@ class Schedule:
         self._scheduler.add_listener(self._on_trouble, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_ERROR)
 
     def run_every(self, seconds: float, pool: Pool, name: str, call: Callable[..., None], *arguments: object) -> None:
-        """Call a function at this interval, for the first time after one interval."""
+        """Call a function at this interval. The first call is after one interval."""
         self._scheduler.add_job(call, "interval", args=arguments, seconds=seconds, id=name, executor=pool)
 
     def run_once(self, pool: Pool, call: Callable[..., None], *arguments: object) -> None:
@@ -153,7 +153,10 @@ class Schedule:
         self._scheduler.add_job(call, args=arguments, executor=pool)
 
     def run_within(self, seconds: float, name: str) -> None:
-        """Move the next tick of a task forward, to at most `seconds` from now. Its interval does not change."""
+        """Move the next tick of a task forward, to at most `seconds` from now.
+
+        The interval of the task does not change.
+        """
         task = self._scheduler.get_job(name)
         latest = datetime.now(timezone.utc) + timedelta(seconds=seconds)
         due = getattr(task, "next_run_time", None)  # None before `start`

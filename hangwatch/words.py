@@ -1,4 +1,4 @@
-"""Values as text, the same in verdicts, reports and pages: counts, times, ranks, nodes, foreign text. Pure."""
+"""Text forms of values, the same in verdicts, reports and pages: counts, times, ranks, nodes, foreign text. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME_CHARACTERS = 48
 
 
 def printable(text: str) -> str:
-    """Return the text with all escaped that a terminal or a browser could act on: escapes, line ends, direction."""
+    """Return the text with escapes for characters that could control a terminal or browser, such as line ends."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
@@ -39,15 +39,15 @@ def plain_word(text: str) -> str:
 def describe_job(job: Job) -> str:
     """Return a job as text for a page: `llama-70b of user ada (Slurm job 4711, train.py)`.
 
-    The user's own words are followed by the owner that the kernel names. The job id is omitted if the owner contains
-    it.
+    The names that the user chose come first, then the owner by the kernel. The job id is omitted if the owner
+    contains it.
     """
     name, user = plain_word(job.job_name), plain_word(job.user or "")
     number = job.owner.removeprefix("Slurm job ")
     owner = f"Slurm job {job.job_id}" if job.job_id.partition(".")[0] == number else job.owner
     is_told = not name or owner.endswith(job.job_id)
     of = f" of user {user}" if user and job.user != job.owner else ""
-    if job.uid is not None and job.user == f"uid {job.uid}" != job.owner:  # the kernel's user id, if there is no name
+    if job.uid is not None and job.user == f"uid {job.uid}" != job.owner:  # the user has no name
         of = f" of {job.user}"
     places = ", ".join(filter(None, ("" if is_told else job.job_id, owner, plain_word(job.program))))
     return f"{name or job.job_id}{of}" + (f" ({places})" if places else "")
@@ -64,9 +64,9 @@ def utc(unix_seconds: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
 def incident_name(job: Job, opened_unix_seconds: float) -> str:
     """Return `<UTC time>-<job>-<key>`, which is safe as a folder name and has at most 90 characters.
 
-    The first characters of the key distinguish jobs of two owners that have one name and hang in the same second. Very
-    old incidents have no key. A job id that was changed or cut gets a hash. Raises ValueError for a time that no
-    calendar has.
+    Two owners can have jobs of one name that hang in the same second: the first characters of the key distinguish
+    them. Very old incidents have no key. A job id that was changed or cut gets a hash. Raises ValueError for a time
+    that no calendar has.
     """
     job_id, key = job.job_id, re.sub(r"[^0-9a-z]+", "", job.job_key)[:_KEY_CHARACTERS]
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", job_id)[:_JOB_CHARACTERS]
@@ -123,7 +123,7 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def fold(numbers: Iterable[int]) -> str:
-    """Return numbers as ranges: 0, 1, 2, 5 is "0-2,5"; empty if there are no numbers."""
+    """Return numbers as ranges: "0-2,5" for 0, 1, 2, 5. Empty if there are no numbers."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -146,21 +146,21 @@ def unfold(text: str) -> tuple[int, ...] | None:
 
 
 def fold_ranges(ranges: Iterable[range]) -> str:
-    """Return ranges in the form of `fold`, without listing their numbers: range(0, 3) and range(5, 6) are "0-2,5"."""
+    """Return ranges as in `fold`, without listing their numbers: range(0, 3) and range(5, 6) are "0-2,5"."""
     ends = ((numbers.start, numbers.stop - 1) for numbers in ranges)
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
 def count_ranges(ranges: Iterable[range], noun: str = "rank") -> str:
-    """Return the number of values in these ranges, however large, with a noun: "5 ranks"."""
+    """Return the number of values in these ranges with a noun: "5 ranks". Large ranges cost no more than small ones."""
     return count(sum(numbers.stop - numbers.start for numbers in ranges), noun)
 
 
 def fold_nodes(nodes: Iterable[str]) -> str:
-    """Return node names as a set: node1, node2, node3 is "node[1-3]". Unusual names are listed after the set.
+    """Return node names as a set: "node[1-3]" for node1, node2, node3. Unusual names are listed after the set.
 
-    ClusterShell could read an unusual name as a billion nodes ("a[0-999999999]"), or as a group for which it runs a
-    program.
+    Unusual names are not given to ClusterShell. It could read one as a billion nodes ("a[0-999999999]"), or as a
+    group for which it runs a program.
     """
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 

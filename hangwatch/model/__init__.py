@@ -1,12 +1,13 @@
-"""Every value that passes between packages, in the order in which they flow. Read this first.
+"""All values that pass between packages, in the order in which they flow. Read this module first.
 
-All values are frozen. A field's name ends in its unit; ratios run from 0 to 1. Times named `*_unix_seconds` are wall
-clock (for people and for other nodes), times named `*_monotonic_seconds` are CLOCK_MONOTONIC (for intervals).
+All values are frozen. A field's name ends in its unit; ratios run from 0 to 1. Times named `*_unix_seconds` are
+wall clock (for people and for other nodes), times named `*_monotonic_seconds` are CLOCK_MONOTONIC (for intervals).
 
-Reading the machine has three outcomes: a value; `None`, the device does not have it (no error, nothing is exported);
-`Fault`, it should have answered and did not. Never 0, -1 or "N/A" in place of a reading.
+Reading the machine has three outcomes. A value. `None`: the device does not have this value; this is no error, and
+nothing is exported. `Fault`: the device should have responded and did not. 0, -1 or "N/A" never replace a reading.
 
-All packages import from here. The imports below are the table of contents; each module imports only modules above it.
+All packages import from here. The imports below are the table of contents; each module imports only modules above
+it.
 """
 
 from hangwatch.model.value import Value, Fault

@@ -8,7 +8,7 @@ from hangwatch.model.value import Fault, Value
 
 
 class CheckStatus(int, Enum):
-    """Status of a check, in Nagios' order except for UNKNOWN, between OK and WARNING: it is shown as neither."""
+    """Status of a check, in Nagios' order except UNKNOWN, which is between OK and WARNING and is shown as neither."""
 
     OK = 0
     UNKNOWN = 1
@@ -17,8 +17,9 @@ class CheckStatus(int, Enum):
 
 
 class CheckVerdict(Value, frozen=True):
-    """The answer of a check: CamelCase reason for machines, a sentence for people (also when all is well), what to
-    type.
+    """The result of a check: a CamelCase reason for machines, a sentence for people, and what to type.
+
+    The sentence is set when all is well, too.
     """
 
     status: CheckStatus

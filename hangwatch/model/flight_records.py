@@ -1,9 +1,9 @@
-"""The content of PyTorch's flight recorder of one process: collectives that it enqueued, and which are still open.
+"""The content of PyTorch's flight recorder in one process: its enqueued collectives, and which are still open.
 
-The lowest layer of `model`, since a dump of a rank contains it. `probes.torch_recorder` reads it, `collectives` judges
-it. It holds names of operations, numbers, sizes and times; never a tensor. The process can write all of it: it is
-bounded and printable, and no more trustworthy than the stacks of the process. The writer of a record, and when it is
-written: torch/csrc/distributed/c10d/FlightRecorder.hpp.
+The lowest layer of `model`, because a dump of a rank contains it. `probes.torch_recorder` reads it, `collectives`
+judges it. It holds names of operations, numbers, sizes and times; never a tensor. The process can write all of it,
+so it is bounded and printable, and no more trustworthy than the stacks of the process. The source of the records
+and the moment when each is written: torch/csrc/distributed/c10d/FlightRecorder.hpp.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ EARLIEST_UNIX_NS, LATEST_UNIX_NS = 1_420_000_000 * 10**9, 4_102_444_800 * 10**9 
 
 _COALESCED = "coalesced"
 Library: TypeAlias = Literal["gloo", "nccl"]
-"""The library that a recorder belongs to: libtorch_cpu has the recorder of gloo, libtorch_cuda that of NCCL."""
+"""The library of a recorder: libtorch_cpu has the recorder of gloo, libtorch_cuda the recorder of NCCL."""
 
 
 class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One operation that a process enqueued.
 
-    `id` counts the records of one `reset_epoch` from 0. `group_id` is a counter of this process; `group_name` is the
-    same on all ranks ("" under TORCH_DISTRIBUTED_DEBUG=DETAIL); several groups may have the same `group_description`.
-    `p2p_seq` and `op_id` count in one process: never compare them with those of another process. `created_unix_ns` is
-    the time of enqueueing.
+    `id` counts the records of one `reset_epoch` from 0. `group_id` is a counter of this process. `group_name` is
+    the same on all ranks ("" under TORCH_DISTRIBUTED_DEBUG=DETAIL). Several groups may have the same
+    `group_description`. `p2p_seq` and `op_id` count in one process: never compare them with those of another
+    process. `created_unix_ns` is the time of enqueueing.
 
-    `state` is completed with NCCL when the watchdog has seen the completion, with gloo when the record is retired. With
-    NCCL `is_retired` alone says little, since a timeout retires a record, too. `is_coalesced_part`: a later record of
-    the same group and numbers closes the batch and represents this record, which is never retired. `thread_id` is
-    std::thread::id, as the recorder's own dump prints it.
+    `state` is completed with NCCL when the watchdog has seen the completion, with gloo when the record is retired.
+    With NCCL `is_retired` alone says little, since a timeout retires a record, too. `is_coalesced_part`: a later
+    record of the same group and numbers closes the batch and represents this record, which is never retired.
+    `thread_id` is std::thread::id, in the form of the recorder's own dump.
     """
 
     id: int
@@ -65,11 +65,10 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The last operation of a group that was enqueued, seen started and seen completed; -1 if there is no such
-    operation.
+    """The last operation of a group that was enqueued, started and completed; -1 for none.
 
-    The numbers mix collectives with point-to-point operations and may decrease. They only show that open work has
-    lost its record.
+    The numbers mix collectives with point-to-point operations and may decrease. They show only that an open
+    operation no longer has a record.
     """
 
     group_id: int
@@ -79,7 +78,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GroupMembers(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The global ranks of a group as [first, last] of each range. NCCL only: gloo's recorder keeps no correct list."""
+    """The global ranks of a group, as [first, last] of each range. NCCL only: gloo's recorder keeps no correct list."""
 
     name: str
     description: str
@@ -89,11 +88,13 @@ class GroupMembers(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
     """One recorder of one process at one moment.
 
-    `records` are those of the newest epoch, oldest first; some completed ones may be missing, see `Recorders.read`.
-    `oldest_id` is the id of the oldest record (`next_id` if there is no record); `is_wrapped`: older operations existed
-    and are not known. `next_id` is the number of operations in the epoch. `torch_version` is that of the installation
-    next to the library, which the job's owner can write; "" if it was not read. `layout` is the version whose table row
-    fitted. `found_by`: the recorder was located by a symbol of the library, or by the shape of the object in its data.
+    `records` are those of the newest epoch, oldest first. Some completed ones may be missing, see `Recorders.read`.
+    `oldest_id` is the id of the oldest record, or `next_id` if there is no record. `is_wrapped`: older operations
+    existed and are not known. `next_id` is the number of operations in the epoch.
+
+    `torch_version` is the version of the installation next to the library, which the job's owner can write; "" if
+    it was not read. `layout` is the version of the matching table row. `found_by` is how the recorder was located:
+    by a symbol of the library, or by the shape of the object in its data.
     """
 
     library: Library

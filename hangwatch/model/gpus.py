@@ -24,7 +24,7 @@ class GpuSample(Value, frozen=True):
 
 
 class GpuSweep(Value, frozen=True):
-    """All GPUs of the node, read once. With one lost GPU of eight: seven samples and one fault."""
+    """All GPUs of the node, read once. If one of eight GPUs is lost, there are seven samples and one fault."""
 
     taken_monotonic_seconds: float
     taken_unix_seconds: float
@@ -44,7 +44,7 @@ class GpuUse(Value, frozen=True):
     """Use of a GPU over some seconds by its own counters (GPM of NVML, from Hopper on), as ratios of the maximum.
 
     `sm_ratio`: multiprocessors (SM) that had a kernel. `tensor_ratio`: time in tensor operations. `dram_ratio`:
-    bandwidth of its memory.
+    bandwidth of the GPU's memory.
     """
 
     sm_ratio: float
@@ -55,11 +55,11 @@ class GpuUse(Value, frozen=True):
 class GpuTraffic(Value, frozen=True):
     """Traffic of the links of one GPU, as (sent, received), and the use of the GPU.
 
-    The GPU counts bytes since an unknown moment; the counters wrap. `nvlink_bytes` is data without protocol overhead,
-    over all NVLinks. Each pair is None if this GPU or driver does not count, counts in 32 bits, or returns an error.
-    All pairs are None with MIG, where the counters include other instances. `pcie_bytes_per_second` is what NVML
-    measured in 20 ms; it is set only without a PCIe byte counter. `use` is that since the previous reading, None in the
-    first reading and after a gap of one minute.
+    The GPU counts bytes since an unknown moment; the counters wrap. `nvlink_bytes` is data without protocol
+    overhead, over all NVLinks. A pair is None if this GPU or driver does not count, counts in 32 bits, or returns
+    an error. All pairs are None with MIG, because its counters include other instances. `pcie_bytes_per_second` is
+    a 20 ms measurement of NVML. It is set only if the GPU has no PCIe byte counter. `use` is the use since the
+    previous reading. It is None in the first reading and after a gap of one minute.
     """
 
     index: int
@@ -82,7 +82,7 @@ class PortCounters(Value, frozen=True):
 class PortTraffic(Value, frozen=True):
     """Traffic of the InfiniBand and RoCE ports of a node during a capture.
 
-    `bytes_per_second` is the sum over all ports and both directions. `worse` are the error counters that grew, as
+    `bytes_per_second` is the sum over all ports and both directions. `worse` has the error counters that grew, as
     `mlx5_3/1 link_downed +1`.
     """
 
@@ -93,9 +93,10 @@ class PortTraffic(Value, frozen=True):
 class GpuReadings(Value, frozen=True):
     """Load of the GPUs of one rank during a capture. A field is None if the device does not have it.
 
-    `busy_power_ratio` is the position of the power between the floor (0) and the busy level (1) of this GPU, None
-    without a history. NVLink and PCIe bytes are the sum of both directions of the rank's busiest GPU, over the rounds.
-    `use` is that of the GPU with the highest SM use. `ports` are the InfiniBand and RoCE ports of its node.
+    `busy_power_ratio` is the position of the power between the floor (0) and the busy level (1) of this GPU. It is
+    None without a power history. NVLink and PCIe bytes are the sum of both directions of the rank's busiest GPU,
+    over the rounds. `use` is from the GPU with the highest SM use. `ports` are the InfiniBand and RoCE ports of the
+    rank's node.
     """
 
     power_watts: float | None = None
@@ -108,7 +109,7 @@ class GpuReadings(Value, frozen=True):
 
 
 class TrafficSweep(Value, frozen=True):
-    """The traffic of the links of all GPUs, read once."""
+    """Traffic of the links of all GPUs, read once."""
 
     gpus: tuple[GpuTraffic, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -117,9 +118,10 @@ class TrafficSweep(Value, frozen=True):
 class SamplerStatus(Value, frozen=True):
     """State of the GPU sampler itself.
 
-    `alive`: the driver is open and answers. `stalled`: the driver did not answer within its deadline. `fault` says why
-    there are no samples ("DriverNotFound" on a machine without the driver). `restarts` counts sampling processes that
-    were replaced, `abandoned` those that could not be killed and still exist.
+    `alive`: the driver is open and responds. `stalled`: the driver did not respond within its deadline. `fault`
+    says why there are no samples ("DriverNotFound" on a machine without the driver). `restarts` is the number of
+    sampling processes that were replaced. `abandoned` is the number of those that could not be killed and still
+    exist.
     """
 
     alive: bool = False

@@ -1,4 +1,4 @@
-"""Groups, and what flight recorders add to them: stacks.grouping, collectives -> verdict, fleet.merge."""
+"""Groups, and data of flight recorders about them: stacks.grouping, collectives -> verdict, fleet.merge."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hangwatch.model.waits import KernelCall, Rests, Sleep, Waits, WorkerCall
 class EnqueuedOperation(Value, frozen=True):
     """One operation that a rank enqueued: its number in its group, and the time by the clock of its node.
 
-    `order` rises with each operation of the process. `stays_open`: it was open in the first and in the last round of
-    the capture in which its recorder was read. `sizes` is set only for operations that require equal sizes on all
-    ranks. `by_main` is false if a thread other than the main thread is known to have enqueued it.
+    `order` rises with each operation of the process. `stays_open`: it was open in the first and in the last round
+    in which the recorder was read. `sizes` is set only for operations that require equal sizes on all ranks.
+    `by_main` is false if a thread other than the main thread is known to have enqueued it.
     """
 
     number: int
@@ -38,10 +38,10 @@ class EnqueuedOperation(Value, frozen=True):
 class GroupRecords(Value, frozen=True):
     """Operations that one rank enqueued in one process group: the number of its newest collective, and the last few.
 
-    Library and name identify a group. If a process made several groups of one name, this is the newest, and
-    `generation` counts the groups of this name that were seen. `has_lost_open`: an operation is open that the recorder
-    no longer shows. `ranks` are the global ranks of the group, [first, last] of each range, as NCCL lists them; empty
-    if no source lists them.
+    Library and name identify a group. If a process made several groups of one name, this is the newest group.
+    `generation` counts the groups of this name that were seen. `has_lost_open`: an operation is open that the
+    recorder no longer shows. `ranks` are the global ranks of the group, [first, last] of each range, as NCCL lists
+    them. `ranks` is empty if no source lists them.
     """
 
     library: Library
@@ -55,10 +55,9 @@ class GroupRecords(Value, frozen=True):
 
 
 class RecorderState(Value, frozen=True):
-    """The flight recorder of one library in a rank, and whether it still has all operations (`is_wrapped`: it does
-    not).
+    """The flight recorder of one library in a rank. `is_wrapped`: it no longer has all operations.
 
-    `oldest_unix_seconds` is the time at which the oldest operation in it was enqueued, None if it has no operation.
+    `oldest_unix_seconds` is the time at which its oldest operation was enqueued, None if it has no operation.
     """
 
     library: Library
@@ -68,7 +67,7 @@ class RecorderState(Value, frozen=True):
 
 
 class CodeRegion(Value, frozen=True):
-    """The few places between which a rank moved in a capture in which nothing showed that it works.
+    """The few places at which a rank was seen during a capture, while nothing showed progress.
 
     `within` is a short hash of the function of the program and of all its callers. Each of `places` is a hash of a line
     of that function and of all frames inside of it. `carries`: its process moved bytes meanwhile, maybe of a thread for
@@ -100,7 +99,7 @@ class StackFacts(Value, frozen=True):
 
 
 class KernelFacts(Value, frozen=True):
-    """State of a rank's process by the kernel, and the system call that its main thread is in.
+    """State of a rank's process by the kernel, and the system call of its main thread.
 
     `state` is the letter that /proc/PID/stat showed in every round; if the rounds differ, the last one that is not `D`.
     `wchan` is that of the round of the stack that is shown. `receives`: in the last round the main thread was in a call
@@ -124,10 +123,10 @@ class KernelFacts(Value, frozen=True):
 
 
 class Usage(Value, frozen=True):
-    """CPU time and I/O of a rank between the rounds of a capture; None after a single round.
+    """CPU time and I/O of a rank between the rounds of a capture. All fields are None after a single round.
 
-    `cpu_ratio` (of one core) and `io_bytes_per_second` include its workers. `main_cpu_ratio` and `switches_per_second`
-    (voluntary context switches) are those of its main thread.
+    `cpu_ratio` (of one core) and `io_bytes_per_second` include its workers. `main_cpu_ratio` and
+    `switches_per_second` (voluntary context switches) are those of its main thread.
     """
 
     cpu_ratio: float | None = None
@@ -139,9 +138,9 @@ class Usage(Value, frozen=True):
 class RecorderFacts(Value, frozen=True):
     """Collectives of a rank, by the flight recorders in its process and by NCCL's RAS.
 
-    `libraries` has one entry for each library with a readable recorder; it holds the first and the last round in which
-    it was read. `faults` say why a recorder was not read in two rounds. `nccl_ras` is None if NCCL was not asked or did
-    not respond; `nccl_ras_fault` says why, if that is known.
+    `libraries` has one entry for each library with a readable recorder. It covers the first and the last round in
+    which the recorder was read. `faults` say why a recorder was not read in two rounds. `nccl_ras` is None if NCCL
+    was not queried or did not respond; `nccl_ras_fault` says why, if that is known.
     """
 
     libraries: tuple[RecorderState, ...] = ()
@@ -153,12 +152,13 @@ class RecorderFacts(Value, frozen=True):
 class Member(Value, frozen=True):
     """One rank in a group, with all that a capture of `rounds` rounds showed of it.
 
-    A part without data from its source has only defaults. `signature` is the measured behaviour; `motion` follows from
-    it, or from the progress of the rank's flight recorders. `waits` holds the facts of all rounds: `peers` counts its
-    workers too and is the maximum of all rounds; `store` is that of the last round, and "retries" only if no round
-    showed a connection; `enclosed_at` is that of the last round; every other field is set only if it was the same in
-    all rounds. There `asks_rank` may be that of a worker for which the rank waits, and `awaits_store` is "thread" only
-    if the rank waits for a thread. `waiting` and `died` are as in `RankDump`.
+    A part without data from its source has only defaults. `signature` is the measured behaviour. `motion` follows
+    from it, or from the progress of the rank's flight recorders. `waiting` and `died` are as in `RankDump`.
+
+    `waits` holds the facts of all rounds. `peers` includes its workers and is the maximum of all rounds. `store`
+    and `enclosed_at` are from the last round; `store` is "retries" only if no round showed a connection. Every
+    other field is set only if it was the same in all rounds. `asks_rank` may be that of a worker for which the rank
+    waits. `awaits_store` is "thread" only if the rank waits for a thread.
     """
 
     id: RankId
@@ -178,12 +178,13 @@ class Member(Value, frozen=True):
 class Group(Value, frozen=True):
     """Ranks with the same stack key, shown by one representative.
 
-    `key` is a short hash of the normalised stack. `activity` is a name from activities.toml ("collective_wait", ...),
-    `operation` the collective or call it is in ("all_reduce"). `fault` is set instead of frames for ranks that could
-    not be dumped. `threads` are the representative's other Python threads, `workers` its worker processes. `waits_for`
-    is "ranks", "gpu" (a GPU synchronisation, or compute that may be queued behind one), "lock" (a lock or a file that
-    another thread or process must release or provide), "thread", "nothing" or "unknown". `phase` is the enclosing part
-    of the program ("evaluation", "checkpoint"), None if no frame shows it.
+    `key` is a short hash of the normalised stack. `activity` is a name from activities.toml ("collective_wait",
+    ...). `operation` is the collective or call ("all_reduce"). `fault` is set instead of frames for ranks that
+    could not be dumped. `threads` are the representative's other Python threads, `workers` its worker processes.
+
+    `waits_for` is "ranks", "gpu", "lock", "thread", "nothing" or "unknown". "gpu" is a GPU synchronisation, or
+    compute that may be queued behind one. "lock" is a lock or a file that another thread or process must release or
+    provide. `phase` is the enclosing part of the program ("evaluation", "checkpoint"), None if no frame shows it.
     """
 
     key: str
@@ -224,14 +225,14 @@ class Group(Value, frozen=True):
 
     @property
     def runs_python(self) -> bool:
-        """True if it runs Python code that no rule knows: it holds the GIL, so it waits for nothing."""
+        """True if it runs Python code that no rule matches. Its ranks hold the GIL, so they wait for nothing."""
         return self.waits_for == "unknown" and self.holds_gil
 
 
 class Grouping(Value, frozen=True):
     """The groups of a job, largest first: the value that nodes exchange and that `fleet.merge` merges.
 
-    `world_size` is None if no source tells it.
+    `world_size` is None if no source shows it.
     """
 
     groups: tuple[Group, ...]
@@ -245,21 +246,22 @@ class Grouping(Value, frozen=True):
 
     @property
     def absent(self) -> tuple[range, ...]:
-        """Ranks that should exist and did not respond: gaps in the numbers, and the ranks missing from the world size.
+        """Ranks that should exist and did not respond: gaps in the numbers, and ranks missing from the world size.
 
-        As ranges in rising order, since a world size comes from an environment, in which any user can write any number.
+        The result is ranges in rising order: a world size comes from an environment, in which a user can write any
+        number.
         """
         known = self._known()
         return gaps(known, max(known[-1] + 1, self.world_size or 0)) if known else ()
 
     @property
     def ranks_known(self) -> int:
-        """Number of ranks known to exist: the world size, or members plus absent ranks if that is larger."""
+        """Number of ranks that should exist: the world size, or members plus absent ranks if that is larger."""
         return max(self.world_size or 0, len(self.members) + sum(ranks.stop - ranks.start for ranks in self.absent))
 
     @property
     def unanswered(self) -> tuple[range, ...]:
-        """Absent ranks among those that were asked. With one node in view these lie between the node's own ranks."""
+        """Absent ranks that were queried. In a grouping of one node these are numbered between the node's own ranks."""
         if not self._is_one_node():
             return self.absent
         known = self._known()
@@ -267,7 +269,7 @@ class Grouping(Value, frozen=True):
 
     @property
     def elsewhere(self) -> tuple[range, ...]:
-        """Absent ranks that were not asked: with one node in view, those below its lowest and above its highest."""
+        """Absent ranks that were not queried. In a grouping of one node: below its lowest or above its highest rank."""
         if not self._is_one_node():
             return ()
         known = self._known()
@@ -293,7 +295,7 @@ def gaps(sorted_numbers: Iterable[int], end: int, start: int = 0) -> tuple[range
 
 
 def spans(ranges: Iterable[range]) -> tuple[tuple[int, int], ...]:
-    """Return [first, last] of each range; ranges that overlap or touch become one."""
+    """Return [first, last] of each range. Ranges that overlap or touch are merged."""
     merged: list[list[int]] = []
     for numbers in sorted(ranges, key=lambda numbers: numbers.start):
         if merged and numbers.start <= merged[-1][1] + 1:

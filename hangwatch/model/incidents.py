@@ -15,7 +15,7 @@ CRASHED = "Crashed"
 INCIDENT_VERSION = 3  # 2: Job.absent_local_ranks are ranges; 3: Member has parts
 
 MOST_RANKS = 1 << 24
-"""A larger world size is not believed, whatever its source."""
+"""The largest world size that is accepted, from any source."""
 
 
 class PowerSeries(Value, frozen=True):
@@ -42,8 +42,8 @@ class TimelineEntry(Value, frozen=True):
 class Incident(Value, frozen=True):
     """One suspicion of one job on this node, from the first capture to its end. `incident.json` is this value.
 
-    `schema_version` rises when a field changes its meaning or is removed; `incident_file.load` reads every version up
-    to this one.
+    `schema_version` rises when a field is removed or changes its meaning. `incident_file.load` reads all versions
+    up to this one.
     """
 
     incident_id: str

@@ -11,17 +11,18 @@ from hangwatch.model.value import Fault, Value
 
 
 class ProcessId(Value, frozen=True, order=True):
-    """A process that cannot be confused with a later one of the same pid: pid and start time (ticks since boot)."""
+    """A process: pid and start time (ticks since boot). A later process with the same pid is a different ProcessId."""
 
     pid: int
     start_ticks: int
 
 
 class Process(Value, frozen=True):
-    """One process as /proc shows it. `environ` holds only variables of `tables/launchers`, as its user wrote them.
+    """One process as /proc shows it.
 
-    `uid` is the real user id in the namespace of the daemon, `cgroups` are the different paths of /proc/PID/cgroup.
-    `is_setuid`: its effective or saved user id differs from `uid`, so it has more rights than that user.
+    `environ` holds only variables of `tables/launchers`, as the process's user wrote them. `uid` is the real user
+    id in the daemon's namespace. `is_setuid`: the effective or saved user id differs from `uid`, so the process has
+    more rights than that user. `cgroups` are the different paths of /proc/PID/cgroup.
     """
 
     id: ProcessId
@@ -38,7 +39,7 @@ class Process(Value, frozen=True):
 
 
 class Worker(Value, frozen=True):
-    """A process that works for a rank and is no rank itself: a DataLoader worker, a map worker."""
+    """A process that works for a rank and is not a rank itself: a DataLoader worker, a map worker."""
 
     id: ProcessId
     comm: str
@@ -67,19 +68,20 @@ INTERFACES_OF_ONE_NODE = frozenset({"lo", "docker0"})
 PortUse: TypeAlias = Literal["serving", "connected", "silent", "retries", "none"]
 """The relation of a process to a port that another process serves.
 
-"silent": its request to connect has no answer. "retries": it has no connection and its main thread sleeps, as between
-attempts that are refused.
+"silent": its connection request got no response. "retries": it has no connection and its main thread sleeps, as
+between refused attempts.
 """
 
 
 class Waiting(Value, frozen=True):
-    """A launcher without ranks: its settings, as its user wrote them, and the state of its own sockets.
+    """A launcher without ranks: its settings, as its user wrote them, and the state of its sockets.
 
-    `nodes` is the number it wants ("2", "1:4"), `endpoint` the address at which the launchers of all nodes meet; empty
-    if not set. All texts are bounded and printable, and used only as words in messages. The other fields are None until
-    they are measured: `seconds` since it began; `socket`: it is "serving" the endpoint itself, "connected" to it, its
-    request to connect is "silent" (without an answer), or it has "none" there. `peers` are the addresses at the other
-    end, 8 at most.
+    `nodes` is the number of nodes that it needs ("2", "1:4"). `endpoint` is the address at which the launchers of
+    all nodes meet. Both are empty if not set. All texts are bounded and printable, and used only as words in
+    messages.
+
+    The other fields are None until they are measured. `seconds` is the time since the launcher began. `socket` is
+    its relation to the endpoint. `peers` are the addresses at the other end, 8 at most.
     """
 
     launcher: str
@@ -92,7 +94,7 @@ class Waiting(Value, frozen=True):
 
     @property
     def port(self) -> int | None:
-        """The port of the endpoint, None if it has no valid port."""
+        """The port of the endpoint, None if the endpoint has no valid port."""
         number = self.endpoint.rpartition(":")[2]
         is_port = number.isascii() and number.isdecimal() and len(number) < 6 and 0 < int(number) < 1 << 16
         return int(number) if is_port else None
@@ -111,12 +113,12 @@ class JobName(Value, frozen=True):
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of every series about the job."""
+        """The labels of every metric series about the job."""
         return {"job_id": self.job_id, "job_key": self.job_key}
 
     @property
     def in_log(self) -> str:
-        """`job train (6d1c0f5a9e27b384)`: the key, which commands accept, distinguishes two jobs of one name."""
+        """The name with the key: `job train (6d1c0f5a9e27b384)`. Commands accept the key, which is unique."""
         return f"job {self.job_id} ({self.job_key})"
 
     def __str__(self) -> str:
@@ -124,13 +126,14 @@ class JobName(Value, frozen=True):
 
 
 class Died(Value, frozen=True):
-    """The end of a dead rank by its crash artifacts, bounded and printable.
+    """The end of a dead rank, from its crash artifacts. Both texts are bounded and printable.
 
-    `text` is shown in metrics, pages and the daemon's log: of an exception its type and place. `detail` is the owner's
-    text, without secrets of known forms, for readers who may read the incident; empty if `text` says all.
+    `text` is shown in metrics, pages and the daemon's log. For an exception it is the type and the place. `detail`
+    is the owner's text, without secrets of known forms, for users who may read the incident. It is empty if `text`
+    says all.
 
-    `of_others`: it complains of a lost or silent rank, so another rank failed before it. `is_first`: no rank of this
-    node is known to have died before it.
+    `of_others`: the text complains of a lost or silent rank, so another rank failed before this one. `is_first`: no
+    rank of this node is known to have died earlier.
     """
 
     text: str
@@ -146,10 +149,9 @@ class Died(Value, frozen=True):
 
 
 class EndedProcess(Value, frozen=True):
-    """A rank of a job, or a worker of it, which no longer has a process: a scan that ended at `gone_unix_seconds`
-    missed it.
+    """A rank or worker without a process: a scan that ended at `gone_unix_seconds` did not find it.
 
-    `died` is set once its crash artifacts have been read, see `crash`.
+    `died` is set after `crash` has read the crash artifacts.
     """
 
     id: ProcessId
@@ -161,20 +163,23 @@ class EndedProcess(Value, frozen=True):
 
 
 class Job(Value, frozen=True):
-    """All ranks of one job on this node; or its launcher, `launcher_id`, while it has none (`waiting`).
+    """All ranks of one job on this node. A job without ranks has only its launcher (`launcher_id`, `waiting`).
 
-    `job_id` is a name for people, which the job's user chose. `job_key` is a checksum of that name, of the owner by the
-    kernel, of the address at which the ranks meet, and, for a job on one node only, of the node: it is equal on all
-    nodes of a job, and no other user can make an equal one. `owner` is that owner, `user` the name in the environment.
-    `uid` is the user id of all ranks on this node, None if they differ, if a rank is a setuid program, or in a pod,
-    where user ids are not those of the node. `more_launcher_ids` are the launchers of its other pods or containers on
-    this node. `share` is the key of the per-user limits: the owner, and the pod or container if the owner alone is too
-    coarse. `holds_gpu`: the driver lists one of its ranks. `absent_local_ranks` are those that should be on this node
-    and have no process: [first, last] of each range, since the expected number comes from an environment. `ended` are
-    processes of it that were seen and are gone, limited in number. `notes` are sentences about the scan.
+    Identity: `job_id` is a name for people, which the job's user chose. `job_key` is equal on all nodes of the job,
+    and no other user can make an equal one. It is a checksum of that name, the owner by the kernel, the address at
+    which the ranks meet, and, for a job on one node only, the node. `job_name` is the user's name for the job, from
+    a scheduler or an operator (Slurm's job name, the PyTorchJob). `program` is the script that its ranks run. Both
+    are bounded, of plain characters, and used only as words in messages.
 
-    `job_name` is the user's name for it, from a scheduler or an operator (Slurm's job name, the PyTorchJob), `program`
-    the script that its ranks run. Both are bounded, of plain characters, and used only as words in messages.
+    Owner: `owner` is the owner by the kernel, `user` the name in the environment. `uid` is the user id of all ranks
+    on this node. It is None if they differ, if a rank is a setuid program, or in a pod, where user ids are not
+    those of the node. `share` is the key of the per-user limits: the owner, and the pod or container if the owner
+    alone is too coarse.
+
+    Ranks: `more_launcher_ids` are the launchers of its other pods or containers on this node. `holds_gpu`: the
+    driver lists one of its ranks. `absent_local_ranks` should be on this node and have no process: [first, last] of
+    each range, because the expected number comes from an environment and may be huge. `ended` are ranks and workers
+    that no longer have a process, limited in number. `notes` are sentences about the scan.
     """
 
     job_id: str
@@ -206,12 +211,12 @@ class Job(Value, frozen=True):
 
     @property
     def processes(self) -> tuple[ProcessId, ...]:
-        """The processes that are the job: its ranks, or its launcher while it has none."""
+        """The processes of the job's ranks, or of its launchers while it has no ranks."""
         return tuple(rank.id for rank in self.ranks) or (self.launcher_ids if self.waiting else ())
 
     @property
     def key(self) -> str:
-        """The key that distinguishes this job from every other; the name in incidents older than keys."""
+        """The key that distinguishes this job from every other. Incidents older than keys have the job id instead."""
         return self.job_key or self.job_id
 
     def is_called(self, wanted: str) -> bool:
@@ -220,7 +225,7 @@ class Job(Value, frozen=True):
 
     @property
     def name(self) -> JobName:
-        """Its name and its key."""
+        """Name and key of the job."""
         return JobName(job_id=self.job_id, job_key=self.key)
 
     @property
@@ -246,14 +251,14 @@ class Job(Value, frozen=True):
 
     @property
     def is_elsewhere_too(self) -> bool:
-        """True if it has ranks on other nodes, as far as its world size is known."""
+        """True if it has ranks on other nodes. False if its world size is not known."""
         return (self.world_size or 0) > max(len(self.ranks), self.local_world_size or 0)
 
 
 def find_jobs(wanted: str, jobs: Iterable[Job]) -> list[Job]:
     """Return the job with the key `wanted`, else the jobs with this id, else those with this user-given name.
 
-    Several jobs if users chose the same name.
+    There are several jobs if users chose the same name.
     """
     known = [job for job in jobs if job.is_called(wanted)]
     by_key = [job for job in known if job.key == wanted]
@@ -261,8 +266,9 @@ def find_jobs(wanted: str, jobs: Iterable[Job]) -> list[Job]:
 
 
 class NotMonitored(Value, frozen=True):
-    """Number of things of one owner on this node that are not monitored: whole jobs, ranks, and processes not even
-    read.
+    """Number of jobs, ranks and processes of one owner that are not monitored on this node.
+
+    `processes` are those that a scan did not read at all.
     """
 
     owner: str
@@ -275,7 +281,7 @@ class NotMonitored(Value, frozen=True):
 
 
 class FoundJobs(Value, frozen=True):
-    """Result of a scan: the jobs to monitor, and the counts of what is not monitored."""
+    """Result of a scan: the jobs to monitor, and the numbers of jobs that are not monitored."""
 
     jobs: tuple[Job, ...] = ()
     left_out: tuple[NotMonitored, ...] = ()

@@ -25,10 +25,10 @@ class Frame(Value, frozen=True):
 
 
 class Thread(Value, frozen=True):
-    """One thread of a dump, frames innermost first. `name` is None if the source gives none.
+    """One thread of a dump, frames innermost first. `name` is None if the source has no names.
 
-    `installed_frames` is the number of innermost frames in the standard library or in installed packages; None if the
-    source does not tell. `pthread_id` is the thread's pthread_self(3), None if the source gives none.
+    `installed_frames` is the number of innermost frames in the standard library or in installed packages; None if
+    the source does not show it. `pthread_id` is the thread's pthread_self(3), None if the source does not show it.
     """
 
     name: str | None
@@ -44,8 +44,8 @@ class Thread(Value, frozen=True):
 class Stack(Value, frozen=True):
     """A named stack that explains a group in addition to its MainThread: another thread, or a worker process.
 
-    A worker process has a `pid` and the letter of its `state`. `own` is the innermost frame of the user's own code in
-    it, None if it is idle (it waits for its next task).
+    A worker process has a `pid` and the letter of its `state`. `own` is the innermost frame of the user's code in
+    this stack. It is None if the thread or process is idle and waits for its next task.
     """
 
     name: str

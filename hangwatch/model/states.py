@@ -1,4 +1,4 @@
-"""States of a job (detector -> daemon), and the measured behaviour of a rank (stacks.progress)."""
+"""States of a job (detector -> daemon), and measured behaviour of a rank (stacks.progress)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ OPEN_STATES = frozenset({JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHE
 """The states in which an incident is open."""
 
 RESTING_STATES = frozenset({JobState.SUSPENDED, JobState.OVER})
-"""The states of a job that does not progress for a reason other than a hang of this node."""
+"""The states of a job that does not progress, but for a reason other than a hang on this node."""
 
 
 class Motion(str, Enum):
-    """Progress of a rank between the rounds of a capture; unknown after a single round."""
+    """Progress of a rank between the rounds of a capture. A single round gives UNKNOWN."""
 
     FROZEN = "frozen"
     MOVING = "moving"
@@ -54,7 +54,7 @@ class Signature(str, Enum):
 
     @property
     def motion(self) -> Motion:
-        """The progress that follows from this behaviour."""
+        """The progress that this behaviour implies."""
         return _MOTIONS.get(self, Motion.UNKNOWN)
 
 

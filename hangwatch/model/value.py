@@ -12,12 +12,14 @@ class Value(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(Value, frozen=True):
-    """Something that should have answered and did not.
+    """Something that should have responded and did not.
 
-    `subject` is what was asked ("gpu 3", "pid 4711"), `reason` a CamelCase word for machines ("GpuIsLost"), `detail`
-    the original error text, `remedy` what to type or do, empty when there is nothing to do. `about` is "target" if the
-    fault is evidence about `subject`, and "tool" if the cause may be hangwatch itself. The adapter that makes the fault
-    decides; the default is "tool", which is no evidence against a rank.
+    `subject` is the thing that was read ("gpu 3", "pid 4711"). `reason` is a CamelCase word for machines
+    ("GpuIsLost"), `detail` the original error text. `remedy` is what to type or do, empty if there is nothing to
+    do.
+
+    `about` is "target" if the fault is evidence about `subject`, and "tool" if hangwatch itself may be the cause.
+    The adapter that makes the fault decides. The default is "tool", which is no evidence against a rank.
     """
 
     subject: str

@@ -18,7 +18,7 @@ class Confidence(str, Enum):
 
 
 class Evidence(Value, frozen=True):
-    """One piece of evidence: an observation, its ranks, and whether it supports the verdict (None: neutral)."""
+    """One piece of evidence: an observation and its ranks. `supports` is None if it is neutral to the verdict."""
 
     kind: str
     message: str
@@ -27,7 +27,7 @@ class Evidence(Value, frozen=True):
 
 
 class CheckFirst(RankId, frozen=True, kw_only=True):
-    """A rank to check first when no rank can be named: why this rank, and what would settle it."""
+    """A rank to check first when no rank can be named. `why` is the reason; `settle` is a test that would decide."""
 
     why: str
     settle: str
@@ -36,7 +36,7 @@ class CheckFirst(RankId, frozen=True, kw_only=True):
 class Verdict(Value, frozen=True):
     """The culprits (`named`), or the reason why no rank can be named (`named` is empty).
 
-    `first_look` are hints where to begin, not culprits.
+    `first_look` has the ranks to check first, which are not culprits.
     """
 
     kind: str
@@ -50,9 +50,9 @@ class Verdict(Value, frozen=True):
 class Supplement(Value, frozen=True):
     """Facts in addition to a capture: from logs, the kernel log or environments. `verdict.supplements` adds them.
 
-    `headline` is the message of a verdict on these facts alone. A verdict that names no rank gets the `sentence`, and
-    `check_first` if it has no such rank. With `only_if_stuck` this happens only if the job neither progresses nor
-    rests.
+    `headline` is the message of a verdict on these facts alone. `sentence` is added to a verdict that names no
+    rank. `check_first` is used if such a verdict has no ranks to check first. `only_if_stuck`: only a job that
+    neither progresses nor rests gets the sentence and the ranks.
     """
 
     evidence: tuple[Evidence, ...] = ()

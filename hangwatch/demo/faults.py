@@ -8,7 +8,7 @@ import threading
 
 
 def deadlock(_me: object) -> None:
-    """Wait for a lock that a thread holds while it waits forever."""
+    """Wait for a lock that another thread never releases."""
     lock, held = threading.Lock(), threading.Event()
     threading.Thread(target=upload_metrics, args=(lock, held), name="metrics-uploader", daemon=True).start()
     held.wait()
@@ -16,7 +16,7 @@ def deadlock(_me: object) -> None:
 
 
 def upload_metrics(lock: threading.Lock, held: threading.Event) -> None:
-    """Hold the lock during the wait for an answer that never arrives."""
+    """Hold the lock and wait for a response that never arrives."""
     answer = threading.Event()
     with lock:
         held.set()
@@ -30,7 +30,7 @@ def log_metrics(lock: threading.Lock) -> None:
 
 
 def pack_sequences(_me: object) -> None:
-    """Loop forever in Python, with low priority, so that a demo does not slow down the machine it runs on."""
+    """Loop forever in Python. The low priority keeps the demo from slowing down the machine."""
     os.nice(10)
     room, length = 4096, 0
     while length != room:
@@ -38,5 +38,5 @@ def pack_sequences(_me: object) -> None:
 
 
 def stop(_me: object) -> None:
-    """Stop, as under a debugger or a batch system that suspends jobs."""
+    """Stop this process, as a debugger or a batch system that suspends jobs does."""
     os.kill(os.getpid(), signal.SIGSTOP)

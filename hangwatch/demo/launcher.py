@@ -1,9 +1,10 @@
 """The launcher of the simulated job: starts the ranks as torchrun's agent does, and serves their collectives.
 
-Started by `hangwatch.demo.simulated_node`, which sends a line per order on standard input: `TARGET ORDER`. TARGET is a
-rank, `all`, `peers` (the ranks of the other nodes) or `launcher`. It reads a line per event on standard output: `ready
-PID...` once all ranks have joined, `given` when an order has been handed out, `resumed` at the first step after that.
-The end of standard input ends the job. Standard library only, as for the ranks.
+`hangwatch.demo.simulated_node` starts it and sends one line per order on standard input: `TARGET ORDER`. TARGET is
+a rank, `all`, `peers` (the ranks of the other nodes) or `launcher`. The launcher writes one line per event on
+standard output: `ready PID...` when all ranks have joined, `given` when the ranks have received an order, `resumed`
+at the first step after that. The end of standard input ends the job. Like the ranks, it uses only the standard
+library.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Launcher:
             self.obey(line)
 
     def obey(self, line: str) -> None:
-        """Handle one order; a rank receives its order with the answer to the next all_reduce."""
+        """Handle one order. A rank receives its order with the result of the next all_reduce."""
         whom, _, order = line.partition(" ")
         if whom == "peers":
             self.others_arrive = order != "stay-away"
@@ -107,21 +108,21 @@ class Launcher:
             self.orders |= dict.fromkeys(self.pids, order) if whom == "all" else {int(whom): order}
 
     def read_message(self, local_rank: int) -> None:
-        """Handle a message of a rank; an empty one means that the rank has ended."""
+        """Handle a message of a rank. An empty message means that the rank has ended."""
         message = self.peers[local_rank].recv(LONGEST_MESSAGE_BYTES).decode()
         if message:
             operation, _, value = message.partition(" ")
             self.arrived[local_rank] = (operation, float(value))
             self.complete_collective()
             return
-        # Like torchrun, reap it and wait for the others, because it ended without an error.
+        # Like torchrun, reap it and wait for the other ranks, because it ended without an error.
         self.readers.unregister(self.peers[local_rank])
         self.peers.pop(local_rank).close()
         os.waitpid(self.pids[local_rank], 0)
         self.ended = not self.peers
 
     def complete_collective(self) -> None:
-        """Answer all ranks once every rank of the job has called the same collective."""
+        """Send the result to all ranks once every rank of the job has called the same collective."""
         operations = {operation for operation, _ in self.arrived.values()}
         if len(self.arrived) < self.ranks or len(operations) > 1 or not self.others_arrive:
             return
@@ -155,7 +156,7 @@ class Launcher:
         self.start()
 
     def end(self) -> None:
-        """Kill the remaining ranks, and reap them and their loaders."""
+        """Kill the remaining ranks. Reap them and their loaders."""
         for local_rank in self.peers:
             os.kill(self.pids[local_rank], signal.SIGKILL)
         try:
@@ -172,10 +173,10 @@ def say(event: str) -> None:
 
 
 def main() -> None:
-    """`launcher FOLDER RUN_ID RANKS NODES WORKER_MODULE FIRST_ORDER`."""
+    """Run as `launcher FOLDER RUN_ID RANKS NODES WORKER_MODULE FIRST_ORDER`."""
     folder, run_id, ranks, nodes, worker, first_order = sys.argv[1:]
     set_identity("pt_elastic", os.getppid(), Path(folder))
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # so that `end` can wait for loaders of dead ranks
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # `end` can then wait for loaders of dead ranks
     launcher = Launcher(folder, run_id, int(ranks), int(nodes), worker)
     try:
         launcher.start()

@@ -1,4 +1,4 @@
-"""A data loader in a separate process, forked from its rank and named `pt_data_worker` as torch names it.
+"""A data loader in a separate process, forked from its rank. It is named `pt_data_worker`, as in torch.
 
 Standard library only: ranks import it.
 """
@@ -17,14 +17,14 @@ _UP = b"."
 
 
 class Loader(NamedTuple):
-    """A rank's ends of the two pipes to its loader: it sends names of shards and receives batches."""
+    """A rank's ends of the two pipes to its loader. The rank sends names of shards and receives batches."""
 
     requests: int
     batches: int
 
 
 def start(folder: Path) -> Loader:
-    """Fork the loader and wait until it has started; it dies with its rank."""
+    """Fork the loader and wait until it has started. The kernel kills it when its rank dies."""
     request_read, request_write = os.pipe()
     batch_read, batch_write = os.pipe()
     rank = os.getpid()
@@ -53,7 +53,7 @@ def next_batch(loader: Loader, shard: str = GOOD_SHARD) -> bytes:
 
 
 def read_shard(shard: str) -> bytes:
-    """Read one batch; a shard on storage that does not answer (a FIFO in the demo) blocks as on a hung mount."""
+    """Read one batch. A shard on storage that does not respond (a FIFO in the demo) blocks as on a hung mount."""
     with open(shard, "rb") as file:  # noqa: PTH123 - pathlib's frame would hide this one
         return file.read(BATCH_BYTES)
 

@@ -1,6 +1,7 @@
-"""A notebook that holds a GPU: it computed for a while, and now runs no cell. It is not a rank of any job.
+"""A notebook that holds a GPU. It computed for a while and now runs no cell. It is not a rank of any job.
 
-Started and controlled like `hangwatch.demo.launcher`; the order `idle` ends the running cell. Standard library only.
+`hangwatch.demo.simulated_node` starts and controls it like `hangwatch.demo.launcher`. The order `idle` ends the
+running cell. Standard library only.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ def run_cell(phases: Phases) -> None:
 
 
 def wait_for_cell(phases: Phases) -> None:
-    """Wait as a kernel waits for its next cell; in the demo until the end of standard input."""
+    """Wait as an idle kernel does for its next cell. In the demo the wait ends with standard input."""
     phases.enter(0, Phase.IDLE)
     sys.stdin.readline()
 
 
 def main() -> None:
-    """Run as `notebook FOLDER`; other arguments, which a launcher takes, are ignored."""
+    """Run as `notebook FOLDER`. The further arguments of a launcher are ignored."""
     folder = Path(sys.argv[1])
     set_identity("python", os.getppid(), folder)
     phases = Phases(folder / "phases")

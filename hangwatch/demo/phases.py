@@ -1,7 +1,7 @@
 """The current phase of each rank, in memory that ranks write and the simulated GPUs read.
 
-Standard library only: ranks import it. A stuck rank cannot report that it is stuck. So a slot holds the phase and its
-start time: the reader sees that a phase is too old to be work.
+Standard library only: ranks import it. A stuck rank cannot report that it is stuck. So each slot has a start time:
+a phase that began too long ago is no longer work.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Phase(IntEnum):
 
 
 class PhaseAge(NamedTuple):
-    """A phase and the seconds since its begin."""
+    """A phase and the seconds since it began."""
 
     phase: Phase
     age_seconds: float
 
 
 class Phases:
-    """One slot per local rank in a small shared file; each rank writes only its own slot."""
+    """A small shared file with one slot per local rank. Each rank writes only its own slot."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:

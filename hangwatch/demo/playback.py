@@ -1,4 +1,4 @@
-"""Playback of a scenario on a simulated node under the real daemon, and a judgement of the daemon's answer."""
+"""Playback of a scenario on a simulated node under the real daemon, and a judgement of the daemon's verdict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START_DEADLINE_SECONDS = 30.0
 ANSWER_DEADLINE_SECONDS = 40.0
 SAVE_DEADLINE_SECONDS = 10.0
 TRAINING_SECONDS = 3.0  # enough for the busy level of each GPU
-IDLE_SECONDS = 6.0  # twice the hold: a job would have been suspected by then
+IDLE_SECONDS = 6.0  # twice the hold time: the detector would have suspected a job by then
 
 DEFAULT_DIRECTORY = Path("hangwatch-demo")
 ACTIVITIES = (
@@ -37,7 +37,11 @@ NewDaemon: TypeAlias = Callable[..., Daemon]
 
 
 class Outcome(Value, frozen=True):
-    """Result of a scenario. `seconds` run from the fault to the answer; `report` is the folder of the incident."""
+    """Result of a scenario. `seconds` is the time from the fault to the verdict.
+
+    `report` is the incident's folder, None without an incident. `planted` is the rank with the fault, None if no
+    rank of this node has one.
+    """
 
     scenario: str
     right: bool
@@ -53,7 +57,8 @@ class Outcome(Value, frozen=True):
 def settings(directory: Path) -> Settings:
     """Return the settings of the demo's daemon: shorter times, and rules for the demo's own collectives and loader.
 
-    A site adds rules for its own code in the same way. `next_batch` and `evaluate` need no rule: hangwatch knows them.
+    A site adds rules for its own code in the same way. `next_batch` and `evaluate` are in hangwatch's table
+    already.
     """
     return Settings(
         gpu=config.Gpu(sample_seconds=0.25),
@@ -97,11 +102,11 @@ def play(
     directory: Path | None = None,
     new_daemon: NewDaemon = Daemon,
 ) -> Outcome:
-    """Play the scenario `name`; `say` is called with a line for every event.
+    """Play the scenario `name` and call `say` with a line for every event.
 
-    The same `seed` plants the fault in the same rank. `directory` is for the incident and the daemon's log; default is
-    `hangwatch-demo` in the current directory. Every process is ended, also when this raises: NodeError when the
-    simulated node fails, StoreError when the directory cannot be used.
+    The same `seed` plants the fault in the same rank. `directory` is for the incident and the daemon's log; the
+    default is `hangwatch-demo` in the current directory. Every process is ended, even after an error. Raises
+    NodeError if the simulated node fails, and StoreError if the directory cannot be used.
     """
     outcome = _play(
         SCENARIOS[name], ranks, seed, (directory or DEFAULT_DIRECTORY).absolute(), say, new_daemon=new_daemon
@@ -136,7 +141,7 @@ def _play(
 
 
 class Watcher:
-    """Follows one job on the daemon's board and reports each change of its state."""
+    """Observer of one job on the daemon's board. It reports each change of the job's state."""
 
     def __init__(self, daemon: Daemon, job_id: str, say: Callable[[str], None]) -> None:
         self._daemon = daemon
@@ -149,7 +154,7 @@ class Watcher:
         self.saw_job = False
 
     def look(self) -> JobEntry | None:
-        """Return the job as it is now; None while the daemon does not know it."""
+        """Return the current state of the job, None until the daemon has found the job."""
         jobs = self._daemon.board.snapshot.jobs
         self.saw_job |= bool(jobs)
         entry = next((entry for entry in jobs.values() if entry.job.job_id == self._job_id), None)
@@ -167,7 +172,7 @@ class Watcher:
         return entry
 
     def follow(self, seconds: float) -> None:
-        """Report events for this time."""
+        """Report events for `seconds` seconds."""
         wait_until(lambda: self.look() is None and False, seconds)
 
     def is_in(self, *states: JobState) -> bool:
@@ -185,7 +190,7 @@ def _train(scenario: Scenario, watcher: Watcher) -> None:
 
 
 def _await_answer(scenario: Scenario, node: SimulatedNode, watcher: Watcher) -> None:
-    """Wait for the page of a hang; for a healthy scenario, until it has ended and the job is training."""
+    """Wait for the page of a hang. In a healthy scenario, wait until the job is training again."""
     if scenario.right_answer is Answer.NO_JOB:
         watcher.follow(IDLE_SECONDS)
         return
@@ -222,7 +227,7 @@ def _judge(scenario: Scenario, planted: int | None, seconds: float, watcher: Wat
 
 
 def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdict | None) -> tuple[bool, str]:
-    """Return True if the answer was right, and a sentence about it."""
+    """Return True if the verdict was right, and a sentence about it."""
     named = [one.rank for one in verdict.named] if verdict else []
     names = f"rank {', '.join(map(str, named))}" if named else "nobody"
     paged = f"paged and named {names}" if watcher.paged else "did not page"
@@ -241,7 +246,7 @@ def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdic
 
 
 def _report(daemon: Daemon, job_id: str) -> Path | None:
-    """Return the folder of the job's incident once it is written; None at the deadline."""
+    """Return the folder of the job's incident once it is written, None if it is not written before the deadline."""
     store = daemon.store
     assert store is not None
 
@@ -258,7 +263,7 @@ def _report(daemon: Daemon, job_id: str) -> Path | None:
 def run_daemon(
     node: SimulatedNode, gpus: GpuSource, daemon_settings: Settings, new_daemon: NewDaemon = Daemon
 ) -> Iterator[Daemon]:
-    """The real daemon, running, over one simulated node; its log goes into its state directory."""
+    """Run the real daemon over one simulated node. Its log is in its state directory."""
     state = Path(daemon_settings.store.directory)
     state.mkdir(parents=True, exist_ok=True)
     with _log_to(state / "daemon.log"):
@@ -272,7 +277,7 @@ def run_daemon(
 
 @contextlib.contextmanager
 def _log_to(path: Path) -> Iterator[None]:
-    """Send the daemon's log, and that of its libraries, to a file, so that the terminal shows the scenario."""
+    """Redirect the log of the daemon and its libraries to a file: the terminal shows only the scenario."""
     log, everybody = logging.getLogger("hangwatch"), logging.getLogger()
     before = (log.level, log.propagate)
     file = logging.FileHandler(path)

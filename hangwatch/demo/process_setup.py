@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 PROCESSES = "proc"
-"""In the folder of a simulated node: a view of /proc with only the processes of that node."""
+"""The name of a folder in the folder of a simulated node: a view of /proc with only that node's processes."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER = 0x59616D61
@@ -18,7 +18,8 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 def set_identity(comm: str, parent: int, folder: Path) -> None:
     """Set the name to `comm`, appear in the node's view of /proc, and die with `parent`; see prctl(2).
 
-    Under Yama only ancestors may trace a process; this lets py-spy, which is not an ancestor, trace it, too.
+    Under Yama only ancestors may trace a process. PR_SET_PTRACER lets py-spy, which is no ancestor, trace this
+    process.
     """
     Path("/proc/self/comm").write_text(comm)
     (folder / PROCESSES / str(os.getpid())).symlink_to(f"/proc/{os.getpid()}")

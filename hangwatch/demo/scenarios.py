@@ -1,6 +1,6 @@
-"""The scenarios of the demo, and the right answer to each.
+"""The scenarios of the demo, each with its right verdict.
 
-To add a scenario: an order in `worker.ORDERS` and a row here.
+To add a scenario, add an order in `worker.ORDERS` and a row here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Answer(Enum):
-    """The right answer of hangwatch to a scenario."""
+    """The right verdict of hangwatch on a scenario."""
 
     NAMES_PLANTED = "a page that names the planted rank"
     NAMES_NOBODY = "a page that names nobody: all ranks here wait"
@@ -20,7 +20,7 @@ class Answer(Enum):
 
 
 class Scenario(NamedTuple):
-    """One scenario: `order` is sent to `target` (`one` random rank, `all`, or the `peers` on other nodes)."""
+    """One scenario. `order` is sent to `target`: `one` random rank, `all`, or the `peers` on other nodes."""
 
     name: str
     what: str
@@ -31,7 +31,7 @@ class Scenario(NamedTuple):
     program: str = "hangwatch.demo.launcher"
 
     def planted_rank(self, ranks: int, seed: int) -> int | None:
-        """Return the rank that gets stuck; None if no rank of this node does."""
+        """Return the rank that gets stuck; None if no rank of this node gets stuck."""
         return random.Random(seed).randrange(ranks) if self.target == "one" else None  # noqa: S311 - a die, no key
 
 

@@ -1,7 +1,7 @@
 """Simulated GPUs with a power that follows the real behaviour of the ranks of a simulated node.
 
-The levels are those of H100 with a limit of 700 W: measured hung jobs draw 14 to 29 % of the limit, at 100 %
-utilisation on ranks that wait in NCCL, and often at 0 % on the rank that they wait for.
+The levels are those of an H100 with a limit of 700 W. In measured hung jobs a GPU draws 14 to 29 % of its limit.
+Its utilisation is 100 % on ranks that wait in NCCL, and often 0 % on the rank for which they wait.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hangwatch.model import Fault, GpuSample, GpuSweep, SamplerStatus
 from hangwatch.probes.gpu.source import DetailsT
 
 LIMIT_WATTS = 700.0
-DRAINED_SECONDS = 1.0  # NVML averages power over a second, and queued kernels run on for a moment
+DRAINED_SECONDS = 1.0  # NVML averages power over a second, and queued kernels continue for a moment
 
 
 class Load(NamedTuple):
@@ -43,7 +43,7 @@ _AT_ONCE = {
 
 
 def load(seen: PhaseAge, alive: bool = True) -> Load:
-    """Return the load of the GPU of a rank that has been in this phase for this time."""
+    """Return the load of the GPU of a rank from the rank's phase and the age of that phase."""
     if not alive:
         return IDLE
     if seen.phase in _AT_ONCE:
@@ -54,7 +54,7 @@ def load(seen: PhaseAge, alive: bool = True) -> Load:
 
 
 class SimulatedGpus:
-    """One GPU per rank of the simulated jobs; replaces the driver as the daemon's source."""
+    """One GPU per rank of the simulated jobs. Replaces the driver as the daemon's source of samples."""
 
     def __init__(self, *nodes: SimulatedNode, seed: int = 0) -> None:
         self._ranks = [(node, local_rank) for node in nodes for local_rank in range(node.ranks)]
@@ -80,7 +80,7 @@ class SimulatedGpus:
         return SamplerStatus(alive=True, last_answer_monotonic_seconds=time.monotonic())
 
     def query(self, kind: type[DetailsT], deadline_seconds: float) -> Fault:
-        """Return a fault: only a driver has details."""
+        """Return a fault: only a real driver has details."""
         return Fault(
             subject="simulated GPUs",
             reason="NotSimulated",

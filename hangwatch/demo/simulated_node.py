@@ -1,4 +1,4 @@
-"""A simulated node from outside: starts its processes, sends orders, reads events, ends everything."""
+"""Control of a simulated node: start its processes, send orders, read events, end its processes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from hangwatch.errors import UserError
 
 START_DEADLINE_SECONDS = 30.0
 END_DEADLINE_SECONDS = 10.0
-KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")  # no variable of a batch job in which the demo may run
+# without variables of a batch job in which the demo may run
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
 
 
 class NodeError(UserError):
-    """A failure of the simulated node; the message says which, with the end of its log."""
+    """A failure of the simulated node. The message describes the failure and ends with the end of the node's log."""
 
 
 class SimulatedNode:
-    """`ranks` worker processes of a job over `nodes` nodes, of which this is the first.
+    """`ranks` worker processes of a job over `nodes` nodes. The simulated node is the first of these nodes.
 
-    A context manager: on leaving it, every process that it started is gone. `pids` are those of the ranks, by local
-    rank; `proc_root` is a view of /proc with only the node's processes. `program` is the module that starts them,
-    `worker` the module that a rank runs, `first_order` (TARGET ORDER) the order before its first step. The processes
-    also die with this process, however it dies.
+    A context manager, which ends every process that it started. The processes also die with this process, even if
+    it is killed. `pids` are those of the ranks, by local rank. `proc_root` is a view of /proc with only the node's
+    processes. `program` is the module that starts the ranks, `worker` the module that a rank runs. `first_order`
+    (TARGET ORDER) is the order before the first step.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class SimulatedNode:
                 stderr=log,
                 cwd=Path(hangwatch.__file__).parents[1],
                 env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
-                start_new_session=True,  # Ctrl-C reaches the demo, which ends them in order
+                start_new_session=True,  # Ctrl-C reaches only the demo, which ends the processes in order
             )
         try:
             self.wait_for_event("ready", START_DEADLINE_SECONDS)
@@ -82,12 +83,15 @@ class SimulatedNode:
         self.close()
 
     def order(self, target: int | str, order: str) -> None:
-        """Send an order to a rank, `all` ranks or the `peers` on other nodes; wait until they have it."""
+        """Send an order to a rank, to `all` ranks or to the `peers` on other nodes.
+
+        Wait until the ranks have received it.
+        """
         self._write(f"{target} {order}\n")
         self.wait_for_event("given", START_DEADLINE_SECONDS)
 
     def restart(self) -> None:
-        """Let the launcher replace all ranks; wait until the new ranks have joined."""
+        """Order the launcher to replace all ranks. Wait until the new ranks have joined."""
         self._write("launcher restart\n")
         self.wait_for_event("ready", START_DEADLINE_SECONDS)
 
@@ -102,7 +106,7 @@ class SimulatedNode:
                 return words[1:]
 
     def has_said(self, event: str) -> bool:
-        """True if an event has arrived in the meantime; does not wait."""
+        """True if the event has arrived. Reads all events that are available, without waiting."""
         while (words := self._next_event(0.0)) is not None:
             if words[0] == event:
                 return True
@@ -113,10 +117,10 @@ class SimulatedNode:
         return Path(f"/proc/{self.pids[local_rank]}").exists()
 
     def close(self) -> None:
-        """End all processes and remove the folder; the launcher reaps its ranks before it exits."""
+        """End all processes and remove the folder. The launcher reaps its ranks before it exits."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # an order that a dead launcher did not read
+                with contextlib.suppress(BrokenPipeError):  # a dead launcher did not read an order
                     pipe.close()
         try:
             self._process.wait(END_DEADLINE_SECONDS)
@@ -158,7 +162,7 @@ class SimulatedNode:
 
 
 def _link_kernel_files(proc_root: Path) -> None:
-    """Link all of /proc except its processes: those of the node link themselves when they start."""
+    """Link all of /proc except its processes. The node's processes link themselves when they start."""
     proc_root.mkdir()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -19,13 +19,13 @@ class ReduceResult(NamedTuple):
 
 
 def join(peers: socket.socket) -> str:
-    """Block until every rank of the job has started; return the launcher's first order for this rank."""
+    """Block until every rank of the job has started. Return the launcher's first order for this rank."""
     peers.send(b"join 0")
     return peers.recv(LONGEST_MESSAGE_BYTES).decode().partition(" ")[2]
 
 
 def all_reduce(peers: socket.socket, value: float) -> ReduceResult:
-    """Sum `value` over all ranks of the job; blocks until each of them has called it."""
+    """Sum `value` over all ranks of the job. Blocks until all ranks have called it."""
     peers.send(f"all_reduce {value}".encode())
     total, _, order = peers.recv(LONGEST_MESSAGE_BYTES).decode().partition(" ")
     return ReduceResult(float(total), order)

@@ -1,6 +1,6 @@
-"""One rank of the simulated job: load, compute, all_reduce, again and again, until it receives another order.
+"""One rank of the simulated job. It repeats load, compute and all_reduce until it receives another order.
 
-Standard library only, started with `python -SE`: a rank starts in about 30 ms.
+Started with `python -SE`, and standard library only: a rank starts in about 30 ms.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def compute(batch: bytes, cpu_seconds: float) -> float:
 
 
 def train(me: Rank) -> None:
-    """Train forever; orders of the launcher are executed between two steps."""
+    """Train forever. Orders of the launcher are executed between two steps."""
     order = join(me.peers)
     while True:
         name, *words = order.split()
@@ -60,7 +60,7 @@ def train(me: Rank) -> None:
 
 
 def train_step(me: Rank) -> str:
-    """Train one step; return the launcher's next order."""
+    """Train one step and return the launcher's next order."""
     me.begins(Phase.LOADING)
     batch = loader.next_batch(me.loader)
     me.begins(Phase.COMPUTE)
@@ -86,7 +86,7 @@ def save_checkpoint(folder: Path, seconds: float) -> None:
 
 
 def checkpoint(me: Rank, seconds: str) -> None:
-    """Write a checkpoint on rank 0; the others wait for it."""
+    """Write a checkpoint on rank 0. The other ranks wait for it."""
     if me.rank == 0:
         me.begins(Phase.CHECKPOINT)
         save_checkpoint(me.folder, float(seconds))
@@ -95,7 +95,7 @@ def checkpoint(me: Rank, seconds: str) -> None:
 
 
 def evaluate(me: Rank, seconds: float) -> None:
-    """Answer questions and score the answers: much work for the CPU, little for the GPU, and a stack that changes."""
+    """Evaluate a model: much work for the CPU, little for the GPU, and a changing stack."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         questions = loader.next_batch(me.loader)
@@ -122,12 +122,15 @@ def evaluation(me: Rank, seconds: str) -> None:
 
 
 def leave(_me: Rank) -> None:
-    """End like a rank that runs out of data before the others: no error, so the launcher lets them continue."""
+    """End like a rank that has no more data.
+
+    It ends without an error, so the launcher lets the other ranks continue.
+    """
     sys.exit(0)
 
 
 def train_from_stuck_storage(me: Rank) -> None:
-    """Send the loader to a shard that never answers."""
+    """Request a shard that the loader can never read."""
     me.begins(Phase.LOADING)
     loader.next_batch(me.loader, shard=str(me.folder / "stuck-shard"))
 

@@ -1,9 +1,10 @@
 """The collective timeout of a job: after this time torch.distributed ends the ranks, and their stacks are lost. Pure.
 
-`checks` compare it with the duration of a capture, and the detector pages before it. It is read from the environment of
-the ranks, else it is PyTorch's default: 600 s for NCCL (1800 s before PyTorch 2.2), 1800 s for gloo, 480 s for the
-heartbeat of the watchdog. A timeout that the job's code passes to `init_process_group` is in the flight recorder of its
-ranks. If that can be read, it overrides this one.
+`checks` compare it with the duration of a capture, and the detector pages before it. It is read from the
+environment of the ranks. Without such a variable it is PyTorch's default: 600 s for NCCL (1800 s before PyTorch
+2.2), 1800 s for gloo. The default of the watchdog's heartbeat is 480 s. The job's code can pass another timeout to
+`init_process_group`. That timeout is in the flight recorder of its ranks. If that can be read, it overrides this
+one.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def read_timeouts(job: Job, environ: Mapping[str, str]) -> TimeoutSettings:
     heartbeat = None
     if uses_nccl and environ.get("TORCH_NCCL_ENABLE_MONITORING") != "0":
         heartbeat = _number(environ.get("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC")) or HEARTBEAT_DEFAULT_SECONDS
-    # Often recommended, but neither NCCL nor PyTorch reads it.
+    # often recommended, but neither NCCL nor PyTorch reads it
     ignored = tuple(name for name in ("NCCL_TIMEOUT",) if name in environ)
     return TimeoutSettings(
         job=job.name, collective_seconds=seconds, source=source, heartbeat_seconds=heartbeat, ignored=ignored

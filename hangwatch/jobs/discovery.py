@@ -1,4 +1,4 @@
-"""Turns a snapshot of processes into the training jobs of this node, with their ranks, workers and GPUs. Pure."""
+"""Conversion of a process snapshot to the training jobs of this node, with their ranks, workers and GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ def find_jobs(
     ticks_per_second: int = 100,
     endpoints: Mapping[ProcessId, str] = MappingProxyType({}),
 ) -> FoundJobs:
-    """Return the jobs among `processes`, sorted by job_id, and what exceeds a limit.
+    """Return the jobs among `processes`, sorted by job_id, and the counts of what exceeds a limit.
 
-    A job is a set of processes with the variables of a launcher (see launchers.toml), ranks of mp.spawn or fork, or a
-    launcher without ranks; see `membership`. All ranks have one owner (see `owners`), whatever other users write into
-    their environments. `node` is the name of this node. `ticks_per_second` is the unit of `start_ticks`: a process that
-    began after `gpus` was read is not the one that the driver listed under its pid. `endpoints` are the stores to which
-    the processes of `needs_endpoint` are connected.
+    A job is a set of processes with the variables of a launcher (see launchers.toml), ranks of mp.spawn or fork, or
+    a launcher without ranks; see `membership`. All ranks have one owner (see `owners`), even if other users copy
+    the job's environment. `node` is the name of this node.
+
+    `ticks_per_second` is the unit of `start_ticks`. It serves to ignore a process that began after `gpus` was read:
+    the driver listed another process under the same pid. `endpoints` are the stores to which the processes of
+    `needs_endpoint` are connected.
     """
     tree = Tree(processes)
     samples = _samples(gpus, tree, ticks_per_second)
@@ -51,13 +53,13 @@ def find_jobs(
 
 
 def with_distinct_name(job: Job) -> Job:
-    """Return this job with the name and the key that it gets if another job holds its own."""
+    """Return this job with another name and key, for use if another job has the same ones."""
     name = _make_distinct(_Name(job.job_id, job.key), job.processes[0].pid)
     return replace(job, job_id=name.job_id, job_key=name.job_key)
 
 
 def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
-    """Return a job of which these processes are the ranks. A pid without a process becomes a rank that is gone."""
+    """Return a job with these processes as its ranks. A pid without a process becomes a rank that is gone."""
     tree = Tree(processes)
     chosen = dict.fromkeys(pids)
     ranks = []
@@ -80,7 +82,7 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
 
 def _job(name: _Name, crew: Membership, tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
     first, first_seat = _first(crew)
-    # Arguments are not read: they hold keys of trackers and hubs.
+    # Arguments are not read: they may contain keys of trackers and hubs.
     program = process_role.program_name(
         (crew.launcher_process or first).cmdline if first_seat is None else first.cmdline
     )
@@ -116,12 +118,15 @@ def _job(name: _Name, crew: Membership, tree: Tree, samples: Sequence[GpuSample]
 
 
 def _first(crew: Membership) -> tuple[Process, RankSlot | None]:
-    """Return the first rank; while there is none, the launcher, which has no rank slot."""
+    """Return the first rank. A job without ranks has a launcher instead, which has no rank slot."""
     return crew.members[0] if crew.members else (crew.processes[0], None)
 
 
 def _without_other_users(ranks: list[Rank], tree: Tree) -> tuple[list[Rank], tuple[str, ...]]:
-    """Remove the workers that run as another user, for example through sudo: the job's owner can read all stacks."""
+    """Remove workers of another user, for example through sudo, because the job's owner can read all stacks.
+
+    Return the ranks and a note with the number of removed workers.
+    """
     kept = [
         replace(rank, workers=tuple(worker for worker in rank.workers if _is_own(worker, rank, tree))) for rank in ranks
     ]
@@ -175,7 +180,7 @@ def _title(process: Process) -> str | None:
 
 
 def _samples(gpus: GpuSweep | None, tree: Tree, ticks_per_second: int) -> list[GpuSample]:
-    """Return the GPUs, each with only those pids that were the same process when the driver was asked."""
+    """Return the GPUs with the pids that were the same process when the driver listed them."""
     if gpus is None:
         return []
     last_ticks = gpus.taken_monotonic_seconds * ticks_per_second
@@ -200,10 +205,10 @@ class _Name(NamedTuple):
 def _names(
     crews: list[Membership], tree: Tree, node: str, order: Callable[[Membership], tuple[int, ...]]
 ) -> list[_Name]:
-    """Return a name for each job, which is the same on all its nodes if its variables say enough.
+    """Return a name for each job. It is the same on all nodes of a job if the job's variables allow that.
 
-    If several jobs have the same key, the one with the best claim keeps it. The others get a pid in their names: a copy
-    of a job's variables must not change the name of that job.
+    If several jobs have the same key, the job with the best claim keeps it. The others get a pid in their names: a
+    copy of a job's variables must not change the name of that job.
     """
     names = [_name(crew, tree, node) for crew in crews]
     best: dict[str, Membership] = {}
@@ -234,7 +239,7 @@ def _name(crew: Membership, tree: Tree, node: str) -> _Name:
     if not name:
         is_here = True
         origin = _origin(crew, tree)
-        # One shell may have started several jobs without a launcher; their ports differ.
+        # One shell may have started several jobs without a launcher. They have different ports.
         is_told_by_port = port and crew.launcher_process is None
         name = f"pid{origin.pid}-{origin.start_ticks}" + (f"-{port}" if is_told_by_port else "")
     key = _key(name, crew.owner.name, address, port, node if is_here else "")
@@ -242,7 +247,7 @@ def _name(crew: Membership, tree: Tree, node: str) -> _Name:
 
 
 def _job_name(crew: Membership, node: str) -> str:
-    """Return the name that the user gave the job, by its first rank, else by its launcher."""
+    """Return the name that the user gave the job, from its first rank, else from its launcher."""
     told = (
         process_role.job_name(one.environ, in_pod=owners.is_in_pod(one), node=node)
         for one in filter(None, (_first(crew)[0], crew.launcher_process))
@@ -266,7 +271,7 @@ def _key(*parts: str) -> str:
 
 
 def _origin(crew: Membership, tree: Tree) -> ProcessId:
-    """Return the launcher; else the common parent of all ranks; else the rank that started first."""
+    """Return the launcher, else the common parent of all ranks, else the rank that started first."""
     if crew.launcher_process is not None:
         return crew.launcher_process.id
     parents = {parent.id if (parent := tree.parent(process)) else None for process, _ in crew.members}
@@ -277,6 +282,6 @@ def _origin(crew: Membership, tree: Tree) -> ProcessId:
 
 
 def _safe(text: str) -> str:
-    """Return a name that is safe as a label and as a folder name. A changed one ends in a checksum of the original."""
+    """Return a name that is safe as a label and as a folder name. A changed name ends in a checksum of the original."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".-_")[:_MAX_NAME]
     return clean if clean == text else f"{clean}-{zlib.crc32(text.encode()):08x}".lstrip("-")

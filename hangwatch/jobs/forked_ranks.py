@@ -1,7 +1,7 @@
-"""Ranks that were forked and execute no program of their own: notebook_launcher, ddp_fork, a Pool of processes. Pure.
+"""Ranks that were forked and execute no program: those of notebook_launcher, ddp_fork or a Pool of processes. Pure.
 
-Each writes its rank into its environment. The kernel does not show that: it shows the environment at the start of the
-parent's program. So only the driver's list of GPU processes shows that they are ranks.
+Each rank writes its number into its own environment. The kernel does not show that number, only the environment at
+the start of the parent's program. So only the driver's list of GPU processes shows that these processes are ranks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from hangwatch.model import GpuSample, Process
 def find_siblings(
     tree: Tree, samples: Sequence[GpuSample], ranks: Collection[int]
 ) -> list[tuple[Process, tuple[Process, ...]]]:
-    """Return Python processes with their forks: two or more of one owner, which share no GPU with each other.
+    """Return Python processes, each with its forks: two or more of one owner that share no GPU with each other.
 
-    A parent that holds a GPU itself is skipped: CUDA does not survive a fork, so its forks are helpers. Also skipped
-    are forks of a server or a notebook, and processes below the pids in `ranks`.
+    A parent that holds a GPU itself is skipped: CUDA does not survive a fork, so its forks are helpers. Forks of a
+    server or a notebook are skipped, and so are processes below the pids in `ranks`.
     """
     held: defaultdict[int, set[str]] = defaultdict(set)
     for gpu in samples:

@@ -1,7 +1,7 @@
-"""Finds the processes of each job in a snapshot, and the rank slot of each process. Pure.
+"""Assignment of processes to jobs in a snapshot, and the rank slot of each process. Pure.
 
-An environment holds what its user wrote. So processes belong to one job only if the kernel names one owner for them,
-and a rank slot that a living process holds is not given to another one.
+A user can write anything into an environment. So processes belong to one job only if the kernel shows one owner for
+them. A rank slot of a living process is not given to another process.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hangwatch.model import GpuSample, Process, ProcessId, Waiting
 
 
 class Membership(NamedTuple):
-    """The processes of one job. A member without a rank slot only has its place in the order of start.
+    """The processes of one job. A member without a rank slot has only a place in the order of start.
 
-    Without members, it is a launcher (`launcher_process`) that has no rank yet, and `waiting` holds its options.
+    A membership without members is a launcher (`launcher_process`) without ranks; `waiting` holds its options.
     `more_launcher_processes` are the launchers of the other parts of the job.
     """
 
@@ -38,7 +38,7 @@ class Membership(NamedTuple):
 
     @property
     def processes(self) -> list[Process]:
-        """Its ranks; while there are none, its launcher."""
+        """Its ranks, or its launcher if it has no ranks."""
         launcher = [self.launcher_process] if self.launcher_process is not None else []
         return [process for process, _ in self.members] or launcher
 
@@ -82,7 +82,7 @@ def _memberships_by_slot(
     led = {_owned_run(seated) for group in groups.values() for seated in group if seated.launcher_process is not None}
     crews = []
     for group in groups.values():
-        # The remaining processes of a dead launcher, if the run continues, are not a separate job.
+        # The remaining processes of a dead launcher are not a separate job if the run continues.
         if group[0].launcher_process is None and _owned_run(group[0]) in led:
             continue
         for part in _without_doubles(group, tree):
@@ -95,10 +95,10 @@ def _memberships_by_slot(
 
 
 def needs_endpoint(process: Process) -> int | None:
-    """Return the port of a rank's store, if only the store shows to which job the rank belongs; else None.
+    """Return the port of a rank's store if only the store shows to which job the rank belongs; else None.
 
-    This is a rank of a job that may be spread over several pods or containers. All ranks of a run have a connection to
-    one store; a process that copies their variables has none.
+    Such a rank is of a job that may be spread over several pods or containers. All ranks of a run have a connection
+    to one store. A process that copies their variables has none.
     """
     port = process_role.rendezvous(process.environ)[1]
     if not owner_of(process).place or process_role.is_loader_worker(process) or not process_role.is_python(process):
@@ -107,9 +107,9 @@ def needs_endpoint(process: Process) -> int | None:
 
 
 def claim_order(crew: Membership, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> tuple[int, ...]:
-    """Return the sort key of claims to one name or rank slot, the best first.
+    """Return the sort key of claims to one name or rank slot, the best claim first.
 
-    First a job that the driver lists on a GPU, then one that is connected to a store, then the older one.
+    A job that the driver lists on a GPU comes first, then one that is connected to a store, then the older one.
     """
     connected = any(process.id in endpoints for process, _ in crew.members)
     return not holds_gpu(crew, samples), not connected, crew.began_ticks, crew.processes[0].id.pid
@@ -125,11 +125,12 @@ def _join_parts(
 ) -> list[Membership]:
     """Join jobs of one run and size with different ranks: the parts of a job in several pods or containers.
 
-    Parts are joined only if the kernel shows that they belong together: by one owner and place, or by connections to
-    one store. A job in two pods is two jobs until it has connected. A copy of its variables by another user always
-    stays another job.
+    Parts are joined only if the kernel shows that they belong together: by one owner and place, or by connections
+    to one store. A job in two pods is two jobs until its ranks have connected to the store. A copy of its variables
+    by another user always stays another job.
 
-    The job with the best claim holds its ranks. Another claimant is a job of its own while that process lives.
+    The job with the best claim holds its ranks. Another claimant is a separate job while the processes of the first
+    live.
     """
     runs: dict[tuple[object, ...], _Run] = {}
     for crew in sorted(crews, key=lambda crew: claim_order(crew, samples, endpoints)):
@@ -141,10 +142,10 @@ def _join_parts(
 
 
 class _Run:
-    """The jobs that one run consists of so far, the best claim first.
+    """The jobs of one run so far, the best claim first.
 
-    One user can create thousands of claimants to one rank. To avoid comparing each with each, `_having` maps a rank, an
-    owner or a set of stores to the jobs that have it, as a bit set: bit n stands for job n.
+    One user can create thousands of claimants to one rank. `_having` avoids comparing each claimant with each other
+    one. It maps a rank, an owner or a set of stores to the jobs that have it, as a bit set: bit n stands for job n.
     """
 
     def __init__(self) -> None:
@@ -152,7 +153,10 @@ class _Run:
         self._having: defaultdict[Hashable, int] = defaultdict(int)
 
     def place(self, crew: Membership, stores: frozenset[str]) -> None:
-        """Add a part to the first job that has none of its ranks and belongs to it by the kernel; else begin a job."""
+        """Add a part to the first job that has none of its ranks and shares its owner or its stores.
+
+        Else begin a job.
+        """
         ranks = {_rank_number(member) for member in crew.members}
         taken = functools.reduce(operator.or_, (self._having[rank] for rank in ranks))
         of_it = self._having[crew.owner] | (self._having[stores] if stores else 0)
@@ -169,7 +173,7 @@ class _Run:
 
 
 class _Part:
-    """The parts that form one job so far; the first has the best claim."""
+    """The parts that form one job so far. The first part has the best claim."""
 
     def __init__(self, crew: Membership, ranks: set[int], stores: frozenset[str]) -> None:
         self.crews, self.ranks, self.stores = [crew], ranks, stores
@@ -221,7 +225,7 @@ def _find_slot_holders(tree: Tree) -> Iterator[_SlotHolder]:
         head = next((up for up in tree.ancestors(process) if up.id.pid in kinds), None)
         seat = process_role.find_rank_slot(process, kinds[head.id.pid] if head else None)
         # A process above a launcher has the number of its node (Kubernetes, srun), not of a rank. Exception: a rank
-        # that starts a job within the job; it has a local rank.
+        # that starts a job within the job. It has a local rank.
         if seat is None:
             continue
         if seat.variables.led_by_first:
@@ -268,8 +272,8 @@ def _launcher_name(seated: _SlotHolder) -> str:
 def _without_doubles(group: list[_SlotHolder], tree: Tree) -> list[list[_SlotHolder]]:
     """Split a group without a launcher if it has a rank twice, or two attempts.
 
-    Containers may share addresses and ports. The processes of each part then have the same parent. An attempt counts
-    only among siblings: any process can write a number.
+    Containers may share addresses and ports. The processes of each part then have the same parent. An attempt
+    number counts only between processes of one parent, because any process can write such a number.
     """
     is_one = len({seated.slot.attempt for seated in group}) == 1 and not _has_doubles(group, tree)
     if group[0].launcher_process is not None or is_one:
@@ -290,9 +294,9 @@ def _has_doubles(group: list[_SlotHolder], tree: Tree) -> bool:
 def _ranks_of(
     group: list[_SlotHolder], tree: Tree, samples: Sequence[GpuSample]
 ) -> list[tuple[Process, RankSlot | None]]:
-    """Return one process per rank of the latest attempt: the topmost of those with the same rank slot.
+    """Return one process per rank of the latest attempt: the topmost process with the rank slot.
 
-    Only Python processes count, and those that the driver lists on a GPU.
+    Only Python processes and processes that the driver lists on a GPU count.
     """
     group = [seated for seated in group if seated.slot.variables.read_by_torch] or group
     attempt = max(seated.slot.attempt for seated in group)
@@ -304,7 +308,7 @@ def _ranks_of(
         and (process_role.is_python(seated.process) or seated.process.id.pid in on_gpu)
     ]
     chosen: dict[int, _SlotHolder] = {}
-    # A helper that outlived its parent is a child of init, and younger: it must not take the rank slot.
+    # A helper that outlived its parent is a child of init, and younger. It must not take the rank slot.
     for seated in sorted(_topmost(group, tree), key=_orphans_last_youngest_first):
         chosen.setdefault(seated.slot.rank, seated)
     return [(chosen[rank].process, chosen[rank].slot) for rank in sorted(chosen)]
@@ -346,7 +350,10 @@ def _of_siblings(launcher: str, head: Process | None, members: Sequence[Process]
 
 
 def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
-    """Return the processes that hold a GPU, directly or by a child; else those that have a rendezvous address."""
+    """Return the processes that hold a GPU, directly or by a child.
+
+    If there are none: those with a rendezvous address.
+    """
     members = [process for process in group if process.id.pid in holders]
     members = members or [process for process in group if process_role.rendezvous(process.environ)[0]]
     return sorted(members, key=start_order)
@@ -356,9 +363,9 @@ def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
 
 
 def _hidden_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[Membership]:
-    """Return the Python children of launchers, if this daemon has no permission to read their environment.
+    """Return the Python children of launchers whose environment the daemon has no permission to read.
 
-    When the job hangs, its page must say that they cannot be dumped. So they are monitored from the start.
+    They are monitored from the start. When the job hangs, its page must say that they cannot be dumped.
     """
     heads = {
         head.id
@@ -387,11 +394,11 @@ def _may_be_rank(process: Process) -> bool:
 
 
 def _waiting_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[Membership]:
-    """Return the launchers that have no child: torchrun that waits for another node, mpirun before its tasks.
+    """Return the launchers without a child: torchrun that waits for another node, mpirun before its tasks.
 
-    A launcher with any child is not one of them: `accelerate launch` on one GPU gives its child no rank, DeepSpeed's
-    runner only has ssh below it, and srun starts shells. Of nested launchers, the innermost counts. Processes below a
-    rank belong to that rank's job.
+    A launcher with a child is not returned. `accelerate launch` on one GPU gives its child no rank, DeepSpeed's
+    runner has only ssh as a child, and srun starts shells. Of nested launchers, only the innermost is returned.
+    Processes below a rank belong to that rank's job.
     """
     ranks = {process.id.pid for crew in memberships for process, _ in crew.members}
     crews = []
@@ -405,5 +412,8 @@ def _waiting_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[
 
 
 def _is_fork(process: Process, parent: Process | None) -> bool:
-    """True if it is a child that has not executed its program yet: it still looks like its parent."""
+    """True if the process is a child that has not executed its program yet.
+
+    It still has the parent's name and arguments.
+    """
     return parent is not None and (process.comm, process.cmdline) == (parent.comm, parent.cmdline)

@@ -1,7 +1,7 @@
-"""The owner of a process, as the kernel names it: a user can write its environment, but not its control group. Pure.
+"""The owner of a process by the kernel: a user can write its environment, but not its control group. Pure.
 
-The owner is the Slurm job, else the Kubernetes pod, both by the path of the control group, else the real user id as the
-host sees it. `tables/cgroups` reads the paths.
+The owner is the Slurm job, else the Kubernetes pod, both by the path of the control group. Without these, it is the
+real user id on the host. `tables/cgroups` reads the paths.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Owner(NamedTuple):
 
     @property
     def share(self) -> str:
-        """The holder of a quota on this node, in words. A long place is cut, and ends in its checksum."""
+        """The key of the per-user limits on this node, in words. A long place is cut and ends in its checksum."""
         if len(self.place) <= _PLACE_CHARACTERS:
             return f"{self.name}, {self.place}" if self.place else self.name
         checksum = blake2b(self.place.encode("utf-8", "replace"), digest_size=8).hexdigest()
@@ -35,7 +35,7 @@ class Owner(NamedTuple):
 
 
 def owner_of(process: Process) -> Owner:
-    """Return the owner of a process; "an unknown user" if the kernel did not tell."""
+    """Return the owner of a process; "an unknown user" if the kernel does not show its user id."""
     for path in process.cgroups:
         if job := cgroups.slurm_job(path):
             return Owner(f"Slurm job {job}")

@@ -1,7 +1,7 @@
 """The role of one process in a job, by its own data: a launcher, or the rank slot that a launcher gave it. Pure.
 
-A rank slot is a rank and the numbers that belong to it, read from the variables that launchers set. Every process below
-a rank inherits the same variables, so they do not make a process a rank: `membership` decides which process is.
+A rank slot is a rank and the numbers that belong to it, read from the variables that launchers set. All processes
+below a rank inherit the same variables. `membership` decides which of these processes is the rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hangwatch.tables import secret_forms
 from hangwatch.tables.launchers import TABLE, Launcher, RankVariables
 
 MAX_LOCAL_RANKS = 1024
-MAX_RANKS = 1 << 20  # the largest clusters have some 200,000 GPUs
+MAX_RANKS = 1 << 20  # the largest clusters have about 200,000 GPUs
 
 _BY_PROGRAM = {name: row for row in TABLE.launchers for name in row.programs}
 _BY_COMM = {comm: row for row in TABLE.launchers for comm in row.comms}
@@ -28,9 +28,9 @@ _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 class RankSlot(NamedTuple):
-    """A rank slot: the rank that the environment of a process states, and the table row of the variables that state it.
+    """A rank slot: the rank in the environment of a process, and the table row of the variables with the rank.
 
-    `doubts` are sentences about numbers that are too large to be true; these numbers count as not given.
+    `doubts` are sentences about numbers that are too large to be true. These numbers are ignored.
     """
 
     launcher: str
@@ -44,7 +44,7 @@ class RankSlot(NamedTuple):
 
 
 def launcher_kind(process: Process) -> str | None:
-    """Return the launcher that this process is, by its name in the table ("torchrun", "srun"), else None."""
+    """Return the name of this launcher in the table ("torchrun", "srun"); None if the process is not a launcher."""
     row = _row(process)
     return row.name if row else None
 
@@ -60,8 +60,8 @@ def _row(process: Process) -> Launcher | None:
 def find_waiting(process: Process) -> Waiting | None:
     """Return the options of this launcher about its ranks; None if alone it is not a job (see `alone` in the table).
 
-    User input from a command line is shown, cut short, and decides nothing. A process without a command line is just
-    about to execute another program.
+    The options are user input. They are cut short and shown, but no decision depends on them. A process without a
+    command line is about to execute another program.
     """
     row = _row(process)
     if row is None or not process.cmdline or not {program(process.cmdline), process.comm} & set(row.alone):
@@ -128,7 +128,7 @@ def program(cmdline: Sequence[str]) -> str:
 
 
 def program_name(cmdline: Sequence[str]) -> str:
-    """Return the program of a command line for all readers: one word without secrets.
+    """Return the program of a command line as one word without secrets, which all users may read.
 
     A process that sets its title can have its whole command line in its first argument.
     """
@@ -139,10 +139,10 @@ def program_name(cmdline: Sequence[str]) -> str:
 def find_rank_slot(process: Process, launcher: str | None) -> RankSlot | None:
     """Return the rank slot in a process's environment. `launcher` is the kind of the nearest launcher above it.
 
-    The rows of the table are tried in order. RANK and WORLD_SIZE come first: with torchrun under srun, the variables of
-    Slurm belong to the agent.
+    The rows of the table are tried in order. RANK and WORLD_SIZE come first: with torchrun under srun, the
+    variables of Slurm belong to torchrun's agent.
     """
-    if not process.environ:  # most processes of a node, at each scan
+    if not process.environ:  # true of most processes of a node, at each scan
         return None
     for row in TABLE.launchers:
         if row.ranks is None or (row.ranks.only_below and launcher != row.name):
@@ -155,7 +155,7 @@ def find_rank_slot(process: Process, launcher: str | None) -> RankSlot | None:
 
 
 def scheduler_job_id(environ: Mapping[str, str]) -> str:
-    """Return the scheduler's id of the job, with its step if that is not the first; empty if no scheduler set one."""
+    """Return the scheduler's id of the job, with the step if it is not the first; empty if no scheduler set an id."""
     for scheduler in TABLE.schedulers:
         job_id = environ.get(scheduler.job_id)
         if job_id:
@@ -190,7 +190,10 @@ def run_id(environ: Mapping[str, str], seat: RankSlot) -> str:
 
 
 def guess_launcher(environ: Mapping[str, str], seat: RankSlot) -> str:
-    """Return the launcher of a rank with an invisible launcher: by a variable that only it sets, else "plain"."""
+    """Return the launcher of a rank by a variable that only that launcher sets, else "plain".
+
+    For ranks with a launcher that no scan shows.
+    """
     return seat.launcher if seat.variables.led_by_first or seat.variables.job_id in environ else "plain"
 
 
@@ -214,7 +217,7 @@ def is_loader_worker(process: Process) -> bool:
 
 
 def is_resource_tracker(process: Process) -> bool:
-    """True if this is the resource tracker of multiprocessing, which no rank waits for."""
+    """True if this is the resource tracker of multiprocessing, for which no rank waits."""
     return any("multiprocessing.resource_tracker" in argument for argument in process.cmdline)
 
 
@@ -251,7 +254,7 @@ def _read_rank_slot(environ: Mapping[str, str], launcher: str, variables: RankVa
 
 
 def _number(environ: Mapping[str, str], *names: str) -> int | None:
-    """Return the first of these variables that holds a number of a plausible size."""
+    """Return the first of these variables that holds a number of at most MAX_RANKS; None if none does."""
     for name in names:
         value = environ.get(name, "")
         if value.isascii() and value.isdecimal() and len(value) < 10 and int(value) <= MAX_RANKS:
@@ -271,7 +274,7 @@ def _describe_doubts(environ: Mapping[str, str], names: Sequence[str], most: int
 
 
 def _local_tasks(environ: Mapping[str, str], variables: RankVariables) -> int | None:
-    """Return the number of tasks that the step has on this node: "8(x2),4" and node 2 give 4."""
+    """Return the number of tasks of the step on this node: 4 for "8(x2),4" and node 2. None if unknown."""
     node = _number(environ, variables.node_id)
     layout = next(filter(None, map(environ.get, variables.tasks_per_node)), "")
     if node is None:

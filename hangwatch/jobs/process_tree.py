@@ -34,7 +34,7 @@ class Tree:
         return parent if parent is not None and parent.id.start_ticks <= process.id.start_ticks else None
 
     def ancestors(self, process: Process) -> Iterator[Process]:
-        """Yield the ancestors from the parent upwards, at most 64: a user can create a chain of any length.
+        """Yield the ancestors from the parent upwards, at most 64, because a user can create a chain of any length.
 
         A snapshot is not taken at one moment, so it may contain a cycle. Each process is yielded once.
         """
@@ -50,7 +50,7 @@ class Tree:
         return self._children.get(process.id.pid, ())
 
     def with_ancestors(self, pids: Iterable[int]) -> set[int]:
-        """Return those of these pids that still run, and all their ancestors. Each process is visited once."""
+        """Return the pids that are still running, and the pids of all their ancestors. Each process is visited once."""
         found: set[int] = set()
         for pid in pids:
             process = self.get(pid)
@@ -77,5 +77,5 @@ def start_order(process: Process) -> tuple[int, int]:
 
 
 def is_within(process: Process, pids: Collection[int], tree: Tree) -> bool:
-    """True if the process is one of these, or a descendant of one."""
+    """True if the process is one of `pids`, or a descendant of one."""
     return process.id.pid in pids or any(up.id.pid in pids for up in tree.ancestors(process))

@@ -1,7 +1,7 @@
-"""Jobs of which the first rank on a node is the program itself, which starts the others. Pure.
+"""Jobs in which the program starts itself: its first process on a node is rank 0 there and starts the others. Pure.
 
-Lightning without a launcher does this. No variable shows that the program is a rank. It is inferred: its children have
-all local ranks except the first.
+Lightning without a launcher does this. No variable shows that the first process is a rank. It is inferred: its
+children have all local ranks except the first.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class _Family(NamedTuple):
 def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Iterator[tuple[Process, RankSlot]]:
     """Yield all ranks of such jobs with their rank slots. `started` are the ranks that a first rank started.
 
-    The parent is local rank 0 if it is a Python process of the same owner without a rank slot. It set the variables of
-    the rendezvous in its own environment, too, but the kernel does not show them. If it has died, init is the parent,
-    and local rank 0 is absent. The highest rank tells the number of ranks on the node. On nodes after the first, the
-    global ranks follow from that number; if it cannot be right, the processes are not a job.
+    The parent is local rank 0 if it is a Python process of the same owner without a rank slot. It set the variables
+    of the rendezvous in its own environment, too, but the kernel does not show them. If it has died, init is the
+    parent, and local rank 0 is absent. The highest rank gives the number of ranks on the node. On nodes after the
+    first, the global ranks follow from that number; if it cannot be right, the processes are not a job.
     """
     families: defaultdict[_Family, list[tuple[Process, RankSlot]]] = defaultdict(list)
     for process, seat in started:

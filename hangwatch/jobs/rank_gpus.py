@@ -1,4 +1,4 @@
-"""Finds the GPUs of a rank: by the driver's list of processes, else by its environment. Pure."""
+"""The GPUs of a rank: by the driver's list of processes, else by the rank's environment. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ def find_gpus(
 ) -> tuple[str, ...]:
     """Return the uuids of the GPUs that hold any of `pids` (a rank and its children), ordered by index.
 
-    A rank that has not used its GPU yet is not in the driver's list. Then its environment decides, by the convention
-    that local rank N takes the Nth visible GPU. A GPU on which the driver lists other processes is not given to it.
+    A rank that has not used its GPU yet is not in the driver's list. Then its environment decides, by the
+    convention that local rank N takes the Nth visible GPU. A GPU on which the driver lists other processes is not
+    given to this rank.
     """
     held = tuple(gpu.uuid for gpu in gpus if not set(pids).isdisjoint(gpu.pids))
     if held:
@@ -24,7 +25,7 @@ def find_gpus(
 
 
 def _claimed(environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[GpuSample]) -> tuple[str, ...]:
-    """Return the GPU that the environment gives a rank; the only visible GPU if there is one."""
+    """Return the GPU that the environment gives a rank. If only one GPU is visible, return that GPU."""
     visible = _visible(environ, [gpu.uuid for gpu in sorted(gpus, key=lambda gpu: gpu.index)])
     if len(visible) == 1:
         return tuple(visible)
@@ -52,7 +53,7 @@ def _visible(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
 
 
 def _granted(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
-    """Return the GPUs of a container that was given some of them by uuid; else all GPUs of the node."""
+    """Return the GPUs that a container was given by uuid, else all GPUs of the node."""
     names = environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",")
     inside = [uuid for uuid in uuids if uuid in names]
     return inside or uuids
@@ -61,8 +62,8 @@ def _granted(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
 def _renumbered(environ: Mapping[str, str], names: list[str], uuids: list[str]) -> list[str]:
     """Return the GPUs that Slurm gave a step, by the node's numbers, if the step counts its GPUs from 0.
 
-    It does in Slurm's device cgroups. Then Slurm's own variable has the node's numbers. Else all of `uuids` are
-    returned.
+    With Slurm's device cgroups, a step counts from 0, and Slurm's own variable has the node's numbers. In all other
+    cases all of `uuids` are returned.
     """
     values = (environ.get(name) for scheduler in TABLE.schedulers for name in scheduler.gpus)
     given = next(filter(None, values), "").split(",")

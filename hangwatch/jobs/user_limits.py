@@ -1,7 +1,8 @@
-"""Limits how many jobs and ranks of one owner are monitored. Pure.
+"""Limits on the monitored jobs and ranks of one owner. Pure.
 
-Processes of one user must not displace the job of another one. First come jobs that the driver lists on a GPU, then
-jobs with ranks, then older jobs. Environments do not count. What exceeds a limit is reported.
+Processes of one user must not displace another user's job. Jobs that the driver lists on a GPU come first, then
+jobs with ranks, then older jobs. Environments do not count, because users can write them. The scan reports what
+exceeds a limit.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def apply_limits(
 def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
     """Return one entry per owner, most ranks first.
 
-    After the first 16, all others are one entry: a user may have many uids.
+    After the first 16, all others are one entry, because a user may have many uids.
     """
     found: dict[str, NotMonitored] = {}
     for one in left_out:
@@ -60,7 +61,7 @@ def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
 
 
 def _chosen(crews: Sequence[Membership], holders: set[int], limits: config.Jobs) -> set[int]:
-    """Return the indices of the jobs to monitor: each owner's first ones, and for the node, the owners in turn."""
+    """Return the indices of the jobs to monitor: the first jobs of each owner, by taking turns between owners."""
     order = sorted(range(len(crews)), key=lambda place: _precedence(crews[place], holders))
     jobs, ranks = Counter[object](), Counter[object]()
     turns = []

@@ -1,4 +1,4 @@
-"""Reads files that others may have written: bounded in size, regular files only where asked, links not followed."""
+"""Bounded reading of files that other users may have written. Links and other file types than files can be refused."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class FileError(Exception):
     def __init__(self, path: Path | str, why: str, number: int = 0) -> None:
         super().__init__(f"{os.fspath(path)!r}: {why}" if "\0" in os.fspath(path) else f"{path}: {why}")
         self.errno = number
-        """The errno of the system; 0 if the error is not from the system."""
+        """The errno of the system call; 0 if no system call failed."""
 
 
 def read(path: Path | str, most_bytes: int, *, flags: int = 0) -> bytes:
-    """Return the content of a file of at most `most_bytes`.
+    """Return the content of a file of at most `most_bytes`. Raises FileError.
 
-    A device or pipe that never ends is read no further. `flags` are those of `open_file`. Raises FileError.
+    Stops at that limit, so a device or pipe without an end is safe. `flags` are those of `open_file`.
     """
     with open_file(path, flags=flags) as file:
         return read_rest(file, path, most_bytes)
 
 
 def is_inherited_stream(path: Path) -> bool:
-    """True if the path is a stream that our caller has opened: `<(command)` of a shell, or /dev/stdin.
+    """True if the path is a stream that the calling process opened: `<(command)` of a shell, or /dev/stdin.
 
     Any other pipe may never have a writer.
     """
@@ -51,7 +51,7 @@ def read_rest(file: BinaryIO, path: Path | str, most_bytes: int) -> bytes:
 
 
 def open_file(path: Path | str, *, flags: int = 0) -> BinaryIO:
-    """Open a file for reading. `flags` are added to those of open(2); O_NONBLOCK restricts it to regular files.
+    """Open a file for reading. `flags` are added to those of open(2). O_NONBLOCK restricts it to regular files.
 
     Raises FileError.
     """
@@ -59,7 +59,7 @@ def open_file(path: Path | str, *, flags: int = 0) -> BinaryIO:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags), "rb")
     except OSError as error:
         raise _refused(path, error) from None
-    except ValueError as error:  # a NUL in the path, a character that no path can hold
+    except ValueError as error:  # a NUL in the path, or a character that a path cannot contain
         raise FileError(path, f"is not a valid path: {error}", errno.EINVAL) from None
     if flags & os.O_NONBLOCK and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -68,10 +68,10 @@ def open_file(path: Path | str, *, flags: int = 0) -> BinaryIO:
 
 
 def open_below(folder: Path, path: Path, *, roots_links: bool = False) -> BinaryIO:
-    """Open a file below a folder that others may write to. Follow no link between the two (O_NOFOLLOW).
+    """Open a file below a folder that other users may write to. Follow no link between the two (O_NOFOLLOW).
 
-    With `roots_links`, follow links that root made in a folder only root may write to. Their targets are resolved below
-    `folder`. Raises FileError.
+    With `roots_links`, follow links that root made in a folder only root may write to. Their targets are resolved
+    below `folder`. Raises FileError.
     """
     remaining, open_folders, links_followed = (
         list(path.relative_to(folder).parts[::-1]),
@@ -140,7 +140,7 @@ def _link(parent: int, name: str, path: Path) -> str | None:
 
 
 def _refused_below(name: Path | str, path: Path, parent: int | None, error: OSError) -> FileError:
-    """Return the error; it says so if a link is the reason."""
+    """Return the error. If a link is the reason, the message names the link."""
     if error.errno in (errno.ELOOP, errno.ENOTDIR) and parent is not None:
         with contextlib.suppress(OSError):
             if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):

@@ -1,7 +1,8 @@
-"""Decodes JSON, TOML and plain values into typed values, safely in any thread.
+"""Decoding of JSON, TOML and plain values to typed values, safely in any thread.
 
-msgspec 0.22 crashes when two threads prepare the same type at once: one sees it half prepared, and the process dies of
-a segmentation fault. So types are prepared under one lock. Nothing else may decode into our types (ruff's banned-api).
+msgspec 0.22 crashes when two threads prepare the same type at the same time: one thread uses the incomplete type,
+and the process dies of a segmentation fault. So types are prepared under one lock. No other module may decode to a
+type of hangwatch (ruff's banned-api).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]: ...
 @overload
 def decoder(kind: UnionType) -> msgspec.json.Decoder[Any]: ...
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """Return the JSON decoder for this type; each is made once."""
+    """Return the JSON decoder for this type. Each decoder is made once."""
     prepared = _PREPARED.get(kind)
     if prepared is None:
         with _PREPARING:
@@ -35,7 +36,7 @@ def decode_json(content: bytes | bytearray | str | msgspec.Raw, kind: type[T]) -
 @overload
 def decode_json(content: bytes | bytearray | str | msgspec.Raw, kind: UnionType) -> Any: ...
 def decode_json(content: bytes | bytearray | str | msgspec.Raw, kind: Any) -> Any:
-    """Decode JSON into a value of this type.
+    """Decode JSON to a value of this type.
 
     Raises msgspec.DecodeError (ValidationError is a subclass) and RecursionError.
     """
@@ -43,12 +44,12 @@ def decode_json(content: bytes | bytearray | str | msgspec.Raw, kind: Any) -> An
 
 
 def decode_plain_json(content: bytes | str) -> object:
-    """Decode JSON into lists, dictionaries, texts and numbers. Raises msgspec.DecodeError and RecursionError."""
+    """Decode JSON to lists, dictionaries, texts and numbers. Raises msgspec.DecodeError and RecursionError."""
     return msgspec.json.decode(content)
 
 
 def decode_toml(text: str, kind: type[T]) -> T:
-    """Decode TOML into a value of this type. Raises msgspec.DecodeError."""
+    """Decode TOML to a value of this type. Raises msgspec.DecodeError."""
     with _PREPARING:
         return msgspec.toml.decode(text, type=kind)
 

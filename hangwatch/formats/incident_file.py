@@ -1,6 +1,6 @@
-"""Reads and writes incident.json: one incident, readable by every later version.
+"""The file incident.json: one incident, readable by every later version.
 
-Its size and content are not trusted.
+The size and content of the file are not trusted.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Grouping, Incident, Jo
 
 INCIDENT_FILE = "incident.json"
 MARKER_FILE = "marker.json"
-MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of it
-NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # NONBLOCK: opening a FIFO must not stop us
+MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of this
+NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # NONBLOCK: opening a FIFO must not block hangwatch
 _CAPTURES = b',"captures":['
 _MEMBER_PARTS = {
     "stack": "waited_before owns_gil user_frames task stay",
@@ -61,8 +61,8 @@ class StoreError(UserError):
 class Summary(Value, frozen=True):
     """A line of the list of incidents.
 
-    If the folder cannot be read, `problem` is set and the rest is empty. If it holds only a marker, `problem` says so,
-    `state` is absent, and the other fields come from the marker.
+    If the folder cannot be read, `problem` is set and the rest is empty. If the folder has only a marker, `problem`
+    says so, `state` is None, and the other fields come from the marker.
     """
 
     folder: str
@@ -81,9 +81,9 @@ class Summary(Value, frozen=True):
 
 
 class Marker(Value, frozen=True):
-    """One line written before an incident. It is all that remains if hangwatch ends in between.
+    """One line written before an incident. Only this line remains if hangwatch ends before it has written the incident.
 
-    `ranks` are those that the verdict names; `message` is the beginning of its sentence.
+    `ranks` are those that the verdict names; `message` is the beginning of the verdict's sentence.
     """
 
     incident_id: str
@@ -117,7 +117,7 @@ class _VerdictHead(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """The fields of incident.json that a list needs; the decoder skips the rest."""
+    """The fields of incident.json that a list needs. The decoder skips the rest."""
 
     incident_id: str
     node: str
@@ -134,7 +134,7 @@ class _Version(msgspec.Struct):
 
 
 def encode(incident: Incident | Marker) -> bytes:
-    """Encode as JSON. Text that is not Unicode (a command line may hold any byte) is escaped."""
+    """Encode as JSON. Text that is not Unicode is escaped, because a command line may contain any byte."""
     try:
         return msgspec.json.encode(incident)
     except UnicodeEncodeError:
@@ -181,7 +181,7 @@ def load(folder: Path) -> Incident:
 
 
 def parse(path: Path, content: bytes) -> Incident:
-    """Parse the content of an incident file, as `load` does; `path` is for the message of StoreError."""
+    """Parse the content of an incident file, as `load` does. `path` is for the message of StoreError."""
     version = decode(path, content, _Version)
     if version.schema_version > INCIDENT_VERSION:
         raise StoreError(
@@ -234,7 +234,7 @@ def rank_numbers(job: Job, grouping: Grouping) -> Iterator[int | None]:
 
 
 def _upgraded(incident: dict[str, Any], version: int) -> bytes:
-    """Return an incident of an earlier version as this one writes it."""
+    """Convert an incident of an earlier version to the form of this version."""
     if version < 2:
         _set_ranges(incident)
     for group in _objects(incident.get("grouping"), "groups"):
@@ -244,20 +244,20 @@ def _upgraded(incident: dict[str, Any], version: int) -> bytes:
 
 
 def _objects(parent: object, key: str) -> list[dict[str, Any]]:
-    """Return the objects in a list that an object has under a key; the decoder refuses all else."""
+    """Return the objects in the list under a key of an object. The decoder refuses all other values later."""
     items = parent.get(key) if isinstance(parent, dict) else None
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _set_parts(member: dict[str, Any]) -> None:
-    """Put the fields of a member of version 2, which had all of them side by side, into the parts of version 3."""
+    """Move the fields of a member of version 2 to the parts of version 3. Version 2 has no parts."""
     for part, names in _MEMBER_PARTS.items():
         if fields := {_NEW_NAMES.get(name, name): member.pop(name) for name in names.split() if name in member}:
             member[part] = fields
 
 
 def _set_ranges(incident: dict[str, Any]) -> None:
-    """Turn the absent local ranks of version 1, which were numbers, into ranges."""
+    """Convert the absent local ranks of version 1 to ranges. In version 1 they are numbers."""
     job = incident.get("job")
     absent = job.get("absent_local_ranks") if isinstance(job, dict) else None
     if isinstance(job, dict) and isinstance(absent, list) and all(isinstance(number, int) for number in absent):
@@ -267,7 +267,7 @@ def _set_ranges(incident: dict[str, Any]) -> None:
 def read_head(file: BinaryIO) -> bytes | None:
     """Return the part of an incident before its captures (a sixth of the file) as JSON; None if it is not an incident.
 
-    In JSON no string holds a comma before a quotation mark. So what is searched for is a key, never text of a job.
+    The search for the key of the captures cannot match text of a job: in a JSON string a quotation mark is escaped.
     """
     size = os.fstat(file.fileno()).st_size
     ending = _ENDING.search(os.pread(file.fileno(), _ENDING_BYTES, max(0, size - _ENDING_BYTES)))
@@ -320,15 +320,15 @@ def load_summary(folder: Path) -> Summary:
 
 
 def _marker_line(kept: Marker) -> str:
-    """Return the sentence shown for an incident of which only the marker was written."""
+    """Return the sentence about an incident that has only a marker."""
     return f"{kept.verdict}: {kept.message} (hangwatch ended before it could write more than this line)"
 
 
 def find_newest(summaries: Iterable[Summary], job: str | None, where: str) -> Summary | None:
     """Return the newest incident, of one job if `job` (key, id or name) is given; None if there are no incidents.
 
-    `summaries` are newest first. Raises StoreError if that job has no incident, or if several jobs have this name:
-    users choose names.
+    `summaries` are newest first. Raises StoreError if that job has no incident, or if several jobs have this name,
+    which is possible because users choose names.
     """
     readable = [summary for summary in summaries if not summary.problem]
     if job is None:
@@ -359,7 +359,7 @@ def check_opened_date(incident: Incident, folder: Path) -> Incident:
 def folder_size_bytes(folder: Path) -> int:
     """Return the size of all files below a folder.
 
-    Files that disappear meanwhile do not count; links are not followed.
+    Files that disappear during the count are ignored. Links are not followed.
     """
     total = 0
     for base, _, names in os.walk(folder):
@@ -391,7 +391,7 @@ _T = TypeVar("_T")
 
 
 def decode(path: Path, content: bytes, kind: type[_T]) -> _T:
-    """Decode a JSON file of an incident into a value of this type. Raises StoreError."""
+    """Decode a JSON file of an incident to a value of this type. Raises StoreError."""
     try:
         return decoding.decode_json(content, kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -400,7 +400,7 @@ def decode(path: Path, content: bytes, kind: type[_T]) -> _T:
 
 
 def _dumps_remedy(path: Path) -> str:
-    """Return the command that reads the dumps of this incident; empty if there are none."""
+    """Return the command that reads the dumps of this incident; empty if it has no dumps."""
     dumps = path.parent / "dumps"
     with contextlib.suppress(OSError):
         if dumps.is_dir():

@@ -1,7 +1,7 @@
-"""Parses NCCL's answer to the RAS command STATUS: JSON (NCCL 2.28.7 and later) or text (2.24 and later).
+"""Parser of NCCL's response to the RAS command STATUS: JSON (NCCL 2.28.7 and later) or text (2.24 and later).
 
-See src/ras/client_support.cc of NCCL. The answer is not trusted. Everything is bounded, an impossible communicator
-makes the whole answer invalid, and no text is kept except versions, hashes and numeric addresses.
+See src/ras/client_support.cc of NCCL. The response is not trusted: everything is bounded, and an impossible
+communicator makes the whole response invalid. Only versions, hashes and numeric addresses are kept as text.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ COLLECTIVES = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce",
 
 
 class BadAnswerError(Exception):
-    """An answer that is not a status of NCCL's RAS. The text says why."""
+    """A response that is not a status of NCCL's RAS. The text gives the reason."""
 
 
 class RasRank(Value, frozen=True):
-    """A rank of a communicator: its number in it, its process, and the number of launches per operation.
+    """A rank of a communicator: its number there, its process, and the number of launches per operation.
 
-    `host` is the address that its process knows, "" if unknown; `pid` is in its own pid namespace. The job can forge
-    both.
+    `host` is the address that the process itself reports, "" if unknown. `pid` is the pid in the process's own
+    namespace, -1 if unknown. The job can forge both.
     """
 
     rank: int
@@ -44,10 +44,10 @@ class RasRank(Value, frozen=True):
 
 
 class Communicator(Value, frozen=True):
-    """A communicator: the ranks of its `size` that answered, and those that NCCL does not reach.
+    """A communicator: the ranks of its `size` that responded, and those that NCCL does not reach.
 
-    Text lists only a few of the ranks that differ; `rest` holds the counts of all others. `is_listed`: every rank is in
-    `ranks` or `unreached`. `is_running`: no rank is starting or ending.
+    The text form lists only a few of the ranks that differ; `rest` holds the counts of all other ranks.
+    `is_listed`: every rank is in `ranks` or `unreached`. `is_running`: no rank is starting or ending.
     """
 
     name: str
@@ -60,14 +60,14 @@ class Communicator(Value, frozen=True):
 
 
 class RasStatus(Value, frozen=True):
-    """An answer to STATUS: the version of NCCL, and its communicators by name."""
+    """A response to STATUS: the version of NCCL, and its communicators by name."""
 
     version: str
     communicators: tuple[Communicator, ...]
 
 
 def parse(raw: bytes) -> RasStatus:
-    """Parse an answer to STATUS, in either form. Raises BadAnswerError."""
+    """Parse a response to STATUS, in either form. Raises BadAnswerError."""
     if len(raw) > MOST_BYTES:
         raise BadAnswerError(f"more than {MOST_BYTES >> 20} MiB")
     text = raw.decode("utf-8", "replace")
@@ -119,7 +119,7 @@ def _parse_json(text: str) -> RasStatus:
 
 
 def _with_commas(lines: list[str]) -> Iterator[str]:
-    """Yield the lines with the comma that NCCL 2.28.9 forgets between two members of a missing rank."""
+    """Yield the lines, with the comma that NCCL 2.28.9 omits between two members of a missing rank."""
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         bare = line.rstrip()
         is_left_out = bare[-1:] not in ("", ",", ":", "{", "[") and following.lstrip()[:1] == '"'
@@ -134,7 +134,7 @@ def _communicator(raw: _Communicator) -> Communicator:
     states = [rank.status for rank in raw.ranks]
     unreached = [
         rank for rank in raw.missing_ranks if rank.status.unresponsive or rank.status.considered_dead
-    ]  # the others answered, and do not have this communicator (not yet, or no longer)
+    ]  # the other missing ranks responded, but do not have this communicator (not yet, or no longer)
     return Communicator(
         name=_name(raw.hash, raw.secondary_hash),
         size=raw.size,
@@ -150,7 +150,7 @@ def _is_starting_or_ending(state: _State) -> bool:
 
 
 def _name(first: str, second: str) -> str:
-    """Return a unique name: two communicators may have the same first hash."""
+    """Return a unique name of a communicator. Two communicators may have the same first hash."""
     parts = second.split(":")
     return f"{first}/{second}" if len(parts) == 2 and all(map(_HASH.fullmatch, parts)) else first
 
@@ -161,7 +161,10 @@ def _rank(raw: _Rank) -> RasRank:
 
 
 def _host(text: str) -> str:
-    """Return the address; empty if it is not one or has a scope, which in IPv6 may hold any character."""
+    """Return the address.
+
+    Empty if the text is not an address or has a scope, which in IPv6 may contain any character.
+    """
     try:
         return "" if "%" in text else str(ipaddress.ip_address(text))
     except ValueError:
@@ -195,7 +198,7 @@ _PROCESS = re.compile(r"GPU .{1,40} managed by process (\d{1,9}) on node ([0-9a-
 
 
 class _Draft:
-    """A communicator as far as the text has described it."""
+    """A communicator, with the data that the text has given so far."""
 
     def __init__(self, size: int, *, is_running: bool) -> None:
         self.size = size

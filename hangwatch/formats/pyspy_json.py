@@ -1,4 +1,4 @@
-"""Parses the JSON and the error messages of py-spy. The probe of py-spy and the reader of kept dumps use it."""
+"""Parser of py-spy's JSON and error messages, for the py-spy probe and the reader of stored dumps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Complaint(NamedTuple):
     remedy: str = ""
 
 
-# The first match counts. "tool": the dumping failed; it says nothing of the process.
+# The first match counts. "tool": the dump failed for a reason that is no evidence about the process.
 _COMPLAINTS = (
     _Complaint(
         re.compile(r"permission denied|not permitted|os error 1\b|os error 13\b|EPERM|EACCES", re.IGNORECASE),
@@ -55,13 +55,13 @@ _COMPLAINTS = (
 )
 
 UNHEARD = "DumpFailed"
-"""The reason of an unknown message."""
+"""The fault reason for an unknown message."""
 
 
 def fault_of_message(subject: str, message: str) -> Fault:
-    """Return the fault that a message of py-spy means.
+    """Return the fault for a message of py-spy.
 
-    An unknown one is `DumpFailed`, and says nothing of the process.
+    The reason for an unknown message is `DumpFailed`, which is no evidence about the process.
     """
     detail = message[:_LONGEST_DETAIL]
     for complaint in _COMPLAINTS:
@@ -77,7 +77,7 @@ def fault_of_message(subject: str, message: str) -> Fault:
 
 
 class DumpError(Exception):
-    """A dump that cannot be read. The message says what was expected and what was read."""
+    """A dump that cannot be read. The message gives the expected and the actual content."""
 
 
 class _Local(msgspec.Struct):
@@ -107,15 +107,15 @@ _JSON = decoding.decoder(list[_PySpyThread])
 MOST_THREADS = 256  # of one process: stacks of one job must not fill the daemon's memory
 INNERMOST_FRAMES = 192
 OUTERMOST_FRAMES = 64
-LONGEST_NAME = 256  # characters of a function, a file or a thread: programs choose them
+LONGEST_NAME = 256  # characters of a function, a file or a thread: programs choose these names
 
 
 def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
     """Parse the output of `py-spy dump --json` (0.4) for one process.
 
-    `pid` is the process in its own pid namespace; it identifies the main thread if py-spy gives no names. Of more than
-    256 threads, the main one and 255 others are kept; an empty thread behind them says how many were dropped. Raises
-    DumpError if the text is not such a dump.
+    `pid` is the process in its own pid namespace. It identifies the main thread if py-spy gives no names. Of more
+    than 256 threads, the main thread and 255 others are kept. An empty thread after them has the number of dropped
+    threads. Raises DumpError if the text is not such a dump.
     """
     try:
         raw_threads = _JSON.decode(text)
@@ -153,7 +153,7 @@ _TO_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/|^.*?/lib(?:64)?/python\d+
 
 
 def shorten_path(path: str, folder: str = "") -> str:
-    """Shorten a path as py-spy does: to its part from the package on, or the part below the program's `folder`."""
+    """Shorten a path as py-spy does: to the part from the package on, or the part below the program's `folder`."""
     cut = _TO_PACKAGE.sub("", path)
     return cut.removeprefix(f"{folder}/") if folder else cut
 
@@ -196,7 +196,7 @@ def _thread(thread: _PySpyThread, folder: str, *, is_main: bool) -> Thread:
 
 
 def _bounded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return all frames; of a runaway recursion only the innermost and the outermost ones."""
+    """Return all frames. Of a runaway recursion, return only the innermost and the outermost frames."""
     if len(frames) <= INNERMOST_FRAMES + OUTERMOST_FRAMES:
         return tuple(frames)
     left_out = Frame(function="<frames left out>", file="<hangwatch>")

@@ -1,4 +1,4 @@
-"""Reads TOML that people write, strictly: reports all problems at once, with file, line, section and key."""
+"""Strict decoding of TOML that people write. It reports all problems at once, with file, line, section and key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ else:
 T = TypeVar("T")
 
 MOST_PROBLEMS = 20  # reported for one file
-MOST_PARTS = 16  # of one dotted key: the parser keeps every prefix of it
+MOST_PARTS = 16  # of one dotted key; the parser keeps every prefix of it
 MOST_DEPTH = 64  # of nested tables and lists
 _MOST_READ = 1 << 20  # characters that are parsed to find the line of one key
 _SECTION_OF_PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
@@ -41,11 +41,11 @@ _WORDS: dict[Any, str] = {
 
 
 class TomlError(Exception):
-    """A text that is not TOML. The message names the file, and the line if the parser knows it."""
+    """A text that is not TOML. The message names the file, and the line if the parser reports it."""
 
 
 class Problem(NamedTuple):
-    """A problem with the key at `keys` (the path from the top of the file). `message` is the message."""
+    """A problem with the key at `keys`, the path from the top of the file. `line` is None if unknown."""
 
     keys: tuple[str, ...]
     message: str
@@ -53,14 +53,14 @@ class Problem(NamedTuple):
 
 
 class Decoded(NamedTuple, Generic[T]):
-    """A table as a value, without the keys that are wrong; None if the rest cannot be decoded."""
+    """A decoded table without its wrong keys. `value` is None if the other keys cannot be decoded either."""
 
     value: T | None
     problems: tuple[Problem, ...]
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
-    """Parse a text into a table; `source` is the name shown in errors. Raises TomlError."""
+    """Parse a text to a table. `source` is the file name for error messages. Raises TomlError."""
     if long_key := _LONG_KEY.search(text):
         line = text.count("\n", 0, long_key.end()) + 1
         raise TomlError(
@@ -97,10 +97,10 @@ def _is_deeper(value: object, depth: int) -> bool:
 
 
 def decode(table: object, kind: type[T], source: str, path: tuple[str, ...] = (), text: str = "") -> Decoded[T]:
-    """Decode a table into a value of this type.
+    """Decode a table to a value of this type.
 
-    `path` is the place of the table in the file; `text` is the file, needed to find lines. At most `MOST_PROBLEMS`
-    problems are reported, then one that says there are more.
+    `path` is the place of the table in the file. `text` is the text of the file, needed to find lines. At most
+    `MOST_PROBLEMS` problems are reported, then one that says there are more.
     """
     problems: list[Problem] = []
     rest = table
@@ -123,15 +123,15 @@ def decode(table: object, kind: type[T], source: str, path: tuple[str, ...] = ()
 
 
 def _in_order(problems: list[Problem]) -> tuple[Problem, ...]:
-    """Sort problems by line; those without a line come last."""
+    """Sort problems by line. Problems without a line come last."""
     return tuple(sorted(problems, key=lambda problem: (problem.line is None, problem.line)))
 
 
 def line_of(text: str, keys: tuple[str, ...]) -> int | None:
-    """Return the line on which a key begins; None if the text lacks it, or the search takes too long.
+    """Return the line on which a key begins; None if the text does not contain it, or the search takes too long.
 
-    The parser does not report lines. So the file is parsed up to each line that mentions the key, until the key is
-    known.
+    The parser does not report lines. So the file is parsed up to each line that mentions the key, until the result
+    contains the key.
     """
     names = [key for key in keys if not key.startswith("[")]
     if not names:
@@ -151,7 +151,7 @@ def line_of(text: str, keys: tuple[str, ...]) -> int | None:
         try:
             table = tomllib.loads("\n".join(lines[:number]))
         except (ValueError, RecursionError):
-            continue  # in the middle of a value of several lines
+            continue  # this line is in the middle of a value of several lines
         if _holds(table, keys):
             return key_line
         key_line = 0
@@ -183,7 +183,10 @@ def _without(table: object, steps: tuple[str, ...]) -> object:
 
 
 def _explain(message: str, table: object, root: type[Any], path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Translate an error of msgspec to the path of its key and a message: [section], key, problem, what is allowed."""
+    """Translate an error of msgspec.
+
+    Return the path of its key and a message: [section], key, problem, allowed values.
+    """
     location = _SECTION_OF_PATH.search(message)
     problem = message[: location.start()] if location else message
     steps = [step for step in _STEP.findall(location[1]) if step != "$"] if location else []
@@ -209,7 +212,7 @@ def _joined(steps: list[str]) -> str:
 
 
 def _named(steps: list[str], table: object) -> list[str]:
-    """Fill in the key of a table with free keys, where msgspec only says "any item"."""
+    """Insert the key of a table with free keys, for which msgspec's path has only "[...]"."""
     named: list[str] = []
     for step in steps:
         if step == _ANY_ITEM and isinstance(table, dict):
@@ -220,7 +223,7 @@ def _named(steps: list[str], table: object) -> list[str]:
 
 
 def _known(unknown: str, owner: type[Any] | None, root: type[Any]) -> str:
-    """Return what may have been meant by an unknown key, and the keys that its section has."""
+    """Return a hint about an unknown key, and the keys that are allowed in its section."""
     known = sorted(_fields(owner)) if owner else []
     other_sections = [f"[{name}]" for name, section in _sections(root) if unknown in _fields(section)]
     if other_sections:
@@ -250,7 +253,7 @@ def _is_section(hint: object) -> bool:
 
 
 def _walk(root: type[Any], steps: list[str]) -> tuple[type[Any] | None, str | None]:
-    """Return the struct that owns the last step, and the key; (struct, None) if the path ends at a struct."""
+    """Return the struct that has the last step, and the key; (struct, None) if the path ends at a struct."""
     owner: type[Any] | None = root
     key: str | None = None
     for step in steps:
@@ -267,7 +270,7 @@ def _walk(root: type[Any], steps: list[str]) -> tuple[type[Any] | None, str | No
 
 
 def describe_allowed(owner: type[Any], key: str) -> str:
-    """Return what a key accepts, in words: type, form and limits."""
+    """Return the allowed values of a key in words: type, form and limits."""
     hint = get_type_hints(owner, include_extras=True)[key]
     base, words = hint, []
     if get_origin(hint) is Annotated:

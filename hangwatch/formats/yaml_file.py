@@ -1,4 +1,4 @@
-"""Reads YAML of Prometheus web configuration, strictly: errors name the file, line and key."""
+"""Strict reading of the YAML of Prometheus web configuration. Errors name the file, line and key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hangwatch.errors import UserError
 from hangwatch.formats import bounded_read, decoding
 
 MOST_BYTES = 1 << 20
-MOST_NODES = 10_000  # aliases turn few bytes into many values
+MOST_NODES = 10_000  # aliases turn a few bytes into many values
 MOST_DEEP = 16
 _AT = re.compile(r" - at `\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `([^`]+)`")
@@ -30,14 +30,17 @@ class YamlError(UserError):
 
 
 class Document(NamedTuple):
-    """A file as plain values, and the line of each key, by its path of keys."""
+    """A file as plain values. `lines` has the line of each key, by the path of keys."""
 
     path: Path
     value: Any
     lines: Mapping[tuple[str, ...], int]
 
     def error_at(self, keys: tuple[str, ...], what: str) -> YamlError:
-        """Return an error about a key, at the line of it or of the nearest key around it that the file has."""
+        """Return an error about a key, at the line of that key.
+
+        A key without a line gets the line of the nearest outer key.
+        """
         near = next((keys[:end] for end in range(len(keys), -1, -1) if keys[:end] in self.lines), ())
         where = f"{self.path}:{self.lines.get(near, 1)}"
         return YamlError(f"{where}: {'.'.join(keys)}: {what}" if keys else f"{where}: {what}")
@@ -46,7 +49,7 @@ class Document(NamedTuple):
 def read(path: Path) -> Document:
     """Read a file that holds one mapping of texts, whole numbers, booleans, lists and mappings. Raises YamlError.
 
-    It is composed, not constructed: tags create no objects, and a duplicate key is an error.
+    The YAML is composed, not constructed: tags create no objects, and a duplicate key is an error.
     """
     try:
         content = bounded_read.read(path, MOST_BYTES, flags=os.O_NONBLOCK).decode("utf-8")
@@ -81,7 +84,7 @@ def decode(document: Document, kind: type[T]) -> T:
 
 
 class _Reading:
-    """Converts YAML nodes to plain values, and remembers the lines of the keys."""
+    """Converter of YAML nodes to plain values. It records the line of each key."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,1 +1,1 @@
-"""An Incident, and nothing else, rendered as text, HTML or JSON."""
+"""Rendering of an incident as text, HTML or JSON."""

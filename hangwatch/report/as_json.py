@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 
 class JobHead(Value, frozen=True):
-    """The job of an answer. `job_key` is equal on all nodes. `owner` is reported by the kernel, `user` may be null."""
+    """The job of an answer. `job_key` is equal on all nodes. `owner` is the owner by the kernel. `user` may be null."""
 
     job_id: str
     job_key: str
@@ -43,7 +43,7 @@ class PartForm(Value, frozen=True):
 
 
 class GroupForm(Value, frozen=True):
-    """Ranks with the same stack. `ranks` are the global ranks that are known, `members` all ranks of the group.
+    """Ranks with the same stack. `ranks` are the known global ranks, `members` all ranks of the group.
 
     `frames` are "function (file:line)", innermost first. `fault` is set instead of `frames` if there is no stack.
     `gone` is true if the processes do not exist. `parts` is empty if all ranks are at the same lines of the user's
@@ -70,9 +70,9 @@ class GroupForm(Value, frozen=True):
 class Answer(Value, frozen=True):
     """The verdict on one job, with its groups of ranks.
 
-    `absent` are the ranks that should exist and did not respond: [first, last] of each range. `job` is null if only
-    dumps were given. `capture` has every stack of every round, as incident.json does; it is null except in `dump`.
-    `next_step` is the first thing to do about this kind of verdict, for people.
+    `absent` are the ranks that should exist and did not respond: [first, last] of each range. `job` is null if the
+    input was only dumps. `capture` has every stack of every round, as in incident.json; it is null except in
+    `dump`. `next_step` is the first step to take after this kind of verdict, for people.
     """
 
     schema_version: int
@@ -104,8 +104,8 @@ class FailedNodes(Value, frozen=True):
 class NodesDump(Value, frozen=True):
     """`hangwatch dump --nodes ... --json`: an answer for each job on the nodes.
 
-    `without_job` are the `answered` nodes without a job. `unanswered` nodes did not respond by the deadline, or could
-    not be reached.
+    `without_job` are the `answered` nodes without a job. `unanswered` nodes did not respond by the deadline, or
+    could not be reached.
     """
 
     schema_version: int

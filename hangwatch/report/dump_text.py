@@ -14,7 +14,10 @@ _SEPARATOR = "-" * 80  # between the processes of a rank, as in `py-spy dump --s
 
 
 def prefix(rank: RankId) -> str:
-    """`[host:rank]`; `[host:local rank]:` as torchrun's --tee if only that is known; else `host: ` as pdsh."""
+    """Return the prefix of a rank's lines: `[host:rank]`.
+
+    Without a rank it is `[host:local rank]:` as in torchrun's --tee. Without both it is `host: ` as in pdsh.
+    """
     node = _UNFIT.sub("_", printable(rank.node or "unknown"))
     if rank.rank is not None:
         return f"[{node}:{rank.rank}]"
@@ -22,14 +25,14 @@ def prefix(rank: RankId) -> str:
 
 
 def rank_lines(dump: RankDump, command: str, round_number: int | None = None) -> Iterator[str]:
-    """Yield the lines of a rank and its workers. `round_number` counts from 0; None means the last with a stack."""
+    """Yield the lines of a rank and its workers. `round_number` counts from 0; None is the last round with a stack."""
     lead = prefix(dump.id)
     for line in _rank_lines(dump, printable(command) or "python", round_number):
         yield f"{lead}{line}"
 
 
 def process_lines(dump: ProcessDump) -> Iterator[str]:
-    """Yield the threads of a process in one round, or the error and the state in the kernel."""
+    """Yield the threads of a process in one round. Without a stack, yield the error and the state in the kernel."""
     if dump.fault is not None:
         yield f"Error: {printable(dump.fault.detail or dump.fault.reason)}"
         yield f"Fault: {printable(dump.fault.reason)}"
@@ -45,7 +48,7 @@ def process_lines(dump: ProcessDump) -> Iterator[str]:
 def dump_files(incident: Incident) -> dict[str, str]:
     """Return a file for each rank and round of each capture, for `store.save`: `dumps/<UTC time>-round1/rank7.txt`.
 
-    A folder has all ranks of this node in one round: `hangwatch explain` can read the folder.
+    A folder has all ranks of this node in one round. `hangwatch explain` can read the folder.
     """
     files: dict[str, str] = {}
     for capture in incident.captures:
@@ -114,7 +117,7 @@ def _local_lines(frame: Frame) -> Iterator[str]:
 
 
 def file_name(rank: RankId) -> str:
-    """`rank7.txt`; with the local rank or the pid if the rank is unknown."""
+    """Return `rank7.txt`. If the rank is unknown, the name has the local rank or the pid."""
     if rank.rank is not None:
         return f"rank{rank.rank}.txt"
     return f"local-rank{rank.local_rank}.txt" if rank.local_rank is not None else f"pid{rank.pid}.txt"

@@ -1,4 +1,4 @@
-"""The files of an incident's folder, besides incident.json."""
+"""The files of an incident's folder, except incident.json."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from hangwatch.report.dump_text import dump_files
 
 
 def render_files(incident: Incident) -> dict[str, str]:
-    """Return the report as text and HTML, and every dump, by path: for `store.save`."""
+    """Return the report as text and HTML, and every dump, by path. `store.save` writes them."""
     return {"report.txt": text.render(incident), "report.html": html.render(incident), **dump_files(incident)}

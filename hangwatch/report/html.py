@@ -30,7 +30,7 @@ _MAX_TEXT = 1_000
 
 
 class RawStacks(Value, frozen=True):
-    """The stacks of one rank. `rank_name` names it, `rounds` says which round is shown."""
+    """The stacks of one rank. `rounds` says which round is shown."""
 
     rank_name: str
     lines: tuple[str, ...]
@@ -38,7 +38,7 @@ class RawStacks(Value, frozen=True):
 
 
 class Bounds(Value, frozen=True):
-    """Limits on the content of a page. A page that is too big is made again with lower limits."""
+    """Limits on the content of a page. A page that is too large is made again with lower limits."""
 
     groups: int
     raw_characters: int
@@ -101,14 +101,14 @@ def _bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | Non
 
 
 def _tone(verdict: Verdict, incident: Incident | None) -> str:
-    """The colour of the headline: a rank is named, none is, or the incident is closed."""
+    """Return the colour class of the headline: a rank is named, no rank is named, or the incident is closed."""
     if incident is not None and incident.closed_unix_seconds is not None:
         return "over"
     return "named" if verdict.named else "open"
 
 
 def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident | None, bounds: Bounds) -> list[Section]:
-    """Return the groups with raw stacks of a few ranks each. Suspects get their stacks first."""
+    """Return the groups with raw stacks of a few ranks each. Stacks of suspects have priority."""
     dumps = {dump.id: dump for dump in incident.captures[-1].ranks} if incident and incident.captures else {}
     command = incident.job.command if incident else ""
     remaining_characters = bounds.raw_characters
@@ -134,7 +134,7 @@ def _raw(dump: RankDump, command: str) -> RawStacks:
 
 
 def _rounds(dump: RankDump) -> str:
-    """`the same in 3 rounds`, or the round that is shown."""
+    """Return `the same in 3 rounds`, or the number of the shown round."""
     stacks = [tuple(thread.frames for thread in process.threads) for process in dump.rounds]
     if len(stacks) < 2:
         return ""
@@ -144,7 +144,7 @@ def _rounds(dump: RankDump) -> str:
 
 
 def _bar(count: int, total: int) -> str:
-    """The width of a bar in percent. A small part stays visible."""
+    """Return the width of a bar in percent. A small part stays visible."""
     return f"{max(100 * count / max(total, 1), 1.5):.1f}"
 
 

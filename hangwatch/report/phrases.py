@@ -1,4 +1,4 @@
-"""Phrases that all reports share: the groups they show, their numbers, the state of the incident."""
+"""Phrases that all reports share: the shown groups, their numbers, the state of the incident."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ _STATES = {
 
 
 def named(verdict: Verdict) -> list[str]:
-    """Who is named, a line each; more than a few ranks are folded into one line."""
+    """Return the named ranks, one per line. More than four ranks are folded into one line."""
     return _listed(verdict.named) or ["no rank"]
 
 
 def first_look(verdict: Verdict) -> list[str]:
-    """At whom to look first, in the same form; nothing where the verdict points at nobody."""
+    """Return the ranks to check first in the form of `named`. Empty if the verdict has none."""
     return _listed(verdict.first_look)
 
 
@@ -61,12 +61,12 @@ def _listed(ids: Sequence[RankId]) -> list[str]:
 
 
 def notes(grouping: Grouping) -> tuple[str, ...]:
-    """Notes on the input, and the reasons why some ranks have no sequence numbers."""
+    """Return notes on the input, and the reasons why some ranks have no sequence numbers."""
     return (*grouping.notes, *_unread(grouping.members))
 
 
 def _unread(members: Iterable[Member]) -> Iterator[str]:
-    """Why flight recorders or NCCL's counts could not be read, and what to set: each reason once."""
+    """Yield the reasons why flight recorders or NCCL's counts could not be read, each once with its remedy."""
     recorders: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
     counts: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
     for member in members:
@@ -84,48 +84,51 @@ def _unread(members: Iterable[Member]) -> Iterator[str]:
 
 
 def nodes(ids: Iterable[RankId]) -> str:
-    """The nodes of these ranks, folded: `gpu[01-40]`; empty where none is known."""
+    """Return the nodes of these ranks, folded: `gpu[01-40]`. Empty if no node is known."""
     names = {rank.node for rank in ids if rank.node}
     return elided(fold_nodes(names), _FOLDED) if names else ""
 
 
 def group_ids(group: Group) -> list[RankId]:
-    """Who is in the group, in the order of ranks."""
+    """Return the ranks of the group, in the order of ranks."""
     return sorted((member.id for member in group.members), key=RankId.sort_key)
 
 
 def odd_groups(groups: Sequence[Group], verdict: Verdict) -> frozenset[str]:
-    """Return the keys of the groups that hold a named rank, else one to check first."""
+    """Return the keys of the groups with a named rank. If no rank is named: with a rank to check first."""
     ranks = verdict.named or verdict.first_look
     ids = {RankId(**{name: getattr(rank, name) for name in RankId.__struct_fields__}) for rank in ranks}
     return frozenset(group.key for group in groups if any(member.id in ids for member in group.members))
 
 
 def mark(verdict: Verdict, ranks: int = 1) -> str:
-    """What stands beside the groups that the verdict points at: only who is named is called odd."""
+    """Return the mark for groups with named ranks, or with ranks to check first if no rank is named."""
     return f"odd one{'s' if ranks > 1 else ''} out" if verdict.named else "check first"
 
 
 def all_odd(groups: Iterable[Group], odd: frozenset[str]) -> bool:
-    """Whether a branch holds odd groups only: it is theirs to mark."""
+    """True if a branch has only odd groups. Then the whole branch is marked."""
     return all(group.key in odd for group in groups)
 
 
 def shown_groups(groups: Sequence[Group], odd: frozenset[str], limit: int) -> tuple[list[Group], list[Group]]:
-    """The groups that a report shows, largest first, and those it only counts: the odd ones come before the large."""
+    """Return the groups that a report shows, largest first, and the groups that it only counts.
+
+    Odd groups are shown before larger groups.
+    """
     ordered = sorted(groups, key=lambda group: -len(group.members))
     first = {id(group) for group in sorted(ordered, key=lambda group: group.key not in odd)[:limit]}
     return [g for g in ordered if id(g) in first], [g for g in ordered if id(g) not in first]
 
 
 def more_groups(rest: Sequence[Group]) -> str:
-    """The sentence that stands for the groups that are not shown."""
+    """Return the sentence about the groups that are not shown."""
     ranks = sum(len(group.members) for group in rest)
     return f"and {count(len(rest), 'smaller group')} with {count(ranks, 'rank')}: see incident.json"
 
 
 def own_places(groups: Iterable[Group]) -> frozenset[tuple[str, str]]:
-    """Function and file of the frames of the user's own program, in what is shown of these groups."""
+    """Return function and file of the frames of the user's own program, in the shown stacks of these groups."""
     found: set[tuple[str, str]] = set()
     for group in groups:
         own = [group.members[0].stack.user_frames] if group.members else []
@@ -136,12 +139,12 @@ def own_places(groups: Iterable[Group]) -> frozenset[tuple[str, str]]:
 
 
 def noun(members: Sequence[Member]) -> str:
-    """What the members of a group are: ranks, or launchers that have none."""
+    """Return the noun for the members of a group: "rank", or "launcher" for launchers without ranks."""
     return "launcher" if members and all(member.waiting for member in members) else "rank"
 
 
 def motion(group: Group) -> str:
-    """`frozen`, `moving`, `3 of 8 moving`, or empty after a single round and where no process is left to move."""
+    """Return `frozen`, `moving` or `3 of 8 moving`. Empty after a single round, and if the processes do not exist."""
     if group.gone:
         return ""
     moving = sum(member.motion is Motion.MOVING for member in group.members)
@@ -151,7 +154,7 @@ def motion(group: Group) -> str:
 
 
 def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
-    """The second votes of some ranks, as name and range: state, CPU and I/O of the process, its GPU."""
+    """Return measurements of some ranks, as name and range: state, CPU and I/O of the process, its GPU."""
     states = Counter(_STATES.get(member.kernel.state, member.kernel.state) for member in members if member.kernel.state)
     uses = [member.gpu.use for member in members if member.gpu.use is not None]
     wchans = Counter(
@@ -179,12 +182,12 @@ def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
 
 
 def vote(evidence: Evidence) -> str:
-    """`for`, `against` or `context`."""
+    """Return `for`, `against` or `context`."""
     return _VOTES[evidence.supports]
 
 
 def ranks_row(job: Job) -> str:
-    """How many ranks a job has here: `8 ranks`, `7 ranks, 1 ended`, `3 ranks, all ended`, or `none yet`."""
+    """Return the number of ranks on this node: `8 ranks`, `7 ranks, 1 ended`, `3 ranks, all ended`, or `none yet`."""
     ended = sum(not one.is_worker for one in job.ended)
     if not job.ranks:
         return f"{count(ended, 'rank')}, all ended" if ended else "none yet"
@@ -192,7 +195,7 @@ def ranks_row(job: Job) -> str:
 
 
 def state_row(incident: Incident) -> tuple[str, str]:
-    """How the job stands, with a word for it: `State`, `hung; opened ...`; a dump by hand was only `Taken`."""
+    """Return the state of the job as a row: `State` and `hung; opened ...`. A dump by hand has `Taken` and its time."""
     opened = utc(incident.opened_unix_seconds)
     if incident.verdict.kind == CRASHED:
         return "State", f"crashed; found {opened}"
@@ -205,7 +208,7 @@ def state_row(incident: Incident) -> tuple[str, str]:
 
 
 def time_out(incident: Incident) -> str:
-    """When torch.distributed ends the job, as `hang.time_out` knows it; empty where it does not."""
+    """Return when torch.distributed ends the job, by `ending.forecast_timeout`. Empty if that is unknown."""
     from hangwatch.verdict import timeout_forecast as ending  # with the rules, which a report needs for nothing else
 
     found = ending.forecast_timeout(incident)
@@ -256,7 +259,7 @@ def _kilobytes(bytes_per_second: float | None) -> float | None:
 
 
 def details(found: ProcessDetails) -> Iterator[str]:
-    """What psutil told of a process, a line for each kind."""
+    """Yield the process details that psutil read, a line for each kind."""
     sizes = (("resident", found.resident_bytes), ("shared", found.shared_bytes), ("swapped", found.swap_bytes))
     parts = [f"{size / (1 << 20):,.0f} MiB {name}" for name, size in sizes if size is not None]
     counts = (("thread", found.threads), ("descriptor", found.descriptors))
@@ -271,5 +274,5 @@ def details(found: ProcessDetails) -> Iterator[str]:
 
 
 def variables(common: Iterable[tuple[str, str]]) -> str:
-    """Variables that all ranks have alike, as a shell would set them."""
+    """Return the variables that are equal on all ranks, in the form of a shell assignment."""
     return " ".join(f"{name}={value or repr(value)}" for name, value in common)

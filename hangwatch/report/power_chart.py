@@ -1,4 +1,4 @@
-"""Pure: the geometry of the power chart, with a bounded size for any number of GPUs and samples."""
+"""The geometry of the power chart, with a bounded size for any number of GPUs and samples. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 950, 30, 270  # the plot; below it the clock, the
 STRIP = 298
 MAX_LINES = 16
 _MAX_MARKS = 100
-_MAX_POINTS = 480  # of one line; more are reduced to the lowest and highest of each slice
+_MAX_POINTS = 480  # of one line; more points are reduced to the lowest and highest of each slice
 _STEPS_SECONDS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 _GAP = 6  # a pause of this many sample intervals is drawn as a gap
 

@@ -1,4 +1,4 @@
-"""Pure: prefix trees of the stacks of all groups, outermost frame first. A node has the ranks that are in it."""
+"""Prefix trees of the stacks of all groups, outermost frame first. A node has the ranks that are in it. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hangwatch.model import Frame, Group, RankId, Value
 class Node(Value, frozen=True):
     """Consecutive frames without a branch, with the ranks that are in them and the branches that follow.
 
-    `ends` are the groups of which the stack ends here. A group without a stack is a node without frames.
+    `ends` are the groups with a stack that ends here. A group without a stack is a node without frames.
     """
 
     frames: tuple[Frame, ...]
@@ -20,7 +20,7 @@ class Node(Value, frozen=True):
     ends: tuple[Group, ...] = ()
 
     def below(self) -> Iterator[Group]:
-        """Yield the groups that end here or in a branch."""
+        """Yield the groups with a stack that ends here or in a branch."""
         yield from self.ends
         for child in self.children:
             yield from child.below()
@@ -32,8 +32,8 @@ _Paths: TypeAlias = "list[tuple[tuple[Frame, ...], Group]]"
 def merge_tree(groups: Sequence[Group]) -> tuple[Node, ...]:
     """Merge the representatives' stacks into as few trees as possible, larger branches first.
 
-    Frames with the same function and file are merged. The line is kept if it is the same in all of them. Stacks that
-    differ only in lines branch at the first different line. A rank is counted in each node of its path.
+    Frames with the same function and file are merged. The line is kept if all of them have the same line. Stacks
+    that differ only in lines branch at the first different line. A rank is counted in each node of its path.
     """
     paths = [(tuple(reversed(group.frames)), group) for group in groups]
     stackless = [_node([((), group)]) for group in groups if not group.frames]
@@ -43,7 +43,7 @@ def merge_tree(groups: Sequence[Group]) -> tuple[Node, ...]:
 def _node(paths: _Paths) -> Node:
     """Return the node of stacks that begin with the same frame, or of one group without a stack.
 
-    The loop follows the common frames. It recurses only at branches, and there are fewer of these than groups.
+    The loop follows the common frames. The function recurses only at branches, which are fewer than the groups.
     """
     ids = sorted((member.id for _, group in paths for member in group.members), key=RankId.sort_key)
     frames = []

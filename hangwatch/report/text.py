@@ -43,7 +43,7 @@ class _Style(Value, frozen=True):
         return f"\x1b[2m{text}\x1b[0m" if self.color else text
 
     def frame(self, frame: Frame) -> str:
-        """Return the frame as text. The user's frames are highlighted, if they are known."""
+        """Return the frame as text. Frames of the user's code are highlighted."""
         text = printable(str(frame))
         if not self.user_places:
             return text
@@ -57,8 +57,8 @@ class _Style(Value, frozen=True):
 def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
     """Return the whole report: verdict, groups, tree, evidence, power, timeline, host, and all raw stacks.
 
-    `color` adds ANSI escapes. All lines wrap at `width`, except frames. Only the stacks at the end are in py-spy's text
-    format, with the prefix `[host:rank]`, so `hangwatch explain report.txt` can read them.
+    `color` adds ANSI escapes. All lines wrap at `width`, except frames. Only the stacks at the end are in py-spy's
+    text format, with the prefix `[host:rank]`, so `hangwatch explain report.txt` can read them.
     """
     style = _style(incident.grouping, color, width)
     lines = _head_lines(incident, style)
@@ -73,9 +73,9 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
 
 
 def render_answer(incident: Incident, *, color: bool = False, width: int = 110, stacks: bool = False) -> str:
-    """Return a short report: verdict, groups, evidence and details of ranks; with `stacks` all raw stacks.
+    """Return a short report: verdict, groups, evidence and details of ranks. With `stacks`, add all raw stacks.
 
-    It has no incident name: the incident of a dump is not stored.
+    It has no incident name, because the incident of a dump is not stored.
     """
     style = _style(incident.grouping, color, width)
     rows = [row for row in _heading(incident) if row[0] != "Incident"]

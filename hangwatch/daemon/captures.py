@@ -1,4 +1,4 @@
-"""Takes and judges the stacks of all ranks of a job. Captures of different owners take turns."""
+"""Captures of jobs and their verdicts. Owners take turns."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CaptureRunner:
         self._common.schedule.run_once("capture", self._run_next)
 
     def _run_next(self) -> None:
-        """Run the next queued capture, if its owner may run another one."""
+        """Run the next queued capture if its owner may run another one."""
         turn = self._turns.take()
         if turn is None:
             return
@@ -67,10 +67,10 @@ class CaptureRunner:
                 self._common.schedule.run_once("capture", self._run_next)
 
     def _run_capture(self, wanted: TakeCapture, asked_at: float) -> None:
-        """Take the stacks of every rank of one job and judge them. If that fails, the job is recorded as not judged."""
+        """Capture and judge one job. After a failure, record that the job could not be judged."""
         common, settings = self._common, self._common.settings.detector
         try:
-            # Ranks that started or ended since the last scheduled scan must be known before the dump.
+            # ranks that started or ended since the last scheduled scan must be known before the dump
             self._scan(asked_at)
             entry = common.board.snapshot.jobs.get(wanted.job_key)
             if entry is None or common.stop.is_set():
@@ -91,7 +91,7 @@ class CaptureRunner:
                     common.board.change(steps.record_capture, look, now=common.clock(), settings=settings)
                 )
             log.info("%s: %s", job.name.in_log, look.verdict.message)
-        except Exception:  # whatever it was, the suspicion must not be lost
+        except Exception:  # after any error, the suspicion must not be lost
             log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)
             if wanted.is_light:
                 self._record_light_capture(wanted.job_key, MotionCount(frozen=0, moving=0))
@@ -127,10 +127,10 @@ class CaptureRunner:
         may_add_round: bool = False,
         ask_nccl: bool = True,
     ) -> Diagnosis | None:
-        """Capture and judge one job; None if the daemon was asked to stop meanwhile.
+        """Capture and judge one job. Return None if the daemon was asked to stop during the capture.
 
         `levels` are the power levels of the job's GPUs, by uuid. `rounds` is the number of rounds, None for the
-        configured one. With `may_add_round` and one round, a second round is taken if the first may mislead, see
+        configured number. With `may_add_round` and one round, a second round is taken if the first may mislead, see
         `second_round`.
         """
         common = self._common
@@ -156,10 +156,10 @@ class CaptureRunner:
         return None if common.stop.is_set() else look
 
     def _capture_bytes(self, job: Job) -> int:
-        """Return how many bytes of stacks one capture of a job may keep.
+        """Return the maximum bytes of stacks that one capture of a job may keep.
 
-        The owner's limit is divided among its jobs that have an incident. Captures that were kept earlier are not cut:
-        n jobs that hang one after the other keep up to 1 + 1/2 + ... + 1/n times the limit.
+        The owner's limit is divided among its jobs that have an incident. Captures that were kept earlier are not
+        cut: n jobs that hang one after the other keep up to 1 + 1/2 + ... + 1/n times the limit.
         """
         entries = self._common.board.snapshot.jobs.values()
         others = sum(

@@ -17,7 +17,7 @@ from hangwatch.state.steps import Action
 
 
 class RunningSteps:
-    """The steps that still run and may produce an incident, each with its job's name. Shutdown waits for them."""
+    """The running steps that may produce an incident, each with its job's name. Shutdown waits for them."""
 
     def __init__(self) -> None:
         self._open: list[tuple[str, str]] = []
@@ -40,15 +40,15 @@ class RunningSteps:
             self.end(job, step)
 
     def open_steps(self) -> tuple[tuple[str, str], ...]:
-        """Return job and step of each one that is still running."""
+        """Return job and step of each running step."""
         return tuple(self._open)
 
 
 class DaemonContext(NamedTuple):
     """The board, the schedule, and the sources of data.
 
-    `do_actions` carries out the actions that a step of the board returns. `clock` is CLOCK_MONOTONIC in seconds. `stop`
-    is set when the daemon is asked to end.
+    `do_actions` carries out the actions that a step of the board returns. `clock` is CLOCK_MONOTONIC in seconds.
+    `stop` is set when the daemon is asked to end.
     """
 
     settings: Settings

@@ -1,4 +1,4 @@
-"""Reads the crash artifacts of ranks that died. Different owners take turns."""
+"""Reading of the crash artifacts of dead ranks. Owners take turns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STEP = "the reading of what its dead ranks left"
 
 
 class DeadRanks:
-    """The dead ranks of one daemon. `last_seen` is what the scans of /proc recorded of each rank while it lived."""
+    """The dead ranks of one daemon. `last_seen` is the record of the scans of /proc about each rank while it lived."""
 
     def __init__(self, common: DaemonContext, last_seen: RankSnapshots) -> None:
         self._common, self._last_seen = common, last_seen
@@ -40,14 +40,14 @@ class DeadRanks:
             self._drop(job)
 
     def start_last_read(self) -> None:
-        """Start a thread that reads what is still queued.
+        """Start a thread that reads all queued jobs at shutdown, when the schedule no longer runs tasks.
 
-        At shutdown the schedule has stopped. The daemon waits for these reads by its `handovers`.
+        The daemon waits for these reads, which are in `running_steps`.
         """
         threading.Thread(target=self._read_queued, name="last dead ranks", daemon=True).start()
 
     def _read_queued(self) -> None:
-        """Read the next queued job; at shutdown, all of them, since the schedule no longer runs tasks.
+        """Read the next queued job. At shutdown, read all of them, because the schedule no longer runs tasks.
 
         The owner's file system may not respond. One owner therefore blocks at most one thread.
         """
@@ -70,7 +70,7 @@ class DeadRanks:
     def _drop(self, job: Job) -> None:
         """Count a job that is dropped, and log only some of them.
 
-        A user whose jobs end by the hundred must fill neither the memory nor the log.
+        A user with hundreds of failing jobs must fill neither the memory nor the log.
         """
         unread = self._common.board.change(steps.count_unread_crash)
         if unread.bit_count() == 1:  # powers of two: 1, 2, 4, 8, ...

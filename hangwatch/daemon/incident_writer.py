@@ -1,4 +1,4 @@
-"""Writes incidents to disk with the power that led to them, and calls their hooks once the files can be read."""
+"""Writing of incidents to disk with the power before them, and calls of their hooks after the files are written."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ PRUNED_BY_AGE = 3
 STORE_SECONDS = 60.0
 LAST_SECONDS = 5.0  # at shutdown, for the incidents that are not written yet
 _POLL_SECONDS = 0.02
-LOCK_SECONDS = 3.0  # the longest that the start waits for a file system that may never respond
+LOCK_SECONDS = 3.0  # the longest wait at the start for a file system that may never respond
 
 
 class IncidentWriter:
-    """The incidents of one daemon: of the jobs on its board, and those that an earlier daemon left open."""
+    """The incidents of one daemon: of the jobs on its board, and those that an earlier daemon did not close."""
 
     def __init__(self, common: DaemonContext, store: Store) -> None:
         self._common, self._board, self._store = common, common.board, store
@@ -48,9 +48,10 @@ class IncidentWriter:
         self._hooks = Hooks(wanted, partial(common.schedule.run_once, "hooks"), self._record_hook)
 
     def refuse_second_daemon(self) -> None:
-        """Raise StoreTakenError if another daemon uses the state directory. A disk that fails is not reported here.
+        """Raise StoreTakenError if another daemon uses the state directory. Other errors are not raised.
 
-        The lock is taken in a thread, since the file system may never respond. Then `_tend_store` tries again.
+        A thread takes the lock, because the file system may never respond. After a failure, `_tend_store` tries
+        again.
         """
         taken: list[StoreTakenError] = []
 
@@ -76,15 +77,15 @@ class IncidentWriter:
         beats.run_every(PRUNE_SECONDS, "store", "prune", self._prune, PRUNED_BY_AGE)
 
     def save(self, wanted: SaveIncident) -> None:
-        """Queue an incident to be written after those that are queued already."""
+        """Queue an incident to be written after the incidents in the queue."""
         self._unmarked.append(wanted)
         self._pending.append(wanted)
         self._common.schedule.run_once("store", self._write_pending)
 
     def finish(self, seconds: float = LAST_SECONDS) -> None:
-        """Write the pending incidents for at most `seconds`, then log those that are given up.
+        """Write the pending incidents for at most `seconds`, then log the incidents that were not written.
 
-        The schedule has stopped, so a thread does it.
+        A thread writes them, because the schedule has stopped.
         """
         ends = time.monotonic() + seconds
         last = threading.Thread(target=self._write_last, args=(ends,), name="last incidents", daemon=True)
@@ -103,9 +104,9 @@ class IncidentWriter:
             log.error("%s: what may be an incident is given up: %s did not end within %g s", job, step, seconds)
 
     def _write_last(self, ends: float) -> None:
-        """Write the pending incidents, and those that running captures and reads still produce.
+        """Write the pending incidents, and the incidents that running captures and reads still produce.
 
-        It ends at `ends`, by `time.monotonic()`.
+        Return at `ends`, by `time.monotonic()`, at the latest.
         """
         self._write_pending()
         while self._common.running_steps.open_steps() and time.monotonic() < ends:
@@ -114,7 +115,7 @@ class IncidentWriter:
         self._write_pending()
 
     def _write_pending(self) -> None:
-        """Write the pending incidents. Each has its marker on disk before the first one is rendered."""
+        """Write the pending incidents. All markers are on disk before the first incident is rendered."""
         with self._writing:
             while self._pending:
                 while self._unmarked:
@@ -133,7 +134,7 @@ class IncidentWriter:
                 self._log_store_problem(str(error))
 
     def resume(self, incidents: Iterable[Incident]) -> None:
-        """Continue incidents that an earlier daemon left open, as far as their processes live and a scan finds them."""
+        """Continue incidents that an earlier daemon did not close, if their processes live and a scan finds them."""
         processes = {process for incident in incidents for process in incident.job.processes}
         living = frozenset(filter(self._is_alive, processes))
         common, settings = self._common, self._common.settings.detector
@@ -149,7 +150,7 @@ class IncidentWriter:
         return found is not None and found[0] == process and found[1] not in ENDED_STATES
 
     def _write_with_power(self, incident: Incident, moved_to: JobState | None = None) -> None:
-        """Write the incident with the power that led to it. A full disk loses only this incident's folder."""
+        """Write the incident with the power before it. A full disk loses only this incident's folder."""
         entry = self._board.snapshot.jobs.get(incident.job.key)
         if entry is not None:
             series = self._board.power_series(entry, self._common.settings.detector)
@@ -172,7 +173,7 @@ class IncidentWriter:
             self._prune()
 
     def _record_hook(self, ended: HookResult) -> None:
-        """Record the result of a hook in the log and in the incident; keep its output in the incident's folder."""
+        """Record the result of a hook in the log and in the incident. Keep its output in the incident's folder."""
         call = ended.call
         self._board.put(Snapshot.with_hook, call.event, ended.outcome)
         level = logging.INFO if ended.is_ok else logging.WARNING
@@ -190,7 +191,7 @@ class IncidentWriter:
             log.warning("what a hook printed cannot be kept: %s", error)
 
     def _tend_store(self) -> None:
-        """Open the store; after a failure, try again once a minute. A full disk must not stop monitoring."""
+        """Open the store. After a failure, try again once a minute. A full disk must not stop monitoring."""
         if self._board.snapshot.store_problem is None:
             return
         try:
@@ -208,7 +209,7 @@ class IncidentWriter:
                 self.save(SaveIncident(incident=entry.incident))
 
     def _log_store_problem(self, problem: str | None) -> None:
-        """Log once that incidents cannot be kept, and why."""
+        """Record the problem of the store on the board. Log it once, when it changes. None if the store works."""
         if problem is not None and problem != self._board.snapshot.store_problem:
             log.error("incidents cannot be kept: %s\n  the watch goes on; tried again every minute", problem)
         self._board.set(store_problem=problem)

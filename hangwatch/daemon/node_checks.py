@@ -1,4 +1,4 @@
-"""Runs the checks of the node. Each is a scheduled task; a check that found no job runs again soon after one starts."""
+"""Checks of the node as scheduled tasks. A check that found no job runs again soon after a job starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
 
-CHECK_AGAIN_SECONDS = 30.0  # after a job was found; by then it has begun to work
+CHECK_AGAIN_SECONDS = 30.0  # after a job was found; by then the job has begun to work
 CHECKED_AGAIN_PACE_SECONDS = 60.0  # the shortest time between two such runs of one check
 
 
@@ -49,9 +49,10 @@ class CheckRunner:
             self.run_absent_soon((name,))
 
     def run_absent_soon(self, names: Iterable[str]) -> None:
-        """Run soon those of these checks that were ABSENT when they last ran, since a job has started.
+        """Schedule an early run of those of these checks that last returned ABSENT, because a job has started.
 
-        A check is brought forward at most once a minute, even if a user's jobs start and end every second.
+        An early run of a check is scheduled at most once a minute, even if a user's jobs start and end every
+        second.
         """
         now, found = self._common.clock(), self._common.board.snapshot.checks
         for name in names:

@@ -1,8 +1,8 @@
-"""Wires the parts of the daemon together, and starts and stops them.
+"""Wiring of the parts of the daemon: start, stop and the scheduled tasks.
 
-The scheduled tasks: `_sample` feeds power samples to the detector, `_discover` scans /proc. A suspicion starts a
-capture (`CaptureRunner`). Each check is a task (`CheckRunner`). A task changes the board through a pure step of
-`state.steps`, and `_do` carries out the actions which that step returns. A thread that blocks for ever is abandoned at
+`_sample` feeds power samples to the detector, `_discover` scans /proc. A suspicion starts a capture
+(`CaptureRunner`). Each check is a task (`CheckRunner`). A task changes the board through a pure step of
+`state.steps`, and `_do` carries out the actions that the step returns. A thread that blocks forever is abandoned at
 exit: the daemon ends with `os._exit`.
 """
 
@@ -52,8 +52,8 @@ STUCK_SECONDS = 60.0  # a scan or capture that overruns its budget by this much 
 class Daemon:
     """The daemon of one node.
 
-    `gpus` is the source of power readings: the driver's sampler, or the demo's simulated node. `check_settings` holds
-    the checks to run, by name; without it no check runs. `clock` is CLOCK_MONOTONIC in seconds.
+    `gpus` is the source of power readings: the driver's sampler, or the demo's simulated node. `check_settings`
+    holds the checks to run, by name. Without it no check runs. `clock` is CLOCK_MONOTONIC in seconds.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Daemon:
     # --- scheduled tasks ---------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
-        """Feed the newest power sample to every job, and do what follows."""
+        """Feed the newest power sample to every job, and carry out the resulting actions."""
         self._sampled_at = self._clock()
         sweep, sampler = self._gpus.latest(), self._gpus.status()
         self._log_driver_fault(sampler.fault)
@@ -197,7 +197,7 @@ class Daemon:
         self._left_out_owners = owners
 
     def _log_driver_fault(self, fault: Fault | None) -> None:
-        """Log once that there is no driver, and once that it is back. Everything that needs no GPU continues."""
+        """Log the loss of the driver once, and its return once. Tasks that need no GPU continue."""
         trouble = f"{fault.reason}: {fault.detail}" if fault else None
         if trouble == self._driver_trouble:
             return
@@ -246,15 +246,15 @@ class Daemon:
         self._notifier.ready()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Block until `ask_to_stop`, or for at most `seconds`. True if the daemon was asked to stop."""
+        """Block until `ask_to_stop`, or for at most `seconds`. Return True if the daemon was asked to stop."""
         return self._stop.wait(seconds)
 
     def ask_to_stop(self) -> None:
-        """Make `wait` return; safe in a signal handler."""
+        """Make `wait` return. Safe in a signal handler."""
         self._stop.set()
 
     def stop(self) -> None:
-        """Stop every task and the server. A thread that hangs in the kernel is not waited for."""
+        """Stop every task and the server, without waiting for a thread that is blocked in the kernel."""
         self._stop.set()
         self._notifier.stopping()
         self._beats.stop()
@@ -282,7 +282,7 @@ class Daemon:
     # --- answers -----------------------------------------------------------------------------------------------
 
     def find_health_problem(self) -> str | None:
-        """Return a sentence that says why the daemon itself is unhealthy; None if it is healthy."""
+        """Return a sentence about the health problem of the daemon itself; None if it is healthy."""
         now, snapshot = self._clock(), self.board.snapshot
         late = now - self._sampled_at
         limit = max(30.0, BEATS_MISSED * self.settings.gpu.sample_seconds)

@@ -12,7 +12,7 @@ from hangwatch.state.board import Snapshot
 
 
 def results(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield the result of each check, and when and how long it ran."""
+    """Yield the result of each check, the time of its last run, and the run's duration."""
     status = gauge("check_status", "Status of the check: 0 OK, 1 UNKNOWN, 2 WARNING, 3 CRITICAL", ("check",))
     info = gauge("check_info", "Status, reason and message of the check", ("check", "status", "reason", "message"))
     success = gauge("check_success", "1 if the check ran without an internal error", ("check",))
@@ -22,7 +22,7 @@ def results(snapshot: Snapshot) -> Iterator[Metric]:
     for name, result in snapshot.checks.items():
         verdict = result.verdict
         status.add_metric([name], verdict.status.value)
-        # A message with numbers is a new series at each run: only for checks that are not OK.
+        # Each message with other numbers is a new series, so only checks that are not OK have the message.
         message = "" if verdict.status is CheckStatus.OK else sentence_label(verdict.message)
         info.add_metric([name, verdict.status.name, verdict.reason, message], 1)
         success.add_metric([name], float(result.success))
@@ -33,7 +33,7 @@ def results(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def points(points: Iterable[Point]) -> Iterator[Metric]:
-    """Yield the numbers that checks measured, under the checks' names for them."""
+    """Yield the numbers that checks measured, with the names that the checks give them."""
     grouped: dict[str, list[Point]] = {}
     for point in points:
         grouped.setdefault(point.name, []).append(point)

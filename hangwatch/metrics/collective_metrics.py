@@ -1,4 +1,4 @@
-"""Metrics of collectives: the sequence numbers by which rules over all nodes find ranks that have not joined."""
+"""Metrics of collectives: sequence numbers, with which alert rules find ranks that have not joined, over all nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Pure: the progress of each rank of this node in each process group, as series for the rules over all nodes.
+"""The progress of each rank of this node in each process group, as series for the rules over all nodes. Pure.
 
-The rules decide which rank has not joined, by the definitions of `wait_graph`. docs/adr/026-fleet-rule.md lists what
-PromQL cannot express. The job's owner chooses the names of groups: each is replaced by a short text, unique in the job.
+The rules decide which rank has not joined, by the definitions of `wait_graph`. docs/adr/026-fleet-rule.md lists
+what PromQL cannot express. The job's owner chooses the names of groups. So each name is replaced by a short text,
+which is unique in the job.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PLAIN = re.compile(rf"[\w.:-]{{1,{_TEXT_LENGTH}}}", re.ASCII)
 
 
 class RankStance(NamedTuple):
-    """A rank: its stance by its stack and the kernel, and `has_open` if it has an unfinished operation."""
+    """A rank and its stance by its stack and the kernel. `has_open`: it has an unfinished operation."""
 
     rank: int
     stance: Stance
@@ -36,7 +37,8 @@ class GroupProgress(NamedTuple):
     """The progress of a rank in one group: its newest collective, and the collective in which it waits.
 
     `group` is the library and the name of the group; the default group is called "default_pg". `description` is for
-    people. `generation` is that of `GroupRecords`.
+    people. `generation` is that of `GroupRecords`. `waits_in` is None if the rank waits in no collective of the
+    group.
     """
 
     place: RankStance
@@ -56,7 +58,7 @@ class GroupProgress(NamedTuple):
 class UnrecordedRank(NamedTuple):
     """A rank without a recorded operation of the default group.
 
-    `since_unix_seconds` is the time from which on the recorder is complete: 0 if nothing was overwritten.
+    `since_unix_seconds` is the time from which on the recorder is complete: 0 if no operation was overwritten.
     """
 
     place: RankStance
@@ -99,7 +101,7 @@ def find_progress(grouping: Grouping, most: int) -> JobProgress:
 
 
 class Collective(NamedTuple):
-    """A collective in which ranks wait, or which is their newest one."""
+    """A collective in which ranks wait, or the newest collective of ranks."""
 
     group: str
     description: str
@@ -109,7 +111,7 @@ class Collective(NamedTuple):
 
 
 def count_collectives(ranks: Sequence[GroupProgress]) -> Counter[Collective]:
-    """Count the ranks that wait in each collective, and the ranks of which it is the newest one.
+    """Count the ranks that wait in each collective, and the ranks with this newest collective.
 
     Newest collectives are counted in the default group, and in groups in which a rank waits. They show if all ranks
     run the same operation under one number.
@@ -165,7 +167,7 @@ def _reached(place: RankStance, group: GroupRecords) -> GroupProgress:
 
 
 def _description(group: GroupRecords) -> str:
-    """The text for a page: the description with the unique name, since several groups may have one description."""
+    """Return the text for a page: the description and the unique name. Several groups may have the same description."""
     if _is_default(group):
         return "the default group"
     name = _group(group.library, _distinct(group.name))

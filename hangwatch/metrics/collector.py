@@ -41,7 +41,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector, external_url: s
 
 
 class BoardCollector(Collector):
-    """Gives prometheus_client the families of the present snapshot. An error is logged and ends one scrape early."""
+    """Collector of the families of the present snapshot. It logs an error, which ends one scrape early."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class BoardCollector(Collector):
         self.errors = 0
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families. In prometheus_client one exception would fail the whole scrape."""
-        # First: a rule over all nodes compares it with the time at which the scrape began.
+        """Yield the families. An exception must not leave this function: it would fail the whole scrape."""
+        # First, because a rule over all nodes compares it with the time at which the scrape began.
         yield single_gauge("time_seconds", "Wall clock of this node in Unix time", self._unix_clock())
         try:
             all_families = families(self._board.snapshot, self._clock(), self._settings, self._external_url)
@@ -69,7 +69,7 @@ class BoardCollector(Collector):
 
 
 def _printable(family: Metric) -> Metric:
-    """Escape control characters in the labels of a family: a job's owner wrote many of them.
+    """Escape control characters in the labels of a family, because a job's owner wrote many of them.
 
     If two series then have the same labels, only the first is kept: Prometheus refuses duplicate series.
     """
@@ -92,7 +92,7 @@ class GuardedProcessCollector(Collector):
         self._inner = ProcessCollector(registry=CollectorRegistry())
 
     def collect(self) -> Iterable[Metric]:
-        """Return the process_* families, or none."""
+        """Return the process_* families, or an empty list after an error."""
         try:
             return list(self._inner.collect())
         except (ValueError, OSError) as error:

@@ -123,10 +123,10 @@ def crashes(snapshot: Snapshot, now: float, external_url: str) -> Iterator[Metri
 
 
 def _activity(group: Group, member: Member, incident: Incident) -> tuple[str, str]:
-    """Return the activity of a rank, and what it waits for.
+    """Return the activity of a rank, and its kind of wait.
 
-    A rank that is gone or stopped waits for nothing, as does a rank of a job that is over, and a named rank in code
-    that no rule matches. For a rank without a dump this is unknown.
+    The wait is "nothing" if the rank is gone or stopped, if the job is over, and for a named rank in code that no
+    rule matches. It is "unknown" for a rank without a dump.
     """
     if group.gone:
         return "gone", "nothing"

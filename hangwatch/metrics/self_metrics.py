@@ -43,7 +43,7 @@ def captures(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def hooks(snapshot: Snapshot) -> Metric:
-    """Return the outcomes of hooks."""
+    """Return the number of hook runs by outcome."""
     text = "Hooks by outcome; not_called: a limit was reached, or the hook needs an incident that was not written"
     runs = CounterMetricFamily("hangwatch_hook_runs", text, labels=["event", "outcome"])
     for labels, count in snapshot.hook_runs.items():
@@ -69,6 +69,6 @@ def tasks(snapshot: Snapshot, now: float) -> Iterator[Metric]:
 
 
 def store(snapshot: Snapshot) -> Metric:
-    """Return whether incidents can be written."""
+    """Return a metric that is 1 if incidents can be written, else 0."""
     text = "1 while incidents can be written to disk; jobs are monitored in any case"
     return single_gauge("store_up", text, float(snapshot.store_problem is None))

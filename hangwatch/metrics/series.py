@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from hangwatch import words
 from hangwatch.model import JobName, RankId
 
-JOB = JobName.__struct_fields__  # of every series of a job
+JOB = JobName.__struct_fields__  # the labels of every series of a job
 LABEL_LENGTH = 200
 NAMED_RANKS_SHOWN = 16
 
@@ -35,7 +35,7 @@ def number_text(number: int | None) -> str:
 
 
 def sentence_label(text: str) -> str:
-    """Return a sentence as a label. A long one is cut between two words, so that no number is cut to another one."""
+    """Return a sentence as a label. A long sentence is cut between two words, so that no number is cut."""
     text = words.printable(text)
     if len(text) <= LABEL_LENGTH:
         return text
@@ -44,12 +44,12 @@ def sentence_label(text: str) -> str:
 
 
 def yes_or_no(fact: bool) -> str:
-    """Return a fact as a label."""
+    """Return "yes" or "no", as a label."""
     return "yes" if fact else "no"
 
 
 def ranks_label(ranks: Sequence[RankId], node: str) -> str:
-    """Return ranks as a label: `node:rank` of the first ones, then the number of further ones."""
+    """Return ranks as a label: `node:rank` of the first 16, then the number of further ranks."""
     names = [
         f"{rank_id.node or node}:{number_text(rank_id.rank if rank_id.rank is not None else rank_id.local_rank)}"
         for rank_id in ranks

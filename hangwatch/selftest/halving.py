@@ -1,4 +1,4 @@
-"""Pure: finds the device that makes a test fail, by bisection."""
+"""Bisection to find the device that makes a test fail. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from hangwatch.model import Value
 
 Passes = Callable[[Sequence[str]], bool]
-"""Runs a test with these devices only; returns true if it passes."""
+"""A function that runs a test with only these devices and returns true if the test passes."""
 
 
 class Halved(Value, frozen=True):
-    """The suspect devices (one if `is_sure`), and the number of tests."""
+    """The suspect devices, and the number of tests. `is_sure`: there is only one suspect, and it makes the test fail."""
 
     suspects: tuple[str, ...]
     is_sure: bool
@@ -21,8 +21,8 @@ class Halved(Value, frozen=True):
 def halve(devices: Sequence[str], passes: Passes) -> Halved:
     """Find the device that makes a test of all these devices fail, in 1 + log2(devices) tests for one fault.
 
-    If the first half passes, the search continues in the other half. A single device is tested together with a device
-    that has passed. The result is not sure if no half fails alone: then only both together fail.
+    If the first half passes, the search continues in the other half. A single device is tested together with a
+    device that has passed. The result is not sure if no half fails alone. Then only both halves together fail.
     """
     suspects, failed_alone, tries = tuple(devices), False, 0
     good: list[str] = []

@@ -1,4 +1,4 @@
-"""Starts the ranks of a self-test on this node, reads their output, and ends them."""
+"""Start of the ranks of a self-test on this node. Reads their output and ends them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hangwatch.tables import nccl_messages
 
 SCRIPT = Path(__file__).with_name("rank.py")
 START_SECONDS = 120.0
-"""The longest silence of ranks until each has introduced itself: torch is large, file systems are slow."""
+"""The longest time without output until each rank has introduced itself: torch is large, file systems are slow."""
 
 _GRACE_SECONDS = 3.0
 _LINE_CHARACTERS = 64 << 10
@@ -45,7 +45,7 @@ class Plan(Value, frozen=True):
 class Place(Value, frozen=True):
     """The ranks of this node in a test over nodes: the first rank, the world size, and the address of the master.
 
-    By default all ranks are on this node, and the port is a free one.
+    By default all ranks are on this node. `port` is None for any free port.
     """
 
     first_rank: int = 0
@@ -58,9 +58,10 @@ _HERE = Place()
 
 
 class Course(Value, frozen=True):
-    """The events of the ranks, in the order of arrival, and their exit codes: None for a rank that hangwatch ended.
+    """The events of the ranks, in the order of arrival, and their exit codes: None for a rank that hangwatch killed.
 
-    `last_words` is the last line of each rank that is not an event, such as an error of the interpreter or a library.
+    `last_words` is each rank's last line that is not an event, such as an error of the interpreter or a
+    library.
     """
 
     events: tuple[Event, ...]
@@ -69,7 +70,7 @@ class Course(Value, frozen=True):
 
 
 def run(devices: Sequence[str], plan: Plan, say: Say, place: Place = _HERE) -> Course:
-    """Run one rank for each device until all end, one fails, or all are silent. `say` receives their output.
+    """Run one rank for each device until all end, one fails, or none prints for too long. `say` receives their output.
 
     Raises OSError if the interpreter cannot be started.
     """
@@ -96,7 +97,7 @@ def _listen(
     timeout_seconds: float,
     say: Say,
 ) -> tuple[list[Event], dict[int, str]]:
-    """Return the events of the ranks until they end or time out, and the last line of each that is not an event."""
+    """Return the events of the ranks until they end or time out, and each rank's last line that is not an event."""
     events: list[Event] = []
     last_words: dict[int, str] = {}
     introduced: set[int] = set()
@@ -157,7 +158,7 @@ def _started(devices: Sequence[str], plan: Plan, place: Place) -> Iterator[dict[
     finally:
         for process in ranks.values():
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # it leads its own session, see _start
+                os.killpg(process.pid, signal.SIGKILL)  # each rank leads its own session, see _start
             process.wait()
 
 

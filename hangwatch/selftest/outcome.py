@@ -1,4 +1,4 @@
-"""Pure: turns the events of a self-test into findings."""
+"""Findings from the events of a self-test. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SLOW_SECONDS = 0.5
 
 
 class Event(Value, frozen=True):
-    """One event of a rank, see `hangwatch.selftest.rank`. Fields that it does not set keep their defaults."""
+    """One event of a rank, see `hangwatch.selftest.rank`. Fields that the event does not use keep their defaults."""
 
     event: Literal["here", "begin", "end", "wrong", "bytes", "timeout", "error", "done"]
     rank: int
@@ -41,7 +41,7 @@ class Event(Value, frozen=True):
 
 
 class Finding(Value, frozen=True):
-    """A problem of these ranks (none if no rank can be named), in one sentence."""
+    """A problem of these ranks in one sentence. `ranks` is empty if no rank can be named."""
 
     kind: Kind
     ranks: tuple[int, ...]
@@ -56,14 +56,14 @@ class Bandwidth(Value, frozen=True):
 
 
 class _Step(NamedTuple):
-    """A step of the test; equal for all its ranks."""
+    """A step of the test. All ranks of the step have an equal value."""
 
     what: str
     group: tuple[int, ...]
 
 
 class _Course(NamedTuple):
-    """The progress of one rank: the steps that it began, the one that it has not ended, and its error."""
+    """The progress of one rank: the steps that it began, the unfinished step (or None), and its error (or "")."""
 
     begun: tuple[_Step, ...]
     inside: _Step | None
@@ -80,8 +80,8 @@ def judge(
 ) -> tuple[Finding, ...]:
     """Return the findings, causes before consequences; empty if the test passed.
 
-    `exits`: the exit code of each rank, negative for a signal, None if hangwatch ended it.
-    `last_words`: the last line of each rank that is not an event.
+    `exits`: the exit code of each rank, negative for a signal, None if hangwatch killed the rank. `last_words`: the
+    last line of each rank that is not an event.
     """
     if NO_TORCH in exits.values():
         without = [rank for rank, code in exits.items() if code == NO_TORCH]
@@ -135,7 +135,7 @@ def _sentence(kind: Kind, ranks: Sequence[int], message: str) -> Finding:
 
 
 def _wrong(events: Iterable[Event]) -> list[Finding]:
-    """Find wrong sums, and the ranks of the smallest groups that had one."""
+    """Find wrong sums, and the ranks of the smallest groups with a wrong sum."""
     wrong = sorted((event for event in events if event.event == "wrong"), key=lambda event: len(event.group))
     if not wrong:
         return []
@@ -189,7 +189,7 @@ def _step(step: _Step) -> str:
 
 
 def _not_started(silent: Sequence[int], exits: Mapping[int, int | None]) -> Finding:
-    """Return a finding for ranks without output, with their exit codes. Those of other nodes are not known."""
+    """Return a finding for ranks without output, with their exit codes. Exit codes of other nodes are not known."""
     codes = [exits.get(rank) for rank in silent]
     known = sorted({code for code in codes if code is not None})
     ended = (
@@ -199,7 +199,10 @@ def _not_started(silent: Sequence[int], exits: Mapping[int, int | None]) -> Find
 
 
 def _stuck(courses: Mapping[int, _Course]) -> list[Finding]:
-    """Find ranks that have not joined a step in which others wait, and wait in none; else ranks stuck alone."""
+    """Find ranks that have not joined a step in which other ranks wait, and that wait in no such step themselves.
+
+    If there are none, find ranks that are stuck in a step without other ranks.
+    """
     inside = {rank: course.inside for rank, course in courses.items() if course.inside is not None}
     missing = {
         rank
@@ -242,7 +245,7 @@ def _errors(courses: Mapping[int, _Course]) -> list[Finding]:
 
 
 def _slow(events: Iterable[Event]) -> list[Finding]:
-    """Find ranks with a device that computes several times longer than the median of the others."""
+    """Find ranks with a device that computes several times slower than the median of the other devices."""
     durations = {event.rank: event.seconds for event in events if event.event == "end" and event.what == "compute"}
     findings = []
     for rank, seconds in sorted(durations.items()):

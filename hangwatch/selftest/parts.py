@@ -1,4 +1,4 @@
-"""Pure: a self-test over nodes: assigns ranks to nodes, and joins the results of the nodes."""
+"""A self-test over nodes: assigns ranks to nodes, and joins the results of the nodes. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Layout = Mapping[str, tuple[str, ...]]
 
 
 class Offer(Value, frozen=True):
-    """The devices that a node can test, and a free port of it. Times are by the clock of the node."""
+    """The devices that a node can test, and a free port of the node. Times are by the clock of the node."""
 
     devices: tuple[str, ...]
     port: int
@@ -36,7 +36,7 @@ AnswerT = TypeVar("AnswerT", Offer, Part)
 
 
 def units(offers: Mapping[str, Offer]) -> tuple[str, ...]:
-    """Return every device of every node as `node:device`. Bisection of them splits nodes first, then devices."""
+    """Return every device of every node as `node:device`. Bisection of this list splits nodes first, then devices."""
     return tuple(f"{node}:{device}" for node, offer in offers.items() for device in offer.devices)
 
 
@@ -67,7 +67,7 @@ def read(text: str) -> Layout:
 
 
 def place_of(layout: Layout, node: str, port: int) -> Place:
-    """Return the ranks of a node; the master is the first node. Raises ValueError if the layout lacks the node."""
+    """Return the ranks of a node. The master is the first node. Raises ValueError if the layout lacks the node."""
     nodes = list(layout)
     if node not in layout:
         raise ValueError(f"{words.elided(node, 80)!r} is not among the nodes")
@@ -76,7 +76,7 @@ def place_of(layout: Layout, node: str, port: int) -> Place:
 
 
 def joined(layout: Layout, courses: Mapping[str, Course]) -> Course:
-    """Join the courses of all nodes. Of each node, only entries about its own ranks are used."""
+    """Join the courses of all nodes. Only a node's entries about its own ranks are used."""
     events: list[Event] = []
     exits: dict[int, int | None] = {}
     last_words: dict[int, str] = {}

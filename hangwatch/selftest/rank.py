@@ -1,8 +1,8 @@
 """One rank of the self-test: a script that `hangwatch selftest` or torchrun starts.
 
-It runs under the interpreter of the job, which has torch but may not have hangwatch, so it imports only the standard
-library and torch. Each rank reports the begin and end of each step on its standard output and in the store, so that a
-stuck rank can be found from outside and by the other ranks.
+It runs under the interpreter of the job, which has torch but may not have hangwatch. So it imports only the
+standard library and torch. Each rank reports the begin and end of each step on its standard output and in the
+store. So a stuck rank can be found from outside and by the other ranks.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def groups_of(world_size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def late(waits: Sequence[Mapping[int, float]], seconds: float) -> dict[int, float]:
-    """Return the ranks that joined a repeated collective late, and by how many seconds.
+    """Return the ranks that joined a repeated collective late, each with its delay in seconds.
 
-    `waits` has the time that each rank spent in each repeat; the last rank to join waits the shortest time. A rank is
-    late if it is last in all repeats except at most one, by `seconds` more than the median of the others.
+    `waits` has the time that each rank spent in each repeat. The last rank to join waits the shortest time. A rank
+    is late if it is last in all repeats except at most one, by `seconds` more than the median of the others.
     """
     delays: dict[int, list[float]] = {}
     for repeat in waits:
@@ -63,7 +63,7 @@ def late(waits: Sequence[Mapping[int, float]], seconds: float) -> dict[int, floa
 
 
 class Rank:
-    """One rank: reports its steps, and ends itself if a step takes too long."""
+    """One rank of the test. It reports its steps, and ends itself if a step takes too long."""
 
     def __init__(self, options: argparse.Namespace, torch: Any) -> None:
         self.options, self.torch, self.dist = options, torch, importlib.import_module("torch.distributed")
@@ -205,7 +205,7 @@ def _numbers(device: Any) -> int:
 
 
 def _towards(host: str) -> tuple[str, str]:
-    """Return the local address on the route to a host, and its interface; "" if unknown."""
+    """Return the local address on the route to a host, and the address's interface; "" if unknown."""
     try:
         family, *_, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

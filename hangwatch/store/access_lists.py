@@ -1,6 +1,7 @@
 """Access control lists of files and folders: acl(5), set through xattr(7).
 
-No library is needed: the value is a version and a list of (tag, rights, id). `setfacl` is not on every node.
+The value of the attribute is a version and a list of (tag, rights, id). So no library and no `setfacl` is needed,
+which many nodes do not have.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class Readers(NamedTuple):
 
 
 def allow(descriptor: int, readers: Readers) -> None:
-    """Let only these readers and ourselves read an open file or folder. Raises OSError and then changes nothing.
+    """Let only these readers and the daemon's user read an open file or folder.
 
-    The error is EOPNOTSUPP if the file system has no access control lists.
+    Raises OSError, and then changes nothing. The error is EOPNOTSUPP if the file system has no access control lists.
     """
     search, others = _rights(descriptor, readers)
     entries = [(_USER_OBJ, _READ | _WRITE | search, _NO_ID)]
@@ -43,7 +44,10 @@ def allow(descriptor: int, readers: Readers) -> None:
 
 
 def allow_group(descriptor: int, readers: Readers) -> None:
-    """Let the group read, without a list, by changing the group of the file. Raises OSError."""
+    """Change the group of a file to let that group read it.
+
+    Used if access control lists are not possible. Raises OSError.
+    """
     search, others = _rights(descriptor, readers)
     group = 0
     if readers.gid is not None:
@@ -53,6 +57,6 @@ def allow_group(descriptor: int, readers: Readers) -> None:
 
 
 def _rights(descriptor: int, readers: Readers) -> tuple[int, int]:
-    """Return the rights that a reader needs besides reading, and the rights of all other users."""
+    """Return the rights that a reader needs in addition to reading, and the rights of all other users."""
     is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
     return (_SEARCH if is_folder else 0), (_SEARCH if is_folder and readers.passers else 0)

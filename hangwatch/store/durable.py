@@ -1,8 +1,8 @@
 """Atomic writing: files and folders appear complete or not at all, even if the machine crashes.
 
 All functions use descriptors of folders and follow no link. Folders are made with mode 0700 and files with 0600.
-`allow` is called with the descriptor of each while it is empty, and may let others read it. A temporary name has the
-pid and start time of its writer, so that files of a dead writer can be recognized and removed.
+`allow` is called with the descriptor of each while it is empty, and may let others read it. A temporary name has
+the pid and start time of its writer, so that files of a dead writer can be recognized and removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class UnsafeFolderError(Exception):
-    """A folder in which another user could plant links or read our files. The message says how to correct it."""
+    """A folder in which another user could create links or read hangwatch's files. The message has the remedy."""
 
 
 @contextlib.contextmanager
@@ -48,9 +48,10 @@ def made_folder(name: str, parent: int) -> Iterator[int]:
 
 
 def refuse_unsafe(path: Path, descriptor: int) -> None:
-    """Raise UnsafeFolderError if a user other than root and ourselves owns the folder, or all users can write to it.
+    """Raise UnsafeFolderError if another user than root owns the folder, or if all users can write to it.
 
-    A sticky folder such as /tmp is safe: other users cannot rename or delete our files.
+    The current user may own it, too. A sticky folder such as /tmp is safe: other users cannot rename or delete
+    the files in it.
     """
     status = os.fstat(descriptor)
     if status.st_uid not in (0, os.geteuid()):
@@ -66,7 +67,7 @@ def refuse_unsafe(path: Path, descriptor: int) -> None:
 
 
 def _only_us(_descriptor: int) -> None:
-    """Change nothing: only we may read it."""
+    """Change nothing: only the current user may read the file."""
 
 
 def create(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
@@ -103,7 +104,7 @@ def discard(parent: int, name: str, file: str) -> None:
 
 
 def add(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
-    """Replace or add files of a folder, as `update`. Make the folder if it is missing. Raises OSError."""
+    """Replace or add files of a folder, as `update` does. Make the folder if it is missing. Raises OSError."""
     with made_folder(name, parent):
         update(parent, name, content, allow)
 
@@ -130,7 +131,7 @@ def prove_writable(parent: int) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a folder: first rename it, in one step, then delete its files. Raises OSError."""
+    """Delete a folder: rename it in one step, then delete its files. Raises OSError."""
     renamed = path.with_name(_temporary(path.name))
     path.rename(renamed)
     shutil.rmtree(renamed)
@@ -139,7 +140,8 @@ def remove(path: Path) -> None:
 def remove_leftovers(path: Path, *, is_locked: bool) -> None:
     """Delete the temporary files of dead writers in a folder, at any depth. Raises OSError.
 
-    Names of an earlier version have no start time. If the folder `is_locked` by us, their writers are dead.
+    Names of an earlier version have no start time. If this process holds the lock (`is_locked`), their writers are
+    dead.
     """
     for base, folders, files in os.walk(path):
         for name in (*folders, *files):

@@ -1,4 +1,4 @@
-"""Errors of the store with advice."""
+"""Conversion of file errors to store errors with a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hangwatch.store import durable
 
 @contextlib.contextmanager
 def explain_errors(path: Path) -> Iterator[None]:
-    """Convert an OSError to a StoreError that says what to do."""
+    """Convert an OSError to a StoreError with a remedy."""
     try:
         yield
     except durable.UnsafeFolderError as error:

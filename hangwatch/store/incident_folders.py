@@ -67,7 +67,7 @@ def open_writable(root: Path) -> Store:
 
 
 class Store:
-    """The incidents under `root`. Call `make_writable` before writing; reading needs no preparation."""
+    """The incidents under `root`. Call `make_writable` before writing. Reading needs no preparation."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class Store:
     def left_open(self, node: str) -> tuple[Incident, ...]:
         """Return the open incidents of this node, newest first. Incidents that cannot be read are logged.
 
-        At most `MOST_LEFT_OPEN` incidents and `MOST_LEFT_OPEN_BYTES`, shared fairly between owners, because they stay
-        in memory. Raises StoreError.
+        At most `MOST_LEFT_OPEN` incidents and `MOST_LEFT_OPEN_BYTES`, divided fairly between owners, because the
+        incidents stay in memory. Raises StoreError.
         """
         listed = [
             self.incidents / summary.folder
@@ -129,8 +129,8 @@ class Store:
     def make_writable(self) -> None:
         """Make the folders, and remove temporary files of a crashed daemon.
 
-        Raises StoreError with the remedy if nothing can be written, if a link or a file is in the place of a folder,
-        or if other users could change the folders.
+        Raises StoreError with the remedy in these cases: nothing can be written, a link or a file is in the place
+        of a folder, or other users could change the folders.
         """
         with explain_errors(self.incidents):
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -140,9 +140,9 @@ class Store:
                 self._sharing.begin(incidents)
 
     def mark(self, incident: Incident) -> None:
-        """Write a marker: one line that says that this incident will be saved. Does nothing if its folder exists.
+        """Write a marker: one line about an incident that will be saved. Does nothing if its folder exists.
 
-        `save` completes the folder. If that never happens, `summaries` lists the marker. Raises StoreError.
+        `save` completes the folder. If `save` never runs, `summaries` lists the marker. Raises StoreError.
         """
         with explain_errors(self.incidents), self.opened() as incidents:
             name = self._name_of(incident)
@@ -153,8 +153,8 @@ class Store:
         """Write or update an incident with its other files ("report.txt", "dumps/1-3/rank7.txt").
 
         A new folder appears complete or not at all. In an existing folder each file is replaced by rename, except
-        files under `dumps/`, which never change. If there is a marker, incident.json is written last and then the
-        marker is removed. Raises StoreError (disk full, not writable): stored files are then unchanged.
+        files under `dumps/`, which never change. If there is a marker, incident.json is written last, and then the
+        marker is removed. Raises StoreError (disk full, not writable). Stored files are then unchanged.
         """
         content = {
             INCIDENT_FILE: incident_file.encode(incident),
@@ -200,7 +200,10 @@ class Store:
         return bool(_FOLDER.fullmatch(name)) and self._sharing.is_listed(name, uid)
 
     def summaries(self, of_user: int | None = None) -> tuple[Summary, ...]:
-        """Return the incidents that we may read, or one user's, newest first, also broken ones. Raises StoreError."""
+        """Return the incidents that the caller may read, newest first, including broken ones. Raises StoreError.
+
+        With `of_user`, only the incidents of this user's jobs.
+        """
         names = (name for name in self._readable() if of_user is None or self.is_listed(name, of_user))
         return tuple(incident_file.load_summary(self.incidents / name) for name in names)
 
@@ -217,10 +220,10 @@ class Store:
         )
 
     def newest(self, job: str | None = None) -> Path | None:
-        """Return the folder of the newest incident that we may read, or of the newest of a job, by key, id or name.
+        """Return the folder of the newest readable incident, or of the newest of a job, by key, id or name.
 
-        Returns None if there is no incident at all. Raises StoreError if there is none of this job, or if several jobs
-        have this name.
+        Return None if there is no incident at all. Raises StoreError if this job has no incident, or if several
+        jobs have this name.
         """
         if job is None:
             return next((self.incidents / name for name in self._readable()), None)
@@ -237,7 +240,7 @@ class Store:
             return None
 
     def prune(self, open_folders: frozenset[str] = frozenset(), *, by_age: int = 0) -> tuple[str, ...]:
-        """Remove incidents over the limits, see `retention`, but never `open_folders`. Returns their names.
+        """Remove incidents over the limits, see `retention`, but never `open_folders`. Return their names.
 
         At most `by_age` further incidents are removed because of their age: a clock that steps by a month must not
         remove all of them. Raises StoreError if a folder cannot be removed.
@@ -272,7 +275,10 @@ class Store:
             return None
 
     def _outlived(self, newest_first: list[str]) -> list[str]:
-        """Return the incidents that are too old, oldest first. The age is the time until a later incident began."""
+        """Return the incidents that are too old, oldest first.
+
+        The age is measured to the beginning of the newest incident.
+        """
         old, latest = [], 0.0
         for name in newest_first:
             began = _opened_unix_seconds(name)
@@ -339,7 +345,7 @@ class Store:
 
 
 def _owner(job: Job) -> str:
-    """Return the owner of an incident by the kernel: the user on this node, else the owner for limits, or the job's."""
+    """Return the owner of an incident by the kernel: the uid on this node, else the key of the per-user limits."""
     uid = reader_uid(job.uid)
     return job.share or job.owner if uid is None else f"uid {uid}"
 

@@ -1,7 +1,7 @@
-"""Pure: the choice of incidents to remove if the store is full.
+"""The choice of incidents to remove if the store is full. Pure.
 
-The oldest incidents of the owner with most go first, and never an open one. So the hangs of one owner cannot push out
-the few incidents of another, and an owner that is alone on a node can use the whole store.
+The oldest incidents of the owner with the most incidents are removed first. Open incidents are never removed. So
+many hangs of one owner do not displace the few incidents of another. A single owner can use the whole store.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ class Stored(NamedTuple):
 def surplus(newest_first: Sequence[Stored], max_incidents: int, max_bytes: int) -> tuple[str, ...]:
     """Return the names of the incidents to remove, newest first.
 
-    First go crashes over an eighth of either limit for one owner, or over half of it for all owners: any user can
-    make ranks die. Open incidents count fully against the other incidents of their owner, and against those of other
-    owners up to half of either limit. If nothing is open, the newest incident stays if it is smaller than half of the
-    limit, or if there is only one owner.
+    Crashes have lower limits, since any user can make ranks die: an eighth of either limit for one owner, half of
+    it for all owners. Crashes over these limits are removed first. Open incidents count fully against the other
+    incidents of their owner. Against incidents of other owners they count up to half of either limit.
+
+    If no incident is open, the newest incident stays if it is smaller than half of the byte limit, or if there is
+    only one owner.
     """
     gone = _surplus_crashes([stored for stored in newest_first if not stored.is_open], max_incidents, max_bytes)
     by_owner: dict[str, list[Stored]] = {}
@@ -56,7 +58,7 @@ def surplus(newest_first: Sequence[Stored], max_incidents: int, max_bytes: int) 
             used = sizes
         else:
             break
-        # The owner that uses most; of equal ones, the owner with the oldest incident.
+        # the owner that uses most; of equal owners, the one with the oldest incident
         candidates = [
             (size, places[kept.closed[-1].name], kept) for size, kept in zip(used, owned, strict=True) if kept.closed
         ]
@@ -67,7 +69,7 @@ def surplus(newest_first: Sequence[Stored], max_incidents: int, max_bytes: int) 
 
 
 def fair_order(owners: Iterable[str]) -> list[int]:
-    """Return the indexes of these in a fair order: the first item of each owner, then the second of each, and so on."""
+    """Return the indexes of `owners` in a fair order: the first item of each owner, then each second one, and so on."""
     turns, seen = [], Counter[str]()
     for place, owner in enumerate(owners):
         turns.append((seen[owner], place))

@@ -1,6 +1,6 @@
-"""Read access to a shared store: the owner of a job, as the kernel reports it, and a group may read its incidents.
+"""Read access to a shared store: the owner of a job by the kernel, and a group, may read the job's incidents.
 
-Only root can list all incidents, so a folder for each owner lists those that the owner may read.
+Only root can list all incidents. A folder for each owner lists the incidents that this owner may read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ class Sharing:
         self._logged: set[str] = set()
 
     def begin(self, incidents: int) -> None:
-        """Let owners pass through the folder of incidents, and remove deleted incidents from lists. Raises OSError."""
+        """Let owners pass through the folder of incidents.
+
+        Remove deleted incidents from the owners' lists. Raises OSError.
+        """
         if self._is_shared:
             self._gid = _gid(self._group, self._warn_once)
             self._allow(Readers(gid=self._gid, passers=True))(incidents)
@@ -93,7 +96,7 @@ class Sharing:
                 if is_gone(entry.name):
                     entry.unlink()
             with contextlib.suppress(OSError):
-                folder.rmdir()  # fails if it is not empty
+                folder.rmdir()  # fails if the folder is not empty
 
     def _warn_once(self, message: str) -> None:
         if message not in self._logged:
@@ -102,7 +105,7 @@ class Sharing:
 
 
 def _gid(group: str, warn: Callable[[str], None]) -> int | None:
-    """Return the gid of a group name or number. Warn and return None if it is unknown, perhaps temporarily (LDAP)."""
+    """Return the gid of a group name or number. For an unknown group, warn and return None. LDAP may be down."""
     if group.isascii() and group.isdigit():
         return int(group)
     if not group:
@@ -115,7 +118,7 @@ def _gid(group: str, warn: Callable[[str], None]) -> int | None:
 
 
 def reader_uid(uid: int | None) -> int | None:
-    """Return the owner for an access list; None for root, which can read all, and for the overflow uid."""
+    """Return the uid for an access list. None for root, which can read all, for the overflow uid, and for None."""
     return uid if uid not in (0, overflow_uid()) else None
 
 

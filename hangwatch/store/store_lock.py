@@ -17,7 +17,7 @@ LOCK_FILE = "lock"
 
 
 class StoreTakenError(StoreError, TemporaryError):
-    """Another daemon uses this state directory. The message has its pid, if it is known."""
+    """Another daemon uses this state directory. The message has the daemon's pid, if it is known."""
 
 
 class Lock:
@@ -34,10 +34,11 @@ class Lock:
         return self._descriptor is not None
 
     def take(self) -> None:
-        """Lock the directory until `give_back` or the end of the process. Does nothing if it is held.
+        """Lock the directory until `give_back` or the end of the process. Does nothing if the lock is held.
 
-        This is an flock(2), which the kernel releases when the process dies. Does not wait. Raises StoreTakenError if
-        another process has the lock, StoreError if it cannot be made (disk full, read-only).
+        The lock is an flock(2), which the kernel releases when the process dies. Does not wait. Raises
+        StoreTakenError if another process has the lock, and StoreError if the lock file cannot be made (disk full,
+        read-only).
         """
         with self._taking:
             if self._descriptor is None:
@@ -63,7 +64,7 @@ class Lock:
             except OSError:
                 os.close(descriptor)
                 raise
-        with contextlib.suppress(OSError):  # on a full disk the pid is missing, but the lock holds
+        with contextlib.suppress(OSError):  # on a full disk the file has no pid, but the lock holds
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         return descriptor

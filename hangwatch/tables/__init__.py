@@ -14,14 +14,17 @@ T = TypeVar("T")
 
 
 class LineRow(Value, frozen=True, forbid_unknown_fields=True):
-    """A row that matches log lines: a string that each line `holds` (a fast test), and a pattern."""
+    """A row that matches log lines: a string that each line contains (`holds`, a fast test), and a pattern."""
 
     holds: str
     pattern: str
 
 
 class LineRows:
-    """Rows by name; the first match counts. With `whole`, patterns match from the beginning of a line."""
+    """Rows by name.
+
+    The first row that matches a line counts. With `whole`, a pattern must match from the line's start.
+    """
 
     def __init__(self, rows: Mapping[str, LineRow], *, whole: bool) -> None:
         self._rows = tuple((name, row.holds, re.compile(row.pattern)) for name, row in rows.items())
@@ -37,6 +40,6 @@ class LineRows:
 
 def load(package: str, name: str, kind: type[T]) -> T:
     """Return the table `name` of `package` as a value of `kind`. Raises MsgspecError for a row of another form."""
-    raw = pkgutil.get_data(package, name)  # importlib.resources brings zipfile and tempfile into each start
+    raw = pkgutil.get_data(package, name)  # importlib.resources would import zipfile and tempfile at each start
     assert raw is not None, f"{package} is not loaded from files"
     return decoding.decode_toml(raw.decode(), kind)

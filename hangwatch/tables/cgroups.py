@@ -1,7 +1,7 @@
-"""Finds the owner of a control group by its path. The owner cannot forge the part of the path that is read.
+"""The owner of a control group by its path. The owner cannot forge the part of the path that is read.
 
-Paths are matched from their root. A user may create control groups with any name below his own, but not where slurmd
-or the kubelet create theirs.
+Paths are matched from their root. A user may create control groups with any name below their own, but not where
+slurmd or the kubelet create theirs.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import re
 
 _ABOVE = r"(?:/\.\.)*"  # a daemon in its own control group namespace sees other paths relative to it
 
-# slurm.conf's ProctrackType=proctrack/cgroup. v2: /system.slice/slurmstepd.scope/job_4711/step_0/user/task_0, with the
-# name of the node in front where several slurmd run on one; v1: /slurm/uid_1004/job_4711/step_0/task_0.
+# slurm.conf's ProctrackType=proctrack/cgroup. v2: /system.slice/slurmstepd.scope/job_4711/step_0/user/task_0. If
+# several slurmd run on one node, the name of the node comes first. v1: /slurm/uid_1004/job_4711/step_0/task_0.
 _SLURM = re.compile(
     rf"{_ABOVE}(?:(?:/system\.slice)?/(?:[\w.-]+_)?slurmstepd\.scope|/slurm(?:_[\w.-]+)?/uid_\d+)/job_(?P<name>\d+)(?:/|$)"
 )
 
-# The kubelet's cgroupfs driver: /kubepods/burstable/pod<uid>/<container>; its systemd driver:
-# /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-<id>.scope. Each may lie
-# below a slice of the kubelet's own (--cgroup-root).
+# The kubelet's cgroupfs driver: /kubepods/burstable/pod<uid>/<container>. Its systemd driver:
+# /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-<id>.scope. Both may be
+# below a slice of the kubelet (--cgroup-root).
 _POD = re.compile(
     rf"{_ABOVE}(?:/kubelet[\w.-]*|/kubepods(?:-besteffort|-burstable)?(?:\.slice)?|/besteffort|/burstable|/guaranteed"
     r"|/kubelet-kubepods(?:-besteffort|-burstable)?\.slice)*"
@@ -27,19 +27,19 @@ _POD = re.compile(
 
 
 def slurm_job(path: str) -> str | None:
-    """Return the id of the Slurm job that owns a control group, such as "4711"."""
+    """Return the id of the Slurm job that owns a control group, such as "4711"; None if no job owns it."""
     match = _SLURM.match(path)
     return match["name"] if match else None
 
 
 def pod(path: str) -> str | None:
-    """Return the uid of the Kubernetes pod that owns a control group."""
+    """Return the uid of the Kubernetes pod that owns a control group; None if no pod owns it."""
     match = _POD.match(path)
     return match["name"].replace("_", "-") if match else None
 
 
 def describe_owner(path: str) -> str:
-    """Describe the owner: "Slurm job 4711" or "pod 6f1c..."; empty if the path does not name one."""
+    """Describe the owner: "Slurm job 4711" or "pod 6f1c..."; empty if the path names no owner."""
     if (job := slurm_job(path)) is not None:
         return f"Slurm job {job}"
     if (uid := pod(path)) is not None:

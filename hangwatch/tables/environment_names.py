@@ -12,7 +12,7 @@ from hangwatch.model import Value
 
 
 class Row(Value, frozen=True, forbid_unknown_fields=True):
-    """Names of variables, why their values are kept, and `differs` if healthy ranks have different values."""
+    """Names of variables, and the reason to keep their values. `differs`: healthy ranks have different values."""
 
     names: tuple[str, ...]
     why: str
@@ -39,7 +39,7 @@ def find_row(name: str) -> Row | None:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    # Most entries are plain names: comparing them avoids compiling a pattern.
+    # Most entries are plain names. A comparison avoids compiling a pattern.
     return name == pattern if _WILD.isdisjoint(pattern) else fnmatchcase(name, pattern)
 
 

@@ -1,6 +1,6 @@
 """Known lines of the kernel log (kernel_lines.toml): their subject, meaning and remedy.
 
-`probes.node.kmsg`, `verdict` and `explain` use it. The table describes its columns.
+`probes.node.kmsg`, `verdict` and `explain` use the table. The table describes its columns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
 
 
 class MatchedLine(NamedTuple):
-    """A line that matches a row: the name of the row, the subject of the line, and the library that it names."""
+    """A line that matches a row: the name of the row, the subject of the line, and the library that the line names."""
 
     name: str
     subject: str

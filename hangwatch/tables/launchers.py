@@ -1,6 +1,6 @@
 """Launchers of ranks, and the variables that identify a rank (launchers.toml).
 
-`probes.process` uses it to read only these variables, `jobs` to interpret them. The table describes its columns.
+`probes.process` reads only these variables, `jobs` interprets them. The table describes its columns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class RendezvousOptions(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Launcher(Value, frozen=True, forbid_unknown_fields=True):
-    """One way to start ranks: how to recognize its process, and the variables of its ranks (None: as another row)."""
+    """One way to start ranks: how to recognize the launcher's process, and the variables of its ranks.
+
+    `ranks` is None if the ranks have the variables of another row.
+    """
 
     name: str
     programs: tuple[str, ...] = ()
@@ -117,7 +120,7 @@ SHOWN = frozenset(TABLE.shown)
 """Variables that are only shown in incidents: settings of NCCL and PyTorch."""
 
 RANKS = frozenset(row.ranks.rank for row in TABLE.launchers if row.ranks is not None and not row.ranks.led_by_first)
-"""Variables that hold the number of a rank on their own."""
+"""Variables that show the number of a rank without any other variable."""
 
 CANDIDATES = _candidates(TABLE)
 """Beginnings of the names of programs that may belong to a job: Python and launchers. A comm may be truncated."""

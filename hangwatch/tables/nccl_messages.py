@@ -1,6 +1,6 @@
 """Known log lines of NCCL (nccl_messages.toml): their meaning and remedy.
 
-`explain` and the self-test use it. The table describes its columns.
+`explain` and the self-test use the table. The table describes its columns.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Masks secrets in texts of jobs, by their form (secret_forms.toml, which describes its columns).
+"""Masking of secrets in texts of jobs, by their form (secret_forms.toml, which describes its columns).
 
-A password in a plain sentence has no known form and is not masked. Therefore metrics, pages and the daemon's log, which
-other users may read, never contain the text of an exception.
+A password in a plain sentence has no known form and is not masked. Other users may read metrics, pages and the
+daemon's log. So these never contain the text of an exception.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Row(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Table(Value, frozen=True, forbid_unknown_fields=True):
-    """Parts of patterns, which patterns use by name in braces, and the rows."""
+    """The rows, and the fragments that their patterns use by name in braces."""
 
     fragments: dict[str, str]
     rows: dict[str, Row]

@@ -12,8 +12,22 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
-from hangwatch.model import Capture, Frame, Group, Grouping, JobState, PowerSeries, Stack, TimelineEntry, Verdict
+from hangwatch.model import (
+    Capture,
+    Difference,
+    Environment,
+    Frame,
+    Group,
+    Grouping,
+    JobState,
+    PowerSeries,
+    Setting,
+    Stack,
+    TimelineEntry,
+    Verdict,
+)
 from hangwatch.report import html, power_chart
 from tests import samples
 from tests.unit.test_report_text import _hostile, hostile
@@ -286,6 +300,19 @@ def test_nothing_at_all_is_still_a_page() -> None:
         samples.loader_hang(), captures=(), power=(), timeline=(), host_facts=(), grouping=Grouping(groups=())
     )
     Page(html.render(bare))
+
+
+def test_page_with_environment_difference_describes_it() -> None:
+    settings_of_ranks = (
+        Setting(value="eth1", ranks=(samples.rank_id(3),), count=1),
+        Setting(value="eth0", ranks=tuple(map(samples.rank_id, (0, 1, 2))), count=3),
+    )
+    difference = Difference(name="NCCL_SOCKET_IFNAME", why="the interface of NCCL", settings=settings_of_ranks)
+    incident = samples.loader_hang()
+    capture = structs.replace(incident.captures[-1], environment=Environment(differences=(difference,)))
+    page = Page(html.render(samples.replaced(incident, captures=(capture,))))
+    assert "NCCL_SOCKET_IFNAME differs: eth1 on rank 3" in page.text
+    assert "eth0 on 3 others" in page.text
 
 
 def test_it_is_over_when_it_is_over() -> None:

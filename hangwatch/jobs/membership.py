@@ -363,7 +363,7 @@ def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
 
 
 def _hidden_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[Membership]:
-    """Return the Python children of launchers whose environment the daemon has no permission to read.
+    """Return the Python children of launchers with an environment that the daemon has no permission to read.
 
     They are monitored from the start. When the job hangs, its page must say that they cannot be dumped.
     """

@@ -11,7 +11,7 @@ Passes = Callable[[Sequence[str]], bool]
 
 
 class Halved(Value, frozen=True):
-    """The suspect devices, and the number of tests. `is_sure`: there is only one suspect, and it makes the test fail."""
+    """The suspect devices, and the number of tests. `is_sure`: the only suspect makes the test fail."""
 
     suspects: tuple[str, ...]
     is_sure: bool

@@ -48,7 +48,7 @@ class Gpu(Section, frozen=True):
 
     sample_seconds: Annotated[float, Meta(ge=0.2, le=60.0, description="time between two power samples")] = 1.0
     deadline_seconds: Annotated[
-        float, Meta(ge=1.0, le=600.0, description="a driver that does not answer for this long is abandoned")
+        float, Meta(ge=1.0, le=600.0, description="a driver that does not respond for this long is abandoned")
     ] = 15.0
 
 
@@ -60,19 +60,19 @@ class Jobs(Section, frozen=True):
         float, Meta(ge=0.1, le=60.0, description="time limit of one scan; the next scan continues where it stopped")
     ] = 2.0
     max_processes_per_owner: Annotated[
-        int, Meta(ge=16, le=65536, description="most processes of one owner of which the environment is read")
+        int, Meta(ge=16, le=65536, description="read the environment of at most this many processes per owner")
     ] = 4096
     max_jobs: Annotated[
-        int, Meta(ge=1, le=4096, description="most monitored jobs on this node, shared fairly between owners")
+        int, Meta(ge=1, le=4096, description="maximum number of monitored jobs, divided fairly between owners")
     ] = 256
     max_jobs_per_owner: Annotated[
-        int, Meta(ge=1, le=4096, description="most jobs of one owner; jobs with GPUs first, then the oldest")
+        int, Meta(ge=1, le=4096, description="maximum number of jobs per owner; jobs with GPUs first, then the oldest")
     ] = 64
     max_ranks_per_owner: Annotated[
-        int, Meta(ge=1, le=65536, description="most ranks of one owner, over all its jobs")
+        int, Meta(ge=1, le=65536, description="maximum number of ranks of one owner, over all its jobs")
     ] = 1024
     max_ranks_per_job: Annotated[
-        int, Meta(ge=1, le=1024, description="most ranks of one job on this node; ranks with GPUs first")
+        int, Meta(ge=1, le=1024, description="maximum number of ranks of one job on this node; ranks with GPUs first")
     ] = 256
 
 
@@ -86,10 +86,11 @@ class Detector(Section, frozen=True):
         float, Meta(ge=1.0, le=86400.0, description="a job that was never busy for this long is suspected")
     ] = 900.0
     stalled_hold_seconds: Annotated[
-        float, Meta(ge=1.0, le=86400.0, description="a job that is stalled for this long (some rank progresses) pages")
+        float,
+        Meta(ge=1.0, le=86400.0, description="page for a job that is stalled (some ranks progress) for this long"),
     ] = 900.0
     startup_stalled_hold_seconds: Annotated[
-        float, Meta(ge=1.0, le=172800.0, description="the same for a job that was never busy")
+        float, Meta(ge=1.0, le=172800.0, description="page for a stalled job that was never busy after this time")
     ] = 7200.0
     idle_ratio_of_limit: Annotated[
         float, Meta(ge=0.0, le=0.5, description="idle power as a ratio of the limit, until an idle level is measured")
@@ -105,19 +106,28 @@ class Detector(Section, frozen=True):
     ] = 0.0
     quorum: Annotated[float, Meta(gt=0.0, le=1.0, description="ratio of the job's GPUs that must be quiet")] = 0.5
     busy_window_seconds: Annotated[
-        float, Meta(ge=10.0, le=7200.0, description="the busy level is a high quantile of this much recent work")
+        float,
+        Meta(
+            ge=10.0, le=7200.0, description="the busy level is a high quantile of the power in this recent working time"
+        ),
     ] = 600.0
     confirming_captures: Annotated[
-        int, Meta(ge=1, le=10, description="a hung job pages after so many captures in a row found all ranks frozen")
+        int,
+        Meta(ge=1, le=10, description="page for a hung job after this many captures in a row with all ranks frozen"),
     ] = 1
     recover_seconds: Annotated[
-        float, Meta(ge=0.0, le=3600.0, description="a job has recovered once its power is back for this long")
+        float, Meta(ge=0.0, le=3600.0, description="a job has recovered when its GPUs were not quiet for this long")
     ] = 10.0
     cooldown_seconds: Annotated[
-        float, Meta(ge=0.0, le=86400.0, description="least time between two captures of one job")
+        float, Meta(ge=0.0, le=86400.0, description="minimum time between two captures of one job")
     ] = 20.0
     recapture_seconds: Annotated[
-        float, Meta(ge=1.0, le=86400.0, description="first pause between captures of a stalled job; it doubles")
+        float,
+        Meta(
+            ge=1.0,
+            le=86400.0,
+            description="first pause between captures of a stalled job; each next one is twice as long",
+        ),
     ] = 30.0
     recapture_max_seconds: Annotated[
         float, Meta(ge=1.0, le=86400.0, description="longest pause between captures of a stalled or hung job")
@@ -127,19 +137,24 @@ class Detector(Section, frozen=True):
 class Capture(Section, frozen=True):
     """Captures: stack dumps and counters of all ranks of a job."""
 
-    rounds: Annotated[int, Meta(ge=1, le=10, description="dumps of every rank per capture")] = 3
+    rounds: Annotated[int, Meta(ge=1, le=10, description="number of dumps of each rank in a capture")] = 3
     pause_seconds: Annotated[float, Meta(ge=0.1, le=300.0, description="time between two rounds")] = 5.0
-    dump_deadline_seconds: Annotated[float, Meta(ge=0.5, le=60.0, description="one dump of one process")] = 5.0
-    round_deadline_seconds: Annotated[float, Meta(ge=1.0, le=600.0, description="one round over all processes")] = 30.0
-    parallel: Annotated[int, Meta(ge=1, le=64, description="dumps at the same time")] = 8
+    dump_deadline_seconds: Annotated[
+        float, Meta(ge=0.5, le=60.0, description="time limit of one dump of one process")
+    ] = 5.0
+    round_deadline_seconds: Annotated[
+        float, Meta(ge=1.0, le=600.0, description="time limit of one round over all processes")
+    ] = 30.0
+    parallel: Annotated[int, Meta(ge=1, le=64, description="number of dumps at the same time")] = 8
     pystack: Annotated[
-        bool, Meta(description="if py-spy cannot read a process, try pystack (if installed); it pauses nothing")
+        bool,
+        Meta(description="if py-spy cannot read a process, try pystack (if installed), without pausing the process"),
     ] = True
     logs: Annotated[
         bool, Meta(description="use the last lines of each rank's standard output and error files as evidence")
     ] = True
     environment: Annotated[
-        bool, Meta(description="compare a fixed list of environment variables between ranks; none of them is secret")
+        bool, Meta(description="compare a fixed list of environment variables, without secrets, between ranks")
     ] = True
     details: Annotated[
         bool,
@@ -151,7 +166,10 @@ class Capture(Section, frozen=True):
         bool, Meta(description="use kernel log lines about ranks, their mounts and devices as evidence")
     ] = True
     max_workers_per_rank: Annotated[
-        int, Meta(ge=0, le=1024, description="most data-loader workers dumped per rank; the others are only counted")
+        int,
+        Meta(
+            ge=0, le=1024, description="maximum number of data-loader workers dumped per rank; others are only counted"
+        ),
     ] = 16
     counters: Annotated[
         bool, Meta(description="read counters of GPUs and InfiniBand ports in a capture: NVLink, PCIe, GPM, errors")
@@ -163,8 +181,7 @@ class Capture(Section, frozen=True):
         float, Meta(ge=0.0, description="a rank that reads and writes more than this between rounds progresses")
     ] = 65536.0
     nccl_ras: Annotated[
-        bool,
-        Meta(description="without a flight recorder, query NCCL's RAS port for operation counts (NCCL >= 2.29.2)"),
+        bool, Meta(description="without a flight recorder, query NCCL's RAS port for operation counts (NCCL >= 2.29.2)")
     ] = False
     nccl_ras_answers: Annotated[
         int, Meta(ge=2, le=10, description="number of queries; a count that changes between them is not used")
@@ -201,11 +218,14 @@ class Store(Section, frozen=True):
         "/var/lib/hangwatch"
     )
     max_incidents: Annotated[
-        int, Meta(ge=1, le=100000, description="most incidents kept; the oldest are removed first")
+        int, Meta(ge=1, le=100000, description="maximum number of incidents; the oldest are removed first")
     ] = 200
-    max_bytes: Annotated[int, Meta(ge=1 << 20, description="most bytes of all incidents together")] = 1 << 30
+    max_bytes: Annotated[int, Meta(ge=1 << 20, description="maximum size of all incidents together")] = 1 << 30
     group: Annotated[
-        str, Meta(description="group (name or gid) that may read every incident; a job's owner may read its own jobs'")
+        str,
+        Meta(
+            description="group (name or gid) that may read every incident; owners may read the incidents of their jobs"
+        ),
     ] = ""
     max_age_days: Annotated[float, Meta(gt=0, le=3650, description="age at which an incident is removed")] = 30.0
 
@@ -219,10 +239,17 @@ class Http(Section, frozen=True):
         int, Meta(ge=0, le=65535, description="port for liveness probes: only /healthz, never with TLS; 0: port + 1")
     ] = 0
     max_connections: Annotated[
-        int, Meta(ge=16, le=1024, description="most connections; a further one replaces the oldest idle one")
+        int,
+        Meta(
+            ge=16,
+            le=1024,
+            description="maximum number of connections; a further connection replaces the oldest idle one",
+        ),
     ] = 256
-    tls_certificate: Annotated[str, Meta(description="PEM file; with tls_key, serves HTTPS")] = ""
-    tls_key: Annotated[str, Meta(description="PEM file")] = ""
+    tls_certificate: Annotated[
+        str, Meta(description="PEM file of the certificate; with tls_key, metrics are served over HTTPS")
+    ] = ""
+    tls_key: Annotated[str, Meta(description="PEM file of the private key")] = ""
     incidents_token_file: Annotated[
         str,
         Meta(description="file with a bearer token; requests with this token may read incidents, with their stacks"),
@@ -239,13 +266,13 @@ class Http(Section, frozen=True):
             pattern=r"^(https?://[^\s\"'<>`\\]{1,200})?$",
             title="beginning with http:// or https://, without spaces or quotes, at most 200 characters",
             examples=["http://{node}:9836"],
-            description="URL under which browsers reach this port, {node} is replaced by the node's name; if users may"
-            " read incidents here, pages link to it",
+            description="URL of this port for browsers, with {node} for the node's name; pages link to it if users may"
+            " read incidents",
         ),
     ] = ""
     incidents_on_loopback: Annotated[
         bool,
-        Meta(description="if listen is 127.0.0.1 or ::1: every user and pod that reaches it may read incidents"),
+        Meta(description="every user and pod that reaches it may read incidents; only with listen 127.0.0.1 or ::1"),
     ] = False
 
 
@@ -255,8 +282,10 @@ class Socket(Section, frozen=True):
     path: Annotated[
         str, Meta(description='unix socket; its folder must exist and only the daemon may write to it; "": no socket')
     ] = "/run/hangwatch/socket"
-    per_minute: Annotated[int, Meta(ge=1, le=600, description="most dumps per minute")] = 30
-    per_minute_of_owner: Annotated[int, Meta(ge=1, le=600, description="most dumps per minute of one user")] = 6
+    per_minute: Annotated[int, Meta(ge=1, le=600, description="maximum number of dumps per minute")] = 30
+    per_minute_of_owner: Annotated[
+        int, Meta(ge=1, le=600, description="maximum number of dumps per minute of one user")
+    ] = 6
 
 
 class Hooks(Section, frozen=True):
@@ -271,10 +300,10 @@ class Hooks(Section, frozen=True):
         float, Meta(ge=1.0, le=3600.0, description="a hook that takes longer is killed, with all its children")
     ] = 60.0
     per_minute: Annotated[
-        int, Meta(ge=1, le=600, description="most hooks per minute; further hooks are not called")
+        int, Meta(ge=1, le=600, description="maximum number of hooks per minute; further hooks are not called")
     ] = 30
     per_minute_of_owner: Annotated[
-        int, Meta(ge=1, le=600, description="most hooks per minute for the jobs of one owner")
+        int, Meta(ge=1, le=600, description="maximum number of hooks per minute for the jobs of one owner")
     ] = 6
 
 
@@ -352,7 +381,7 @@ def read(path: Path) -> str:
             "  `hangwatch config --sample` prints a file to start from"
         ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); TOML files must be") from None
+        raise ConfigError(f"{path}: is not UTF-8 text (byte {error.start}); TOML files must be UTF-8") from None
 
 
 def parse(text: str, source: str) -> Settings:

@@ -76,7 +76,7 @@ def _unread(members: Iterable[Member]) -> Iterator[str]:
                 recorders.setdefault((fault.reason, library), (fault, []))[1].append(member.id)
         if (refusal := member.recorder.nccl_ras_fault) is not None:
             counts.setdefault((refusal.reason, ""), (refusal, []))[1].append(member.id)
-    for kind, faults in (("sequence numbers", recorders), ("counts of NCCL's own", counts)):
+    for kind, faults in (("sequence numbers", recorders), ("NCCL operation counts", counts)):
         for (reason, library), (fault, ids) in sorted(faults.items())[:_REASONS_LISTED]:
             ranks = elided(name_ranks(sorted(ids, key=RankId.sort_key)), _FOLDED)
             remedy = f"; {fault.remedy}" if fault.remedy else ""
@@ -101,9 +101,9 @@ def odd_groups(groups: Sequence[Group], verdict: Verdict) -> frozenset[str]:
     return frozenset(group.key for group in groups if any(member.id in ids for member in group.members))
 
 
-def mark(verdict: Verdict, ranks: int = 1) -> str:
+def mark(verdict: Verdict) -> str:
     """Return the mark for groups with named ranks, or with ranks to check first if no rank is named."""
-    return f"odd one{'s' if ranks > 1 else ''} out" if verdict.named else "check first"
+    return "named" if verdict.named else "check first"
 
 
 def all_odd(groups: Iterable[Group], odd: frozenset[str]) -> bool:
@@ -170,11 +170,11 @@ def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
         ("GPU utilisation", _range([_percent(member.gpu.utilization_ratio) for member in members], "%")),
         ("NVLink", _range([_megabytes(member.gpu.nvlink_bytes_per_second) for member in members], "MB/s")),
         ("PCIe", _range([_megabytes(member.gpu.pcie_bytes_per_second) for member in members], "MB/s")),
-        ("SM with a kernel", _range([_percent(use.sm_ratio) for use in uses], "%")),
+        ("SMs with a kernel", _range([_percent(use.sm_ratio) for use in uses], "%")),
         ("tensor cores", _range([_percent(use.tensor_ratio) for use in uses], "%")),
-        ("GPU memory's bandwidth", _range([_percent(use.dram_ratio) for use in uses], "%")),
+        ("GPU memory bandwidth", _range([_percent(use.dram_ratio) for use in uses], "%")),
         (
-            "ports of the node",
+            "RDMA ports of the node",
             _range([_megabytes(one.gpu.ports.bytes_per_second) for one in members if one.gpu.ports], "MB/s"),
         ),
     )
@@ -216,13 +216,13 @@ def time_out(incident: Incident) -> str:
         return ""
     if found.at_unix_seconds is None:
         after = duration(found.seconds)
-        return f"will be ended by its collective time-out {after} after it began to wait ({found.source})"
+        return f"will be ended by its collective timeout {after} after it began to wait ({found.source})"
     looked = incident.captures[-1].started_unix_seconds + incident.captures[-1].duration_seconds
     left = found.at_unix_seconds - looked
     if left <= 0:
-        return f"its collective time-out of {duration(found.seconds)} had passed when it was looked at ({found.source})"
+        return f"its collective timeout of {duration(found.seconds)} had passed before this capture ({found.source})"
     at = utc(found.at_unix_seconds)
-    return f"will be ended by its collective time-out in {duration(left)} from this look, at {at} ({found.source})"
+    return f"will be ended by its collective timeout {duration(left)} after this capture, at {at} ({found.source})"
 
 
 def _tally(counts: Counter[str], members: int) -> str:

@@ -173,7 +173,7 @@ def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style, *, tree
     odd = phrases.odd_groups(parts, verdict)
     shown, rest = phrases.shown_groups(parts, odd, _MAX_GROUPS)
     more = [phrases.more_groups(rest)] if rest else []
-    marks = dict.fromkeys(odd, "named" if verdict.named else phrases.mark(verdict))
+    marks = dict.fromkeys(odd, phrases.mark(verdict))
     groups = [line for group in shown for line in _group_lines(group, marks.get(group.key), style)] + more
     lines = _section("Groups, largest first", groups, style)
     if tree:

@@ -246,7 +246,7 @@ def test_why_nccl_said_nothing_stands_in_the_notes(how: str, reason: str, tmp_pa
             job_of_pids([pid]), CaptureRequest(settings=settings, node="here", ask_nccl=True), activity.load()
         )
     notes = phrases.notes(look.grouping)
-    assert any("no counts of NCCL's own of pid" in note and f"({reason})" in note for note in notes), notes
+    assert any("no NCCL operation counts of pid" in note and f"({reason})" in note for note in notes), notes
 
 
 @needs_networks

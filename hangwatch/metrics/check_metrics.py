@@ -18,7 +18,7 @@ def results(snapshot: Snapshot) -> Iterator[Metric]:
     success = gauge("check_success", "1 if the check ran without an internal error", ("check",))
     duration = gauge("check_duration_seconds", "Duration of the last run", ("check",))
     ran = gauge("check_last_run_timestamp_seconds", "Time of the last run", ("check",))
-    faults = gauge("check_faults", "Readings that the check needed and did not get", ("check",))
+    faults = gauge("check_faults", "Readings that the check needed but could not get", ("check",))
     for name, result in snapshot.checks.items():
         verdict = result.verdict
         status.add_metric([name], verdict.status.value)

@@ -28,12 +28,12 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
     waited = gauge("rank_collective_waited_number", "Number of the collective in which the rank waits", of_rank)
     unseen = gauge(
         "rank_collective_unseen_since_timestamp_seconds",
-        "For a rank without a record in the default group: time from which on its recorder is complete, 0 for always",
+        "For a rank without a record in the default group: start of its complete records, 0 if no record was lost",
         (*of_rank, *stance),
     )
     collective = gauge(
         "job_collective_ranks",
-        "Ranks on this node that wait in the collective, or of which it is the newest",
+        "Ranks on this node that wait in this collective, or have it as their newest collective",
         (*JOB, "group", "description", "number", "operation", "waits"),
     )
     since = gauge(
@@ -41,7 +41,7 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
         "Time at which the first waiting rank on this node enqueued its collective, by group",
         (*JOB, "group"),
     )
-    left_out = gauge("job_collective_left_out", "Ranks times groups that have no series because of a limit", JOB)
+    left_out = gauge("job_collective_left_out", "Pairs of rank and group without series because of a limit", JOB)
     for entry, progress in _progress(snapshot):
         name = tuple(entry.job.name.labels.values())
         for reached in progress.reached:

@@ -38,7 +38,7 @@ def readings(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:
     for field, text in (
         ("power_watts", "Power draw, averaged by NVML over one second"),
         ("power_limit_watts", "Enforced power limit"),
-        ("utilization_ratio", "Ratio of the last sample period in which a kernel ran; it is 1 also in a hang"),
+        ("utilization_ratio", "Ratio of the last sample period in which a kernel ran; also 1 in a hang"),
         ("memory_used_bytes", "GPU memory in use"),
         ("memory_total_bytes", "GPU memory"),
         ("sm_clock_hertz", "Clock of the streaming multiprocessors"),

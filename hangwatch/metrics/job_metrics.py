@@ -19,7 +19,7 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     """Yield the identity, state, ranks and GPUs of the jobs on this node, and whether to page."""
     identity = ("launcher", "user", "owner", "world_size", "name", "program", "title")
     info = gauge("job_info", "Jobs on this node; `title` is the name of the job in a page", (*JOB, *identity))
-    state = gauge("job_state", "1 for the present state of the job, 0 for the other states", (*JOB, "state"))
+    state = gauge("job_state", "1 for the current state of the job, 0 for the other states", (*JOB, "state"))
     ranks = gauge("job_ranks", "Ranks of the job that run on this node", JOB)
     absent = gauge("job_absent_ranks", "Ranks of the job that should run on this node but do not", JOB)
     quiet = gauge("job_quiet_seconds", "Time since the job became quiet", JOB)
@@ -104,7 +104,7 @@ def _page(incident: Incident, external_url: str) -> str:
 def crashes(snapshot: Snapshot, now: float, external_url: str) -> Iterator[Metric]:
     """Yield the recent crashes, and the number of crashes since the daemon started."""
     labels = (*JOB, "incident", "confidence", "named", "summary", "url")
-    text = "Jobs of which ranks crashed in the last 15 minutes: the rank that died first, and why"
+    text = "Jobs with ranks that crashed in the last 15 minutes: the rank that died first, and the cause"
     info = gauge("job_crash_info", text, labels)
     for crash in snapshot.crashes:
         if now - crash.found_monotonic_seconds <= CRASH_SHOWN_SECONDS:
@@ -118,7 +118,7 @@ def crashes(snapshot: Snapshot, now: float, external_url: str) -> Iterator[Metri
     yield counter(
         "job_crashes", "Crashes of jobs on this node; each crash of a restarted job counts", snapshot.crash_count
     )
-    text = "Crashes of which the artifacts were not read because too many of the same owner were waiting"
+    text = "Crashes with unread artifacts, because too many crashes of the same owner were waiting"
     yield counter("job_remains_unread", text, snapshot.unread_crash_count)
 
 

@@ -14,7 +14,7 @@ from hangwatch.state.board import DUMP_BUCKETS_SECONDS, Snapshot
 
 def build() -> Metric:
     """Return the version of hangwatch and of its Python."""
-    info = InfoMetricFamily("hangwatch_build", "Version of hangwatch and of the Python that runs it")
+    info = InfoMetricFamily("hangwatch_build", "Version of hangwatch and of its Python")
     info.add_metric([], {"version": __version__, "python": platform.python_version()})
     return info
 
@@ -55,7 +55,7 @@ def tasks(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     """Yield the duration of scans and captures, and the number of jobs that are not monitored."""
     if snapshot.scan_seconds is not None:
         yield single_gauge("scan_seconds", "Duration of the newest scan of /proc", snapshot.scan_seconds)
-    running = gauge("running_seconds", "Time since the present scan or capture began; 0 if none is running", ("beat",))
+    running = gauge("running_seconds", "Time since the current scan or capture began; 0 if none is running", ("beat",))
     for beat in ("scan", "capture"):
         running.add_metric([beat], snapshot.running_seconds(beat, now))
     yield running

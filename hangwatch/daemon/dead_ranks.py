@@ -17,7 +17,7 @@ from hangwatch.state.actions import ReadCrashArtifacts
 log = logging.getLogger(__package__)  # one logger for the whole package: users filter by its name
 
 MOST_DEAD_JOBS = 16  # queued jobs of one owner
-_STEP = "the reading of what its dead ranks left"
+_STEP = "reading the crash artifacts of its dead ranks"
 
 
 class DeadRanks:
@@ -74,7 +74,7 @@ class DeadRanks:
         """
         unread = self._common.board.change(steps.count_unread_crash)
         if unread.bit_count() == 1:  # powers of two: 1, 2, 4, 8, ...
-            what = f"what its dead ranks left is not read: {MOST_DEAD_JOBS} jobs of {job.owner} wait for that"
+            what = f"crash artifacts of its dead ranks are not read: {MOST_DEAD_JOBS} jobs of {job.owner} are waiting"
             log.warning("%s: %s (%s since the start)", job.name.in_log, what, words.count(unread, "job"))
 
     def _read(self, wanted: ReadCrashArtifacts) -> None:
@@ -85,7 +85,7 @@ class DeadRanks:
         verdict = crash.judge(job, found, was_open=wanted.was_open)
         if verdict is None:
             for why in dict.fromkeys(why for left in found for why in left.refused):
-                log.info("%s: its ranks ended, and nothing tells of a crash: %s", job.name.in_log, why)
+                log.info("%s: its ranks ended without signs of a crash: %s", job.name.in_log, why)
             return
         incident = crash.make_incident(job, common.node, found, verdict, common.activities, unix_now=time.time())
         log.warning("%s: %s", job.name.in_log, verdict.message)

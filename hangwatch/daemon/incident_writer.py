@@ -92,16 +92,16 @@ class IncidentWriter:
         last.start()
         last.join(seconds)
         given_up = {wanted.incident.incident_id: wanted.incident for wanted in tuple(self._pending)}
-        why = f"the store did not take it within {seconds:g} s"
+        why = f"the store did not write it within {seconds:g} s"
         if (problem := self._board.snapshot.store_problem) is not None:
             incidents = (entry.incident for entry in self._board.snapshot.jobs.values())
             given_up |= {incident.incident_id: incident for incident in incidents if incident is not None}
             why = problem
         for incident in given_up.values():
-            where = f"incident {incident.incident_id} is given up, not on disk as it was last"
+            where = f"the last state of incident {incident.incident_id} was not written"
             log.error("%s: %s: %s", incident.job.name.in_log, where, why)
         for job, step in self._common.running_steps.open_steps():
-            log.error("%s: what may be an incident is given up: %s did not end within %g s", job, step, seconds)
+            log.error("%s: a possible incident is lost: %s did not end within %g s", job, step, seconds)
 
     def _write_last(self, ends: float) -> None:
         """Write the pending incidents, and the incidents that running captures and reads still produce.
@@ -188,7 +188,7 @@ class IncidentWriter:
         try:
             self._store.add_output(folder.name, name, output)
         except StoreError as error:
-            log.warning("what a hook printed cannot be kept: %s", error)
+            log.warning("the output of a hook cannot be stored: %s", error)
 
     def _tend_store(self) -> None:
         """Open the store. After a failure, try again once a minute. A full disk must not stop monitoring."""
@@ -211,7 +211,7 @@ class IncidentWriter:
     def _log_store_problem(self, problem: str | None) -> None:
         """Record the problem of the store on the board. Log it once, when it changes. None if the store works."""
         if problem is not None and problem != self._board.snapshot.store_problem:
-            log.error("incidents cannot be kept: %s\n  the watch goes on; tried again every minute", problem)
+            log.error("incidents are not stored: %s\n  monitoring continues; the next attempt is in a minute", problem)
         self._board.set(store_problem=problem)
 
     def _prune(self, by_age: int = 0) -> None:

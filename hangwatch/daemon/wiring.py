@@ -150,7 +150,7 @@ class Daemon:
         if self._scanned_at > wanted_at:
             return
         if not self._scanning.acquire(timeout=SCAN_DEADLINE_SECONDS):
-            log.error("a scan of /proc has not come back for %g s: jobs are seen as they were", SCAN_DEADLINE_SECONDS)
+            log.error("no scan of /proc ended within %g s: the list of jobs is not updated", SCAN_DEADLINE_SECONDS)
             return
         try:
             if self._scanned_at > wanted_at:
@@ -193,7 +193,7 @@ class Daemon:
         owners = frozenset(one.owner for one in left_out)
         for one in left_out:
             if one.owner not in self._left_out_owners:
-                log.warning("not watched, since it is beyond the limits of [jobs]: %s", one)
+                log.warning("not monitored: exceeds a limit in [jobs]: %s", one)
         self._left_out_owners = owners
 
     def _log_driver_fault(self, fault: Fault | None) -> None:
@@ -203,14 +203,14 @@ class Daemon:
             return
         self._driver_trouble = trouble
         if fault is not None:
-            log.warning("no GPU readings, so no hang is noticed here: %s. %s", fault.detail, fault.remedy)
+            log.warning("no GPU readings: hangs on this node are not detected: %s. %s", fault.detail, fault.remedy)
         else:
-            log.info("GPU readings are back")
+            log.info("GPU readings work again")
 
     def _on_missed(self, task: str) -> None:
         """Report that a task still runs at its next tick. A late sample is reported by `find_health_problem`."""
         if not self._checking.report_overrun(task) and task != "sample":
-            log.warning("%s has not come back from its last turn", task)
+            log.warning("%s is still running at its next tick", task)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------
 
@@ -287,11 +287,11 @@ class Daemon:
         late = now - self._sampled_at
         limit = max(30.0, BEATS_MISSED * self.settings.gpu.sample_seconds)
         if late > limit:
-            return f"no beat for {late:.0f} s"
+            return f"the sampling task has not run for {late:.0f} s"
         for beat, limit in (("scan", STUCK_SECONDS), ("capture", STUCK_SECONDS + self.settings.capture_seconds)):
             late = snapshot.running_seconds(beat, now)
             if late > limit:
-                return f"a {beat} has not come back for {late:.0f} s"
+                return f"a {beat} has been running for {late:.0f} s"
         return None
 
     def status(self) -> Status:

@@ -131,7 +131,7 @@ def _without_other_users(ranks: list[Rank], tree: Tree) -> tuple[list[Rank], tup
         replace(rank, workers=tuple(worker for worker in rank.workers if _is_own(worker, rank, tree))) for rank in ranks
     ]
     others = sum(len(rank.workers) for rank in ranks) - sum(len(rank.workers) for rank in kept)
-    note = f"processes below its ranks that run as another user are not looked at: {others}"
+    note = f"child processes of its ranks that run as another user are not dumped: {others}"
     return kept, (note,) if others else ()
 
 

@@ -204,10 +204,9 @@ def _rank_number(member: tuple[Process, RankSlot | None]) -> int:
 def _second_claimant(crew: Membership, ranks: set[int], first: _Part) -> Membership:
     shared, pid = words.fold(sorted(first.ranks & ranks)), first.crews[0].members[0][0].id.pid
     if not shared:
-        note = f"says that it is of the same run as pid {pid}; that both are connected to one store is not seen: a job"
-        note += " of its own"
+        note = f"a separate job: it has the run name of pid {pid}, but no connection of both to one store was seen"
     else:
-        note = f"claims ranks {shared} of a run of the same name whose processes live (pid {pid}): a job of its own"
+        note = f"a separate job: another run of the same name has ranks {shared} already (pid {pid})"
     return crew._replace(notes=(note,))
 
 

@@ -267,7 +267,7 @@ def _describe_doubts(environ: Mapping[str, str], names: Sequence[str], most: int
     said = ((name, environ.get(name, "")) for name in names)
     numbers = [(name, value) for name, value in said if value.isascii() and value.isdecimal()]
     return [
-        f"{name} says {words.elided(value, 20)}, which is not believed: at most {most:,}"
+        f"{name} = {words.elided(value, 20)} is ignored: must be at most {most:,}"
         for name, value in numbers
         if len(value.lstrip("0")) > 9 or int(value) > most
     ]

@@ -92,5 +92,5 @@ def _trimmed(crew: Membership, holders: set[int], most: int) -> Membership:
     if len(crew.members) <= most:
         return crew
     first = sorted(range(len(crew.members)), key=lambda at: (crew.members[at][0].id.pid not in holders, at))[:most]
-    note = f"{most} of {len(crew.members):,} ranks on this node are watched: max_ranks_per_job is {most}"
+    note = f"{most} of {len(crew.members):,} ranks on this node are monitored: max_ranks_per_job is {most}"
     return crew._replace(members=[crew.members[at] for at in sorted(first)], notes=(*crew.notes, note))

@@ -158,7 +158,7 @@ def test_a_store_that_cannot_be_written_costs_reports_and_not_the_watch(tmp_path
     state = tmp_path / "taken"
     state.write_text("a file in the place of the folder")
     with RealDaemon(tmp_path / "hw", NO_DRIVER, store={"directory": str(state)}) as daemon:
-        wait_for(lambda: "incidents cannot be kept" in daemon.log, "a word about the store")
+        wait_for(lambda: "incidents are not stored" in daemon.log, "a word about the store")
         assert daemon.samples("hangwatch_store_up") == [({}, 0.0)]
         assert str(state) in str(daemon.status()["store"])
         state.unlink()

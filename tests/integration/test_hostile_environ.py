@@ -73,7 +73,7 @@ def test_what_others_write_into_environments_keeps_no_page_back(fake_driver: Fak
             fake_driver.add("gpu all power_watts 100")
             wait_for(lambda: _value(daemon, "hangwatch_job_page", job_id=node.run_id) == 1, "the page", 90)
             assert peak_bytes(daemon.process.pid) < 128 << 20
-            assert "not watched, since it is beyond the limits" in daemon.log
+            assert "not monitored: exceeds a limit in [jobs]" in daemon.log
 
 
 def test_a_scan_that_does_not_come_back_is_told_as_ill_health(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_scan_that_does_not_come_back_is_told_as_ill_health(tmp_path: Path) ->
     assert daemon.find_health_problem() is None
     now[0] += STUCK_SECONDS + 1
     daemon._sample()  # power is still sampled
-    assert daemon.find_health_problem() == "a scan has not come back for 61 s"
+    assert daemon.find_health_problem() == "a scan has been running for 61 s"
     (tmp_path / "7" / "stat").write_bytes(b"")
     scan.join(30)
     assert daemon.find_health_problem() is None

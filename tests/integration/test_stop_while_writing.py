@@ -95,7 +95,7 @@ def test_hang_that_is_handed_over_late_is_written_or_given_up_by_name(
         assert begun.wait(60)
         keeping.finish(0.2)
         (said,) = caplog.messages
-        assert incident.job.name.in_log in said and "given up: the scan after its capture did not end" in said
+        assert incident.job.name.in_log in said and "is lost: the scan after its capture did not end" in said
         threading.Timer(0.3, go_on.set).start()
         keeping.finish(60.0)
         capture.join(60)
@@ -120,7 +120,7 @@ def test_sigterm_while_crashes_are_read_keeps_them(tmp_path: Path) -> None:
         log = daemon.log
     kept = [path.parent.name for path in (daemon.state / "incidents").glob("*/incident.json")]
     for rank in ranks:
-        given_up = f"job {rank.job_id} " in log and "is given up: the reading of what its dead ranks left" in log
+        given_up = f"job {rank.job_id} " in log and "is lost: reading the crash artifacts of its dead ranks" in log
         assert any(rank.job_id in name for name in kept) or given_up, log
 
 
@@ -135,7 +135,10 @@ def test_incident_that_the_disk_does_not_take_is_given_up_in_time(
         assert time.monotonic() - began < 30.0
         (said,) = caplog.messages
     name = samples.loader_hang().incident_id
-    assert f"incident {name} is given up" in said and "the store did not take it within 0.5 s" in said
+    assert (
+        f"the last state of incident {name} was not written" in said
+        and "the store did not write it within 0.5 s" in said
+    )
 
 
 def test_marker_is_listed_and_explained_to_a_reader(tmp_path: Path) -> None:

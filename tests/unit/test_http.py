@@ -155,8 +155,8 @@ def test_metrics_health_and_status() -> None:
 
 
 def test_an_unhealthy_daemon_says_so() -> None:
-    with server("no beat for 99 s") as port:
-        assert get(port, "/healthz")[:2] == (503, b"no beat for 99 s\n")
+    with server("the sampling task has not run for 99 s") as port:
+        assert get(port, "/healthz")[:2] == (503, b"the sampling task has not run for 99 s\n")
 
 
 def test_without_a_token_no_stack_is_served() -> None:
@@ -270,8 +270,8 @@ def test_health_has_a_port_of_its_own_that_says_nothing_else(pair: dict[str, str
             assert get(health_port, "/healthz")[:2] == (200, b"ok\n")
             for path in ("/", "/metrics", "/status", "/incidents/20260101T000000Z-42/"):
                 assert get(health_port, path)[0] == 404
-    with both_ports("no beat for 99 s") as (_, health_port):
-        assert get(health_port, "/healthz")[:2] == (503, b"no beat for 99 s\n")
+    with both_ports("the sampling task has not run for 99 s") as (_, health_port):
+        assert get(health_port, "/healthz")[:2] == (503, b"the sampling task has not run for 99 s\n")
 
 
 def test_health_is_beside_the_port_that_was_chosen() -> None:

@@ -390,9 +390,7 @@ def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_
     first, second = discovery.find_jobs(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n").jobs
     assert (seats(first), first.notes) == ([(0, None, 132)], ())
     assert seats(second) == [(0, None, 142)]
-    assert second.notes == (
-        "claims ranks 0 of a run of the same name whose processes live (pid 132): a job of its own",
-    )
+    assert second.notes == ("a separate job: another run of the same name has ranks 0 already (pid 132)",)
 
 
 def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path: Path) -> None:
@@ -407,7 +405,7 @@ def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path
     assert seats(mine) == [(2, None, 132), (3, None, 142)]
     assert seats(other) == [(1, None, 152)]
     assert other.notes == (
-        "says that it is of the same run as pid 132; that both are connected to one store is not seen: a job of its own",
+        "a separate job: it has the run name of pid 132, but no connection of both to one store was seen",
     )
     elsewhere = store | {process.id: "10.0.0.9 port 23456" for process in processes if process.id.pid == 152}
     assert len(discovery.find_jobs(processes, endpoints=elsewhere).jobs) == 2
@@ -424,9 +422,7 @@ def test_pods_of_which_none_is_seen_connected_are_jobs_of_their_own(name: str, t
     assert first.job_key != second.job_key
     assert (first.notes, second.notes) == (
         (),
-        (
-            "says that it is of the same run as pid 132; that both are connected to one store is not seen: a job of its own",
-        ),
+        ("a separate job: it has the run name of pid 132, but no connection of both to one store was seen",),
     )
 
 
@@ -729,7 +725,7 @@ def test_what_runs_below_a_rank_as_somebody_else_is_left_out_and_told(tmp_path: 
     """The owner of the job reads its incident, including the stacks of all its processes."""
     (job,) = JobScan(lay_out(_with_users(child), tmp_path)).find(None, "here").jobs
     assert ([worker.id.pid for worker in job.ranks[0].workers], job.uid) == ([12], 1004)
-    assert "processes below its ranks that run as another user are not looked at: 1" in job.notes
+    assert "child processes of its ranks that run as another user are not dumped: 1" in job.notes
 
 
 def test_the_incident_of_a_rank_that_is_a_setuid_program_is_not_its_users_to_read(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_ranks_over_the_limit_of_a_job_are_left_out_and_it_says_so(tmp_path: Pat
     found = look(text, tmp_path, sweep({0: (FIRST_FAKE + 39,)}), max_ranks_per_job=8)
     (job,) = found.jobs
     assert [one.rank for one in job.ranks] == [0, 1, 2, 3, 4, 5, 6, 39]
-    assert "8 of 40 ranks on this node are watched" in job.notes[0]
+    assert "8 of 40 ranks on this node are monitored" in job.notes[0]
     assert found.left_out == (NotMonitored(owner="uid 65534", ranks=32),)
 
 
@@ -99,13 +99,13 @@ def test_a_gpu_that_another_owner_holds_is_not_had_by_saying_so(tmp_path: Path) 
 def test_a_world_that_is_too_large_is_not_believed_and_that_is_said(size: int, tmp_path: Path) -> None:
     (job,) = look(rank(FIRST_FAKE, HOSTILE, 1, 0, size) + rank(5001, HOSTILE, 1, 1, size), tmp_path).jobs
     assert (job.world_size, len(job.ranks)) == (None, 2)
-    assert "WORLD_SIZE says" in job.notes[0] and "not believed: at most 1,048,576" in job.notes[0]
+    assert "WORLD_SIZE = " in job.notes[0] and "is ignored: must be at most 1,048,576" in job.notes[0]
 
 
 def test_a_local_world_that_is_too_large_is_not_believed(tmp_path: Path) -> None:
     (job,) = look(rank(FIRST_FAKE, HOSTILE, 1, 0, 9000, "LOCAL_WORLD_SIZE=5000"), tmp_path).jobs
     assert (job.local_world_size, job.absent_local_ranks) == (None, ())
-    assert "LOCAL_WORLD_SIZE says 5000" in job.notes[0]
+    assert "LOCAL_WORLD_SIZE = 5000" in job.notes[0]
 
 
 def test_a_scan_reads_so_many_of_each_owner_and_gpu_holders_always(tmp_path: Path) -> None:
@@ -203,9 +203,11 @@ def test_a_dead_job_of_an_owner_that_is_one_too_many_is_counted_and_said(
     daemon._do([ReadCrashArtifacts(job=job) for job in jobs])
     daemon._do([ReadCrashArtifacts(job=ended_job(99, "uid 2000").job)])
     assert daemon.board.snapshot.unread_crash_count == 5
-    said = [record.message for record in caplog.records if "is not read" in record.message]
+    said = [record.message for record in caplog.records if "are not read" in record.message]
     assert len(said) == 3  # the 1st, the 2nd and the 4th
-    assert said[0].startswith(f"{jobs[MOST_DEAD_JOBS].name.in_log}: what its dead ranks left is not read: 16 jobs of")
+    assert said[0].startswith(
+        f"{jobs[MOST_DEAD_JOBS].name.in_log}: crash artifacts of its dead ranks are not read: 16 jobs of"
+    )
 
 
 def test_the_share_of_a_job_tells_pods_of_one_user_apart(tmp_path: Path) -> None:

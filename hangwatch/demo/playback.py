@@ -229,7 +229,7 @@ def _judge(scenario: Scenario, planted: int | None, seconds: float, watcher: Wat
 def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdict | None) -> tuple[bool, str]:
     """Return True if the verdict was right, and a sentence about it."""
     named = [one.rank for one in verdict.named] if verdict else []
-    names = f"rank {', '.join(map(str, named))}" if named else "nobody"
+    names = f"rank {', '.join(map(str, named))}" if named else "no rank"
     paged = f"paged and named {names}" if watcher.paged else "did not page"
     if right is Answer.NAMES_PLANTED:
         return watcher.paged and named == [planted], f"hangwatch {paged}; rank {planted} was planted"
@@ -238,7 +238,7 @@ def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdic
         good = watcher.paged and not named and kind == "AllWaiting"
         return good, f"hangwatch {paged} ({kind}); the culprit is on another node"
     if right is Answer.NO_JOB:
-        seen = "took it for a job" if watcher.saw_job else "took it for no job"
+        seen = "listed it as a job" if watcher.saw_job else "did not list it as a job"
         return not watcher.paged and not watcher.saw_job, f"hangwatch {paged} and {seen}; nothing was wrong"
     last = watcher.states[-1] if watcher.states else None
     good = not watcher.paged and last in (JobState.TRAINING, JobState.RECOVERED)

@@ -14,7 +14,7 @@ class Answer(Enum):
     """The right verdict of hangwatch on a scenario."""
 
     NAMES_PLANTED = "a page that names the planted rank"
-    NAMES_NOBODY = "a page that names nobody: all ranks here wait"
+    NAMES_NOBODY = "a page that names no rank: all ranks on this node wait"
     NO_PAGE = "no page, and the job is training again"
     NO_JOB = "no page, and no job either"
 
@@ -39,10 +39,10 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         Scenario("loader", "waits for a loader that reads from stuck storage", "loader", Answer.NAMES_PLANTED),
-        Scenario("lock", "waits for a lock that nobody gives back", "lock", Answer.NAMES_PLANTED),
-        Scenario("spin", "loops in Python for ever", "spin", Answer.NAMES_PLANTED),
+        Scenario("lock", "waits for a lock that another thread never releases", "lock", Answer.NAMES_PLANTED),
+        Scenario("spin", "loops in Python forever", "spin", Answer.NAMES_PLANTED),
         Scenario("stopped", "was stopped by a signal", "stopped", Answer.NAMES_PLANTED),
-        Scenario("exited", "has ended, and the others wait for it", "exited", Answer.NAMES_PLANTED),
+        Scenario("exited", "has ended, and the other ranks wait for it", "exited", Answer.NAMES_PLANTED),
         Scenario(
             "all-waiting",
             "the ranks of another node stay away from the next all_reduce",
@@ -53,7 +53,7 @@ SCENARIOS = {
         ),
         Scenario(
             "checkpoint",
-            "rank 0 writes a checkpoint for 8 s and the others wait (healthy)",
+            "rank 0 writes a checkpoint for 8 s and the other ranks wait (healthy)",
             "checkpoint 8",
             Answer.NO_PAGE,
             target="all",
@@ -67,7 +67,7 @@ SCENARIOS = {
         ),
         Scenario(
             "idle",
-            "a notebook holds a GPU and runs no cell any more (healthy)",
+            "a notebook holds a GPU but no longer runs a cell (healthy)",
             "idle",
             Answer.NO_JOB,
             target="all",

@@ -101,7 +101,7 @@ class SimulatedNode:
         while True:
             words = self._next_event(end - time.monotonic())
             if words is None:
-                raise NodeError(f"the simulated node did not say {event!r} within {deadline_seconds:g} s{self._log()}")
+                raise NodeError(f"no event {event!r} of the simulated node within {deadline_seconds:g} s{self._log()}")
             if words[0] == event:
                 return words[1:]
 

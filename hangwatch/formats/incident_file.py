@@ -411,7 +411,7 @@ def _dumps_remedy(path: Path) -> str:
 def write_remedy(number: int | None) -> str:
     """Return the remedy for an errno of writing an incident."""
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full: free some or lower [store] max_bytes; older incidents are untouched"
+        return "the disk is full: free space or lower [store] max_bytes; older incidents are untouched"
     if number in (errno.EACCES, errno.EPERM):
         return "this user may not write there: set a directory of this user ([store] directory, or -o), or run as root"
     if number == errno.EROFS:

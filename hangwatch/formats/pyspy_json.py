@@ -45,7 +45,7 @@ _COMPLAINTS = (
     _Complaint(
         re.compile(r"python interpreter", re.IGNORECASE),
         "NoInterpreter",
-        remedy="py-spy 0.4 says this also of stacks deeper than 4,096 frames: use pystack or gdb",
+        remedy="py-spy 0.4 also prints this for stacks deeper than 4,096 frames: use pystack or gdb",
     ),
     _Complaint(re.compile(r"failed to get stack trace", re.IGNORECASE), "StackChanged"),
     _Complaint(

@@ -112,7 +112,11 @@ def decode(table: object, kind: type[T], source: str, path: tuple[str, ...] = ()
         keys = (*path, *steps)
         if len(problems) == MOST_PROBLEMS:
             return Decoded(
-                None, (*_in_order(problems), Problem((), f"{source}: more is wrong: fix these {MOST_PROBLEMS} first"))
+                None,
+                (
+                    *_in_order(problems),
+                    Problem((), f"{source}: more errors follow: fix these {MOST_PROBLEMS} first"),
+                ),
             )
         line = line_of(text, keys)
         problems.append(Problem(keys, f"{source}{f':{line}' if line else ''}: {what}", line))

@@ -225,7 +225,7 @@ def _stuck(courses: Mapping[int, _Course]) -> list[Finding]:
         return [_sentence("hung", sorted(missing), f"{_names(sorted(missing))} and others wait for each other")]
     smallest = min(inside.values(), key=lambda step: len(step.group) or len(courses))
     ranks = sorted(rank for rank, step in inside.items() if step == smallest)
-    action = "meet" if smallest.what == "rendezvous" else "talk"
+    action = "connect" if smallest.what == "rendezvous" else "communicate"
     message = f"{_names(ranks)} joined {_step(smallest)}, which does not finish: they cannot {action}"
     return [
         _sentence("cannot_talk", ranks, f"{message} (check the network, links, interface and firewall between them)")

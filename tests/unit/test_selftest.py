@@ -113,7 +113,7 @@ def test_a_rank_that_said_who_it_is_and_no_more_has_not_come() -> None:
 def test_who_cannot_meet_is_said_as_that() -> None:
     found = judged((steps(rank, inside=("rendezvous", ALL)) for rank in ALL), dict.fromkeys(ALL))
     assert found[0].kind == "cannot_talk"
-    assert "cannot meet" in found[0].message
+    assert "cannot connect" in found[0].message
 
 
 def test_without_torch_nothing_else_is_said() -> None:

@@ -387,8 +387,8 @@ MAY_NOT = "this user may not write there: set a directory of this user ([store] 
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "the disk is full: free some or lower [store] max_bytes; older incidents are untouched"),
-        (errno.EDQUOT, "the disk is full: free some or lower [store] max_bytes; older incidents are untouched"),
+        (errno.ENOSPC, "the disk is full: free space or lower [store] max_bytes; older incidents are untouched"),
+        (errno.EDQUOT, "the disk is full: free space or lower [store] max_bytes; older incidents are untouched"),
         (errno.EACCES, MAY_NOT),
         (errno.EPERM, MAY_NOT),
         (errno.EROFS, "the file system is read-only: set [store] directory (under systemd: StateDirectory=hangwatch)"),

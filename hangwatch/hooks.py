@@ -81,7 +81,7 @@ def zero_counts(settings: Settings) -> dict[tuple[str, str], int]:
 
 
 def refuse_unusable(settings: Settings, source: str) -> None:
-    """Raise ConfigError if a hook has a bad placeholder, or a missing program or one that other users can change."""
+    """Raise ConfigError if a hook has a bad placeholder, or if its program is missing or other users can change it."""
     problems: list[str] = []
     for key in _KEYS:
         command: tuple[str, ...] = getattr(settings, key)

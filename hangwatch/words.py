@@ -39,7 +39,7 @@ def plain_word(text: str) -> str:
 def describe_job(job: Job) -> str:
     """Return a job as text for a page: `llama-70b of user ada (Slurm job 4711, train.py)`.
 
-    The names that the user chose come first, then the owner by the kernel. The job id is omitted if the owner
+    The names that the user chose come first, then the owner that the kernel reports. The job id is omitted if the owner
     contains it.
     """
     name, user = plain_word(job.job_name), plain_word(job.user or "")

@@ -27,7 +27,7 @@ class RunningSteps:
         self._open.append((job, step))
 
     def end(self, job: str, step: str) -> None:
-        """Remove the step: its incident was handed to the store, or it produced none."""
+        """Remove a step that has handed its incident to the store or produced none."""
         self._open.remove((job, step))
 
     @contextmanager

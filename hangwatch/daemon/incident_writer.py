@@ -77,7 +77,7 @@ class IncidentWriter:
         beats.run_every(PRUNE_SECONDS, "store", "prune", self._prune, PRUNED_BY_AGE)
 
     def save(self, wanted: SaveIncident) -> None:
-        """Queue an incident to be written after the incidents in the queue."""
+        """Append an incident to the queue of incidents to write."""
         self._unmarked.append(wanted)
         self._pending.append(wanted)
         self._common.schedule.run_once("store", self._write_pending)
@@ -209,7 +209,7 @@ class IncidentWriter:
                 self.save(SaveIncident(incident=entry.incident))
 
     def _log_store_problem(self, problem: str | None) -> None:
-        """Record the problem of the store on the board. Log it once, when it changes. None if the store works."""
+        """Record the store's problem on the board, and log it if it changed. None if the store works."""
         if problem is not None and problem != self._board.snapshot.store_problem:
             log.error("incidents are not stored: %s\n  monitoring continues; the next attempt is in a minute", problem)
         self._board.set(store_problem=problem)

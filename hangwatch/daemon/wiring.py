@@ -197,7 +197,7 @@ class Daemon:
         self._left_out_owners = owners
 
     def _log_driver_fault(self, fault: Fault | None) -> None:
-        """Log the loss of the driver once, and its return once. Tasks that need no GPU continue."""
+        """Log once that the driver failed, and once that it works again. Tasks that need no GPU continue."""
         trouble = f"{fault.reason}: {fault.detail}" if fault else None
         if trouble == self._driver_trouble:
             return

@@ -172,7 +172,7 @@ class Watcher:
         return entry
 
     def follow(self, seconds: float) -> None:
-        """Report events for `seconds` seconds."""
+        """Report events for `seconds`."""
         wait_until(lambda: self.look() is None and False, seconds)
 
     def is_in(self, *states: JobState) -> bool:

@@ -38,13 +38,13 @@ class Membership(NamedTuple):
 
     @property
     def processes(self) -> list[Process]:
-        """Its ranks, or its launcher if it has no ranks."""
+        """The job's ranks, or its launcher if it has no ranks."""
         launcher = [self.launcher_process] if self.launcher_process is not None else []
         return [process for process, _ in self.members] or launcher
 
     @property
     def began_ticks(self) -> int:
-        """The start time of its first rank, else of its launcher, in ticks since boot."""
+        """The start time of the job's first rank, else of its launcher, in ticks since boot."""
         return min(process.id.start_ticks for process in self.processes)
 
 
@@ -116,7 +116,7 @@ def claim_order(crew: Membership, samples: Sequence[GpuSample], endpoints: Mappi
 
 
 def holds_gpu(crew: Membership, samples: Sequence[GpuSample]) -> bool:
-    """True if the driver lists one of its ranks."""
+    """True if the driver lists one of the job's ranks on a GPU."""
     return any(process.id.pid in gpu.pids for gpu in samples for process, _ in crew.members)
 
 

@@ -1,4 +1,4 @@
-"""The owner of a process by the kernel: a user can write its environment, but not its control group. Pure.
+"""The owner of a process, as the kernel reports it. A user can write an environment, but not a control group. Pure.
 
 The owner is the Slurm job, else the Kubernetes pod, both by the path of the control group. Without these, it is the
 real user id on the host. `tables/cgroups` reads the paths.

@@ -50,7 +50,7 @@ class Tree:
         return self._children.get(process.id.pid, ())
 
     def with_ancestors(self, pids: Iterable[int]) -> set[int]:
-        """Return the pids that are still running, and the pids of all their ancestors. Each process is visited once."""
+        """Return those of `pids` that still run, and the pids of all their ancestors. Each process is visited once."""
         found: set[int] = set()
         for pid in pids:
             process = self.get(pid)

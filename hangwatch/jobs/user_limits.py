@@ -22,7 +22,7 @@ OTHERS = "others"
 def apply_limits(
     crews: Sequence[Membership], tree: Tree, samples: Sequence[GpuSample], limits: config.Jobs
 ) -> tuple[list[Membership], tuple[NotMonitored, ...]]:
-    """Return the jobs to monitor, each cut to `max_ranks_per_job` ranks, and what is not monitored of each owner."""
+    """Return the jobs to monitor, each cut to `max_ranks_per_job` ranks, and the counts of the rest by owner."""
     holders = _holders(tree, samples)
     trimmed = [_trimmed(crew, holders, limits.max_ranks_per_job) for crew in crews]
     jobs, ranks = Counter[str](), Counter[str]()
@@ -61,7 +61,7 @@ def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
 
 
 def _chosen(crews: Sequence[Membership], holders: set[int], limits: config.Jobs) -> set[int]:
-    """Return the indices of the jobs to monitor: the first jobs of each owner, by taking turns between owners."""
+    """Return the indices of the jobs to monitor. Owners take turns, and each owner's first jobs come first."""
     order = sorted(range(len(crews)), key=lambda place: _precedence(crews[place], holders))
     jobs, ranks = Counter[object](), Counter[object]()
     turns = []

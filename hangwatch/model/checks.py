@@ -1,4 +1,4 @@
-"""Checks: checks -> board -> metrics, cli."""
+"""Values for results of checks, which `checks` makes for the board, `metrics` and `cli`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs, and the traffic of their links: probes.gpu -> daemon, stacks.link_traffic."""
+"""Values for GPUs and the traffic of their links, which `probes.gpu` reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups, and data of flight recorders about them: stacks.grouping, collectives -> verdict, fleet.merge."""
+"""Values for groups of ranks, which `stacks.grouping` and `collectives` make for `verdict` and `fleet.merge`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class StackFacts(Value, frozen=True):
 
 
 class KernelFacts(Value, frozen=True):
-    """State of a rank's process by the kernel, and the system call of its main thread.
+    """State of a rank's process in the kernel, and the system call of its main thread.
 
     `state` is the letter that /proc/PID/stat showed in every round; if the rounds differ, the last one that is not `D`.
     `wchan` is that of the round of the stack that is shown. `receives`: in the last round the main thread was in a call
@@ -219,13 +219,13 @@ class Group(Value, frozen=True):
 
     @property
     def holds_gil(self) -> bool:
-        """True if at least half of its ranks hold the GIL."""
+        """True if at least half of the group's ranks hold the GIL."""
         owners = sum(member.stack.owns_gil is True for member in self.members)
         return owners > 0 and owners * 2 >= self.size
 
     @property
     def runs_python(self) -> bool:
-        """True if it runs Python code that no rule matches. Its ranks hold the GIL, so they wait for nothing."""
+        """True if the group runs Python code that no rule matches. Its ranks hold the GIL, so they wait for nothing."""
         return self.waits_for == "unknown" and self.holds_gil
 
 

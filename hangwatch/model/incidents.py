@@ -1,4 +1,4 @@
-"""Incidents: daemon -> store, report, metrics."""
+"""Values for incidents, which `daemon` makes for `store`, `report` and `metrics`."""
 
 from __future__ import annotations
 

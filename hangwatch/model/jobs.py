@@ -1,4 +1,4 @@
-"""Processes and jobs: probes.process -> jobs."""
+"""Values for processes and jobs, which `probes.process` and `jobs` make."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Waiting(Value, frozen=True):
 
     @property
     def is_for_nodes(self) -> bool:
-        """True if its settings ask for more than one node."""
+        """True if the launcher's settings ask for more than one node."""
         return self.nodes not in ("", "1", "1:1")
 
 
@@ -166,15 +166,15 @@ class Job(Value, frozen=True):
     """All ranks of one job on this node. A job without ranks has only its launcher (`launcher_id`, `waiting`).
 
     Identity: `job_id` is a name for people, which the job's user chose. `job_key` is equal on all nodes of the job,
-    and no other user can make an equal one. It is a checksum of that name, the owner by the kernel, the address at
-    which the ranks meet, and, for a job on one node only, the node. `job_name` is the user's name for the job, from
+    and no other user can make an equal one. It is a checksum of that name, the owner, the address at which
+    the ranks meet, and, for a job on one node only, the node. `job_name` is the user's name for the job, from
     a scheduler or an operator (Slurm's job name, the PyTorchJob). `program` is the script that its ranks run. Both
     are bounded, of plain characters, and used only as words in messages.
 
-    Owner: `owner` is the owner by the kernel, `user` the name in the environment. `uid` is the user id of all ranks
-    on this node. It is None if they differ, if a rank is a setuid program, or in a pod, where user ids are not
-    those of the node. `share` is the key of the per-user limits: the owner, and the pod or container if the owner
-    alone is too coarse.
+    Owner: the kernel reports `owner`; `user` is the name in the environment. `uid` is the user id of all ranks on
+    this node. It is None if they differ, if a rank is a setuid program, or in a pod, where user ids are not those
+    of the node. `share` is the key of the per-user limits: the owner, and the pod or container if the owner alone
+    is too coarse.
 
     Ranks: `more_launcher_ids` are the launchers of its other pods or containers on this node. `holds_gpu`: the
     driver lists one of its ranks. `absent_local_ranks` should be on this node and have no process: [first, last] of
@@ -206,7 +206,7 @@ class Job(Value, frozen=True):
 
     @property
     def launcher_ids(self) -> tuple[ProcessId, ...]:
-        """The launchers of its ranks on this node: one, none, or one in each of its pods or containers."""
+        """The launchers of the job's ranks on this node: one, none, or one in each of its pods or containers."""
         return (() if self.launcher_id is None else (self.launcher_id,)) + self.more_launcher_ids
 
     @property
@@ -220,7 +220,7 @@ class Job(Value, frozen=True):
         return self.job_key or self.job_id
 
     def is_called(self, wanted: str) -> bool:
-        """True if `wanted` is its key, its id, or the name that its user gave it."""
+        """True if `wanted` is the job's key, its id, or the name that its user gave it."""
         return bool(wanted) and wanted in (self.key, self.job_id, self.job_name)
 
     @property
@@ -235,7 +235,7 @@ class Job(Value, frozen=True):
 
     @property
     def pids(self) -> frozenset[int]:
-        """The pids of its ranks and of their workers."""
+        """The pids of the job's ranks and of their workers."""
         ids = [process for rank in self.ranks for process in (rank.id, *(worker.id for worker in rank.workers))]
         return frozenset(process.pid for process in ids)
 
@@ -246,12 +246,12 @@ class Job(Value, frozen=True):
 
     @property
     def ranks_here(self) -> int:
-        """Number of ranks that it should have on this node, including those without a process."""
+        """Number of ranks that the job should have on this node, including those without a process."""
         return len(self.ranks) + sum(last + 1 - first for first, last in self.absent_local_ranks)
 
     @property
     def is_elsewhere_too(self) -> bool:
-        """True if it has ranks on other nodes. False if its world size is not known."""
+        """True if the job has ranks on other nodes. False if its world size is not known."""
         return (self.world_size or 0) > max(len(self.ranks), self.local_world_size or 0)
 
 

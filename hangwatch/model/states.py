@@ -1,4 +1,4 @@
-"""States of a job (detector -> daemon), and measured behaviour of a rank (stacks.progress)."""
+"""States of a job, which `detector` sets, and measured behaviour of a rank, which `stacks.progress` finds."""
 
 from __future__ import annotations
 

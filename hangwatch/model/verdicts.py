@@ -1,4 +1,4 @@
-"""Verdicts: verdict -> state, report."""
+"""Values for verdicts, which `verdict` makes for `state` and `report`."""
 
 from __future__ import annotations
 

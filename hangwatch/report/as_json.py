@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 
 class JobHead(Value, frozen=True):
-    """The job of an answer. `job_key` is equal on all nodes. `owner` is the owner by the kernel. `user` may be null."""
+    """The job of an answer. `job_key` is equal on all nodes. `owner` is reported by the kernel. `user` may be null."""
 
     job_id: str
     job_key: str

@@ -117,7 +117,7 @@ def _local_lines(frame: Frame) -> Iterator[str]:
 
 
 def file_name(rank: RankId) -> str:
-    """Return `rank7.txt`. If the rank is unknown, the name has the local rank or the pid."""
+    """Return a rank's file name: `rank7.txt`. If the rank is unknown, the name has the local rank or the pid."""
     if rank.rank is not None:
         return f"rank{rank.rank}.txt"
     return f"local-rank{rank.local_rank}.txt" if rank.local_rank is not None else f"pid{rank.pid}.txt"

@@ -95,7 +95,7 @@ def group_ids(group: Group) -> list[RankId]:
 
 
 def odd_groups(groups: Sequence[Group], verdict: Verdict) -> frozenset[str]:
-    """Return the keys of the groups with a named rank. If no rank is named: with a rank to check first."""
+    """Return the keys of the groups with a named rank, or with a rank to check first if no rank is named."""
     ranks = verdict.named or verdict.first_look
     ids = {RankId(**{name: getattr(rank, name) for name in RankId.__struct_fields__}) for rank in ranks}
     return frozenset(group.key for group in groups if any(member.id in ids for member in group.members))

@@ -199,7 +199,7 @@ def _not_started(silent: Sequence[int], exits: Mapping[int, int | None]) -> Find
 
 
 def _stuck(courses: Mapping[int, _Course]) -> list[Finding]:
-    """Find ranks that have not joined a step in which other ranks wait, and that wait in no such step themselves.
+    """Find ranks that have not joined a step in which other ranks wait, and that do not wait themselves.
 
     If there are none, find ranks that are stuck in a step without other ranks.
     """

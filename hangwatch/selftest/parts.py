@@ -1,4 +1,4 @@
-"""A self-test over nodes: assigns ranks to nodes, and joins the results of the nodes. Pure."""
+"""The parts of a self-test over nodes: assignment of ranks to nodes, and the joined result. Pure."""
 
 from __future__ import annotations
 

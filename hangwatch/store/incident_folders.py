@@ -345,7 +345,7 @@ class Store:
 
 
 def _owner(job: Job) -> str:
-    """Return the owner of an incident by the kernel: the uid on this node, else the key of the per-user limits."""
+    """Return the owner of an incident: the uid on this node, else the key of the per-user limits."""
     uid = reader_uid(job.uid)
     return job.share or job.owner if uid is None else f"uid {uid}"
 

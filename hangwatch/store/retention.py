@@ -16,7 +16,7 @@ _OPEN_OF_ONE = 2  # the open incidents of one owner may displace others from 1/2
 
 
 class Stored(NamedTuple):
-    """An incident of the store, with its owner by the kernel. `crash_of` is the owner of a crash, None for a hang."""
+    """An incident of the store, and its owner. `crash_of` is the owner of a crash, None for a hang."""
 
     name: str
     owner: str

@@ -1,4 +1,6 @@
-"""Read access to a shared store: the owner of a job by the kernel, and a group, may read the job's incidents.
+"""Read access to a shared store: the owner of a job, and a group, may read the job's incidents.
+
+The kernel reports the owner.
 
 Only root can list all incidents. A folder for each owner lists the incidents that this owner may read.
 """

@@ -258,17 +258,17 @@ def _kilobytes(bytes_per_second: float | None) -> float | None:
     return None if bytes_per_second is None else bytes_per_second / 1000
 
 
-def details(found: ProcessDetails) -> Iterator[str]:
+def details(process: ProcessDetails) -> Iterator[str]:
     """Yield the process details that psutil read, a line for each kind."""
-    sizes = (("resident", found.resident_bytes), ("shared", found.shared_bytes), ("swapped", found.swap_bytes))
+    sizes = (("resident", process.resident_bytes), ("shared", process.shared_bytes), ("swapped", process.swap_bytes))
     parts = [f"{size / (1 << 20):,.0f} MiB {name}" for name, size in sizes if size is not None]
-    counts = (("thread", found.threads), ("descriptor", found.descriptors))
+    counts = (("thread", process.threads), ("descriptor", process.descriptors))
     parts += [count(number, noun) for noun, number in counts if number is not None]
-    parts += [] if found.niceness is None else [f"niceness {found.niceness}"]
-    parts += [f"on CPUs {found.cpus}"] if found.cpus else []
+    parts += [] if process.niceness is None else [f"niceness {process.niceness}"]
+    parts += [f"on CPUs {process.cpus}"] if process.cpus else []
     if parts:
         yield ", ".join(parts)
-    for name, listed in (("files", found.files), ("connections", found.connections), ("children", found.children)):
+    for name, listed in (("files", process.files), ("connections", process.connections), ("children", process.children)):
         if listed:
             yield f"{name}: {'; '.join(listed)}"
 

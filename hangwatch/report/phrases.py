@@ -268,8 +268,8 @@ def details(process: ProcessDetails) -> Iterator[str]:
     parts += [f"on CPUs {process.cpus}"] if process.cpus else []
     if parts:
         yield ", ".join(parts)
-    for name, listed in (("files", process.files), ("connections", process.connections), ("children", process.children)):
-        if listed:
+    for name in ("files", "connections", "children"):
+        if listed := getattr(process, name):
             yield f"{name}: {'; '.join(listed)}"
 
 

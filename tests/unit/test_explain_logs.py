@@ -524,7 +524,7 @@ def test_lines_of_dmesg_are_evidence(prefix: str, when: str) -> None:
     assert (heard.matched.name, heard.matched.subject, heard.when) == ("segfault", "4711", when)
     verdict = complete(None, kernel_text.supplement(found.kernel, []))
     assert verdict.kind == "LogsOnly" and not verdict.named and not verdict.first_look
-    assert "segfault at 0" in verdict.message and "touched memory that is not its own" in verdict.message
+    assert "segfault at 0" in verdict.message and "accessed memory that is not its own" in verdict.message
 
 
 def test_a_line_of_the_kernel_about_a_rank_whose_stack_is_there_tells_it() -> None:

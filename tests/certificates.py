@@ -20,7 +20,7 @@ class Pair(NamedTuple):
 
 
 def make_authority(folder: Path, name: str) -> Pair:
-    """Make a self-signed authority; `name` is the stem of its files in `folder`."""
+    """Make a self-signed authority. Write it to `name`.pem and `name`-key.pem."""
     pair = Pair(folder / f"{name}.pem", folder / f"{name}-key.pem")
     _openssl(
         "req", "-x509", *EC, "-subj", f"/CN={name}", "-keyout", str(pair.key), "-out", str(pair.certificate),
@@ -30,7 +30,7 @@ def make_authority(folder: Path, name: str) -> Pair:
 
 
 def make_certificate(by: Pair, folder: Path, name: str, alternative: str) -> Pair:
-    """Make a certificate signed by `by`, with these subject alternative names: "DNS:a,IP:127.0.0.1"."""
+    """Make a certificate signed by `by`. `alternative` holds its subject alternative names: "DNS:a,IP:127.0.0.1"."""
     pair = Pair(folder / f"{name}.pem", folder / f"{name}-key.pem")
     _openssl(
         "req", "-x509", *EC, "-subj", f"/CN={name}", "-keyout", str(pair.key), "-out", str(pair.certificate),

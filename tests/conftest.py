@@ -1,4 +1,9 @@
-"""Fixtures and hooks of all tests: in CI no test may skip; goldens; deadlines instead of sleeps."""
+"""Fixtures and hooks of all tests.
+
+* In CI no test may skip.
+* Golden files are compared, or rewritten by `make golden`.
+* A test waits for a condition under a deadline; it does not sleep.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +28,7 @@ T = TypeVar("T")
 SHARED_MACHINE = 2.0
 DATA = Path(__file__).parent / "data"
 
-# Files with tests that share something expensive. The tests of test_torchrun also need their order.
-# order.
+# Files whose tests share something expensive. The tests of test_torchrun also need their order.
 TOGETHER = (
     "deploy/test_container.py",
     "deploy/test_grafana.py",
@@ -39,7 +43,7 @@ TOGETHER = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Give each test to the next free worker. Each file of `TOGETHER` goes to one worker as a whole, and goes first."""
+    """Give each test to the next free worker. A file of `TOGETHER` goes to one worker as a whole and runs first."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -57,7 +61,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
-    """In CI a skip is a failure: .ci/run must install the missing program."""
+    """Turn a skip into a failure in CI: .ci/run must install the missing program."""
     outcome = yield
     report = outcome.get_result()
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("HANGWATCH_NOTHING_MAY_SKIP"):
@@ -66,10 +70,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
 
 
 def wait_for(probe: Callable[[], T], what: str, deadline_seconds: float = 60.0) -> T:
-    """Call `probe` until it returns a true value; fail with `what` when the deadline passes.
+    """Call `probe` until it returns a true value. Fail with `what` when the deadline passes.
 
-    The pause between calls grows to 0.1 s: a probe may be a scrape. The machine is shared with other tests, therefore
-    the deadline is twice `deadline_seconds`.
+    The pause between calls grows to 0.1 s, because a probe may be a scrape. Other tests share the machine: the
+    deadline is twice `deadline_seconds`.
     """
     deadline_seconds *= SHARED_MACHINE
     end = time.monotonic() + deadline_seconds
@@ -85,7 +89,10 @@ def wait_for(probe: Callable[[], T], what: str, deadline_seconds: float = 60.0) 
 
 
 def obeys_ctrl_c() -> None:
-    """Restore SIGINT (before exec): a program that a shell starts with `&` ignores it, and so do all its children."""
+    """Restore the default action of SIGINT in a child, before exec.
+
+    A program that a shell starts with `&` ignores SIGINT, and so do all its children.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

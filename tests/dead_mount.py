@@ -1,4 +1,4 @@
-"""FUSE file systems that never respond or stop responding. Needs root and /dev/fuse."""
+"""FUSE file systems that never respond or that stop responding. They need root and /dev/fuse."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SERVER = Path(__file__).with_name("fuse_server.py")
 
 @contextmanager
 def dead_mount(folder: Path) -> Iterator[Path]:
-    """Mount a file system on `folder` which blocks every caller until it is unmounted.
+    """Mount a file system on `folder` that blocks every caller until it is unmounted.
 
-    The kernel sends each request to the descriptor of /dev/fuse, which no process reads. Closing that descriptor wakes
-    all waiting processes with ENOTCONN.
+    The kernel queues each request at the descriptor of /dev/fuse. No process reads that descriptor. When it is
+    closed, all waiting processes get ENOTCONN.
     """
     with _fuse(folder):
         yield folder
@@ -30,9 +30,10 @@ def dead_mount(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def dying_mount(folder: Path, files: dict[str, Path]) -> Iterator[Callable[[], None]]:
-    """Mount `files` on `folder`. The server stops responding when the yielded function is called.
+    """Mount `files` on `folder`. The server stops responding when the test calls the yielded function.
 
-    A process blocked in a request that the server has read cannot be killed until the file system is unmounted.
+    A process that waits for a request which the server has read cannot be killed until the file system is
+    unmounted.
     """
     with _fuse(folder) as descriptor:
         server = subprocess.Popen(
@@ -40,7 +41,7 @@ def dying_mount(folder: Path, files: dict[str, Path]) -> Iterator[Callable[[], N
             pass_fds=[descriptor],
         )
         try:
-            assert folder.stat().st_ino == 1  # it responds
+            assert folder.stat().st_ino == 1  # the server responds
             yield lambda: server.send_signal(signal.SIGUSR1)
         finally:
             server.kill()

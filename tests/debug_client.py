@@ -1,4 +1,4 @@
-"""A minimal client of the Debug Adapter Protocol: takes a program that waits for a debugger to its next breakpoint."""
+"""A minimal client of the Debug Adapter Protocol: runs a waiting program to its next breakpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def attach_debugger(port: int) -> Iterator[None]:
-    """Attach a debugger on loopback and wait for a breakpoint; see microsoft.github.io/debug-adapter-protocol."""
+    """Attach a debugger on loopback and wait until the program stops at a breakpoint.
+
+    Protocol: microsoft.github.io/debug-adapter-protocol.
+    """
     with socket.create_connection(("127.0.0.1", port), timeout=60) as channel, channel.makefile("rb") as incoming:
 
         def send(number: int, command: str, **arguments: object) -> None:

@@ -26,7 +26,7 @@ NODE, SYS = 40, 50  # nvmlGpuTopologyLevel_t
 
 
 def gpus(count: int, name: str, watts: float, limit_watts: float, memory_gib: int) -> list[str]:
-    """Return the scenario lines that all healthy nodes with `count` GPUs at work have in common."""
+    """Return the scenario lines that are the same on all healthy nodes with `count` busy GPUs."""
     return [
         "driver_version 570.86.15",
         f"gpus {count}",
@@ -71,7 +71,7 @@ def sockets(count: int, addresses: tuple[str, ...]) -> list[str]:
 
 
 def h100(count: int = 8) -> list[str]:
-    """Return a healthy HGX node of H100 at work: 600 W of 700 W per GPU, 18 NVLinks from each GPU to the NVSwitches."""
+    """Return a healthy, busy HGX node of H100: 600 W of 700 W per GPU, 18 NVLinks from each GPU to NVSwitches."""
     return [
         *gpus(count, "NVIDIA H100 80GB HBM3", 600, 700, 80),
         *sockets(count, HGX_ADDRESSES),
@@ -91,7 +91,7 @@ def h100(count: int = 8) -> list[str]:
 
 
 def pcie_box(count: int = 4) -> list[str]:
-    """Return a healthy PCIe node of L40S: no NVLink, no fabric; reads and writes between GPUs are allowed."""
+    """Return a healthy PCIe node of L40S: no NVLink, no fabric. GPUs may read and write each other's memory."""
     return [
         *gpus(count, "NVIDIA L40S", 300, 350, 48),
         *sockets(count, BOX_ADDRESSES),
@@ -105,7 +105,7 @@ def pcie_box(count: int = 4) -> list[str]:
 class FakeDriver:
     """A scenario file, and the environment that makes pynvml load the fake library and read the file.
 
-    `write` replaces the whole scenario atomically. `add` appends lines; the last line that matches a query wins.
+    `write` replaces the whole scenario atomically. `add` appends lines. The last line that matches a query applies.
     """
 
     def __init__(self, library: Path, scenario: Path, lines: Iterable[str]) -> None:
@@ -131,7 +131,7 @@ class FakeDriver:
         self.write([line for line in self.lines if line not in lines])
 
     def vanish(self) -> None:
-        """Make the driver unloaded from now on."""
+        """Unload the driver: from now on every call fails."""
         self.scenario.unlink()
 
 
@@ -156,5 +156,5 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def fake_driver(fake_nvml_library: Path, tmp_path: Path) -> Iterator[FakeDriver]:
-    """A node of 8 healthy H100 until the test changes it."""
+    """A node of 8 healthy H100 GPUs until the test changes the scenario."""
     yield FakeDriver(fake_nvml_library, tmp_path / f"gpus{next(_numbers)}.scenario", h100())

@@ -9,7 +9,7 @@ VERSION = '[ "$1" = --version ] && { echo "py-spy 0.4.9"; exit 0; }'
 
 
 def fake_pyspy(folder: Path, body: str, version: str = VERSION) -> Path:
-    """Write `folder`/py-spy. It responds to `--version` as `version` does and to everything else as `body` does."""
+    """Write `folder`/py-spy. It runs `version` for `--version` and `body` for all other arguments."""
     folder.mkdir(exist_ok=True)
     path = folder / "py-spy"
     path.write_text(f"#!/bin/sh\n{version}\n{body}\n")

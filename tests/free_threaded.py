@@ -3,7 +3,7 @@
 usage: python -m tests.free_threaded PYTHON
 
 Start a Python with a second thread, capture it as a rank, and print both stacks. Exit with 1 if a stack is missing.
-This is not in the test suite because no distribution package that CI installs has such an interpreter.
+The test suite does not run this: no distribution package that CI installs has such an interpreter.
 """
 
 from __future__ import annotations

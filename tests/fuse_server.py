@@ -1,8 +1,8 @@
 """A FUSE server for tests: serves a few files and stops responding on demand, like a client that lost its storage.
 
 Run it as a script with the descriptor of an open /dev/fuse and NAME=PATH for each file. It responds until SIGUSR1.
-After that it reads requests and does not respond: a process blocked in a request that was read cannot be killed. A
-process in a request that the server has not read could be killed. Message layout: linux/fuse.h, see fuse(4).
+After SIGUSR1 it still reads requests but does not respond. A process whose request was read cannot be killed; a
+process whose request was not read can. Message layout: linux/fuse.h, see fuse(4).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_WRITE = 128 << 10
 class Files:
     """A folder of files.
 
-    Node 1 is the folder, node 2 the first file. Nothing is cached except the data in the page cache.
+    Node 1 is the folder, node 2 the first file. Only the page cache caches data.
     """
 
     def __init__(self, files: dict[str, str]) -> None:
@@ -74,7 +74,7 @@ def serve(device: int, files: Files) -> None:
         try:
             request = os.read(device, MAX_WRITE + 8192)
         except OSError as error:
-            if error.errno in (errno.EINTR, errno.ENOENT):  # a request that was interrupted before it was read
+            if error.errno in (errno.EINTR, errno.ENOENT):  # the request was interrupted before the server read it
                 continue
             return
         _, operation, unique, node, *_ = HEADER.unpack_from(request)

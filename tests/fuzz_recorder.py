@@ -1,11 +1,11 @@
-"""Fuzz the reader of flight recorders: changed memory must not crash it or be accepted as nonsense.
+"""Fuzz the reader of flight recorders: changed memory must not crash it or pass as valid records.
 
 usage: python -m tests.fuzz_recorder [--count 1000000] [--seed 1] [--processes 2]
 
-Each memory holds a recorder of some version (`recorder_memory`). Bytes, words, pointers or counts in it are changed,
-one or several at a time, or parts are cut off. The reader must return records or raise UnreadableError, within its
-bounds. Nonsense is what no recorder can hold, see `find_nonsense`. A changed number that is still possible cannot be
-detected.
+Each memory holds a recorder of some version (`recorder_memory`). The fuzzer changes bytes, words, pointers or
+counts in it, one or several at once, or cuts parts off. The reader must return records or raise UnreadableError,
+within its bounds. Nonsense is data that no recorder can hold, see `find_nonsense`. The reader cannot detect a
+changed number that is still possible.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NUMBERS = (
 
 
 class Seed:
-    """An intact memory, and the positions of its recorder, its records and everything else."""
+    """An intact memory, and the addresses of its recorder, its records and its other data."""
 
     def __init__(self, layout: Layout, records: int, capacity: int, epoch: int = 0) -> None:
         self.layout, self.memory = layout, Memory()
@@ -85,7 +85,7 @@ def seeds() -> list[Seed]:
 def mutate(seed: Seed, chance: random.Random) -> Memory:
     """Return a changed copy of the memory.
 
-    Half of the changes hit the recorder object, which points to everything else.
+    Half of the changes hit the recorder object, which points to all other data.
     """
     memory = seed.memory.copy()
     first, end = memory.range
@@ -114,7 +114,7 @@ def mutate(seed: Seed, chance: random.Random) -> Memory:
 
 
 class BoundedMemory:
-    """A reader of a memory that counts the requests and may lose the end of the memory."""
+    """A reader of a memory. It counts the requested bytes; addresses from `cut` on return no data."""
 
     def __init__(self, memory: Memory, cut: int | None) -> None:
         self._memory, self._cut, self.bytes = memory, cut, 0
@@ -128,7 +128,7 @@ class BoundedMemory:
 
 
 def find_nonsense(found_records: RankRecords, newest: int | None = None) -> str:
-    """Describe what in these records no recorder can hold; empty if everything is possible."""
+    """Return the names of the rules that these records break; empty if a recorder can hold them."""
     records, groups = found_records.records, {group.group_id for group in found_records.groups}
     ids, all_ids = [record.id for record in records], range(found_records.oldest_id, found_records.next_id)
     rules = {
@@ -171,7 +171,7 @@ def find_nonsense(found_records: RankRecords, newest: int | None = None) -> str:
 
 
 def fuzz(count: int, seed: int) -> Counter[str]:
-    """Count the answers; "NONSENSE ..." and "CRASH ..." are findings."""
+    """Count the outcomes of `count` reads. The outcomes "NONSENSE ..." and "CRASH ..." are findings."""
     chance, all_seeds, answers = random.Random(seed), seeds(), Counter[str]()
     for number in range(count):
         whole = chance.choice(all_seeds)
@@ -181,14 +181,14 @@ def fuzz(count: int, seed: int) -> Counter[str]:
         layout = whole.layout if chance.random() < 0.9 else chance.choice(all_seeds).layout
         newest, library = chance.choice((None, None, 0, 2)), chance.choice(("nccl", "gloo"))
         try:
-            found = decode.read(  # a memory that does not change gives the same answer at each try
+            found = decode.read(  # this memory does not change, so every try reads the same
                 reader, whole.address, layout, library, time.time, newest=newest, tries=1
             )
             wrong = find_nonsense(found, newest)
             answers[f"NONSENSE {wrong} (seed {seed}, memory {number})" if wrong else "records"] += 1
         except UnreadableError as error:
             answers[error.reason] += 1
-        except Exception as error:  # every other exception is the finding
+        except Exception as error:  # any other exception is a finding
             answers[f"CRASH {type(error).__name__}: {error} (seed {seed}, memory {number})"] += 1
         if reader.bytes > memory_image.MOST_BYTES + (1 << 20):
             answers[f"NONSENSE {reader.bytes:,} bytes read (seed {seed}, memory {number})"] += 1

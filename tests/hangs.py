@@ -1,4 +1,4 @@
-"""The known hangs and look-alikes of tests/data/hangs.toml, as the dumps that the rules judge."""
+"""The known hangs and healthy look-alikes of tests/data/hangs.toml, as the dumps that the verdict rules receive."""
 
 from __future__ import annotations
 

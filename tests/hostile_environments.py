@@ -1,4 +1,4 @@
-"""Attacks that any user of a node can make with environments alone: sleeping processes with arbitrary variables."""
+"""Attacks through environments: any user of a node can start sleeping processes with arbitrary variables."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _STACK_BYTES = 64 << 20  # execve(2) allows a quarter of it for arguments and en
 
 
 def large_environments(count: int) -> list[dict[str, str]]:
-    """Return environments of 3 MB, all of it under names that start like those of NCCL."""
+    """Return environments of 3 MB each. All variable names start like those of NCCL."""
     words = {f"NCCL_NOISE_{number}": "x" * 100_000 for number in range(10 * MEGABYTES_OF_NCCL)}
     return [{**rank_variables(rank, count, port=29400), **words} for rank in range(count)]
 
 
 def claim_world(size: int, gpus: str) -> list[dict[str, str]]:
-    """Return the environments of two ranks of a world of `size`; both claim these GPUs."""
+    """Return the environments of two ranks of a job with `size` ranks. Both claim the GPUs `gpus`."""
     return [rank_variables(rank, size, port=29401) | {"CUDA_VISIBLE_DEVICES": gpus} for rank in range(2)]
 
 
 def claim_jobs(count: int) -> list[dict[str, str]]:
-    """Return one environment for each of `count` jobs, which claims that 1,023 more ranks are on this node."""
+    """Return `count` environments, one per job. Each claims that 1,023 more ranks are on this node."""
     return [rank_variables(0, 4096, port=30000 + number) | {"LOCAL_WORLD_SIZE": "1024"} for number in range(count)]
 
 
@@ -43,7 +43,7 @@ def rank_variables(rank: int, size: int, *, port: int) -> dict[str, str]:
 
 
 class Crowd:
-    """Sleeping processes called `python`, one per environment; as user `nobody` if the test runs as root.
+    """Sleeping processes called `python`, one per environment. They run as user `nobody` if the test runs as root.
 
     All of them are ended at the end of `with`.
     """

@@ -1,4 +1,4 @@
-"""Processes blocked by a file system that does not respond; any user can make them. Their memory map is locked."""
+"""Processes whose memory map stays locked because a file system does not respond. Any user can make such processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
 
-# Arguments of each: the file, the number of the file page that this process uses, the user.
+# Arguments of each program: the file, the number of the file page that the process uses, the user id.
 _BEGIN = """
 import ctypes, os, sys, threading, time
 path, number, uid = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -29,8 +29,8 @@ os.setresuid(uid, uid, uid)
 print("ready", flush=True)
 sys.stdin.readline()
 """
-# A page of the file is written, then another mapping replaces it: the kernel first writes the page back
-# with mmap_lock held (fuse_vma_close of fs/fuse/file.c).
+# The process writes a page of the file and replaces it by another mapping. The kernel first writes the page back
+# and holds mmap_lock meanwhile (fuse_vma_close of fs/fuse/file.c).
 _LOCKED = f"""
 {_BEGIN}
 page = libc.mmap(None, 4096, 3, 1, file, 4096 * number)
@@ -39,7 +39,8 @@ ctypes.memset(page, 65, 4096)
 libc.mmap(page, 4096, 3, 0x32, -1, 0)
 sys.stdin.readline()
 """
-# The array is mapped again while the main thread waits. The kernel has a copy of it; a reader of it faults on the file.
+# While the main thread waits in poll(2), a second thread maps the file over the array. The kernel polls with its
+# copy; reading the array faults on the file.
 _POLLS = f"""
 {_BEGIN}
 array = libc.mmap(None, 4096, 3, 0x22, -1, 0)
@@ -58,7 +59,7 @@ libc.poll(array, 4, -1)
 
 @contextlib.contextmanager
 def locked(folder: Path, uid: int, count: int = 1) -> Iterator[list[int]]:
-    """Yield pids of `count` Python processes of this user with locked memory until the end of `with`. Needs root."""
+    """Start `count` Python processes of user `uid` with locked memory; yield their pids. Needs root."""
     with _kept(_LOCKED, folder, uid, count) as children:
         for child in children:
             wait_for(lambda pid=child.pid: targets.state(pid) == "D", "a locked process")
@@ -67,7 +68,7 @@ def locked(folder: Path, uid: int, count: int = 1) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def polling(folder: Path, uid: int, count: int) -> Iterator[list[int]]:
-    """Yield the pids of `count` processes of this user with an unreadable poll array until the end of `with`.
+    """Start `count` processes of user `uid` that wait in poll(2) with an unreadable array; yield their pids.
 
     Needs root.
     """
@@ -80,9 +81,9 @@ def polling(folder: Path, uid: int, count: int) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _kept(program: str, folder: Path, uid: int, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start `count` processes of a program on one file.
+    """Start `count` processes that run `program` on pages of one file.
 
-    Let them continue once the file system has stopped responding.
+    Make the file system stop responding. Then let the processes continue.
     """
     (folder / "content").write_bytes(bytes(4096 * count))
     environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

@@ -1,6 +1,6 @@
 """The generated tables of docs/measurements.md, each between two marks.
 
-`python -m tests.measurements_page first-hour "make first-hour" < TABLE` replaces a table.
+`python -m tests.measurements_page first-hour "make first-hour" < TABLE` replaces the table `first-hour`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def part(name: str) -> str:
-    """Return the generated text of this name."""
+    """Return the generated text of the table `name`."""
     return re.findall(rf"<!-- {name}: begin -->\n(.*?)<!-- {name}: end -->", PAGE.read_text(), re.DOTALL)[0]
 
 
 def write(name: str, command: str, text: str) -> None:
-    """Replace the generated text of this name, with the command and today's date above it."""
+    """Replace the generated text of the table `name`. Write the command and today's date above it."""
     head = f"<!-- {name}: begin -->\n`{command}`, {datetime.date.today().isoformat()}.\n\n"
     page, places = re.subn(
         rf"<!-- {name}: begin -->.*?(?=<!-- {name}: end -->)", lambda _: head + text, PAGE.read_text(), flags=re.DOTALL

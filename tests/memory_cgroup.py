@@ -1,4 +1,4 @@
-"""A memory control group below that of the test: the kernel's accounting of a process and its children."""
+"""A memory control group below the group of the test: the kernel counts the memory of a process and its children."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MemoryCgroup:
         return int(dict(row.split() for row in rows)["oom_kill"])
 
     def joining(self, *command: str) -> list[str]:
-        """Return a command that runs in this group from its first page on."""
+        """Return a command that runs `command` in this group from its first page on."""
         return ["sh", "-c", f'echo $$ > "{self.folder}/cgroup.procs" && exec "$@"', "sh", *command]
 
 
@@ -49,7 +49,7 @@ def _own() -> Path:
 
 @contextlib.contextmanager
 def memory_cgroup(limit_bytes: int) -> Iterator[MemoryCgroup]:
-    """Make an empty group and remove it at the end. Skip the test if none can be made or limited."""
+    """Make an empty group; remove it at the end. Skip the test if no group can be made or limited."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=_own()))
     except OSError as error:

@@ -1,11 +1,11 @@
-"""Mutation test: change one place of the code at a time and list the changes that no test notices.
+"""Mutation test: change one place of the code, run the tests, and list the changes that no test notices.
 
 usage: python -m tests.mutations [--count 200] [--seed 1] [--only WORDS] [--workers 2]
 
-First the mutants written by hand (`NAMED`), then `--count` others, chosen by `--seed` from all that `mutants` makes of
-the modules of `TESTS`. Each mutant runs in a copy of the tree against the tests of its module until the first test
-fails. `tests/equivalent_mutants.toml` lists mutants that were examined and change nothing that matters, with the
-reason. Exit with 1 if a named mutant survives, or one in ten of the chosen mutants that are not in that list.
+First run the mutants written by hand (`NAMED`). Then run `--count` others: `--seed` draws them from all mutants of
+the modules of `TESTS`. Each mutant runs in a copy of the tree against the tests of its module, up to the first
+failure. `tests/equivalent_mutants.toml` lists mutants that change nothing that matters, with the reason. Exit with
+1 if a named mutant survives, or if one in ten of the drawn mutants outside that list survives.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ else:
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-RUN_SECONDS = 900.0  # a single test that hangs is noticed after 150 s
-UNCHANGED_SECONDS = 1800.0  # all tests of all modules, on the unchanged code
+RUN_SECONDS = 900.0  # a test that hangs is stopped after 150 s
+UNCHANGED_SECONDS = 1800.0  # for all tests of all modules, on the unchanged code
 MOST_SURVIVORS = 0.10
 
 VERDICT_TESTS = (
@@ -70,7 +70,7 @@ PROGRESS_TESTS = (
     "unit/test_metrics.py",
 )
 STORE_TESTS = ("unit/test_store_bounds.py", "unit/test_store.py", "integration/test_readers.py")
-# Module -> its tests, the quickest first.
+# Tests by module, the quickest first.
 TESTS = {
     "verdict/judge.py": VERDICT_TESTS,
     "verdict/rules.py": VERDICT_TESTS,
@@ -117,7 +117,7 @@ TESTS = {
 class Named(NamedTuple):
     """A mutant that must not survive: replaces the only line that matches `line`, keeping its indentation.
 
-    `test` must notice it without the others: on a loaded machine another test may fail for a different reason.
+    `test` alone must notice it. On a loaded machine another test may fail for a different reason.
     """
 
     what: str
@@ -219,7 +219,7 @@ NAMED = (
 class Mutant(NamedTuple):
     """The source of a module with one change.
 
-    `line` is the first changed line, counted from 1; `tests` must notice it.
+    `line` is the first changed line, counted from 1. `tests` are the tests that must notice the change.
     """
 
     module: str
@@ -247,7 +247,7 @@ class Mutant(NamedTuple):
 
 
 class Equivalent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A mutant that may survive: removed lines, added lines, and the reason why no test has to notice."""
+    """A mutant that may survive: its removed lines, its added lines, and the reason why no test has to notice it."""
 
     module: str
     before: str
@@ -275,8 +275,8 @@ Edit = tuple[int, int, str]
 def mutants(module: str, source: str) -> list[Mutant]:
     """Return every mutant of a module, in source order.
 
-    Mutated are operators, comparisons and their boundaries, constants, `not` and conditions. Arguments, returned
-    results and statements are removed.
+    A mutant changes an operator, a comparison or its boundary, a constant, a `not` or a condition, or removes an
+    argument, a returned result or a statement.
     """
     raw, tree = source.encode(), ast.parse(source)
     starts = [0]
@@ -338,7 +338,10 @@ def _edits(tree: ast.Module, raw: bytes, starts: Sequence[int]) -> Iterator[Edit
 
 
 def _not_code(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield code that no or every test notices: docstrings, annotations, decorators, class arguments, f-strings."""
+    """Yield code that is not mutated: docstrings, annotations, decorators, class arguments, texts of f-strings.
+
+    A change there is noticed by no test or by every test.
+    """
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
             yield from (one for one in node.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
@@ -355,7 +358,7 @@ def _not_code(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _may_go(node: ast.AST) -> bool:
-    """True if a statement can be removed without a name that is missed at once."""
+    """True if the statement can be removed without an undefined name."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call)
     if isinstance(node, ast.Assign):
@@ -388,7 +391,7 @@ def _left_out(begin: int, end: int, raw: bytes) -> Edit:
 
 
 class Copy:
-    """A copy of the tree in its own folder, in which mutants are tried one after the other."""
+    """A copy of the tree in its own folder. It tries mutants one after the other."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -399,7 +402,7 @@ class Copy:
             if name and (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
-        # Checked by content: two mutants made in the same second may have the same size.
+        # Python checks the bytecode by content: two mutants made in the same second may have the same size.
         subprocess.run(
             [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "hangwatch", "tests"],
             cwd=folder,
@@ -407,7 +410,7 @@ class Copy:
         )
 
     def failing(self, mutant: Mutant) -> str:
-        """Return the first test that notices a mutant, and its error; empty if no test does."""
+        """Return the first test that notices a mutant, and its error; empty if the mutant survives."""
         path = self.folder / "hangwatch" / mutant.module
         path.write_text(mutant.changed)
         try:
@@ -416,7 +419,7 @@ class Copy:
             path.write_text(mutant.source)
 
     def first_failure(self, tests: Sequence[str], run_seconds: float = RUN_SECONDS) -> str:
-        """Run these tests up to the first failure."""
+        """Run these tests up to the first failure. Return the failed test and its error; empty if all pass."""
         command = [
             ROOT / "tests" / "worker",
             sys.executable,
@@ -429,7 +432,7 @@ class Copy:
             "no:cacheprovider",
         ]
         environ = {**os.environ, "PYTHONPATH": str(self.folder)}
-        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pytest rewrites the tests once, not for each mutant
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pytest then rewrites the tests once, not for each mutant
         try:
             done = subprocess.run(
                 [*command, "--timeout=150", *(f"tests/{test}" for test in tests)],
@@ -444,7 +447,7 @@ class Copy:
 
 
 def run(tried: Sequence[Mutant], copies: Sequence[Copy]) -> list[Mutant]:
-    """Try these mutants, one in each copy at a time; return the survivors."""
+    """Try the mutants in parallel, one in each copy; return the survivors."""
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     for copy in copies:
         free.put(copy)
@@ -472,7 +475,7 @@ def source_of(module: str) -> str:
 
 
 def named_mutants() -> list[Mutant]:
-    """Return the mutants of `NAMED`. Exit if a line is not found or found twice: correct the pattern."""
+    """Return the mutants of `NAMED`. Exit if a pattern matches no line or more than one."""
     made = []
     for one in NAMED:
         source = source_of(one.module)
@@ -488,7 +491,7 @@ def named_mutants() -> list[Mutant]:
 
 
 def draw_mutants(count: int, seed: int, words: str = "") -> list[Mutant]:
-    """Choose `count` mutants at random, in source order, from the modules with `words` in their path."""
+    """Draw `count` mutants at random from the modules with `words` in their path. Return them in source order."""
     every = [mutant for module in TESTS if words in module for mutant in mutants(module, source_of(module))]
     chosen = sorted(random.Random(seed).sample(range(len(every)), min(count, len(every))))
     print(f"{len(chosen)} of {len(every)} mutants, seed {seed}")
@@ -496,7 +499,7 @@ def draw_mutants(count: int, seed: int, words: str = "") -> list[Mutant]:
 
 
 def equivalents() -> dict[tuple[str, str, str], str]:
-    """Return the reasons of the equivalents, by module and diff. Exit if an entry is not a mutant any longer."""
+    """Return the reasons of the equivalent mutants, by module and diff. Exit if an entry is no longer a mutant."""
     rows = msgspec.convert(tomllib.loads(EQUIVALENT.read_text()).get("mutant", []), list[Equivalent])
     known = {(row.module, row.before, row.after): row.why for row in rows}
     named_modules = {row.module for row in rows}

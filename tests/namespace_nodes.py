@@ -1,7 +1,7 @@
-"""Cluster nodes on this machine: each has namespaces for network, host name and processes; a bridge connects them.
+"""Cluster nodes on this machine: each has its own network, host name and processes; a bridge connects them.
 
-The code inside `with cluster(...)` is on the bridge, too, like an operator's machine. The programs that it starts reach
-the nodes and nothing else.
+The code inside `with cluster(...)` is on the bridge, too, like an operator's machine. The programs that it starts
+reach only the nodes.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ needs_namespaces = pytest.mark.skipif(
 BRIDGE = "cluster"
 _OPERATOR = "10.77.0.1"
 _CLONE_NEWNET = 0x40000000
-# The first process of a node; the shell stays to reap orphans.
+# First process of a node. The shell remains to reap orphans.
 _INIT = 'hostname "$1" && : >"$2" && sleep infinity; exit $?'
 
 
 class Node:
-    """A node with its own host name, address and processes; the file systems are those of the machine."""
+    """A node with its own host name, address and processes. It shares the file systems of the machine."""
 
     def __init__(self, name: str, address: str, folder: Path) -> None:
         self.name, self.address = name, address
@@ -71,16 +71,16 @@ class Node:
 
     @contextlib.contextmanager
     def cut_off(self) -> Iterator[None]:
-        """Disconnect the node from the network inside `with`; its processes live."""
+        """Disconnect the node from the network inside `with`. Its processes continue."""
         _ip("link", "set", self.name, "down")
-        _ip("neighbour", "flush", "to", self.address)  # otherwise packets to it are dropped silently until the deadline
+        _ip("neighbour", "flush", "to", self.address)  # else packets to it are dropped until the deadline
         try:
             yield
         finally:
             _ip("link", "set", self.name, "up")
 
     def delete(self) -> None:
-        """Delete the node as a power failure does: everything is gone at once and no connection is closed."""
+        """Delete the node as a power failure does: all processes vanish and no connection is closed."""
         if self._holder.poll() is None:
             _ip("link", "delete", self.name)
             os.kill(self._init, signal.SIGKILL)
@@ -89,9 +89,9 @@ class Node:
 
 @contextlib.contextmanager
 def cluster(folder: Path, names: Iterable[str]) -> Iterator[dict[str, Node]]:
-    """Make nodes with these names.
+    """Make a node for each name; yield the nodes by name. Delete them at the end of `with`.
 
-    The calling thread is on their network until the end of `with`; then they are deleted.
+    The calling thread is on their network until then.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_own_network())
@@ -108,7 +108,7 @@ def cluster(folder: Path, names: Iterable[str]) -> Iterator[dict[str, Node]]:
 
 @contextlib.contextmanager
 def sshd_on(nodes: Mapping[str, Node], folder: Path) -> Iterator[Path]:
-    """Run an sshd on each node; yield an ssh options file that leads to them."""
+    """Run an sshd on each node; yield an ssh options file with their addresses."""
     assert SSHD is not None
     make_keys(folder)
     config = server_config(folder, ["0.0.0.0:22"])
@@ -123,7 +123,7 @@ def sshd_on(nodes: Mapping[str, Node], folder: Path) -> Iterator[Path]:
 
 
 class JobOverNodes:
-    """A torchrun job with one rank on each node, run as a different user; ended at the end of `with`."""
+    """A torchrun job with one rank on each node, run as a different user. It is ended at the end of `with`."""
 
     def __init__(
         self, folder: Path, program: str, nodes: Iterable[Node], *, uid: int, gpu: int, run_id: str, port: int
@@ -158,7 +158,7 @@ class JobOverNodes:
         self._stack.close()
 
     def wait_for_step(self, step: int) -> None:
-        """Wait until rank 0 has finished this step."""
+        """Wait until rank 0 has finished step `step`."""
         self.parts[0].wait_for_step(step)
 
     @property
@@ -174,7 +174,7 @@ class JobOverNodes:
 
 @contextlib.contextmanager
 def _own_network() -> Iterator[None]:
-    """Move this thread, and what it starts, to a new network namespace. See unshare(2), setns(2)."""
+    """Move this thread and the programs that it starts to a new network namespace. See unshare(2), setns(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:

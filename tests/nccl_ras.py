@@ -1,7 +1,7 @@
-"""A fake NCCL RAS server and its answers: as JSON, and as text (before NCCL 2.28).
+"""A fake NCCL RAS server and its responses: as JSON, and as text (before NCCL 2.28).
 
-As a program it is a rank: `python -m tests.nccl_ras FOLDER PORT HOW [netns]` listens as RAS does, writes its requests
-into FOLDER/asked, and sends the content of FOLDER/answer. `HOW` selects a misbehaviour instead.
+As a program it is a rank: `python -m tests.nccl_ras FOLDER PORT HOW [netns]`. It listens as RAS does, writes the
+requests into FOLDER/asked and sends the content of FOLDER/answer. `HOW` selects a misbehaviour instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST_SENT = 1 << 30
 
 
 def rank(number: int, pid: int, host: str = "127.0.0.1", **counts: int) -> dict[str, Any]:
-    """Make a rank of a communicator, as NCCL 2.28 writes it."""
+    """Return a rank of a communicator in the JSON of NCCL 2.28."""
     return {
         "rank": number,
         "host": host,
@@ -49,7 +49,7 @@ def rank(number: int, pid: int, host: str = "127.0.0.1", **counts: int) -> dict[
 
 
 def missing(number: int, pid: int, host: str = "127.0.0.1", *, unresponsive: bool = True) -> dict[str, Any]:
-    """Make a rank that did not respond to RAS, or that responded but does not have this communicator."""
+    """Return a missing rank: it did not respond to RAS, or it responded but does not have this communicator."""
     status = {"unresponsive": unresponsive, "considered_dead": False}
     return {"rank": number, "host": host, "pid": pid, "cuda_dev": number, "nvml_dev": number, "status": status}
 
@@ -57,7 +57,7 @@ def missing(number: int, pid: int, host: str = "127.0.0.1", *, unresponsive: boo
 def communicator(
     ranks: Sequence[Mapping[str, Any]], lost: Sequence[Mapping[str, Any]] = (), name: str = "0x27a079b828ff1a75"
 ) -> dict[str, Any]:
-    """Make a communicator of these ranks."""
+    """Return a communicator of these ranks in the JSON of NCCL 2.28."""
     return {
         "hash": name,
         "secondary_hash": "0x5:0x6",
@@ -70,7 +70,7 @@ def communicator(
 
 
 def as_json(*communicators: Mapping[str, Any], version: str = "2.28.9") -> str:
-    """Make a complete answer."""
+    """Return a complete response with these communicators."""
     answer = {
         "nccl_version": version,
         "cuda_runtime_version": 12080,
@@ -84,12 +84,12 @@ def as_json(*communicators: Mapping[str, Any], version: str = "2.28.9") -> str:
 
 
 def without_comma(answer: str) -> str:
-    """Make the answer as NCCL 2.28.9 writes it: no comma before the status of a missing rank."""
+    """Return the response as NCCL 2.28.9 writes it: without a comma before the status of a missing rank."""
     head, found, tail = answer.partition('"missing_ranks": [')
     return head + found + tail.replace(',\n          "status"', '\n          "status"')
 
 
-# As NCCL prints it, with other numbers; from its user guide, "RAS", and src/ras/client_support.cc.
+# NCCL's own output with other numbers; from its user guide, "RAS", and src/ras/client_support.cc.
 TEXT = """NCCL version 2.26.2 compiled with CUDA 12.6
 CUDA runtime version 12060, driver version 12060
 
@@ -126,7 +126,7 @@ Warnings
 
 
 def serve(listening: socket.socket, folder: Path, how: str) -> None:
-    """Serve one client after the other, forever."""
+    """Serve clients one after the other, without end. `how` selects the behaviour."""
     while True:
         client, _ = listening.accept()
         with contextlib.suppress(OSError), client:
@@ -171,7 +171,7 @@ def own_network() -> None:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Open a socket as RAS opens it."""
+    """Open a socket with the options that RAS uses."""
     listening = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -181,14 +181,14 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def block_forever() -> None:
-    """Block forever in a lock: the main thread of every rank."""
+    """Block forever in a lock, like the main thread of a hung rank."""
     never = threading.Lock()
     never.acquire()
     never.acquire()
 
 
 def main(folder: Path, port: int, how: str, *more: str) -> None:
-    """Run as a rank; with `how` "mute" it does not listen."""
+    """Run as a rank. With `how` "mute" it does not listen."""
     if "netns" in more:
         own_network()
     if how != "mute":
@@ -198,7 +198,7 @@ def main(folder: Path, port: int, how: str, *more: str) -> None:
 
 
 def may_make_networks() -> bool:
-    """True if this user may make network namespaces; tried in a child process that does not import this file."""
+    """True if this user may make network namespaces. A child process tries it."""
     tried = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x40000000) != 0)"
     return subprocess.run([sys.executable, "-c", tried], check=False, timeout=60).returncode == 0
 
@@ -208,7 +208,10 @@ needs_networks = pytest.mark.skipif(not may_make_networks(), reason="needs root:
 
 @contextlib.contextmanager
 def process(folder: Path, how: str = "answer", *, network_of_pid: int | None = None, **environ: str) -> Iterator[int]:
-    """Run this module as a rank in a new network namespace, or in that of the pid `network_of_pid`; yield its pid."""
+    """Run this module as a rank and yield its pid.
+
+    The rank is in a new network namespace, or in that of process `network_of_pid`.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "ready").unlink(missing_ok=True)
     enter = [] if network_of_pid is None else ["nsenter", f"--net=/proc/{network_of_pid}/ns/net", "--"]

@@ -33,7 +33,7 @@ ALL_CAPABILITIES = "000001ffffffffff"
 
 
 class FakeClock:
-    """A monotonic and a wall clock, moved by hand."""
+    """A monotonic and a wall clock that the test moves."""
 
     def __init__(self, monotonic: float = 1000.0, unix: float = 1.7e9) -> None:
         self.now_monotonic, self.now_unix = monotonic, unix
@@ -47,7 +47,7 @@ class FakeClock:
 
 
 class NodeTree:
-    """A node in a folder: write into `proc`, `sys` and `dev`, then call `node()`."""
+    """A node in a folder. Write files into `proc`, `sys` and `dev`, then call `node()`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.proc, self.sys, self.dev = root, root / "proc", root / "sys", root / "dev"
@@ -118,7 +118,7 @@ def job(*ranks: Rank, job_id: str = "77", **others: Any) -> Job:
 
 
 def rank(pid: int, local_rank: int = 0, *, workers: Iterable[int] = (), start_ticks: int = 100, **others: Any) -> Rank:
-    """Make a rank, with loader workers by pid."""
+    """Make a rank with these loader workers, given by pid."""
     return Rank(
         id=ProcessId(pid=pid, start_ticks=start_ticks),
         rank=local_rank,
@@ -134,13 +134,13 @@ def own_start_ticks(pid: int) -> int:
 
 
 def real_rank(pid: int | None = None, local_rank: int = 0, **others: Any) -> Rank:
-    """Make a rank for a real process, by default this one."""
+    """Make a rank for the real process `pid`, by default this process."""
     number = pid or os.getpid()
     return rank(number, local_rank, start_ticks=own_start_ticks(number), **others)
 
 
 class Checked:
-    """A check that is run repeatedly, as the daemon does."""
+    """A check that runs repeatedly with its window of observations, as in the daemon."""
 
     def __init__(self, name: str, **settings: Any) -> None:
         self.check = registry.checks()[name]
@@ -165,12 +165,12 @@ def run(name: str, node: Node, **settings: Any) -> CheckResult:
 
 
 def status_and_reason(result: CheckResult) -> tuple[str, str]:
-    """Status and reason, e.g. ("WARNING", "ClockOff")."""
+    """Return status and reason, e.g. ("WARNING", "ClockOff")."""
     return result.verdict.status.name, result.verdict.reason
 
 
 def values(result: CheckResult, name: str) -> dict[tuple[str, ...], float]:
-    """Return the points of a metric by their label values, without the labels that repeat job_id and local_rank."""
+    """Return the points of metric `name` by their label values, without `job_key` and `rank`."""
     series: dict[tuple[str, ...], float] = {}
     for point in result.points:
         if point.name == name:

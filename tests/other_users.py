@@ -15,8 +15,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 
 _SYS_SETRESUID = 117 if os.uname().machine == "x86_64" else 147
 
-# The interpreter may be in a folder that only root may enter (/root/.pyenv). In a mount namespace that affects no other
-# process, an empty folder replaces that folder, and the needed files are bound into it.
+# The interpreter may be in a folder that only root may enter (/root/.pyenv). In a private mount namespace, an empty
+# folder replaces that folder, and the needed files are bind-mounted into it. Other processes see no change.
 _OPENED = """
 closed=$1 count=$2; shift 2
 mount -t tmpfs -o mode=0755 tmpfs /mnt
@@ -37,7 +37,7 @@ exec "$@"
 
 
 def as_user(uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> list[str]:
-    """Return a command prefix that runs a command as this user; `groups` are those besides `gid`."""
+    """Return a command prefix that runs a command as user `uid`. `groups` are its groups besides `gid`."""
     others = ",".join(map(str, groups))
     become = ["setpriv", f"--reuid={uid}", f"--regid={uid if gid is None else gid}"]
     become += [f"--groups={others}" if others else "--clear-groups", "--inh-caps=-all"]
@@ -54,7 +54,7 @@ def as_user(uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> lis
 
 @contextmanager
 def as_thread_of(uid: int) -> Iterator[None]:
-    """Change the user of this thread only: glibc's setresuid would change all threads."""
+    """Change the user of this thread only. glibc's setresuid would change all threads."""
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.syscall(_SYS_SETRESUID, -1, uid, -1) == 0
     try:

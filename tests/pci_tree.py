@@ -1,11 +1,11 @@
-"""A /sys with a PCI bus, for probes and checks that take its root as an argument."""
+"""A /sys with a PCI bus, for probes and checks that take the root of /sys as an argument."""
 
 from __future__ import annotations
 
 import struct
 from pathlib import Path
 
-ACS_REDIRECT = 0x001D  # SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+, as lspci shows it where ACS is on
+ACS_REDIRECT = 0x001D  # SrcValid+ ReqRedir+ CmpltRedir+ UpstreamFwd+: printed by lspci where ACS is enabled
 
 
 def add_device(
@@ -19,7 +19,7 @@ def add_device(
     driver: str | None = None,
     config_size: int = 4096,
 ) -> Path:
-    """Add a device at the end of `steps` ("pci0000:15", "0000:15:01.0", ...), with its link under bus/pci/devices."""
+    """Add a device at the path `steps` ("pci0000:15", "0000:15:01.0", ...), and its link in bus/pci/devices."""
     folder = sys_root / "devices" / Path(*steps)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vendor").write_text(f"{vendor:#06x}\n")
@@ -48,9 +48,9 @@ def add_nic(sys_root: Path, name: str, *steps: str, numa_node: int = 0) -> None:
 
 
 def config_space(acs: int | None) -> bytes:
-    """Make 4096 bytes of configuration space: AER at 0x100.
+    """Return 4096 bytes of configuration space with AER at 0x100.
 
-    If `acs` is given, ACS at 0x148 with this control register.
+    If `acs` is given, the space has ACS at 0x148 with this control register.
     """
     space = bytearray(4096)
     following = 0x148 if acs is not None else 0
@@ -61,13 +61,13 @@ def config_space(acs: int | None) -> bytes:
 
 
 def bridge(sys_root: Path, *steps: str, acs: int | None = None, numa_node: int = 0) -> tuple[str, ...]:
-    """Add a PCI bridge; return its steps, under which devices are added."""
+    """Add a PCI bridge. Return its path, for devices below it."""
     add_device(sys_root, *steps, vendor=0x1000, class_code=0x060400, acs=acs, numa_node=numa_node)
     return steps
 
 
 def hgx(sys_root: Path, addresses: tuple[str, ...], *, switches: int = 4, acs: int | None = None) -> None:
-    """Add the devices of a DGX H100: each GPU on a PCIe switch with an RDMA card, NVSwitches on a separate bus."""
+    """Add the devices of a DGX H100: a PCIe switch for each GPU and its RDMA card; a separate bus for NVSwitches."""
     for index, address in enumerate(addresses):
         bus = f"0000:{int(address[:2], 16) - 3:02x}"
         node = int(index >= len(addresses) // 2)

@@ -32,7 +32,7 @@ _HEAD = re.compile(r"(\d+) \((.*)\) ([A-Zt]) parent=(\d+) start=(\d+)")
 
 
 def lay_out(text: str, root: Path) -> Path:
-    """Write the processes of `text` as a tree like /proc under `root`; remove processes that are not in `text`."""
+    """Write the processes of `text` as a tree like /proc under `root`. Remove processes that are not in `text`."""
     for old in root.glob("[0-9]*"):
         shutil.rmtree(old)
     pid = 0
@@ -62,12 +62,12 @@ def lay_out(text: str, root: Path) -> Path:
 
 
 def expected_jobs(text: str) -> list[str]:
-    """Return the jobs that the text of a tree expects; see `describe`."""
+    """Return the expected jobs in the text of a tree, in the format of `describe`."""
     return [line.removeprefix("= ") for line in text.splitlines() if line.startswith("= ")]
 
 
 def describe(job: Job) -> str:
-    """Format a job as the text of a tree states it."""
+    """Format a job as in the text of a tree."""
     if job.waiting is not None:
         told = ", ".join(filter(None, (job.waiting.run_id, job.waiting.nodes, job.waiting.endpoint)))
         return f"{job.launcher} {job.job_id}, no ranks: waits at {job.processes[0].pid} ({told})"
@@ -107,7 +107,7 @@ def _connect(folder: Path, address: str, port: int) -> None:
 def record(
     pids: list[int], names: str = "RANK|SIZE|TORCHELASTIC|MASTER_|SLURM_|OMPI_|PMI|MPI_LOCAL|VISIBLE_DEV"
 ) -> str:
-    """Return the text of real processes. The trees of real launchers were made with it."""
+    """Return the text of real processes. It was used to record the trees of real launchers."""
     lines = []
     for pid in pids:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -123,7 +123,7 @@ def record(
 
 
 def sweep(pids_by_gpu: dict[int, tuple[int, ...]], taken_monotonic_seconds: float = 1e9) -> GpuSweep:
-    """Make GPUs used by these processes; their uuids are GPU-a0, GPU-a1, ..."""
+    """Return a GPU sample: each GPU is used by these processes. The GPU uuids are GPU-a0, GPU-a1, ..."""
     return GpuSweep(
         taken_monotonic_seconds=taken_monotonic_seconds,
         taken_unix_seconds=0.0,
@@ -132,12 +132,12 @@ def sweep(pids_by_gpu: dict[int, tuple[int, ...]], taken_monotonic_seconds: floa
 
 
 def jobs_in(name: str, root: Path, gpus: GpuSweep | None = None) -> tuple[Job, ...]:
-    """Return the jobs that a scan finds in the tree of this name."""
+    """Return the jobs that a scan finds in the tree `name`."""
     return JobScan(lay_out((FOLDER / f"{name}.proc").read_text(), root)).find(gpus, node="").jobs
 
 
 def pids_below(pid: int) -> list[int]:
-    """Return a real process and all its descendants."""
+    """Return process `pid` and all its descendants."""
     found = [pid]
     for one in found:
         for task in Path(f"/proc/{one}/task").iterdir():

@@ -2,10 +2,10 @@
 
 usage: python -m tests.prose [PATH...]
 
-Print `file:line: rule: text` for each finding and end with 1 if there is one. Without a path: all folders of `FOLDERS`.
-Rules: `opening` (first word of a docstring), `people` (a pronoun for people in a sentence that names no person), `phrase`
-(the table `PHRASES`), `name` (modules, functions, parameters, fields, tests), `sentence` and `line` (length, in docs).
-Text in backticks is code and is not checked.
+Print `file:line: rule: text` for each finding. Exit with 1 if there is one. Without a path, check all folders of
+`FOLDERS`. Rules: `opening` (first word of a docstring), `people` (a pronoun for people in a sentence that names no
+person), `phrase` (the table `PHRASES`), `name` (modules, functions, parameters, fields, tests), `sentence` and
+`line` (length, in docs). Text in backticks is code and is not checked.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ LIST_ITEM = re.compile(r"\s*([-*+]|\d+\.)\s+")
 
 
 class Finding(NamedTuple):
-    """A place that breaks a rule. `text` quotes the place and may tell what to write instead."""
+    """A place that breaks a rule. `text` quotes the place; it may end with a replacement."""
 
     file: str
     line: int
@@ -93,14 +93,14 @@ class Finding(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """A text that people read, and its first line in the file."""
+    """A text for human readers, and its first line in the file."""
 
     line: int
     text: str
 
 
 def _blank(match: re.Match[str]) -> str:
-    """Return a word as long as the match, with its line ends, so that positions stay the same."""
+    """Return a blank text as long as the match, with the same line ends. Positions in the source stay the same."""
     return re.sub(r"[^\n]", "x", match[0])
 
 
@@ -143,14 +143,14 @@ def _around(text: str, match: re.Match[str]) -> str:
 
 
 def _docstrings(tree: ast.AST) -> Iterator[Passage]:
-    """Yield the strings that are statements: docstrings of modules, classes, functions and attributes."""
+    """Yield the docstrings of modules, classes, functions and attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield Passage(node.lineno, node.value.value)
 
 
 def _strings(tree: ast.AST) -> Iterator[Passage]:
-    """Yield the string literals with at least two words; an f-string is one text."""
+    """Yield the string literals with at least two words. An f-string is one text."""
     parts = set[int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -165,7 +165,7 @@ def _strings(tree: ast.AST) -> Iterator[Passage]:
 
 
 def _comments(source: str) -> Iterator[Passage]:
-    """Yield the comments; consecutive lines are one text."""
+    """Yield the comments. Consecutive comment lines are one text."""
     first, last, lines = 0, -1, list[str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -244,13 +244,13 @@ def check_page(file: str, source: str) -> Iterator[Finding]:
 
 
 def check(file: str, source: str) -> list[Finding]:
-    """Return the findings of a file in line order; its suffix tells the language."""
+    """Return the findings of a file in line order. The suffix of the file selects the checks."""
     by_suffix = {".py": check_python, ".md": check_page, ".toml": check_table, ".yaml": check_table}
     return sorted(set(by_suffix[Path(file).suffix](file, source)))
 
 
 def files(*paths: Path) -> Iterator[Path]:
-    """Yield the files to check: the paths themselves, and the files in the folders among them."""
+    """Yield the files to check: the given files, and the files in the given folders."""
     for path in paths:
         inside = sorted(path.rglob("*")) if path.is_dir() else [path]
         yield from (file for file in inside if file.suffix in SUFFIXES and not SKIPPED.search(file.as_posix()))

@@ -1,4 +1,4 @@
-"""A real `hangwatch run` in its own process, on loopback, and real torchrun jobs that it monitors."""
+"""A real `hangwatch run` in its own process, on loopback, and the real torchrun jobs that it monitors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUICK = {
 
 
 class RealDaemon:
-    """`hangwatch run` with its own configuration; ready when `with` begins, ended by pid when it ends."""
+    """`hangwatch run` with its own configuration. It is ready when `with` begins and is ended when `with` ends."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class RealDaemon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            print(self.log)  # pytest shows it with the failure
+            print(self.log)  # pytest shows the log with the failure
         self.process.terminate()
         try:
             self.process.wait(15)
@@ -93,7 +93,7 @@ class RealDaemon:
 
     @property
     def address(self) -> str:
-        """host:port, as in Prometheus' configuration."""
+        """Return host:port, as in Prometheus' configuration."""
         return f"{self._host}:{self.port}"
 
     def get(self, path: str) -> str:
@@ -125,7 +125,7 @@ class RealDaemon:
 
 
 class TorchJob:
-    """A real `torchrun` job of `ranks` ranks over gloo; all its processes are gone at the end of `with`."""
+    """A real `torchrun` job of `ranks` ranks over gloo. All its processes are gone at the end of `with`."""
 
     def __init__(  # noqa: PLR0913 - an option of torchrun each
         self,
@@ -141,7 +141,7 @@ class TorchJob:
         prefix: Iterable[str] = (),
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """Start `ranks` ranks on this one of `nodes` nodes. With `node_rank`, the nodes have fixed places."""
+        """Start `ranks` ranks on one of `nodes` nodes. With `node_rank`, the ranks of this node are fixed."""
         self.folder = folder
         self.run_id = run_id or f"test-{uuid.uuid4().hex[:8]}"
         self.ranks = ranks
@@ -161,7 +161,7 @@ class TorchJob:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # In its own session, so that the group id is the pid that we started.
+        # In its own session: its process group id is the started pid.
         for sign in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, sign)
@@ -171,7 +171,7 @@ class TorchJob:
         self.process.wait()
 
     def wait_for_step(self, step: int, deadline_seconds: float = 150.0) -> None:
-        """Wait until rank 0 has finished this step; fail at once when the launcher ends."""
+        """Wait until rank 0 has finished step `step`. Fail at once if the launcher ends."""
 
         def finished() -> bool:
             if self.process.poll() is not None:

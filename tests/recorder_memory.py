@@ -1,4 +1,4 @@
-"""A memory with a flight recorder, laid out as any version of torch does: covers cases that no CPU job can show.
+"""A memory with a flight recorder in the layout of any torch version, for cases that no CPU job can show.
 
 `Memory` is an address space made of pieces. `recorder` writes a recorder with any number of records into it, by the
 table of layouts.
@@ -19,24 +19,24 @@ FLOAT = layouts.dtypes().index("Float")
 
 
 class Memory:
-    """Pieces of memory by their address; `new` adds zeroed pieces one after the other, as malloc(3) would."""
+    """Pieces of memory by address. `new` adds zeroed pieces one after the other, like malloc(3)."""
 
     def __init__(self, first: int = 0x7F0000000000) -> None:
         self._first, self._bytes = first, bytearray()
 
     @property
     def range(self) -> tuple[int, int]:
-        """First address and end."""
+        """Return the first address and the end."""
         return self._first, self._first + len(self._bytes)
 
     def new(self, size: int) -> int:
-        """Return the address of `size` zeroed bytes, aligned like those of malloc(3)."""
+        """Return the address of `size` zeroed bytes, aligned as by malloc(3)."""
         address = self._first + len(self._bytes)
         self._bytes += bytes(-(-max(size, 1) // 16) * 16)
         return address
 
     def put(self, address: int, code: str, *values: object) -> None:
-        """Write as struct.pack_into does."""
+        """Write values in the format `code` of struct.pack_into."""
         struct.pack_into(f"<{code}", self._bytes, address - self._first, *values)
 
     def bytes_at(self, address: int, size: int) -> bytes:
@@ -45,7 +45,7 @@ class Memory:
         return bytes(self._bytes[start : start + size]) if 0 <= start < len(self._bytes) else b""
 
     def flip(self, address: int, value: int) -> None:
-        """Write one byte."""
+        """Replace the byte at an address."""
         self._bytes[address - self._first] = value
 
     def copy(self) -> Memory:
@@ -55,12 +55,12 @@ class Memory:
         return other
 
     def read(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read like a reader of /proc/PID/mem: return the bytes of each place."""
+        """Return the bytes of each place (address, size), like a reader of /proc/PID/mem."""
         return [self.bytes_at(address, size) for address, size in places]
 
 
 class Operation(NamedTuple):
-    """A record to be written; `sizes` are those of inputs and outputs."""
+    """A record to be written. `sizes` are the shapes of its inputs and outputs."""
 
     group: int = 0
     name: str = "nccl:all_reduce"
@@ -77,7 +77,7 @@ class Operation(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group: its id in the process, its name, its description and the ranks that NCCL reports."""
+    """A process group: its id in the process, its name, its description, its ranks, and the counts of its status."""
 
     id: int = 0
     name: str = "0"
@@ -87,7 +87,7 @@ class Group(NamedTuple):
 
 
 def as_process(folder: Path, memory: Memory, address: int, library: str = "cuda") -> None:
-    """Write `maps` and `mem` of a process into its folder of a /proc; its library has the recorder at `address`."""
+    """Write `maps` and `mem` of a process into its /proc folder. The library holds the recorder at `address`."""
     first, end = memory.range
     data = first - 0x2000
     folder.joinpath("maps").write_text(
@@ -126,7 +126,7 @@ def small(memory: Memory, address: int, numbers: Sequence[int], code: str, inlin
 
 
 def tree(memory: Memory, address: int, value_bytes: int, count: int) -> list[int]:
-    """Write a balanced std::map with `count` nodes at this address; return the addresses of the values, in order."""
+    """Write a balanced std::map with `count` nodes at an address. Return the addresses of the values, in order."""
     header, nodes = address + 8, [memory.new(32 + value_bytes) for _ in range(count)]
 
     def link(first: int, end: int, parent: int) -> int:
@@ -152,7 +152,7 @@ def recorder(
     epoch: int = 0,
     lead: int = 0,
 ) -> int:
-    """Write a recorder that has seen these operations and keeps the last `capacity` of them; return its address.
+    """Write a recorder after these operations; return its address. It keeps the last `capacity` operations.
 
     In an `epoch` after the first, the buffer also holds `lead` records of the previous epoch.
     """

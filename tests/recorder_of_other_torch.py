@@ -2,10 +2,10 @@
 
 usage: python -m tests.recorder_of_other_torch [--root FOLDER] [--environ NAME=VALUE]... [--turns 50] PYTHON
 
-Start real ranks over gloo (jobs/recorded.py) with an interpreter that has torch. Read their recorders from outside and
-compare every row with the process's own `_dump_fr_trace_json()`. Then repeat without the symbols of the library, which
-needs root. FOLDER may hold another distribution, and PYTHON is a path in it: FOLDER becomes the root of each rank, in a
-mount namespace of its own, as in a container.
+Start real ranks over gloo (jobs/recorded.py) with an interpreter that has torch. Read their recorders from outside
+and compare every row with the process's own `_dump_fr_trace_json()`. Then repeat this without the symbols of the
+library, which needs root. FOLDER may hold another distribution; PYTHON is then a path inside FOLDER. FOLDER becomes
+the root of each rank, in a private mount namespace, as in a container.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ VERSIONS = "import sys, torch; print(f'Python {sys.version.split()[0]}, torch {t
 
 
 class Job(NamedTuple):
-    """The way to start the ranks: the `before` commands run the command after them."""
+    """The ranks of a job and the way to start them. `before` is a command prefix."""
 
     ranks: int
     python: str = sys.executable
@@ -55,7 +55,7 @@ class Job(NamedTuple):
 
 @contextlib.contextmanager
 def running(folder: Path, job: Job) -> Iterator[list[ProcessId]]:
-    """Start a job in `folder`, below the job's root; yield its processes when all ranks have connected."""
+    """Start a job in `folder`, below the job's root. Yield its processes when all ranks have connected."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -85,7 +85,7 @@ def have_met(paths: Sequence[Path], ranks: Sequence[subprocess.Popen[bytes]]) ->
 def without_symbols(library: Path, stripped: Path) -> tuple[str, ...]:
     """Return a command prefix that puts a stripped copy of the library at the library's path.
 
-    It runs the command in a mount namespace of its own. Needs root.
+    The command runs in a private mount namespace. Needs root.
     """
     subprocess.run([shutil.which("strip") or "strip", "--strip-all", "-o", stripped, library], check=True)
     hide = 'mount --bind "$1" "$2"; shift 2; exec "$@"'
@@ -99,10 +99,7 @@ def identity(pid: int) -> ProcessId:
 
 
 def read(process: ProcessId) -> RankRecords:
-    """Read gloo's recorder; a CUDA build also has an unused recorder of NCCL.
-
-    Retry if the read overran its deadline.
-    """
+    """Read gloo's recorder, again if a read overran its deadline. Skip NCCL's unused recorder of a CUDA build."""
 
     def answered() -> RankRecords | Fault | None:
         answers = torch_recorder.SHARED.read(process)
@@ -145,7 +142,7 @@ def without_state(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class Comparison(NamedTuple):
-    """The counts of compared data, and the way in which the recorder was found."""
+    """The counts of the compared data, and the ways in which the recorders were found."""
 
     snapshots: int
     rows: int
@@ -168,7 +165,10 @@ class Comparison(NamedTuple):
 
 
 def compare_with_own_dumps(folder: Path, ranks: Sequence[ProcessId], turns: int) -> Comparison:
-    """Compare each rank's records, read while it runs and while it is blocked, with its own dump; `turns` times."""
+    """Compare each rank's records with its own dump, `turns` times.
+
+    Read them while the rank runs and while it is blocked.
+    """
     found: list[RankRecords] = []
     still_there = 0
     for turn in range(turns):
@@ -199,9 +199,10 @@ def compare_with_own_dumps(folder: Path, ranks: Sequence[ProcessId], turns: int)
 
 
 def assert_same(own_dump: dict[str, Any], records: RankRecords, early: RankRecords) -> int:
-    """Assert that the records equal the process's own dump and that records read earlier, while it ran, were true.
+    """Assert that `records` equal the process's own dump and that `early` records were true.
 
-    Return the number of the earlier rows that still exist: 0 if the buffer was filled again meanwhile.
+    The early records were read while the process ran. Return the number of early rows that are still in the dump: 0
+    if newer rows have replaced them.
     """
     assert [as_row(record) for record in records.records] == own_dump["entries"]
     assert {
@@ -221,7 +222,7 @@ def assert_same(own_dump: dict[str, Any], records: RankRecords, early: RankRecor
 
 
 def main() -> None:
-    """Run both comparisons."""
+    """Run both comparisons: with and without the symbols of the library."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("python")
     options.add_argument("--root", type=Path, default=Path("/"))

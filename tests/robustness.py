@@ -1,11 +1,11 @@
-"""Test that verdicts hold when the same hang is shown in another form. Run by `make robustness`.
+"""Test that the verdict on a hang is the same when its dumps have another form. Run by `make robustness`.
 
 usage: python -m tests.robustness [--verbose] [FOLDER...]
 
-Each case of tests/data/hangs.toml, and each folder in FOLDER that holds `expect.json` and dumps (`trace-*.out`), is
-judged as it is and in every form of `VARIATIONS`: another py-spy, another Python, half of the ranks. Print for each
-form the number of changed verdicts, of verdicts that check an innocent rank first (elsewhere), and of innocent ranks
-that are named. Exit with 1 if there are any.
+The cases are those of tests/data/hangs.toml and the folders in FOLDER that hold `expect.json` and dumps
+(`trace-*.out`). Each case is judged as it is and in every form of `VARIATIONS`: another py-spy, another Python,
+half of the ranks. For each form, print the number of changed verdicts, of verdicts with an innocent rank to check
+first (column `elsewhere`), and of innocent ranks that are named. Exit with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Case(NamedTuple):
 
 
 def known_cases() -> Iterator[Case]:
-    """Yield the cases of tests/data/hangs.toml. If the rules name no rank, `guilty` of the case applies."""
+    """Yield the cases of tests/data/hangs.toml. If no rank is named, the `guilty` ranks of the table apply."""
     for case in CASES:
         guilty = frozenset((None, rank) for rank in case.get("guilty", case.get("named", ())))
         yield Case(case["name"], tuple(rank_dumps(case)), case.get("world_size"), guilty)
 
 
 def cases_of(folder: Path) -> Iterator[Case]:
-    """Yield the cases of a folder that has a subfolder for each case."""
+    """Yield the cases of a folder that has one subfolder per case."""
     for place in sorted(expectation.parent for expectation in folder.glob("*/expect.json")):
         expect = json.loads((place / "expect.json").read_text())
         local = expect.get("rank_kind") == "local"
@@ -128,7 +128,7 @@ def _plain(frame: Frame) -> str:
 
 
 def _whole_paths(thread: Thread) -> Thread:
-    """Use whole paths, as `py-spy --full-filenames` prints them; a path tells which library a file belongs to."""
+    """Use whole paths, like `py-spy --full-filenames`. A path shows the library of a file."""
     whole = (replace(frame, file=_whole(frame.file, thread, index)) for index, frame in enumerate(thread.frames))
     return replace(_with_frames(thread, whole), installed_frames=None)
 
@@ -145,7 +145,7 @@ def _whole(file: str, thread: Thread, index: int) -> str:
 
 
 def _with_library_frame_counts(thread: Thread) -> Thread:
-    """Add the number of innermost frames that belong to libraries, as py-spy's JSON has it."""
+    """Add the number of innermost library frames, as in py-spy's JSON."""
     frames = itertools.takewhile(lambda place: _is_installed(place[1].file, thread, place[0]), enumerate(thread.frames))
     return replace(thread, installed_frames=sum(1 for _ in frames))
 
@@ -229,7 +229,7 @@ class Judged(NamedTuple):
 
     @property
     def checks_innocent_first(self) -> bool:
-        """True if a rank to check first is not guilty. Such a rank is not blamed."""
+        """True if a rank to check first is not guilty. The verdict does not blame such a rank."""
         return not {self.case.place(rank) for rank in self.after.first_look} <= self.case.guilty
 
     def __str__(self) -> str:
@@ -237,7 +237,7 @@ class Judged(NamedTuple):
 
 
 def vary(case: Case) -> Iterator[Judged]:
-    """Judge the case in every form that leaves any rank."""
+    """Judge the case in every form in which at least one rank remains."""
     before = _verdict(case, case.ranks)
     yield Judged(case, "as it is", before, before)
     for name, variation in VARIATIONS.items():

@@ -1,6 +1,6 @@
-"""Incidents as the daemon would write them, for tests and pictures of the report.
+"""Incidents as the daemon would write them, for tests and screenshots of the report.
 
-They are made by hand, not by the verdict rules, except those that name a rank to check first.
+They are written by hand. Only incidents with a rank to check first come from the verdict rules.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def process_dump(pid: int, frames: tuple[Frame, ...], number: int) -> ProcessDum
 
 
 def blocked_dump(rank: int) -> RankDump:
-    """A rank in D state. py-spy could not read its stack; the kernel's data replaces it."""
+    """Return the dump of a rank in D state: py-spy could not read its stack; the kernel's data replaces it."""
     found = ProcessDump(
         taken_monotonic_seconds=900.0,
         fault=D_STATE,
@@ -219,7 +219,7 @@ D_STATE = Fault(
 
 
 def power(odd_local_ranks: frozenset[int], gpus: int = 8, quiet_at: float = OPENED - 128.0) -> tuple[PowerSeries, ...]:
-    """Make 15 minutes at 1 Hz: training at about 610 W, then the low power of a hang."""
+    """Return power series of 15 minutes at 1 Hz: training at about 610 W, then the low power of a hang."""
     seconds = [OPENED - 880.0 + second for second in range(900)]
     return tuple(
         PowerSeries(
@@ -299,7 +299,7 @@ def incident(
 
 @functools.cache
 def loader_hang() -> Incident:
-    """Rank 7 of 8 waits for a loader worker that reads and never returns; the others wait for it in all_reduce."""
+    """Return a hang of 8 ranks: rank 7 waits for a loader worker that is blocked in read, the others in all_reduce."""
     odd = rank_id(7)
     verdict = Verdict(
         kind="OutsideCollective",
@@ -343,7 +343,7 @@ def loader_hang() -> Incident:
 
 @functools.cache
 def blocked_in_kernel() -> Incident:
-    """Rank 3 is in D state on NFS; py-spy cannot read it."""
+    """Return a hang in which rank 3 is in D state on NFS and py-spy cannot read it."""
     odd = rank_id(3)
     undumpable = Group(
         key="d0000000",
@@ -385,7 +385,7 @@ def blocked_in_kernel() -> Incident:
 
 @functools.cache
 def exited() -> Incident:
-    """The process of rank 3 is gone; the others wait for it."""
+    """Return a hang in which the process of rank 3 has exited and the others wait for it."""
     odd = RankId(node=NODE, rank=3, local_rank=3)
     gone = Group(key="90ne", activity="gone", members=(Member(id=odd, motion=Motion.FROZEN),), gone=True)
     verdict = Verdict(
@@ -403,9 +403,9 @@ def exited() -> Incident:
 
 @functools.cache
 def all_waiting() -> Incident:
-    """All ranks of this node wait in the same collective.
+    """Return a hang in which all ranks of this node wait in the same collective.
 
-    The culprit is on the other node, which this node cannot see.
+    The culprit is on another node, which this node cannot see.
     """
     verdict = Verdict(
         kind="AllWaiting",
@@ -418,7 +418,7 @@ def all_waiting() -> Incident:
 
 @functools.cache
 def mismatch() -> Incident:
-    """Half of the ranks are in all_reduce and half in broadcast: no rank can be named."""
+    """Return a hang without a named rank: half of the ranks are in all_reduce and half in broadcast."""
     broadcast = (
         Frame(function="broadcast", file="torch/distributed/distributed_c10d.py", line=2781),
         Frame(function="_sync_buffers", file="trainer/loop.py", line=140),
@@ -458,7 +458,7 @@ def mismatch() -> Incident:
 
 @functools.cache
 def own_code() -> Incident:
-    """Rank 2 of 4 is in the program's own code, in a call that Python does not show; the others are in backward."""
+    """Return a hang of 4 ranks: rank 2 is in a C call of the program's own code; the others are in backward."""
     backward = (
         Frame(function="_engine_run_backward", file="torch/autograd/graph.py", line=825),
         Frame(function="backward", file="torch/_tensor.py", line=581),
@@ -475,7 +475,7 @@ def own_code() -> Incident:
 
 @functools.cache
 def other_line() -> Incident:
-    """Rank 3 of 4 calls the same all_reduce in another line of the same function."""
+    """Return a hang of 4 ranks: rank 3 calls the same all_reduce from another line of the same function."""
     dumps = [rank_dump(rank, (*ALL_REDUCE[:2], replace(ALL_REDUCE[2], line=300 - (rank // 3)))) for rank in range(4)]
     grouping = group_ranks(dumps, activity.load(), config.Capture(), 4)
     return incident(groups=grouping.groups, verdict=judge(grouping, 4), dumps=dumps, world_size=4)
@@ -483,7 +483,7 @@ def other_line() -> Incident:
 
 @functools.cache
 def parallel_groups() -> Incident:
-    """Five groups under tensor and pipeline parallelism; one rank is outside any collective."""
+    """Return a hang with five groups under tensor and pipeline parallelism. One rank is outside any collective."""
     calls = (
         ("all_reduce", "megatron/core/tensor_parallel/mappings.py", range(16)),
         ("recv", "megatron/core/pipeline_parallel/p2p_communication.py", range(16, 24)),
@@ -525,7 +525,7 @@ def parallel_groups() -> Incident:
 
 
 def alone(group: Group, rank: RankId) -> Group:
-    """Return the group with this rank as its only member."""
+    """Return the group with only the member `rank`."""
     return Group(
         key=group.key, activity=group.activity, frames=group.frames, workers=group.workers, members=(Member(id=rank),)
     )
@@ -533,7 +533,7 @@ def alone(group: Group, rank: RankId) -> Group:
 
 @functools.cache
 def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77) -> Incident:
-    """16,384 ranks on 2,048 nodes, merged: one rank outside the collective, one node without an answer."""
+    """Return 16,384 ranks on 2,048 nodes, merged. One rank is outside the collective; one node did not respond."""
     absent = tuple(range(absent_node * 8, absent_node * 8 + 8)) if absent_node is not None else ()
     names = [f"gpu-{number:04d}" for number in range(nodes)]
     gone = frozenset(absent)
@@ -589,7 +589,7 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
 
 
 def replaced(value: Incident, **changes: object) -> Incident:
-    """Return the incident with some fields changed."""
+    """Return the incident with these fields changed."""
     return msgspec.structs.replace(value, **changes)
 
 

@@ -1,4 +1,4 @@
-"""The JSON schemas of the commands' output, made from the encoded types; `make golden` writes them to docs/."""
+"""The JSON schemas of the commands' output, made from the encoded types. `make golden` writes them to docs/."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ FORMS: dict[str, type] = {
     "status": Status,
 }
 READ_BACK = {"incident", "grouped"}
-"""Forms that earlier versions wrote: a newer field has a default. In the other forms each field is always present."""
+"""Forms that hangwatch also reads from earlier versions. A newer field is optional in them.
+
+In the other forms each field is required.
+"""
 
 
 def path(form: str) -> Path:

@@ -1,7 +1,7 @@
 """Exception texts, each with a secret in one form. All secrets are invented.
 
-The first 26 are from an audit. Each row of secret_forms.toml is needed by one of them or by one of `MORE`. The texts of
-`PLAIN` hold no secret and must not change.
+The first 26 are from an audit. Each row of secret_forms.toml is needed by at least one of them or one of `MORE`.
+The texts of `PLAIN` hold no secret and must not change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Text(NamedTuple):
-    """A text, the part of it that must never be shown, and the row of secret_forms.toml that hides it."""
+    """A text, its parts that must never be shown, and the row of secret_forms.toml that hides them."""
 
     text: str
     secrets: tuple[str, ...]
@@ -18,12 +18,12 @@ class Text(NamedTuple):
 
 
 def _hidden(name: str) -> str:
-    """Return a secret that no other text has, with a `/`, which passwords and keys may contain."""
+    """Return a secret that no other text has. It contains a `/`, which passwords and keys may contain."""
     return f"Qz9{name}/x7{name}Wv"
 
 
 def _long(name: str) -> str:
-    """Return the part of a token after its prefix."""
+    """Return a token without its prefix."""
     return f"Qz9{name}0123456789x7WvAbCdEf"
 
 
@@ -164,7 +164,7 @@ PLAIN = (
     "KeyError: 'input_ids'",
     "max_new_tokens=128 is too many",
     "step 12/900 - loss 2.31 - lr 3e-4 - tokens/s 41200",
-    # names and prefixes of secrets in everyday texts of training
+    # Names and prefixes of secrets in everyday training texts.
     "the padding token is not set",
     "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",
     "pad_token: <pad> eos_token: </s>",

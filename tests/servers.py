@@ -1,6 +1,6 @@
 """Real Prometheus and Alertmanager on loopback, and small servers that replace the other programs of a site.
 
-Each server is a context manager: ready when `with` begins, ended by pid when it ends. Each wait has a deadline.
+Each server is a context manager: ready when `with` begins, ended when `with` ends. Each wait has a deadline.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STOP_SECONDS = 10.0
 
 
 def program(name: str) -> str:
-    """Return the path of a system program; skip the test with the name of its Debian package if it is missing."""
+    """Return the path of a system program. If it is missing, skip the test and name its Debian package."""
     package = {"prometheus": "prometheus", "promtool": "prometheus", "chromium": "chromium"}
     found = shutil.which(name)
     if found is None:
@@ -40,14 +40,14 @@ def program(name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a port of loopback on which no process listens now."""
+    """Return a loopback port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class _Process:
-    """A server program: started at the begin of `with`; at the end asked to stop, then killed, by pid."""
+    """A server program that runs inside `with`. At the end it gets SIGTERM, and SIGKILL after a deadline."""
 
     name = ""
 
@@ -89,7 +89,7 @@ class _Process:
         return False
 
     def stop(self) -> None:
-        """Stop the program; kill it after a deadline."""
+        """Stop the program with SIGTERM; kill it after a deadline."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
@@ -101,9 +101,9 @@ class _Process:
 
 
 class RealPrometheus(_Process):
-    """Debian's Prometheus on a free port of loopback.
+    """Debian's Prometheus on a free loopback port.
 
-    `targets` maps `instance` to `host:port`; the job "hangwatch" scrapes all of them. `rules` are rule files.
+    `targets` maps `instance` to `host:port`. The job "hangwatch" scrapes all of them. `rules` are rule files.
     `alertmanager` is a `host:port`.
     """
 
@@ -168,11 +168,14 @@ class RealPrometheus(_Process):
         return list(self.api("query_range", query=expression, start=now - seconds, end=now, step=step)["result"])
 
     def alerts(self, state: str = "firing") -> list[dict[str, Any]]:
-        """Return the alerts in a state, as Prometheus itself sees them."""
+        """Return the alerts in state `state`, as listed by Prometheus itself."""
         return [alert for alert in self.api("alerts")["alerts"] if alert["state"] == state]
 
     def api(self, what: str, **parameters: object) -> Any:
-        """Return the `data` of a response of the HTTP API; fail the test with Prometheus' own error."""
+        """Return the `data` of a response of the HTTP API.
+
+        If the request fails, fail the test with Prometheus' own error.
+        """
         url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         status, body = get(url)
         answer = json.loads(body)
@@ -182,7 +185,7 @@ class RealPrometheus(_Process):
 
 
 class RealAlertmanager(_Process):
-    """Debian's Alertmanager on a free port of loopback, with the given configuration."""
+    """Debian's Alertmanager on a free loopback port, with the given configuration."""
 
     name = "alertmanager"
 
@@ -192,7 +195,7 @@ class RealAlertmanager(_Process):
 
     @property
     def address(self) -> str:
-        """host:port, as in Prometheus' configuration."""
+        """Return host:port, as in Prometheus' configuration."""
         return f"127.0.0.1:{self.port}"
 
     def command(self) -> list[str]:
@@ -208,7 +211,7 @@ class RealAlertmanager(_Process):
         ]
 
     def post(self, alerts: list[dict[str, Any]]) -> None:
-        """Post alerts as Prometheus would."""
+        """Post alerts as Prometheus does."""
         request = urllib.request.Request(
             f"{self.url}/api/v2/alerts",
             data=json.dumps(alerts).encode(),
@@ -218,12 +221,12 @@ class RealAlertmanager(_Process):
             assert answer.status == 200
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Return all alerts that it holds, with their status (active, suppressed) and receivers."""
+        """Return all alerts that Alertmanager holds, with their status (active, suppressed) and receivers."""
         return list(json.loads(get(f"{self.url}/api/v2/alerts")[1]))
 
 
 class _Server:
-    """A small HTTP server in a thread of this process, on a free port of loopback."""
+    """A small HTTP server in a thread of this process, on a free loopback port."""
 
     def __init__(self) -> None:
         outer = self
@@ -244,7 +247,7 @@ class _Server:
                 self.wfile.write(answer)
 
             def log_message(self, *_: object) -> None:
-                """Log nothing: the tests read what was received."""
+                """Log nothing. Tests read the received requests instead."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -271,9 +274,9 @@ class _Server:
 
 
 class WebhookReceiver(_Server):
-    """Receives Alertmanager's webhook notifications and keeps them in order, with the unix time of their arrival.
+    """A receiver of Alertmanager's webhook notifications. It keeps them in order, with their unix time of arrival.
 
-    The request path is the receiver: `received("/page")` returns the notifications that were posted to /page.
+    The request path is the receiver's name: `received("/page")` returns the notifications posted to /page.
     """
 
     def __init__(self) -> None:
@@ -292,7 +295,7 @@ class WebhookReceiver(_Server):
         ]
 
     def wait(self, path: str = "/", status: str = "firing", deadline_seconds: float = 60.0) -> dict[str, Any]:
-        """Return the first notification of this status that was posted to this path."""
+        """Return the first notification with this status that was posted to this path."""
         return wait_for(
             lambda: next((one for one in self.received(path) if one["status"] == status), None),
             f"a {status} notification at {path}",
@@ -301,7 +304,7 @@ class WebhookReceiver(_Server):
 
 
 class TextExporter(_Server):
-    """Serves `text` as /metrics: for metrics that a real hangwatch cannot be made to show in a test."""
+    """A server of `text` as /metrics, for metrics that a test cannot provoke in a real hangwatch."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -321,7 +324,7 @@ def get(url: str, timeout_seconds: float = 30.0) -> tuple[int, bytes]:
 
 
 def run(*command: str | os.PathLike[str], deadline_seconds: float = 150.0) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; its first word may be any name that `program` accepts."""
+    """Run a program to its end. Find its first word as `program` does."""
     first, *rest = command
     return subprocess.run(
         [program(str(first)), *map(str, rest)], capture_output=True, text=True, timeout=deadline_seconds, check=False

@@ -27,7 +27,10 @@ NODES = ("n0", "n1", "n2")
 
 @contextlib.contextmanager
 def slurm(folder: Path) -> Iterator[str]:
-    """Start three nodes and a job that holds them all; SLURM_CONF is set inside `with`. Yield the job's number."""
+    """Start three nodes and a job that holds them all; yield the job's number.
+
+    SLURM_CONF is set inside `with`.
+    """
     conf = _configuration(folder)
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((folder / "log").open("w"))

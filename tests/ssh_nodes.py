@@ -1,4 +1,4 @@
-"""Nodes behind a real sshd on loopback, under their own names: for requests over ssh and pdsh."""
+"""Nodes with their own names behind a real sshd on loopback, for requests over ssh and pdsh."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ needs_pdsh = pytest.mark.skipif(shutil.which("pdsh") is None, reason="needs pdsh
 
 @contextlib.contextmanager
 def sshd(folder: Path, names: list[str]) -> Iterator[Path]:
-    """Run an sshd with one port for each name; yield an ssh options file that leads to them.
+    """Run an sshd with one port for each name; yield an ssh options file with these ports.
 
-    A program that it starts finds its port in the last word of SSH_CONNECTION. `folder`/PORT holds the name.
+    A program started by sshd finds its port in the last word of SSH_CONNECTION. `folder`/PORT holds the node's
+    name.
     """
     assert SSHD is not None
     make_keys(folder)
@@ -45,7 +46,7 @@ def sshd(folder: Path, names: list[str]) -> Iterator[Path]:
 
 
 def make_keys(folder: Path) -> None:
-    """Create the folder with a host key, a user key, and the directory that sshd needs."""
+    """Create `folder` with a host key and a user key, and the directory that sshd needs."""
     folder.mkdir(mode=0o700)
     for key in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
@@ -63,7 +64,7 @@ def server_config(folder: Path, listening: Iterable[str]) -> Path:
 
 
 def client_config(folder: Path, addresses: Mapping[str, tuple[str, int]]) -> Path:
-    """Write an ssh options file that leads to these hosts by name."""
+    """Write an ssh options file that maps these host names to their address and port."""
     hosts = (f"Host {name}\n  HostName {host}\n  Port {port}\n" for name, (host, port) in addresses.items())
     usual = f"User root\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
     known = f"  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking accept-new\n  LogLevel ERROR\n"

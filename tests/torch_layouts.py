@@ -2,11 +2,12 @@
 
 usage: python -m tests.torch_layouts [VERSION | WHEEL | FOLDER]... > hangwatch/probes/torch_recorder/layouts.toml
 
-pip downloads a VERSION, which is deleted afterwards: the wheel for macOS on arm64, which has the same headers in a
-tenth of the size. A FOLDER holds `include` and `version.py`, like an installed torch. The definition of the recorder is
-cut out of its header, its members are made public, and g++ writes their offsets into a section of an object file.
-Nothing is linked or run. The offsets are those of the machine on which g++ runs; the table is for x86-64. On aarch64 a
-mutex of glibc has 48 bytes instead of 40, so later fields of the recorder would differ.
+For a VERSION, pip downloads the wheel for macOS on arm64, which is deleted afterwards. It has the same headers in a
+tenth of the size. A FOLDER holds `include` and `version.py`, like an installed torch. The script cuts the
+definition of the recorder out of its header and makes its members public. g++ then writes the offsets into a
+section of an object file. Nothing is linked or run. The offsets are those of the machine on which g++ runs; the
+table is for x86-64. On aarch64 a mutex of glibc has 48 bytes instead of 40, so later fields of the recorder would
+differ.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from elftools.elf.elffile import ELFFile
 PLATFORMS = ("macosx_14_0_arm64", "macosx_11_0_arm64")
 HEADER = "torch/csrc/distributed/c10d/FlightRecorder.hpp"
 OLD_HEADER = "torch/csrc/distributed/c10d/NCCLUtils.hpp"  # 2.5: NCCLTraceBuffer
-SCALAR_TYPES = ("torch/headeronly/core/ScalarType.h", "c10/core/ScalarType.h")  # the first since 2.9
+SCALAR_TYPES = ("torch/headeronly/core/ScalarType.h", "c10/core/ScalarType.h")  # the first path since torch 2.9
 SECTION = "field_offsets"
-NOT_IN_THE_WHEEL = ("nccl.h", "ATen/cuda/CUDAEvent.h")  # headers that the included ones need
+NOT_IN_THE_WHEEL = ("nccl.h", "ATen/cuda/CUDAEvent.h")  # the included headers include these
 FIELDS = {
     "enabled": "offsetof(Recorder, enabled_)",
     "entries": "offsetof(Recorder, entries_)",
@@ -67,7 +68,7 @@ FIELDS = {
     "status_started": "offsetof(c10d::ProcessGroupStatus, lastStartedSeq)",
     "status_completed": "offsetof(c10d::ProcessGroupStatus, lastCompletedSeq)",
 }
-# Members that some versions do not have, by the member that the header must declare.
+# Members that some versions do not have. The regular expression finds their declaration in the header.
 OPTIONAL = {
     "reset_epoch": (r"size_t reset_epoch_ = 0;", "offsetof(Recorder, reset_epoch_)"),
     "record_epoch": ("size_t reset_epoch_;", "offsetof(Record, reset_epoch_)"),
@@ -92,7 +93,7 @@ extern const unsigned long long offsets[] __attribute__((used, section("{section
 
 
 class CannotTellError(Exception):
-    """The layout of a version was not found; the message is the reason."""
+    """The layout or the headers of a version were not found. The message is the reason."""
 
 
 def layout(include: Path) -> dict[str, int]:
@@ -145,7 +146,7 @@ def dtypes(include: Path) -> list[str]:
 
 
 def toml(offsets_by_version: dict[str, dict[str, int]], names: Sequence[str]) -> str:
-    """Format the table: one row for all versions that share a layout, oldest first."""
+    """Format the table, oldest version first. Versions with the same layout share a row."""
     rows: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for version in sorted(offsets_by_version, key=_release):
         rows.setdefault(tuple(offsets_by_version[version].items()), []).append(version)
@@ -166,7 +167,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 @contextmanager
 def headers(source: str) -> Iterator[tuple[str, Path]]:
-    """Yield the version and header folder of a version, a wheel or a folder. Raises CannotTellError."""
+    """Yield version and header folder of `source`: a version, a wheel or a folder. Raises CannotTellError."""
     with tempfile.TemporaryDirectory() as folder:
         if not Path(source).exists():
             source = _downloaded(source, Path(folder))
@@ -193,7 +194,7 @@ def _downloaded(version: str, folder: Path) -> str:
 
 
 def main() -> int:
-    """Print the table; skipped versions go to stderr."""
+    """Print the table. Skipped versions go to stderr."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("sources", nargs="+", metavar="VERSION|WHEEL|FOLDER")
     found: dict[str, dict[str, int]] = {}

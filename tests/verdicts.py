@@ -1,10 +1,10 @@
-"""Print one line for each known verdict, so that two commits can be compared with `diff`.
+"""Print one line for each known verdict, to compare two commits with `diff`.
 
 usage: python -m tests.verdicts [FOLDER...]
 
-A line is: case, form, kind, confidence, named ranks, ranks to check first. Cases are those of tests/data/hangs.toml and
-of each FOLDER (see tests/robustness.py), in every form; then every capture of every scenario in virtual time. Texts are
-omitted: they may change while the verdict stays the same.
+A line is: case, form, kind, confidence, named ranks, ranks to check first. The cases are those of
+tests/data/hangs.toml and of each FOLDER (see tests/robustness.py), in every form. Every capture of every scenario
+in virtual time follows. Verdict texts are omitted: they may change while the verdict stays the same.
 """
 
 from __future__ import annotations

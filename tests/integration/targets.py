@@ -1,4 +1,4 @@
-"""Real processes in every state that a dump may meet. Each is ready when it is returned and is ended by its pid."""
+"""Real processes in every state that a dump may meet. Each is ready when it is yielded and is ended by its pid."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ready()
 while True:
     deep(9)
 """
-# posix_spawn waits like vfork until its child executes; the child first opens a FIFO that has no writer.
+# posix_spawn waits like vfork until its child executes. The child first opens a FIFO that has no writer.
 IN_KERNEL = """
 import os
 def blocked_in_kernel():
@@ -51,7 +51,7 @@ _READY = "folder = {folder!r}\ndef ready():\n    open(folder + '/ready', 'w').cl
 
 @contextlib.contextmanager
 def python(code: str, folder: Path, **environ: str) -> Iterator[int]:
-    """Run `code`, which calls `ready()` and may use `folder`; yield its pid once it is ready."""
+    """Run `code` in a new Python; yield its pid once it is ready. `code` calls `ready()` and may use `folder`."""
     if not (folder / "fifo").exists():
         os.mkfifo(folder / "fifo")
     (folder / "ready").unlink(missing_ok=True)
@@ -74,13 +74,13 @@ def state(pid: int) -> str:
 
 
 def scheduled(pid: int) -> tuple[float, float]:
-    """Return the seconds that the main thread has run, and those that it was runnable but had no core."""
+    """Return two times of the main thread in seconds: running, and runnable without a core."""
     ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9
 
 
 def futex_call(pid: int) -> tuple[int, int] | None:
-    """Return stack and instruction pointer of a main thread that sleeps in futex(2).
+    """Return stack pointer and instruction pointer of a main thread that sleeps in futex(2).
 
     None if it does not sleep there.
     """
@@ -90,12 +90,12 @@ def futex_call(pid: int) -> tuple[int, int] | None:
 
 
 def wait_for_state(pid: int, letter: str) -> None:
-    """Wait until the kernel shows that state."""
+    """Wait until the kernel shows the state `letter`."""
     wait_for(lambda: state(pid) == letter, f"state {letter} of {pid}")
 
 
 def wait_for_call(pid: int, kind: str) -> None:
-    """Wait until the main thread is in a system call of that kind; `ready()` is called before it."""
+    """Wait until the main thread is in a system call of `kind`. The target must call `ready()` before it."""
 
     def is_in_call() -> bool:
         call = main_thread.read_call(pid, procfs.PROC)
@@ -105,6 +105,6 @@ def wait_for_call(pid: int, kind: str) -> None:
 
 
 def stop(pid: int) -> None:
-    """Send SIGSTOP and wait until it took effect."""
+    """Send SIGSTOP and wait until the process is stopped."""
     os.kill(pid, signal.SIGSTOP)
     wait_for_state(pid, "T")

@@ -1,4 +1,4 @@
-"""`hangwatch dump --nodes --agentless`: nodes that only have py-spy, here one shell, `--via local` and a real sshd."""
+"""`hangwatch dump --nodes --agentless`: nodes have only py-spy. They are one shell (`--via local`) or a real sshd."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ dist.barrier()
 
 
 def ask(*arguments: str, py_spy: str = PY_SPY, run_as: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """Run the command. On a loaded machine py-spy takes seconds per rank, up to half of the time of a test."""
+    """Run `hangwatch dump --agentless`.
+
+    The deadline is long: on a loaded machine py-spy takes seconds per rank, up to half of the test's time.
+    """
     how = ("--agentless", "--deadline", "90", "--remote-command", py_spy)
     return subprocess.run(
         [*run_as, sys.executable, "-m", "hangwatch", "dump", *how, *arguments],
@@ -104,7 +107,7 @@ def test_the_odd_rank_of_a_job_that_torchrun_started(tmp_path: Path) -> None:
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=localhost:0",
     ]
-    command += ["--rdzv-id=agentless-odd"]  # --standalone would invent an id
+    command += ["--rdzv-id=agentless-odd"]  # --standalone would choose an id
     with started([sys.executable, *command, str(tmp_path / "train.py")]):
 
         def named() -> list[tuple[int, str]]:
@@ -117,7 +120,7 @@ def test_the_odd_rank_of_a_job_that_torchrun_started(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a job in its own session; the whole session is ended at the end."""
+    """Run a job in its own session. All processes of the session are ended at the end."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options) as process:
         try:
             yield process
@@ -179,7 +182,7 @@ def test_ranks_whose_environment_may_not_be_read_are_told_by_their_launcher(fold
     allowed = folder_for_all / "py-spy"  # replaces `sudo -n py-spy`
     allowed.write_text(ALLOWED)
     allowed.chmod(0o755)
-    # A shell with the name torchrun that waits for its rank.
+    # A shell with the process name torchrun, which waits for its rank.
     shell = f'"{sys.executable}" -c "import time; time.sleep(600)" & echo $!; wait'
     with subprocess.Popen(
         ["torchrun", "-c", shell], executable="/bin/sh", stdout=subprocess.PIPE, env={**os.environ, "RANK": "3"}

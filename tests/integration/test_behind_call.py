@@ -1,4 +1,4 @@
-"""The target of a blocked system call of a real process: a file, pipe, peer, lock, or a file system that hangs."""
+"""Targets of blocked system calls of real processes: files, pipes, peers, locks and dead file systems."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CHILD = "import os, subprocess\nchild = subprocess.Popen(['sleep', '600'])\nread
 
 
 def read_call(pid: int, name: str, kin: tuple[int, ...] = ()) -> KernelCall:
-    """Return the system call of this name and its target once the process is in the call."""
+    """Return the system call `name` and its target, once process `pid` is blocked in it."""
     wait_for(lambda: (call := main_thread.read_call(pid, procfs.PROC)) and call.name == name, f"{pid} to be in {name}")
     seen = [main_thread.read_call(pid, procfs.PROC)] * 2
     found = blocked_call.read(pid, seen, kin, time.monotonic() + 2, procfs.PROC)
@@ -107,7 +107,7 @@ def test_a_child_is_told(tmp_path: Path) -> None:
 
 
 def test_what_a_path_is_called_is_bounded_and_printable(tmp_path: Path) -> None:
-    """A FIFO with a hostile name, which no process opens for writing."""
+    """Open a FIFO with a hostile name; no process opens it for writing."""
     code = "import os\nname = folder + '/a\\n\\x1b[31m' + 'b' * 220\nos.mkfifo(name)\nready()\nopen(name)"
     with targets.python(code, tmp_path) as pid:
         found = read_call(pid, "openat")
@@ -118,7 +118,7 @@ def test_what_a_path_is_called_is_bounded_and_printable(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 def test_a_file_of_a_silent_file_system_is_told_and_not_touched(tmp_path: Path) -> None:
-    """Neither the file nor its folder can be accessed. The verdict takes its text from /proc."""
+    """Take the file's path from /proc: access to the file or its folder would block."""
     (tmp_path / "mnt").mkdir()
     content = tmp_path / "content"
     content.write_text("x" * (1 << 20))
@@ -183,7 +183,7 @@ def looked_at(pids: list[int], workers: Mapping[int, int] = {}, table: activity.
 
 
 def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) -> None:
-    """Only of that rank: the calls of the other ranks are not read."""
+    """Read only the call of the named rank, not the calls of the other ranks."""
     folders = [tmp_path / str(number) for number in range(4)]
     for folder in folders:
         folder.mkdir()
@@ -204,7 +204,7 @@ def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) 
 
 
 def test_what_is_to_be_looked_at_first_is_what_is_behind_that_call(tmp_path: Path) -> None:
-    """Native frames would show the same call."""
+    """Do not recommend `--native`: native frames would show the same call."""
     folders = [tmp_path / str(number) for number in range(2)]
     for folder in folders:
         folder.mkdir()
@@ -231,7 +231,7 @@ LOADS = (
 
 
 def test_of_a_rank_that_waits_for_its_worker_the_call_of_the_worker_is_told(tmp_path: Path) -> None:
-    """The verdict names the file: the user has to repair it."""
+    """Name the file in the verdict: the user has to repair it."""
     folders = [tmp_path / str(number) for number in range(4)]
     for folder in folders:
         folder.mkdir()

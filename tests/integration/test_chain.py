@@ -79,7 +79,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
 
 
 def test_ranks_that_stand_alike_are_told_apart_by_their_numbers(fake_driver: FakeDriver, tmp_path: Path) -> None:
-    """Four equal stacks. Rank 1 is in another group than the others and waits for rank 0, which waits for rank 1."""
+    """Four equal stacks. Rank 1 is in another group than the others and waits for rank 0; rank 0 waits for rank 1."""
     fake_driver.write([*h100(4), *COUNTED])
     with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon, TorchJob(tmp_path, "wrong_group.py") as job:
         job.wait_for_step(3)

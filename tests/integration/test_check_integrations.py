@@ -119,7 +119,7 @@ def test_a_mistyped_configuration_neither_drains_nor_resumes(site: Site) -> None
 
 @pytest.mark.parametrize("status", [2, 3, 70, 124, 127])
 def test_without_a_finding_no_exit_code_drains_or_resumes(site: Site, status: int) -> None:
-    """A mistyped option ends with 2, a bug of hangwatch with 70, a timeout with 124, a missing program with 127."""
+    """Exit codes: 2 a mistyped option, 70 a bug of hangwatch, 124 a timeout, 127 a missing program."""
     site.hangwatch.write_text(f"#!/bin/sh\necho 'OK        pcie        fine'\nexit {status}\n")
     if status == 127:
         site.hangwatch.unlink()

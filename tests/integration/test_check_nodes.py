@@ -1,4 +1,4 @@
-"""`hangwatch check --nodes`: real processes that respond as nodes do. Each "node" is only a name, `--via local`."""
+"""`hangwatch check --nodes`: real processes respond as nodes do. A "node" is only a name, `--via local`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def keep(folder: Path, node: str, answer: dict[str, Any], ahead_seconds: int = 0
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Path:
-    """A folder in which `answer NODE` prints the output of hangwatch on it: n1 to n8 are healthy and equal."""
+    """A folder in which `answer NODE` prints hangwatch's output of this node: n1 to n8 are healthy and equal."""
     for number in range(1, 9):
         keep(tmp_path, f"n{number}", answer_of())
     remote(tmp_path, "print")
@@ -53,7 +53,7 @@ def nodes(tmp_path: Path) -> Path:
 
 
 def remote(folder: Path, script: str) -> None:
-    """Write what `answer NODE` runs; `print` prints the node's output, with a clock that is ahead."""
+    """Write the script that `answer NODE` runs. In it, `print` prints the node's output with a clock that is ahead."""
     now = '$(date -d "$(cat "$folder/$node.ahead") seconds" +%s.%N)'
     printing = f'sed "s/{PRINTED}/{now}/g" "$folder/$node"'
     (folder / "answer").write_text(f"node=$1\nfolder={folder}\nprint() {{ {printing}; }}\n{script}\n")
@@ -94,7 +94,7 @@ def test_nodes_with_equal_answers_stand_in_one_line_the_worst_first(
 
 
 def in_one_line(printed: str) -> str:
-    """Join the lines: independent of the width of the terminal."""
+    """Join the lines, so that the width of the terminal does not matter."""
     return " ".join(printed.split())
 
 

@@ -86,7 +86,7 @@ def test_what_is_no_port_is_refused() -> None:
 
 
 def nodes(folder: Path, *arguments: str, nodeset: str = "n[1-3]") -> subprocess.CompletedProcess[str]:
-    """n3 has its own network, which is not connected."""
+    """Run the check from these nodes. n3 has its own network, which is not connected."""
     (folder / "answer").write_text(
         f"""node=$1; shift
 echo "$*" >{folder}/asked-$node

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: help, answers, and errors that explain. Never a traceback."""
+"""The command line as its user sees it: help, output and errors that explain. Never a traceback."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> N
 
 @needs_root
 def test_who_may_read_no_incident_is_told_where_was_looked_and_as_whom() -> None:
-    with tempfile.TemporaryDirectory() as name:  # a folder that every user may enter
+    with tempfile.TemporaryDirectory() as name:  # every user may enter this folder
         place = Path(name)
         place.chmod(0o755)
         (place / "incidents").mkdir(mode=0o700)
@@ -327,7 +327,7 @@ def test_incidents_of_two_owners_jobs_of_one_name_are_not_mixed(tmp_path: Path) 
 
 @contextlib.contextmanager
 def jobs_of(*wanted: tuple[str, int]) -> Iterator[set[int]]:
-    """Start a job of one rank for each of these names and users; yield the pids."""
+    """Start a job of one rank for each (name, uid) in `wanted`; yield the pids."""
     environ = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     program = "import time; print('up', flush=True); time.sleep(120)"
@@ -391,7 +391,7 @@ def test_of_many_jobs_the_table_begins_with_those_of_whom_somebody_is_named(caps
 
 
 def test_a_job_is_chosen_by_key_id_or_what_its_user_calls_it() -> None:
-    """A page uses the last of these."""
+    """Choose a job by its key, its id or its name. A page shows the name."""
     job = replace(samples.job(range(2), 2), job_name="llama-70b")
     other = replace(job, job_id="7", job_key="fedcba9876543210", job_name=job.job_id)
     for wanted in (job.key, job.job_id, "llama-70b"):
@@ -431,7 +431,7 @@ def test_status_says_that_no_hang_is_noticed_where_no_gpu_is_read(
 
 
 def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    """Counted from the time when its power fell, as in the report."""
+    """Count from the time when the job's power fell, as the report does."""
     fell_quiet = time.time() - 140
     quiet = TimelineEntry(unix_seconds=fell_quiet, state=JobState.QUIET, message="quiet")
     incident = samples.replaced(samples.loader_hang(), timeline=(quiet,))
@@ -479,7 +479,7 @@ def test_version_and_module() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")
 def test_each_of_several_jobs_is_printed_and_a_line_for_each_at_the_end() -> None:
-    """As a user who sees only their own jobs: other jobs on this node may exist."""
+    """Run as a user who sees only their own jobs. Other jobs on this node may exist."""
     names = [f"several-{os.getpid()}-{number}" for number in range(2)]
     with jobs_of(*((name, NOBODY) for name in names)):
         command = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", "dump"]
@@ -492,7 +492,10 @@ def test_each_of_several_jobs_is_printed_and_a_line_for_each_at_the_end() -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")
 def test_the_answer_on_one_job_is_there_while_the_next_is_looked_at() -> None:
-    """Its rank is ended after the first answer is read, between the rounds of its own capture: the answer says so."""
+    """Kill the second rank after the first job is printed, during its own capture.
+
+    The output must say that it is gone.
+    """
     names = [f"as-they-come-{os.getpid()}-{number}" for number in range(2)]
     with jobs_of((names[0], NOBODY)) as first, jobs_of((names[1], NOBODY)) as second:
         command = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", "dump", "--rounds", "2"]
@@ -507,7 +510,10 @@ def test_the_answer_on_one_job_is_there_while_the_next_is_looked_at() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")
 def test_the_job_of_a_stranger_is_left_out_and_said(tmp_path: Path) -> None:
-    """It is found by its launcher, since /proc shows all users the parents of processes; nothing else may be read."""
+    """Report another user's job that is found by its launcher.
+
+    /proc shows all users which process started which. Everything else of the job is unreadable.
+    """
     launcher = tmp_path / "torchrun"
     rank = "import time; print('up', flush=True); time.sleep(120)"
     launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-u', '-c', {rank!r}])\n")
@@ -542,7 +548,7 @@ def test_dump_refuses_what_it_cannot_dump(arguments: tuple[str, ...], word: str)
 
 
 def test_foreign_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user name or a message may contain text that a terminal library reads as markup."""
+    """Print markup as plain text: a user name or a message may contain what a terminal library reads as markup."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     print_table(("job", "user"), [("42", "[/bold]x"), ("43", "[red]")], "no jobs")
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Real ranks that die: torchrun jobs that raise, segfault or end normally; cores; artifacts of hostile owners."""
+"""Real ranks that die: torchrun jobs that raise, segfault or end normally; cores; crash artifacts of hostile owners."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ INITIAL = Path("pid:[4026531836]")  # the initial pid namespace, include/linux/p
 
 @contextlib.contextmanager
 def crashing(folder: Path, how: str, prefix: Sequence[str] = ()) -> Iterator[tuple[TorchJob, list[int]]]:
-    """Start a job; yield it and the pids of its ranks once all wait for the signal to continue."""
+    """Start a job whose ranks wait for the file `go`; yield the job and the pids of its ranks."""
     folder.mkdir()
     os.chown(folder, folder.parent.stat().st_uid, folder.parent.stat().st_gid)
     files = [folder / f"pid-{rank}" for rank in range(RANKS)]
@@ -55,7 +55,7 @@ def crashing(folder: Path, how: str, prefix: Sequence[str] = ()) -> Iterator[tup
 
 
 class Watch:
-    """The daemon's scans of one job, step by step."""
+    """The daemon's scans of one job, one scan per call."""
 
     def __init__(self, pids: list[int]) -> None:
         self._pids, self._scan, self._snapshot = set(pids), JobScan(), Snapshot()
@@ -73,7 +73,7 @@ class Watch:
         return jobs
 
     def verdict(self, kernel_log: Path = Path("/dev/kmsg"), proc_root: Path = procfs.PROC) -> Verdict | None:
-        """Judge by the crash artifacts once all ranks are gone."""
+        """Wait until all ranks are gone. Return the verdict from their crash artifacts."""
         wait_for(lambda: not self.discover(), "the job to end", 120)
         job = self.dead[-1]
         assert len(job.ended) == RANKS
@@ -85,7 +85,7 @@ class Watch:
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_rank_that_raises_is_the_root_cause(tmp_path: Path) -> None:
-    """By the daemon: an incident, a metric, and no page. The errors of the other ranks are evidence."""
+    """Expect an incident and a metric from the daemon, but no page. The errors of the other ranks are evidence."""
     environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     with crashing(tmp_path / "job", "raises") as (job, _), RealDaemon(tmp_path / "hw", environ) as daemon:
         here = {"job_id": job.run_id}
@@ -113,7 +113,7 @@ def test_a_rank_that_raises_is_the_root_cause(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
-    """The other ranks leave error files; the dead rank leaves only the kernel's line."""
+    """Name the rank by the kernel's line, its only trace. The other ranks leave error files."""
     folder = tmp_path / "job"
     with crashing(folder, "segfaults") as (_, pids):
         watch = Watch(pids)
@@ -134,9 +134,9 @@ def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_of_owner: Path, tmp_path: Path) -> None:
-    """Other ranks still run. Evidence: the kernel's line, and the native stack in the core if there is a core.
+    """Judge while other ranks still run. Evidence: the kernel's line, and the native stack in the core, if any.
 
-    torchrun is stopped, because it would end the other ranks after half a minute.
+    torchrun is stopped: it would end the other ranks after half a minute.
     """
     folder = folder_of_owner / "job"
     prefix = ["prlimit", "--core=unlimited", "env", f"--chdir={folder}", *as_user(OWNER)]
@@ -165,7 +165,10 @@ def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_o
 
 
 def counted_as_the_kernel_does(folder: Path) -> Path:
-    """Return a /proc with the pids of the kernel's log; the pids of a test's worker are in another namespace."""
+    """Return a /proc that seems to be in the initial pid namespace, like the pids of the kernel's log.
+
+    A test worker may run in another pid namespace.
+    """
     if Path("/proc/self/ns/pid").readlink() == INITIAL:
         return Path("/proc")
     (folder / "proc" / "self" / "ns").mkdir(parents=True)
@@ -178,7 +181,7 @@ def counted_as_the_kernel_does(folder: Path) -> Path:
 
 
 def kernel_log_with_segfault_of(pid: int, folder: Path) -> Path:
-    """Return the kernel's log, or a file with the same line if the kernel's log is not readable or has no segfaults."""
+    """Return the kernel's log, or a file with such a line if the kernel's log is unreadable or has no segfaults."""
     events = kmsg.KernelLog().read(Path("/dev/kmsg"))
     is_ours = Path("/proc/self/ns/pid").readlink() == INITIAL
     if is_ours and isinstance(events, kmsg.KernelEvents) and any(line.subject == str(pid) for line in events.lines):
@@ -200,7 +203,7 @@ def test_a_job_that_ends_in_order_is_no_crash(tmp_path: Path) -> None:
 
 
 def test_how_a_rank_ended_stands_with_the_kernel_and_in_the_log_of_its_launcher(tmp_path: Path) -> None:
-    """One process is not yet reaped by its parent. The end of the other one is in a log that both write to."""
+    """Read the exit of two ranks. One is a zombie; the exit of the other is in the log to which both write."""
     log = tmp_path / "job.log"
     with log.open("wb") as file:
         ranks = [subprocess.Popen(["sleep", "600"], stdout=file, stderr=file) for _ in range(2)]
@@ -232,9 +235,9 @@ def test_how_a_rank_ended_stands_with_the_kernel_and_in_the_log_of_its_launcher(
 
 @needs_root
 def test_the_error_file_of_a_container_is_read_through_who_still_lives_there(tmp_path: Path) -> None:
-    """In its own mount namespace, where the path leads to another file.
+    """Read a dead rank's error file through a process that still runs in its mount namespace.
 
-    Once no process is in it, the file is not read.
+    Outside the namespace, the path leads to another file. Without a process in it, the file is not read.
     """
     folder = tmp_path / "log"
     folder.mkdir()
@@ -288,7 +291,10 @@ def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other(
 
 
 def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tmp_path: Path) -> None:
-    """Two hundred ranks, each with an error file. The scan that finds them gone knows no order."""
+    """Kill 200 ranks that each have an error file.
+
+    The scan that finds them gone does not show the order of their ends.
+    """
     ranks = [Rank(id=ProcessId(pid=999_000_000 + n, start_ticks=1), rank=n, local_rank=n) for n in range(200)]
     job = Job(job_id="many", launcher="torchrun", launcher_id=None, ranks=tuple(ranks), share="uid 1")
     known, now = crash_artifacts.RankSnapshots(tree_of_ranks(tmp_path, ranks)), time.time()
@@ -308,7 +314,7 @@ def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tm
 
 
 def test_a_rank_that_ends_just_now_is_remembered_as_it_was(tmp_path: Path) -> None:
-    """In the order in which the kernel removes it: its program with its memory, its folder, its namespaces."""
+    """Keep all data of a rank while the kernel removes its program, its folder and its namespaces, in this order."""
     rank = Rank(id=ProcessId(pid=999_000_000, start_ticks=1), rank=0, local_rank=0)
     known, process = (
         crash_artifacts.RankSnapshots(tree_of_ranks(tmp_path, [rank])),
@@ -324,7 +330,7 @@ def test_a_rank_that_ends_just_now_is_remembered_as_it_was(tmp_path: Path) -> No
 
 
 def tree_of_ranks(folder: Path, ranks: Sequence[Rank]) -> Path:
-    """Make a /proc in which a scan finds these ranks, in the mount namespace of the reader."""
+    """Write a /proc in which a scan finds these ranks, in the mount namespace of the reader."""
     for name in ("self", *(str(rank.id.pid) for rank in ranks)):
         place = folder / "proc" / name
         (place / "ns").mkdir(parents=True)
@@ -335,7 +341,7 @@ def tree_of_ranks(folder: Path, ranks: Sequence[Rank]) -> Path:
 
 
 def left_by(rank: Rank, folder: Path, error: str, unix_seconds: float) -> Process:
-    """Return a rank as a scan finds it, with an error file of that time."""
+    """Return a rank as a scan finds it, with an error file of the time `unix_seconds`."""
     path = folder / f"error-{rank.rank}.json"
     extra = {"timestamp": str(int(unix_seconds)), "py_callstack": "Traceback\n" * 300}
     path.write_text(json.dumps({"message": {"message": error, "extraInfo": extra}}))
@@ -380,7 +386,7 @@ AS_OWNER = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"]
 def shell_that_segfaults(
     folder: Path, prefix: Sequence[str] = (), as_user: Sequence[str] = AS_OWNER
 ) -> crash_artifacts.RankSnapshot:
-    """Return a shell of the owner, recorded before it segfaulted."""
+    """Return the snapshot of a shell of the owner, taken before the shell segfaulted."""
     command = [*prefix, "prlimit", "--core=unlimited", *as_user, "sh", "-c", "read word; kill -SEGV $$"]
     process = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE)
     try:
@@ -398,7 +404,10 @@ def shell_that_segfaults(
 
 @needs_root
 def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> None:
-    """With any group id of its processes: the kernel shows /proc/PID/root only to a reader with the same group id."""
+    """Read the core with any group id of the container's processes.
+
+    The kernel shows /proc/PID/root only to a reader with the same group id.
+    """
     launcher = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *AS_OWNER, "sleep", "600"])
     try:
         wait_for(lambda: procfs.read_counters(launcher.pid).comm == "sleep", "the container")
@@ -419,7 +428,7 @@ def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> Non
 
 @needs_root
 def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
-    """As its owner, by gdb. If cores go to a program, the verdict says so."""
+    """Run gdb as the core's owner. If the kernel pipes cores to a program, the result says so."""
     known = shell_that_segfaults(folder_of_owner)
     (core,) = crash_artifacts.find_cores([(known, Path("/"))])
     assert core is not None
@@ -459,7 +468,7 @@ def crash_artifacts_child_with(request: dict[str, object]) -> str:
 
 
 def hostile(kind: str, folder: Path) -> Path:
-    """Put something that is not an error file in its place, as the owner."""
+    """Put something else in the place of an error file, as the owner."""
     path = folder / "error.json"
     somebody = (os.geteuid() or OWNER, os.getegid() or OWNER)
     match kind:
@@ -531,7 +540,7 @@ def test_what_is_no_error_file_of_the_owner_is_refused(tmp_path: Path, kind: str
 def test_a_link_that_root_made_where_only_root_writes_is_followed(
     tmp_path: Path, target: str, mode: int, is_read: bool
 ) -> None:
-    """A site links its scratch folder in this way. It leads to nothing above the rank's root."""
+    """Follow a link like those of sites for scratch folders. It must not lead above the rank's root."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "error.json").write_text("{}")
     (tmp_path / "linked").symlink_to(target)
@@ -545,7 +554,7 @@ def test_a_link_that_root_made_where_only_root_writes_is_followed(
 
 @pytest.mark.parametrize("place", ["/dev/zero", "text", "notes"])
 def test_what_is_no_core_of_the_process_is_none(tmp_path: Path, place: str) -> None:
-    """A device, a text, and a file that claims notes beyond its end."""
+    """Reject a device, a text, and a file whose notes end beyond the end of the file."""
     process = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
     try:
         known = seen(process, uid=os.geteuid())

@@ -1,4 +1,4 @@
-"""`hangwatch demo`: real processes, the real daemon and py-spy, and the right answer to each scenario."""
+"""`hangwatch demo`: real processes, the real daemon and py-spy, and the expected verdict for each scenario."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ HANGS = [
     name for name, scenario in SCENARIOS.items() if scenario.right_answer in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY)
 ]
 HEALTHY = [name for name in SCENARIOS if name not in HANGS]
-COMMAND_LINE = "lock"  # this scenario is run through the command
-SERIES = ("stopped", "evaluation")  # `make test` runs another scenario with the same states
+COMMAND_LINE = "lock"  # the scenario that the test of the command runs
+SERIES = ("stopped", "evaluation")  # `make test` runs another scenario with the same job states
 
 
 def row(name: str) -> object:
@@ -175,7 +175,7 @@ def test_only_the_right_answer_is_called_right(
 
 
 def test_what_the_demo_leaves_alone(tmp_path: Path) -> None:
-    """The demo's daemon does not see a job of another user on this machine and does not dump it."""
+    """Do not find or dump a job of another user on this machine."""
     environ = {**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     code = "import sys; print('up', flush=True); sys.stdin.read()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -100,7 +100,7 @@ def test_training_draws_power_and_little_cpu(training: SimulatedNode) -> None:
     wait_for(lambda: all(gpu.power_watts > 500 for gpu in gpus.latest().gpus), "all to draw what training draws")
     assert {gpu.power_limit_watts for gpu in gpus.latest().gpus} == {700}
     before, began = cpu_seconds(), time.monotonic()
-    time.sleep(1.0)  # the test measures time
+    time.sleep(1.0)  # the test measures this time
     assert (cpu_seconds() - before) / (time.monotonic() - began) < 0.10 * RANKS
 
 
@@ -258,7 +258,7 @@ def test_a_launcher_that_dies_is_told_and_takes_even_a_stopped_rank_along() -> N
         wait_for(lambda: state_of(node.pids[0]) == "T", "the rank to stop")
         launcher = parent_of(node.pids[0])
         os.kill(launcher, signal.SIGKILL)
-        wait_for(lambda: is_gone(launcher), "the launcher to end")  # otherwise it might still receive the order
+        wait_for(lambda: is_gone(launcher), "the launcher to end")  # else the launcher might still receive the order
         with pytest.raises(NodeError, match="has ended"):
             node.order("all", "checkpoint 1")
         wait_for(lambda: is_gone(node.pids[0]) and is_gone(loader), "the rank and its loader to end with it")

@@ -1,4 +1,4 @@
-"""`hangwatch dump --nodes`: real processes that respond as nodes do, or fail to. A "node" is a name, `--via local`."""
+"""`hangwatch dump --nodes`: real processes respond as nodes do, or fail to. A "node" is a name, `--via local`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VIA_HERE = ("--nodes", "one", "--via", "local")
 
 
 def incident_of(ranks: range, key: str = "") -> Incident:
-    """Return an incident: one rank of n2 is in its data loader, all other ranks wait."""
+    """Return an incident: one rank of n2 is in its data loader; all other ranks wait."""
     incident = samples.all_waiting()
     groups = [samples.waiting([rank for rank in ranks if rank != 19], node="liar")]
     groups += [samples.loading([19])] if 19 in ranks else []
@@ -41,9 +41,9 @@ def incident_of(ranks: range, key: str = "") -> Incident:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Path:
-    """A folder in which `answer NODE` prints the output of hangwatch on it.
+    """A folder in which `answer NODE` prints hangwatch's output of this node.
 
-    N0 to n3 respond and all call themselves "liar".
+    Nodes n0 to n3 respond. All of them give "liar" as their name.
     """
     for number in range(4):
         keep(tmp_path / f"n{number}", [incident_of(range(8 * number, 8 * number + 8))])
@@ -52,7 +52,7 @@ def nodes(tmp_path: Path) -> Path:
 
 
 def keep(path: Path, incidents: list[Incident], ahead_seconds: int = 0, *, with_stacks: bool = False) -> None:
-    """Write the output of a node, with a clock that is ahead."""
+    """Write the output of a node whose clock is `ahead_seconds` ahead."""
     dump = as_json.render(sighting.make_grouped_dump("liar", incidents, PRINTED, with_stacks=with_stacks))
     path.write_text(dump)
     path.with_suffix(".ahead").write_text(str(ahead_seconds))
@@ -256,7 +256,7 @@ def test_a_variable_that_is_not_set_is_no_current_folder(arguments: tuple[str, .
 
 
 def running(folder: Path) -> list[psutil.Process]:
-    """Return the processes of our requests."""
+    """Return the running processes of our requests to nodes."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -281,7 +281,7 @@ def test_when_we_are_ended_so_is_what_runs_on_the_nodes(nodes: Path, ending: sig
 
 
 def test_command_whose_shell_is_slow_ends_with_us(nodes: Path, tmp_path: Path) -> None:
-    """Other processes use the cores: a second passes between two commands of a shell."""
+    """Slow down the shell: one second passes between two of its commands, as when other processes use the cores."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("needs strace")
@@ -367,7 +367,7 @@ POD=$pod exec "$@"
 
 @pytest.fixture
 def stand_ins(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put fake srun, squeue and kubectl first in PATH; they support the calls of these tests."""
+    """Put fake srun, squeue and kubectl first in PATH. They support the calls of these tests."""
     (nodes / "bin").mkdir()
     squeue = '#!/bin/sh\n[ "$*" = "--noheader --jobs=4711 --format=%N" ] && echo "n[0-3]"\n'
     for name, script in {"srun": SRUN, "kubectl": KUBECTL, "squeue": squeue}.items():

@@ -1,4 +1,7 @@
-"""All main threads have the same stack; one rank's ThreadPoolExecutor worker is blocked in the program's own code."""
+"""A worker of one rank's ThreadPoolExecutor is blocked in the program's own code.
+
+All main threads have the same stack.
+"""
 
 from __future__ import annotations
 

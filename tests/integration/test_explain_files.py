@@ -1,4 +1,4 @@
-"""`hangwatch explain DIR` on folders in which other users may write, and on things that are not regular files."""
+"""`hangwatch explain DIR` on folders in which other users may write, and on paths that are not regular files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def test_a_log_folder_of_torchrun() -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
 def test_what_a_shell_of_windows_has_written_is_text(encoding: str, tmp_path: Path) -> None:
-    """PowerShell's `>` writes UTF-16 with a mark: `kubectl exec POD -- py-spy dump --pid 1 > rank0.txt`."""
+    """Read UTF-16 with a byte order mark, which PowerShell's `>` writes.
+
+    Example: `kubectl exec POD -- py-spy dump --pid 1 > rank0.txt`.
+    """
     stacks = "".join(
         f'Process {pid}: python train.py\r\nThread {pid} (idle): "MainThread"\r\n    {leaf} (naïve.py:18)\r\n\r\n'
         for pid, leaf in ((7, "wait"), (8, "read_shard"))
@@ -74,7 +77,7 @@ def test_no_link_in_a_folder_is_followed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def opened() -> Iterator[Path]:
-    """A folder that other users may enter; pytest's folders are for root alone."""
+    """A folder that other users may enter. Only root may enter pytest's folders."""
     folder = Path(tempfile.mkdtemp(prefix="explain-"))
     folder.chmod(0o755)
     yield folder
@@ -84,12 +87,12 @@ def opened() -> Iterator[Path]:
 
 
 def test_what_its_reader_may_not_read_is_left_out_and_told(opened: Path) -> None:
-    """For example /var/log/pods for a user who is not root: the user's pods are next to those of others."""
+    """Read a folder with unreadable files, such as /var/log/pods: the user's pods are next to pods of other users."""
     for number in range(4):
         (opened / f"rank{number}").mkdir()
         (opened / f"rank{number}" / f"rank{number}.log").write_text(LOG)
     (opened / "rank1").chmod(0)
-    (opened / "rank2").chmod(0o444)  # its names can be read, but nothing else
+    (opened / "rank2").chmod(0o444)  # the names in it can be read, but nothing else
     (opened / "rank3" / "rank3.log").chmod(0)
     user = as_user(4001) if os.geteuid() == 0 else []
     done = subprocess.run(
@@ -178,7 +181,10 @@ TIMED_OUT_UNIX_SECONDS = 1_795_340_720.0
 
 
 def recorders(folder: Path) -> Path:
-    """The dumps of a real gloo job, as of the timeout of 600 s. Rank 2 skipped its sixth all_reduce."""
+    """Copy the dumps of a real gloo job; their file times are those of the collective timeout of 600 s.
+
+    Rank 2 skipped its sixth all_reduce.
+    """
     shutil.copytree(RECORDER, folder)
     for path in folder.iterdir():
         os.utime(path, (TIMED_OUT_UNIX_SECONDS, TIMED_OUT_UNIX_SECONDS))

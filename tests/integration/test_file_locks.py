@@ -1,4 +1,4 @@
-"""Real file locks: of a waiting process, the file and the holder are reported, as the kernel lists them."""
+"""Real file locks: for a waiting process, hangwatch reports the file and the holder from the kernel's list."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FLOCK, LOCKF = "fcntl.flock(lock, fcntl.LOCK_EX)", "fcntl.lockf(lock, fcntl.LOCK
 
 @contextlib.contextmanager
 def held(path: Path, how: str, *, is_left: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Hold the lock of this file by a process, or by its child if `is_left`; release it at the end."""
+    """Hold the lock of this file until the end. The holder is a process, or its child if `is_left`."""
     path.touch()
     program = HOLDS.format(how=how, is_left=is_left)
     command = [sys.executable, "-c", program, str(path)]
@@ -79,7 +79,7 @@ def test_a_holder_that_ended_and_left_the_lock_to_its_child_is_not_made_up(tmp_p
     with held(tmp_path / "the.lock", FLOCK, is_left=True), targets.python(WAITS.format(how=FLOCK), tmp_path) as pid:
         group = seen(pid)
     (member,) = group.members
-    assert member.waits.file_lock == FileLock(str(tmp_path / "the.lock"))  # with any pid namespace
+    assert member.waits.file_lock == FileLock(str(tmp_path / "the.lock"))  # in any pid namespace
     assert "it has ended and a child inherited the lock" in clauses.describe_activity(group)
 
 

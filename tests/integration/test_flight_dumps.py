@@ -1,4 +1,4 @@
-"""Explain flight-recorder dumps that real gloo jobs write themselves; answer key: tests/data/waitfor.toml."""
+"""Explain the flight-recorder dumps that real gloo jobs write. Expected results: tests/data/waitfor.toml."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.recorder_jobs.started import KEY, Started, started
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
-AS_AT_A_TIME_OUT_SECONDS = 610.0  # the timeout that program.py gives init_process_group, plus a margin
-TIME_OUT_OF_GROUPS_SECONDS = 1810.0  # new_group has 1,800 s, whatever init_process_group was given
-OTHER_CLOCKS = "wrapped_reaches_back"  # a dump does not tell its node, so its buffer would have to reach back a minute
+AS_AT_A_TIME_OUT_SECONDS = 610.0  # the timeout in program.py, plus a margin
+TIME_OUT_OF_GROUPS_SECONDS = 1810.0  # new_group has 1,800 s, whatever timeout init_process_group has
+OTHER_CLOCKS = "wrapped_reaches_back"  # a dump names no node: clocks may differ, its buffer must reach back a minute
 KINDS = {"not_joined": "NotCome", "cycle": "Circle", "all_joined": "EverybodyCame", "mismatch": "Mismatch"}
 
 
@@ -64,7 +64,7 @@ def settled(job: Started) -> Path:
     ],
 )
 def test_a_hang_by_its_dumps_alone(name: str, tmp_path: Path) -> None:
-    """No rank is named without a stack. If there is a suspect, it is the rank to check first."""
+    """Name no rank without a stack. A single suspect is the rank to check first."""
     row = KEY[name]
     with started(name, tmp_path, DUMPS="1") as job:
         folder = settled(job)
@@ -76,7 +76,7 @@ def test_a_hang_by_its_dumps_alone(name: str, tmp_path: Path) -> None:
     first = row.get("first_look") or (row["named"] if len(row.get("named", ())) == 1 else [])
     first = [] if name == OTHER_CLOCKS else list(first)
     assert (found["named"], ranks(found["first_look"])) == ([], first), found["message"]
-    kind = "cycle" if name == "open_and_stuck" else row["kind"]  # that it does not wait, only its stack says
+    kind = "cycle" if name == "open_and_stuck" else row["kind"]  # only a stack shows that it does not wait
     assert found["kind"] == (KINDS.get(kind, "RecordsOnly") if first or "circle" in row else "RecordsOnly")
     assert "the moment when torch wrote its dumps" in found["message"]
     assert ("only stacks show that" in found["message"]) == (found["kind"] == "Circle")
@@ -100,7 +100,7 @@ def test_with_their_stacks_the_rank_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["healthy", "slow_rank"])
 def test_a_torn_cut_of_a_healthy_job_accuses_nobody(name: str, tmp_path: Path) -> None:
-    """Each rank dumps at a different moment. A file's time is that moment, or that of a copy, long after."""
+    """Dump each rank at a different moment. The time of a file is that moment or, for a copy, much later."""
     with started(name, tmp_path, DUMPS="1") as job:
         cuts = [copytree(job.dumps(str(number)), tmp_path / f"cut-{number}") for number in range(40)]
     open_then = 0

@@ -70,10 +70,10 @@ def test_a_rank_in_a_frozen_control_group_is_suspended_and_the_group_is_named(tm
         seen = look(pid)
         (member,) = seen.grouping.members
         assert (member.signature, member.waits.frozen_cgroup) == (Signature.STOPPED, cgroup)
-        assert member.kernel.state == ("D" if root == V1 else "S")  # for the kernel it sleeps
+        assert member.kernel.state == ("D" if root == V1 else "S")  # v2 shows it as sleeping
         assert seen.verdict.kind == "Suspended"
         assert seen.verdict.message.endswith(f"is frozen: control group {cgroup} is frozen.")
-        assert seen.grouping.groups[0].frames  # read without a pause: a process that cannot stop is not awaited
+        assert seen.grouping.groups[0].frames  # read without a pause: the process cannot stop
 
 
 def test_a_rank_that_was_stopped_is_suspended_and_stays_stopped(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""A light capture on the real daemon: a light job hangs above low power and is captured before a suspicion."""
+"""A light capture by the real daemon.
+
+A light job hangs while its power is above low power; no suspicion comes first.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ def _is_in(pid: int, function: str) -> bool:
 
 
 def _stand_in(pids: list[int], function: str) -> bool:
-    """True if all are in it and none was scheduled meanwhile, which could be in the previous call."""
+    """True if all processes are in `function` and none ran meanwhile.
+
+    A process that ran could still have been in its previous call.
+    """
     before = [_switches(pid) for pid in pids]
     return all(_is_in(pid, function) for pid in pids) and before == [_switches(pid) for pid in pids]
 

@@ -1,4 +1,4 @@
-"""The GPU checks over the fake driver, on whole nodes: the right check reports the right state, and no other does."""
+"""The GPU checks over the fake driver, on whole nodes: only the right check reports the fault."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OK, UNKNOWN, WARNING, CRITICAL = CheckStatus.OK, CheckStatus.UNKNOWN, CheckStatu
 
 
 class Machine:
-    """A node under the fake driver: its checks run repeatedly with a clock that the test moves."""
+    """A node under the fake driver. Its checks run repeatedly with a clock that the test moves."""
 
     def __init__(self, driver: FakeDriver, root: Path) -> None:
         self.driver, self.sys_root, self.proc_root = driver, root / "sys", root / "proc"
@@ -43,7 +43,7 @@ class Machine:
         self.settings = settings_for(Settings(), "test")
 
     def run(self, *names: str) -> dict[str, CheckResult]:
-        self.sampler.start()  # only now, so that the first sweep sees the test's changes of the scenario
+        self.sampler.start()  # started here, so that the first sweep sees the test's scenario
         clock = Clock(monotonic=lambda: self.now, unix=lambda: 1.7e9 + self.now)
         node = Node(sys_root=self.sys_root, proc_root=self.proc_root, gpus=self.sampler, clock=clock)
         return {
@@ -210,7 +210,7 @@ def test_idle_links_that_slowed_down_are_no_finding(hgx: Machine) -> None:
 
 
 def test_link_errors_are_judged_as_rates(hgx: Machine) -> None:
-    hgx.driver.add("gpu 3 link 2 errors 0 100000")  # replays from long ago
+    hgx.driver.add("gpu 3 link 2 errors 0 100000")  # old replays
     assert hgx.read_checks("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
 
     hgx.now += 60
@@ -223,7 +223,7 @@ def test_link_errors_are_judged_as_rates(hgx: Machine) -> None:
     assert hgx.read_checks("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
 
     hgx.now += 60
-    hgx.driver.add("gpu 3 link 2 errors 0 5")  # the driver was reloaded: counters start from zero
+    hgx.driver.add("gpu 3 link 2 errors 0 5")  # a reload of the driver sets the counters to zero
     assert hgx.read_checks("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
 
 
@@ -345,7 +345,7 @@ def test_details_that_block_the_driver_are_given_up_and_power_goes_on(hgx: Machi
     assert hgx.read_checks("fabric") == {"fabric": (UNKNOWN, "NoAnswer")}
 
     settled(hgx, "gpu_power", lambda result: result.verdict.status is OK, "power to be sampled again")
-    assert hgx.read_checks("fabric") == {"fabric": (UNKNOWN, "Stalled")}  # and is not queried again at once
+    assert hgx.read_checks("fabric") == {"fabric": (UNKNOWN, "Stalled")}  # and it is not queried again at once
     assert hgx.sampler.status().restarts == 1
 
 

@@ -1,4 +1,4 @@
-"""The traffic on the links of GPUs, through the real pynvml over the fake driver library."""
+"""The traffic on the links of GPUs, read through the real pynvml from the fake driver library."""
 
 from __future__ import annotations
 
@@ -115,7 +115,10 @@ def test_errors_of_one_gpu_are_its_faults_and_cost_only_its_numbers(fake_driver:
 
 
 def test_what_a_gpu_did_between_two_readings(fake_driver: FakeDriver, ask: Ask) -> None:
-    """By GPM if it has that: 12.5 % of its SMs, no tensor cores, 0.4 % of its memory bandwidth."""
+    """Return the GPU's use between two readings from GPM, where the GPU has it.
+
+    The fake driver reports 12.5 % of the SMs, no tensor cores, 0.4 % of the memory bandwidth.
+    """
     fake_driver.add("gpu all gpm 2 12.5", "gpu all gpm 5 0", "gpu all gpm 10 0.4")
     assert [gpu.use for gpu in ask().gpus] == [None] * 8
     for _ in range(3):

@@ -1,6 +1,6 @@
 """Hooks of a real daemon.
 
-Called when a job hangs, listed in its report, and refused at the start if they cannot run.
+The daemon calls them when a job hangs and lists them in the report. It refuses to start if a hook cannot run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sleeping processes with hostile environments next to a job that hangs: the daemon stays small, and the job pages."""
+"""Sleeping processes with hostile environments next to a job that hangs. The daemon stays small, and the job pages."""
 
 from __future__ import annotations
 
@@ -53,14 +53,15 @@ def test_what_others_write_into_environments_keeps_no_page_back(fake_driver: Fak
     limits = {"max_jobs_per_owner": JOBS_WATCHED}
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(SimulatedNode(4))
-        # Before the daemon starts: in a sample without process lists, the attackers' environments would decide who
-        # holds a GPU.
+        # Written before the daemon starts: in a sample without process lists, the environments of the attackers would
+        # decide which process holds a GPU.
         fake_driver.write([*h100(4), *(f"gpu {index} pids {pid}" for index, pid in enumerate(node.pids))])
         daemon = stack.enter_context(RealDaemon(tmp_path / "hw", fake_driver.environ, jobs=limits))
         daemon.wait_for_state(node.run_id, "training")
         owner = f"uid {hostile_environments.NOBODY}" if os.geteuid() == 0 else f"uid {os.geteuid()}"
         with hostile_environments.Crowd(crowd):
-            # The large ones are one job, and so is the world. Other processes of this user may run at the same time.
+            # The large environments form one job, and the claimed world another. This user may run other processes,
+            # too.
             beyond = len(hostile_environments.claim_jobs(60)) + 2 - JOBS_WATCHED
             wait_for(
                 lambda: _value(daemon, "hangwatch_left_out", owner=owner, what="jobs") >= beyond, "what is left out"
@@ -77,7 +78,10 @@ def test_what_others_write_into_environments_keeps_no_page_back(fake_driver: Fak
 
 
 def test_a_scan_that_does_not_come_back_is_told_as_ill_health(tmp_path: Path) -> None:
-    """A file of /proc blocks its reader. No such file is known; see `locked_memory` for known cases."""
+    """Block the scan at a file of /proc, here a FIFO.
+
+    No real file is known that does this; see `locked_memory` for reads that do block.
+    """
     lay_out("1 (init) S parent=0 start=1\n7 (python) S parent=1 start=9\n", tmp_path)
     (tmp_path / "7" / "stat").unlink()
     os.mkfifo(tmp_path / "7" / "stat")

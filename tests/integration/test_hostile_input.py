@@ -22,7 +22,7 @@ from tests import samples
 from tests.other_users import as_user, needs_root
 
 MEMORY_BYTES = 1 << 30  # address space for a command that only refuses its input
-SMALL = {"memory_bytes": 500_000_000, "cpu_seconds": 5}  # bounds for small input
+SMALL = {"memory_bytes": 500_000_000, "cpu_seconds": 5}  # limits for small input
 DEADLINE_SECONDS = 60
 USER = 4001
 
@@ -53,7 +53,7 @@ def hangwatch(*arguments: str, output: int = subprocess.PIPE, **options: Any) ->
 
 
 def refused(*arguments: str, says: str, **options: Any) -> None:
-    """Expect one message and exit 2."""
+    """Assert that the command prints one message and exits with 2."""
     done = hangwatch(*arguments, **options)
     assert done.returncode == 2, (done.returncode, done.stderr)
     assert says in done.stderr
@@ -138,7 +138,7 @@ def test_config_check_refuses_what_run_refuses(case: str, tmp_path: Path) -> Non
     text, says = REFUSED_BY_RUN[case]
     (tmp_path / "short").write_text("short")
     path = tmp_path / "hangwatch.toml"
-    store = f'[store]\ndirectory = "{tmp_path}/state"\n'  # an accepted one must not use this machine's
+    store = f'[store]\ndirectory = "{tmp_path}/state"\n'  # an accepted configuration must not use this machine's store
     path.write_text(store + text.replace("FOLDER", str(tmp_path)))
     refused("config", "--check", str(path), says=says)
     refused("run", "--config", str(path), says=says)
@@ -199,7 +199,10 @@ def test_an_incident_of_no_time_is_shown(times: tuple[float, float], tmp_path: P
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[Path]:
-    """A folder in a folder, 1,500 deep, with a file at the end. Its path is too long, so it is made step by step."""
+    """A file below 1,500 nested folders.
+
+    Its path is too long for one call, so each folder is made from the one above.
+    """
     top = tmp_path / "deep"
     top.mkdir()
     here = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
@@ -264,7 +267,7 @@ def test_a_report_of_a_file(kept: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_a_pipe_that_the_shell_made_is_read(tmp_path: Path) -> None:
-    """`hangwatch explain <(ssh node1 ...)`."""
+    """Read a pipe that the shell made: `hangwatch explain <(ssh node1 ...)`."""
     (tmp_path / "dump").write_text('Process 7: python\nThread 7 (idle): "MainThread"\n    f (a.py:1)\n')
     read, written = os.pipe()
     with subprocess.Popen(["cat", str(tmp_path / "dump")], stdout=written), os.fdopen(read):
@@ -324,7 +327,10 @@ def test_text_of_a_million_frames_is_refused_in_time(case: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("case", ["processes", "threads of faulthandler"])
 def test_text_of_4_times_as_many_takes_less_than_7_times_the_cpu(case: str, tmp_path: Path) -> None:
-    """Quadratic time would be 11 times or more. A ratio holds on a busy machine; seconds do not."""
+    """Compare the CPU time of two sizes: quadratic time would give a ratio of 11 or more.
+
+    A busy machine changes the seconds, but hardly the ratio.
+    """
     seconds = []
     for count in (4_000, 16_000):
         _text_of(case, count, tmp_path / "dump.txt")
@@ -387,9 +393,9 @@ def test_a_full_disk_behind_standard_error() -> None:
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_streams_that_whoever_started_it_has_closed(closed: tuple[int, ...], kept: dict[str, str]) -> None:
-    """As with `>&-` in a shell, or a daemon that starts others.
+    """Run with closed streams, as after `>&-` in a shell or under some daemons.
 
-    The output is lost, and no file gets the stream's number.
+    The output is lost. No opened file may get the number of a closed stream.
     """
     shut = "".join(f" {number}>&-" for number in closed)
     page = Path(kept["CONFIG"]).with_name("page.html")
@@ -429,7 +435,7 @@ sys.meta_path.insert(0, Finder())
     [("click", -signal.SIGINT, ""), ("hangwatch.cli.incidents", 130, "\nstopped\n")],
 )
 def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says: str, tmp_path: Path) -> None:
-    """The console script starts in the same module."""
+    """Interrupt the start in different modules. The console script starts in the same module as `python -m`."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(name=module))
     done = subprocess.run(
         [sys.executable, "-m", "hangwatch", "report", "/nowhere"],
@@ -438,14 +444,14 @@ def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says
         check=False,
         timeout=DEADLINE_SECONDS,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # the tests may run after a script's `&`
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a script's `&` ignores SIGINT
     )
     assert (done.returncode, done.stderr) == (code, says)
     assert 'hangwatch = "hangwatch.__main__:main"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 
 def test_who_was_told_to_ignore_ctrl_c_does_so(kept: dict[str, str], tmp_path: Path) -> None:
-    """As with `nohup`, and in programs that a script starts with `&`."""
+    """Ignore Ctrl-C if the parent did, as with `nohup` or `&` in a script."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(name="click"))
     done = subprocess.run(
         ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "hangwatch", "report", kept["INCIDENT"]],
@@ -463,7 +469,7 @@ def test_a_working_directory_that_may_not_be_entered(command: str, tmp_path: Pat
     script = f"cd {tmp_path} && exec setpriv --reuid={USER} --regid={USER} --clear-groups {sys.executable} -m hangwatch"
     tmp_path.chmod(0o700)
     (tmp_path / "x").mkdir()
-    opened = as_user(0)  # the interpreter is reachable; root opens the folder and stays in it as the user
+    opened = as_user(0)  # the interpreter is reachable; root opens the folder and enters it before it becomes the user
     for path in ("x", f"{tmp_path}/x"):
         done = subprocess.run(
             [*opened, "sh", "-c", f"{script} {command} {path}"], capture_output=True, text=True, check=False

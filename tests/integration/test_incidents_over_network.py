@@ -1,4 +1,4 @@
-"""Incidents over the network for permitted users only: a real server over a store, real clients."""
+"""Incidents over the network, for permitted users only: a real server over a store, real clients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TOKEN = "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates: `ca` signs `node` and `admin`; `other` signs `stranger`."""
+    """Certificates: authority `ca` signs `node` and `admin`; authority `other` signs `stranger`."""
     folder = tmp_path_factory.mktemp("pki")
     ca, other = make_authority(folder, "ca"), make_authority(folder, "other")
     make_certificate(ca, folder, "node", "DNS:localhost,IP:127.0.0.1")
@@ -287,7 +287,7 @@ def test_what_is_too_large_or_no_question_is_refused(tls: bool, kept: Store, pki
 
 
 def test_a_client_that_does_not_read_holds_no_file_in_memory_and_no_other_up(kept: Store, pki: Path) -> None:
-    """Many clients read only the first bytes of an incident of 16 MB."""
+    """Connect 20 clients that read only the first bytes of an incident of 16 MB."""
     big = kept.incidents / folders(kept)[1] / "report.txt"
     before = big.read_bytes()
     os.truncate(big, 16 << 20)

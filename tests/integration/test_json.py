@@ -1,4 +1,4 @@
-"""Test that each command that prints JSON meets the schema that docs/json.md names for it."""
+"""Test that the output of each command with --json matches its schema in docs/json.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.schemas import DOCS
 PAGE = (DOCS / "json.md").read_text()
 SCHEMA_OF = dict(re.findall(r"^\| `hangwatch (\w+) --json` .*\(([\w.]+\.schema\.json)\)", PAGE, re.MULTILINE))
 
-VERSIONS = {"report": 3, "status": 2}  # where it is no longer the first
+VERSIONS = {"report": 3, "status": 2}  # versions other than 1
 
 
 def printed(*arguments: str, code: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""A user locks the memory of their processes for good: a reader of their environment must not be blocked."""
+"""A user locks the memory of their processes for good. This must not block a reader of environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOBODY = 65534
 
 
 def scanned(scan: ProcessScan) -> dict[int, Process]:
-    """Scan the processes, by pid. A scan that overruns is abandoned."""
+    """Scan the processes; return them by pid. A scan that overruns its deadline is abandoned."""
     found: list[tuple[Process, ...]] = []
     thread = threading.Thread(target=lambda: found.append(scan.processes()), daemon=True)
     thread.start()
@@ -48,10 +48,10 @@ def test_a_scan_goes_on_and_leaves_a_bounded_number_of_threads_behind(tmp_path: 
             faults = [fault.reason for pid in pids for fault in found[pid].faults]
             return found[rank].environ.get("RANK") == "3" and faults == ["NoAnswer"] * locked_memory.MOST_OF_ONE_OWNER
 
-        # On a busy machine the deadline of a scan may pass before all are read; the next scan continues.
+        # On a busy machine the deadline of a scan may pass before all processes are read. The next scan continues.
         wait_for(is_read, "the rank beside those that are locked")
         assert {found[pid].uid for pid in pids} == {NOBODY}
-        assert scan.unread[f"uid {NOBODY}"] >= len(pids)  # other processes of this user may run at the same time
+        assert scan.unread[f"uid {NOBODY}"] >= len(pids)  # this user may run other processes, too
         assert locked_memory.SHARED.abandoned_threads() == locked_memory.MOST_OF_ONE_OWNER
         wait_for(lambda: len(reading_threads()) == locked_memory.MOST_OF_ONE_OWNER, "the thread that read all others")
         waiting = reading_threads()
@@ -72,7 +72,10 @@ def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
 
 
 def test_who_holds_a_gpu_is_read_however_many_threads_wait_for_strangers() -> None:
-    """Many uids may belong to one user."""
+    """Read a process that holds a GPU although the limit of blocked threads is reached.
+
+    The blocked threads read processes of many uids. All of these uids may belong to one person.
+    """
     reads = locked_memory.Readers(deadline_seconds=0.02)
     free = threading.Event()
     me = procfs.read_state(1)[0]  # type: ignore[index]
@@ -111,6 +114,6 @@ def test_a_daemon_finds_jobs_beside_it_and_ends_when_asked(tmp_path: Path, fake_
         with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
             daemon.wait_for_state(node.run_id, "training")
             ((_, unread),) = daemon.samples("hangwatch_left_out", owner=f"uid {NOBODY}", what="processes")
-            assert unread >= 6  # other processes of this user may run at the same time
+            assert unread >= 6  # this user may run other processes, too
             daemon.process.send_signal(signal.SIGTERM)
             assert daemon.process.wait(timeout=60) == 0, "a thread that never comes back keeps nobody"

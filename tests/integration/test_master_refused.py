@@ -1,4 +1,4 @@
-"""Real ranks that cannot connect: the store is not served, or no other node reaches them. The kernel shows it."""
+"""Real ranks that cannot connect: the store does not listen, or only its own node reaches it. The kernel shows this."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def ranks(*programs: str, world_size: int, master: str = "127.0.0.1", is_served: bool = False) -> Iterator[set[int]]:
-    """Start the last ranks of a job, each with its program; on their master port only this test may listen."""
+    """Start the last ranks of a job, one per program; yield their pids.
+
+    The test reserves their master port. It listens on the port only if `is_served`.
+    """
     with socket.socket() as kept:  # bound and not listening: no other process gets the port
         kept.bind(("", 0))
         if is_served:
@@ -80,7 +83,7 @@ def ranks(*programs: str, world_size: int, master: str = "127.0.0.1", is_served:
 
 
 def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
-    """Return the ranks of the job, grouped, and their number; None before they are found."""
+    """Return the groups of the job's ranks and the number of ranks on this node; None before the job is found."""
     jobs = [
         job
         for job in discovery.find_jobs(ProcessScan().processes(pids)).jobs
@@ -93,7 +96,7 @@ def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
 
 
 def judged(pids: set[int]) -> Verdict | None:
-    """Return the verdict once it reports a refused connection."""
+    """Return the verdict if it reports a refused connection, else None."""
     found = looked_at(pids)
     verdict = judge.judge(*found) if found else None
     return verdict if verdict is not None and verdict.kind == "MasterRefused" else None
@@ -110,7 +113,7 @@ def test_rank_0_that_reads_while_the_others_are_refused() -> None:
 
 @pytest.mark.torch
 def test_ranks_that_are_refused_by_another_node() -> None:
-    with ranks(JOINS, world_size=2, master=socket.gethostname()) as pids:  # a name that leads to this machine
+    with ranks(JOINS, world_size=2, master=socket.gethostname()) as pids:  # a name with the address of this machine
         verdict = wait_for(lambda: judged(pids), "the rank to be refused", 200)
     assert verdict.named == ()
     assert "Rank 0 should serve that address, but was not captured: check its node first." in verdict.message
@@ -120,7 +123,7 @@ def test_ranks_that_are_refused_by_another_node() -> None:
     ("address", "world_size", "expected"),
     [
         ("127.0.1.1", 3, "127.0.1.1 port "),
-        ("127.0.1.1", 2, None),  # all of its ranks are on this node
+        ("127.0.1.1", 2, None),  # all ranks of the job are on this node
         ("0.0.0.0", 3, None),
     ],
 )

@@ -1,4 +1,4 @@
-"""`hangwatch merge` as an engineer on call uses it: folders of many nodes' incidents, some of them broken."""
+"""`hangwatch merge` as an on-call engineer uses it: folders with incidents of many nodes, some of them broken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORLD = 8 * NODES
 
 
 def waiting(node: int, *, late: bool = False) -> Incident:
-    """Make 8 ranks of one node in a collective. A late rank has the same stack as the others."""
+    """Return an incident: 8 ranks of one node wait in a collective. A late rank has the same stack as the others."""
     incident = samples.all_waiting()
     group = samples.waiting(range(8 * node, 8 * node + 8), node=f"gpu-{node}")
     members = tuple(recorded(member, 6 if late and number == 3 else 7) for number, member in enumerate(group.members))
@@ -64,7 +64,7 @@ def keep(folder: Path, incidents: list[Incident]) -> None:
 
 
 def test_a_folder_of_nodes_gives_one_verdict_by_their_recorders(tmp_path: Path) -> None:
-    """No node alone shows it: one rank of another node has not joined."""
+    """Merge nodes of which none alone shows the cause: a rank of another node has not joined."""
     nodes = [waiting(node, late=node == 2) for node in range(NODES)]
     (group,) = nodes[2].grouping.groups
     nodes[2] = replace(nodes[2], grouping=replace(nodes[2].grouping, groups=own_code(group, 19)))
@@ -157,7 +157,7 @@ def test_what_nodes_print_is_merged_from_standard_input_and_files(tmp_path: Path
 
 
 def test_a_name_of_a_node_is_no_set_of_nodes(tmp_path: Path) -> None:
-    """A name that means many nodes to ClusterShell, or that refers to one of its groups."""
+    """Treat a node name as one name, although ClusterShell could expand it to many nodes or to a group of nodes."""
     strange = [replace(waiting(node), node=name) for node, name in enumerate(["a[0-99999999]", "@*"])]
     for number, incident in enumerate(strange):
         members = tuple(

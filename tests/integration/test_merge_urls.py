@@ -1,4 +1,4 @@
-"""`hangwatch merge URL...`: servers of real daemons over their stores; some do not respond, are strange or hostile."""
+"""`hangwatch merge URL...`: servers of real daemons over their stores. Some do not respond, are strange or hostile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKEN = "0123456789abcdef"
 
 
 def nodes() -> list[Incident]:
-    """No node alone shows it: rank 19, of the third node, has not joined."""
+    """Return the incidents of all nodes. Rank 19 on the third node has not joined; no node alone shows it."""
     found = [waiting(node, late=node == 2) for node in range(NODES)]
     (group,) = found[2].grouping.groups
     found[2] = replace(found[2], grouping=replace(found[2].grouping, groups=own_code(group, 19)))
@@ -37,7 +37,7 @@ def nodes() -> list[Incident]:
 
 @contextlib.contextmanager
 def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iterator[list[Server]]:
-    """Run a server for each incident, over its own store; its list of metrics contains `port`."""
+    """Run a server for each incident, over its own store. `port` stands in its metrics."""
     with contextlib.ExitStack() as running:
         servers = []
         for number, incident in enumerate(incidents):
@@ -64,7 +64,7 @@ def port(server: Server) -> int:
 
 @contextlib.contextmanager
 def answering(answer: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[bytes]]]:
-    """Run a server that treats each connection with `answer`; yield its port and what it received."""
+    """Run a server that treats each connection with `answer`; yield its port and the received requests."""
     came: list[bytes] = []
 
     def serve() -> None:

@@ -1,6 +1,6 @@
 """Find the library in which a real process sleeps.
 
-The recorder's jobs and their answer key cover the waits of torch.
+The jobs of the recorder tests and their expected results cover the waits of torch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tests.conftest import wait_for
 from tests.integration import targets
 
 PROC = Path("/proc")
-# Python that calls a library with the name libtorch; the frames of that call remain on the stack and are not cleared.
+# Python calls a library with the name libtorch. The frames of that call remain in the stack memory.
 STIRS = "import ctypes, sys, threading; library = ctypes.CDLL(sys.argv[1]); library.stir(); "
-DEEPER = "sorted([0], key=lambda _: sorted([0], key=lambda _: lock.acquire()))"  # where those frames were
+DEEPER = "sorted([0], key=lambda _: sorted([0], key=lambda _: lock.acquire()))"  # overwrites those frames
 LIBRARY = """
 #include <semaphore.h>
 void stir(void) { void *volatile left[4096]; for (int at = 0; at < 4096; at++) left[at] = (char *)stir + 4; }

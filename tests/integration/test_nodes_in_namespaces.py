@@ -1,6 +1,6 @@
-"""Four nodes and two users' torchrun jobs on all of them: real daemons, Prometheus and sshd; one cluster for all tests.
+"""Four nodes with real daemons, Prometheus and sshd; two users' torchrun jobs run on all of them. All tests share them.
 
-The jobs have one run id and rendezvous at one address. In the first job, rank 2 on n2 is blocked in its own code. In
+The jobs have the same run id and rendezvous address. In the first job, rank 2 on n2 is blocked in its own code. In
 the second, rank 1 on n1 calls all_reduce in another group than the others. At the end n2 dies. The tests depend on
 their order.
 """
@@ -36,12 +36,12 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(600), needs_namespaces, nee
 
 NAMES = ("n0", "n1", "n2", "n3")
 RUN_ID = "pretrain"
-HUNG = RUN_ID + r"[^(]* \(uid {uid}, \w+\.py\) (is hung|has hung for \d+ min): "  # the first words of a page about it
+HUNG = RUN_ID + r"[^(]* \(uid {uid}, \w+\.py\) (is hung|has hung for \d+ min): "  # start of a page about the job
 ADA, BOB = 4001, 4002
 ADAS_GPU, BOBS_GPU = 0, 1
 BUSY_WATTS, HUNG_WATTS = 600, 118
-STANDS_SECONDS = 11  # a call that has been open for ten seconds is captured twice
-# Series that decide about a page, printed when a test fails.
+STANDS_SECONDS = 11  # a call that is blocked for ten seconds is captured twice
+# Series that decide about a page. They are printed when a test fails.
 HISTORY = (
     "up == 0",
     "hangwatch_job_state == 1",
@@ -56,7 +56,7 @@ SHOWN_LABELS = ("instance", "state", "rank", "group", "kind")
 
 
 class Fleet:
-    """The nodes with their daemons, the monitoring of all of them, and the two jobs."""
+    """The nodes with their daemons, their Prometheus and Alertmanager, and the two jobs."""
 
     def __init__(self, folder: Path, library: Path, stack: contextlib.ExitStack) -> None:
         self.nodes: dict[str, Node] = stack.enter_context(cluster(folder, NAMES))
@@ -87,7 +87,7 @@ class Fleet:
         }
         with ThreadPoolExecutor() as starting:
             list(starting.map(stack.enter_context, self.daemons.values()))
-        # The command for hangwatch on a node: with the configuration of its daemon.
+        # The hangwatch command on a node uses the configuration of the node's daemon.
         self.remote = folder / "hangwatch-there"
         self.remote.write_text(
             f'exec {sys.executable} -m hangwatch "$@" --config {folder}/hw-$(hostname)/hangwatch.toml\n'
@@ -103,7 +103,7 @@ class Fleet:
                 {name: daemon.address for name, daemon in self.daemons.items()},
                 rules=[DEPLOY / "hangwatch.rules.yaml"],
                 alertmanager=alertmanager.address,
-                scrape_seconds=4.0,  # also the scrape timeout: a node without a core for a second still responds
+                scrape_seconds=4.0,  # also the scrape timeout: a node may get no core for a second
             )
         )
 
@@ -126,7 +126,7 @@ class Fleet:
         return [one for one in self.webhook.received("/on-call") if one["groupLabels"]["job_key"] == self.key(uid)]
 
     def wait_for_state(self, uid: int, *states: str) -> None:
-        """Wait until each node shows a user's job in one of these states."""
+        """Wait until the user's job is in one of these states on each node."""
 
         def is_so() -> bool:
             shown = self.states(uid)
@@ -140,7 +140,7 @@ class Fleet:
             driver.add(f"gpu {gpu} power_watts {watts}")
 
     def tell(self) -> None:
-        """Print a short history: the changes that Prometheus saw, the daemons' logs, their reports and the pages."""
+        """Print a short history: changes of the series, the daemons' logs, their reports and the pages."""
         owners = {key: uid for uid, key in self._keys.items()}
         for expression in HISTORY:
             print(expression)
@@ -158,7 +158,7 @@ class Fleet:
             print(page["status"], alert["startsAt"][11:19], alert["endsAt"][11:19], alert["annotations"]["summary"])
 
     def dump(self, uid: int, *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the current answers of all nodes over ssh, and the result for a user's job.
+        """Run `hangwatch dump` on all nodes over ssh. Return its output, and its part about a user's job.
 
         `more` are further options.
         """
@@ -171,12 +171,12 @@ class Fleet:
         return told, job
 
     def dump_of_one(self, uid: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Do the same, but request only this job."""
+        """Do the same with `--job`, for this job only."""
         return self.dump(uid, "--job", self.key(uid))
 
 
 def _spans(values: list[tuple[float, str]]) -> Iterator[tuple[str, str, str]]:
-    """Yield begin, end and value of each period of a series."""
+    """Yield begin, end and value of each period in which the value is constant."""
     for value, group in itertools.groupby(enumerate(values), lambda one: (one[1][1], float(one[1][0]) - one[0])):
         times = [time.strftime("%M:%S", time.gmtime(float(at))) for _, (at, _) in group]
         yield times[0], times[-1], value[0]
@@ -192,7 +192,7 @@ def _quick(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def fleet(request: pytest.FixtureRequest, fake_nvml_library: Path) -> Iterator[Fleet]:
     with contextlib.ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="fleet-"))  # pytest's folders are for root alone
+        folder = Path(tempfile.mkdtemp(prefix="fleet-"))  # only root may enter pytest's folders
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o755)
         made = Fleet(folder, fake_nvml_library, stack)

@@ -29,7 +29,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def nodes(tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write the output of each node: n4 has no hangwatch, the command on n3 hangs."""
+    """Write the output of the nodes. On n4 hangwatch is missing, on n3 the command hangs."""
     monkeypatch.setenv("PDSH_SSH_ARGS", f"-2 -a -x -F {config} %h")
     for number in range(3):
         keep(tmp_path / f"n{number}", [incident_of(range(8 * number, 8 * number + 8))])
@@ -81,7 +81,7 @@ def test_checks_behind_a_real_sshd(via: str, nodes: Path, config: Path) -> None:
     [
         ("ssh", signal.SIGINT),
         ("ssh", signal.SIGKILL),
-        pytest.param("pdsh", signal.SIGINT, marks=needs_pdsh),  # when we are killed, a pdsh remains until the deadline
+        pytest.param("pdsh", signal.SIGINT, marks=needs_pdsh),  # after our end a pdsh remains until the deadline
     ],
 )
 def test_when_we_are_ended_so_is_what_runs_behind_sshd(

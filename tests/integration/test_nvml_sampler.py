@@ -76,7 +76,7 @@ DRIVER_PROCESS = b"hangwatch.probes.gpu.driver_process"
 
 
 def is_child(folder: Path) -> bool:
-    """True if this folder of /proc is that of a sampling process that this test process started."""
+    """True if this folder of /proc belongs to a sampling process of this test."""
     try:
         parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
         return parent == os.getpid() and DRIVER_PROCESS in (folder / "cmdline").read_bytes()
@@ -85,7 +85,7 @@ def is_child(folder: Path) -> bool:
 
 
 def child_pid() -> int:
-    """Return the pid of this test's sampling process. Fail if there is none: 0 would be the test itself."""
+    """Return the pid of this test's sampling process. Fail if there is none: pid 0 would mean the test itself."""
     pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if is_child(folder)]
     assert pids, "no sampling process runs"
     return pids[0]
@@ -163,7 +163,7 @@ def test_a_gpu_lost_before_the_start_is_one_fault_too(fake_driver: FakeDriver, s
 
 def test_what_a_gpu_does_not_have_is_none_and_no_fault(fake_driver: FakeDriver, start: Start) -> None:
     fake_driver.write([line for line in h100(1) if "energy" not in line and "utilization" not in line])
-    fake_driver.add("gpu 0 fault nvmlDeviceGetTemperature 13")  # a driver too old for the call
+    fake_driver.add("gpu 0 fault nvmlDeviceGetTemperature 13")  # the driver is too old for this call
 
     (gpu,) = first_sweep(start()).gpus
 
@@ -223,14 +223,14 @@ def test_a_driver_that_blocks_is_given_up_within_its_deadline_and_replaced(
 
 
 def children() -> int:
-    """Return the number of sampling processes of this test process, ended and not yet reaped ones included."""
+    """Return the number of sampling processes of this test, including zombies."""
     return sum(1 for folder in Path("/proc").glob("[0-9]*") if is_child(folder))
 
 
 def test_wedged_gpu_is_one_fault_and_other_gpus_are_read(fake_driver: FakeDriver, start: Start) -> None:
     sampler = start(deadline_seconds=0.5, start_deadline_seconds=1.0, gpu_retry_seconds=0.3)
     first_sweep(sampler)
-    wedge = "gpu 3 fault all sleep"  # every call for it, as in a wedged driver, opening included
+    wedge = "gpu 3 fault all sleep"  # all calls about this GPU, opening included, as with a wedged driver
 
     began = time.monotonic()
     fake_driver.add(wedge)
@@ -365,9 +365,9 @@ def test_a_driver_that_blocks_while_it_opens_is_given_up(fake_driver: FakeDriver
 
 
 def test_gpus_that_take_long_to_open_are_waited_for(fake_driver: FakeDriver, start: Start) -> None:
-    """Without persistence mode each GPU takes a second or more to open.
+    """Wait for GPUs that open slowly. Without persistence mode each takes a second or more.
 
-    Eight of them overrun the deadline of a sweep.
+    Eight of them together exceed the deadline of a sweep.
     """
     fake_driver.add("gpu all fault nvmlDeviceGetHandleByIndex_v2 slow")
     sampler = start(deadline_seconds=0.8)
@@ -498,8 +498,8 @@ def test_wait_for_first_sweep_ends_with_sweep_or_reason(fake_driver: FakeDriver,
 
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    """A control group in which processes stop in the kernel and do not even die of SIGKILL, as in a wedged driver."""
-    try:  # unique, because workers of the suite have their own pid namespaces and the same pids
+    """A control group that freezes processes, as in a wedged driver: even SIGKILL does not end them."""
+    try:  # a unique name: workers of the suite have their own pid namespaces and the same pids
         folder = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir="/sys/fs/cgroup/freezer"))
     except OSError as error:
         pytest.skip(f"no freezer control group (cgroup v1, as root) to make a process unkillable: {error}")
@@ -524,7 +524,7 @@ def test_a_child_that_cannot_be_killed_is_left_behind_and_counted(start: Start, 
     assert status.abandoned == 1
     assert sampler.latest() is not None
 
-    (freezer / "freezer.state").write_text("THAWED")  # SIGKILL takes effect now
+    (freezer / "freezer.state").write_text("THAWED")  # only now SIGKILL ends the process
     status_where(sampler, lambda status: status.abandoned == 0, "the child to be gone")
 
 
@@ -572,7 +572,10 @@ def test_xids_that_the_driver_tells_are_kept_for_who_asks(fake_driver: FakeDrive
 
 
 def test_xids_of_the_driver_join_those_of_the_log(fake_driver: FakeDriver, start: Start, tmp_path: Path) -> None:
-    """An event in both is counted once, with both as its sources. An event only from NVML counts, too."""
+    """Count an event once if it is in NVML and in the kernel's log, with both as its sources.
+
+    Count NVML-only events, too.
+    """
     tree = NodeTree(tmp_path / "node")
     node = tree.node(gpus=start(), clock=Clock())
     now = int(time.monotonic() * 1e6)

@@ -1,4 +1,4 @@
-"""All ranks have the same stack and wait; only one rank's GPU counters differ: no kernel runs on it."""
+"""All ranks have the same stack and wait. Only the GPU counters of one rank differ: no kernel runs on its GPU."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_rank_whose_gpu_has_no_kernel_is_looked_at_first(fake_driver: FakeDr
         wait_for(sampler.latest, "a sample")
 
         def counted() -> Diagnosis | None:
-            found = look()  # the driver has a second to respond
+            found = look()  # the driver may need a second for a response
             return found if all(member.gpu.use for member in found.grouping.members) else None
 
         alike = wait_for(counted, "what the GPUs do")

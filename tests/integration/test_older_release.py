@@ -1,9 +1,9 @@
-"""The configuration, the state folder and the alert rules of an older release must continue to work.
+"""Test that the configuration, the state folder and the alert rules of an older release still work.
 
-tests/data/fa48916 was made by commit fa48916. `hangwatch.toml` has every key of that release, with a value that is not
-the default, and a rule for each of its activities; its `config --check` accepts the file. `state.tar.gz` is its state
-folder after three hangs of real torchrun jobs (paths and the name of the node were replaced): one recovered, one ended,
-and one was open when the daemon was killed. `hangwatch.rules.yaml.gz` contains its alert rules.
+Commit fa48916 made tests/data/fa48916. `hangwatch.toml` has every key of that release with a non-default value, and
+a rule for each of its activities; its `config --check` accepts the file. `state.tar.gz` is its state folder after
+three hangs of real torchrun jobs: one recovered, one ended, one was open when the daemon was killed. Paths and the
+node's name were replaced. `hangwatch.rules.yaml.gz` contains its alert rules.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ CONFIG = (DATA / "hangwatch.toml").read_text()
 NODE = "gpu-07"
 
 RENAMED: dict[str, str] = {}
-"""Keys, sections and activities that were renamed: the old name is refused, and the error tells the new name."""
+"""Old name -> new name of renamed keys, sections and activities. The error about an old name gives the new name."""
 
 
 def keys(table: dict[str, Any], *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield each key of a configuration with its value; the rules of activities are not keys."""
+    """Yield each key of a configuration with its value, except the rules of activities."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from keys(value, *path, key)
@@ -53,7 +53,7 @@ def keys(table: dict[str, Any], *path: str) -> Iterator[tuple[tuple[str, ...], A
 
 
 def text_of(path: tuple[str, ...], value: object) -> str:
-    """Format a configuration with one key; JSON values are valid TOML values, too."""
+    """Format a configuration with one key. JSON values are valid TOML values, too."""
     return f"[{'.'.join(path[:-1])}]\n{path[-1]} = {json.dumps(value)}\n"
 
 
@@ -86,7 +86,7 @@ def test_key_of_old_release_has_its_effect_or_names_its_successor(path: tuple[st
 
 @pytest.mark.parametrize("name", OLD_ACTIVITIES)
 def test_activity_of_old_release_is_known_or_names_its_successor(name: str) -> None:
-    """A rule for an activity that is not in the table would count as a new activity of the user."""
+    """Accept the activity or name its successor. A rule for an unknown activity would define a new activity."""
     rule = config.ActivityRule(activity=name, function="ours")
     if name in RENAMED:
         with pytest.raises(config.ConfigError, match=RENAMED[name]):
@@ -133,7 +133,10 @@ def test_incident_of_old_release_is_shown_and_explained(state: Path) -> None:
 
 
 def leaves(value: object) -> Iterator[object]:
-    """Yield all numbers and texts of a JSON value. true, false and null prove no loss."""
+    """Yield all numbers and strings of a JSON value.
+
+    true, false and null are too common to prove that nothing was lost.
+    """
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):

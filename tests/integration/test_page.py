@@ -24,7 +24,7 @@ HOLD_SECONDS = QUICK["detector"]["hold_seconds"]
 
 
 def alertmanager_config(webhook: str) -> dict[str, object]:
-    """Return the example's own routes and inhibitions; each receiver posts to its own path on the test's server."""
+    """Return the example's routes and inhibitions. Each receiver posts to its own path on the test's server."""
     config = yaml.safe_load((DEPLOY / "alertmanager.example.yaml").read_text())
     config["receivers"] = [
         {"name": one["name"], "webhook_configs": [{"url": f"{webhook}/{one['name']}", "send_resolved": True}]}
@@ -164,7 +164,7 @@ def test_a_daemon_killed_twice_in_a_hang_makes_one_page_of_one_incident(
 
 
 def _pages(webhook: WebhookReceiver, job_id: str) -> list[dict[str, Any]]:
-    """Return the notifications to the on-call engineer about this job; the machine may have other jobs."""
+    """Return the notifications to the on-call engineer about this job. Other jobs may run on the machine."""
     return [one for one in webhook.received("/on-call") if one["groupLabels"]["job_id"] == job_id]
 
 

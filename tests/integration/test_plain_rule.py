@@ -1,4 +1,4 @@
-"""The plain rule on the real daemon: a ratio of the power limit for N seconds, independent of idle and busy power."""
+"""The plain rule in the real daemon: power at or below a ratio of the limit for N seconds. No baseline is used."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_ranks_of_torchrun_are_dumped_once_their_gpus_draw_12_percent_for_the_ho
 
             _draws(daemon, fake_driver, job, 85)
             before = job.steps(0)
-            job.wait_for_step(before + int(2 * HOLD_SECONDS / 0.01))  # no step is quicker: twice the hold at least
+            job.wait_for_step(before + int(2 * HOLD_SECONDS / 0.01))  # twice the hold: a step takes 0.01 s or more
             assert daemon.job_state(job.run_id) == "training"
             assert "quiet" not in daemon.log
 
@@ -44,7 +44,7 @@ def test_ranks_of_torchrun_are_dumped_once_their_gpus_draw_12_percent_for_the_ho
 
 
 def _draws(daemon: RealDaemon, driver: FakeDriver, job: TorchJob, watts: float) -> None:
-    """Wait until the job is seen working at this power."""
+    """Set the GPUs to this power; wait until the daemon sees the job working at it."""
     driver.write([*h100(2), f"gpu all power_watts {watts}"])
     wait_for(
         lambda: (

@@ -1,4 +1,4 @@
-"""psutil's data on real processes. A process that delays psutil costs a deadline and no stack."""
+"""psutil's data on real processes. A process that delays psutil uses up a deadline; its stack is still read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_files_connections_children_memory_and_cpus_of_a_process(tmp_path: Path)
 
 
 def test_a_file_that_is_open_many_times_is_listed_once(tmp_path: Path) -> None:
-    """As by the loader threads of a data set: forty lines for one shard would hide all other files."""
+    """List a file once that the loader threads opened forty times. Forty lines would hide all other files."""
     code = "kept = [open(folder + '/shard', 'rb') for _ in range(40)]\nkept[0].read()\nother = open(folder + '/index')"
     (tmp_path / "shard").write_bytes(b"x" * 2000)
     (tmp_path / "index").touch()
@@ -95,7 +95,7 @@ def test_a_file_system_that_gives_no_answer_costs_the_deadline_of_one_process(tm
         with targets.python(code, tmp_path) as pid, targets.python(targets.SLEEPING, other) as well:
             die()
             held, fine = read(pid, well, deadline_seconds=8.0)
-            mounted.close()  # before its end, which waits for the file system
+            mounted.close()  # closed first: the end of the process waits for the file system
     assert fine is not None
     assert held is None
     wait_for(lambda: process_details.abandoned_children() == 0, "the reader to be let go")

@@ -1,4 +1,4 @@
-"""pystack's engine reads what py-spy cannot read: from real processes, without a pause."""
+"""Test that pystack's engine reads real processes that py-spy cannot read, without a pause."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_it_reads_what_is_stopped_or_in_the_kernel_and_leaves_it_so(tmp_path: Pa
 
 
 def test_no_source_file_is_opened_by_the_name_that_the_target_gives(tmp_path: Path) -> None:
-    """Its code claims to be in a FIFO. A process that opens a FIFO waits for a writer."""
+    """Do not open the source file, here a FIFO: a process that opens a FIFO waits for a writer."""
     with targets.python(NAMED, tmp_path) as pid:
         answer = pystack.dump(pid, UNREAD, deadline_seconds=60.0)
     assert answer.json is not None, answer.fault
@@ -125,7 +125,7 @@ def test_what_does_not_answer_is_ended_at_the_deadline(tmp_path: Path, monkeypat
         answer = pystack.dump(pid, UNREAD, deadline_seconds=3.0)
     assert answer.fault is not None
     assert answer.fault.detail == "none; pystack: no stacks within 3 s"
-    started = tmp_path / "pid"  # on a loaded machine it may not have run so far
+    started = tmp_path / "pid"  # on a loaded machine it may not have started yet
     assert not started.exists() or not Path(f"/proc/{started.read_text()}").exists()
     assert pyspy.abandoned_dumpers() == 0
 

@@ -1,7 +1,4 @@
-"""The ends of the files to which real processes write, and the outputs that are not read.
-
-Pipes, terminals, foreign files.
-"""
+"""The last lines of files to which real processes write. Pipes, terminals and foreign files are not read."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ NCCL = "gpu-07:5776:5898 [1] NCCL WARN NET/IB : Got completion with error 12, op
 
 @contextlib.contextmanager
 def writing(code: str, *arguments: str, to: list[int], **environ: str) -> Iterator[list[ProcessId]]:
-    """Start a process for each argument, with its output in one of these descriptors; yield them when all sleep."""
+    """Start a process per argument with its output in one of these descriptors. Yield the processes when all sleep."""
     children = [
         subprocess.Popen(
             [sys.executable, "-c", code, text],
@@ -109,7 +106,7 @@ def test_a_deleted_file_is_read_by_its_descriptor(tmp_path: Path) -> None:
 
 
 def test_a_fifo_is_not_opened(tmp_path: Path) -> None:
-    """Opening it would make a reader: a writer that waits for one would continue and be killed by SIGPIPE."""
+    """Do not open a FIFO. A writer that waits for a reader would continue and then be killed by SIGPIPE."""
     os.mkfifo(tmp_path / "log")
     fifo = os.open(tmp_path / "log", os.O_RDWR)
     with writing(SLEEPS, "", to=[fifo]) as (rank,):
@@ -172,7 +169,7 @@ def look(ranks: list[ProcessId], **settings: object) -> Diagnosis:
 def test_rank_with_only_error_in_log_among_equal_stacks_is_checked_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ranks wait for each other in the same lines and are connected to a store."""
+    """Give all ranks the same stack and a connection to a store. Only the log of rank 2 differs."""
     logs = [opened(tmp_path / f"rank{number}.log") for number in range(4)]
     store = socket.create_server(("127.0.0.1", 0))
     monkeypatch.setenv("STORE", str(store.getsockname()[1]))

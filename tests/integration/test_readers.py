@@ -1,4 +1,4 @@
-"""Read access to an incident: the owner of its job and the on-call group, no other user; tested as each of them."""
+"""Read access to an incident: for the owner of its job and the on-call group only; tested as each of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = needs_root
 
 OWNER, OTHER_OWNER, STRANGER, ON_CALL = 4001, 4002, 4003, 4010
 
-# A user's attempts on a store: what the user lists and reads, and what the user changes, which must be nothing.
+# Attempts of a user on a store: list, read, and change files. No change may succeed.
 ATTEMPT = """
 import json, os, pathlib, sys
 root = pathlib.Path(sys.argv[1])
@@ -88,9 +88,9 @@ FILES = {"report.txt": "stacks", "dumps/r1/rank0.txt": "Process 1: x"}
 
 
 def kept(place: Path, *, group: str = str(ON_CALL)) -> tuple[Store, dict[int | None, str]]:
-    """Make a store like the daemon's, with an incident of each owner, saved twice.
+    """Make a store like the daemon's with an incident of each owner, saved twice.
 
-    Return the folders' names by owner.
+    Return the store, and the names of the incident folders by owner.
     """
     store = Store(place / "state", shared=True, group=group)
     store.make_writable()
@@ -149,7 +149,7 @@ def test_without_a_group_only_the_owner_reads(place: Path) -> None:
 
 
 def test_a_store_that_is_not_shared_stays_ours(place: Path) -> None:
-    """`hangwatch dump -o` by root."""
+    """Use an unshared store, as `hangwatch dump -o` does as root."""
     store = Store(place / "state")
     store.make_writable()
     names: dict[int | None, str] = {OWNER: store.save(incident_of(OWNER, "x"), FILES).name}
@@ -168,7 +168,10 @@ def test_what_is_removed_leaves_the_owners_list(place: Path) -> None:
 
 
 def test_two_jobs_of_one_name_and_second_never_share_a_folder(place: Path) -> None:
-    """Dumps are kept when an incident is saved again: the second owner would read those of the first."""
+    """Use two folders.
+
+    A folder keeps its dumps when an incident is saved again: the second owner would read the first's.
+    """
     store = Store(place / "state", shared=True)
     store.make_writable()
     first, second = (
@@ -212,13 +215,13 @@ def test_the_commands_show_what_may_be_read(place: Path, uid: int, groups: tuple
         report = hangwatch("report", names[owner])
         assert report.returncode == (0 if owner in sees else 2), report.stderr
         assert ("ank 7" in report.stdout) == (owner in sees)
-    # As on a page, with the key: the job's owner only needs their uid.
+    # A page gives the job's key. The owner of the job needs only the id.
     own = hangwatch("report", "--job", f"job-of-{OWNER}")
     assert (own.returncode == 0, "ank 7" in own.stdout) == (OWNER in sees,) * 2, own.stderr
 
 
 def test_where_there_are_no_lists_the_group_alone_reads(place: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """ramfs has no extended attributes."""
+    """Use ramfs, which has no extended attributes."""
     (place / "state").mkdir()
     subprocess.run(["mount", "-t", "ramfs", "ramfs", str(place / "state")], check=True)
     try:
@@ -262,7 +265,7 @@ def read_as(uid: int, folder: Path) -> dict[str, str]:
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
             found = {}
-            for parent, _, names in os.walk(folder):  # silently skips folders that may not be listed
+            for parent, _, names in os.walk(folder):  # silently skips folders that it may not list
                 for name in names:
                     with contextlib.suppress(PermissionError), (Path(parent) / name).open() as file:
                         found[name] = file.read()

@@ -1,4 +1,4 @@
-"""Real jobs that hang, dumped as text by py-spy, as a person would do, and judged by the rules.
+"""Real jobs that hang. py-spy dumps them as text, as a person would, and the verdict rules judge the text.
 
 torchrun starts one of them. The others fork their ranks, which costs one import of torch instead of five.
 """
@@ -27,7 +27,7 @@ from tests.servers import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
-RANKS = 4  # a rank that waits for its GPU is named only if three times as many ranks wait
+RANKS = 4  # with fewer, a rank that waits for its GPU is not named
 PROGRAM = Path(__file__).parents[1] / "jobs" / "real_hang.py"
 PYSPY = Path(sys.executable).with_name("py-spy")
 TABLE = activity.load()
@@ -35,7 +35,7 @@ TABLE = activity.load()
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """The folder of a job that runs the hang which the test requests."""
+    """The folder of a job with the hang that the test requests."""
     hang, ranks = request.param if isinstance(request.param, tuple) else (request.param, RANKS)
     with started(tmp_path, ranks, [sys.executable, PROGRAM, hang, tmp_path, str(ranks)]):
         yield tmp_path
@@ -43,7 +43,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def torchrun_folder(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a job that torchrun has started."""
+    """The folder of a job that torchrun started."""
     options = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(RANKS)]
     with started(tmp_path, RANKS, [sys.executable, *options, PROGRAM, "one_batch_more", tmp_path]):
         yield tmp_path
@@ -51,7 +51,7 @@ def torchrun_folder(tmp_path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def started(folder: Path, ranks: int, command: Sequence[str | Path]) -> Iterator[None]:
-    """Run a job until its ranks have arrived; at the end its processes are ended by their pids."""
+    """Run a job; yield when its ranks have arrived. At the end its processes are ended by their pids."""
     environ = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with (folder / "log").open("wb") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env={**os.environ, **environ})
@@ -153,7 +153,7 @@ def test_whom_to_look_at_first_in_a_real_hang(folder: Path, kind: str, rank: int
     indirect=["folder"],
 )
 def test_whom_the_others_wait_for_in_a_real_hang(folder: Path, ranks: list[int], code: str, words: list[str]) -> None:
-    """If half of a job writes and half waits, or there are two ranks, there is no majority and no rank is named."""
+    """Name no rank without a majority: half of the ranks write and half wait, or the job has two ranks."""
 
     def settled() -> Verdict | None:
         verdict = explained(folder)

@@ -1,4 +1,4 @@
-"""The recorder of a rank in D state is read unless the rank holds the lock of its memory map."""
+"""Read the recorder of a rank in D state, unless the rank holds the lock of its memory map."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ wait("/silent")
 """
 READS = {"before": "", "then": "os.pread(data, 9, 0)"}
 FAULTS = {"before": "", "then": "page[0]"}
-# A modified page is written back, with mmap_lock held, when something else is mapped in its place.
+# When another mapping replaces a modified page, the kernel writes the page back and holds mmap_lock.
 LOCKS = {
     "before": "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, "
     "ctypes.c_int, ctypes.c_int, ctypes.c_long]\npage[0] = 65\nat = ctypes.addressof(ctypes.c_char.from_buffer(page))",

@@ -1,4 +1,4 @@
-"""The page of an incident on a phone, in a real Chromium: the whole chart and the drop in power are visible."""
+"""The page of an incident on a phone, in a real Chromium. The whole chart and the drop in power must be visible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.servers import program
 PHONE_PIXELS = 375
 FELL = samples.OPENED - 120.0
 
-# A frame has its own viewport: Chromium opens no window as narrow as a phone.
+# A frame has its own viewport. Chromium opens no window as narrow as a phone.
 AROUND = """<body style="margin:0"><iframe src="page.html" style="width:%dpx;height:700px;border:0"></iframe><script>
 onload = () => {
   const page = document.querySelector("iframe").contentDocument;
@@ -35,7 +35,7 @@ onload = () => {
 
 
 def seen(tmp_path: Path, hung_seconds: int) -> dict[str, list[list[float]]]:
-    """Return positions of page elements, in pixels, for a job that fell to low power long before the last sample."""
+    """Return positions of page elements in pixels. The job's power fell `hung_seconds` before the last sample."""
     incident = samples.loader_hang()
     times = tuple(FELL - 780 + 5 * number for number in range((900 + hung_seconds) // 5))
     power = tuple(

@@ -1,4 +1,4 @@
-"""A daemon that is killed and restarted during a hang, and a second daemon on the same state folder."""
+"""A daemon that is killed and restarted during a hang, and a second daemon with the same state folder."""
 
 from __future__ import annotations
 

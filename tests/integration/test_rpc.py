@@ -1,6 +1,6 @@
 """A rank that waits for another rank by torch.distributed.rpc is blocked.
 
-The state of the other rank decides about a hang.
+The state of the other rank decides whether the job hangs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.integration import targets
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 SETTINGS = config.Capture(rounds=3, pause_seconds=1.0)
-# By TCP, as between nodes: over shared memory TensorPipe always polls in its own thread.
+# TCP as between nodes: over shared memory TensorPipe always polls in its own thread.
 RANK = """
 import hashlib, os, threading
 import torch.distributed.rpc as rpc

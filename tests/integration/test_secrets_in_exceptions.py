@@ -1,4 +1,4 @@
-"""Real ranks that die of exceptions with secrets: search each output of the daemon and its alert for them."""
+"""Real ranks die of exceptions with secrets. No output of the daemon and no alert may contain the secrets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.servers import RealPrometheus
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "hangwatch.rules.yaml"
-AT_ONCE = 7  # at most 8 crashes of one owner are shown
+AT_ONCE = 7  # ranks that die together; hangwatch shows at most 8 crashes of one owner
 INSTANCE = "gpu-node-1"
 
 
 class DyingRank:
-    """A job of one rank on this node, without a launcher, which dies of a given exception."""
+    """A job of one rank on this node, without a launcher. It dies of an exception with a given text."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.job_id, self._fifo = f"dying-{name.replace('_', '-')}", folder / name
@@ -42,7 +42,7 @@ class DyingRank:
             self.process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=log, stderr=log)
 
     def die_of(self, text: str) -> None:
-        """Send it the exception text as soon as it reads; return its exit status."""
+        """Send the exception text as soon as the rank reads. Wait until the rank has died."""
         pipe = wait_for(self._opened, f"{self.job_id} to read", 200)
         with os.fdopen(pipe, "w") as file:
             file.write(text)
@@ -55,13 +55,13 @@ class DyingRank:
         return None
 
     def end(self) -> None:
-        """End all processes in any case."""
+        """Kill the process in any case."""
         self.process.kill()
         self.process.wait()
 
 
 def test_secrets_of_26_forms_are_in_no_metric_alert_or_log(tmp_path: Path) -> None:
-    """Through the open HTTP interface of the daemon. The owner's incidents contain the texts without the secrets."""
+    """Search the daemon's open HTTP interface. The owner's incidents contain the texts without the secrets."""
     forms, told = iter(FORMS.items()), {}
     with (
         RealDaemon(tmp_path / "hw", {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}) as daemon,
@@ -87,7 +87,7 @@ def test_secrets_of_26_forms_are_in_no_metric_alert_or_log(tmp_path: Path) -> No
 def die_side_by_side(
     wave: Mapping[str, Text], folder: Path, daemon: RealDaemon, prometheus: RealPrometheus
 ) -> dict[str, str]:
-    """Return all data on these crashes that any other user can read, by its place."""
+    """Let these ranks die together. Return all data on their crashes that any user can read, by source."""
     ranks = {name: DyingRank(folder, name) for name in wave}
     try:
         for rank in ranks.values():
@@ -108,7 +108,7 @@ def die_side_by_side(
 
 
 def crash_alerts(prometheus: RealPrometheus, wanted: set[str]) -> list[dict[str, Any]]:
-    """Return the alerts of these jobs, once each has an alert."""
+    """Return the alerts of the jobs `wanted`, once each job has an alert."""
     found = [one for one in prometheus.alerts() if one["labels"]["alertname"] == "HangwatchTrainingCrashed"]
     found = [one for one in found if one["labels"]["job_id"] in wanted]
     return found if len(found) == len(wanted) else []

@@ -1,4 +1,4 @@
-"""Real semaphores of multiprocessing: a rank that waits for one shared with another rank is not late itself."""
+"""Real semaphores of multiprocessing. A rank that waits for a semaphore shared with another rank is not late itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.conftest import wait_for
 from tests.integration import targets
 
 SETTINGS = config.Capture(rounds=2, pause_seconds=0.1)
-# A semaphore with a name, as each rank of a torchrun job would have to open it.
+# Each rank opens the semaphore by its name, as ranks of a torchrun job must.
 OPENS = """
 import _multiprocessing, os, sys
 def the_lock(name, is_mine):
@@ -70,7 +70,7 @@ def held(name: str) -> Iterator[int]:
 
 
 def seen(*pids: int) -> Group:
-    """Return the group of the last of these ranks, which waits in a futex."""
+    """Capture these ranks. Return the group of the last rank, which waits in a futex."""
     wait_for(lambda: targets.futex_call(pids[-1]), "the wait for the lock")
     groups = group_ranks(
         capture(job_of_pids(pids), CaptureRequest(settings=SETTINGS, node="here")), Table(()), SETTINGS

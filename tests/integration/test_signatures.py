@@ -1,4 +1,4 @@
-"""The activity of real processes, measured by a real capture, without any name: the table of activities is empty."""
+"""The activity of real processes, measured by a real capture without function names: the activity table is empty."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def write_metrics():
 threading.Thread(target=write_metrics, daemon=True).start()
 """
 RECEIVES = CONNECT + "ready()\npeer.recv(1)"
-STARTS_LATE = CONNECT + "import time\nready(); time.sleep(0.05); peer.recv(1)"  # as on a busy machine
+STARTS_LATE = CONNECT + "import time\nready(); time.sleep(0.05); peer.recv(1)"  # reads late, as on a busy machine
 WITH_TIMEOUT = CONNECT + "peer.settimeout(600)\nready()\npeer.recv(1)"
 SELECTS = CONNECT + "ready()\nselect.select([peer], [], [])"
 EPOLLS = CONNECT + "one = selectors.EpollSelector()\none.register(peer, 1)\nready()\none.select()"
 DOWNLOADS = CONNECT + "ready()\npeer.recv(1 << 30, socket.MSG_WAITALL)"
-# The child connects; its parent keeps no connection, as with `ssh` and `srun`.
+# The child connects and its parent keeps no connection, as with `ssh` and `srun`.
 CHILD = """
 import os, socket
 child = os.fork()
@@ -86,7 +86,7 @@ LONE_CHILD = (
 
 @contextlib.contextmanager
 def server(send: bytes = b"") -> Iterator[int]:
-    """Accept on loopback and send this ten times a second; yield the port."""
+    """Accept connections on loopback and send `send` ten times a second; yield the port."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(60)
@@ -296,9 +296,9 @@ def test_what_a_rank_has_to_do_with_the_store_of_its_job(tmp_path: Path) -> None
 
 
 def test_which_thread_waits_for_an_answer_of_the_store(tmp_path: Path) -> None:
-    """By the kernel's data: `store.wait` has no frame in Python.
+    """Find the thread by the kernel's data, because `store.wait` has no Python frame.
 
-    If the main thread itself sleeps, another thread counts.
+    Another thread counts if the main thread itself sleeps.
     """
     joins = CONNECT + "import threading\nready()\n"
     joins += "waits = threading.Thread(target=lambda: peer.recv(1))\nwaits.start()\nwaits.join()"
@@ -353,9 +353,9 @@ def test_bytes_that_a_rank_receives_into_memory_are_motion(tmp_path: Path) -> No
 
 
 def test_who_stands_in_a_debugger_waits_for_the_person_at_his_terminal() -> None:
-    """It is not judged, like other waits for something outside the job.
+    """Warn, and do not page before the stalled hold.
 
-    A warning, and no page before the stalled hold.
+    The rank waits for something outside the job, so it is not judged.
     """
     ours, theirs = os.openpty()
     child = subprocess.Popen([sys.executable, "-c", "breakpoint()\n"], stdin=theirs, stdout=theirs, stderr=theirs)
@@ -392,9 +392,9 @@ step = 1
 
 @pytest.mark.parametrize("comes", [False, True], ids=["nobody has come", "at a breakpoint"])
 def test_who_stands_in_the_debugger_of_an_editor_polls(comes: bool) -> None:
-    """debugpy has no terminal.
+    """Recognize debugpy without a terminal.
 
-    Its main thread wakes 47 times a second to wait for the editor, 5 times at a breakpoint.
+    Its main thread wakes 47 times a second to wait for the editor, and 5 times at a breakpoint.
     """
     program = [sys.executable, "-Xfrozen_modules=off", "-c", DEBUGGED]
     child = subprocess.Popen(program, stdout=subprocess.PIPE)

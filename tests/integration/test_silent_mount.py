@@ -1,4 +1,7 @@
-"""Ranks with a Python on a FUSE mount that stops responding: py-spy blocks on it and cannot even be killed."""
+"""Ranks with a Python on a FUSE mount that stops responding.
+
+py-spy blocks on the mount, and SIGKILL does not end it.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +171,7 @@ def test_ranks_that_compute_over_a_silent_mount_that_none_waits_for_are_not_judg
 
 
 def assert_pages(seen: Diagnosis) -> None:
-    """Assert that the capture after the ordinary hold makes the job hung, which pages."""
+    """Assert that the capture after the ordinary hold sets the job to hung, which pages."""
     count = count_motion(seen.grouping)
     assert (count.frozen, count.moving, count.unknown) == (len(seen.grouping.members), 0, 0)
     settings = config.Detector()

@@ -1,6 +1,6 @@
-"""Users flood the daemon: it costs the daemon little, and another user's dump is still served.
+"""Users flood the daemon's socket. It costs the daemon little, and another user's dump is still served.
 
-The whole test, with figures: python -m tests.soak.socket_floods
+Run `python -m tests.soak.socket_floods` for the whole test with its figures.
 """
 
 from __future__ import annotations

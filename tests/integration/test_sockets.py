@@ -1,4 +1,4 @@
-"""Connections and main threads of real processes, as the kernel counts them."""
+"""Connections and main threads of real processes, as the kernel lists them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_unix_socket_tells_its_other_end_and_whether_it_listens(tmp_path: Path
 
 
 def test_an_ipv4_address_inside_ipv6_is_one_address() -> None:
-    """torch's store listens on both; the two ends of a connection must have matching addresses."""
+    """Compare the two ends of a connection. torch's store listens on IPv4 and IPv6, so one end may be in IPv6 form."""
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True))
         ours = stack.enter_context(socket.create_connection(("127.0.0.1", listening.getsockname()[1])))
@@ -82,7 +82,7 @@ def test_an_ipv4_address_inside_ipv6_is_one_address() -> None:
 
 
 def test_where_another_namespace_may_not_be_entered_its_connections_are_still_listed(tmp_path: Path) -> None:
-    """A view of /proc in which this process seems to be in a namespace that cannot be entered."""
+    """Use a view of /proc in which this process seems to be in a namespace that cannot be entered."""
     pid = os.getpid()
     (tmp_path / str(pid) / "ns").mkdir(parents=True)
     (tmp_path / str(pid) / "ns/net").symlink_to("net:[1]")
@@ -116,7 +116,7 @@ def test_who_is_gone_has_neither_counters_nor_a_call() -> None:
 
 
 def test_a_call_names_all_that_it_waits_for(tmp_path: Path) -> None:
-    """poll(2) has its descriptors in memory."""
+    """Read the descriptors of poll(2) from the process's memory."""
     code = """
 import os, select
 both = select.poll()
@@ -162,7 +162,7 @@ def test_who_sleeps_gives_the_core_away_itself() -> None:
     assert after.read_monotonic_seconds > before.read_monotonic_seconds
 
 
-# Processes in their own network, as in a pod: a loopback that is not reachable from outside.
+# Processes in their own network, as in a pod: its loopback is not reachable from outside.
 IN_ITS_OWN_NETWORK = """
 import ctypes, socket, subprocess, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -185,7 +185,10 @@ time.sleep(600)
 
 @pytest.fixture
 def in_its_own_network(tmp_path: Path) -> Iterator[tuple[int, list[int]]]:
-    """Start a process there; yield it and its descriptors: both ends of a used connection, and a Unix socket."""
+    """Start a process in its own network. Yield its pid and three of its descriptors.
+
+    They are both ends of a used connection, and a Unix socket.
+    """
     if os.geteuid() != 0:
         pytest.skip("needs root: makes a network namespace")
     if shutil.which("ip") is None:
@@ -214,7 +217,7 @@ def test_bytes_are_counted_in_another_network_namespace(in_its_own_network: tupl
 def test_who_may_not_enter_a_network_namespace_still_sees_its_connections(
     in_its_own_network: tuple[int, list[int]],
 ) -> None:
-    """As root without CAP_SYS_ADMIN, like the daemon of the unit, which has only a few capabilities."""
+    """Read as root without CAP_SYS_ADMIN. Like the unit's daemon, it has only a few capabilities."""
     pid, (ours, theirs, _) = in_its_own_network
     inodes = {sockets.sockets_of_process(pid, procfs.PROC)[end] for end in (ours, theirs)}
     code = (
@@ -223,7 +226,7 @@ def test_who_may_not_enter_a_network_namespace_still_sees_its_connections(
         "from hangwatch.probes.network import sockets\n"
         "libc = ctypes.CDLL(None, use_errno=True)\n"
         "header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()\n"
-        "assert libc.capset(header, none) == 0\n"  # all of them are dropped, see capset(2)
+        "assert libc.capset(header, none) == 0\n"  # drops all capabilities, see capset(2)
         "found = sockets.read(int(sys.argv[1]), Path('/proc'))\n"
         "print(*(f'{one.inode} {one.carried_bytes}' for one in found.values()), sep=',')\n"
     )

@@ -1,4 +1,4 @@
-"""The daemon is ended while it writes an incident: nothing of it is lost, and each abandoned task is logged."""
+"""End the daemon while it writes an incident. Nothing of the incident is lost, and each abandoned task is logged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sigterm_while_an_incident_is_written_keeps_it(fake_nvml_library: Path, tmp_path: Path, seed: int) -> None:
-    """All 50: python -m tests.soak.sigterms_at_writes"""
+    """Run one of the 50 seeds of `python -m tests.soak.sigterms_at_writes`."""
     with SimulatedNode(sigterms.RANKS) as node:
         node.order(1, "lock")
         driver = sigterms.driver_of(fake_nvml_library, tmp_path / "gpus.scenario", node)
@@ -47,7 +47,7 @@ def test_sigterm_while_an_incident_is_written_keeps_it(fake_nvml_library: Path, 
 
 @contextmanager
 def keeping_in(folder: Path) -> Iterator[tuple[DaemonContext, IncidentWriter]]:
-    """The incidents of a daemon after the end of its scheduled tasks, with a store that works."""
+    """Yield the context and the incident writer of a daemon whose scheduled tasks have ended. Its store works."""
     kept = Store(folder)
     kept.make_writable()
     board = Board()

@@ -60,14 +60,14 @@ SEEN = Status(
 
 
 class Terminal:
-    """A terminal of 100 x 30 with `hangwatch top` on it; `output` is all that was drawn."""
+    """A terminal of 100 x 30 with `hangwatch top` on it. `output` holds everything that was drawn."""
 
     def __init__(self, port: int, *, kind: str = "xterm-256color", command: tuple[str, ...] = ("top",)) -> None:
         self.ours, theirs = pty.openpty()
         self.resize(100, 30)
         self.before = termios.tcgetattr(self.ours)
         url = f"http://127.0.0.1:{port}"
-        # Loading readline sets COLUMNS and LINES in the environment, and they would override the terminal's size.
+        # Loading readline sets COLUMNS and LINES in the environment. They would override the terminal's size.
         environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "hangwatch", *command, "--url", url],
@@ -84,11 +84,11 @@ class Terminal:
         os.write(self.ours, keys)
 
     def read(self) -> bytes:
-        """Return what has been drawn so far."""
+        """Return the output so far."""
         while select.select([self.ours], [], [], 0)[0]:
             try:
                 part = os.read(self.ours, 1 << 16)
-            except OSError:  # EIO: it has ended
+            except OSError:  # EIO: the command has ended
                 break
             self.output += part
         return self.output
@@ -98,7 +98,7 @@ class Terminal:
         wait_for(lambda: text.encode() in self.read()[seen:], f"{text!r} on the terminal")
 
     def end(self) -> int:
-        """Return the exit status; it ends only if its output is read."""
+        """Read the output to its end and return the exit status. The command ends only if its output is read."""
         wait_for(lambda: self.read() and self.process.poll() is not None, "the end of top")
         self.read()
         return self.process.returncode
@@ -117,7 +117,7 @@ def terminal(port: int, **options: object) -> Iterator[Terminal]:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """Reserve a port without a server that only a server of this test can use: bound, and not listening."""
+    """Reserve a port on which nothing listens and on which only a server of this test can listen."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Real jobs of four ranks under real launchers: found, captured, grouped; the rank that never joined is named."""
+"""Real jobs of four ranks under real launchers: found, captured, grouped. The rank that never joined is named."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RealJob:
         return int((path.exists() and path.read_text()) or 0)
 
     def order(self, rank: int, trouble: str) -> None:
-        """Make `rank` miss the next collective; wait until no rank makes a step any longer."""
+        """Make `rank` miss the next collective. Wait until the other ranks make no more steps."""
         order = self.folder / f"order-{rank}.new"
         order.write_text(trouble)
         order.rename(self.folder / f"order-{rank}")
@@ -62,7 +62,10 @@ class RealJob:
         self.wait_until_the_others_wait_for(rank)
 
     def wait_until_the_others_wait_for(self, rank: int) -> None:
-        """Wait until the others sleep and complete no step in half a second, in which they made dozens before."""
+        """Wait until the other ranks sleep and complete no step in half a second.
+
+        A healthy job makes dozens of steps.
+        """
         seen = (self.steps(), time.monotonic())
 
         def waiting() -> bool:
@@ -100,7 +103,7 @@ class RealJob:
 
 @contextlib.contextmanager
 def launched(folder: Path, *command: str) -> Iterator[RealJob]:
-    """Run a launcher in its own session; at the end its processes are ended by their pids."""
+    """Run a launcher in its own session. At the end its processes are ended by their pids."""
     os.mkfifo(folder / "shard")
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
     environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -132,7 +135,7 @@ def beside_python(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealJob]:
-    """One job under `torchrun` for all troubles: after each of them it trains on."""
+    """One job under `torchrun` for all troubles. After each trouble it continues to train."""
     folder = tmp_path_factory.mktemp("torchrun")
     with launched(folder, beside_python("torchrun"), f"--nproc-per-node={RANKS}", str(PROGRAM), str(folder)) as one:
         yield one
@@ -194,12 +197,15 @@ def test_dump_looks_again_at_a_job_that_stands_and_names_by_number(job: RealJob)
 
 
 def test_the_line_of_the_page_of_questions_gives_stacks_that_explain_reads(job: RealJob, tmp_path: Path) -> None:
-    """Without hangwatch on the node, as people do it. In a file, since it would also find a shell's own arguments."""
+    """Run the command from the page, which needs no hangwatch on the node.
+
+    It runs from a file: pgrep would also match the arguments of a shell.
+    """
     page = (Path(__file__).parents[2] / "docs/faq.md").read_text()
     (line,) = re.findall(r"^pgrep .* > stacks.txt$", page, re.MULTILINE)
     (tmp_path / "stacks.sh").write_text(line.replace("sudo py-spy", str(pyspy.find())))
     job.order(2, "sleep")
-    subprocess.run(["bash", "stacks.sh"], cwd=tmp_path, check=False, timeout=120)  # fails if not Python
+    subprocess.run(["bash", "stacks.sh"], cwd=tmp_path, check=False, timeout=120)  # fails for other processes
     told = CliRunner().invoke(explain, ["--json", str(tmp_path / "stacks.txt")])
     verdict = json.loads(told.stdout)["verdict"]
     assert [one["pid"] for one in (*verdict["named"], *verdict["first_look"])] == [job.pid(2)], verdict["message"]
@@ -238,7 +244,7 @@ def test_a_rank_that_spins_with_the_gil_is_named(job: RealJob) -> None:
     assert names(verdict) == [3]
     (odd,) = (group for group in grouping.groups if [member.id.rank for member in group.members] == [3])
     assert odd.frames[0].function == "search_best_split"
-    # Its use of the cores that it got, which is a whole core only if no other process needs it.
+    # CPU use relative to the cores that the rank got. It is a whole core only if no other process needs it.
     ran, waited = after[0] - before[0], after[1] - before[1]
     assert (odd.members[0].usage.cpu_ratio or 0) > 0.3 * ran / (ran + waited)
     os.kill(job.pid(3), signal.SIGUSR1)
@@ -256,7 +262,7 @@ def test_a_stopped_rank_is_named_and_left_stopped(job: RealJob) -> None:
 
 
 def test_ranks_in_different_collectives_are_shown_and_nobody_is_accused(job: RealJob) -> None:
-    """The last test: this job cannot recover from it."""
+    """Run this test last: the job cannot recover from it."""
     job.order(2, "mismatch")
     _, grouping, verdict = job.judge()
     assert (verdict.kind, verdict.named) == ("Mismatch", ())
@@ -265,7 +271,7 @@ def test_ranks_in_different_collectives_are_shown_and_nobody_is_accused(job: Rea
 
 
 def test_a_job_that_destroyed_its_process_group_is_over_and_before_that_it_is_not(tmp_path: Path) -> None:
-    """With the group, the connections between the ranks and those to the store in torchrun's agent end."""
+    """Destroy the process group. The connections between the ranks and to the store in torchrun's agent end with it."""
     program = PROGRAM.with_name("ends.py")
     torchrun = beside_python("torchrun")
     with launched(tmp_path, torchrun, f"--nproc-per-node={RANKS}", str(program), str(tmp_path)) as one:

@@ -1,4 +1,4 @@
-"""A user queries the daemon about their own jobs over its socket and gets no data of other users."""
+"""A user queries the daemon about their own jobs over its socket. Data of other users is never returned."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tests.real_daemon import RealDaemon
 
 pytestmark = needs_root
 
-# Unused uids: the machine may have jobs of any user that a test names.
+# Unused uids: the machine may have jobs of any user.
 OWNER, OTHER, STRANGER = random.sample(range(1 << 20, 1 << 30), 3)
-# A process that changes its user is not readable by that user, see PR_SET_DUMPABLE in prctl(2): as with ptrace_scope=1.
+# A process that changes its user is not readable by that user: PR_SET_DUMPABLE in prctl(2). So with ptrace_scope=1.
 RANK = """
 import os, time
 ready()
@@ -46,7 +46,7 @@ def train_of_{uid}():
     time.sleep(600)
 train_of_{uid}()
 """
-# yama denies a user /proc/PID/mem of their own process, but not /proc/PID/environ.
+# With yama, a user cannot read /proc/PID/mem of their own process, but can read /proc/PID/environ.
 CLOSED = 'file=$1 pid=$2; shift 2; mount --bind "$file" "/proc/$pid/mem"; exec "$@"'
 
 
@@ -56,7 +56,7 @@ class Node(NamedTuple):
     pids: dict[int, int]
 
     def hangwatch(self, uid: int, *arguments: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        """Run a command as this user, who finds the socket in the configuration."""
+        """Run a command as this user. The configuration names the socket."""
         config = self.daemon.folder / "user.toml"
         config.write_text(
             f'[store]\ndirectory = "{self.daemon.state}"\n[http]\nport = 1\n[socket]\npath = "{self.socket}"\n'
@@ -82,7 +82,7 @@ print(answer.status, answer.read().decode())
 
 
 def names_of(status: Any) -> set[str]:
-    """Return the names of the jobs; a shared machine has others as well."""
+    """Return the names of the jobs of these tests, without other jobs on the machine."""
     return {job["job_id"] for job in status["jobs"]}
 
 
@@ -134,7 +134,7 @@ def test_nobody_has_anything_of_a_strangers_job(node: Node) -> None:
 
 
 def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> None:
-    """As with kernel.yama.ptrace_scope=1: the job is found, but its memory is not readable."""
+    """Simulate kernel.yama.ptrace_scope=1: the user finds their job, but cannot read its memory."""
     closed = node.daemon.folder / "closed"
     closed.touch(mode=0o600)
     code = "ready()\nimport time\ndef train_in_the_open(): time.sleep(600)\ntrain_in_the_open()"
@@ -206,7 +206,7 @@ def test_a_user_reads_his_incidents_and_status_also_where_files_and_port_refuse_
     listed = json.loads(node.hangwatch(OWNER, "incidents", "--json").stdout)["incidents"]
     assert [one["folder"] for one in listed] == [names[OWNER]]
     assert f"kept-of-{OWNER}" in node.hangwatch(OWNER, "report", f"kept-of-{OWNER}").stdout
-    status = node.hangwatch(OWNER, "status")  # no server listens on this configuration's port
+    status = node.hangwatch(OWNER, "status")  # no server listens on the port of this configuration
     assert status.returncode == 0 and f"job-of-{OWNER}" in status.stdout and f"job-of-{OTHER}" not in status.stdout
 
 

@@ -1,4 +1,4 @@
-"""A real torchrun that waits for a second node, under a real daemon: found, captured, reported; then the node joins."""
+"""A real torchrun that waits for a second node, under a real daemon: found, captured, reported. Then the node joins."""
 
 from __future__ import annotations
 

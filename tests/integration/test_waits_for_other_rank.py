@@ -1,4 +1,4 @@
-"""Real ranks that wait for another rank by the main thread, another thread or a child: they are not late themselves."""
+"""Real ranks that wait for another rank in the main thread, another thread or a child. They are not late themselves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ thread = threading.Thread(target=exec, args=({code!r}, {{}}))
 thread.start()
 thread.join()
 """
-# The other rank: it holds the lock, may write into the FIFO and has the other end of the connection.
+# The other rank holds the lock, may write into the FIFO and has the other end of the connection.
 OTHER = """
 import fcntl, os, socket, sys
 folder = sys.argv[1]
@@ -65,7 +65,10 @@ def other_rank(folder: Path, *, accepts: bool = False) -> Iterator[subprocess.Po
 
 
 def seen(kind: str, pid: int, *ranks: int) -> tuple[Group, Member]:
-    """Return group and member of rank `pid` once it, a thread or a child of it is blocked in a call of this kind."""
+    """Wait until process `pid`, one of its threads or a child is blocked in a call of `kind`.
+
+    Return its group and member.
+    """
 
     def waits() -> bool:
         below = procfs.read_children(pid, procfs.PROC)
@@ -123,7 +126,10 @@ def test_whose_child_receives_from_a_stranger_is_held_outside(code: str, tmp_pat
 
 
 def test_a_pipe_that_all_ranks_only_read_leads_to_none_of_them(tmp_path: Path) -> None:
-    """For example the standard input that a launcher gives to all ranks, which they give to their children."""
+    """Read a pipe, for example the standard input that a launcher gives to all ranks.
+
+    The ranks give it to their children.
+    """
     reads = "import os\nos.read(0, 1)"
     with subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE) as other, contextlib.ExitStack() as ends:
         ends.callback(other.kill)

@@ -1,4 +1,4 @@
-"""Abandoned children that cannot be ended: limits in all and per user; they are forgotten once they end."""
+"""Abandoned children that cannot be ended: limits in total and per user. A child that ends no longer counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def target(number: int) -> ProcessId:
 
 
 def fill(abandoned: AbandonedChildren, child: Child, share: int, count: int) -> int:
-    """Abandon children until no more may be started; return their number."""
+    """Abandon children of user `share` until the limit is reached, at most `count`. Return their number."""
     for number in range(count):
         if not abandoned.begin(f"uid {share}", 0.0):
             return number

@@ -1,4 +1,4 @@
-"""The activity of a stack, by the rules of activities.toml and of the configuration."""
+"""The activity of a stack, according to the rules of activities.toml and of the configuration."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tests.conftest import wait_for
 
 
 def test_it_can_be_stopped_while_it_starts_what_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread ends without an error, which would be on the terminal of every user who types Ctrl-C."""
+    """Stop the schedule while its thread starts tasks. An error of the thread would be printed after each Ctrl-C."""
     died: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", died.append)
     chance, calls = random.Random(0), [0]
@@ -32,7 +32,7 @@ def test_a_beat_can_be_made_to_come_sooner_and_never_later() -> None:
     beats = Schedule(lambda name: None)
     beats.run_every(3600.0, "checks", "rare", turns.append, "rare")
     beats.run_every(0.05, "checks", "often", turns.append, "often")
-    beats.run_within(0.0, "rare")  # before the schedule begins there is nothing to bring forward
+    beats.run_within(0.0, "rare")  # no effect: the schedule has not begun
     beats.start()
     try:
         wait_for(lambda: turns.count("often") >= 2, "some turns")

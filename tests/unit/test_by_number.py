@@ -66,9 +66,9 @@ def test_numbers_name_and_stacks_say_what_it_does() -> None:
 
 
 def test_who_sleeps_in_torch_behind_a_line_of_its_own_waits_too() -> None:
-    """`work.wait()` has no frame in Python.
+    """Treat a rank that sleeps in torch's code as waiting, because `work.wait()` has no frame in Python.
 
-    A lock or sleep of the program has none either, but is not in torch's code.
+    A lock or sleep of the program itself has no frame either, but is not in torch's code.
     """
     own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
     unknown = {"activity": "unknown", "waits_for": "unknown"}
@@ -80,7 +80,10 @@ def test_who_sleeps_in_torch_behind_a_line_of_its_own_waits_too() -> None:
 
 
 def test_who_has_the_numbers_is_not_sent_for_them() -> None:
-    """Rank 3 alone is in a group with otherwise unknown ranks: by stacks it is the rank to check first."""
+    """Do not recommend to collect sequence numbers that the evidence already has.
+
+    By stacks, rank 3 is the rank to check first: it is alone in a group whose other ranks are unknown.
+    """
     pair = {"eval": (0, 1)}
     others = [standing(rank, waits(6)) for rank in range(3)]
     barrier = Frame(function="barrier", file="torch/distributed/distributed_c10d.py", line=7)
@@ -162,7 +165,7 @@ def test_of_who_does_not_stand_still_it_is_said_that_it_may_come() -> None:
 
 
 def test_a_stack_against_the_numbers_accuses_nobody_and_both_are_shown() -> None:
-    """The group of two has members that were not captured, so not all ranks are known to have joined."""
+    """Name no rank: a group has two more members that were not captured. They may not have joined."""
     pair = {WORLD: (5, 6), "1": (4, 4)}
     verdict = judged(waiting(*(standing(rank, pair) for rank in range(3))), outside(standing(3, pair)))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("Contradiction", (), [3])
@@ -190,7 +193,10 @@ def test_who_waits_for_a_lock_that_a_rank_holds_waits_for_that_rank() -> None:
 
 
 def test_ranks_in_joined_collective_are_not_blocked_by_rank_ahead() -> None:
-    """As in a broadcast with another root on one rank: by stacks alone, the rank ahead would be checked first."""
+    """Let rank 2 be ahead, as in a broadcast with another root.
+
+    By stacks alone, it would be the rank to check first.
+    """
     ahead = structs.replace(waiting(standing(2, waits(8))), operation="barrier", key="ahead")
     behind = waiting(standing(0, waits(7)), standing(1, waits(6)), standing(3, waits(6)))
     verdict = judged(behind, ahead)
@@ -228,7 +234,7 @@ ASKS = pytest.mark.parametrize(
 
 @ASKS
 def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, waiting_part: str, words: str) -> None:
-    """With any function names: the other rank may be the one that does not respond."""
+    """Do not name a rank that waits for another rank, whatever its functions are. The other rank may be the cause."""
     own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
     assert [one.rank for one in judged(waiting(*THREE), outside(own, activity=activity)).named] == [3]
     asks = structs.replace(own, waits=structs.replace(own.waits, asks_rank=waiting_part))
@@ -270,7 +276,7 @@ def test_by_stacks_too_who_asks_another_rank_is_not_named(activity: str, waiting
 
 
 def test_who_asks_another_rank_in_a_wait_for_ranks_waits_as_the_others_do() -> None:
-    """MPI receives in the main thread in this way."""
+    """Receive in the main thread, as MPI does."""
     asks = structs.replace(standing(3, done(5)), waits=Waits(asks_rank="main"))
     assert judged(waiting(*THREE), outside(asks, activity="point_to_point", waits_for="ranks")).first_look == ()
 
@@ -287,7 +293,7 @@ def test_nodes_are_judged_together_as_one() -> None:
 
 
 def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:
-    """Judge ranks that have all joined; each rank has the power in watts and the utilisation of its GPU."""
+    """Return the verdict on ranks that have all joined. Each has the power (watts) and utilisation of its GPU."""
     members = (
         structs.replace(standing(rank, waits(6)), gpu=GpuReadings(power_watts=watts, utilization_ratio=ratio))
         for rank, (watts, ratio) in enumerate(numbers)
@@ -301,7 +307,10 @@ SPINS, IDLE, LOWER = (118.0, 1.0), (117.0, 0.0), (90.0, 1.0)
 
 
 def test_rank_with_different_gpu_is_checked_first_without_numbers() -> None:
-    """Only if all ranks of the job are captured: otherwise the culprit may be on another node."""
+    """Check the rank with the different GPU first only if all ranks of the job are captured.
+
+    Otherwise the culprit may be on another node.
+    """
     members = [
         structs.replace(
             standing(rank, waits(6)), recorder=RecorderFacts(libraries=()), gpu=GpuReadings(utilization_ratio=1.0)
@@ -319,7 +328,7 @@ def test_rank_with_different_gpu_is_checked_first_without_numbers() -> None:
 
 
 def with_kernels(*sm_ratios: float | None, tensor_ratio: float = 0.0, dram_ratio: float = 0.0) -> Verdict:
-    """Judge ranks that have all joined; each has the ratio of SMs with a kernel, by its GPU's counters."""
+    """Return the verdict on ranks that have all joined. Each GPU has this ratio of SMs that run a kernel."""
     members = [
         structs.replace(
             standing(rank, waits(6)),
@@ -375,12 +384,12 @@ def test_ports_that_got_worse_are_said_of_their_node() -> None:
         ((SPINS, SPINS, IDLE, SPINS), [2], "its GPU is at 0%, the others are at 100%"),
         ((SPINS, LOWER, SPINS, SPINS), [1], "its GPU draws 90 W, the others draw 118 to 118 W"),
         ((SPINS, (60.0, 0.0), SPINS, SPINS), [1], "its GPU is at 0%"),
-        ((SPINS, LOWER, IDLE, SPINS), [], ""),  # two differ, each by another number
+        ((SPINS, LOWER, IDLE, SPINS), [], ""),  # two ranks differ, each in another value
         ((SPINS, IDLE, IDLE, SPINS), [], ""),
         ((IDLE, SPINS, IDLE, IDLE), [], ""),  # the rank with the busy GPU is no more likely to be the culprit
-        ((SPINS, (107.0, 1.0), SPINS, SPINS), [], ""),  # nine tenths are no clear difference
-        ((SPINS, (None, None), SPINS, (60.0, 0.0)), [], ""),  # one was not read
-        ((SPINS, (60.0, 0.0)), [], ""),  # of two ranks, either may be the culprit
+        ((SPINS, (107.0, 1.0), SPINS, SPINS), [], ""),  # 90 % of the others' power is no clear difference
+        ((SPINS, (None, None), SPINS, (60.0, 0.0)), [], ""),  # one GPU was not read
+        ((SPINS, (60.0, 0.0)), [], ""),  # with two ranks, either may be the culprit
     ],
 )
 def test_where_everybody_has_come_the_one_whose_gpu_stands_out_is_looked_at_first(

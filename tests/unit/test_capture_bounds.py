@@ -1,7 +1,6 @@
-"""The order, bounds and texts of a capture, on processes as /proc shows them, with a shell script as py-spy.
+"""The order, limits and texts of a capture, on a fake /proc, with a shell script as py-spy.
 
-`test_capture` captures real processes. In this test each process can be in any state and changes when the script says
-so.
+`test_capture` captures real processes. Here each process can have any state, and the script changes it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from tests.fake_pyspy import fake_pyspy
 from tests.proc_tree import lay_out
 
 ONCE = config.Capture(rounds=1, pause_seconds=0.1, parallel=1)
-FIRST = 5_000_000  # more than the kernel's PID_MAX_LIMIT: our signals reach no process
+FIRST = 5_000_000  # above the kernel's PID_MAX_LIMIT: our signals reach no process
 
 
 def stacks(function: str, thread_id: int = 1, name: str | None = "MainThread") -> str:
@@ -45,7 +44,7 @@ def stacks(function: str, thread_id: int = 1, name: str | None = "MainThread") -
 
 
 class Node:
-    """Ranks that never run, each with workers, and a py-spy that logs each call."""
+    """A node whose ranks and workers are only files in a /proc, and a py-spy that logs each call."""
 
     def __init__(self, folder: Path, ranks: int = 2, workers: int = 0) -> None:
         self.folder, self.proc = folder, folder / "proc"
@@ -84,7 +83,7 @@ class Node:
         stat.write_text(stat.read_text().replace(") S ", f") {letter} "))
 
     def pyspy(self, body: str = f"echo '{stacks('train')}'") -> Path:
-        """Write a py-spy; `body` knows the process as $pid."""
+        """Write a py-spy. `body` can use the pid of the process as $pid."""
         return fake_pyspy(self.folder, f'echo "$*" >> {self.folder}/calls\nfor pid; do :; done\n{body}')
 
     def take(
@@ -339,7 +338,7 @@ def test_numbers_of_one_sweep_count_and_without_any_there_are_none(tmp_path: Pat
 
 
 def traffic(seconds: float, *carried: int) -> TrafficSweep:
-    """Return a reading of one counter of each GPU's NVLink; the other counter does not change."""
+    """Return a reading of NVLink counters: one per GPU has carried `carried`, the other does not change."""
     return TrafficSweep(
         gpus=tuple(
             GpuTraffic(index=number, uuid=f"GPU-{number}", taken_monotonic_seconds=seconds, nvlink_bytes=(count, 0))
@@ -390,7 +389,7 @@ def test_absent_ranks_have_a_number_only_where_those_present_agree_on_it(tmp_pat
 
 
 def test_absent_rank_keeps_pid_and_artifacts(tmp_path: Path) -> None:
-    """The kernel's log knows a dead rank only by its pid."""
+    """Keep the pid: the kernel's log identifies a dead rank only by its pid."""
     node, died = Node(tmp_path), Died(text="it was killed", unix_seconds=8.0)
     rank = EndedProcess(id=identity(FIRST + 40), rank=31, local_rank=4, gone_unix_seconds=9.0, died=died)
     worker = EndedProcess(id=identity(FIRST + 50), rank=14, local_rank=5, gone_unix_seconds=9.0, is_worker=True)
@@ -427,7 +426,7 @@ def test_workers_up_to_the_bound_are_no_news(tmp_path: Path) -> None:
 
 
 def test_who_was_stopped_meanwhile_is_named_with_the_command_that_lets_him_run_on(tmp_path: Path) -> None:
-    """It is unknown which program stopped it. A rank that was stopped before the capture is left out."""
+    """Name only ranks that were stopped during the capture. The program that stopped them is unknown."""
     node = Node(tmp_path, ranks=3)
     node.state(FIRST, "T")
     stops = f"sed -i 's/) [ST] /) T /' {node.proc}/$pid/stat; echo '{stacks('train')}'"

@@ -1,4 +1,4 @@
-"""clock_skew: the kernel's discipline, a real chronyd on loopback, peers by SNTP, and jumps of the clock."""
+"""clock_skew: the kernel's clock discipline, a real chronyd on loopback, peers by SNTP, and jumps of the clock."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_chronyc_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_chronyc_that_cannot_be_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The kernel blocks it: SIGKILL does nothing until the test is over."""
+    """Simulate a chronyc that is blocked in the kernel: SIGKILL has no effect until the test ends."""
     kept: list[subprocess.Popen[bytes]] = []
     program = tmp_path / "chronyc"
     program.write_text("#!/bin/sh\nexec sleep 20\n")
@@ -177,7 +177,7 @@ def test_chronyc_that_cannot_be_ended_is_not_waited_for(monkeypatch: pytest.Monk
     answers = [chrony.read_tracking(), chrony.read_tracking()]
     assert time.monotonic() - began < 15
     assert [isinstance(answer, Fault) and answer.reason for answer in answers] == ["ChronyNoAnswer"] * 2
-    (child,) = kept  # no second one is started
+    (child,) = kept  # no second chronyc is started
     os.kill(child.pid, signal.SIGKILL)
     wait_for(lambda: child.poll() is not None, "its end")
 
@@ -190,7 +190,7 @@ def free_port() -> int:
 
 @contextmanager
 def real_chronyd(folder: Path) -> Iterator[tuple[int, int]]:
-    """Run a chronyd that serves this machine's time on loopback and changes no clock; yield its two ports."""
+    """Run a chronyd that serves this machine's time on loopback and sets no clock; yield its two ports."""
     program = shutil.which("chronyd", path="/usr/sbin:/usr/bin")
     if program is None:
         pytest.skip("chronyd is not installed: apt-get install chrony")
@@ -238,7 +238,7 @@ REQUEST_STAMP = struct.pack("!II", 0xE0000000, 0x80000000)
 def answer_packet(
     offset: float = 0.25, *, first: int = 0x24, stratum: int = 2, stamp: bytes = REQUEST_STAMP
 ) -> tuple[bytes, float]:
-    """Return an answer of a server with a clock that is `offset` ahead, 10 ms away each way, and its arrival time."""
+    """Return a server's packet and its arrival time. The server's clock is `offset` ahead, 10 ms away each way."""
     asked = 0xE0000000 - sntp.UNIX_EPOCH + 0.5
     times = (asked + 0.010 + offset, asked + 0.011 + offset)
     stamps = [part for time in times for part in sntp._to_ntp(time)]
@@ -295,7 +295,7 @@ def test_peers_as_people_write_them(peer: str, place: tuple[str, int]) -> None:
 
 
 BROADCAST = "255.255.255.255"  # the kernel refuses to send to it without SO_BROADCAST
-NO_NAME = "n" * 70  # too long for a name: refused without a name server
+NO_NAME = "n" * 70  # too long for a host name: fails without a name server
 
 
 def test_silent_refusing_and_unknown_peers_cost_one_deadline_together() -> None:

@@ -1,4 +1,4 @@
-"""collective_timeout: the timeout of a job, compared with the time when its stacks are taken."""
+"""collective_timeout: the collective timeout of a job, compared with the time after which its stacks are taken."""
 
 from __future__ import annotations
 

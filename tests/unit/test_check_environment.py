@@ -1,4 +1,4 @@
-"""environment: known causes of hangs by variables and versions, each with its source."""
+"""environment: variables and versions that are known to cause hangs, each with its source."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_libraries_that_may_not_be_read(tree: NodeTree) -> None:
     tree.process(10)
     maps = tree.proc / "10" / "maps"
     maps.unlink()
-    maps.mkdir()  # reading it fails, for root, too
+    maps.mkdir()  # reading a folder fails, for root, too
     result = run("environment", tree.node(job(rank(10))))
     assert status_and_reason(result) == ("UNKNOWN", "CannotRead")
 

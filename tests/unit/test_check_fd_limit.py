@@ -1,4 +1,4 @@
-"""fd_limit: the node's table of files, and limits and use of ranks, loader workers and the services that start jobs."""
+"""fd_limit: the node's table of files, and the limits and use of ranks, loader workers and job launchers."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_any_text_gives_a_limit_or_a_fault(text: str) -> None:
 
 @pytest.fixture
 def started(tree: NodeTree) -> NodeTree:
-    """A node with systemd and pam_limits for logins."""
+    """Add systemd, and pam_limits for logins, to a node."""
     tree.process(1, comm="systemd")
     tree.write("proc/sys/fs/nr_open", "1048576\n")
     tree.write("etc/pam.d/common-session", "# comment\nsession required pam_limits.so\n")

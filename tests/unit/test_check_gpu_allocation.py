@@ -1,4 +1,4 @@
-"""gpu_allocation: allocated GPUs without a process, and GPU memory without a holder."""
+"""gpu_allocation: allocated GPUs without a process, and GPU memory that no process holds."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ TAKEN, RESERVED = 3 << 30, 600 << 20
 
 
 class Gpus:
-    """A node of four GPUs behind the real pynvml; `set` gives the driver's data of each GPU, in order."""
+    """A node of four GPUs behind the real pynvml. `set` writes the driver's data of the GPUs in order."""
 
     def __init__(self, driver: FakeDriver, sampler: NvmlSampler) -> None:
         self.driver, self.sampler = driver, sampler
 
     def set(self, *used: bool | None, memory_bytes: int = 0) -> Gpus:
-        """Write the driver's data of each GPU: True has a process, False has none, None is split and lists none.
+        """Write the driver's data of each GPU: True is used by a process, False is not, None is split by MIG.
 
-        A GPU without a value has a process.
+        A split GPU lists no processes. A GPU without a value is used by a process.
         """
         lines = [f"gpu all memory_used_bytes {memory_bytes + RESERVED}", f"gpu all memory_reserved_bytes {RESERVED}"]
         for index in range(len(UUIDS)):
@@ -67,7 +67,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def member(tree: NodeTree, pid: int, cgroup: str, *, uid: int = 1004, began: int = 1_000_000, gpus: str = "") -> None:
-    """Make a process in this control group that began after `began` ticks (10,000 s)."""
+    """Make a process in this control group that started `began` ticks after boot."""
     tree.process(pid, uid=uid, start_ticks=began, environ={"SLURM_JOB_GPUS": gpus} if gpus else {})
     tree.write(f"proc/{pid}/cgroup", f"0::{cgroup}\n")
 
@@ -88,7 +88,7 @@ def entry(devices: object, pod: str = POD_UID, resource: str = "nvidia.com/gpu")
 
 
 def looks(tree: NodeTree, gpus: Gpus, check: Checked, minutes: int) -> tuple[tuple[str, str], CheckVerdict]:
-    """Run the check each minute."""
+    """Run the check once and then after each of `minutes` minutes. Return the last status, reason and verdict."""
     result = check.run(tree.node(gpus=gpus.sampler))
     for _ in range(minutes):
         tree.time.pass_seconds(60)
@@ -124,7 +124,7 @@ def test_gpus_of_an_idle_slurm_job_are_a_warning_after_half_an_hour(tree: NodeTr
 
 
 def test_the_steps_of_a_job_hold_what_each_was_given(tree: NodeTree, gpus: Gpus) -> None:
-    """As Slurm 22.05 sets it: SLURM_STEP_GPUS for children of srun, nothing for slurmstepd and the extern step."""
+    """Set variables like Slurm 22.05: SLURM_STEP_GPUS for children of srun, none for slurmstepd and the extern step."""
     member(tree, 500, SLURM, uid=0)
     for pid, number in ((511, "3"), (512, "1")):
         member(tree, pid, SLURM)

@@ -1,4 +1,4 @@
-"""infiniband: ports as sysfs shows them, on fixture trees."""
+"""infiniband: the ports in sysfs, on fixture trees."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_port_that_should_answer_and_does_not(tree: NodeTree) -> None:
     port(tree, "mlx5_1")
     state = tree.sys / "class/infiniband/mlx5_1/ports/1/state"
     state.unlink()
-    state.mkdir()  # reading it fails, for root, too
+    state.mkdir()  # reading a folder fails, for root, too
     result = run("infiniband", tree.node())
     assert status_and_reason(result) == ("UNKNOWN", "CannotRead")
     assert result.faults[0].subject == "mlx5_1/1"
@@ -212,7 +212,7 @@ def test_rates_as_the_kernel_prints_them(text: str, expected: tuple[float | None
 
 
 def test_ports_that_do_not_answer_cost_a_look_its_deadline_once(tree: NodeTree) -> None:
-    """As when the firmware of an adapter hangs; a FIFO simulates it."""
+    """Block the read of a port at a FIFO, as when the firmware of an adapter hangs."""
     port(tree, port_xmit_data=3, port_rcv_data=4, link_downed=5)
     port(tree, "mlx5_1", port_xmit_data=9)
     ports = infiniband.Traffic(deadline_seconds=20.0)
@@ -227,5 +227,5 @@ def test_ports_that_do_not_answer_cost_a_look_its_deadline_once(tree: NodeTree) 
     assert threading.active_count() == before + 1
     end_of_file = os.open(silent, os.O_RDWR | os.O_NONBLOCK)
     silent.unlink()
-    os.close(end_of_file)  # it ends the thread
+    os.close(end_of_file)  # the blocked thread ends
     wait_for(lambda: len(hasty.read(tree.sys)) == 1, "an answer again")

@@ -1,4 +1,4 @@
-"""memory_pressure: available memory, and the time that tasks wait for it."""
+"""memory_pressure: available memory, and the share of time in which tasks wait for memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """network: the interface that a job selects, and the reachability of its master.
 
-On fixture trees and real namespaces.
+The tests use fixture trees and real namespaces.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ eth0\t0100000A\t00000000\t0005\t0\t0\t100\tFFFFFFFF\t0\t0\t0
 
 
 def test_an_address_that_lies_in_no_route_of_its_interface(tree: NodeTree) -> None:
-    """GCE, Calico and Cilium give a /32, and a route to the gateway only."""
+    """Use an address with a /32 mask and a route to the gateway only, as on GCE, Calico and Cilium."""
     tree.write("proc/self/net/route", ROUTE_OF_A_32)
     tree.write(
         "proc/self/net/fib_trie",
@@ -329,7 +329,7 @@ EVERYWHERE = "00000000:0000"
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ([("0101007F:A001", EVERYWHERE, "0A")], "WrongInterface"),  # 127.0.1.1, as Debian writes it into /etc/hosts
+        ([("0101007F:A001", EVERYWHERE, "0A")], "WrongInterface"),  # 127.0.1.1, Debian's entry in /etc/hosts
         ([("0101007F:A001", EVERYWHERE, "0A"), ("0907A8C0:D431", "0107A8C0:733C", "01")], "WrongInterface"),
         ([("0101007F:A001", EVERYWHERE, "0A"), ("0907A8C0:D431", "0107A8C0:1F90", "01")], "NetworkUp"),
         ([("0101007F:A001", EVERYWHERE, "0A"), ("0907A8C0:A002", EVERYWHERE, "0A")], "NetworkUp"),
@@ -393,7 +393,7 @@ def test_a_real_master_that_nobody_is_connected_to() -> None:
 
 
 def test_a_master_that_has_refused_since_the_job_began() -> None:
-    """The port is bound but has no listener. A job that does not try to connect is not reported."""
+    """Bind the port without a listener. A job that does not try to connect is not reported."""
     tries = "import time\nwhile True: time.sleep(60)"
     with socket.socket() as kept:
         kept.bind(("127.0.0.1", 0))
@@ -431,8 +431,8 @@ def test_a_real_connection_is_enough_and_none_is_opened() -> None:
     assert values(result, "network_master_answers") == {("77",): 1}
 
 
-def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:  # long: a program in it
-    """In a namespace of our own: a master that responds, then a blackhole instead."""
+def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:  # long: contains a program
+    """Use a new network namespace: first the master responds, then a blackhole route drops packets to it."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         pytest.skip("needs root and iproute2: makes a network namespace")
     program = tmp_path / "inside.py"
@@ -477,7 +477,7 @@ def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:  # lo
         )
     )
     root = Path(__file__).parents[2]
-    # With a mount namespace, so that /sys shows the interfaces of the new network namespace.
+    # A new mount namespace as well: /sys then shows the interfaces of the new network namespace.
     inside = f"mount -t sysfs sysfs /sys && exec {sys.executable} {program}"
     answer = subprocess.run(
         ["unshare", "--net", "--mount", "sh", "-c", inside],

@@ -1,4 +1,4 @@
-"""oom: processes killed for lack of memory, and the limit that was hit, by kernel lines and the kernel's counter."""
+"""oom: processes killed for lack of memory, and the exceeded limit, from kernel lines and the kernel's counter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VMSTAT = "nr_free_pages 100\noom_kill {kills}\nnuma_hit 1\n"
 def summary(
     pid: int, *, limit: str | None = SLURM, cgroup: str = f"{SLURM}/step_0", comm: str = "python", uid: int = 1004
 ) -> str:
-    """Return a summary as Linux 6.18 wrote it on a node of ours, with other paths."""
+    """Return a summary line of Linux 6.18, recorded on a real node, with other paths."""
     constraint = "CONSTRAINT_NONE" if limit is None else "CONSTRAINT_MEMCG"
     where = "global_oom" if limit is None else f"oom_memcg={limit}"
     return (
@@ -44,7 +44,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0) -> None:
-    """Write records as /dev/kmsg gives them; the tree's clock is at 1000 s after boot."""
+    """Write records in the format of /dev/kmsg. The tree's clock is at 1000 s after boot."""
     with (tree.dev / "kmsg").open("a") as file:
         file.writelines(f"4,{at},{int(boot_seconds * 1e6)},-;{line}\n" for at, line in enumerate(lines, 1))
 
@@ -69,7 +69,10 @@ def test_a_job_at_its_own_limit_is_a_warning_that_says_whose(tree: NodeTree) -> 
 
 
 def test_all_processes_of_a_pod_are_one_finding(tree: NodeTree) -> None:
-    """memory.oom.group, as the kubelet sets it: one summary, then a line for each process of the container."""
+    """Join the lines of one pod: with memory.oom.group, the kernel writes a summary and a line per process.
+
+    The kubelet sets memory.oom.group.
+    """
     container = f"{POD}/cri-containerd-12.scope"
     group = f"Tasks in {container} are going to be killed due to memory.oom.group set"
     log(tree, summary(10, limit=container, cgroup=container), killed(10), group, *map(killed, range(11, 14)))
@@ -139,7 +142,7 @@ def test_the_name_of_a_process_blames_nobody_else(tree: NodeTree) -> None:
 
 
 def test_a_line_of_another_kill_is_not_joined(tree: NodeTree) -> None:
-    """The kernel omits the summary if many are killed."""
+    """Do not join a kill without a summary to the summary of another. The kernel omits summaries if many are killed."""
     log(tree, summary(4713), killed(4713), killed(9, uid=1005))
     assert "uid 1005: python (pid 9, uid 1005) was killed" in run("oom", tree.node()).verdict.message
 
@@ -166,7 +169,7 @@ def test_owners_and_names_are_bounded(tree: NodeTree) -> None:
 
 
 def test_looks_at_a_quiet_log_share_what_they_hold(tree: NodeTree) -> None:
-    """A daemon keeps ten minutes of results, of at most two thousand kills."""
+    """Share the list of kills between results: the daemon keeps ten minutes of results with up to 2,000 kills each."""
     follower = kmsg.KernelLog()
     log(tree, killed(1))
     first, second = (follower.read(tree.dev / "kmsg") for _ in range(2))
@@ -208,7 +211,10 @@ def test_a_node_with_neither(tree: NodeTree) -> None:
 
 
 def test_lines_as_a_kernel_wrote_them(tree: NodeTree) -> None:
-    """Linux 6.18, a process of root in a group of cgroup v1. Real new lines would leave the machine looking sick."""
+    """Read recorded lines of Linux 6.18, for a process of root in a group of cgroup v1.
+
+    New real lines would make the machine look sick.
+    """
     group = "/process_api/7c1c5d5f3435a0820cbd2a16758518ea/hangwatch-test-y9kkxntx"
     log(
         tree,

@@ -1,4 +1,4 @@
-"""ranks: all present, none stuck, stopped or dead; on fixture trees and real processes."""
+"""ranks: all ranks are present, and none is stuck, stopped or dead. Fixture trees and real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard around every check, discovery, settings, exit codes and the forms that people and programs read."""
+"""The runner of checks: errors inside a check, discovery, settings, exit codes, and both output formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""storage: every network file system responds; a dead mount (real FUSE, never served) blocks no other check."""
+"""storage: every network file system responds. A dead mount (real FUSE, never served) blocks no other check."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def mounted(tree: NodeTree, *mounts: tuple[str, str], view: str = "self") -> None:
-    """Add network mounts by (path below the tree, type), as `build_status` sees them; the folders are real."""
+    """Add network mounts, given as (path below the tree, type), for `build_status`. The folders are real."""
     lines = []
     for number, (name, kind) in enumerate(mounts, 60):
         folder = tree.root / name
@@ -197,7 +197,7 @@ def test_what_answers_mean(answer: Answer, expected: tuple[str, str]) -> None:
 def test_a_dead_mount_is_hung_and_blocks_nobody(tree: NodeTree) -> None:
     onlookers = FilesystemReader()
     with dead_mount(tree.root / "dead") as dead:
-        # Only this mount: other mounts of this machine may change at any time.
+        # Only this mount is listed: other mounts of this machine may change at any time.
         rows = Path("/proc/self/mountinfo").read_text().splitlines(keepends=True)
         tree.write("proc/self/mountinfo", PLAIN + "".join(row for row in rows if row.split()[4] == str(dead)))
         node = tree.node(filesystems=onlookers)
@@ -226,7 +226,7 @@ def test_the_living_answer_beside_the_dead(tmp_path: Path) -> None:
 
 
 def test_a_child_that_the_kernel_holds_is_left_behind_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hard NFS mount can hold a process that even SIGKILL does not end; a child that ignores its end simulates it."""
+    """Abandon a child that SIGKILL does not end, as with a hard NFS mount. Start no second child."""
     stubborn = tmp_path / "child.py"
     stubborn.write_text("import os, time\nos.close(1)\ntime.sleep(600)\n")
     monkeypatch.setattr(filesystems, "CHILD", stubborn)

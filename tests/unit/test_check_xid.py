@@ -1,4 +1,4 @@
-"""xid: real lines of the kernel's log, through a fixture file and through the real /dev/kmsg."""
+"""xid: real lines of the kernel's log, from a fixture file and from the real /dev/kmsg."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0, first: int = 1) -> None:
-    """Write records as /dev/kmsg gives them; the tree's clock is at 1000 s after boot."""
+    """Write records in the format of /dev/kmsg. The tree's clock is at 1000 s after boot."""
     records = [f"4,{number},{int(boot_seconds * 1e6)},-;{line}\n" for number, line in enumerate(lines, first)]
     with (tree.dev / "kmsg").open("a") as file:
         file.writelines(records)
@@ -178,7 +178,7 @@ def test_a_log_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_reader_that_fell_behind_goes_on(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel returns EPIPE after it overwrote records, then the oldest remaining record."""
+    """Continue with the oldest record after EPIPE. The kernel returns EPIPE after it has overwritten records."""
     record = f"4,900,1000000,-;{FELL_OFF}\n".encode()
     answers: list[Any] = [b"4,1,5,-;first\n", BrokenPipeError(32, "Broken pipe"), record, BlockingIOError(11, "again")]
 
@@ -199,12 +199,12 @@ def test_a_reader_that_fell_behind_goes_on(tree: NodeTree, monkeypatch: pytest.M
 
 
 def test_the_real_kernel_log() -> None:
-    """A line that a person writes into /dev/kmsg becomes an event."""
+    """Read a line that this test writes into /dev/kmsg."""
     device = Path("/dev/kmsg")
     if not os.access(device, os.R_OK | os.W_OK):
         pytest.skip("needs root and a /dev/kmsg that can be written")
-    # XID 45 is a notice: this line must not make the machine look sick for a later check. It is unique to this run:
-    # others on this machine, perhaps with the same pids, write to the same log.
+    # XID 45 is a notice: a later check must not find the machine sick. The line is unique to this run, because other
+    # test runs on this machine, perhaps with the same pids, write to the same log.
     mark = f"{secrets.token_hex(2)}:{secrets.token_hex(1)}:00"
     check, node = Checked("xid"), Node()
     before = values(check.run(node), "xid_errors_total").get((mark, "45"), 0)
@@ -257,7 +257,7 @@ def test_a_record_keeps_its_number_and_time(sequence: int, microseconds: int, te
 
 
 def test_kernel_line_is_looked_at_in_its_first_1024_characters() -> None:
-    """Later characters are ignored, because patterns take time by the square of a line's length."""
+    """Ignore characters after the first 1,024: the time of a pattern grows with the square of a line's length."""
     said = "task a:1 blocked for more than 120 seconds"
     records = [kmsg.parse_record(f"6,1,1,-;{'x' * before} {said}") for before in (900, 1020)]
     assert [record is not None and kmsg.parse_event(record) is not None for record in records] == [True, False]

@@ -1,4 +1,4 @@
-"""Checks and job names: equal names of two users' jobs, and containers of one job, give no duplicate series."""
+"""Test that two users' jobs with one name, or a job's containers, give no duplicate series."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def namesake(tree: NodeTree, key: str, *pids: int) -> Job:
-    """Make a job "100" in its own mount namespace."""
+    """Make a job named "100" in its own mount namespace."""
     memory = Memory(0x200000)
     address = recorder(memory, layouts.candidates("")[-1], [Operation()])
     for pid in pids:

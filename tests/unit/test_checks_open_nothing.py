@@ -1,6 +1,6 @@
-"""Checks read the machine through probes: no file of checks/ opens, lists or stats a file itself.
+"""Test that checks read the machine only through probes: no module of checks/ opens, lists or stats a file.
 
-Modules such as `os` are forbidden by import-linter. This test covers `open` and the methods of `pathlib.Path`.
+import-linter forbids modules such as `os`. This test covers `open` and the methods of `pathlib.Path`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 CHECKS = sorted((Path(__file__).parents[2] / "hangwatch" / "checks").glob("*.py"))
 
-# Methods of Path that PurePath does not have, except names that strings, matches and dictionaries also have.
+# Methods of Path that are not in PurePath. Names that strings, matches and dictionaries also have are excluded.
 SHARED = {"replace", "group", "copy"}
 TOUCHING = {name for name in set(dir(Path)) - set(dir(PurePath)) if not name.startswith("_")} - SHARED
 
@@ -21,7 +21,7 @@ TOUCHING = {name for name in set(dir(Path)) - set(dir(PurePath)) if not name.sta
 def touches(source: str) -> Iterator[str]:
     """Yield the calls in a module that access a file.
 
-    A function of an imported module (`network.resolve`) does not count.
+    Functions of an imported module (`network.resolve`) do not count.
     """
     tree = ast.parse(source)
     modules = {

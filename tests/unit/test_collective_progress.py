@@ -1,4 +1,4 @@
-"""The series of a node about its ranks' collectives: bounded, distinct, and only known values."""
+"""The series of a node about its ranks' collectives: bounded, distinct, and only with known values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find_progress(*members: Member, most: int = 100) -> JobProgress:
 
 
 def numbers(progress: JobProgress) -> dict[tuple[int, str], tuple[int, int | None]]:
-    """Return the progress of each rank in each group, and the collective that it waits in."""
+    """Return the newest collective of each rank in each group, and the collective in which it waits (None: in none)."""
     return {
         (one.place.rank, one.group): (one.number, one.waits_in.number if one.waits_in else None)
         for one in progress.reached
@@ -56,7 +56,7 @@ def busy(rank: int, groups: int) -> Member:
 
 
 def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
-    """Enqueued up to 8; 6 is the oldest open operation."""
+    """Show number 8 as the newest collective of rank 1, and number 6 as its oldest open one."""
     ahead = standing(1, {WORLD: (8, 6), "1": (2, 3)})
     told = find_progress(standing(0, waits(6)), ahead)
     assert numbers(told) == {(0, "gloo:default_pg"): (6, 6), (1, "gloo:default_pg"): (8, 6), (1, "gloo:1"): (2, None)}
@@ -69,7 +69,11 @@ def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
 
 
 def test_who_has_no_record_in_the_default_group_says_since_when_it_would() -> None:
-    """Always; since its buffer wrapped; or it has a record with another library, and the meant rank is unknown."""
+    """Report the time since which a rank's record would be in the recorder.
+
+    It is 0 if the buffer has not wrapped, else the time of its oldest record. A rank with a second library is not
+    reported.
+    """
     kept = record(900, "9")
     wrapped = member(1, recorder(kept, is_wrapped=True))
     empty = member(2, recorder(is_wrapped=True))
@@ -110,7 +114,7 @@ def test_who_is_left_out_is_not_known_and_counted() -> None:
 
 
 def test_names_of_groups_stay_two_whatever_is_cut_off() -> None:
-    """A hash replaces it if it is long, not plain, or would read as the default group."""
+    """Replace a group name by a hash if it is too long, is not plain text, or looks like the default group."""
     names = ["7", "x" * 40, "x" * 41, "x" * 42, "a\nb", "a b", "default_pg", "é", "~ab"]
     told = find_progress(standing(0, dict.fromkeys(names[:8], (2, 2))), standing(1, {names[8]: (1, 1)}))
     groups = [one.group for one in told.reached]
@@ -128,7 +132,7 @@ def test_what_a_job_wrote_is_short_and_printable() -> None:
 
 
 def test_owners_share_what_a_node_shows() -> None:
-    """A user at the limit takes nothing from another owner's job."""
+    """Limit the shown collectives per owner: a user at the limit takes nothing from another owner's job."""
     theirs = [hung(f"j{place}", *(busy(rank, 8) for rank in range(64))) for place in range(12)]
     families = scraped([*theirs, hung("mine", busy(0, 3), busy(1, 3), share="uid 2")])
     shown: dict[str, int] = {}

@@ -17,7 +17,7 @@ from hangwatch.cli import reference
 
 @pytest.mark.golden
 def test_the_page_is_what_the_commands_say(golden: Callable[[str, str], None]) -> None:
-    # In a separate process: a command that ran without the group keeps its help option of that time.
+    # In a separate process: a command that ran earlier without its group keeps the wrong help option.
     done = subprocess.run([sys.executable, "-m", "hangwatch.cli.reference", "markdown"], capture_output=True, text=True)
     golden("../../../docs/commands.md", done.stdout)
 

@@ -1,4 +1,4 @@
-"""The configuration: errors name file, line, section, key and permitted values; settings are frozen."""
+"""The configuration: errors name file, line, section, key and permitted values. Settings are frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on a caller's connections, in number and per second, next to all other callers, and their log lines."""
+"""Limits on a caller's connections, in number and per second, while others connect, and the log lines about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first dead rank, by the crash artifacts."""
+"""The first dead rank, found by the crash artifacts."""
 
 from __future__ import annotations
 
@@ -139,9 +139,9 @@ def test_who_died_first(artifacts: list[CrashArtifacts], named: list[int], confi
 def test_how_a_rank_ended_is_said_and_a_signal_is_a_reason(
     exits: list[crash.Exit | None], named: list[int], confidence: Confidence
 ) -> None:
-    """An exit code is no reason.
+    """Do not name a rank by its exit code.
 
-    Other ranks fail in the same second, and their launcher may report any of them as first.
+    Other ranks fail in the same second, and the launcher may report any of them first.
     """
     found = [make_artifacts(rank)._replace(exit=one) for rank, one in enumerate(exits)] + [
         make_artifacts(7, error=RESET)
@@ -261,7 +261,7 @@ def test_the_incident_is_closed_and_can_be_shown() -> None:
 
 
 def test_a_report_of_a_crash_says_who_died_and_how_in_all_forms() -> None:
-    """It must not report missing ranks, odd ranks, or stacks, since there was no capture."""
+    """Report a crash without missing ranks, odd ranks, or stacks: there was no capture."""
     found = [make_artifacts(0, error=RESET), make_artifacts(1, segfault=1.0), make_artifacts(2)]
     whole = job(*found, world_size=8)
     verdict = crash.judge(whole, found)
@@ -371,7 +371,7 @@ def test_who_lost_a_rank_or_the_store_of_the_job_followed_somebody(error: str) -
 
 
 def crashed_by(error: str, at: float) -> crash.CrashArtifacts:
-    """Make a rank that was gone at NOW, with an error file of time `at`."""
+    """Return the artifacts of a rank that was gone at NOW and has an error file of time `at`."""
     told = json.dumps({"message": {"message": error, "extraInfo": {"timestamp": str(int(NOW + at))}}})
     return collection._with_error_file(
         make_artifacts(0)._replace(gone_unix_seconds=NOW), crash_artifacts.ErrorFile(text=told)
@@ -379,7 +379,10 @@ def crashed_by(error: str, at: float) -> crash.CrashArtifacts:
 
 
 def test_an_error_from_long_before_its_end_or_after_it_is_not_what_it_died_of() -> None:
-    """`@record` writes the file for an exception that the program may catch, and then train for hours."""
+    """Ignore an error file of the wrong time.
+
+    `@record` also writes it for an exception that the program catches. The program may then train for hours.
+    """
     assert [crashed_by("OSError: busy", at).failure is None for at in (-3600, -10, 0, 3600)] == [
         True,
         False,
@@ -395,7 +398,7 @@ def test_what_an_exception_says_of_secrets_is_not_told() -> None:
 
 
 def raised(code: str) -> str:
-    """Return the error file of a program that fails, as torchelastic's `record` writes it."""
+    """Run a program that fails; return its error file, written by torchelastic's `record`."""
     try:
         exec(compile(code, "/data/train.py", "exec"), {})
     except Exception as error:
@@ -431,13 +434,16 @@ _AS_TRACEBACK = (
     ],
 )
 def test_place_of_an_exception_is_of_its_own_traceback(code: str, where: str) -> None:
-    """DataLoader, Ray and RPC put tracebacks of other processes into the text."""
+    """Ignore tracebacks of other processes in the text. DataLoader, Ray and RPC put them there."""
     assert rank_log.parse_error_file(raised(_FAILS + code)).where == where
 
 
 @pytest.mark.parametrize("name", secret_texts.FORMS | secret_texts.MORE)
 def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: str) -> None:
-    """The verdict is in metrics, pages and the log. The text stays in the incident, without secrets."""
+    """Put only the exception's type into the verdict, which is in metrics, pages and the log.
+
+    The incident has the text, without secrets.
+    """
     case = (secret_texts.FORMS | secret_texts.MORE)[name]
     found = [crashed_by(f"ShardError: zebra {case.text}", -1)]
     whole = job(*found)

@@ -1,4 +1,4 @@
-"""Types are prepared under one lock.
+"""Test that types are prepared under one lock.
 
 Without the lock, a process of this test dies of a segmentation fault, mostly in the first tries.
 """

@@ -24,7 +24,7 @@ DEFAULTS = Detector(confirming_captures=1)
 HOLD, STARTUP, STALLED = (
     int(seconds) for seconds in (DEFAULTS.hold_seconds, DEFAULTS.startup_hold_seconds, DEFAULTS.stalled_hold_seconds)
 )
-HELD = HOLD + 10  # low power for this time: a job is suspected
+HELD = HOLD + 10  # seconds of low power after which a job is suspected
 
 
 def job(ranks: int = 8, pid: int = 100, world_size: int | None = None) -> Job:
@@ -41,7 +41,7 @@ def job(ranks: int = 8, pid: int = 100, world_size: int | None = None) -> Job:
 
 
 def assert_times_mean_something(watch: JobWatch) -> None:
-    """Assert which parts are set in which state, as the docstrings of JobWatch and of its parts say."""
+    """Assert that the parts of the watch are set in the states that their docstrings name."""
     is_open = watch.state in OPEN_STATES
     is_suspected = is_open or watch.state is S.SUSPECTED
     assert (watch.silence is not None) == (is_suspected or watch.state is S.QUIET)
@@ -61,12 +61,15 @@ def assert_times_mean_something(watch: JobWatch) -> None:
 
 
 def is_the_hold(seconds: float) -> bool:
-    """True if a suspicion came this time after power fell; the median of five samples falls later."""
+    """True if a suspicion this long after the fall of power came at the hold.
+
+    The detector sees the fall later than it happened: it uses the median of five samples.
+    """
     return HOLD - 2 <= seconds <= HOLD + 6
 
 
 class Series:
-    """Feeds one sample a second and records the detector's actions."""
+    """A feed of one sample a second. It records the detector's actions."""
 
     def __init__(self, ranks: int = 8, limit: float = 700.0, rules: Detector = DEFAULTS) -> None:
         self.now, self.limit, self.rules, self.ranks = 1000.0, limit, rules, ranks
@@ -161,7 +164,7 @@ def test_hang_in_first_seconds_is_compared_with_first_work() -> None:
 
 def test_work_is_never_suspected() -> None:
     series = Series()
-    for _ in range(60):  # pipeline bubbles, evaluation of a minute: low for less than the hold
+    for _ in range(60):  # pipeline bubbles or an evaluation of a minute: shorter than the hold
         series.feed(600, 7).feed(110, 3)
     series.feed(100, 60).feed(600, 100)
     assert series.captures == []
@@ -254,7 +257,7 @@ def test_by_the_plain_rule_a_watt_over_the_share_of_the_limit_is_not_quiet(worki
 
 
 def test_plain_rule_learned_level_above_limit_changes_nothing_below() -> None:
-    """85 W of 700 W was seen at work. 84 W is low by the rule and was not seen."""
+    """Let the rule call 84 W of 700 W low power after 85 W was seen at work: 84 W itself was never seen at work."""
     series = Series(rules=PLAIN)
     series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
     series.feed(600, 300).feed(85, HELD).glanced(frozen=0, moving=8)
@@ -273,7 +276,10 @@ def test_the_plain_line_stands_beside_the_learnt_one() -> None:
 
 
 def test_by_the_plain_rule_a_job_that_was_never_over_it_waits_for_the_startup_hold() -> None:
-    """It starts at low power: it downloads, or loads its model; a moment of more power is not work."""
+    """Wait for the startup hold: a job downloads or loads its model at low power first.
+
+    A moment of more power is not work.
+    """
     series = Series(rules=PLAIN).feed(72, 300).feed(140, 30).feed(72, STARTUP - 350)
     assert series.states == []
     series.feed(72, 30)
@@ -316,8 +322,8 @@ def test_learned_job_gets_light_captures_with_growing_pauses() -> None:
     ("limit", "working", "hung"),
     [
         (700, 250, 140),  # the limit is at 133 W
-        (400, 150, 118),  # an A100 under a light load, an H20 in a hang: 79 % of its power before
-        (700, 150, 120),  # a job that never drew clear work power
+        (400, 150, 118),  # an A100 under a light load; an H20 that falls to 79 % in a hang
+        (700, 150, 120),  # a job whose power was never clearly that of work
     ],
 )
 def test_light_job_at_flat_level_gets_light_capture_after_hold(limit: float, working: float, hung: float) -> None:
@@ -418,7 +424,10 @@ def test_a_glance_that_finds_half_of_the_ranks_standing_still_begins_a_suspicion
 
 
 def test_learned_level_with_mostly_unjudged_ranks_is_forgotten() -> None:
-    """Spinners with GPUs at 0 %: they may compute or wait. Learned work must not hide them forever."""
+    """Forget a learned level if most ranks are unjudged: they spin while their GPUs are at 0 %.
+
+    They may compute or wait. Learned work must not hide a hang forever.
+    """
     series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
     while series.watch.capture_record.light_capture_since is None:
         series.feed(84, 10)
@@ -706,7 +715,7 @@ outcomes = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 8))
 @example([([None] * 7 + [0.0], 60), 299.0, ([None] * 7 + [0.0], 1), (0, 1, 1), 90.0])  # a capture that returns late
 @settings(max_examples=150, deadline=None)
 def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
-    """No page without a capture that saw stuck ranks; no second capture while one runs; every state ends."""
+    """Keep three promises: no page without a capture of stuck ranks, one capture at once, an end of every state."""
     rules = Detector(
         confirming_captures=1,
         hold_seconds=20,
@@ -731,12 +740,12 @@ def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
             series.glanced(*event)  # type: ignore[misc]
         if series.pages:
             assert judged, "paged without any stack"
-            assert series.watch.state in (S.HUNG, S.STALLED)  # by this node alone: a resting job blocks no other rank
+            assert series.watch.state in (S.HUNG, S.STALLED)  # a resting job blocks no rank elsewhere
         if series.watch.state in (S.TRAINING, S.STARTING, S.RECOVERED):
             assert not series.pages
             assert job_watch.quiet_seconds(series.watch, series.now) == 0
     series.feed(650.0, 200)
-    for _ in range(20):  # only a full capture ends the result of a light one, perhaps in an hour
+    for _ in range(20):  # only a full capture replaces the result of a light one, perhaps after an hour
         if series.watch.state is S.STALLED and not series.watch.capture_record.capturing:
             series.feed(650.0, 200)
     if series.watch.state is S.STALLED and series.watch.capture_record.capturing:
@@ -758,7 +767,7 @@ def test_a_flapping_job_is_left_to_rest_between_captures() -> None:
 
 
 def suspended(world_size: int | None) -> Series:
-    """Make a job with 8 ranks on this node that was stopped as a whole; `world_size` ranks in all."""
+    """Return a series in which all 8 ranks of this node are stopped. The job has `world_size` ranks."""
     series = Series()
     series.watch = job_watch.update_identity(series.watch, job(world_size=world_size))
     return series.feed(600, 100).feed(110, HELD).captured(8, 0, resting=S.SUSPENDED)
@@ -801,7 +810,7 @@ def test_hang_after_continue_is_hung_and_stop_keeps_hang_time() -> None:
 
 
 def looked_at(series: Series, seconds: int, moving: int = 0, takes: int = 12) -> Series:
-    """Continue the hang; each requested capture returns."""
+    """Continue the hang. Each requested capture returns after `takes` seconds with `moving` ranks that move."""
     for _ in range(seconds):
         series.feed(110, 1)
         if series.watch.capture_record.capturing and series.now - series.captures[-1] >= takes:
@@ -810,7 +819,7 @@ def looked_at(series: Series, seconds: int, moving: int = 0, takes: int = 12) ->
 
 
 def last_looks(series: Series) -> list[float]:
-    """Return the times before the timeout of 600 s at which captures in the timeline were requested."""
+    """Return the seconds before the collective timeout of 600 s at which each last capture was requested."""
     return [series.hung_at + 600 - at for at in series.told]
 
 
@@ -843,8 +852,8 @@ def test_a_second_hang_has_a_last_look_of_its_own() -> None:
     "time_out",
     [
         {"environment_seconds": None},
-        {"environment_seconds": 100.0},  # it is past at the capture
-        {"environment_seconds": 160.0},  # the first capture is as recent
+        {"environment_seconds": 100.0},  # the timeout has passed at the capture
+        {"environment_seconds": 160.0},  # the first capture is recent enough
         {"environment_seconds": 0.0},
         {"environment_seconds": math.inf},
         {"environment_seconds": 1e300, "recorded_seconds": -1.0},
@@ -912,7 +921,7 @@ def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
 
 
 def paused(pause_seconds: int = 240, place: str = "a") -> Series:
-    """Make a job that worked, was found frozen in a pause at a place, and works again."""
+    """Return a job that worked, was frozen at `place` for a pause, and works again."""
     series = Series().feed(600, 300).feed(110, HELD)
     series.places = frozenset({place})
     series.captured(frozen=8, moving=0).feed(110, pause_seconds - HELD)
@@ -920,7 +929,7 @@ def paused(pause_seconds: int = 240, place: str = "a") -> Series:
 
 
 def seconds_to_page(series: Series, place: str = "a") -> float:
-    """Return the time from the fall of power to the page; each requested capture finds all ranks frozen at once."""
+    """Return the seconds from the fall of power to the page. The capture finds all ranks frozen at `place`."""
     fell = series.now
     series.feed(110, HELD)
     series.places = frozenset({place})
@@ -1018,7 +1027,7 @@ def test_a_job_is_over_only_after_it_was_at_work() -> None:
 
 
 def at_two_lines(ranks: int, *, moving: bool) -> MotionCount:
-    """Count a capture of eight ranks: `ranks` of them move between two lines or stay there; the others are frozen."""
+    """Count a capture of eight ranks: `ranks` of them are at two lines, the others are frozen."""
     ids = [RankId(rank=number) for number in range(8)]
     stays = {rank: CodeRegion(within="loop", places=("1", "2")) for rank in ids[:ranks]}
     moved = ranks if moving else 0

@@ -1,4 +1,4 @@
-"""The detector at its boundaries: to the second, to the last GPU and rank, and in its texts for people."""
+"""The detector at its limits: exact seconds, numbers of GPUs and ranks, and its texts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Played:
     def feed(
         self, seconds: int, *watts: float | None, every: int = 1, gap_seconds: float = SAMPLE_GAP_SECONDS
     ) -> Played:
-        """Feed `seconds` samples, `every` seconds apart; `watts` are per GPU, or one value for all."""
+        """Feed `seconds` samples, `every` seconds apart. `watts` is one value per GPU, or one for all."""
         powers = watts if len(watts) > 1 else watts * self.gpus
         for _ in range(seconds):
             self.now += every
@@ -467,7 +467,10 @@ def test_two_watches_of_one_job_are_the_first_with_what_the_second_knows() -> No
 
 
 def test_who_moved_in_an_earlier_hang_says_nothing_of_this_one() -> None:
-    """A job that was never at work, of four ranks: two move in one suspicion, a third rank in the next."""
+    """Forget which ranks moved in an earlier suspicion: ranks 0 and 1 move in the first, another rank in the next.
+
+    The job of four ranks was never at work.
+    """
 
     def movers(*ranks: int) -> dict[str, object]:
         return {"movers": frozenset(RankId(rank=rank) for rank in ranks)}

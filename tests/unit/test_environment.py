@@ -1,4 +1,4 @@
-"""The variables of a rank's environment that are kept, and the differences between ranks."""
+"""The kept variables of a rank's environment, and the differences between ranks."""
 
 from __future__ import annotations
 

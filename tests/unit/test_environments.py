@@ -1,4 +1,4 @@
-"""Variables kept from an environment of any size; on files like those of /proc."""
+"""Variables kept from an environment of any size, read from files like those of /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs of ranks: their last lines and the first failure. They name no culprit and may contain anything."""
+"""Logs of ranks: their last lines and the first failure. They name no culprit and may contain any text."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_two_halves_at_two_steps_are_shown_and_nobody_is_looked_at() -> None:
         ((299, 300), ["rank 0 ends at 'step 299 of epoch 3', rank 1 at 'step 300 of epoch 3'"]),
         ((300, 300, 299, 299), ["ranks 0-1 end at 'step 300 of epoch 3', ranks 2-3 at 'step 299 of epoch 3'"]),
         ((1, 2, 3, 4), ["4 ranks end at 'step 1..4 of epoch 3'"]),
-        ((0, 1, 2, 3), ["4 ranks end at 'step 0 of epoch 3'"]),  # these may be rank numbers, not steps
+        ((0, 1, 2, 3), ["4 ranks end at 'step 0 of epoch 3'"]),  # the numbers may be ranks, not steps
     ],
 )
 def test_numbers_that_differ_are_shown(steps: tuple[int, ...], told_ends: list[str]) -> None:
@@ -319,7 +319,10 @@ def test_a_signal_in_the_summary_is_a_failure() -> None:
 
 
 def test_lines_that_are_kept_as_json_are_read_as_the_text_in_them() -> None:
-    """Docker's json-file log and journalctl -o json; their own keys may be longer than the read part of a line."""
+    """Read the text inside JSON lines of Docker's json-file log and `journalctl -o json`.
+
+    Their own keys may be longer than the part of a line that is read.
+    """
     text = [*failing(3, "ValueError: bad shard"), "[rank3]: step 7"]
     docker = [json.dumps({"attrs": {"x": "y" * 5000}, "log": f"{line}\n", "stream": "stderr"}) for line in text]
     journal = [json.dumps({"__CURSOR": "y" * 5000, "MESSAGE": line}) for line in text]
@@ -355,7 +358,10 @@ def test_error_files_tell_who_failed_first_by_their_folder() -> None:
 
 
 def test_error_files_that_differ_in_one_number_are_of_ranks() -> None:
-    """`srun sh -c 'TORCHELASTIC_ERROR_FILE=error-$SLURM_PROCID.json ...'` creates such files."""
+    """Read error files whose names differ in the rank.
+
+    `srun sh -c 'TORCHELASTIC_ERROR_FILE=error-$SLURM_PROCID.json ...'` creates such files.
+    """
     files = [(f"error-{rank}.json", [error_file("ValueError: x", 100 - rank)]) for rank in range(3)]
     found = traces.collect(files)
     assert ([log.id.rank for log in found.logs], found.notes) == ([0, 1, 2], ())

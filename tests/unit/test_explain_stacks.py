@@ -1,6 +1,6 @@
-"""Stacks of other tools: faulthandler, pystack, gdb; and other processes that `pgrep -f python` finds.
+"""Stacks by faulthandler, pystack and gdb, also of processes that are no ranks but match `pgrep -f python`.
 
-The tools wrote the files from a torchrun job: rank 1 waits for a lock in its own code, the others wait for rank 1.
+These tools dumped a torchrun job in which rank 1 waits for a lock in its own code and the others wait for rank 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXAMPLES = DATA / "explain"
 
 
 def read(name: str) -> traces.Collected:
-    """Read the files of an example, under names that begin in its folder."""
+    """Read the files of an example. Their names begin in the folder of the example."""
     path = EXAMPLES / name
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     return traces.collect(
@@ -78,7 +78,7 @@ def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
 
 @pytest.mark.parametrize("name", ["lock", "pystack.txt", "gdb-py-bt.txt"])
 def test_the_rank_in_its_own_lock_is_shown_whoever_dumped_it(name: str) -> None:
-    """Two of three ranks wait, which is too few to name the rank in a function without a rule."""
+    """Name no rank: two of three ranks wait, which is too few for a function without a rule."""
     found = read(name)
     assert len(found.ranks) == 3
     (locked,) = [rank for rank in found.ranks if "update_cache" in shown(rank)[0]]

@@ -1,4 +1,4 @@
-"""URLs, the requested incidents of a node, Prometheus' answer for a job's nodes, and client credentials."""
+"""URLs, the requested incidents of a node, Prometheus' response about a job's nodes, and client credentials."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def target(instance: str, url: str) -> dict[str, object]:
 
 
 class Api:
-    """Answers of Prometheus' HTTP API, and the received queries."""
+    """A fake HTTP API of Prometheus. It returns fixed responses and records the queries."""
 
     def __init__(self, series: list[dict[str, object]], targets: list[dict[str, object]]) -> None:
         self._found, self._targets = series, targets

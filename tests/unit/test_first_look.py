@@ -1,4 +1,4 @@
-"""The rank to check first, by measurements: the groups are made by hand, so that only the rule decides."""
+"""The rank to check first, by measurements. The groups are made by hand, so that only the rule decides."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ FIRST, LOW = ([0], [], Confidence.NONE), ([], [0], Confidence.LOW)
     ("suspect", "others", "expected"),
     [
         ({}, {}, FIRST),
-        # Idle and with less power: both are needed.
+        # A GPU that is idle and draws less power. Both are needed.
         ({"gpu": GpuReadings(power_watts=70.0, utilization_ratio=0.0)}, {"gpu": GpuReadings(power_watts=118.0, utilization_ratio=1.0)}, LOW),
         ({"gpu": GpuReadings(power_watts=70.0)}, {"gpu": GpuReadings(power_watts=118.0)}, FIRST),
         ({"gpu": GpuReadings(power_watts=110.0, utilization_ratio=0.0)}, {"gpu": GpuReadings(power_watts=118.0, utilization_ratio=1.0)}, FIRST),
@@ -92,7 +92,7 @@ FIRST, LOW = ([0], [], Confidence.NONE), ([], [0], Confidence.LOW)
         ({"waits": Waits(awaited=Awaited(who="10.0.0.9:443"))}, {}, LOW),
         ({"waits": Waits(stuck_on="/data/number")}, {}, LOW),
         ({"waits": Waits(stuck_on="/data/number"), "signature": Signature.BEHIND_GPU}, {}, ([], [], Confidence.NONE)),
-        # A rank that moves, waits for the GPU itself, or came out of a wait is no later than the others.
+        # A rank that moves, waits for its GPU, or came out of a wait is not later than the others.
         ({"motion": Motion.MOVING}, {}, ([], [], Confidence.NONE)),
         ({"signature": Signature.BEHIND_GPU}, {}, ([], [], Confidence.NONE)),
         ({"waited_before": True}, {}, ([], [], Confidence.NONE)),
@@ -184,7 +184,7 @@ READ = KernelCall(
     ("seen", "is_asked_for"),
     [
         ({}, True),
-        ({"kernel": KernelFacts(call=FUTEX)}, True),  # native frames show which lock it is
+        ({"kernel": KernelFacts(call=FUTEX)}, True),  # native frames show the lock
         ({"kernel": KernelFacts(call=FUTEX, worker_call=WorkerCall(pid=9, call=FUTEX))}, True),
         ({"kernel": KernelFacts(call=READ)}, False),
         ({"kernel": KernelFacts(call=FUTEX, worker_call=WorkerCall(pid=9, call=READ))}, False),
@@ -227,7 +227,7 @@ BARRIER = (Frame(function="barrier", file="torch/distributed/distributed_c10d.py
 
 
 def joined(thread: str, **parts: Any) -> Group:
-    """Make one rank with a main thread that waits for another thread, which has these parts."""
+    """Make a group of one rank. Its main thread waits for another thread, whose activity is `thread`."""
     alone = group(range(1), OWN, "thread_wait", "thread", **parts)
     return replace(alone, threads=(Stack(name="writer", frames=OWN, activity=thread),))
 
@@ -259,7 +259,7 @@ def test_rank_without_thread_in_collective_is_checked_first() -> None:
 
 @pytest.mark.parametrize(("holder", "first"), [(100, [0]), (None, [0]), (999, [])])
 def test_who_stands_in_own_code_while_others_wait_for_a_lock(holder: int | None, first: list[int]) -> None:
-    """Except if the kernel says that another process holds it."""
+    """Check the rank in its own code first, unless the kernel says that another process holds the lock."""
     locked = group(
         range(1, 4), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/l", holder_pid=holder))
     )

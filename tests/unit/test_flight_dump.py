@@ -1,4 +1,4 @@
-"""Flight-recorder dumps as every torch version writes them, and files that are no dumps: a pickle is a program."""
+"""Flight-recorder dumps of every torch version, and files that are no dumps. A pickle is a program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CREATED_NS = 1_795_338_000 * 10**9
 
 
 def entry(number: int, **given: object) -> dict[str, object]:
-    """Return an operation of NCCL as format 2.3 (torch 2.5) writes it."""
+    """Return an NCCL operation as in dumps of format 2.3 (torch 2.5)."""
     return {
         "record_id": number,
         "pg_id": 0,
@@ -197,7 +197,7 @@ def test_a_torn_or_changed_dump_is_read_or_refused(noise: bytes, at: int) -> Non
 
 
 class _Calls:
-    """Its pickle calls os.system."""
+    """A value whose pickle calls os.system."""
 
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
         return os.system, (f"touch {TOUCHED}",)
@@ -214,7 +214,7 @@ def touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def programs(path: Path) -> dict[str, bytes]:
-    """Return pickles that would run a program that makes this file."""
+    """Return hostile pickles. Each would run a program that creates the file `touched`."""
     run = f"X{{}}touch {path}".encode()
     text = b"X" + struct.pack("<I", len(run) - 3) + run[3:]
     short = b"\x8c\x02os\x8c\x06system"
@@ -237,7 +237,10 @@ def programs(path: Path) -> dict[str, bytes]:
 
 
 def test_they_would_run(touched: Path) -> None:
-    """Otherwise the tests of them prove nothing: Python's own unpickler runs the code in some of them."""
+    """Show that Python's own unpickler runs the code in these pickles.
+
+    Otherwise the other tests would prove nothing.
+    """
     for name in ("REDUCE 2", "GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "in a dump", "after a dump"):
         pickle.loads(programs(touched)[name])
         assert touched.exists(), name
@@ -251,7 +254,7 @@ def test_no_pickle_runs_anything(touched: Path) -> None:
         ) as refused:
             recorder_dump.parse(content, NOW)
         assert not touched.exists(), name
-        is_pickle = name not in ("REDUCE 0", "REDUCE 1", "behind a frame")  # the first two do not begin as a pickle
+        is_pickle = name not in ("REDUCE 0", "REDUCE 1", "behind a frame")  # these two do not begin as a pickle
         assert not is_pickle or "may do more than hold values: its opcode" in str(refused.value), name
 
 
@@ -301,7 +304,7 @@ print(int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_
 
 
 def in_a_child(content: bytes, folder: Path) -> tuple[str, int, float]:
-    """Read it in a child process with 2 GiB; return the reason, the used memory in MiB, and CPU seconds."""
+    """Parse `content` in a child process with 2 GiB. Return the reason, the used memory in MiB, and CPU seconds."""
     path = folder / "bomb"
     path.write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -333,7 +336,7 @@ def test_json_that_grows_or_nests_is_refused_within_bounds(text: str, tmp_path: 
 
 
 def test_one_value_at_many_places_is_not_counted_out(tmp_path: Path) -> None:
-    """A list of 100,000 numbers, 100,000 times in the sizes of 100,000 references to one operation."""
+    """Reject a small pickle that expands: shared references make a list of 100,000 numbers appear 10^10 times."""
     numbers = [7] * 100_000
     sizes = [numbers] * 100_000
     one = entry(0, input_sizes=sizes, frames=sizes)
@@ -369,7 +372,7 @@ def test_the_rank_of_a_dump_is_the_number_at_the_end_of_its_name(
 
 
 def files(**by_name: object) -> list[DumpFile]:
-    """Return dumps by name, written 700 s after their operations."""
+    """Return dumps by file name, written 700 s after their operations."""
     return [
         DumpFile(name, CREATED_NS / 1e9 + 700, parse(value if isinstance(value, dict) else dumped(entry(0))))
         for name, value in by_name.items()

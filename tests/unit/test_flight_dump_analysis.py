@@ -1,4 +1,4 @@
-"""Flight-recorder dumps of one moment: compared with torch's own analyser; limits on their conclusions."""
+"""Flight-recorder dumps of one moment: results like those of torch's own analyser, and limits of these results."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ TABLE = activity.load()
 TIME_OUT_SECONDS = 600
 GROUPS = {"0": ("default_pg", [0, 1, 2, 3]), "1": ("tp", [0, 1]), "2": ("tp", [2, 3])}
 Program = list[tuple[str, str]]
-"""Operations of a rank in order: the group's name and the operation."""
+"""Operations of a rank in order, each with the name of its group."""
 
 
 def recorder(rank: int, program: Program, first_open: int) -> dict[str, Any]:
-    """Return the dump of one rank's NCCL recorder; operations from `first_open` on are open."""
+    """Return the dump of one rank's NCCL recorder. Operations from `first_open` on are open."""
     numbers: dict[str, int] = {}
     entries = []
     for place, (group, operation) in enumerate(program):
@@ -69,9 +69,9 @@ def judged(dumps: Mapping[int, dict[str, Any]], seconds: float = TIME_OUT_SECOND
 
 
 def referee(dumps: Mapping[int, dict[str, Any]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:
-    """Return torch's analysis.
+    """Return the result of torch's own analyser.
 
-    For each collective that does not match, the missing ranks and those in another operation.
+    For each collective that does not match: the missing ranks, and the ranks in another operation.
     """
     builder = pytest.importorskip("torch.distributed.flight_recorder.components.builder")
     configured = pytest.importorskip("torch.distributed.flight_recorder.components.config_manager").JobConfig()
@@ -93,7 +93,7 @@ OWN = {0: ("1", "all_reduce"), 1: ("1", "all_reduce"), 2: ("2", "all_reduce"), 3
 
 @pytest.mark.torch
 def test_torch_finds_the_same_rank_missing() -> None:
-    """Rank 2 is in its own code; all others have enqueued one more."""
+    """Leave rank 2 in its own code. All other ranks have enqueued one more collective."""
     dumps = {rank: recorder(rank, [WORLD] * (4 if rank == 2 else 5), 4) for rank in range(4)}
     answer, verdict = judged(dumps)
     assert referee(dumps) == {("0", 5): ({2}, set())}
@@ -103,7 +103,7 @@ def test_torch_finds_the_same_rank_missing() -> None:
 
 @pytest.mark.torch
 def test_torch_finds_the_same_skipped_collectives() -> None:
-    """Rank 2 skips the third all_reduce of the default group and continues in tp, which rank 3 does not join."""
+    """Let rank 2 skip the third all_reduce of the default group and continue in tp, which rank 3 does not join."""
     dumps = {}
     for rank in range(4):
         program = [
@@ -173,9 +173,9 @@ def test_ranks_that_all_enqueued_the_same_are_not_behind() -> None:
 
 
 def test_dump_without_completed_operations_proves_no_missing_join() -> None:
-    """Rank 2 shows nothing of the default group: a whole dump proves that it never joined.
+    """Use a dump of rank 2 without any operation of the default group.
 
-    Here it may have completed it.
+    A whole dump then proves that rank 2 never joined. This dump may lack an operation that rank 2 has completed.
     """
     dumps = {rank: recorder(rank, [WORLD, WORLD], 1) for rank in (0, 1, 3)}
     status = {"last_enqueued_collective": 4, "last_started_collective": 4, "last_completed_collective": 4}

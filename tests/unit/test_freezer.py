@@ -1,4 +1,4 @@
-"""The control group that freezes a process, on trees as in cgroups(7); tests/integration has real groups."""
+"""The control group that freezes a process, on trees as in cgroups(7). tests/integration uses real groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hangwatch.probes.process import cgroup_freezer
 
 
 def tree(root: Path, cgroup: str, **files: str) -> tuple[Path, Path]:
-    """Make /proc and /sys with process 7 in these groups; `files` by path, with "__" for a slash."""
+    """Write /proc and /sys with process 7 in these groups. In the keys of `files`, "__" means a slash."""
     (root / "proc/7").mkdir(parents=True)
     (root / "proc/7/cgroup").write_text(cgroup)
     for name, text in files.items():

@@ -1,6 +1,6 @@
-"""No function is longer than 60 lines. An exception says why: `def name(...):  # long: REASON`.
+"""Test that no function is longer than 60 lines, except with a reason: `def name(...):  # long: REASON`.
 
-The limits on parameters and complexity are ruff's, see pyproject.toml.
+ruff limits parameters and complexity, see pyproject.toml.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REASON = re.compile(r"# long: \w.*")
 
 
 def too_long(source: str) -> Iterator[str]:
-    """Yield the functions that are too long without a reason, with their first lines."""
+    """Yield the first line of each function that is too long without a reason."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.end_lineno is None:

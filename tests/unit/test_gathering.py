@@ -116,7 +116,7 @@ def at_line(line: int) -> Sighting:
 
 
 def calls_of_one_more(known_nodes: int) -> int:
-    """Return the number of calls, compiled functions included, that add a node to `known_nodes` others."""
+    """Return the number of function calls, also of compiled functions, that add a node to `known_nodes` others."""
     gathering, calls = SightingCollector(), 0
     for line in range(known_nodes):
         gathering.add(at_line(line))

@@ -1,4 +1,4 @@
-"""The pure halves of the GPU checks: unusual inputs, and cases that no whole node shows."""
+"""The pure halves of the GPU checks: unusual inputs, and cases that do not occur on a fake node."""
 
 from __future__ import annotations
 

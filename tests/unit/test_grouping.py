@@ -1,4 +1,4 @@
-"""Groups, merging and verdicts: laws that hold for any ranks."""
+"""Groups, merging and verdicts: properties that hold for any ranks."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_rank_that_appears_twice_has_one_place() -> None:
 
 @pytest.mark.parametrize(("world_size", "per_node"), [(4_000_000, 1), (10**30, 8)])
 def test_a_world_size_costs_nothing(world_size: int, per_node: int) -> None:
-    """A world size is from an environment or a file and may be any number: nothing may count up to it."""
+    """Do not count up to the world size: it comes from an environment or a file and may be any number."""
     thread = Thread(name="MainThread", thread_id="1", frames=stack(STACKS[0], 1), is_main=True)
     rounds = (ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),)
     dumps = [RankDump(id=RankId(node=f"n{rank // per_node}", rank=rank), rounds=rounds) for rank in (0, 1, 2, 9)]
@@ -231,7 +231,7 @@ def test_a_world_size_costs_nothing(world_size: int, per_node: int) -> None:
 
 
 def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
-    """A healthy step: in the last round one rank computes and the others wait for it; in the first it waited, too."""
+    """Judge a healthy step. In the first round all ranks wait; in the last, one computes and the others wait for it."""
 
     def dump(at: float, function: str, file: str) -> ProcessDump:
         frames = (Frame(function=function, file=file), Frame(function="train", file="train.py"))
@@ -252,7 +252,7 @@ def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
 def test_who_was_measured_to_wait_for_clients_has_not_joined(
     server: int | None, expected: tuple[list[int], list[int]]
 ) -> None:
-    """With any function names. It is idle, and did not come out of a wait for ranks either."""
+    """Judge a rank that waits for clients, whatever its functions are. It is idle and was never in a collective."""
 
     def dump(function: str, file: str, server: int | None = None) -> ProcessDump:
         frames = (Frame(function=function, file=file), Frame(function="train", file="train.py"))
@@ -274,9 +274,9 @@ def test_who_was_measured_to_wait_for_clients_has_not_joined(
 def test_who_stands_beside_a_suspect_does_not_wait_for_it(
     came: int, want_lock: int, expected: tuple[str, list[int]]
 ) -> None:
-    """One rank leaves since the first round, and some followed from a collective. The others want a lock.
+    """Judge ranks that leave, ranks that followed from a collective, and ranks that want a lock.
 
-    No rank waits for a leaving rank. If most leave, the ranks that do not leave are examined next.
+    No rank waits for a leaving rank. If most ranks leave, the ranks that do not leave are the next suspects.
     """
 
     def dump(at: float, function: str, file: str) -> ProcessDump:
@@ -343,9 +343,9 @@ def test_who_waits_for_a_loader_is_told_by_the_worker_that_has_a_task(state: str
 def test_who_could_not_be_looked_into_stands_with_those_at_his_place(
     seen: tuple[bool | None, ...], is_apart: bool
 ) -> None:
-    """Three ranks sleep in torch's code, called by a line of their program.
+    """Let four ranks sleep at one line of their program; three of them sleep inside torch's code.
 
-    `seen` is the result of each round of the fourth.
+    `seen` tells for each round if the fourth sleeps inside torch's code. None: its memory could not be read.
     """
 
     def dumped(rank: int, in_torch: tuple[bool | None, ...]) -> RankDump:

@@ -1,4 +1,7 @@
-"""The next step of a verdict without a named rank: the thing that the ranks wait for; links only if all wait."""
+"""The next step of a verdict without a named rank. It checks the resource that the ranks wait for.
+
+Links are checked only if all ranks wait.
+"""
 
 from __future__ import annotations
 

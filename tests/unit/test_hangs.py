@@ -1,4 +1,4 @@
-"""Hangs and look-alikes that the rules must read right: tests/data/hangs.toml."""
+"""Verdicts on the hangs and healthy look-alikes of tests/data/hangs.toml."""
 
 from __future__ import annotations
 

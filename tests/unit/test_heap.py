@@ -1,4 +1,4 @@
-"""The daemon's heap: one for all threads, and freed memory is returned; measured by the kernel's counters."""
+"""The daemon's heap, measured by the kernel's counters: all threads share it, and freed memory is returned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-# 20 kB are in a heap, not in a separate mapping (M_MMAP_THRESHOLD). The last blocks keep the memory below them.
+# Blocks of 20 kB are in a heap, not in separate mappings (M_MMAP_THRESHOLD). The kept blocks are the last: the heap
+# cannot shrink past them.
 PROGRAM = """
 import sys, threading
 from hangwatch.probes.node import daemon_heap as heap
@@ -37,7 +38,10 @@ print(arenas, before - kib("VmRSS"))
 
 
 def played(*arguments: str) -> tuple[int, int]:
-    """Return the extra arenas while 8 threads held 32 MB, and the KiB returned after all but 2 % was freed."""
+    """Return two measurements of a child: extra arenas while 8 threads hold 32 MB, and KiB returned after the free.
+
+    The child frees all but 2 % of the blocks.
+    """
     done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], check=True, capture_output=True, timeout=60)
     arenas, given_back = map(int, done.stdout.split())
     return arenas, given_back

@@ -1,4 +1,4 @@
-"""Hooks: which hook runs when and with which arguments, without the daemon's capabilities, and killed at a deadline."""
+"""Hooks: their selection, their arguments, their missing capabilities, and their deadline."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_hook_has_no_capability_secret_or_open_file_of_the_daemon(
 
 @needs_root
 def test_hook_without_cap_setpcap_has_no_capabilities() -> None:
-    """As deploy/systemd/hangwatch.service starts the daemon: its own user, ambient capabilities, no CAP_SETPCAP."""
+    """Run as under deploy/systemd/hangwatch.service: own user, ambient capabilities, no CAP_SETPCAP."""
     rights = "-all,+sys_ptrace,+kill"
     caps = [f"--{kind}={rights}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
     child = [sys.executable, "-I", "-S", hooks.__file__.replace("hooks.py", "hook_process.py"), "60"]

@@ -1,4 +1,4 @@
-"""Access to the served pages, by a real server on loopback."""
+"""Access to the served pages on a real server on loopback."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def rest(connection: socket.socket) -> bytes:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """True if the server has closed this connection without sending anything."""
+    """True if the server has closed this connection without a response."""
     connection.setblocking(False)
     try:
         return connection.recv(1) == b""
@@ -275,7 +275,7 @@ def test_health_has_a_port_of_its_own_that_says_nothing_else(pair: dict[str, str
 
 
 def test_health_is_beside_the_port_that_was_chosen() -> None:
-    for _ in range(10):  # until two neighbours are free
+    for _ in range(10):  # until two ports next to each other are free
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         with suppress(PortTakenError), both_ports(port=port) as ports:
@@ -345,13 +345,13 @@ def test_readers_that_do_not_read_give_their_place_away() -> None:
             assert one.recv(8) == b"HTTP/1.1"
             crowd.append(one)
         assert get(port, "/healthz")[0] == 200
-        assert len(rest(crowd[0])) < 9_000_000  # it was cut off
+        assert len(rest(crowd[0])) < 9_000_000  # the response was cut off
         for one in crowd:
             one.close()
 
 
 def test_a_request_has_one_deadline_from_accept_to_its_end(pair: dict[str, str]) -> None:
-    """The handshake counts, and a byte now and then does not extend it."""
+    """Count the handshake towards the deadline. A byte now and then does not extend it."""
 
     def seconds_until_closed(port: int, first: bytes) -> float:
         began = time.monotonic()
@@ -373,7 +373,7 @@ def test_a_request_has_one_deadline_from_accept_to_its_end(pair: dict[str, str])
 
 
 class Slow(Collector):
-    """A metric family that blocks until `go`; counts its collections."""
+    """A metric family that blocks until `go` is set. It counts its collections."""
 
     def __init__(self) -> None:
         self.begun, self.go = 0, threading.Event()
@@ -387,7 +387,7 @@ class Slow(Collector):
 def test_scrapes_at_the_same_time_are_one_and_delay_no_other_page() -> None:
     registry, slow = CollectorRegistry(), Slow()
     slow.go.set()
-    registry.register(slow)  # it collects, to learn the names
+    registry.register(slow)  # collects once, to get the names
     slow.go.clear()
     slow.begun = 0
     with both_ports(registry=registry) as (port, health_port), ThreadPoolExecutor(20) as pool:
@@ -462,7 +462,7 @@ def test_a_listener_leaves_most_descriptors_to_the_others() -> None:
 
 
 class Drip:
-    """A body with parts that come slowly; records that it was closed."""
+    """A body whose parts come slowly. It records that it was closed."""
 
     def __init__(self, parts: int, pause_seconds: float) -> None:
         self.left, self.pause_seconds, self.closed = parts, pause_seconds, threading.Event()
@@ -531,7 +531,7 @@ os._exit(0)
 
 @contextmanager
 def listener_of_five_connections() -> Iterator[tuple[Listener, int]]:
-    """Return a listener, not yet started, that accepts five connections of each caller."""
+    """Return a listener that is not yet started, and its port. It accepts five connections per caller."""
 
     async def answer(_: Request) -> Answer:
         return text(HTTPStatus.OK, "here")
@@ -545,7 +545,7 @@ def listener_of_five_connections() -> Iterator[tuple[Listener, int]]:
 
 
 def connected_as(uid: int, address: str, port: int) -> socket.socket:
-    """Return a connection from this address by this user; the thread has that user while it makes the socket."""
+    """Return a connection from this address by this user. The thread takes on the user while it makes the socket."""
     with as_thread_of(uid):
         ours = socket.socket()
     ours.settimeout(10)

@@ -1,4 +1,4 @@
-"""The names of jobs for people: from the scheduler or the operator of its pods, also if the name is hostile."""
+"""The readable names of jobs, also hostile ones. They come from the scheduler or the operator of the job's pods."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_pod_is_called_by_its_own_name_but_never_by_its_nodes(tmp_path: Path) 
 @example(text=HOSTILE)
 @given(text=st.text())
 def test_a_hostile_name_is_one_plain_word(text: str) -> None:
-    """Nothing remains that Slack, Markdown, HTML, a shell, a Go template or PromQL acts on; and it is short."""
+    """Remove all that Slack, Markdown, HTML, a shell, a Go template or PromQL interprets. Limit the length."""
     job = replace(SLURM, job_name=text, program=text, user=text)
     for shown in (named({"SLURM_JOB_NAME": text}), words.plain_word(text)):
         assert re.fullmatch(r"[A-Za-z0-9._-]{0,48}", shown)
@@ -125,6 +125,6 @@ def test_a_hostile_name_is_one_plain_word(text: str) -> None:
 
 @pytest.mark.parametrize("row", launcher_table.TABLE.names, ids=lambda row: str(row.variable))
 def test_a_long_value_costs_no_time(row: launcher_table.NameVariable) -> None:
-    """Any user chooses the input of the patterns: they take at most the square of a host name's length in steps."""
+    """Match long input: any user chooses it. A match takes at most the square of a host name's length in steps."""
     for text in ("1-" * 5000, "a-0-" * 3000, "-" * 9000, "a-1" * 4000 + ".a", "a" * 20000):
         assert len(named({row.variable: text})) <= 48

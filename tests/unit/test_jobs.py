@@ -1,4 +1,4 @@
-"""The jobs in a tree like /proc, launcher by launcher: through a real scan of written trees."""
+"""The jobs in a tree like /proc, for each launcher: a real scan of written trees."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_spawned_processes_whose_parent_was_killed(tmp_path: Path) -> None:
 
 
 def on_two_gpus(tree: str, root: Path) -> tuple[Job, ...]:
-    """Return the jobs in the text of a tree in which 912 and 913 hold a GPU each."""
+    """Return the jobs in the text of a tree. Processes 912 and 913 hold a GPU each."""
     return JobScan(lay_out(tree, root)).find(sweep({0: (912,), 1: (913,)}), node="").jobs
 
 
@@ -341,7 +341,7 @@ def test_a_run_inside_a_rank_is_a_job_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_start(tmp_path: Path) -> None:
-    """A higher attempt, a younger process, a launcher of the same run, a server: each of them once took a job over."""
+    """Add a higher attempt, a younger process, a launcher of the same run, or a server. Each once took a job over."""
     text = (FOLDER / "hostile_neighbour.proc").read_text()
     alone = "\n".join(line for part in text.split("# ")[:2] for line in part.splitlines()[1:])
     (mine,) = discovery.find_jobs(ProcessScan(lay_out(alone, tmp_path)).processes(), node="n").jobs
@@ -384,7 +384,7 @@ def test_a_job_has_the_uid_of_all_its_ranks_as_the_node_knows_it(
 
 
 def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_path: Path) -> None:
-    """Two containers of uid 0, each with all ranks of the same run."""
+    """Start two containers of uid 0, each with all ranks of the same run."""
     text = (FOLDER / "two_containers.proc").read_text()
     intruder = text.replace("RANK=1", "RANK=0")
     first, second = discovery.find_jobs(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n").jobs
@@ -394,7 +394,10 @@ def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_
 
 
 def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path: Path) -> None:
-    """In pods all users are uid 0: a process that copies the variables of a job can claim a rank of another node."""
+    """Exclude an unconnected pod.
+
+    In pods all users are uid 0, so a process that copies a job's variables can claim a rank.
+    """
     text = (FOLDER / "pytorchjob_pods.proc").read_text()
     pod = text[text.index("140 (") : text.index("= plain")]
     intruder = re.sub(r"\b14(\d)\b", r"15\1", pod).replace("RANK=3", "RANK=1").replace("3b7d9e04", "f00dcafe")
@@ -415,7 +418,7 @@ def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path
 
 @pytest.mark.parametrize("name", ["pytorchjob_pods", "torchrun_pods", "two_containers"])
 def test_pods_of_which_none_is_seen_connected_are_jobs_of_their_own(name: str, tmp_path: Path) -> None:
-    """Another user's pod can copy every variable. Until both pods have connected, each pages separately."""
+    """Page for each pod separately until both are connected: another user's pod can copy every variable."""
     text = "".join(line for line in TREES[name].splitlines(keepends=True) if not line.strip().startswith(">"))
     first, second = JobScan(lay_out(text, tmp_path)).find(None, node="n").jobs
     assert (len(first.ranks), len(second.ranks)) == (1, 1)
@@ -428,7 +431,10 @@ def test_pods_of_which_none_is_seen_connected_are_jobs_of_their_own(name: str, t
 
 @pytest.mark.parametrize("space", ["user:[4026532999]", ""])
 def test_an_address_in_a_network_that_a_user_may_have_made_joins_nobody(space: str, tmp_path: Path) -> None:
-    """In a user namespace a user is root of a separate network and can give it another user's store address."""
+    """Do not join jobs by a store address in a user's own network.
+
+    A user is root of a user namespace and can give its network the store address of another user.
+    """
     root = lay_out(TREES["pytorchjob_pods"], tmp_path)
     (root / "142/ns/user").unlink()
     if space:
@@ -456,7 +462,7 @@ def test_an_address_in_a_network_that_a_user_may_have_made_joins_nobody(space: s
             "/../kubepods-burstable-pod8c1f0a52_6d1e.slice/cri-containerd-1.scope",
             owners.Owner("uid 7", "8c1f0a52-6d1e"),
         ),
-        # A group that a user may make below their own slice, or a container in its own, is not an owner.
+        # A control group below the user's own slice, or inside a container, proves no owner: the user can make it.
         ("/user.slice/user-7.slice/user@7.service/slurmstepd.scope/job_4711", owners.Owner("uid 7")),
         ("/user.slice/user-7.slice/user@7.service/slurm/uid_7/job_4711", owners.Owner("uid 7")),
         ("/user.slice/kubepods/pod8c1f0a52-6d1e", owners.Owner("uid 7")),
@@ -520,11 +526,11 @@ def test_a_pid_that_the_driver_named_before_the_process_began_is_not_its_gpu(tmp
     assert rank(fresh, 2).gpu_uuids == ("GPU-a6",)
     assert (
         rank(stale, 2).gpu_uuids == ()
-    )  # began 11 s after boot; its environment names GPUs 4 and 5, which do not exist
+    )  # started 11 s after boot; its environment names GPUs 4 and 5, which do not exist
 
 
 def test_of_two_jobs_of_one_key_the_one_on_the_gpus_keeps_it(tmp_path: Path) -> None:
-    """Even if the other job is older: the name of a job must not depend on processes that copy its variables."""
+    """Keep the key for the job on the GPUs, even if the other is older: any process can copy the variables."""
     text = (FOLDER / "pytorchjob_pods.proc").read_text()
     pod = text[text.index("140 (") : text.index("= plain")]
     intruder = re.sub(r"\b14(\d)\b", r"12\1", pod).replace("RANK=3", "RANK=2").replace("3b7d9e04", "f00dcafe")
@@ -589,7 +595,7 @@ def test_what_a_command_line_runs(cmdline: tuple[str, ...], program: str) -> Non
     ],
 )
 def test_program_name_is_one_word_without_secrets(cmdline: tuple[str, ...], name: str) -> None:
-    """setproctitle puts a whole command line into the first argument."""
+    """Cut the name to one word: setproctitle puts a whole command line into the first argument."""
     assert process_role.program_name(cmdline) == name
 
 
@@ -722,7 +728,7 @@ def _with_users(child: str, rank: str = "1004") -> str:
 
 @pytest.mark.parametrize("child", ["0", "1005", "1004,0"])
 def test_what_runs_below_a_rank_as_somebody_else_is_left_out_and_told(tmp_path: Path, child: str) -> None:
-    """The owner of the job reads its incident, including the stacks of all its processes."""
+    """Omit processes of another user below a rank: the job's owner may read all stacks of the incident."""
     (job,) = JobScan(lay_out(_with_users(child), tmp_path)).find(None, "here").jobs
     assert ([worker.id.pid for worker in job.ranks[0].workers], job.uid) == ([12], 1004)
     assert "child processes of its ranks that run as another user are not dumped: 1" in job.notes
@@ -737,7 +743,7 @@ def test_the_incident_of_a_rank_that_is_a_setuid_program_is_not_its_users_to_rea
 
 
 def claimant(pid: int, uid: int, place: str, ranks: Iterable[int]) -> membership.Membership:
-    """Make a membership group of these ranks, one process each; all others claim the same run, too."""
+    """Return the membership of these ranks, one process each. All of them claim the same run."""
     members = []
     for number in sorted(ranks):
         environ = {"RANK": str(number), "WORLD_SIZE": "8", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
@@ -750,9 +756,9 @@ def claimant(pid: int, uid: int, place: str, ranks: Iterable[int]) -> membership
 def joined_by_comparing_each_with_each(
     claimants: Sequence[membership.Membership], endpoints: Mapping[ProcessId, str]
 ) -> list[list[ProcessId]]:
-    """Apply the rule itself.
+    """Apply the joining rule literally, as the reference.
 
-    The first job with the owner's name and no common rank, of its owner or at the same stores.
+    A claimant joins the first job of the same owner name without a common rank, of its user or at its stores.
     """
     every: list[list[membership.Membership]] = []
 
@@ -800,7 +806,7 @@ def test_claimants_are_joined_as_if_each_were_compared_with_each(
 
 
 def test_claimants_of_one_rank_are_not_compared_each_with_each() -> None:
-    """One user can make thousands of them: twice as many cost twice the calls."""
+    """Compare less than all pairs: one user can make thousands of claimants. Twice as many cost twice the calls."""
 
     def calls(count: int) -> int:
         found, made = [claimant(pid, 1, "", {0}) for pid in range(1, count + 1)], 0

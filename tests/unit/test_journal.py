@@ -1,4 +1,4 @@
-"""Log lines for the journal: every line has its priority, and only a real journal gets them."""
+"""Log lines for the journal: every line has its priority. Only a real journal gets priorities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON output of the commands: current schemas, output that meets them, incidents of earlier versions."""
+"""The JSON output of the commands: schemas are current, output matches them, earlier incidents can be read."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_status_meets_its_schema() -> None:
 
 @pytest.fixture(params=EARLIER, ids=lambda path: path.stem)
 def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The folder of an incident that an earlier hangwatch wrote."""
+    """The folder of an incident that an earlier version of hangwatch wrote."""
     folder = tmp_path / "incidents" / "20260314T031500Z-2180718"
     folder.mkdir(parents=True)
     (folder / incident_file.INCIDENT_FILE).write_bytes(request.param.read_bytes())
@@ -129,7 +129,7 @@ def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 DERIVED = {"waits"}
-"""Fields that an earlier version wrote and that now follow from others."""
+"""Fields of earlier versions that are now computed from other fields."""
 
 
 RENAMED = {"kernel_lines": "lines", "recorded": "libraries", "kernel_call": "call", "gpu_use": "use"}
@@ -137,13 +137,13 @@ PARTS = ("stack", "kernel", "usage", "waits", "gpu", "recorder")
 
 
 def side_by_side(member: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a member as they were before it had parts."""
+    """Return the fields of a member in one flat dictionary, as in earlier versions."""
     fields = {key: value for part in PARTS for key, value in member[part].items()}
     return {**member, **fields, "recorder_faults": fields["faults"], **{a: fields[b] for a, b in RENAMED.items()}}
 
 
 def lost(before: Any, after: Any, path: str = "") -> list[str]:
-    """Return the places where `after` lacks a value of `before`; new fields are no loss."""
+    """Return the paths at which `after` lacks a value of `before`. New fields are no loss."""
     if isinstance(before, dict) and isinstance(after, dict):
         if "motion" in before and "recorder" in after:
             after = side_by_side(after)

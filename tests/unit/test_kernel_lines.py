@@ -119,7 +119,7 @@ def test_what_is_no_line_of_the_kernel(line: str) -> None:
 
 @given(comm=st.text(min_size=1, max_size=15).filter(lambda text: "\n" not in text))
 def test_no_comm_makes_a_pid_of_its_own(comm: str) -> None:
-    """A process controls 15 bytes before its pid; the kernel writes the rest."""
+    """Find the right pid: a process chooses only the 15 bytes before its pid. The kernel writes the rest."""
     said = kernel_lines.find(f"{comm}[4242]: segfault at 0 ip 0 sp 0 error 4 in x[0+1]")
     assert said is None or said.subject == "4242"
 
@@ -146,7 +146,10 @@ def log(folder: Path, *lines: str, boot_seconds: float | None = None) -> tuple[k
 
 
 def said_of(job: Job, lines: tuple[kmsg.LoggedLine, ...]) -> dict[int, tuple[KernelLine, ...]]:
-    """Attribute lines as in the initial pid namespace, which the log uses; a worker of the tests is in another one."""
+    """Attribute lines in a /proc that seems to be in the initial pid namespace, like the pids in the log.
+
+    A test worker may be in another pid namespace.
+    """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "self" / "ns").mkdir(parents=True)
@@ -190,7 +193,7 @@ def test_a_worker_that_was_killed_is_told_of_its_rank(tmp_path: Path) -> None:
 
 
 def test_a_pid_that_was_another_process_is_none_of_the_job(tmp_path: Path) -> None:
-    """Its line is from before the start of the process, or from long after its end."""
+    """Ignore a line from before the start of the process, or from long after its end."""
     now = time.monotonic()
     before = gone(999_999_004, began_seconds=now - 5)
     old = log(tmp_path, SEGFAULT.format(999_999_004), boot_seconds=max(1.0, now - 5000))
@@ -205,7 +208,7 @@ def test_a_thread_that_is_blocked_no_more_is_not_told(tmp_path: Path) -> None:
 
 
 def test_pids_of_another_namespace_are_not_believed(tmp_path: Path) -> None:
-    """A /proc with pids that may differ from those of the kernel's log."""
+    """Use a /proc whose pids may differ from those of the kernel's log."""
     ended = gone(4711, began_seconds=time.monotonic() - 5)
     lines = log(tmp_path, SEGFAULT.format(4711))
     job = own_job(ended=(ended,))
@@ -213,7 +216,7 @@ def test_pids_of_another_namespace_are_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_file_system_that_a_rank_has_mounted(tmp_path: Path) -> None:
-    """If no process of the job has mounted a server's file system, lines about that server are ignored."""
+    """Ignore lines about a server whose file systems no process of the job has mounted."""
     pid = 4711
     folder = tmp_path / "proc" / str(pid)
     folder.mkdir(parents=True)

@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "hangwatch"
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 PACKAGES = {path.parent for path in MODULES}
 
-# Modules and packages with the same name: the pure and the reading half of one subject.
+# Modules and packages with the same name: the pure half and the reading half of one subject.
 TWO_HALVES = {
     "checks",
     "collective_timeout",

@@ -1,4 +1,4 @@
-"""A scrape as text; names and labels follow the conventions."""
+"""A scrape as text. Names and labels follow the conventions of Prometheus."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_incident_that_is_closed_is_exported_no_more() -> None:
 
 @given(st.lists(st.integers(min_value=0, max_value=4194304), min_size=1, max_size=60))
 def test_a_sentence_that_is_too_long_holds_no_other_number(pids: list[int]) -> None:
-    """It is on the page: `pid 372` cut to `pid 37` is another process."""
+    """Cut no number of a sentence: it is on the page, and `pid 372` cut to `pid 37` is another process."""
     told = sentence_label("rank 5, pid " + " and pid ".join(map(str, pids)) + " stand in read")
     assert len(told) <= LABEL_LENGTH
     assert set(re.findall(r"pid (\d+)", told)) <= set(map(str, pids))
@@ -107,7 +107,7 @@ def test_a_sentence_that_is_too_long_holds_no_other_number(pids: list[int]) -> N
 
 
 def test_an_incident_says_where_its_report_is_served() -> None:
-    """If the site configured how browsers reach the daemon; all nodes have the same address."""
+    """Give the URL of the report if the site configured the daemon's external URL, which is the same on all nodes."""
     assert 'url=""' in scrape(board())
     own = CollectorRegistry()
     own.register(
@@ -251,7 +251,7 @@ def test_ranks_without_a_stack_are_gone_or_undumpable() -> None:
 
 
 def test_stopped_rank_is_exported_as_waiting_for_nothing() -> None:
-    """By its stack it may be in a collective; the fleet rule would count it as waiting."""
+    """Export that a stopped rank waits for nothing. By its stack, the fleet rule would count it as waiting."""
     (entry,) = board().snapshot.jobs.values()
     grouping = entry.incident.grouping
     stopped = tuple(

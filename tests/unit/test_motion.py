@@ -1,4 +1,4 @@
-"""The activity of a rank, by measurement: the names of its functions decide nothing."""
+"""The activity of a rank, by measurement. The names of its functions do not matter."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def measure(stack_dump: RankDump, settings: config.Capture = SETTINGS) -> progre
 
 
 def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
-    """Make rounds at one line with few switches; in each, the main thread is in that call. None: it runs."""
+    """Return rounds at one line with few switches. In each, the main thread is in this system call (None: it runs)."""
     found = dumps([STILL[0]] * len(calls), switches=0.1)
     return tuple(structs.replace(dump, call=call) for dump, call in zip(found, calls, strict=True))
 
@@ -81,7 +81,7 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
     main_io: float | None = None,
     **more: object,
 ) -> tuple[ProcessDump, ...]:
-    """Make rounds 5 s apart; `cpu` and the main thread's values in cores, bytes and switches per second.
+    """Return rounds 5 s apart. `cpu` is in cores; other values of the main thread are bytes and switches per second.
 
     An empty stack is a failed dump. Each dump itself makes `dump_switches`. Numbers in `more` are per second.
     """
@@ -138,7 +138,10 @@ def rank(
     pcie: float | None = None,
     light: bool = False,
 ) -> RankDump:
-    """`use` is the utilisation of its GPU, `power` is between its idle and its busy level, its links in bytes/s."""
+    """Make a rank. `use` is the utilisation ratio of its GPU, `nvlink` and `pcie` are bytes per second.
+
+    `power` is the position of its GPU's power between idle (0) and busy (1).
+    """
     workers = (WorkerDump(pid=2, comm="pt_data_worker", rounds=worker),) if worker else ()
     return RankDump(
         id=RankId(rank=0),
@@ -367,7 +370,7 @@ SILENT = "/mnt/jfs (fuse.juicefs)"
 def shut(
     cpu: float = 0.0, io: float = 0.0, state: str = "S", rounds: int = 3, mount: str | None = SILENT, held: bool = False
 ) -> RankDump:
-    """A rank without any stack; its program is on a file system that does not respond."""
+    """Make a rank without any stack. Its program is on a file system that does not respond."""
     found = dumps([[]] * rounds, cpu=cpu, io=io, state=state)
     return structs.replace(rank(found), silent_mount=mount, waits_for_mount=held)
 

@@ -1,4 +1,4 @@
-"""The hand-written mutants can still be made: if a module is split, its lines move to another module."""
+"""Test that the hand-written mutants still match: after a module is split, its lines are in another module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL's messages in words: each row has the lines that versions of NCCL and PyTorch print for it."""
+"""The explanations of NCCL's messages. Each row has lines that versions of NCCL and PyTorch print."""
 
 from __future__ import annotations
 

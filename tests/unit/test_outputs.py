@@ -1,4 +1,4 @@
-"""The last lines of ranks' output files; they lead at most to a rank to check first."""
+"""The last lines of ranks' output files. They lead at most to a rank to check first."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_lines_are_few_and_short() -> None:
 
 @pytest.mark.parametrize("name", secret_texts.FORMS | secret_texts.MORE)
 def test_lines_and_evidence_of_a_log_have_no_secret_of_a_known_form(name: str) -> None:
-    """Neither in its last line, nor in a failure, nor in a message of NCCL."""
+    """Mask secrets in a last line, in a failure, and in a message of NCCL."""
     case = (secret_texts.FORMS | secret_texts.MORE)[name]
     failure = f'Traceback (most recent call last):\n  File "/job/train.py", line 3, in main\nShardError: {case.text}\n'
     written = f"{failure}{PEER} {case.text}\n{case.text}\n"
@@ -107,7 +107,7 @@ def test_lines_and_evidence_of_a_log_have_no_secret_of_a_known_form(name: str) -
 
 
 def test_log_line_of_a_live_rank_is_looked_at_in_its_first_1024_characters() -> None:
-    """Later characters are ignored, because patterns take time by the square of a line's length."""
+    """Ignore characters after the first 1,024: the time of a pattern grows with the square of a line's length."""
     near, far = (f"{' ' * before}{PEER}\n" for before in (900, 1024))
     found = [list(log.messages) for log in logs(f"{near}step\n", f"{far}step\n")]
     assert found == [["ib_pair_unreachable"], []]

@@ -1,4 +1,4 @@
-"""Passwords over the network: correct ones, their cost; no user can lock others out or keep the node busy."""
+"""Passwords over the network: results and cost. No user can lock others out or keep the node busy."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_pair_that_is_known_costs_no_hash() -> None:
     assert check_password(known, "alice", b"old") is Answer.WRONG
     began = cpu_seconds()
     asyncio.run(many())
-    assert cpu_seconds() - began < 20 * one_hash  # without the limit it would be 400 of them
+    assert cpu_seconds() - began < 20 * one_hash  # 400 hashes without the limit
 
 
 def test_an_unknown_user_costs_as_much_as_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_an_unknown_user_costs_as_much_as_a_known_one(monkeypatch: pytest.Monkey
 
 
 def test_a_flood_of_tries_costs_a_part_of_a_core_and_keeps_nobody_out() -> None:
-    """An attacker at one address sends at full speed; next to it a user with a pair that is not yet known."""
+    """Let an attacker at one address send at full speed. Next to it, a user sends a correct pair for the first time."""
     known = Passwords({"alice": hashed(b"secret", DEAR)})
     answers: list[Answer] = []
 

@@ -1,6 +1,6 @@
 """Pauses that ended by themselves.
 
-The definition of a place, the learned length, and the later page at such a place.
+Tested are the definition of a place, the learned length, and the later page at such a place.
 """
 
 from __future__ import annotations

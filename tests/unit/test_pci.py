@@ -33,7 +33,7 @@ GPU = path("pci0000:15", "0000:15:01.0", "0000:16:00.0", "0000:17:00.0", "0000:1
         (path("pci0000:15", "0000:15:02.0", "0000:20:00.0"), "PHB"),
         (path("pci0000:40", "0000:40:01.0", "0000:41:00.0"), "NODE"),
         (path("pci0000:90", "0000:90:01.0", "0000:91:00.0", numa_node=1), "SYS"),
-        (path("pci0000:40", "0000:40:01.0", "0000:41:00.0", numa_node=None), "SYS"),  # the firmware does not tell
+        (path("pci0000:40", "0000:40:01.0", "0000:41:00.0", numa_node=None), "SYS"),  # the firmware gives no node
     ],
 )  # fmt: skip
 def test_distance_in_the_words_of_nvidia_smi(other: PciPath, expected: str) -> None:

@@ -73,7 +73,7 @@ def grouping(motion: Motion = Motion.FROZEN, gone: bool = False) -> Grouping:
 
 
 class Life:
-    """Acts as the daemon: calls the pure functions and keeps their actions."""
+    """A replacement of the daemon: it calls the pure functions and keeps their actions."""
 
     def __init__(self) -> None:
         self.snapshot, self.now = Snapshot(), 1000.0
@@ -242,7 +242,7 @@ def test_a_job_of_which_nothing_is_left_is_not_hung() -> None:
 
 
 def test_a_job_keeps_its_name_while_its_ranks_live() -> None:
-    """A second job in the same allocation, or a killed launcher, changes the name that a scan would give it."""
+    """Keep the name of a job although a second job in the allocation, or a killed launcher, changes the scan's name."""
     life = hung()
     renamed, other = replace(job(), job_id="42-p100"), job(pid=500, job_id="42-p500")
     life.discover(renamed, other)
@@ -262,12 +262,15 @@ def at_work(**changes: bool) -> Life:
 
 
 def apart() -> Job:
-    """Return the job as a scan finds it next to one with a better claim."""
+    """Return the job as a scan finds it next to a job with a better claim to the key."""
     return replace(job(), job_id="42-p100", job_key="42-p100")
 
 
 def test_key_moves_to_job_that_holds_a_gpu() -> None:
-    """Otherwise a process that copies a job's variables before the job starts would be that job on all nodes."""
+    """Give the key to the job on a GPU.
+
+    Otherwise an earlier process with copied variables would be that job on all nodes.
+    """
     life = at_work()
     real = replace(job(pid=500), holds_gpu=True)
     life.discover(job(), replace(real, job_id="42-p500", job_key="42-p500", holds_gpu=False))
@@ -325,7 +328,7 @@ def test_at_its_start_a_job_takes_the_name_that_the_scan_finds_later_and_goes_on
 
 @pytest.mark.parametrize("open_one", [100, 500])
 def test_two_pods_that_become_one_job_lose_neither_incident_nor_page(open_one: int) -> None:
-    """Until the ranks of a job in two pods have connected to their store, it counts as two jobs."""
+    """Merge two jobs into one: ranks in two pods count as two jobs until they have connected to their store."""
     life = hung()
     other = replace(job(pid=500, ranks=1), job_id="42-p500", job_key="42-p500")
     life.discover(job(), other)
@@ -421,7 +424,7 @@ def test_jobs_do_not_disturb_each_other() -> None:
 
 
 def test_ranks_that_gave_a_stack_were_seen_whatever_they_do() -> None:
-    """A job with all ranks spinning next to idle GPUs is unjudged; it still pages after the stalled hold."""
+    """Count ranks that spin next to idle GPUs as seen but unjudged. The job then pages after the stalled hold."""
     members = tuple(Member(id=RankId(node="n1", rank=i), signature=Signature.SPINS) for i in range(2))
     stack = (Frame(function="step", file="mine.py", line=7),)
     seen = steps.count_motion(Grouping(groups=(Group(key="k", activity="unknown", members=members, frames=stack),)))
@@ -449,7 +452,7 @@ def test_who_moves_is_said_as_everywhere() -> None:
 def test_who_may_not_read_one_capture_of_an_incident_reads_none(
     looks: tuple[int | None, ...], reader: int | None
 ) -> None:
-    """A rank may be a setuid program during one capture and the user's own program in the next.
+    """Capture a rank once as a setuid program and once as the user's own program.
 
     Execve keeps the pid.
     """
@@ -511,7 +514,7 @@ _strangers = st.lists(
 
 
 class Shared(Life):
-    """A job of a pod, and other processes on the same node."""
+    """A job in a pod, and foreign processes on the same node."""
 
     def scan(self, strangers: list[Stranger], mine: list[Process], is_listed: bool = True) -> None:
         processes = [*mine, *(rank_in_pod("f00dcafe-0000", one.pid, one.rank, one.start_ticks) for one in strangers)]
@@ -538,7 +541,7 @@ class Shared(Life):
         return entry
 
     def live(self, strangers: list[list[Stranger]], before: list[list[Stranger]]) -> list[tuple[JobState, bool, str]]:
-        """Start, work, hang, capture, and resume; between the steps, scans with the next strangers."""
+        """Start, work, hang, capture, and resume. Scan between the steps, each time with the next strangers."""
         for beside in before:
             self.scan(beside, [])
             self.power(60, 2)
@@ -572,7 +575,7 @@ def test_no_strangers_who_come_change_key_state_or_page(strangers: list[list[Str
 def test_no_strangers_who_were_there_first_change_state_or_page(
     strangers: list[list[Stranger]], before: list[list[Stranger]]
 ) -> None:
-    """They may have the key if one of them holds a GPU: nothing tells which of two pods of uid 0 is the true one."""
+    """Start the strangers first. Only with a GPU may they take the key: two pods of uid 0 cannot be told apart."""
     alone, told = Shared().live([], []), Shared().live(strangers, before)
     assert states(told) == states(alone)
     if not any(one.on_gpu for beside in (*before, *strangers) for one in beside):
@@ -580,7 +583,7 @@ def test_no_strangers_who_were_there_first_change_state_or_page(
 
 
 def started_again(saved: Incident, *jobs: Job, seconds_later: float = 30) -> Life:
-    """Return a new daemon that has found these jobs, and the incident that the old daemon saved."""
+    """Return a new daemon that has found these jobs and read the incident saved by the old daemon."""
     life = Life()
     life.now = saved.opened_unix_seconds - 1e9 + seconds_later
     life.discover(*jobs)
@@ -732,9 +735,9 @@ def test_link_errors_are_timed_while_the_check_warns() -> None:
 
 
 def life_with_a_pause(*after: Job, checks: tuple[CheckResult, ...] = ()) -> Life:
-    """Train, pause for 40 s with rank 0 elsewhere, train again, and pause again; `after` is found in between.
+    """Train, pause for 40 s with rank 0 elsewhere, train again, and pause again.
 
-    `checks` came in the first pause.
+    `checks` come in the first pause. `after` are the jobs found while it trains again.
     """
     life = Life()
     life.discover(job())
@@ -835,7 +838,7 @@ def test_a_pause_in_which_links_were_sick_taught_nothing() -> None:
 
 
 def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
-    """Their pids are needed for the kernel's log: a rank, and its workers, which are new in each epoch."""
+    """Remember the pids of dead processes for the kernel's log: ranks and their workers. Each epoch has new workers."""
     life, all_here = Life(), job(ranks=2)
     life.discover(all_here)
     first, second = all_here.ranks
@@ -854,7 +857,7 @@ def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
 
 
 def dead_ranks_to_read(life: Life, *jobs: Job) -> list[tuple[list[int], int]]:
-    """Return the pids of the dead ranks to read after a scan that finds these jobs, and the number of live ranks."""
+    """Scan and find these jobs. For each job with dead ranks, return their pids and the number of live ranks."""
     life.snapshot, actions = steps.record_scan(life.snapshot, jobs, life.now, life.unix)
     reads = [action.job for action in actions if isinstance(action, ReadCrashArtifacts)]
     return [([one.id.pid for one in read.ended], len(read.ranks)) for read in reads]
@@ -872,7 +875,7 @@ def test_what_a_rank_left_is_read_once_it_is_gone() -> None:
 
 
 def test_why_a_rank_died_is_known_of_the_job_that_goes_on_without_it() -> None:
-    """If the others wait for it and hang, their capture reports it; a scan does not forget it."""
+    """Keep the cause of a rank's death over later scans. If the other ranks hang, their capture reports it."""
     life, whole = Life(), job(ranks=3)
     dead_ranks_to_read(life, whole)
     without = replace(whole, ranks=whole.ranks[:2])
@@ -894,7 +897,7 @@ def test_what_ranks_left_is_read_when_others_take_their_place() -> None:
 
 
 def test_of_ranks_that_die_together_none_is_lost() -> None:
-    """The first dead rank is known once the artifacts of all are read; ranks that died later stay, too."""
+    """Read the artifacts of all ranks that died together. The first is known only then; later ones stay, too."""
     life, whole = Life(), job(ranks=Jobs().max_ranks_per_owner)
     dead_ranks_to_read(life, whole)
     survivor = whole.ranks[0]
@@ -934,7 +937,10 @@ def test_a_crash_of_the_same_processes_is_one_incident_told_anew() -> None:
 
 
 def test_who_followed_does_not_take_the_place_of_the_rank_that_is_named() -> None:
-    """The next attempt of the job: its ranks report each other, and its warning would end after seconds."""
+    """Keep the named crash.
+
+    The ranks of the next attempt only report each other, and its warning ends after seconds.
+    """
     named = crash(1, 100)
     named = replace(named, verdict=replace(named.verdict, named=(RankId(rank=0),)))
     snapshot, _ = steps.record_crash(Snapshot(), named, now=0.0)

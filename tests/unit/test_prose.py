@@ -1,6 +1,6 @@
-"""Docstrings, comments, messages, names and docs keep the writing rules: see tests/prose.py.
+"""Test that docstrings, comments, messages, names and docs follow the writing rules, see tests/prose.py.
 
-A package that does not keep them yet is in `NOT_YET` with its number of findings: lower the number, or remove the line.
+`NOT_YET` lists packages with findings and their number. When you correct some, lower the number or remove the line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOT_YET = {
 
 
 def package(file: str) -> str:
-    """The folder of at most two levels that holds the file; `.` for the root of the repository."""
+    """Return the folder of the file, cut to two levels; `.` for the root of the repository."""
     return "/".join(Path(file).parent.parts[:2]) or "."
 
 

@@ -92,7 +92,7 @@ def test_recorder_read_once_reports_only_its_fault(unread: int) -> None:
 
 
 def test_two_of_one_library_in_one_round_are_not_two_rounds() -> None:
-    """One round of a healthy job does not show if an open record stays open."""
+    """Do not count two recorders of one round as two rounds. One round does not show if an open record stays open."""
     twice = ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7, state="open")),) * 2)
     (member,) = grouped_rounds(twice, ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))).members
     assert (member.recorder.libraries, member.recorder.faults) == ((), (SILENT,))

@@ -1,6 +1,6 @@
-"""The state of a node with all ranks waiting for other nodes.
+"""The state of a node whose ranks all wait for other nodes.
 
-By stacks and world size, and exactly by flight recorders.
+It is judged by stacks and world size, or exactly by flight recorders.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def grouping(*members: Member, waits_for: str = "ranks", world_size: int | None 
 
 
 def judge_remote_wait(seen: Grouping, *, is_elsewhere_too: bool = True) -> bool:
-    """Judge it with the verdict that such ranks get."""
+    """Return the decision with the verdict that the rules give on `seen`."""
     return waits_for_other_nodes(
         seen, judge(seen, ranks_here=len(seen.members)), has_ranks_on_other_nodes=is_elsewhere_too
     )
@@ -138,7 +138,7 @@ def waiting(motion: Motion = Motion.FROZEN, waits_for: str = "ranks") -> Groupin
 
 
 def at_the_hold(seen: Grouping | None = None, *checks: CheckResult) -> Life:
-    """Two of four ranks train for a minute; then all ranks of this node are as in `seen`."""
+    """Return a job of which two of four ranks are here. They train for a minute, then are captured as in `seen`."""
     life = Life()
     life.discover(wide())
     life.power(600, 60)

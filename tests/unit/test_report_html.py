@@ -32,7 +32,7 @@ from hangwatch.report import html, power_chart
 from tests import samples
 from tests.unit.test_report_text import _hostile, hostile
 
-VOID = {"meta", "br", "line", "rect", "path"}  # those of SVG close themselves
+VOID = {"meta", "br", "line", "rect", "path"}  # the SVG elements close themselves
 BAD_TAGS = {
     "script",
     "link",
@@ -51,7 +51,7 @@ BAD_TAGS = {
 
 
 class Page(HTMLParser):
-    """The page as a browser sees it: tags with attributes, visible text, and if every tag is closed in order."""
+    """The page in a browser: tags with attributes, visible text, and if every tag is closed in order."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def test_the_power_chart_names_its_lines_and_marks_quiet_and_capture() -> None:
     ):
         assert word in page.text
     paths = [a["d"] for tag, a in page.tags if tag == "path" and "line" in str(a.get("class"))]
-    assert len(paths) == 2 * 8  # each with its swatch in the legend
+    assert len(paths) == 2 * 8  # each line also has a swatch in the legend
     (said,) = [a["aria-label"] for tag, a in page.tags if a.get("role") == "img"]
     assert str(said).startswith("Power of 8 GPUs from 2026")
 

@@ -170,7 +170,7 @@ def test_a_dump_file_for_each_rank_and_round() -> None:
 
 
 def seen(sources: list[tuple[str, list[str]]]) -> dict[RankId, tuple[object, ...]]:
-    """Return the reading of `hangwatch explain`: the stacks of each rank and its workers, and if there is an error."""
+    """Return the data that `hangwatch explain` reads: stacks of each rank and its workers, and if there is an error."""
     return {
         rank.id: (_stacks(rank.rounds[-1]), {worker.pid: _stacks(worker.rounds[-1]) for worker in rank.workers})
         for rank in traces.collect(sources).ranks

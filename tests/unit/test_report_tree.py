@@ -1,4 +1,4 @@
-"""The merged stack tree: every rank in each node of its path and in one end; larger branches first."""
+"""The merged stack tree: every rank is in each node of its path and in one end. Larger branches come first."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def nodes(trees: tuple[Node, ...]) -> Iterator[Node]:
 def paths(
     trees: tuple[Node, ...], above: tuple[tuple[str, str], ...] = ()
 ) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
-    """Yield (key of a group, function and file of each frame on the way to its end)."""
+    """Yield the key of each group, with function and file of each frame on its path."""
     for tree in trees:
         way = above + tuple((frame.function, frame.file) for frame in tree.frames)
         yield from ((group.key, way) for group in tree.ends)
@@ -122,7 +122,10 @@ def test_a_stack_of_a_thousand_frames() -> None:
 
 
 def test_a_very_deep_stack_is_drawn_in_the_time_of_its_frames() -> None:
-    """It took minutes of CPU when each frame compared the rest; the limit has a margin for a slow machine."""
+    """Draw a deep tree in time. Once each frame compared all others, which took minutes of CPU.
+
+    The limit has a margin for a slow machine.
+    """
     frames = tuple(Frame(function="call", file="a.py", line=1) for _ in range(20_000))
     deep = [
         Group(key=f"k{rank}", activity="unknown", frames=frames, members=(Member(id=RankId(rank=rank)),))

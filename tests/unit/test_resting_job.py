@@ -1,4 +1,4 @@
-"""A resting job: the effect of one rank more or less, one connection or one different signature."""
+"""A resting job: the effect of one rank more or less, of one connection, or of one different signature."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_job_of_one_or_unknown_size_is_never_over(
 
 
 def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
-    """The kernel knows no lock of torch's FileBaton, which polls for the file."""
+    """Recognize the wait for a lock file by its stack. torch's FileBaton polls for the file; no kernel lock exists."""
     asking = replace(LINGERS, signature=Signature.POLLS)
     (group,) = seated(asking, asking).groups
     assert find_resting_state(Grouping(groups=(group,), world_size=2)) is JobState.OVER
@@ -148,7 +148,7 @@ def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
 
 
 def test_who_meets_the_others_at_a_file_is_connected_to_nobody_and_not_over() -> None:
-    """A store that is a file is polled, and one rank has not joined."""
+    """Recognize a store in a file, which ranks poll. One rank has not joined."""
     (late,), (meets,) = (
         seated(LINGERS).groups,
         seated(LINGERS, *[replace(LINGERS, signature=Signature.POLLS)] * 3).groups,
@@ -223,7 +223,7 @@ def test_a_job_at_rest_accuses_nobody() -> None:
 
 
 def test_ranks_that_are_refused_at_the_store_are_not_over() -> None:
-    """They have no connection either, but they request one."""
+    """Recognize ranks that are refused: they have no connection, but they request one."""
     store = Store(endpoint="10.0.0.1:29500", socket="retries")
     meet = seated(*[replace(LINGERS, waits=replace(LINGERS.waits, store=store))] * 2)
     assert find_resting_state(meet) is JobState.OVER, "they sleep anywhere"

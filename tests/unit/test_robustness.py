@@ -1,4 +1,4 @@
-"""Known hangs in other forms: no innocent rank is named. All cases and numbers: `make robustness`."""
+"""Known hangs in other forms: no innocent rank is named. `make robustness` runs all cases and prints the counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate and the weights of the naming rules at their boundaries: one rank more or less changes the verdict.
+"""The gate and the weights of the naming rules at their limits: one rank more or less changes the verdict.
 
 Groups are made by hand, so that only the rule decides.
 """
@@ -54,7 +54,7 @@ SERVER = Awaited(who="10.0.0.9 port 443")
 
 
 class Ranks(NamedTuple):
-    """Ranks that do the same: `what` is what they wait for, or "gone", a state letter, or the reason of a fault."""
+    """A number of equal ranks. `what` is the thing they wait for, "gone", a state letter, or the reason of a fault."""
 
     count: int
     what: str
@@ -114,7 +114,7 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        # For kernel facts, as many waiting ranks as suspects are enough; one less is not.
+        # With kernel facts, the waiting ranks must be at least as many as the suspects.
         ((Ranks(2, "gone"), Ranks(2, "ranks")), ("RankGone", 2, HIGH)),
         ((Ranks(3, "gone"), Ranks(2, "ranks")), ("AllWaiting", 0, NONE)),
         ((Ranks(2, "D"), Ranks(2, "ranks")), ("RankBlocked", 2, HIGH)),
@@ -124,20 +124,20 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(3, "unknown")), ("CannotTell", 0, NONE)),
         ((Ranks(1, "D"), Ranks(2, "ranks"), Ranks(2, "StackUnreadable")), ("RankBlocked", 1, HIGH)),
         ((Ranks(1, "D"), Ranks(2, "ranks"), Ranks(3, "StackUnreadable")), ("CannotTell", 0, NONE)),
-        # Most of them explicitly, or the confidence is lower.
+        # Most of the others wait explicitly, else the confidence is lower.
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(2, "gpu")), ("RankGone", 1, HIGH)),
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(3, "gpu")), ("RankGone", 1, MEDIUM)),
         ((Ranks(1, "gone"), Ranks(7, "gpu")), ("RankGone", 1, MEDIUM)),
         # A disk wait may end.
         ((Ranks(1, "D", rounds=1), Ranks(7, "ranks")), ("RankBlocked", 1, MEDIUM)),
         ((Ranks(1, "D", rounds=2), Ranks(7, "ranks")), ("RankBlocked", 1, HIGH)),
-        # A stack names one rank of two, never two of four.
+        # A stack may name one rank of two, but not two of four.
         ((Ranks(1, "nothing"), Ranks(1, "ranks")), ("OutsideCollective", 1, HIGH)),
         ((Ranks(2, "nothing"), Ranks(2, "ranks")), ("CannotTell", 0, NONE)),
         ((Ranks(2, "nothing"), Ranks(3, "ranks")), ("OutsideCollective", 2, MEDIUM)),
         ((Ranks(2, "nothing"), Ranks(6, "ranks")), ("OutsideCollective", 2, HIGH)),
         ((Ranks(3, "nothing"), Ranks(8, "ranks")), ("OutsideCollective", 3, MEDIUM)),
-        # Three quarters of the others wait explicitly, or the confidence is lower.
+        # Three quarters of the others wait explicitly, else the confidence is lower.
         ((Ranks(1, "nothing"), Ranks(6, "ranks"), Ranks(2, "gpu")), ("OutsideCollective", 1, HIGH)),
         ((Ranks(1, "nothing"), Ranks(5, "ranks"), Ranks(3, "gpu")), ("OutsideCollective", 1, MEDIUM)),
         # Weak evidence needs a clear majority, and explicitly waiting ranks.
@@ -149,19 +149,19 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
         ((Ranks(1, "lock"), Ranks(6, "ranks"), Ranks(2, "gpu")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "unknown"), Ranks(3, "ranks")), ("OutsideCollective", 1, LOW)),
         ((Ranks(1, "unknown"), Ranks(2, "ranks")), ("CannotTell", 0, NONE)),
-        ((Ranks(1, "gpu"), Ranks(3, "ranks")), ("Mismatch", 0, NONE)),  # their number is unknown
+        ((Ranks(1, "gpu"), Ranks(3, "ranks")), ("Mismatch", 0, NONE)),  # the collective's number is unknown
         ((Ranks(1, "gpu", owns_gil=True), Ranks(3, "ranks")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "gpu", motion=Motion.MOVING), Ranks(3, "ranks")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "leaving"), Ranks(3, "ranks")), ("OutsideCollective", 1, MEDIUM)),
-        # A rank that cannot be dumped: the fault must be about the rank, next to one that can be dumped; three give
-        # HIGH.
+        # A rank that cannot be dumped: the fault must be about the rank, and another rank was dumped. Three others
+        # give HIGH.
         ((Ranks(1, "StackUnreadable"), Ranks(3, "ranks")), ("RankUndumpable", 1, HIGH)),
         ((Ranks(1, "StackUnreadable"), Ranks(2, "ranks")), ("RankUndumpable", 1, MEDIUM)),
         ((Ranks(1, "StackUnreadable", about="tool"), Ranks(7, "ranks")), ("AllWaiting", 0, NONE)),
         ((Ranks(1, "PermissionDenied"), Ranks(1, "ranks")), ("RankUndumpable", 1, MEDIUM)),
         ((Ranks(1, "PermissionDenied", node="n2"), Ranks(7, "ranks")), ("AllWaiting", 0, NONE)),
         ((Ranks(1, "StackUnreadable", node="n2"), Ranks(7, "ranks")), ("RankUndumpable", 1, MEDIUM)),
-        # Most are moving: no rank is named.
+        # Most ranks move: no rank is named.
         ((Ranks(5, "unknown", motion=Motion.MOVING), Ranks(4, "ranks")), ("Moving", 0, NONE)),
         ((Ranks(1, "nothing"), Ranks(4, "ranks"), Ranks(5, "ranks", motion=Motion.MOVING)),
          ("OutsideCollective", 1, HIGH)),
@@ -174,18 +174,19 @@ def test_a_rule_accuses_up_to_its_boundary(parts: tuple[Ranks, ...], expected: t
 @pytest.mark.parametrize(
     ("parts", "named"),
     [
-        # A spinner without the GIL may be a victim: it is not named if another rank is blocked outside of a wait for
-        # ranks.
+        # A spinning rank without the GIL may be a victim. It is not named if another rank is blocked, other than
+        # waiting
+        # for ranks.
         ((Ranks(1, "nothing", signature=Signature.SPINS), Ranks(7, "ranks", signature=Signature.BLOCKED)), [0]),
         ((Ranks(1, "nothing", signature=Signature.SPINS), Ranks(1, "lock", signature=Signature.BLOCKED), Ranks(6, "ranks")), [1]),
         ((Ranks(1, "nothing", signature=Signature.SPINS, owns_gil=True), Ranks(1, "lock", signature=Signature.BLOCKED), Ranks(6, "ranks")), [0]),
         ((Ranks(1, "nothing", signature=Signature.BEHIND_GPU), Ranks(7, "ranks")), []),
-        # Blocked in an unknown function, with an idle GPU, while the others wait for their GPUs.
+        # The rank is blocked in an unknown function with an idle GPU, while the others wait for their GPUs.
         ((Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=0.0), Ranks(7, "gpu")), [0]),
         ((Ranks(1, "unknown", signature=Signature.AWAITS_OUTSIDE, utilization_ratio=0.0), Ranks(7, "gpu")), [0]),
         ((Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=1.0), Ranks(7, "gpu")), []),
         ((Ranks(1, "unknown", signature=Signature.POLLS, utilization_ratio=0.0), Ranks(7, "gpu")), []),
-        # In a tracker it may read a tensor and wait for its GPU: named only if it receives from a server.
+        # In a tracker, a rank may read a tensor and wait for its GPU. It is named only if it receives from a server.
         ((Ranks(1, "tracker", signature=Signature.BLOCKED, utilization_ratio=0.0), Ranks(7, "gpu")), []),
         ((Ranks(1, "tracker", signature=Signature.AWAITS_OUTSIDE, utilization_ratio=0.0, awaited=SERVER), Ranks(7, "gpu")), [0]),
         ((Ranks(1, "tracker", signature=Signature.BEHIND_GPU, utilization_ratio=1.0), Ranks(7, "gpu")), []),
@@ -199,7 +200,7 @@ def test_what_was_measured_decides_who_is_suspect(parts: tuple[Ranks, ...], name
 def meeting(
     *stands: tuple[str, PortUse | None], endpoint: str = "10.0.0.1:29500", signature: Signature = Signature.UNKNOWN
 ) -> Verdict:
-    """Judge ranks by their stacks and their sockets to the store; no name: not captured."""
+    """Return the verdict on ranks with these stacks and sockets to the store. An empty name means not captured."""
     groups = []
     for name in dict(stands):
         members = tuple(
@@ -235,7 +236,7 @@ def test_rank_0_that_does_not_listen_is_named_with_what_it_does_instead() -> Non
     assert "it is loading data. All 7 other ranks wait for it in rendezvous, and that address refuses" in found.message
     works = meeting(("data_loading", "none"), *[REFUSED] * 7, signature=Signature.SPINS)
     assert (works.confidence, "either work that ends by itself, or an endless loop" in works.message) == (MEDIUM, True)
-    # If it has a connection, others have one, or it is another rank, nothing is known of a refusal.
+    # A connection, or another rank, does not prove that the store refuses.
     assert meeting(("data_loading", "connected"), *[REFUSED] * 7).kind == "OutsideCollective"
     assert meeting(("data_loading", "none"), *[CONNECTED] * 7).kind == "OutsideCollective"
     assert meeting(REFUSED, ("data_loading", "none"), *[REFUSED] * 6).kind == "OutsideCollective"
@@ -289,7 +290,10 @@ def test_ranks_that_no_other_node_can_reach(places: list[str | None], activity_n
 
 @pytest.mark.parametrize(("number", "kind"), [(1, "WrongInterface"), (465, "AllWaiting")])
 def test_ranks_that_have_met_before_have_a_way_to_each_other(number: int, kind: str) -> None:
-    """Four of eight ranks wait in an operation of all, listening on loopback, as if a job ran on one node."""
+    """Let four of eight ranks wait in a collective of all ranks. They listen on loopback, as on a single node.
+
+    A sequence number above the first proves that they have met.
+    """
     mine = recorder(record(number, created_unix_ns=10**9, state="open"))
     found = [
         replace(member(rank, mine), waits=Waits(enclosed_at="127.0.0.1 port 40961"), rounds=3) for rank in range(4)
@@ -308,7 +312,10 @@ def test_a_master_that_is_each_node_s_own_address() -> None:
 
 
 def test_where_a_rule_finds_too_many_the_weaker_ones_behind_it_stay_silent() -> None:
-    """Five ranks that hold the GIL cannot all be guilty; the rank that is blocked elsewhere is not named instead."""
+    """Name no rank if a stronger rule finds too many: five ranks that hold the GIL cannot all be guilty.
+
+    The rank that is blocked elsewhere is then not named instead.
+    """
     held = Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=0.0)
     assert [one.rank for one in verdict(held, Ranks(5, "gpu"), Ranks(3, "ranks")).named] == [0]
     assert verdict(held, Ranks(5, "gpu", owns_gil=True), Ranks(3, "ranks")).named == ()
@@ -408,7 +415,7 @@ PARTS = st.builds(
 def test_ranks_that_did_not_answer_add_no_name_and_no_confidence(
     *, parts: list[Ranks], absent: int, more: int, on_one_node: bool
 ) -> None:
-    """Absent ranks, and ranks that could not be dumped for a reason that is no evidence about them."""
+    """Add absent ranks, and ranks that were not dumped for a reason that proves nothing about them."""
     seen = sum(part.count for part in parts)
     here = seen if on_one_node else None
     before = verdict(*parts, world_size=seen + absent, ranks_here=here)

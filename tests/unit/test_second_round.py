@@ -1,4 +1,4 @@
-"""The conditions under which `hangwatch dump` takes a second round without being told."""
+"""The conditions under which `hangwatch dump` takes a second round by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets in the texts of jobs: each form has cases, plain texts do not change, hostile ones take no long time."""
+"""Secrets in the texts of jobs: all forms are masked, plain texts do not change, hostile texts take no long time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_mask_of_a_known_form_leaves_nothing_of_the_secret(name: str) -> None:
 
 @pytest.mark.parametrize("row", secret_forms.load())
 def test_mask_without_a_row_leaves_a_secret_of_its_cases(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row is needed."""
+    """Remove one row: a secret of its cases must then remain, so every row is needed."""
     rest = tuple(form for name, form in zip(secret_forms.load(), secret_forms._rows(), strict=True) if name != row)
     monkeypatch.setattr(secret_forms, "_rows", lambda: rest)
     told = {case.text: secret_forms.mask(case.text) for case in ALL.values() if case.row == row}
@@ -51,7 +51,10 @@ def test_mask_finds_a_form_behind_any_words(case: Text, before: str) -> None:
 
 
 def test_mask_of_a_hostile_text_takes_time_by_its_length() -> None:
-    """The words of all rows repeated, as one word and as many: four times the text is not 16 times the work."""
+    """Repeat the words of all rows, as one word and as many.
+
+    A text of four times the length may not take 16 times as long.
+    """
     words = {word for row in secret_forms.load().values() for word in row.holds if word}
     pieces = [
         *words,

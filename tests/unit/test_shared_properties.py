@@ -1,4 +1,4 @@
-"""Properties that suspects share over nodes, reported only if they are unlikely by chance."""
+"""Properties that suspects on several nodes share. They are reported only if they are unlikely by chance."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_of_one_node_neither_its_switch_nor_a_group_around_it_is_said() -> None:
 @pytest.mark.parametrize(
     ("odd", "nodes"),
     [
-        ({3, 3 + LOCAL * 5}, NODES),  # two of a rail: one of about eight pairs
-        ({1, 2 + LOCAL, 7 + LOCAL * 2, 4 + LOCAL * 3}, 8),  # on one of two switches
+        ({3, 3 + LOCAL * 5}, NODES),  # two ranks of a rail: by chance one in eight pairs
+        ({1, 2 + LOCAL, 7 + LOCAL * 2, 4 + LOCAL * 3}, 8),  # all on one of two switches
         ({0, 9, 18 + LOCAL, 100}, NODES),
     ],
 )
@@ -107,7 +107,7 @@ def test_what_chance_does_is_not_said(odd: set[int], nodes: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.sets(st.integers(0, 31), min_size=2, max_size=6), st.frozensets(st.integers(0, 31), min_size=1))
 def test_a_group_is_said_exactly_where_few_draws_would_fall_into_it(odd: set[int], group: frozenset[int]) -> None:
-    """Proof by counting: of all ways to draw this many ranks, those inside the group."""
+    """Count all sets of this many ranks: the group is reported only if at most 1 % of them are inside it."""
     said = find_shared(odd, {}, {"g": group}, nodes=4)
     blind = sum(1 for drawn in combinations(sorted(group), len(odd)))
     rare = blind <= 0.01 * comb(32, len(odd))

@@ -1,4 +1,4 @@
-"""Ranks between the same few lines from capture to capture."""
+"""Ranks that stay between the same few lines from capture to capture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ def stay(*places: str, within: str = "loop") -> CodeRegion:
 
 
 def after(*looks: CodeRegion | None, seconds: float = 100.0) -> Standstill | None:
-    """Return the standstill after captures `seconds` apart; None is a capture in which the rank moved otherwise."""
+    """Return the standstill after captures `seconds` apart.
+
+    None as a capture means that the rank was not at these lines.
+    """
     known: dict[RankId, Standstill] = {}
     for number, one in enumerate(looks):
         known = standstill.follow_stays(known, {} if one is None else {RANK: one}, seconds * number)

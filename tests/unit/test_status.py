@@ -1,4 +1,4 @@
-"""Status: the daemon's view as a value; the driver, not an environment, tells which job holds a GPU."""
+"""Status: the daemon's data as a value. The driver, not an environment, decides which job holds a GPU."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 class Disk:
-    """Records the calls that make files durable, in order: ("sync", path) and ("rename", from, to)."""
+    """A record of the calls that make files durable, in order: ("sync", path) and ("rename", from, to)."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, ...]] = []
@@ -99,7 +99,7 @@ def test_a_new_incident_is_on_disk_before_it_appears(tmp_path: Path, monkeypatch
     (place,) = [number for number, call in enumerate(disk.calls) if call[0] == "rename"]
     _, temporary, final = disk.calls[place]
     assert final == str(folder)
-    synced = {path: number for number, (_, path) in enumerate(disk.calls[:place])}  # the last time of each
+    synced = {path: number for number, (_, path) in enumerate(disk.calls[:place])}  # the last sync of each path
     for path in folder.rglob("*"):
         written = Path(temporary, path.relative_to(folder))
         assert str(written) in synced, f"{path.name} may be empty after a power cut"
@@ -154,7 +154,7 @@ def test_saving_again_replaces_all_but_dumps(tmp_path: Path) -> None:
 
 
 def test_a_reader_sees_the_old_or_the_new_and_never_a_half(tmp_path: Path) -> None:
-    """The old file, opened before, is still complete after the update: it was replaced, not overwritten."""
+    """Replace the file instead of overwriting it: an open reader still reads the complete old file."""
     kept = open_writable(tmp_path)
     folder = kept.save(samples.loader_hang(), FILES)
     with (folder / "incident.json").open("rb") as old:
@@ -174,9 +174,9 @@ def test_two_incidents_of_one_name_are_two(tmp_path: Path) -> None:
 
 
 def test_two_owners_jobs_of_one_name_that_hang_in_one_second_are_two_incidents(tmp_path: Path) -> None:
-    """Neither the folder nor the page's argument for `hangwatch report` may belong to another user."""
+    """Use a folder and a report name per owner: neither may belong to another user."""
     kept = open_writable(tmp_path)
-    keys = ("6d1c0f5a9e27b384", "0123456789abcdef", "0123456789abcdee")  # the last two differ after a name's characters
+    keys = ("6d1c0f5a9e27b384", "0123456789abcdef", "0123456789abcdee")  # the last two are equal in names
     for key in keys:
         job = samples.replaced(samples.job(range(2), 2, job_id="100"), job_key=key)
         kept.save(samples.replaced(at(1e9), job=job, incident_id=incident_name(job, 1e9)), FILES)
@@ -282,7 +282,7 @@ def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_permission_says_what_to_do(tmp_path: Path) -> None:
-    """As the user nobody if the tests run as root, which may write to every directory."""
+    """Test as user nobody if the tests run as root, which may write to every directory."""
     code = """
         import os, sys
         from pathlib import Path
@@ -420,7 +420,7 @@ def test_prune_by_count_oldest_first_and_never_the_open(tmp_path: Path) -> None:
 
 
 def test_the_crashes_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> None:
-    """Ranks that die every few minutes for days: an eighth of the limit is kept per owner, half for all owners."""
+    """Save crashes of one owner for days. At most an eighth of the limit is kept per owner, and half for all owners."""
     kept = open_writable(tmp_path, max_incidents=16, max_age_days=1000)
 
     def crash(number: int, share: str) -> str:
@@ -440,7 +440,7 @@ def test_the_crashes_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> 
 
 
 def test_the_hangs_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> None:
-    """Slurm gives each job of a user a separate share; the user is the same."""
+    """Count all jobs of a user together. Slurm gives each job its own quota."""
     kept = open_writable(tmp_path, max_incidents=4, max_age_days=1000)
 
     def hang(number: int, share: str, uid: int | None) -> str:
@@ -668,7 +668,7 @@ WRITER = """
 
 @pytest.mark.parametrize("saves", [1, 2, 3, 5, 6, 9])
 def test_kill_9_in_the_middle_of_saving_leaves_a_loadable_store(tmp_path: Path, saves: int) -> None:
-    """The writer is killed during the next save: for new folders and for updates."""
+    """Kill the writer during the next save, of a new folder or of an update."""
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as writer:

@@ -13,7 +13,7 @@ Pair = tuple[int, int] | None
 
 
 def sweeps(*nvlink: Pair, uuid: str = "GPU-0", pcie: tuple[Pair, ...] = (), seconds: float = 5.0) -> list[TrafficSweep]:
-    """Return readings 5 s apart of the NVLink counters of one GPU, and of its PCIe."""
+    """Return readings, `seconds` apart, of the NVLink and PCIe counters of one GPU."""
     return [
         TrafficSweep(
             gpus=(
@@ -128,7 +128,7 @@ def test_what_gpus_did_is_that_of_the_look_and_of_the_one_with_most_to_do() -> N
     )
     of_three = zip(used("a", before, spins, spins), used("b", None, None, works), used("c", *[before] * 3), strict=True)
     read = [TrafficSweep(gpus=at) for at in of_three]
-    assert gpu_use(["a"], read) == spins  # traffic before the first reading was before the capture
+    assert gpu_use(["a"], read) == spins  # traffic before the first reading does not count
     assert gpu_use(["a", "b"], read) == works
     assert gpu_use(["d"], read) is None
     assert gpu_use(["a"], read[:1]) is None

@@ -1,4 +1,4 @@
-"""The socket for users: its callers and their rate, changes of jobs, and the place of the socket."""
+"""The socket for users: its callers and their rate, changes of jobs, and the path of the socket."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def look_at(job: Job, _rounds: int | None) -> Diagnosis:
 
 
 class Desk:
-    """A `UserSocket` over a board with these jobs, called without a socket; the clock does not move."""
+    """A `UserSocket` over a board with these jobs, called without a socket. Its clock does not move."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ def test_dump_of_a_newcomer_goes_before_one_of_a_user_who_was_served(tmp_path: P
         for event in begun.values():
             assert await asyncio.to_thread(event.wait, 60)
         waiting = [asyncio.create_task(dump(uid)) for uid in (4, 3)]
-        await asyncio.sleep(0)  # both have sent their request
+        await asyncio.sleep(0)  # both have sent their request now
         go_on[1].set()
         answers += await asyncio.gather(*waiting)
         go_on[2].set()
@@ -287,7 +287,7 @@ def open_folder() -> Iterator[Path]:
 
 
 def connected_as(uid: int, path: Path) -> socket.socket:
-    """Return a connection of this user: SO_PEERCRED is the connecting user, which this thread is for a moment."""
+    """Return a connection of this user. The thread has this user while it connects, for SO_PEERCRED."""
     with as_thread_of(uid):
         return connected(path)
 
@@ -324,7 +324,7 @@ def asked_by(connection: socket.socket, what: str) -> bytes:
 
 @needs_root
 def test_newcomer_between_idle_connections_of_many_users_is_answered(open_folder: Path) -> None:
-    """All have connected before the first is accepted, as in a flood."""
+    """Connect all idle clients before the first is accepted, as in a flood."""
 
     async def answer(_: Request) -> Answer:
         return text(HTTPStatus.OK, "here")

@@ -1,4 +1,4 @@
-"""docs/verdicts.md contains tables from the rules themselves; `make golden` renews them."""
+"""docs/verdicts.md contains tables made from the rules. `make golden` renews them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The wait-for graph by sequence numbers: tests/data/waitfor.toml is the answer key of real jobs.
+"""The wait-for graph by sequence numbers, in edge cases.
 
-These are edge cases.
+tests/data/waitfor.toml has the expected results of real jobs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hangwatch.verdict.sequence_rules import Answer
 
 WORLD = "0"
 Numbers = Mapping[str, tuple[int, int]]
-"""For each group by name: the number of the newest collective, and the first open one."""
+"""Newest collective and first open collective of each group, by group name."""
 
 
 def record(number: int, group: str = WORLD, **given: object) -> FlightRecord:
@@ -79,7 +79,7 @@ def member(rank: int, *first: RankRecords, last: Sequence[RankRecords] | None = 
 
 
 def standing(rank: int, numbers: Numbers) -> Member:
-    """Make a rank with this progress in each group; its newest operations are open."""
+    """Make a rank with this progress in each group. Its newest operations are open."""
     order = count()
     found = [
         record(number, group, id=next(order), state="open" if number >= open_from else "completed")
@@ -107,7 +107,7 @@ def judge(members: Sequence[Member], world_size: int | None = None, **by_rank: S
 
 
 def three_and(numbers: Numbers) -> list[Member]:
-    """Ranks 0 to 2 wait in number 6 of the default group; rank 3 has these numbers."""
+    """Make ranks 0 to 2, which wait in number 6 of the default group, and rank 3 with these numbers."""
     return [*(standing(rank, waits(6)) for rank in range(3)), standing(3, numbers)]
 
 
@@ -151,7 +151,7 @@ def test_where_several_are_awaited_only_who_is_elsewhere_is_named() -> None:
 
 
 def test_more_ranks_than_wait_for_them_are_not_named() -> None:
-    """One rank was early, and most are still at work: none of these is a suspect."""
+    """Name no rank if one was early: three of four ranks are still at work."""
     job = [standing(0, waits(6)), *(standing(rank, done(5)) for rank in (1, 2, 3))]
     found = judge(job, r1="elsewhere", r2="elsewhere", r3="elsewhere")
     assert (found.kind, found.named, found.check_first) == ("not_joined", (), ())
@@ -305,7 +305,7 @@ def test_another_order_of_the_same_operations() -> None:
 
 
 AHEAD = (waits(7), waits(6), waits(8), waits(6))
-"""All have joined 6. Ranks 1 and 3 are still in it; rank 2 has completed it and 7."""
+"""Progress of four ranks that have joined 6. Ranks 1 and 3 are still in it; rank 2 has completed 6 and 7."""
 
 
 def test_to_what_all_have_come_and_some_are_still_in() -> None:
@@ -398,7 +398,7 @@ def test_a_rank_that_is_not_read_never_makes_the_answer_surer(job: Drawn) -> Non
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=8), STANCES)
 def test_who_waits_alone_in_nothing_is_never_accused(numbers: list[int], stance: Stance) -> None:
-    """A healthy job: with any numbers, nothing stays open."""
+    """Judge a healthy job: no operation stays open, whatever the numbers are."""
     members = [standing(rank, done(number)) for rank, number in enumerate(numbers)]
     assert judge(members, **{f"r{rank}": stance for rank in range(len(numbers))}) == Answer("unknown")
 
@@ -414,7 +414,7 @@ def ring(ranks: int) -> list[Member]:
 @pytest.mark.parametrize("shape", [all_in_one, ring])
 def test_the_graph_is_linear(shape: Callable[[int], list[Member]]) -> None:
     def seconds(ranks: int) -> float:
-        """Return the best of three runs: other load makes a run slower, never quicker."""
+        """Return the best of three runs: other load makes a run slower, never faster."""
         job, turns = shape(ranks), []
         for _ in range(3):
             began = time.process_time()
@@ -493,7 +493,7 @@ def test_a_stopped_rank_does_not_come_whatever_it_has_open() -> None:
         ({"created_unix_ns": 991_000_000_000}, False),
         ({"created_unix_ns": 1}, True),
         ({"created_unix_ns": 1, "state": "completed"}, False),
-        ({"created_unix_ns": 2_000_000_000_000}, False),  # a clock that was set back
+        ({"created_unix_ns": 2_000_000_000_000}, False),  # the clock was set back
     ],
 )
 def test_who_has_had_an_operation_open_for_ten_seconds_may_stand(given: dict[str, object], *, stood: bool) -> None:

@@ -1,4 +1,4 @@
-"""A launcher without ranks yet: found, kept apart from its ranks, captured late, and judged by its own sockets."""
+"""A launcher without ranks: found, kept apart from its ranks, captured late, and judged by its own sockets."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ def test_a_child_that_has_not_executed_its_program_yet_changes_nothing(tmp_path:
 
 
 def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_path: Path) -> None:
-    """Earlier, with the name of torchrun's child and a rank's command line, it was taken for a waiting launcher."""
+    """Read a process during its execve as the new program.
+
+    It once had the name of torchrun's child with a rank's command line and was taken for a waiting launcher.
+    """
     above = "1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ python torchrun --nnodes 2 t.py\n"
     before = above + "51 (pt_elastic) S parent=50 start=60\n  $ python torchrun --nnodes 2 t.py\n @ uid=0 /u\n"
     after = above + "51 (python) S parent=50 start=60\n  $ python t.py\n @ uid=7 /u\n"
@@ -91,7 +94,7 @@ def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_p
     os.mkfifo(cmdline)
 
     def execute() -> None:
-        with cmdline.open("wb") as asked:  # opening it blocks until it is read
+        with cmdline.open("wb") as asked:  # blocks until the scan reads it
             shutil.rmtree(root / "51")
             shutil.copytree(later / "51", root / "51")
             asked.write((later / "51" / "cmdline").read_bytes())
@@ -161,7 +164,7 @@ def ranks(pid: int = 100, key: str = "of-the-ranks") -> Job:
 
 
 class Life:
-    """Acts as the daemon on a node without power readings."""
+    """A replacement of the daemon on a node without power readings."""
 
     def __init__(self, now: float = 1001.0) -> None:
         self.snapshot, self.now = Snapshot(), now
@@ -267,7 +270,7 @@ def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_start
 
 
 def test_rank_mistaken_for_launcher_trains_with_first_work() -> None:
-    """As seen between fork(2) and execve(2), which keeps the pid: its power was never evaluated."""
+    """See the rank first between fork(2) and execve(2), which keeps the pid. Its power was once never evaluated."""
     life = Life()
     rank = ranks().ranks[0]
     life.discover(replace(launcher(), launcher_id=rank.id, job_key="of-the-ranks"))
@@ -278,7 +281,7 @@ def test_rank_mistaken_for_launcher_trains_with_first_work() -> None:
 
 @pytest.mark.parametrize("first", [50, 60], ids=["the one that waited longer", "the one that came"])
 def test_two_launchers_of_one_job_on_one_node_are_both_over_when_their_ranks_come(first: int, tmp_path: Path) -> None:
-    """Containers can have two; the ranks of either may have the best claim."""
+    """Start two launchers of one job, as two containers can. The ranks of either may have the best claim."""
     command = "'torchrun' '--nnodes' '2' '--rdzv-id' 'r' '--rdzv-endpoint' '127.0.0.1:29400' t.py"
     waiting = "1 (init) S parent=0 start=1\n"
     for pid in (50, 60):
@@ -467,7 +470,7 @@ def test_who_serves_its_endpoint_itself_and_is_its_only_client(listening: socket
 
 
 def test_a_request_to_connect_without_an_answer_is_seen(listening: socket.socket) -> None:
-    """A full queue drops requests, like an absent node (listen(2), tcp_abort_on_overflow)."""
+    """Fill the queue of a listener: it drops requests, like an absent node (listen(2), tcp_abort_on_overflow)."""
     port = port_of(listening)
     with ExitStack() as clients:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Times of the next try for GPUs that made the driver block."""
+"""The times of the next try for GPUs that made the driver block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences of a verdict that a reader could misunderstand."""
+"""Verdict sentences that a reader could misunderstand."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ PEER = CallTarget(kind="connection", what="10.0.0.7 port 29500")
     ],
 )  # fmt: skip
 def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, phrase: str) -> None:
-    """It says that a file system does not respond only if no bytes flow."""
+    """Say that a file system does not respond only if no bytes flow."""
     member = Member(id=RankId(node="n1", rank=3, pid=13), signature=signature, kernel=KernelFacts(state="D", call=call))
     assert clauses.describe_call(member, {13: member.id, 14: RankId(node="n1", rank=4, pid=14)}) == phrase
 

@@ -1,4 +1,4 @@
-"""Values in words: a folded list means the same as its input, and foreign text is harmless."""
+"""Values as words: a folded list means the same as its input, and foreign text is harmless."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes written to the file system that a rank waits for: files of /proc and /sys in the kernel's format."""
+"""Bytes written to the file system that a rank waits for. The files of /proc and /sys have the kernel's format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from hangwatch.probes.node.filesystems import Mount, written_bytes
 
-# show_vfsstat in fs/proc_namespace.c, nfs_show_stats in fs/nfs/super.c; the sixth count is bytes sent to the server.
+# show_vfsstat in fs/proc_namespace.c, nfs_show_stats in fs/nfs/super.c. The sixth count is bytes sent to the server.
 MOUNTSTATS = """\
 device rootfs mounted on / with fstype rootfs
 device proc mounted on /proc with fstype proc
@@ -48,7 +48,7 @@ def test_written_bytes_of_an_nfs_mount_are_read(path: str, kind: str, expected: 
 
 
 def test_written_bytes_of_a_device_are_in_sectors(tmp_path: Path) -> None:
-    """Documentation/block/stat.rst: the seventh number, in units of 512 bytes whatever the device."""
+    """Convert sectors of 512 bytes, whatever the device: Documentation/block/stat.rst, seventh number."""
     (tmp_path / "dev/block/259:1").mkdir(parents=True)
     (tmp_path / "dev/block/259:1/stat").write_text(f"{' '.join(str(10 * number) for number in range(1, 18))}\n")
     assert written_bytes(mount("/", "ext4", "259:1"), 7, tmp_path, tmp_path) == 70 * 512

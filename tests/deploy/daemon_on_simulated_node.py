@@ -1,4 +1,4 @@
-"""A real hangwatch on a simulated node: real processes, real stacks, real checks; only the GPUs are simulated."""
+"""A real hangwatch on a simulated node: real processes, real stacks, real checks. Only the GPUs are simulated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hangwatch.demo.simulated_node import SimulatedNode
 def hangwatch_on(node: SimulatedNode, directory: Path, name: str = "node-1") -> Iterator[Daemon]:
     """Run the daemon with the demo's quick settings and its checks until the end of `with`.
 
-    `network` is left out: it queries the master of the job, and the simulated jobs have none.
+    The check `network` is off: it queries the master of the job, and the simulated jobs have none.
     """
     checks = {check.name: check.settings() for check in registry.checks().values() if check.name != "network"}
     daemon = Daemon(

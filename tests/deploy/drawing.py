@@ -1,7 +1,7 @@
-"""Draw a dashboard as one HTML page from its JSON and the answers of a Prometheus.
+"""Draw a dashboard as one HTML page from its JSON and the responses of a Prometheus.
 
-It replaces Grafana for pictures, because Grafana's server is in no package registry. It knows the five kinds of panel
-of these dashboards, their units, mappings, thresholds, overrides, transformations and repeats.
+It replaces Grafana for pictures, because Grafana's server is in no package registry. It supports the five kinds of
+panels of these dashboards, and their units, mappings, thresholds, overrides, transformations and repeats.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ text { fill: #9a9aa8; font-size: 10px } text.in { fill: #111217; font-weight: bo
 
 
 class Source(NamedTuple):
-    """The source of answers: an instant query, and a range query with (expression, seconds, step)."""
+    """A source of data: an instant query, and a range query with (expression, seconds, step)."""
 
     query: Callable[[str], list[dict[str, Any]]]
     query_range: Callable[[str, float, float], list[dict[str, Any]]]
@@ -55,16 +55,16 @@ class View(NamedTuple):
     now: float
 
     def with_variables(self, **variables: str) -> View:
-        """Return the same view with other values."""
+        """Return the same view with other values of some variables."""
         return self._replace(variables={**self.variables, **variables})
 
     def filled(self, expr: str) -> str:
-        """Replace the variables of a query."""
+        """Replace the variables of a query by their values."""
         return filled(expr, self.variables)
 
 
 def draw(board: dict[str, Any], source: Source, variables: Mapping[str, str], seconds: float) -> tuple[str, int]:
-    """Return the page and its height in pixels."""
+    """Return the HTML page and its height in pixels."""
     view = View(source, dict(variables), seconds, time.time())
     panels = list(_placed(board["panels"], view))
     bottom = max(place["y"] + place["h"] for _, place, _ in panels)
@@ -75,7 +75,10 @@ def draw(board: dict[str, Any], source: Source, variables: Mapping[str, str], se
 
 
 def _placed(panels: list[dict[str, Any]], view: View) -> Iterator[tuple[dict[str, Any], dict[str, int], View]]:
-    """Yield each panel with its place. A panel that repeats over a variable becomes several and moves the rest down."""
+    """Yield each panel with its position and view.
+
+    A panel that repeats over a variable becomes several panels. The panels below it move down.
+    """
     pushed = 0
     for panel in panels:
         place = {**panel["gridPos"], "y": panel["gridPos"]["y"] + pushed}
@@ -123,7 +126,7 @@ def _colour(name: str) -> str:
 
 
 def _mapped(config: dict[str, Any], value: str) -> tuple[str, str] | None:
-    """Return text and colour of a value by the mappings of a field; None without a mapping."""
+    """Return text and colour of a value by the mappings of a field; None if no mapping matches."""
     for mapping in config.get("mappings") or ():
         found = mapping["options"].get(value)
         if found:
@@ -223,7 +226,7 @@ def _lines(panel: dict[str, Any], view: View, width: int, height: int, marks: li
 
 
 def _stacked(series: list[tuple[str, list[tuple[float, float]]]]) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Put each line on top of the previous ones."""
+    """Put each line on top of the previous lines."""
     below: dict[float, float] = {}
     done = []
     for name, points in series:
@@ -304,7 +307,7 @@ def _table(panel: dict[str, Any], view: View) -> str:
 
 
 def _merged(targets: list[dict[str, Any]], view: View, columns: list[str]) -> list[dict[str, str]]:
-    """Return the rows of all targets; rows with equal labels are merged."""
+    """Return the rows of all targets. Rows with equal labels are merged."""
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     labels = [column for column in columns if not column.startswith("Value")]
     shared = labels[:1] if len(targets) > 1 else labels

@@ -56,7 +56,7 @@ def rule_queries(text: str) -> Iterator[Query]:
 
 
 def sample(metric: str, value: float = 1, **labels: str) -> dict[str, Any]:
-    """Format a sample as promtool's tests expect it."""
+    """Format a sample like the tests of promtool."""
     return {
         "labels": metric + "{" + ",".join(f'{name}="{text}"' for name, text in labels.items()) + "}",
         "value": value,
@@ -64,7 +64,7 @@ def sample(metric: str, value: float = 1, **labels: str) -> dict[str, Any]:
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """Return a dashboard as Grafana imports it."""
+    """Return a dashboard in the JSON that Grafana imports."""
     return dict(json.loads((GRAFANA / f"{name}.json").read_text()))
 
 
@@ -74,7 +74,7 @@ def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def dashboard_queries(board: dict[str, Any]) -> Iterator[Query]:
-    """Yield the queries of all panels and annotations; variables are not replaced."""
+    """Yield the queries of all panels and annotations. Variables are not replaced."""
     for panel in panels(board):
         for target in panel.get("targets", ()):
             yield Query(
@@ -101,7 +101,7 @@ def variable_queries(board: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def filled(expr: str, variables: dict[str, str]) -> str:
-    """Replace Grafana's variables in an expression."""
+    """Replace Grafana's variables in an expression by these values."""
     for name, value in {"__rate_interval": "30s", "__range": "5m", "__interval": "5s", **variables}.items():
         expr = re.sub(rf"\$(\{{{name}\}}|{name}\b)", value.replace("\\", r"\\"), expr)
     assert "$" not in expr.replace("$)", ""), f"a variable is left: {expr}"
@@ -109,7 +109,7 @@ def filled(expr: str, variables: dict[str, str]) -> str:
 
 
 def unknown_names(exported: Iterable[str], rules_text: str, boards: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the names in rules and dashboards that are not exported or recorded, each with its place."""
+    """Return the names in rules and dashboards that are neither exported nor recorded, each with its place."""
     known = {
         *exported,
         *FROM_PROMETHEUS,

@@ -1,6 +1,6 @@
 """The Alertmanager example.
 
-Amtool's verdict, the receiver of each alert, its routes and inhibition in a real Alertmanager.
+amtool accepts it. In a real Alertmanager each alert reaches its receiver, and routes and inhibition work.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def test_amtool_takes_the_example() -> None:
 
 
 def test_the_example_holds_no_secret() -> None:
-    """Secrets come from files, and no address exists."""
+    """Read secrets from files. All addresses are examples."""
     text = EXAMPLE.read_text()
     for receiver in CONFIG["receivers"]:
         for kind, entries in receiver.items():
@@ -55,7 +55,7 @@ def test_every_alert_reaches_who_it_should(alert: str) -> None:
 
 @pytest.mark.parametrize("alert", [name for name in ALERTS if name.startswith("HangwatchTraining")])
 def test_what_is_said_of_a_job_is_a_message_of_its_own(alert: str) -> None:
-    """The crash of one job must not wait a quarter of an hour for the next message about another job."""
+    """Send the crash of one job at once, not a quarter of an hour later together with another job."""
     labels = {"alertname": alert, "severity": ALERTS[alert], "job_id": "J1"}
 
     def is_met(matcher: str) -> bool:
@@ -68,7 +68,7 @@ def test_what_is_said_of_a_job_is_a_message_of_its_own(alert: str) -> None:
 
 
 def on_loopback(receiver: WebhookReceiver, quicker: bool = True) -> dict[str, Any]:
-    """Return the example with its routes and inhibition, and a webhook on loopback instead of each receiver."""
+    """Return the example's routes and inhibition. Each receiver is a webhook on loopback."""
     config = {**copy.deepcopy(CONFIG), "templates": [str(TEMPLATES)]}
     config["receivers"] = [
         {"name": one["name"], "webhook_configs": [{"url": f"{receiver.url}/{one['name']}", "send_resolved": True}]}
@@ -82,7 +82,7 @@ def on_loopback(receiver: WebhookReceiver, quicker: bool = True) -> dict[str, An
 
 
 def _hurry(config: dict[str, Any]) -> None:
-    """Shorten the intervals: a test does not wait for repetitions."""
+    """Shorten the intervals, so that the test does not wait for repetitions."""
     for route in (config["route"], *config["route"]["routes"]):
         for key in ("group_wait", "group_interval"):
             if key in route:
@@ -91,7 +91,7 @@ def _hurry(config: dict[str, Any]) -> None:
 
 
 def with_its_own_templates(inbox: WebhookReceiver, folder: Path) -> dict[str, Any]:
-    """Return the example with its receivers; only their addresses and secrets lead to loopback."""
+    """Return the example with its receivers. Only their addresses and secrets are replaced."""
     config = {**copy.deepcopy(CONFIG), "templates": [str(TEMPLATES)]}
     _hurry(config)
     secrets = {"routing_key_file": "key", "api_url_file": f"{inbox.url}/slack"}
@@ -109,7 +109,7 @@ def with_its_own_templates(inbox: WebhookReceiver, folder: Path) -> dict[str, An
 
 
 class Inbox(WebhookReceiver):
-    """Acts as PagerDuty and Slack, which respond with their own texts."""
+    """A fake PagerDuty and Slack, which respond with their own texts."""
 
     def answer(self, path: str, body: bytes) -> tuple[int, str, bytes]:
         super().answer(path, body)
@@ -143,9 +143,9 @@ def alertmanager(receiver: WebhookReceiver, tmp_path: Path) -> Iterator[RealAler
 
 
 def test_a_job_pages_once_and_resolves_once(alertmanager: RealAlertmanager, receiver: WebhookReceiver) -> None:
-    """Repetitions by Prometheus do not count: one page per job, and one resolution.
+    """Expect one page and one resolution per job, although Prometheus repeats its alerts.
 
-    Equal names of two owners are two jobs.
+    Jobs of two owners with one name are two jobs.
     """
     jobs = [{"job_id": "J1", "job_key": "k1"}, {"job_id": "J1", "job_key": "other"}, {"job_id": "J2", "job_key": "k2"}]
     alertmanager.post([alert("HangwatchTrainingHung", **job) for job in jobs])
@@ -162,7 +162,7 @@ def test_a_job_pages_once_and_resolves_once(alertmanager: RealAlertmanager, rece
 
 
 def test_a_page_is_sent_without_waiting(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    """With the times of the example, not the shortened ones."""
+    """Use the times of the example, not shortened ones."""
     with RealAlertmanager(tmp_path, on_loopback(receiver, quicker=False)) as alertmanager:
         alertmanager.post(
             [
@@ -177,7 +177,7 @@ def test_a_page_is_sent_without_waiting(receiver: WebhookReceiver, tmp_path: Pat
 def test_a_hung_job_keeps_the_warnings_of_its_nodes_back(
     alertmanager: RealAlertmanager, receiver: WebhookReceiver
 ) -> None:
-    # The page is sent first: a warning of a node waits for its group, two minutes in the example.
+    # The page must be sent first: a node's warning waits for its group, two minutes in the example.
     alertmanager.post([alert("HangwatchTrainingHung", job_id="J1")])
     alertmanager.post([alert("HangwatchNodeHasHungJob", instance="node-a", job="hangwatch")])
     receiver.wait("/on-call")
@@ -199,7 +199,7 @@ def test_a_hung_job_keeps_the_warnings_of_its_nodes_back(
     assert [(labels["alertname"], labels["instance"]) for labels in kept] == [("HangwatchNodeUnhealthy", "node-a")]
     assert len(receiver.received("/on-call")) == 1
 
-    # The job is healthy again: the warning that still holds is sent now.
+    # The job is healthy again: the warning that still fires is sent now.
     alertmanager.post([alert("HangwatchNodeHasHungJob", ended=True, instance="node-a", job="hangwatch")])
     wait_for(
         lambda: any(
@@ -225,7 +225,7 @@ def test_one_message_per_kind_of_trouble_however_many_nodes_have_it(
 
 
 def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_another(tmp_path: Path) -> None:
-    """Through the templates of the example itself, as PagerDuty and Slack receive them."""
+    """Render with the templates of the example, as PagerDuty and Slack receive the texts."""
 
     def said() -> list[tuple[str, str, str]]:
         return [
@@ -262,7 +262,7 @@ def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_anoth
 
 
 def test_a_page_leads_to_report_dashboard_runbook_and_silence_and_names_call_nobody(tmp_path: Path) -> None:
-    """A job's user chooses the name of a frame: for Slack it must be text everywhere."""
+    """Escape the name of a frame: a job's user chooses it, and Slack must show it as text."""
     hostile = "rank 3 is in <!channel> & `x` (train.py)"
     report, dashboard = "https://gpu-07:9836/incidents/I7", "https://grafana.example.com/d/x?var-job_key=k1"
     page = alert("HangwatchTrainingHung", job_id="J1", job_key="k1")

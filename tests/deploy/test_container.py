@@ -1,7 +1,7 @@
 """The Dockerfile, step by step: each instruction is executed in a chroot over this machine's file system.
 
-No base image can be pulled where tests run, so this machine replaces it: every stage is a layer over `/`, COPY copies,
-RUN runs. deploy/test-container.sh builds and starts the real image with buildah.
+No base image can be pulled where tests run, so this machine replaces it. Every stage is a layer over `/`, COPY
+copies, RUN runs. deploy/test-container.sh builds and starts the real image with buildah.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Instruction(NamedTuple):
 
 @dataclass
 class Stage:
-    """A FROM and the instructions after it."""
+    """A FROM instruction and the instructions after it."""
 
     name: str
     steps: list[Instruction] = field(default_factory=list)
@@ -63,7 +63,7 @@ def stages() -> list[Stage]:
 
 
 def context() -> list[Path]:
-    """Return the files that a builder is sent, by the rules of .dockerignore: the last matching pattern decides."""
+    """Return the files that the builder receives. The last matching pattern of .dockerignore decides about a file."""
     patterns = [line for line in (REPOSITORY / ".dockerignore").read_text().split("\n") if line and line[0] != "#"]
     tracked = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=REPOSITORY, capture_output=True, text=True, check=True
@@ -125,12 +125,12 @@ def test_it_starts_as_nobody_in_particular() -> None:
 
 
 class Image(NamedTuple):
-    """The stages as folders, to be laid over `/` inside a mount namespace."""
+    """The stages as folders. Each is laid over `/` inside a mount namespace."""
 
     layers: Path
 
     def run(self, stage: Stage, command: str, *namespaces: str, user: str, environ: dict[str, str]) -> str:
-        """Run a shell command in the stage's root, in namespaces that end with it."""
+        """Run a shell command in the stage's root, in new namespaces. Return its output."""
         uid, _, gid = user.partition(":")
         variables = {
             **{name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "LANG"))},
@@ -173,7 +173,7 @@ exit $status
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
-    """Build both stages."""
+    """Build both stages; yield the image."""
     if os.geteuid() != 0:
         pytest.skip("needs root: the Dockerfile's steps run in a mount namespace")
     built = Image(tmp_path_factory.mktemp("image"))
@@ -207,7 +207,7 @@ def _copy(built: Image, stage: Stage, folder: str, rest: str) -> None:
 
 
 def as_started(image: Image, command: str, **environ: str) -> str:
-    """Run a command as a container would start it; its network is only a loopback."""
+    """Run a command as the started container would. Its network has only a loopback."""
     final = stages()[-1]
     variables = {**final.environ(), **environ, "WORKDIR": "/"}
     return image.run(final, command, "--net", user=final.all("USER")[0], environ=variables)

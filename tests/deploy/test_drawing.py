@@ -1,4 +1,4 @@
-"""The dashboard drawer supports every kind of panel and draws Prometheus' answers."""
+"""Test that the dashboard drawer supports every kind of panel and draws Prometheus' responses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Compare the fleet rule with the daemon's own judgement of sequence numbers, on the same jobs.
 
-Each job is on two nodes. The series that the nodes export go through promtool; the expected result is that of
-`wait_graph` on all ranks. Where a rule cannot decide as much (docs/adr/026-fleet-rule.md), it reports nothing; it never
-names a different rank.
+Each job is on two nodes. promtool evaluates the rule on the series that the nodes export. The expected result is
+that of `wait_graph` on all ranks. A rule cannot decide every case (docs/adr/026-fleet-rule.md): it may report
+nothing, but it never names a different rank.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ASKED_FOR = ("hangwatch_rank_", "hangwatch_job_collective_", "hangwatch_job_info
 
 
 class Case(NamedTuple):
-    """A job: its ranks and the state of each. The first half is on the first node."""
+    """A job: its ranks and the state of each rank. The first half of the ranks is on the first node."""
 
     key: str
     members: tuple[Member, ...]
@@ -54,11 +54,11 @@ class Case(NamedTuple):
     world_size: int | None
 
     def on(self, node: str) -> Grouping:
-        """Return the view of one node."""
+        """Return the ranks on one node, grouped."""
         return self._grouping([one for one in self._placed() if one[0].id.node == node])
 
     def whole(self) -> Grouping:
-        """Return the view of all nodes together."""
+        """Return all ranks of both nodes, grouped."""
         return self._grouping(self._placed())
 
     def _placed(self) -> list[tuple[Member, Stance]]:
@@ -77,7 +77,7 @@ class Case(NamedTuple):
 
 
 def later(member: Member) -> Member:
-    """Move the times to this century: operations of the first seconds of 1970 are not a minute after any recorder."""
+    """Move the times of the records from 1970 to this century, which the rule needs to compare them."""
 
     def moved(records: GroupRecords) -> GroupRecords:
         operations = (
@@ -158,7 +158,7 @@ def answer_of(case: Case) -> Answer:
 
 
 def kind_of(case: Case, answer: Answer) -> str:
-    """Return the answer as a rule gives it; "" where a rule cannot decide."""
+    """Return the kind of the result that the rule must give; "" if the rule cannot decide."""
     missing = {rank for pending in answer.graph.pending for rank in pending.missing}
     if answer.named:
         return "NotCome"
@@ -176,7 +176,7 @@ def kind_of(case: Case, answer: Answer) -> str:
 
 
 def drawn(seed: int) -> Case:
-    """Draw a random job of one default group and pairs that hangs, with any defect: wrapped, unread, created twice."""
+    """Draw a random job that hangs: one default group, pairs, and any defect (wrapped, unread, created twice)."""
     chance = random.Random(seed)
     size = chance.choice([4, 4, 6])
     numbers: list[dict[str, tuple[int, int]]] = [{WORLD: (6, 6)} for _ in range(size)]
@@ -226,16 +226,16 @@ def test_a_rule_over_all_nodes_names_whom_the_daemon_would_name(tmp_path: Path) 
 
 
 def four(last: Numbers, stance: Stance = "elsewhere", *, key: str = "k1") -> Case:
-    """Ranks 0 to 2 wait in number 6 of the default group.
+    """Make ranks 0 to 2, which wait in number 6 of the default group, and rank 3 with these numbers and this stance.
 
-    Rank 3, on the other node, has these numbers and this stance.
+    Rank 3 is on the other node.
     """
     members = (*(standing(rank, waits(6)) for rank in range(3)), standing(3, last))
     return Case(key, members, ("waits", "waits", "waits", stance), 4)
 
 
 def odd_ranks(cases: Sequence[Case], odd: dict[str, tuple[int, ...]], folder: Path, *more: dict[str, Any]) -> str:
-    """Return promtool's report for jobs with other odd ranks than these."""
+    """Run the rule on these jobs. Return promtool's report if the odd ranks differ from `odd`."""
     rows = [promql.sample("", job_key=key, rank=str(rank)) for key, ranks in odd.items() for rank in ranks]
     expr = "group by (job_key, rank) (hangwatch:odd_rank:held)"
     series = [*(one for case in cases for one in exported(case)), *more]
@@ -281,7 +281,7 @@ def test_edges_that_are_seldom_drawn(tmp_path: Path) -> None:
 
 
 def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: Path) -> None:
-    """By its stack rank 0 is elsewhere. By its numbers rank 3 has not joined, but its buffer was overwritten."""
+    """Name rank 0 by its stack. By its numbers rank 3 has not joined, but its buffer was overwritten."""
     kept = record(900, "9", created_unix_ns=900 * 10**9)
     last = member(3, recorder(kept, is_wrapped=True))
     stands: tuple[Stance, ...] = ("elsewhere", "waits", "waits", "waits")
@@ -297,7 +297,7 @@ def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: P
 
 
 def test_a_stack_accuses_nobody_who_has_come(tmp_path: Path) -> None:
-    """Rank 3 has joined and is elsewhere. Nothing is known of rank 2, so not all ranks are known to have joined."""
+    """Name no rank: rank 3 has joined and is in its own code. Rank 2 was not read and may not have joined."""
     members = [standing(rank, waits(6)) for rank in range(4)]
     members[2] = structs.replace(members[2], recorder=structs.replace(members[2].recorder, libraries=()))
     stands: tuple[Stance, ...] = ("waits", "waits", "waits", "elsewhere")
@@ -307,7 +307,7 @@ def test_a_stack_accuses_nobody_who_has_come(tmp_path: Path) -> None:
 
 
 def test_the_kernel_stands_above_what_names_nobody(tmp_path: Path) -> None:
-    """All ranks have joined, but one is stopped."""
+    """Stop one rank after all ranks have joined."""
     case = four(waits(6))
     labels = 'job="hangwatch",instance="node-b",job_id="k1",job_key="k1",verdict="RankStopped",named="node-b:3"'
     word = {"series": f"hangwatch_incident_info{{{labels}}}", "values": "1x2"}
@@ -317,7 +317,7 @@ def test_the_kernel_stands_above_what_names_nobody(tmp_path: Path) -> None:
 
 
 def test_two_worlds_in_one_job_are_not_compared(tmp_path: Path) -> None:
-    """Both nodes have a rank 0 and a rank 1."""
+    """Start two worlds: both nodes have a rank 0 and a rank 1."""
     members = (standing(0, waits(6)), standing(1, waits(6)), standing(0, waits(3)), standing(1, done(2)))
     case = Case("k1", members, ("waits", "waits", "waits", "waits"), 2)
     assert answer_of(case).kind == "unknown"
@@ -325,7 +325,7 @@ def test_two_worlds_in_one_job_are_not_compared(tmp_path: Path) -> None:
 
 
 def wrong_group() -> Case:
-    """Every stack is in all_reduce: rank 1 reduces over its pair, the others over all ranks."""
+    """Make a job with every stack in all_reduce: rank 1 reduces over its pair, the others over all ranks."""
     members = (
         standing(0, {WORLD: (10, 10), "1": (10, 11)}),
         standing(1, {WORLD: (9, 10), "1": (11, 11)}),
@@ -448,7 +448,7 @@ REAL = {
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", REAL)
 def test_a_real_job_over_two_nodes(name: str, tmp_path: Path) -> None:
-    """Jobs of the answer key, as if each half of their ranks were on its own node."""
+    """Run jobs of tests/data/waitfor.toml as if each half of their ranks were on its own node."""
     with started(name, tmp_path) as job:
 
         def settled() -> Case | None:

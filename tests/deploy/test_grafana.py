@@ -1,4 +1,4 @@
-"""The dashboards: equal to their source, valid Grafana JSON, and a real Prometheus answers every query."""
+"""Test that the dashboards equal their source, are valid for Grafana, and that Prometheus answers every query."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.deploy.promql import DASHBOARDS, GRAFANA, RULES
 from tests.servers import RealPrometheus, run
 from tests.unit.test_waitfor import done, standing, waits
 
-# Grafana's names of the units that these dashboards use.
+# Grafana's names of the units in these dashboards.
 UNITS = {"none", "watt", "percentunit", "bytes", "hertz", "celsius", "s"}
 NODE = "node-1"
 
@@ -80,7 +80,7 @@ def test_the_link_of_an_alert_opens_the_dashboard_of_its_job() -> None:
 
 
 def test_on_a_node_hangwatch_itself_comes_last_and_is_folded() -> None:
-    """An engineer on call looks for the job first: the daemon's cost and the check runs are a click away."""
+    """Show the daemon's cost and the check runs last and folded: an on-call engineer looks for the job first."""
     last = promql.dashboard("node")["panels"][-1]
     assert (last["type"], last["title"], last["collapsed"]) == ("row", "hangwatch itself", True)
     assert last["panels"][-1]["title"] == "Runs of the checks"
@@ -137,7 +137,10 @@ def test_panel_has_description_legend_and_chosen_datasource(board: dict[str, Any
 
 
 def test_what_every_exporter_has_is_asked_of_hangwatch_alone(board: dict[str, Any]) -> None:
-    """Another exporter may have the same instance: each pod on a node, where `instance` is the node's name."""
+    """Select hangwatch's job in each query. Another exporter may have the same instance.
+
+    This occurs with pods if `instance` is the node's name.
+    """
     for query in promql.dashboard_queries(board):
         for labels in re.findall(r"(?:(?<![\w:])(?:process|scrape)_\w+|(?<![\w:])up)(\{.*?\})?", query.expr):
             assert 'job=~"(.+/)?hangwatch"' in labels, query
@@ -165,7 +168,7 @@ def test_every_column_and_override_belongs_to_a_field_that_the_table_has(board: 
 
 
 def test_a_job_is_asked_for_by_its_key_and_shown_with_its_owner(board: dict[str, Any]) -> None:
-    """Two owners' jobs with the same name are two jobs: no query selects or counts by the name alone."""
+    """Select and count jobs by key: two owners' jobs with the same name are two jobs."""
     for query in promql.dashboard_queries(board):
         assert not re.search(r"\{[^{}]*\bjob_id\b", query.expr), query
         for labels in re.findall(r"\b(?:on|by) ?\(([^()]*)\)", query.expr):
@@ -175,7 +178,7 @@ def test_a_job_is_asked_for_by_its_key_and_shown_with_its_owner(board: dict[str,
         for target in panel.get("targets", ()):
             assert "{{job_id}}" not in target["legendFormat"] or "{{owner}}" in target["legendFormat"], panel["title"]
     (variable,) = [one for one in board["templating"]["list"] if one["name"] == "job_key"]
-    # As Grafana reads the result of query_result(): of all matches the first of each group counts.
+    # Grafana reads a result of query_result() in this way: the first match of each group counts.
     text = '{job_key="6d1c0f5a9e27b384",title="llama of user ada (100, uid 1001)"} 1 1700000000000'
     regex = variable["regex"].removeprefix("/").removesuffix("/g").replace("(?<", "(?P<")
     found = [match.groupdict() for match in re.finditer(regex, text)]
@@ -194,7 +197,7 @@ def test_the_provisioning_example_points_at_the_dashboards() -> None:
 
 OF_JOB = 'job="hangwatch",job_id="J1",job_key="k1"'
 SERIES = {
-    # Both ranks hold the first GPU, as ranks do that never chose a GPU; it draws 100 W, the other 300 W.
+    # Both ranks hold the first GPU, like ranks that never chose a GPU. It draws 100 W, the second GPU 300 W.
     f'hangwatch_job_gpu_info{{{OF_JOB},instance="node-1",rank="0",uuid="GPU-0"}}': "1x60",
     f'hangwatch_job_gpu_info{{{OF_JOB},instance="node-1",rank="1",uuid="GPU-0"}}': "1x60",
     f'hangwatch_job_gpu_info{{{OF_JOB},instance="node-1",rank="1",uuid="GPU-1"}}': "1x60",
@@ -202,7 +205,7 @@ SERIES = {
     'hangwatch_gpu_power_watts{job="hangwatch",instance="node-1",uuid="GPU-1"}': "300x60",
     'hangwatch_gpu_quiet_line_watts{job="hangwatch",instance="node-1",uuid="GPU-0"}': "150x60",
     'hangwatch_gpu_quiet_line_watts{job="hangwatch",instance="node-1",uuid="GPU-1"}': "150x60",
-    # The launcher of node-2 waits for others: it has no program yet. It is hung, and stops responding after 50 s.
+    # On node-2, a launcher waits for others and has no program yet. The node does not respond after 50 s.
     f'hangwatch_job_info{{{OF_JOB},instance="node-1",owner="uid 7",title="llama (uid 7, train.py)"}}': "1x60",
     f'hangwatch_job_info{{{OF_JOB},instance="node-2",owner="uid 7",title="llama (uid 7)"}}': "1x10 stale",
     'up{job="hangwatch",instance="node-1"}': "1x60",
@@ -260,7 +263,7 @@ def test_a_panel_without_data_says_why_there_may_be_none(board: dict[str, Any]) 
 
 
 class Collectives(Collector):
-    """The sequence-number series of a node; the simulated ranks have no torch."""
+    """The sequence-number series of a node. The simulated ranks have no torch."""
 
     def __init__(self, entry: JobEntry) -> None:
         self._snapshot = Snapshot(jobs={entry.job.key: entry})
@@ -272,7 +275,7 @@ class Collectives(Collector):
 
 @contextlib.contextmanager
 def recording(job: Job) -> Iterator[int]:
-    """Serve another node of this job: rank 4 waits in its pair for rank 5, which waits in something unrecorded."""
+    """Serve another node of this job. Rank 4 waits in its pair for rank 5, which waits in an unrecorded operation."""
     members = (standing(4, waits(3, "1")), standing(5, done(2, "1")))
     group = Group(key="w", activity="recv", waits_for="ranks", members=members)
     incident = samples.replaced(samples.all_waiting(), job=job, grouping=Grouping(groups=(group,), world_size=6))
@@ -288,7 +291,7 @@ def recording(job: Job) -> Iterator[int]:
 
 
 class Watched:
-    """A hung job of four ranks, as Prometheus sees it."""
+    """A hung job of four ranks in Prometheus."""
 
     def __init__(self, prometheus: RealPrometheus, job_id: str) -> None:
         self.prometheus = prometheus
@@ -328,7 +331,7 @@ def test_every_query_of_a_dashboard_returns_data(hung: Watched, board: dict[str,
     queries = list(promql.dashboard_queries(board))
     assert len(queries) > 10
     missing = [query for query in queries if hung.empty(query)]
-    # Only a later scrape shows some values (a rate, a rule evaluated after the page); they come within seconds.
+    # Some values appear only after a later scrape (a rate, a rule evaluated after the page), within seconds.
     missing = [query for query in missing if not wait_for_data(hung, query)]
     assert not missing, "\n".join(f"{query.where}: {query.expr}" for query in missing)
 
@@ -385,9 +388,9 @@ def wait_for_data(hung: Watched, query: promql.Query) -> bool:
 
 
 def test_a_dashboard_is_plain_json(board: dict[str, Any]) -> None:
-    """It has no `id` of an instance and no `__inputs`.
+    """Import without an instance's `id` and without `__inputs`.
 
-    Grafana imports it by file, by provisioning and by its sidecar.
+    Grafana imports such a file by hand, by provisioning and by its sidecar.
     """
     assert "id" not in board or board["id"] is None
     assert "__inputs" not in json.dumps(board)

@@ -1,6 +1,6 @@
 """The chart under Helm's own engine.
 
-It lints, renders, refuses wrong values, and Kubernetes would accept the result.
+The chart lints and renders, it refuses wrong values, and Kubernetes would accept the result.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ WITHOUT: dict[str, Any] = {
     "serviceAccount": {"create": False},
     "extraCapabilities": ["SYS_ADMIN"],
 }
-# Has no default: the site chooses the image repository.
+# No default: the site chooses the image repository.
 IMAGE = "registry.example.com/hangwatch"
 VALUES = {"default": {}, "monitored": MONITORED, "everything": EVERYTHING, "without": WITHOUT}
 
@@ -94,7 +94,10 @@ def loaded(path: Path = CHART) -> chart.Chart:
 
 
 def manifests(values: dict[str, Any], kubernetes: str = "1.32", path: Path = CHART) -> dict[str, str]:
-    """Render the files, by name. The engine accepts a Kubernetes version; its Python interface does not pass one."""
+    """Render the chart; return its files by name.
+
+    This calls the engine below its Python interface, which does not pass a Kubernetes version.
+    """
     options = {"name": "release", "namespace": "gpu", "kube_version": f"v{kubernetes.removesuffix('.0')}.0"}
     rendered = _native.call_string(
         "helm_render", loaded(path)._raw(), json.dumps(with_image(values)), json.dumps(options)
@@ -380,7 +383,7 @@ def test_a_network_policy_that_would_do_nothing_is_refused() -> None:
 def test_a_scrape_that_may_last_longer_than_its_interval_is_refused(
     interval: str, timeout: str, is_refused: bool
 ) -> None:
-    """The operator ignores such a PodMonitor and only logs it."""
+    """Refuse a scrape timeout above the interval: the operator ignores such a PodMonitor and only logs it."""
     values = {"podMonitor": {"enabled": True, "interval": interval, "scrapeTimeout": timeout}}
     if is_refused:
         with pytest.raises(helm_python.HelmRenderError, match=f"scrapeTimeout={timeout} is longer than"):
@@ -456,7 +459,10 @@ def test_a_packaged_chart_needs_no_links(tmp_path: Path) -> None:
 
 
 def test_a_release_fits_into_its_secret(tmp_path: Path) -> None:
-    """Helm keeps the packed chart in a Secret, and Kubernetes refuses one over 1 MiB (base64 adds a third)."""
+    """Limit the packed chart: Helm keeps it in a Secret, and Kubernetes refuses one over 1 MiB.
+
+    base64 adds a third.
+    """
     archive = Path(chart.package(CHART, destination=tmp_path))
     assert archive.stat().st_size < 600_000
 
@@ -472,7 +478,7 @@ def test_scrapes_carry_the_job_and_instance_that_the_rules_ask_for() -> None:
 
 # --- checks against outdated content ---------------------------------------------------------------------------------
 
-# Functions of Helm 3.0 (its own and sprig 3). Helm 4 has all of them.
+# Functions of Helm 3.0 (its own and those of sprig 3). Helm 4 has all of them.
 HELM_3 = {
     "add1", "and", "base", "contains", "default", "define", "else", "empty", "end", "eq", "fail", "first", "fromYaml", "get", "gt",
     "hasPrefix", "hasSuffix", "if", "include", "int", "int64", "keys", "kindIs", "merge", "mul", "nindent", "not", "or", "printf", "quote", "range", "replace", "required",

@@ -1,4 +1,4 @@
-"""The hooks of docs/hooks.md, run as the daemon would run them, with programs that record their calls."""
+"""The hooks of docs/hooks.md, run like the daemon runs them, with programs that record their calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINE = re.compile(r"^#?\s+(on_\w+)\s*= \[(.*)\]$", re.MULTILINE)
 
 
 class Site:
-    """A folder with programs instead of the site's own; `calls` are the lines that they have written."""
+    """A folder with programs that replace those of a site. `calls` are the lines that they have written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._bin, self._log = folder, folder / "bin", folder / "calls"
@@ -44,7 +44,7 @@ class Site:
     def call(
         self, name: str, *arguments: str, moved_to: JobState = JobState.HUNG, status: int = 0, **job: object
     ) -> str:
-        """Return the output of the example for an incident of this job; it must end with `status`."""
+        """Run the example for an incident of this job; return its output. Its exit status must be `status`."""
         found = samples.mismatch()
         found = replace(found, job=replace(found.job, **job))
         incident = self.folder / "incidents" / "20260314T031500Z-42"
@@ -78,9 +78,10 @@ def test_of_many_nodes_one_requeues(site: Site) -> None:
 
 
 def test_what_slurm_refused_was_requeued_by_nobody(site: Site) -> None:
-    """The next node must not report that another node requeued it.
+    """Release the claim if Slurm refuses.
 
-    The claim must not block the requeue once it is permitted.
+    The next node must not report that another node requeued the job. The claim must not block a later, permitted
+    requeue.
     """
     claims = site.folder / "requeued"
     claims.mkdir()

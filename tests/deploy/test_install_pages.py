@@ -1,6 +1,6 @@
 """docs/install-*.md.
 
-Commands, options, paths, values and checks that exist, and snippets that their programs accept.
+Commands, options, paths, values and checks exist, and the programs accept the snippets.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def blocks(page: Path, language: str = "") -> list[str]:
 
 
 def typed(page: Path) -> list[str]:
-    """Return every line of shell on the page, continuation lines joined, and every command in its text."""
+    """Return every shell line on the page, with continuation lines joined, and every command in its text."""
     shell = "".join(blocks(page) + blocks(page, "sh")).replace("\\\n", " ")
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     return [*shell.splitlines(), *(found.replace("\n", " ") for found in re.findall(r"`([^`]+)`", text))]

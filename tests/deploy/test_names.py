@@ -16,7 +16,7 @@ from tests.deploy import promql
 from tests.deploy.promql import DASHBOARDS, ROOT, RULES
 from tests.servers import get
 
-# A daemon on a node without GPUs and jobs: families without samples still have a name and type.
+# A daemon on a node without GPUs and jobs. Metric families without samples still have a name and type.
 DAEMON = """
 import sys
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_all_names_are_exported_or_recorded(tmp_path: Path) -> None:
 def test_a_metric_that_is_renamed_in_the_code_is_noticed(
     module: str, metric: str, where: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """The whole chain on a temporary copy of the code: after a renaming there, rules and dashboards fail."""
+    """Rename a metric in a temporary copy of the code. The rules or dashboards in `where` must then fail."""
     code = tmp_path / "code"
     shutil.copytree(Path(hangwatch.__file__).parent, code / "hangwatch", ignore=shutil.ignore_patterns("__pycache__"))
     source = code / f"hangwatch/metrics/{module}.py"

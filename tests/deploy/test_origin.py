@@ -1,4 +1,4 @@
-"""The origin of hangwatch is only in pyproject.toml: no page, script or chart names another place."""
+"""Test that hangwatch's origin is only in pyproject.toml: no page, script or chart names another place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NAME = PROJECT["project"]["name"]
 ORIGIN = PROJECT["tool"]["hangwatch"]["origin"]
-# Builders' own values, example words (RFC 2606), and the names of Kubernetes' annotations.
+# Values that builders replace, example words (RFC 2606), and the names of Kubernetes' annotations.
 LOCAL = re.compile(r"^(localhost/|([\w-]+\.)*example\.(com|org)\b|([\w-]+\.)*kubernetes\.io/)")
 
 CLONED = re.compile(r"git clone (?:-\S+ )*(\S+)")
@@ -27,14 +27,14 @@ PULLED = re.compile(
     r"(?:image\.repository=|\bIMAGE=|docker push |podman push |docker run [^\n`]* )([\w.:/-]*hangwatch)\b"
 )
 ADDRESS = re.compile(r"(?<![\w./-])(?:\w+://)?((?:[\w-]+\.)+[a-z]{2,}(?::\d+)?/[\w./~-]*\bhangwatch\b)")
-# Installing by name queries an index; installing from a folder, a wheel or a checkout does not.
+# Installing by name queries an index. Installing from a folder, a wheel or a checkout does not.
 BY_NAME = re.compile(
     rf"pip3? (?:install|download|wheel)(?! --no-index)(?: --?\S+)* ['\"]?{NAME}(?:\[[\w,]+\])?(?=['\"\s`]|$|[=<>~]=)"
 )
 
 
 def foreign(text: str) -> list[str]:
-    """Return the origins of hangwatch in a text that differ from the one in pyproject.toml."""
+    """Return the origins of hangwatch in a text that differ from the origin in pyproject.toml."""
     found = [place for place in CLONED.findall(text) if place != ORIGIN["repository"]]
     found += [place for place in PULLED.findall(text) if place != ORIGIN["image"] and not LOCAL.match(place)]
     ours = tuple(re.sub(r"^\w+://", "", place) for place in ORIGIN.values())

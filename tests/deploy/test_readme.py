@@ -1,4 +1,4 @@
-"""README.md and docs/faq.md: existing commands, targets and pictures, and the tools and questions of users."""
+"""README.md and docs/faq.md: commands, targets and pictures exist; tools and questions of users are covered."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_it_says_what_a_tool_that_people_know_does_better_and_what_it_does_not(t
     ],
 )  # fmt: skip
 def test_what_people_ask_has_an_answer(question: str) -> None:
-    """Each question is in bold, with an answer of more than a word after it."""
+    """Find each question in bold, with an answer of more than one word after it."""
     asked = re.findall(r"\*\*((?:(?!\*\*).)+[?.])\*\*\s+(.*?)(?=\n\n|\*\*)", QUESTIONS, re.DOTALL)
     (answer,) = [told for words, told in asked if question in words]
     assert len(answer.split()) > 5

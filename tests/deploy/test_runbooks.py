@@ -1,4 +1,4 @@
-"""The runbooks and docs/tuning.md: existing commands and keys, and the steps for a job's author on a real torchrun."""
+"""The runbooks and docs/tuning.md: commands and keys exist; the steps for a job's author work on a real torchrun."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def commands(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [*PAGES, RULES], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_exist(page: Path) -> None:
-    """The pages of the rules, too: there a key is the job, in pods behind kubectl."""
+    """Check the page texts of the rules, too.
+
+    There the job is given by its key; in pods the command is behind kubectl.
+    """
     assert isinstance(hangwatch_command, click.Group)
     text = page.read_text()
     if page == RULES:
@@ -125,7 +128,7 @@ def test_the_keys_of_the_tuning_page_exist_with_these_defaults() -> None:
 
 @pytest.mark.torch
 def test_runbook_settings_prefix_logs_compare_collectives_and_record_errors(tmp_path: Path) -> None:
-    """Sections 1, 2 and 7, and the loop-back device of 12, in one job."""
+    """Follow sections 1, 2 and 7, and use the loopback device of section 12, in one job."""
     recorded = snippet("import faulthandler\n")
     body = textwrap.indent(MISMATCH.replace("MISMATCH", "True", 1), "    ")
     (tmp_path / "train.py").write_text(recorded.replace(" ...", body) + "\nmain()\n")
@@ -149,7 +152,7 @@ def test_runbook_settings_prefix_logs_compare_collectives_and_record_errors(tmp_
 def test_error_file_without_torchrun_leads_explain_to_the_cause(
     tmp_path: Path,
 ) -> None:
-    """Section 7 under srun, which gives each task its number and starts it in the same folder."""
+    """Follow section 7 under srun: each task has its own number, and all start in the same folder."""
     recorded = snippet("import faulthandler\n")
     body = "\n    import os, time\n    if os.environ['RANK'] == '1': time.sleep(1.5)\n"
     body += "    raise ValueError('shard of ' + os.environ['RANK'])"
@@ -178,7 +181,7 @@ def test_the_line_tracer_of_the_page_follows_one_file(tmp_path: Path) -> None:
 
 
 def test_lines_that_are_printed_under_the_lock_of_the_page_come_whole(tmp_path: Path) -> None:
-    long = "x" * 100_000  # more than a pipe takes at once
+    long = "x" * 100_000  # more than a pipe can hold
     program = f"{snippet('import fcntl')}\nfor step in range(5): say(step, '{long}')\n"
     (tmp_path / "train.py").write_text(program)
     read, write = os.pipe()
@@ -208,7 +211,7 @@ read_shard()
 
 @contextlib.contextmanager
 def reader(folder: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that waits in read(0, ...), started by lines of shell of the page; ended by its pid."""
+    """Start a process with shell lines of the page; it waits in read(0, ...). Yield it; end it by its pid."""
     (line,) = re.findall(r"`(faulthandler\.register\(.*?\))`", AUTHOR.read_text())
     (folder / "train.py").write_text(READER.replace("REGISTER", line))
     shell = "\n".join([*before, f"exec {sys.executable} train.py"])

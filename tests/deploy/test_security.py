@@ -1,4 +1,4 @@
-"""SECURITY.md is true: its links lead somewhere, and its settings have the names and defaults of the code."""
+"""SECURITY.md is true: its links exist, and its settings have the names and defaults of the code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def test_readers_are_led_to_it() -> None:
 
 
 def test_the_only_signal_to_a_process_of_somebody_else_is_sigcont() -> None:
-    """hangwatch kills nothing. By pid or group it signals only its own children, and ranks that a dump left stopped."""
+    """Search the code for signals by pid or group. hangwatch kills no process of others.
+
+    It signals only its own children, and ranks that a dump left stopped.
+    """
     sent = set()
     for path in (ROOT / "hangwatch").rglob("*.py"):
         if "demo" in path.parts:  # a simulated node: all its processes are its own

@@ -1,4 +1,4 @@
-"""The unit as systemd reads it, and install.sh as root runs it, in separate namespaces."""
+"""The unit under systemd's own analysis, and install.sh run as root, in separate namespaces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: install.s
 
 @pytest.fixture
 def units(tmp_path: Path) -> Path:
-    """The unit in its own folder. Its program need not be installed: this interpreter replaces it."""
+    """A folder with the unit. Its program need not be installed: this interpreter replaces it."""
     text = UNIT.read_text().replace("/opt/hangwatch/bin/hangwatch", sys.executable)
     (tmp_path / UNIT.name).write_text(text)
     return tmp_path
@@ -176,7 +176,7 @@ def refused(*arguments: str, script: Path = INSTALL, user: int | None = None) ->
 
 @pytest.fixture
 def public_copy() -> Iterator[Path]:
-    """install.sh where another user can read it."""
+    """A copy of install.sh where another user can read it."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         copy = Path(shutil.copy(INSTALL, folder))
@@ -217,7 +217,7 @@ def test_an_old_python_is_refused_before_anything_is_touched(tmp_path: Path) -> 
 
 # --- install.sh: installation ----------------------------------------------------------------------------------------
 
-# Every folder that is written to gets a layer, there is no network, and systemd does not seem to run.
+# Every folder that install.sh writes to is a layer. There is no network, and systemd does not seem to run.
 SANDBOX = """
 set -eu
 for folder in etc opt usr/local var/lib; do
@@ -282,7 +282,10 @@ PROGRAM = {
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution, as `make dist` makes it, from a copy: setuptools leaves folders where it builds."""
+    """The source distribution of `make dist`.
+
+    It is made from a copy, because setuptools leaves folders where it builds.
+    """
     source = tmp_path_factory.mktemp("source")
     for name in tracked():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -294,7 +297,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """hangwatch and all its dependencies, as a site without a network would carry them over."""
+    """Wheels of hangwatch and all its dependencies, as a site without a network would carry them over."""
     folder = tmp_path_factory.mktemp("wheels")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
     subprocess.run([*pip, "wheel", "--wheel-dir", folder, sdist], check=True)
@@ -383,7 +386,7 @@ def test_the_debian_package_puts_things_where_the_unit_looks_for_them() -> None:
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb (Debian: dpkg) is not installed")
 def test_the_debian_package_brings_program_unit_user_manual_and_completion(wheels: Path, tmp_path: Path) -> None:
-    """As `make deb` builds it; deploy/deb/test-in-nspawn.sh tests its whole life."""
+    """Build the package like `make deb`. deploy/deb/test-in-nspawn.sh tests its whole life."""
     (wheel,) = wheels.glob("hangwatch-*.whl")
     pip = {"PIP": f"{sys.executable} -m pip -qq", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
     build = [str(DEB / "build.sh"), "--python", sys.executable, "--output", str(tmp_path), str(wheel)]

@@ -17,7 +17,7 @@ COLUMNS = ("scenario", "truth", "page", "seconds to the page")
 
 
 def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
-    """Return one row per job."""
+    """Run the scenario; return one table row per job."""
     played = play(scenario.node, scenario.seconds, scenario.settings)
     rows = []
     for job_id, _ in scenario.node.jobs:
@@ -32,7 +32,7 @@ def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
 
 
 def process_rows(scenario: ProcessScenario) -> list[tuple[str, ...]]:
-    """Return one row per job."""
+    """Run the scenario; return one table row per job."""
     with tempfile.TemporaryDirectory() as directory:
         observed = scenario.run(Path(directory) / "state")
     return [
@@ -41,7 +41,7 @@ def process_rows(scenario: ProcessScenario) -> list[tuple[str, ...]]:
 
 
 def crowd_rows(crowd: Crowd) -> list[tuple[str, ...]]:
-    """Return one row per job."""
+    """Run the jobs of the crowd; return one table row per job."""
     with tempfile.TemporaryDirectory() as directory:
         observed = crowd.run(Path(directory) / "state")
     return [
@@ -51,9 +51,9 @@ def crowd_rows(crowd: Crowd) -> list[tuple[str, ...]]:
 
 
 def _process_row(name: str, truth: str, expected: Expected, got: Observed) -> tuple[str, ...]:
-    """Format a row.
+    """Format a table row.
 
-    Raises SystemExit if the result is not the expected one or the scenario cannot run on this machine.
+    Raises SystemExit if the result is not the expected one, or if this machine cannot run the scenario.
     """
     wrong = got.unavailable or "; ".join(problems(expected, got))
     if wrong:
@@ -70,7 +70,7 @@ def _page(paged: bool, named: tuple[int | None, ...], seconds: float | None) -> 
 
 
 def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
-    """Join both lists, equal rows once, with the counts of jobs.
+    """Format the table: rows of both lists, equal rows once, with the counts of jobs.
 
     A job that only trains next to a hang counts as healthy.
     """

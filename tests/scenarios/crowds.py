@@ -1,4 +1,4 @@
-"""Scenarios of real processes that run at the same time: many jobs on one node, under one daemon."""
+"""Scenarios with many jobs of real processes on one node, at the same time, under one daemon."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def late_ranks(stage: Stage) -> Observed:
 
 
 def give_order(rank: int | str, order: str) -> Callable[[Stage], Observed]:
-    """Return a step that gives the order which makes the job hang."""
+    """Return a function that gives `rank` the order which makes the job hang, and then waits for the page."""
 
     def play(stage: Stage) -> Observed:
         stage.trouble(rank, order)

@@ -1,7 +1,7 @@
 """Run a day of all scenarios in virtual time, with the default settings: `python -m tests.scenarios.day [--write]`.
 
-Every healthy look-alike runs for 24 hours, every hang until it pages. Exit with 1 if a healthy job paged, or a hang did
-not page within its bound. A job with pauses that must be learned may page once. `--write` renews the table of
+Every healthy look-alike runs for 24 hours, every hang until it pages. Exit with 1 if a healthy job paged, or if a
+hang did not page in time. A job with pauses that must be learned may page once. `--write` renews the table of
 docs/measurements.md.
 """
 
@@ -28,10 +28,10 @@ SCENARIOS = {scenario.name: scenario for scenario in (*HANG_SCENARIOS, *HEALTHY_
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of the jobs of one scenario: pages, captures (light ones separately), and the time of the first page.
+    """The result of one scenario: its pages, captures, light captures, and the time of its last first page.
 
-    `seconds` run from the trouble to the first page after it, of the last of its jobs that hangs; None if one of them
-    never paged.
+    `seconds` run from the trouble to the first page of each job that hangs; the largest counts. None: a job never
+    paged.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Outcome:
 
     @property
     def is_wrong(self) -> bool:
-        """True if a healthy job paged more often than learning permits, or a hang paged too late or before it began."""
+        """True if a healthy job paged more often than learning permits, or a hang paged too late or too often."""
         if self.scenario.truth == "healthy":
             return self.pages > int(self.scenario in PAUSE_SCENARIOS)
         bound = max(expected.within_seconds for expected in self.scenario.expected)
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def outcome(name: str, seconds: float | None = None) -> Outcome:
-    """Run one scenario: a healthy one for `seconds` (a day), a hang as long as it takes."""
+    """Run one scenario. A healthy one runs for `seconds` (default: a day), a hang for the length of its script."""
     scenario = SCENARIOS[name]
     length = (seconds or DAY) if scenario.truth == "healthy" else scenario.seconds
     played = play(scenario.node, length, scenario.settings).values()
@@ -78,7 +78,7 @@ def outcome(name: str, seconds: float | None = None) -> Outcome:
 
 
 def page(outcomes: list[Outcome]) -> str:
-    """Format the result as docs/measurements.md shows it."""
+    """Format the results as the table of docs/measurements.md."""
     healthy = [one for one in outcomes if one.scenario.truth == "healthy"]
     hangs = [one for one in outcomes if one.scenario.truth == "hang"]
     learnt = [one for one in healthy if one.scenario in PAUSE_SCENARIOS]
@@ -113,7 +113,7 @@ def page(outcomes: list[Outcome]) -> str:
 
 
 def main() -> int:
-    """Run all scenarios and print what went wrong."""
+    """Run all scenarios and print the wrong results."""
     names = [name for name, scenario in SCENARIOS.items() if not scenario.weakness]
     done: dict[str, Outcome] = {}
     os.nice(10)

@@ -1,4 +1,4 @@
-"""Things outside of a job that its ranks wait for: servers on loopback, a slow disk. None is a process of the job."""
+"""Things outside of a job for which its ranks wait: servers on loopback and a slow disk."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _DROP_ALL = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # 
 
 
 class UnavailableError(Exception):
-    """This machine cannot run the scenario; the message names what is missing."""
+    """This machine cannot run the scenario. The message names the missing part."""
 
 
 @contextlib.contextmanager
 def serving(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator[int]:
-    """Serve a listening socket in a thread until `serve` returns or its event is set; yield the port."""
+    """Run `serve` on a listening socket in a thread; yield the port. The event tells `serve` to return."""
     over = threading.Event()
     with socket.create_server((SERVER, 0)) as listening:
         listening.settimeout(DEADLINE_SECONDS)
@@ -47,7 +47,7 @@ def serving(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator
 
 
 def answering(after_seconds: float) -> contextlib.AbstractContextManager[int]:
-    """Respond to one request after this time."""
+    """Run a server that responds to one request after this time."""
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         with listening.accept()[0] as peer:
@@ -58,7 +58,7 @@ def answering(after_seconds: float) -> contextlib.AbstractContextManager[int]:
 
 
 def sending(bytes_per_second: int, seconds: float) -> contextlib.AbstractContextManager[int]:
-    """Send at this rate to one client for this time."""
+    """Run a server that sends at this rate to one client for this time."""
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         with listening.accept()[0] as peer:
@@ -70,7 +70,7 @@ def sending(bytes_per_second: int, seconds: float) -> contextlib.AbstractContext
 
 
 def taking(bytes_per_second: int) -> contextlib.AbstractContextManager[int]:
-    """Receive from all clients at this total rate."""
+    """Run a server that receives from all clients at this rate in total."""
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
@@ -89,7 +89,10 @@ def taking(bytes_per_second: int) -> contextlib.AbstractContextManager[int]:
 
 
 def vanishing() -> contextlib.AbstractContextManager[int]:
-    """Greet one client, then act like a machine that lost its power: acknowledge nothing, see socket(7)."""
+    """Run a server that greets one client and then acts as after a power failure: it acknowledges nothing.
+
+    See socket(7).
+    """
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         with listening.accept()[0] as peer:
@@ -106,12 +109,12 @@ class Disk(NamedTuple):
 
     folder: Path
     write: Callable[[int], None]
-    """Set the limit in bytes per second; 0 is no limit."""
+    """Function that sets the limit in bytes per second; 0 means no limit."""
 
 
 @contextlib.contextmanager
 def disk(folder: Path, bytes_per_second: int) -> Iterator[Disk]:
-    """Make a loop device with a small ext2; the control group of this process throttles its block device.
+    """Make a loop device with a small ext2. The control group of this process limits the write rate of the device.
 
     Raises UnavailableError without root, loop devices, or that group (version 1, cgroup-v1/blkio-controller.rst).
     """

@@ -1,4 +1,4 @@
-"""Like the demo's launcher, but half of the ranks have no process at first: it prints `ready` and starts them later.
+"""A launcher like the demo's. At first half of the ranks have no process: it prints `ready` and starts them later.
 
 Its command line and input are those of `hangwatch.demo.launcher`. A second `ready` reports all ranks.
 """
@@ -17,7 +17,7 @@ NO_PROCESS = 0
 
 
 class LateLauncher(Launcher):
-    """A launcher with ranks that start late, for example because an image is pulled for some of the pods."""
+    """A launcher with ranks that start late, for example because some pods still pull an image."""
 
     def start(self) -> None:
         """Start the first half and schedule the second."""

@@ -1,8 +1,8 @@
-"""Test that the function names of a program decide neither states nor pages nor the named rank.
+"""Test that the function names of a program affect neither states nor pages nor the named rank.
 
-The detector only receives the number of ranks in a capture that are frozen, moving or unjudged. If each capture finds
-the same numbers under other names, the job has the same states and pages. Exception: the names of libraries'
-collectives, not the program's own names, tell that a node waits for others. Without them it pages sooner.
+The detector only receives three numbers of a capture: frozen, moving and unjudged ranks. If each capture finds the
+same numbers under other names, the job has the same states and pages. Exception: the names of libraries'
+collectives show that a node waits for others. Without these names a job pages sooner.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ CLEAR_MAJORITY = 3
 
 _STANDARD_FILES = frozenset({"threading.py", "socket.py", "ssl.py", "selectors.py", "socketserver.py", "subprocess.py"})
 _PROGRAM = ("hangwatch/demo/", "tests/scenarios/")
-_COLLECTIVES = "hangwatch/demo/unix_collectives.py"  # replaces torch.distributed; hangwatch is configured to know it
+_COLLECTIVES = "hangwatch/demo/unix_collectives.py"  # replaces torch.distributed and is known to hangwatch
 
 
 def assert_names_do_not_matter(look: Diagnosis, settings: Settings) -> None:
-    """Assert that an empty table finds as many ranks frozen, moving and unjudged.
+    """Assert that an empty activity table finds the same numbers of frozen, moving and unjudged ranks.
 
-    Other function names in the program must change neither that nor the named ranks. If fewer than three ranks wait,
-    there is no clear majority, and what is known about a function may decide if a rank is named (`_outside` in
-    `hang.rules`). It never decides for a different rank.
+    Other function names in the program must change neither these numbers nor the named ranks. Exception: fewer than
+    three ranks wait, so there is no clear majority. A function name may then decide if a rank is named (`_outside`
+    in `hang.rules`), but never for a different rank.
     """
     is_small = sum(group.size for group in look.grouping.groups if group.waits) < CLEAR_MAJORITY
     seen = counted(look)
@@ -52,7 +52,7 @@ def assert_names_do_not_matter(look: Diagnosis, settings: Settings) -> None:
 
 
 def counted(look: Diagnosis) -> MotionCount:
-    """Return the input of the detector, without texts and place hashes: a renamed place is renamed in all captures."""
+    """Return the input of the detector without texts and place hashes, because a rename changes these."""
     return replace(count_motion(look.grouping), movers_text="", stays={})
 
 
@@ -82,7 +82,7 @@ def with_names(capture: Capture, names: Sequence[str]) -> Capture:
 
 
 def _is_own(frame: Frame) -> bool:
-    """True for a file of the real processes' program; in a script, for a file in no package."""
+    """True for a file of the simulated program. In a script: true for a file outside of all packages."""
     if frame.function == "<module>" or frame.file.endswith(_COLLECTIVES):
         return False
     if any(folder in frame.file for folder in _PROGRAM):

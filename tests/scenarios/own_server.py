@@ -1,4 +1,4 @@
-"""A home-made inference server without requests: it accepts connections, and each of its workers holds a GPU.
+"""A home-made inference server without requests. It accepts connections; each of its workers holds a GPU.
 
 Its command line and input are those of `hangwatch.demo.launcher`.
 """
@@ -29,7 +29,7 @@ def answer(index: int, folder: str, parent: int, questions: Connection, ready: C
 
 
 def end_with_input(workers: list[BaseProcess]) -> None:
-    """End the workers when the parent is gone or closes our input."""
+    """End the workers when the parent process has ended or has closed standard input."""
     sys.stdin.readline()
     for one in workers:
         one.kill()

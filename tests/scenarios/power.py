@@ -10,7 +10,7 @@ from hangwatch.model import Awaited, Waiting
 from tests.scenarios.simulation import SETTINGS, Doing, Node
 
 HOUR = 3600.0
-NOON = 12 * HOUR + 120.0  # while all ranks train
+NOON = 12 * HOUR + 120.0  # all ranks train at this time
 DAY = 24 * HOUR
 
 _MAIN = ("train_step (pretrain.py)", "main (pretrain.py)", "<module> (pretrain.py)")
@@ -122,7 +122,7 @@ AWAITS_BROADCAST = Doing((_BROADCAST,), watts=119.0, cpu_ratio=1.0)
 # ray.get checks for signals once a second (RAY_get_check_signal_interval_milliseconds).
 AWAITS_ROLLOUTS = Doing((_ROLLOUTS,), watts=90.0, utilization_ratio=0.0, switches_per_second=1.0)
 STOPPED = Doing((_FORWARD,), watts=84.0, utilization_ratio=0.0, state="T")
-# A server of another node, or an idle child: nothing on this node shows that it works.
+# A server on another node, or an idle child: nothing on this node shows that it works.
 AWAITS_GENERATION = Doing((_GENERATE,), watts=90.0, utilization_ratio=0.0)
 AWAITS_EVALUATION = Doing((_REMOTE,), watts=88.0, utilization_ratio=0.0, awaited=Awaited(who="its child 78 (sbatch)"))
 IN_FSYNC = Doing((_FSYNC,), watts=85.0, utilization_ratio=0.0, state="D")
@@ -130,18 +130,18 @@ POLLS = Doing((_POLL,), watts=85.0, utilization_ratio=0.0, switches_per_second=0
 LINGERS = Doing((_DOWNLOAD[1:],), watts=110.0, utilization_ratio=0.0, peers=0, sleeps=True)
 UPLOADS = replace(STARTS, peers=0)
 JOINS = Doing((_INIT,), watts=80.0, utilization_ratio=0.0, cpu_ratio=0.001)
-# Ranks that wait for NCCL: a core spins in one C call without the GIL, and the GPU in a waiting kernel.
+# Ranks that wait for NCCL: a core spins in one C call without the GIL; the GPU is busy in a waiting kernel.
 ITEM_IN_MODULE = replace(WAITS, stacks=(_ITEM_IN_MODULE,))
 ITEM_IN_MAIN = replace(WAITS, stacks=(_ITEM_IN_MAIN,))
 ITEM_IN_UPDATE = replace(WAITS, stacks=(_ITEM_IN_UPDATE,))
-# They poll in Python for the end of the collective, and pause: their lines alternate.
+# Ranks that poll in Python for the end of the collective, with pauses: their lines alternate.
 ASKS_GPU = replace(
     WAITS,
     stacks=tuple((f"until_done (comm.py:{line})", "update (agent.py:80)", *_MAIN[1:]) for line in (41, 42)),
     switches_per_second=2.0,
 )
 ASKS_GPU_AT_ZERO = replace(ASKS_GPU, utilization_ratio=0.0)
-# numpy in two lines, which looks the same from outside.
+# numpy in two lines: looks the same from outside.
 RESAMPLES = replace(
     ASKS_GPU_AT_ZERO,
     stacks=tuple((f"resample (data.py:{line})", *_MAIN[1:]) for line in (20, 21)),
@@ -173,9 +173,9 @@ LIGHTEST_AT_ITEM = replace(ITEM_IN_MAIN, watts=130.0)
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected result of one job. `named` are ranks; `within_seconds` is from the trouble to the page.
+    """The expected result of one job. `named` are ranks. `within_seconds` is the limit from the trouble to the page.
 
-    `pages_before` are permitted before the trouble, for pauses that are not learned yet.
+    `pages_before` is the number of permitted pages before the trouble, for pauses that are not learned yet.
     """
 
     states: str
@@ -191,7 +191,7 @@ class PowerScenario:
 
     `truth` is `hang` or `healthy`. `trouble_at` is at or after the last progress of the last rank.
 
-    `weakness` describes a known defect; the test of such a row is expected to fail.
+    `weakness` describes a known defect. The test of such a row is expected to fail.
     """
 
     name: str
@@ -206,7 +206,10 @@ class PowerScenario:
 
 
 def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAITS, work: Doing = TRAINS) -> Node:
-    """All ranks work until `at`; then one rank is stuck and the others wait for it. None: the rank is gone."""
+    """Return a node on which all ranks work until `at`. Then rank `odd` is stuck and the others wait for it.
+
+    If `stuck` is None, the process of the rank is gone.
+    """
 
     def doing(gpu: int, t: float) -> Doing | None:
         if t < at:
@@ -217,7 +220,10 @@ def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAIT
 
 
 def _between(begin: float, end: float, odd: int | None, odd_does: Doing, others: Doing = WAITS_AT_BARRIER) -> Node:
-    """All ranks train, but between two times one rank does something else and the others wait for it."""
+    """Return a node whose ranks train, except from `begin` to `end`.
+
+    Meanwhile rank `odd` does something else and the others wait for it.
+    """
 
     def doing(gpu: int, t: float) -> Doing | None:
         if not begin <= t < end:
@@ -228,7 +234,7 @@ def _between(begin: float, end: float, odd: int | None, odd_does: Doing, others:
 
 
 def _cycle(*parts: tuple[Doing, float], shift_seconds: float = 0.0) -> Node:
-    """Each GPU repeats the parts, each for its number of seconds; GPU i is `i * shift_seconds` behind."""
+    """Return a node whose GPUs repeat the parts, each for its seconds. GPU i is `i * shift_seconds` behind."""
     length = sum(seconds for _, seconds in parts)
 
     def doing(gpu: int, t: float) -> Doing | None:
@@ -243,14 +249,14 @@ def _cycle(*parts: tuple[Doing, float], shift_seconds: float = 0.0) -> Node:
 
 
 def _startup(seconds: float, first: Doing, others: Doing) -> Node:
-    """Rank 0 starts up in one way and the others in another; then all ranks train."""
+    """Return a node on which rank 0 starts up in one way and the others in another. Then all ranks train."""
     return Node(lambda gpu, t: TRAINS if t >= seconds else (first if gpu == 0 else others))
 
 
 def _pauses(odd: Doing, seconds: float, every: float, hang: tuple[int, Doing] | None = None) -> Node:
-    """Rank 0 repeatedly does something else for this time, and the others wait for it.
+    """Return a node on which rank 0 repeatedly does something else for `seconds`, and the others wait for it.
 
-    From noon on a rank hangs in something, if one is given.
+    If `hang` is given, its rank hangs from noon on.
     """
 
     def doing(gpu: int, t: float) -> Doing | None:
@@ -296,7 +302,7 @@ PLAIN_RULE = Settings(detector=Detector(confirming_captures=1, quiet_fraction=0.
 
 
 def _plain(watts: float, how: str, states: str) -> PowerScenario:
-    """Return a hang in which every GPU draws this power; the limit of the plain rule is 84 W."""
+    """Return a hang in which every GPU draws this power. The limit of the plain rule is 84 W."""
     stuck = replace(LOCKED, watts=watts, utilization_ratio=0.0)
     node = replace(_after(HOUR, 5, stuck, replace(WAITS, watts=watts)), idle_watts=68.0, noise_ratio=0.0)
     return PowerScenario(

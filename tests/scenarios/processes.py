@@ -1,6 +1,6 @@
-"""Scenarios with real processes, the real daemon and real py-spy in real time; only the GPUs are simulated.
+"""Scenarios with real processes, the real daemon and real py-spy in real time. Only the GPUs are simulated.
 
-The demo's own scenarios are among them. Times are those of the demo: 3 s hold, rounds 1 s apart.
+The scenarios of the demo are among them. Times are those of the demo: 3 s hold, rounds 1 s apart.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ProcessScenario:
 
 
 def demo(name: str) -> Callable[[Path], tuple[Observed, ...]]:
-    """Return the runner of a scenario of `hangwatch demo`."""
+    """Return a function that runs the scenario `name` of `hangwatch demo`."""
 
     def run(directory: Path) -> tuple[Observed, ...]:
         daemons: list[LookingDaemon] = []

@@ -1,7 +1,7 @@
 """Run a script (each rank's activity by second) through detector, grouping and verdict, in virtual time.
 
-Nothing in this module decides. Power, stacks and counters follow from the script. `hangwatch.state.steps` gets them as
-from the daemon: a sweep each second, a scan every ten, a capture of three rounds five seconds apart.
+This module makes no decisions. Power, stacks and counters follow from the script. `hangwatch.state.steps` gets them
+as from the daemon: a sweep each second, a scan every ten seconds, a capture of three rounds five seconds apart.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ NODE = "node-1"
 SETTINGS = Settings(detector=Detector(confirming_captures=1))
 UNIX_START = 1_700_000_000.0
 LAUNCHER = ProcessId(pid=900, start_ticks=90)
-AT_ONCE = 8  # captures: `beats` has as many threads for them
+AT_ONCE = 8  # captures: `beats` has this many threads for them
 
 
 @dataclass(frozen=True)
 class Doing:
     """The activity of a rank: alternating stacks (innermost frame first), and the readings of its GPU and process.
 
-    `main_cpu_ratio` and `switches_per_second` are those of the main thread; a spinning thread hardly switches. A rank
-    that `sleeps` is in a sleep in every round. A rank in a write sends `device_bytes_per_second` to the device. A rank that `serves` waits on a listening socket.
+    `main_cpu_ratio` and `switches_per_second` are those of the main thread; a spinning thread hardly switches. A
+    rank that `sleeps` is in a sleep in every round. A rank in a write sends `device_bytes_per_second` to the device. A
+    rank that `serves` waits on a listening socket.
     """
 
     stacks: tuple[tuple[str, ...], ...]
@@ -91,12 +92,13 @@ def _frame(text: str) -> Frame:
 class Node:
     """A simulated node. `doing(gpu, t)` is None if the process of that GPU does not exist.
 
-    `jobs` are job ids and the GPUs that they hold; each job has `elsewhere` ranks on nodes that are not monitored.
+    `jobs` are job ids with their GPUs. Each job has `elsewhere` ranks on nodes that are not monitored.
     `limit_watts(t)` is the power limit. `lost(gpu, t)` is true if the driver cannot read a GPU, `silent(t)` if no
-    sample arrives at all. `generation(t)` increases when a launcher restarts its ranks, `daemon(t)` when hangwatch is
-    restarted. `noise_ratio` of the power is noise.
+    sample arrives. `generation(t)` increases when a launcher restarts its ranks, `daemon(t)` when hangwatch is
+    restarted. `noise_ratio` is the noise of the power, relative to it.
 
-    A job without GPUs is a launcher without ranks: `waiting` is what it waits for, GPU -1 is its activity.
+    A job without GPUs is a launcher without ranks. `waiting` is the socket data of its wait; GPU -1 has its
+    activity.
     """
 
     doing: Callable[[int, float], Doing | None]
@@ -117,7 +119,7 @@ class Node:
         return range(max(gpus.stop for _, gpus in self.jobs))
 
     def sweep(self, t: float, noise: random.Random) -> GpuSweep:
-        """Return the driver's readings."""
+        """Return the driver's readings at second `t`."""
         lost = [gpu for gpu in self.gpus if self.lost(gpu, t)]
         return GpuSweep(
             taken_monotonic_seconds=t,
@@ -182,7 +184,7 @@ def _began(generation_at: Callable[[float], int], generation: int) -> int:
 class Played:
     """The result of one job: its states in order, its page times, the verdict of its first page or last capture.
 
-    `glances` counts its captures that were taken before a suspicion.
+    `glances` counts its captures before a suspicion.
     """
 
     states: list[str] = field(default_factory=list)
@@ -194,7 +196,7 @@ class Played:
 
     @property
     def paged_at(self) -> float | None:
-        """Time of the first page."""
+        """Second of the first page; None if there is none."""
         return self.pages[0] if self.pages else None
 
 
@@ -206,7 +208,7 @@ def play(
     activities: activity.Table | None = None,
     begin: float = 0.0,
 ) -> dict[str, Played]:
-    """Run the detector from second `begin` to second `seconds` of the script; return the results by job id.
+    """Run the script from second `begin` to second `seconds`; return the results by job id.
 
     `activities` replace the table of the settings.
     """
@@ -280,7 +282,7 @@ class _Daemon:
         self._note(actions, t)
 
     def _start_again(self, t: float) -> None:
-        """Restart with the data of a new daemon: the incidents that the old one saved and that are still open."""
+        """Restart with the data that a new daemon has: the saved incidents that are still open."""
         incidents = [entry.incident for entry in self._snapshot.jobs.values() if entry.incident is not None]
         self._wanted, self._under_way = [], []
         self._snapshot, _ = steps.record_scan(Snapshot(), self.node.found_jobs(t), t, UNIX_START + t)
@@ -404,7 +406,7 @@ class _Daemon:
         )
 
     def _note(self, actions: Iterable[Action], t: float) -> None:
-        """Do what the daemon would do: take captures, and add states to the results."""
+        """Apply the actions as the daemon does: take captures, and add states to the results."""
         for action in actions:
             if isinstance(action, TakeCapture):
                 self._wanted.append(action)
@@ -432,7 +434,7 @@ class _Taking:
 
 
 def fold(states: list[str]) -> str:
-    """Return states in order as one line, a repeated block once: `a ⇄ b` for two, `(a → b → c) x4` for more."""
+    """Format states in order as one line, a repeated block once: `a ⇄ b` for two, `(a → b → c) x4` for more."""
     parts: list[str] = []
     index = 0
     while index < len(states):
@@ -443,14 +445,17 @@ def fold(states: list[str]) -> str:
             parts.append(block[0])
         elif length == 2:
             parts.append(" ⇄ ".join(block))
-            index += states[index : index + 1] == block[:1]  # it ends where it began
+            index += states[index : index + 1] == block[:1]  # the repetition ends with its first state
         else:
             parts.append(f"({' → '.join(block)}) x{times}")
     return " → ".join(parts)
 
 
 def _repeated(states: list[str]) -> tuple[int, int]:
-    """Return length and count of the shortest block of two or more states that begins the list; (1, 1) if none."""
+    """Return length and count of the shortest repeated block at the begin of the list; (1, 1) if there is none.
+
+    A block has two or more states.
+    """
     for length in range(2, len(states) // 2 + 1):
         times = 1
         while states[length * times : length * (times + 1)] == states[:length]:

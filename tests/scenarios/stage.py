@@ -42,9 +42,10 @@ _CGROUPS = Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/pids"), Path("/s
 
 
 class Observed(NamedTuple):
-    """The result of one job; `seconds` run from the trouble to the page, `pages` counts the pages that began.
+    """The result of one job. `seconds` run from the trouble to the page; `pages` counts the pages that began.
 
-    `looks` are all of the daemon's captures of it. `unavailable` is the reason why this machine could not run it.
+    `looks` are all captures of the job by the daemon. `unavailable` is the reason why this machine cannot run the
+    job.
     """
 
     states: tuple[str, ...] = ()
@@ -57,7 +58,7 @@ class Observed(NamedTuple):
 
 
 def problems(expected: Expected, got: Observed) -> list[str]:
-    """Return the differences from the expected result; empty if there are none. The states are a pattern."""
+    """Return the differences from the expected result; empty if there are none. The expected states are a pattern."""
     found = []
     line = " → ".join(got.states)
     if not re.fullmatch(expected.states, line):
@@ -78,7 +79,7 @@ COMPARED: list[tuple[Verdict, Verdict]] = []
 
 
 class LookingDaemon(Daemon):
-    """The daemon, with access to all its captures."""
+    """A daemon that keeps all its captures for the tests."""
 
     dumps_too: ClassVar[bool] = False
     """After each capture, except light ones, the job is dumped as by `hangwatch dump`."""
@@ -114,13 +115,13 @@ class LookingDaemon(Daemon):
 
 
 class CountingWatcher(Watcher):
-    """Counts the pages that begin."""
+    """A watcher that counts the pages that begin."""
 
     pages = 0
     _pages_now = False
 
     def look(self) -> JobEntry | None:
-        """Do as the watcher does, and count."""
+        """Read the job like the watcher, and count new pages."""
         entry = super().look()
         pages = entry is not None and entry.page
         self.pages += pages and not self._pages_now
@@ -136,7 +137,7 @@ def as_simulated(gpu: GpuSample) -> GpuSample:
 
 
 def of_light_job(gpu: GpuSample) -> GpuSample:
-    """Set 250 W at work and 140 W in the hang, of 700 W."""
+    """Return the reading of a light job: about 250 W at work and 140 W in the hang, with a limit of 700 W."""
     watts = gpu.power_watts
     if watts is None or watts < 80:
         return gpu
@@ -144,12 +145,12 @@ def of_light_job(gpu: GpuSample) -> GpuSample:
 
 
 def at_zero_in_a_hang(gpu: GpuSample) -> GpuSample:
-    """Simulate a driver that shows 0 % in a hang."""
+    """Return the reading of a driver that shows 0 % utilisation in a hang."""
     return gpu if gpu.power_watts is None or gpu.power_watts > 300 else replace(gpu, utilization_ratio=0.0)
 
 
 class StagedGpus(SimulatedGpus):
-    """Simulated GPUs. Some fall off the bus; the readings of the others follow from the scenario of their job."""
+    """Simulated GPUs. Some are lost; the readings of the others follow from the scenario of their job."""
 
     lost: frozenset[int] = frozenset()
 
@@ -181,12 +182,12 @@ class Stage:
     began: float = field(default_factory=time.monotonic)
 
     def trouble(self, rank: int | str, order: str) -> None:
-        """Give an order; `seconds` count from now on."""
+        """Give `rank` an order. The time to the page counts from now."""
         self.began = time.monotonic()
         self.node.order(rank, order)
 
     def until(self, *states: JobState) -> Stage:
-        """Wait for one of these states; the result shows any other state that came before."""
+        """Wait for one of these states. The result also has any other states before it."""
         wait_until(lambda: self.watcher.is_in(*states), DEADLINE_SECONDS)
         return self
 
@@ -196,12 +197,12 @@ class Stage:
         return self
 
     def until_resumed(self) -> Stage:
-        """Wait until all ranks train again, and the daemon has seen it."""
+        """Wait until all ranks train again and the daemon has seen it."""
         wait_until(lambda: self.watcher.look() is None or self.node.has_said("resumed"), DEADLINE_SECONDS)
         return self.until(JobState.TRAINING, JobState.RECOVERED)
 
     def observed(self) -> Observed:
-        """Return the result."""
+        """Return the result so far."""
         entry = self.watcher.look()
         incident = entry.incident if entry else None
         named = tuple(one.rank for one in incident.verdict.named) if incident and self.watcher.paged else ()
@@ -216,7 +217,7 @@ class Stage:
 
 
 def settings(directory: Path, startup_hold_seconds: float = 60.0, stalled_hold_seconds: float = 6.0) -> Settings:
-    """Return the settings of the demo."""
+    """Return the settings of the demo in this store directory, with these holds."""
     chosen = playback.settings(directory)
     holds = {"startup_hold_seconds": startup_hold_seconds, "stalled_hold_seconds": stalled_hold_seconds}
     return replace(chosen, detector=replace(chosen.detector, **holds))
@@ -224,7 +225,7 @@ def settings(directory: Path, startup_hold_seconds: float = 60.0, stalled_hold_s
 
 @contextlib.contextmanager
 def staged(chosen: Settings, *nodes: SimulatedNode, shown: Sequence[ShowGpu] = ()) -> Iterator[tuple[Stage, ...]]:
-    """Run several nodes as one under the daemon: it sees the processes of all of them."""
+    """Run several nodes as one node under the daemon, which sees all their processes."""
     first, *others = nodes
     for other in others:
         shutil.rmtree(other.proc_root)
@@ -240,7 +241,7 @@ def staged(chosen: Settings, *nodes: SimulatedNode, shown: Sequence[ShowGpu] = (
 
 @contextlib.contextmanager
 def training(chosen: Settings, *others: SimulatedNode) -> Iterator[tuple[Stage, ...]]:
-    """Start a job and others next to it; yield them after some seconds of training."""
+    """Start a job and other jobs next to it. Yield them after some seconds of training."""
     with staged(chosen, SimulatedNode(RANKS, worker=WORKER), *others) as stages:
         for stage in stages:
             stage.until(JobState.TRAINING)
@@ -250,9 +251,10 @@ def training(chosen: Settings, *others: SimulatedNode) -> Iterator[tuple[Stage, 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """One job of a crowd. `play` runs in its own thread once each job `begins`; `shown` sets the readings of its GPUs.
+    """One job of a crowd.
 
-    `is_apart`: it has another owner, because of its own control group.
+    `play` runs in its own thread when all jobs have begun. `shown` sets the readings of the job's GPUs. With
+    `is_apart` it has another owner, because it is in its own control group.
     """
 
     name: str
@@ -268,11 +270,11 @@ class Neighbour:
     begins: JobState = JobState.TRAINING
 
     def node(self) -> SimulatedNode:
-        """Return its processes, not yet started."""
+        """Return a simulated node with this job's processes, not yet started."""
         return SimulatedNode(self.ranks, self.nodes, self.program, "tests.scenarios.calm_worker")
 
     def observed(self, stage: Stage) -> Observed:
-        """Return its result."""
+        """Play the job on this stage; return its result."""
         try:
             return self.play(stage)
         except UnavailableError as reason:
@@ -281,7 +283,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Jobs that run at the same time, on one node under one daemon; `startup_hold_seconds` as in `settings`."""
+    """Jobs at the same time, on one node under one daemon. `startup_hold_seconds` is that of `settings`."""
 
     name: str
     neighbours: tuple[Neighbour, ...]
@@ -289,7 +291,7 @@ class Crowd:
     stalled_hold_seconds: float = 6.0
 
     def run(self, directory: Path) -> tuple[Observed, ...]:
-        """Run them; return the result of each."""
+        """Run the jobs; return the result of each."""
         chosen = settings(directory, self.startup_hold_seconds, self.stalled_hold_seconds)
         nodes = [one.node() for one in self.neighbours]
         shown = [one.shown for one in self.neighbours]
@@ -307,7 +309,7 @@ class Crowd:
 
 @contextlib.contextmanager
 def apart(node: SimulatedNode) -> Iterator[None]:
-    """Put all processes of a node in a control group: for the daemon another container, so another owner."""
+    """Put all processes of a node into a control group. For the daemon this is a container, so another owner."""
     for root in _CGROUPS:
         try:
             group = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=root))

@@ -1,4 +1,4 @@
-"""Test the counts of a day of all scenarios and its criteria for a wrong result."""
+"""Test the counts of a day of all scenarios, and the conditions for a wrong result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.scenarios.power import HOUR
 def test_looks_glances_and_pages_are_counted_apart() -> None:
     light = day.outcome("very light fine-tuning", HOUR)
     assert (light.pages, light.looks, light.seconds) == (0, 1, None)
-    assert light.glances == 4  # in the 44 minutes after the capture: after 2, 4, 8 and 16 more minutes
+    assert light.glances == 4  # in the 44 minutes after the capture: 2, 4, 8 and 16 minutes apart
     hang = day.outcome("lock")
     assert (hang.pages, hang.glances, hang.is_wrong, hang.is_late) == (1, 0, False, False)
     assert 120 <= hang.seconds <= day.SOON_SECONDS

@@ -1,4 +1,4 @@
-"""Hangs and healthy look-alikes in virtual time: states, pages and names."""
+"""Hangs and healthy look-alikes in virtual time: states, pages and named ranks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def row(scenario: PowerScenario) -> object:
 
 
 def begin_of(scenario: PowerScenario) -> float:
-    """Return the second to begin with.
+    """Return the second at which the simulation begins.
 
-    Of an hour of training before a trouble, only the part that the detector keeps.
+    If the first hour is only training, the part that the detector forgets is skipped.
     """
     begin, node = HOUR - WORKED_SECONDS, scenario.node
     seconds = range(int(begin))
@@ -46,7 +46,7 @@ def test_power_scenario(scenario: PowerScenario) -> None:
             assert job.paged_at - scenario.trouble_at <= expected.within_seconds
 
     of_ranks = (look for job in played.values() for look in job.looks if scenario.node.waiting is None)
-    for look in of_ranks:  # a launcher runs no function of the user
+    for look in of_ranks:  # a launcher runs no function of the user's program
         assert_names_do_not_matter(look, SETTINGS)
 
 
@@ -64,7 +64,7 @@ def test_the_last_look_of_a_hang_is_over_shortly_before_the_job_ends_itself() ->
 @pytest.mark.parametrize("hours", [3, pytest.param(24, marks=pytest.mark.series)])
 @pytest.mark.parametrize("scenario", [row(scenario) for scenario in PAUSE_SCENARIOS])
 def test_a_pause_that_comes_back_costs_one_page_and_no_hang_is_lost(scenario: PowerScenario, hours: int) -> None:
-    """By the last hours of the script; the pauses are counted only in the whole script."""
+    """Play the last hours before the trouble, or the whole script. Only the whole script has the number of pauses."""
     begin = max(0.0, scenario.trouble_at // HOUR - hours) * HOUR
     job = play(scenario.node, scenario.seconds, begin=begin)["job"]
     (expected,) = scenario.expected

@@ -1,4 +1,4 @@
-"""Hangs and healthy look-alikes run as real processes; the demo's own are in tests/integration/test_demo.py."""
+"""Hangs and healthy look-alikes as real processes. The demo's scenarios are in tests/integration/test_demo.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.scenarios.names import assert_names_do_not_matter
 from tests.scenarios.processes import PROCESS_SCENARIOS, ProcessScenario
 from tests.scenarios.stage import problems, settings
 
-# For each of these, `make test` runs another scenario with the same states for the same reason.
+# For each of these, `make test` runs another scenario that has the same states for the same reason.
 SERIES = frozenset(
     {
         "victims in a function of any name",

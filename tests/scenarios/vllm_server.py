@@ -1,4 +1,4 @@
-"""Looks like vLLM's server without requests: a parent, and spawned workers that hold a GPU each.
+"""A server that looks like vLLM's without requests: a parent, and spawned workers that hold a GPU each.
 
 Its command line and input are those of `hangwatch.demo.launcher`.
 """

@@ -25,7 +25,7 @@ _read_shard = loader.read_shard
 
 
 def read_shard(shard: str) -> bytes:
-    """Read like the demo's, but the slow shard comes in small pieces over six seconds."""
+    """Read a shard like the demo's rank. The slow shard comes in small pieces over six seconds."""
     if shard != SLOW_SHARD:
         return _read_shard(shard)
     batch = b""
@@ -36,7 +36,7 @@ def read_shard(shard: str) -> bytes:
 
 
 def starve(me: Rank, steps: str) -> None:
-    """Do steps with slow batches."""
+    """Train `steps` steps with slow batches."""
     for _ in range(int(steps)):
         me.begins(Phase.LOADING)
         batch = loader.next_batch(me.loader, SLOW_SHARD)
@@ -47,7 +47,7 @@ def starve(me: Rank, steps: str) -> None:
 
 
 def compile_model(me: Rank, seconds: str) -> None:
-    """Use only the CPU before the first step."""
+    """Use only the CPU before the first step, as a compiler does."""
     me.begins(Phase.STARTING)
     end = time.monotonic() + float(seconds)
     while time.monotonic() < end:
@@ -67,7 +67,7 @@ def optimise(graph: int) -> None:
 
 
 def join_late(me: Rank, late: str) -> None:
-    """Before the first step one rank waits for a lock, and the others wait for that rank."""
+    """Let rank `late` wait for a lock before the first step. The others wait for that rank."""
     me.begins(Phase.STARTING)
     if me.rank == int(late):
         faults.deadlock(me)
@@ -75,7 +75,7 @@ def join_late(me: Rank, late: str) -> None:
 
 
 def evaluate_on_one(me: Rank, seconds: str) -> None:
-    """Rank 0 evaluates, the others wait for it."""
+    """Let rank 0 evaluate. The others wait for it."""
     if me.rank == 0:
         me.begins(Phase.EVALUATION)
         evaluate(me, float(seconds))
@@ -84,7 +84,7 @@ def evaluate_on_one(me: Rank, seconds: str) -> None:
 
 
 def stop_all(me: Rank) -> None:
-    """Stop all ranks, as when a batch system suspends the job; they continue together."""
+    """Stop all ranks, as when a batch system suspends the job. All ranks continue together."""
     me.begins(Phase.IDLE)
     faults.stop(me)
     barrier(me.peers)
@@ -128,7 +128,7 @@ def end_but_read(me: Rank, path: str, last: str) -> None:
 
 
 def behind_gpu(me: Rank, odd: str) -> None:
-    """One rank waits for a lock; the others wait for their GPUs, as in `.read_loss()` with NCCL."""
+    """Let rank `odd` wait for a lock. The others wait for their GPUs, as in `.read_loss()` with NCCL."""
     if me.rank == int(odd):
         faults.deadlock(me)
     me.begins(Phase.COLLECTIVE)
@@ -136,7 +136,7 @@ def behind_gpu(me: Rank, odd: str) -> None:
 
 
 def read_loss() -> None:
-    """Spin in one call into C without the GIL, as CUDA does; yield to others on a small machine."""
+    """Spin in one call into C without the GIL, as CUDA does. Yield the core to others on a small machine."""
     os.nice(19)
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", (1 << 31) - 1)
 
@@ -153,7 +153,7 @@ def gpu_hangs(me: Rank, hung: str, asking: str) -> None:
 
 
 def poll_gpu(me: Rank, odd: str) -> None:
-    """One rank waits for a lock; the others poll in Python for the end of their collective."""
+    """Let rank `odd` wait for a lock. The others poll in Python for the end of their collective."""
     if me.rank == int(odd):
         faults.deadlock(me)
     me.begins(Phase.COLLECTIVE)
@@ -161,7 +161,7 @@ def poll_gpu(me: Rank, odd: str) -> None:
 
 
 def until_done(done: list[bool]) -> None:
-    """Poll as `while not work.is_completed()`; both lines take time, so that captures see both."""
+    """Poll as `while not work.is_completed()`. Both lines take time, so that captures see both."""
     os.nice(19)
     while not done:
         sum(range(10_000))
@@ -169,7 +169,7 @@ def until_done(done: list[bool]) -> None:
 
 
 def log_behind_gpu(me: Rank, odd: str, port: str) -> None:
-    """One rank waits for a server; rank 0 waits for its GPU in a call that logs, the others in the collective."""
+    """Let rank `odd` wait for a server. Rank 0 waits for its GPU in a call that logs, the others in the collective."""
     if me.rank == int(odd):
         ask(port)
     me.begins(Phase.COLLECTIVE)
@@ -190,12 +190,12 @@ def ask(port: str) -> bytes:
 
 
 def connected(port: str) -> socket.socket:
-    """Connect to a server outside of the job, with its own address as on another machine."""
+    """Connect to a server outside of the job, which has its own address as on another machine."""
     return socket.create_connection((SERVER, int(port)))
 
 
 def wait_for_server(me: Rank, port: str) -> None:
-    """Rank 0 waits for a server, the others wait for rank 0."""
+    """Let rank 0 wait for a server. The others wait for rank 0."""
     if me.rank == 0:
         me.begins(Phase.LOADING)
         ask(port)
@@ -204,7 +204,7 @@ def wait_for_server(me: Rank, port: str) -> None:
 
 
 def wait_for_child(me: Rank, port: str) -> None:
-    """Rank 0 waits for a child that waits for a server, as ssh and srun do; the others wait for rank 0."""
+    """Let rank 0 wait for a child that waits for a server, as with ssh and srun. The others wait for rank 0."""
     if me.rank == 0:
         me.begins(Phase.LOADING)
         rank, child = os.getpid(), os.fork()
@@ -218,9 +218,10 @@ def wait_for_child(me: Rank, port: str) -> None:
 
 
 def wait_for_idle_child(me: Rank, seconds: str, how: str) -> None:
-    """Rank 0 waits for a program that sleeps without connections, as sbatch --wait between its requests.
+    """Let rank 0 wait for a program that sleeps without connections, like sbatch --wait between its requests.
 
-    `how` is "exit" or "output", as subprocess.run waits without and with `capture_output`.
+    With `how` "exit" rank 0 waits for its exit, with "output" for its output, as subprocess.run with
+    `capture_output`.
     """
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
@@ -239,7 +240,7 @@ def wait_for_idle_child(me: Rank, seconds: str, how: str) -> None:
 
 @contextlib.contextmanager
 def waited_for(me: Rank, phase: Phase) -> Iterator[bool]:
-    """Rank 0 does something in this phase (it gets True), and the others wait for it in a barrier."""
+    """Run the body of `with` as `phase` on rank 0, which gets True. The others wait for rank 0 in a barrier."""
     if me.rank == 0:
         me.begins(phase)
     yield me.rank == 0
@@ -248,7 +249,7 @@ def waited_for(me: Rank, phase: Phase) -> Iterator[bool]:
 
 
 def ask_again(me: Rank, seconds: str, pause_seconds: str) -> None:
-    """Rank 0 checks repeatedly if something is there; the others wait for it."""
+    """Let rank 0 sleep repeatedly, as between checks for a file. The others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
         end = time.monotonic() + float(seconds)
         while is_mine and time.monotonic() < end:
@@ -270,7 +271,7 @@ def poll_for_file(me: Rank, path: str, pause_seconds: str) -> None:
 
 
 def evaluate_slowly(me: Rank, seconds: str) -> None:
-    """Rank 0 evaluates and sleeps in between; the others wait for it."""
+    """Let rank 0 evaluate with sleeps in between. The others wait for it."""
     with waited_for(me, Phase.EVALUATION) as is_mine:
         end = time.monotonic() + float(seconds)
         while is_mine and time.monotonic() < end:
@@ -279,14 +280,14 @@ def evaluate_slowly(me: Rank, seconds: str) -> None:
 
 
 def sync_checkpoint(me: Rank, path: str, size_bytes: str) -> None:
-    """Rank 0 waits in one fsync until this many bytes are on the disk; the others wait for it."""
+    """Let rank 0 wait in one fsync until `size_bytes` are on the disk. The others wait for it."""
     with waited_for(me, Phase.CHECKPOINT) as is_mine:
         if is_mine:
             write_and_sync(path, int(size_bytes))
 
 
 def write_and_sync(path: str, size_bytes: int) -> None:
-    """Write every other page, so that the kernel writes them one by one and its counters grow steadily."""
+    """Write every other page. The kernel then writes page by page, and its counters grow steadily."""
     page = os.sysconf("SC_PAGE_SIZE")
     file = os.open(path, os.O_WRONLY | os.O_CREAT)
     for at in range(0, 2 * size_bytes, 2 * page):
@@ -296,7 +297,7 @@ def write_and_sync(path: str, size_bytes: int) -> None:
 
 
 def save_behind_gpu(me: Rank, odd: str, path: str, size_bytes: str) -> None:
-    """One rank is blocked in fsync; rank 0 waits for its GPU in a call that saves, the others in another."""
+    """Block rank `odd` in fsync. Rank 0 waits for its GPU in a call that saves, the others in another call."""
     if me.rank == int(odd):
         me.begins(Phase.CHECKPOINT)
         write_and_sync(path, int(size_bytes))
@@ -312,7 +313,7 @@ def torch_save() -> None:
 
 
 def receive_shard(me: Rank, port: str, size_bytes: str) -> None:
-    """Rank 0 receives a shard into memory; the others wait for it."""
+    """Let rank 0 receive a shard into memory. The others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
             with connected(port) as server:
@@ -320,14 +321,14 @@ def receive_shard(me: Rank, port: str, size_bytes: str) -> None:
 
 
 def upload_parts(me: Rank, port: str, parts: str, size_bytes: str) -> None:
-    """Rank 0 uploads a file in parts, each in its own thread; the others wait for it."""
+    """Let rank 0 upload a file in parts, each in its own thread. The others wait for it."""
     with waited_for(me, Phase.CHECKPOINT) as is_mine:
         if is_mine:
             upload(port, int(parts), int(size_bytes))
 
 
 def upload(port: str, parts: int, size_bytes: int) -> None:
-    """Upload as a client of an object store does: four parts at a time."""
+    """Upload like a client of an object store: four parts at a time."""
     from concurrent.futures import ThreadPoolExecutor  # most ranks only train and do not need it
 
     with ThreadPoolExecutor(4) as pool:
@@ -336,14 +337,14 @@ def upload(port: str, parts: int, size_bytes: int) -> None:
 
 
 def upload_part(port: str, size_bytes: int) -> None:
-    """Upload one part; little of it fits into the buffers between client and server."""
+    """Upload one part. Little of it fits into the buffers between client and server."""
     with connected(port) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
         server.sendall(bytes(size_bytes))
 
 
 def end_but_upload(me: Rank, port: str, parts: str, size_bytes: str) -> None:
-    """After the end of training rank 0 still uploads; the others end."""
+    """Let rank 0 upload after the end of training. The others end."""
     if me.rank:
         worker.leave(me)
     me.begins(Phase.IDLE)
@@ -352,7 +353,7 @@ def end_but_upload(me: Rank, port: str, parts: str, size_bytes: str) -> None:
 
 
 def ask_for_word(me: Rank, path: str) -> None:
-    """Rank 0 waits for a writer of a FIFO; the others wait for rank 0."""
+    """Let rank 0 wait for a writer of a FIFO. The others wait for rank 0."""
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
             Path(path).read_text()
@@ -397,14 +398,14 @@ def read_slowly(seconds: float, reads: threading.Lock) -> None:
 
 
 def debug(me: Rank, seconds: str) -> None:
-    """Rank 0 is in a debugger until the person at its terminal continues; the others wait for it."""
+    """Stop rank 0 in a debugger until the person at its terminal continues. The others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
             stand_at_prompt(float(seconds))
 
 
 def stand_at_prompt(seconds: float) -> None:
-    """Show the prompt of pdb at its own terminal."""
+    """Show the prompt of pdb on its own terminal."""
     from pdb import Pdb
 
     ours, theirs = os.openpty()
@@ -414,11 +415,11 @@ def stand_at_prompt(seconds: float) -> None:
 
 
 def ask_whom_is_gone(me: Rank, port: str, odd: str) -> None:
-    """One rank sends a request that is never acknowledged; the others wait for it."""
+    """Let rank `odd` send a request that is never acknowledged. The others wait for it."""
     if me.rank == int(odd):
         me.begins(Phase.LOADING)
         with connected(port) as server:
-            server.recv(1)  # the server accepts, and is gone
+            server.recv(1)  # the server greets and vanishes
             server.sendall(b"a question")
             server.recv(1)
     me.begins(Phase.COLLECTIVE)

@@ -1,10 +1,10 @@
-"""Cost of each check: CPU time of one run, and the part of a core at the check's own interval.
+"""Cost of each check: CPU time of one run, and the load on a core at the check's own interval.
 
     .venv/bin/python benchmarks/checks_cost.py [--ranks 8] [--workers 8] [--rounds 20]
 
-The checks run as the daemon runs them, repeatedly and with their windows, next to a job of real ranks and loader
-workers. CPU time is that of this process and of the children that a check starts and reaps. Checks of GPUs find no
-driver and cost only that test; `benchmarks/daemon_cost.py` measures the whole daemon with eight fake GPUs.
+The checks run as in the daemon, repeatedly and with their windows, next to a job of real ranks and loader workers.
+CPU time includes the children that a check starts and reaps. Checks of GPUs find no driver and cost only that test.
+`benchmarks/daemon_cost.py` measures the whole daemon with eight fake GPUs.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
     .venv/bin/python benchmarks/cli.py [--ranks 8] [--workers 8] [--rounds 5] [--python PATH]
 
-Each command and its counterpart run in turn, so that other load on the machine affects both. The ratio is that of their
-median CPU times (user and system, with children), and of their wall clock times. Modules are compiled before, as pip
-does; `--python` is that of another installation, as on nodes. Starts are compared with an empty Python; `hangwatch
-dump` of a job of real processes with one `py-spy dump --nonblocking --json` for each of the same processes, one after
-the other. A dump of one process, in the same turns, shows the fixed cost, which does not depend on the number of
-processes.
+Each command and its counterpart run in turn, so that other load on the machine affects both. The ratios are those
+of their median CPU times (user and system, with children) and of their wall clock times. Modules are compiled
+before, as by pip. `--python` is the Python of another installation, as on nodes.
+
+The start of a command is compared with an empty Python. `hangwatch dump` of a job of real processes is compared
+with one `py-spy dump --nonblocking --json` for each of these processes, one after the other. A dump of one process
+shows the fixed cost, which does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def quietly(*command: object) -> Callable[[], object]:
 
 
 def run_in_turns(runs: Sequence[Callable[[], object]], rounds: int) -> list[list[Cost]]:
-    """Return the costs of each of `runs`, run in turns, after one turn that does not count."""
+    """Run all `runs` in turn, `rounds` times, after one turn that is not measured. Return the costs of each of them."""
     for run in runs:
         run()
     turns = [[cost_of(run) for run in runs] for _ in range(rounds)]
@@ -88,7 +89,7 @@ def children_of(pid: int) -> Iterator[int]:
 
 
 def job(stack: ExitStack, ranks: int, workers: int) -> list[int]:
-    """Start processes like a launcher; return the pids of ranks and workers. They end when their input does."""
+    """Start processes like a launcher. Return the pids of ranks and workers. They end when their input ends."""
     pids = []
     for rank in range(ranks):
         environ = {

@@ -1,14 +1,15 @@
-"""Cost of hangwatch while nothing is wrong: memory and CPU of the daemon and its GPU child.
+"""Cost of hangwatch while all jobs are healthy: memory and CPU of the daemon and its GPU child.
 
     .venv/bin/python benchmarks/daemon_cost.py [--seconds 60] [--processes 600] [--without-checks] [--python PATH]
 
-A real `hangwatch run` at its defaults (1 Hz, 8 GPUs of the fake driver, all checks on), next to idle processes and one
-healthy torchrun-like job of 8 ranks. CPU seconds come from /proc/PID/stat of the daemon, its child and what both have
-reaped. Memory is Pss, which does not count pages shared with other Pythons twice, and Rss. It also watches TracerPid of
-every rank and counts py-spy processes: both must stay 0 while nothing is suspected.
+A real `hangwatch run` runs with its defaults (1 Hz, 8 GPUs of the fake driver, all checks on). Next to it are idle
+processes and a healthy torchrun-like job of 8 ranks. CPU seconds come from /proc/PID/stat of the daemon, its child
+and the children that both have reaped. Memory is Rss, and Pss, which shares out pages that other Pythons use, too.
+The benchmark also watches TracerPid of every rank and counts py-spy processes: both must stay 0 without a
+suspicion.
 
-PATH is the Python of an installation as on nodes (`pip install .` into a separate environment). Then the daemon loads
-nothing that only the packages of the tests bring: msgspec imports typing_extensions if it is installed.
+PATH is the Python of an installation as on nodes (`pip install .` into a separate environment). There the daemon
+loads no module that only the tests install: msgspec imports typing_extensions if it is installed.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def main() -> None:
     options.add_argument("--python", default=sys.executable)
     chosen = options.parse_args()
     python = os.path.abspath(chosen.python)  # noqa: PTH100 - do not resolve the environment's links
-    os.chdir("/")  # not the folder of another hangwatch that is not an installation
+    os.chdir("/")  # a folder without another hangwatch that is not an installation
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         crowd = [subprocess.Popen(["sleep", "1000"]) for _ in range(chosen.processes)]
@@ -84,7 +85,7 @@ def main() -> None:
 
             sections |= {f"checks.{name}": {"enabled": False} for name in registry.checks()}
         daemon = stack.enter_context(RealDaemon(folder / "hw", driver.environ, python=python, **sections))
-        time.sleep(15)  # do not measure the start
+        time.sleep(15)  # the start is not measured
         assert daemon.job_state(node.run_id) == "training", daemon.log
         measured = [daemon.process.pid, *children(daemon.process.pid)]
         before = {pid: cpu_seconds(pid) for pid in measured}

@@ -2,10 +2,12 @@
 
     .venv/bin/python benchmarks/evidence.py [--ranks 8] [--turns 5]
 
-A real job over gloo waits in a collective that one rank does not join. Each diagnosis runs in a separate process, so
-that its memory is measured alone: three rounds, 0.2 s apart. Times are medians of wall clock and of the CPU of the
-diagnosis and its children; the ratio is to the diagnosis with only the stacks. The target's own clock shows that it is
-not paused: one rank reads the time in a loop, and its longest gap is printed next to the gap without any diagnosis.
+A real job over gloo waits in a collective that one rank does not join. Each diagnosis has three rounds, 0.2 s
+apart, and runs in a separate process, so that its memory is measured alone. Times are medians of wall clock time,
+and of the CPU time of the diagnosis and its children. The ratio is to the diagnosis with only the stacks.
+
+The clock of a rank shows that the job is not paused: one rank reads the time in a loop. Its longest gap is printed
+next to the gap without any diagnosis.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from hangwatch.capture import CaptureRequest, diagnosis, job_of_pids  # noqa: E4
 from hangwatch.stacks import activity  # noqa: E402
 
 SOURCES = tuple(one.name for one in msgspec.structs.fields(config.Capture) if isinstance(one.default, bool))
-"""The switches of [capture]: each source that can be turned off has one."""
+"""The switches of [capture]: one for each source that can be turned off."""
 ALL, NOTHING = "all of them", "none of them"
 
 
 class Cost(NamedTuple):
-    """Cost of one diagnosis: seconds, CPU seconds with children, and the peak memory of its largest process (bytes)."""
+    """Cost of one diagnosis: seconds, CPU seconds with children, and the peak bytes of its largest process."""
 
     wall_seconds: float
     cpu_seconds: float
@@ -50,7 +52,7 @@ def settings(chosen: str) -> config.Capture:
 
 
 def diagnose_once(chosen: str, pids: Sequence[int]) -> Cost:
-    """Run one diagnosis in this process."""
+    """Run one diagnosis of these processes, with the sources `chosen`, in this process."""
     job = job_of_pids(pids)
     ranks = tuple(msgspec.structs.replace(rank, rank=number) for number, rank in enumerate(job.ranks))
     job = msgspec.structs.replace(job, ranks=ranks, world_size=len(pids))

@@ -1,11 +1,11 @@
-"""Cost of the rules on jobs in a Prometheus when one large job hangs: several versions of the rules in one run.
+"""Cost of the alert rules on jobs in a Prometheus when one large job hangs, for several versions of the rules.
 
     .venv/bin/python benchmarks/fleet_rule.py [--ranks 16384] [--nodes-of 8] RULES...
 
-The series are those that each node exports of an incident in which one rank has not joined a collective of the default
-group, and every rank has used two more groups. One server on loopback serves them, and a real Prometheus scrapes it and
-evaluates one file of rules after the other. The result is the CPU time of that process between two evaluations of the
-group `hangwatch-jobs`, without the scrape: on a shared machine, wall time says little.
+The series are those of an incident: one rank has not joined a collective of the default group, and every rank has
+used two more groups. One server on loopback serves the series of all nodes. A real Prometheus scrapes it and
+evaluates one file of rules after the other. The result is Prometheus' CPU time between two evaluations of the group
+`hangwatch-jobs`, without the scrape. Wall time would depend on other load on the machine.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_SECONDS = 300.0
 
 
 def rank(number: int, odd: int) -> Member:
-    """Return one rank: it waits in number 6 of the default group, or is late, and has used two more groups."""
+    """Return one rank that has used two more groups. It waits in number 6 of the default group, unless it is `odd`."""
     more = {f"tp{number // 8}": (900, 901), f"dp{number % 8}": (70, 71)}
     return standing(number, {WORLD: (5, 6) if number == odd else (6, 6), **more})
 
@@ -102,7 +102,7 @@ def serve(body: bytes) -> ThreadingHTTPServer:
 
 
 class Fleet(RealPrometheus):
-    """A Prometheus that keeps the labels job and instance of what it scrapes."""
+    """A Prometheus that keeps the labels job and instance of the scraped series."""
 
     def command(self) -> list[str]:
         """Return the command, with a configuration that keeps these labels."""
@@ -111,7 +111,7 @@ class Fleet(RealPrometheus):
 
 
 class Cost(NamedTuple):
-    """CPU seconds of one evaluation of the group, and the number of suspect ranks in the last one."""
+    """CPU seconds of one evaluation of the group, and the number of suspect ranks in the last evaluation."""
 
     cpu_seconds: float
     evaluations: int
@@ -140,7 +140,7 @@ def measure(port: int, rules: Path, rounds: int) -> Cost:
 
 
 def _spent(prometheus: RealPrometheus) -> tuple[int, float]:
-    """Return the number of evaluations of the group, and the CPU seconds of the process, by its own counters."""
+    """Return two of Prometheus' own metrics: the number of evaluations of the group, and its CPU seconds."""
     with urllib.request.urlopen(f"{prometheus.url}/metrics") as answer:
         text = answer.read().decode()
     iterations, missed = (

@@ -1,12 +1,14 @@
-"""Time and memory of grouping, merging and judging, at 8 to 100,000 ranks.
+"""Time and memory of grouping, merging and judging, for 8 to 100,000 ranks.
 
 usage: python benchmarks/grouping.py [--ranks N ...]
 
-Each size runs in separate processes. A rank has a main thread of 16 frames and two other threads; one rank in 1024 is
-in its data loader, the others wait in four collectives. Equal frames are one object, as from the parsers of text;
-threads, dumps and ranks are separate objects. "group" groups all ranks at once, "merge" merges the groups of nodes of 8
-ranks, "judge" is the verdict, "peak" the memory of the whole process with all dumps. "explain" reads the same stacks as
-py-spy text with prefixes (35 lines per rank), groups and judges them; its "peak" is that of its process.
+Each size runs in separate processes. A rank has a main thread of 16 frames and two other threads. One rank in 1024
+is in its data loader, the others wait in four collectives. Equal frames are one object, as from the parsers of
+text; threads, dumps and ranks are separate objects.
+
+"group" groups all ranks at once. "merge" merges the groups of nodes of 8 ranks. "judge" is the verdict. "peak" is
+the memory of the whole process with all dumps. "explain" reads the same stacks as py-spy text with prefixes (35
+lines per rank), then groups and judges them; its "peak" is that of its own process.
 """
 
 from __future__ import annotations

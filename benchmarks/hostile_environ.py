@@ -1,11 +1,16 @@
-"""Effect of hostile environments on the daemon: its memory, a scrape, and another user's page at the same time.
+"""Effect of hostile environments on the daemon's memory, on a scrape, and on another user's page.
 
     .venv/bin/python benchmarks/hostile_environ.py [--large 40] [--world-size 4000000] [--jobs 300]
 
-A real `hangwatch run` with the fake driver of 4 GPUs and one job of 4 ranks that trains on them. Then, as another user
-if this one is root: processes with 3 MB of NCCL_* each; two ranks of a very large world that claim the job's GPUs; and
-jobs with one rank each that lack 1,023 local ranks each. The job hangs, and must page. The largest RSS of the daemon,
-the slowest scrape, and the time from the drop of power to the page are printed, before and under attack.
+A real `hangwatch run` with the fake driver of 4 GPUs monitors a job of 4 ranks that trains on them. Then the attack
+starts, as another user if this user is root:
+
+* processes with 3 MB of NCCL_* variables each;
+* two ranks that claim the job's GPUs and a very large world size;
+* jobs with one rank each that claim 1,023 more local ranks each.
+
+The job hangs, and must page. The output is, before and during the attack: the daemon's largest RSS, the slowest
+scrape, and the time from the drop of power to the page.
 """
 
 from __future__ import annotations
@@ -30,13 +35,13 @@ SECONDS_UNDER_ATTACK = 20.0
 
 
 def peak_mebibytes(pid: int) -> float:
-    """Return the largest resident set since the process began, VmHWM of proc_pid_status(5)."""
+    """Return the peak resident set since the process began: VmHWM of proc_pid_status(5)."""
     rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(rows["VmHWM"].split()[0]) / 1024
 
 
 def scrape_seconds(daemon: RealDaemon) -> tuple[float, int]:
-    """Return the seconds that one scrape takes, and its bytes."""
+    """Return seconds and bytes of one scrape."""
     began = time.monotonic()
     size = len(daemon.get("/metrics"))
     return time.monotonic() - began, size

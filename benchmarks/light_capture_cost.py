@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/light_capture_cost.py [--ranks 8] [--workers 8] [--rounds 10]
 
-A light capture does not try its dumps a second time: three rounds, nothing paused. It is taken as the daemon takes it,
-but without the five seconds between its rounds, of a job of real ranks and loader workers that sleep.
+A light capture takes three rounds, pauses no process and does not retry a dump. Here it captures a job of real
+ranks and loader workers that sleep. It differs from the daemon's captures only in the five seconds between rounds,
+which are left out.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
-"""Cost of `hangwatch merge`: CPU time and memory at 2,048 and 12,500 nodes of 8 ranks.
+"""Cost of `hangwatch merge`: CPU time and memory for 2,048 and 12,500 nodes of 8 ranks.
 
 usage: python benchmarks/merge.py [--nodes N ...]
 
-Each node's incident.json holds three rounds of stacks as the daemon writes them: per rank a main thread of 16 frames,
-two other threads and a flight recorder; one rank in 1024 is in its data loader, the others wait in one collective. The
-files are written first; then the real command reads their folder in a separate process. "CPU" is the CPU time of that
-process, including the start of the interpreter, "peak" its largest resident set; each is the best of three turns. Other
-load on the machine increases CPU time, too. So "loop" is the CPU time of 3,000,000 multiplications right before and
-after, and "loops" the CPU time of a turn divided by that of its loop, the smallest of all turns. "whole" is a process
-that decodes incidents with the full model, and merges and judges them, once: the cost of reading more than merging
-uses. The first turn compiles the modules, as pip does once.
+Each node's incident.json holds three rounds of stacks as the daemon writes them. A rank has a main thread of 16
+frames, two other threads and a flight recorder. One rank in 1024 is in its data loader, the others wait in one
+collective. The files are written first. Then the real command reads their folder in a separate process.
+
+"CPU" is the CPU time of that process, including the start of the interpreter, and "peak" its largest resident set.
+Each is the best of three turns. Other load on the machine increases CPU time, too. So "loop" is the CPU time of
+3,000,000 multiplications right before and after a turn. "loops" is the CPU time of a turn divided by that of its
+loop, the smallest of all turns.
+
+"whole" is a process that decodes the incidents with the full model, then merges and judges them, once. It shows the
+cost of reading more than merging uses. The first turn compiles the modules, as pip does once.
 """
 
 from __future__ import annotations
@@ -54,12 +57,12 @@ RANKS_PER_NODE = 8
 TURNS = 3
 LATE = 5
 LATE_NODES_EVERY = 1024 // RANKS_PER_NODE
-NODE, FIRST_RANK = "the-node", 900_000_000  # searched for and replaced in the bytes of one node's file
+NODE, FIRST_RANK = "the-node", 900_000_000  # replaced in the bytes of one node's file
 OUTER = [f"layer_{number} (mine/model_{number % 3}.py:{100 + number})" for number in range(10)]
 
 
 def records(is_late: bool) -> RankRecords:
-    """Return the newest 24 records of a rank in three groups, and one more, open, unless the rank is late."""
+    """Return the newest 24 records of a rank in three groups. Unless the rank is late, one more record is open."""
     done = [_record(number, state="completed") for number in range(24)]
     newest = [] if is_late else [_record(24, state="open")]
     held = (*done, *newest)
@@ -161,12 +164,12 @@ def node_file(nodes: int, *, has_late: bool) -> bytes:
         grouping=grouping,
         captures=(taken,),
     )
-    # The verdict's sentence may name ranks with a thousands separator; merging reads no such text.
+    # The verdict sentence may name ranks with a thousands separator. Merging does not read this text.
     return incident_file.encode(incident)
 
 
 def write_nodes(folder: Path, nodes: int) -> int:
-    """Write one folder for each node; return the bytes of all files."""
+    """Write one folder for each node. Return the total size of the files in bytes."""
     calm, late = (node_file(nodes, has_late=has_late) for has_late in (False, True))
     total = 0
     for number in range(nodes):
@@ -203,7 +206,7 @@ class Turn(NamedTuple):
 
 
 def run_measured(command: list[str], nodes: int) -> Turn:
-    """Run a command, which must name the late ranks, between two loops."""
+    """Run a merge command between two loops; return its costs. Its verdict must name the late ranks."""
     before = loop()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/port.py [--idle 1000] [--slow 50] [--requests 40] [--series 2000]
 
-The server of the daemon runs alone in a separate process. On both ports there are connections that send nothing
-(replaced when they are closed), connections that send a byte a second, and connections that request /metrics and read a
-byte a second. Meanwhile /metrics and health are requested in turn. The result is the median and maximum of their
-latencies, and memory, descriptors and CPU of the server.
+The server of the daemon runs alone in a separate process. Three kinds of hostile connections are on both ports:
+some send nothing and are replaced when they are closed, some send a byte a second, and some request /metrics and
+read a byte a second. Meanwhile /metrics and health are requested in turn. The result is the median and maximum of
+their latencies, and memory, descriptors and CPU of the server.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from hangwatch.web.http_server import Server  # noqa: E402
 from tests.conftest import wait_for  # noqa: E402
 
 REOPENED = 100  # connections a second
-WRONG = float("inf")  # no answer, or a status other than 200
+WRONG = float("inf")  # no response, or a status other than 200
 
 
 class Crowd:
-    """Hostile connections to one port, kept open by a process; at most REOPENED a second replace closed ones."""
+    """A process with hostile connections to one port. It replaces closed connections, at most REOPENED a second."""
 
     def __init__(self, port: int, *, idle: int, slow: int, context: ssl.SSLContext | None) -> None:
         self._address, self._context = ("127.0.0.1", port), context
@@ -71,7 +71,7 @@ class Crowd:
                 one = key.fileobj
                 assert isinstance(one, socket.socket)
                 if self._open[one] == "slow reader":
-                    continue  # it reads with the next byte
+                    continue  # this kind reads together with the next byte
                 with contextlib.suppress(OSError):
                     if one.recv(1000):
                         continue
@@ -119,7 +119,7 @@ class Crowd:
 
 
 def latency(port: int, path: str, context: ssl.SSLContext | None, deadline: float) -> float:
-    """Return seconds from connect to the last byte; WRONG without a good answer."""
+    """Return the seconds from connect to the last byte; WRONG if there is no response with status 200."""
     began = time.monotonic()
     door = (
         HTTPSConnection("127.0.0.1", port, timeout=deadline, context=context)
@@ -155,7 +155,10 @@ def cpu_seconds(pid: int) -> float:
 
 @contextlib.contextmanager
 def server(folder: Path, tls: bool, series: int) -> Iterator[tuple[int, int, int, ssl.SSLContext | None]]:
-    """Yield the pid, the port, the port of health (0 if there is none), and the TLS context of a client."""
+    """Start the server; yield its pid, its port, its port of health, and the TLS context of a client.
+
+    The port of health is 0 if there is none, the context None without TLS.
+    """
     pair, context = ["", ""], None
     if tls:
         pair = [str(folder / "cert.pem"), str(folder / "key.pem")]
@@ -198,7 +201,7 @@ def measure(chosen: argparse.Namespace, tls: bool) -> None:
         tempfile.TemporaryDirectory() as folder,
         server(Path(folder), tls, chosen.series) as (pid, port, health_port, context),
     ):
-        own = None if health_port else context  # releases without a port for health answer on the other
+        own = None if health_port else context  # releases without a port for health serve it on the other
         latency(port, "/metrics", context, chosen.deadline)
         before = row(pid, "VmRSS")
         alone = [latency(port, "/metrics", context, chosen.deadline) for _ in range(chosen.requests)]

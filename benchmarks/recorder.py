@@ -2,10 +2,11 @@
 
     .venv/bin/python benchmarks/recorder.py [--ranks 8] [--rounds 10]
 
-A real job over gloo with full buffers (2,000 records) waits in a collective that one rank does not join, as in a hang.
-Times are wall clock and CPU of the reader and its children, medians. The target's own clock shows that it is not
-paused: one rank reads the time in a loop, and its longest gap is compared without any reader, while the recorder is
-read, and while py-spy dumps with a pause.
+A real job over gloo with full buffers (2,000 records) waits in a collective that one rank does not join, as in a
+hang. Times are medians of wall clock time, and of the CPU time of the reader and its children.
+
+The clock of a rank shows that the job is not paused: one rank reads the time in a loop. Its longest gap is measured
+without any reader, while the recorder is read, and while py-spy dumps with a pause.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def cpu_seconds() -> float:
 
 
 def median(rounds: int, action: Callable[[], object]) -> tuple[float, float]:
-    """Return wall and CPU seconds of one call."""
+    """Return the median wall and CPU seconds of one call."""
     walls, cpus = [], []
     for _ in range(rounds):
         wall, cpu = time.monotonic(), cpu_seconds()
@@ -88,7 +89,7 @@ def median(rounds: int, action: Callable[[], object]) -> tuple[float, float]:
 
 
 def gap_seconds(folder: Path, during: Callable[[], object]) -> float:
-    """Return the longest gap of the target's own clock during an action."""
+    """Return the longest gap of the rank's clock during an action, in seconds."""
 
     def read_gap() -> float:
         (folder / "tell").touch()
@@ -113,7 +114,10 @@ def row(what: str, wall: float, cpu: float, reference_seconds: float) -> None:
 
 @contextlib.contextmanager
 def hung_job(ranks: int) -> Iterator[tuple[Path, list[int]]]:
-    """Start a job that waits in a collective which rank 0 does not join; yield its folder, and its pids by rank."""
+    """Start a job that waits in a collective which rank 0 does not join.
+
+    Yield its folder, and its pids in rank order.
+    """
     with tempfile.TemporaryDirectory() as name, socket.socket() as free:
         folder = Path(name)
         free.bind(("127.0.0.1", 0))

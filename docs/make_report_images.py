@@ -1,7 +1,7 @@
-"""Draws docs/img/report-*.png: the pages as a person sees them, in headless Chromium. `make screenshots` runs it.
+"""Draw docs/img/report-*.png: screenshots of reports in headless Chromium. `make screenshots` runs it.
 
-The page of 8 ranks is that of a demo incident: real processes under py-spy, simulated power.
-The page of 16,384 ranks is made of synthetic dumps that go through the real grouping and verdict.
+The report of 8 ranks is that of a demo incident: real processes under py-spy, simulated power. The report of 16,384
+ranks is made of synthetic dumps that go through the real grouping and verdict.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ODD_RANK, SILENT_NODE = 9731, 77
 
 
 def main() -> int:
-    """Make the pages, then a picture of each. Exits 1 where Chromium is missing or the demo named nobody."""
+    """Make the pages, then a picture of each. Return 1 if Chromium is missing."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         sys.stderr.write("no chromium on PATH, and the pictures need one: apt-get install chromium fonts-dejavu-core\n")
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def demo_page(place: Path) -> Path:
-    """The page of a demo incident in which a rank waits for a stuck loader."""
+    """Run the demo in which a rank waits for a stuck loader. Return the path of its report."""
     hangwatch = Path(sys.executable).with_name("hangwatch")
     command = [str(hangwatch), "demo", "--scenario", "loader", "--seed", "7", "--keep", str(place / "demo")]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -52,13 +52,13 @@ def demo_page(place: Path) -> Path:
 
 
 def fleet_page() -> str:
-    """The page of 16,384 ranks on 2,048 nodes: one waits for its loader, one node gives no answer."""
+    """Return the page of 16,384 ranks on 2,048 nodes: one rank waits for its loader, one node did not respond."""
     grouping = group_ranks(fleet(), activity.load(()), config.Capture(), world_size=RANKS)
     return html.render_grouping(grouping, judge.judge(grouping))
 
 
 def fleet() -> Iterator[RankDump]:
-    """One dump of each rank that answers."""
+    """Yield one dump of each rank, except on the node that did not respond."""
     for rank in range(RANKS):
         node, local_rank = divmod(rank, RANKS_PER_NODE)
         if node != SILENT_NODE:
@@ -68,7 +68,7 @@ def fleet() -> Iterator[RankDump]:
 
 
 def stack(rank: int) -> tuple[Frame, ...]:
-    """Where a rank stands: three places in the step from which all_reduce is called, and the loader."""
+    """Return the stack of a rank: in an all_reduce called from one of two places, or in the data loader."""
     outer = [("main", "train.py", 214), ("<module>", "train.py", 231)]
     if rank == ODD_RANK:
         loader = "torch/utils/data/dataloader.py"
@@ -92,7 +92,7 @@ def stack(rank: int) -> tuple[Frame, ...]:
 
 
 def draw(browser: str, page: Path, name: str, scheme: str, height: int) -> None:
-    """A picture of the top of a page, 1,150 pixels wide."""
+    """Draw the top of a page, 1,150 pixels wide, as docs/img/`name`."""
     with tempfile.TemporaryDirectory() as profile:
         command = [
             *(browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"),

@@ -1,6 +1,6 @@
 """Generator of the chart's derived files: README.md from values.yaml, and the `config` part of values.schema.json.
 
-`make golden` writes both; a test fails while either file is stale.
+`make golden` writes both. A test fails while either file is stale.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def readme() -> str:
 def schema() -> str:
     """Return values.schema.json, with its `config` part made from the code's Settings.
 
-    It uses draft 7 and `definitions`: Helm 3 does not know newer drafts.
+    It uses draft 7 and `definitions`, because Helm 3 does not support newer drafts.
     """
     current = json.loads(SCHEMA.read_text())
     settings = {name: check.settings for name, check in registry.checks().items()}
@@ -83,7 +83,7 @@ def schema() -> str:
 
 
 def _narrow(root: dict[str, Any], parts: dict[str, Any]) -> None:
-    """Add conditions of the templates: port and folder must be valid for a pod, and not null."""
+    """Add the conditions of the templates: the port and the store's folder are required and valid for a pod."""
     root["required"] = ["http", "store"]
     parts["Http"]["required"] = ["port"]
     parts["Http"]["properties"]["port"]["minimum"] = 1
@@ -93,7 +93,7 @@ def _narrow(root: dict[str, Any], parts: dict[str, Any]) -> None:
 
 
 def _documented(text: str, values: dict[str, Any]) -> Iterator[tuple[list[str], str]]:
-    """Yield the paths of the values to list, with their comments; a documented value represents all values below it."""
+    """Yield the path and comment of each value to list. A value with a comment represents all values below it."""
     path: list[str] = []
     comment: list[str] = []
     done: list[str] | None = None

@@ -1,1 +1,1 @@
-"""The dashboards as typed code; `python -m grafana.source` writes grafana/*.json."""
+"""The dashboards as typed code. `python -m grafana.source` writes grafana/*.json."""

@@ -1,4 +1,4 @@
-"""Writes the dashboards next to this package: `python -m grafana.source`."""
+"""Write the dashboards next to this package: `python -m grafana.source`."""
 
 from pathlib import Path
 

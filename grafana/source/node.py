@@ -1,4 +1,4 @@
-"""One node: its GPUs against their limits, its jobs, its ranks in an incident, its checks, and hangwatch itself."""
+"""One node: its GPUs and their limits, its jobs, its ranks in an incident, its checks, and hangwatch itself."""
 
 from grafana_foundation_sdk.builders import dashboard as builders
 
@@ -24,7 +24,7 @@ from grafana.source.panels import (
 )
 
 ON = 'instance="$node"'
-# Metrics that every exporter has; others on the node may have the same instance.
+# Metrics that every exporter has; other exporters on the node may have the same instance.
 OWN = f'{ON},job=~"(.+/)?hangwatch"'
 OF = f'{ON},job_key=~"$job_key"'
 GPU = f'{ON},gpu=~"$gpu"'

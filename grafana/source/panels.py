@@ -22,7 +22,7 @@ TO_JOB = "/d/hangwatch-job?var-job_key=${__data.fields.Key}&${__url_time_range}"
 """A link to the job dashboard, for a table with the column "Key"."""
 
 OWNER = "* on (job_id, job_key) group_left (owner) max by (job_id, job_key, owner) (hangwatch_job_info)"
-"""PromQL that adds the owner to a number about a job: jobs of several users may have the same name."""
+"""PromQL that adds the owner to a number about a job. Jobs of several users may have the same name."""
 
 NAME = "{{job_id}}, {{owner}}"
 
@@ -33,7 +33,7 @@ NO_INCIDENT = "no open incident"
 
 
 def gpus_of_jobs(matchers: str) -> str:
-    """Return a query for the GPUs of jobs, each once per job: ranks may share a GPU."""
+    """Return a query for the GPUs of jobs. Ranks may share a GPU: each GPU of a job is counted once."""
     return f"max by (job, instance, uuid, job_id, job_key) (hangwatch_job_gpu_info{{{matchers}}})"
 
 
@@ -70,7 +70,7 @@ NEUTRAL = ((None, "blue"),)
 
 
 def query(expr: str, legend: str, *, as_table: bool = False, ref: str = "A") -> prometheus.Dataquery:
-    """Return one PromQL target; `as_table` asks for its value now, with labels as columns."""
+    """Return one PromQL target. `as_table` requests its current value, with labels as columns."""
     target = prometheus.Dataquery().expr(" ".join(expr.split())).legend_format(legend).ref_id(ref).datasource(SOURCE)
     return target.format(PromQueryFormat.TABLE).instant() if as_table else target.range()
 
@@ -86,7 +86,7 @@ def big_number(
     values: Colours | None = None,
     name_of: str = "",
 ) -> Panel:
-    """Return a panel with one number, coloured by thresholds; `name_of` shows a label's value instead."""
+    """Return a panel with one number, coloured by thresholds. With `name_of` it shows that label's value instead."""
     return (
         stat.Panel()
         .title(title)
@@ -214,9 +214,10 @@ def rows(  # noqa: PLR0913 - one parameter for each difference between tables, e
     units: Mapping[str, str] | None = None,
     widths: Mapping[str, int] | None = None,
 ) -> Panel:
-    """Return a table of current values: `columns` maps labels (or "Value", "Value #A") to headings, in order.
+    """Return a table of current values. `columns` maps labels (or "Value", "Value #A") to headings, in order.
 
-    `colours`, `links`, `units` and `widths` (pixels) are by heading. Several targets are joined on their common labels.
+    The keys of `colours`, `links`, `units` and `widths` (pixels) are headings. Several targets are joined on their
+    common labels.
     """
     exprs = [targets] if isinstance(targets, str) else list(targets)
     panel = (
@@ -249,7 +250,7 @@ def rows(  # noqa: PLR0913 - one parameter for each difference between tables, e
 
 
 def variable(name: str, label: str, values: str, *, many: bool = False) -> builders.QueryVariable:
-    """Return a variable that lists the values of a label; `many` allows several, and selects all at first."""
+    """Return a variable that lists the values of a label. `many` permits several, and selects all at first."""
     built = (
         builders.QueryVariable(name)
         .label(label)
@@ -266,8 +267,8 @@ def variable(name: str, label: str, values: str, *, many: bool = False) -> build
 
 
 def job_variable(where: str = "", *, many: bool = False) -> builders.QueryVariable:
-    """Return a variable that lists jobs by their title; its value is the key. `where` are label matchers."""
-    # One title per job: the titles of its nodes may differ while a node has no rank yet.
+    """Return a variable that lists jobs by their title. Its value is the key. `where` are label matchers."""
+    # One title per job: nodes may give different titles while one of them has no rank yet.
     values = f"query_result(topk by (job_key) (1, max by (job_key, title) (hangwatch_job_info{{{where}}})))"
     return (
         variable("job_key", "Job", values, many=many)
@@ -279,7 +280,7 @@ def job_variable(where: str = "", *, many: bool = False) -> builders.QueryVariab
 def page(
     uid: str, title: str, about: str, variables: Sequence[Builder[dashboard.VariableModel]], where: str
 ) -> builders.Dashboard:
-    """Return a dashboard without panels: its variables, annotations and links. `where` are label matchers."""
+    """Return a dashboard without panels, but with variables, annotations and links. `where` are label matchers."""
     opened = f"max by (job_id, job_key) (hangwatch_incident_opened_timestamp_seconds{{{where}}}) * 1000"
     built = (
         builders.Dashboard(title)
@@ -358,7 +359,7 @@ def _thresholds(steps: Sequence[tuple[float | None, str]]) -> builders.Threshold
 
 
 class _Override(Builder[dashboard.DashboardFieldConfigSourceOverrides]):
-    """Properties of the field with this name that differ from the defaults."""
+    """Properties of the field `name` that differ from the defaults."""
 
     def __init__(self, name: str, properties: Mapping[str, Any]) -> None:
         self._built = dashboard.DashboardFieldConfigSourceOverrides(

@@ -1,8 +1,9 @@
 #!/usr/bin/python3
 """Type the commands of the first hour with hangwatch in the machine that make.sh boots, and record their output.
 
-Standard library only: this runs before anything is installed. Writes the transcript, /out/first-hour.md, and the
-results, /out/first-hour.table, and ends the machine with status 0, or 1 if a step had an unexpected result.
+It uses only the standard library: it runs before anything is installed. It writes the transcript,
+/out/first-hour.md, and the results, /out/first-hour.table. Then it ends the machine with status 0, or with 1 if a
+step had an unexpected result.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ DROP_IN = Path("/etc/systemd/system/hangwatch.service.d/no-real-gpu.conf")
 
 
 class Transcript:
-    """Markdown: prose, commands as a person types them, and their output."""
+    """A transcript in Markdown: prose, commands as a person types them, and their output."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -53,11 +54,11 @@ class Transcript:
         self.results += f"| {clock(self)} | {step} | {result} |\n"
 
     def type(self, command: str, user: str = "root", statuses: tuple[int, ...] = (0,)) -> str:
-        """Run the command in a login shell of the user; return its whole output, which the transcript may shorten."""
-        # On a terminal of 120 columns, as for a person, but without colours.
+        """Run the command in a login shell of the user. Return its whole output; the transcript may have less of it."""
+        # A terminal of 120 columns, as for a person, but without colours.
         shell = f"stty cols 120 rows 400; export NO_COLOR=1 PAGER=cat; {command}"
         argv = ["script", "-qec", f"bash -lc {shlex.quote(shell)}", "/dev/null"]
-        if command.endswith("&"):  # it outlives its terminal
+        if command.endswith("&"):  # the command outlives its terminal
             argv = ["bash", "-lc", command]
         argv = argv if user == "root" else ["su", "-", user, "-c", shlex.join(argv)]
         prompt = f"{user}@gpu-07:{'~# ' if user == 'root' else '~$ '}"
@@ -78,7 +79,7 @@ class Transcript:
         return printed
 
     def quote(self, title: str, rows: list[tuple[str, str]]) -> None:
-        """Add a message as its reader sees it."""
+        """Add a message in the form that its reader gets."""
         self.text += f"> **{_plain(title)}**\n>\n"
         for name, value in rows:
             value = re.sub(r"```", "", value).strip()
@@ -98,7 +99,7 @@ def _linked(value: str) -> str:
 
 
 def within(seconds: float, true: Callable[[], object], what: str) -> None:
-    """Wait until `true()`; raise AssertionError after this many seconds."""
+    """Wait until `true()` returns a true value. Raise AssertionError after this many seconds."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -107,7 +108,7 @@ def within(seconds: float, true: Callable[[], object], what: str) -> None:
 
 
 class Services(http.server.BaseHTTPRequestHandler):
-    """Acts as Slack and PagerDuty: keeps what Alertmanager sends them."""
+    """A fake Slack and PagerDuty that keeps the messages from Alertmanager."""
 
     received: ClassVar[list[tuple[str, dict]]] = []
 
@@ -128,12 +129,12 @@ class Services(http.server.BaseHTTPRequestHandler):
 
 
 def pages() -> list[dict]:
-    """Return the messages to Slack's on-call channel; the cluster's channel has warnings of nodes."""
+    """Return the messages to Slack's on-call channel. Warnings of nodes go to the cluster's channel."""
     return [body for body in Services.to("slack") if body["channel"] == "#training-on-call"]
 
 
 def set_power(watts: list[float], pids: list[int] | None = None) -> None:
-    """Set the power of the GPUs, and the processes that hold them, in the fake driver."""
+    """Set the power of the GPUs in the fake driver, and the processes that hold them."""
     lines = [
         "driver_version 570.86.15",
         f"gpus {RANKS}",
@@ -146,7 +147,8 @@ def set_power(watts: list[float], pids: list[int] | None = None) -> None:
     ]
     for gpu in range(RANKS):
         lines += [f"gpu {gpu} uuid GPU-{gpu:08x}-0000-4000-8000-000000000000", f"gpu {gpu} power_watts {watts[gpu]}"]
-        # A rank that waits in a collective spins at full utilisation; one that waits for data does not use the GPU.
+        # A rank that waits in a collective spins at full utilisation. A rank that waits for data does not use its
+        # GPU.
         lines += [f"gpu {gpu} utilization_ratio {0.98 if watts[gpu] > IDLE_WATTS else 0}"]
         lines += [f"gpu {gpu} pids {pids[gpu]}"] if pids else []
     new = SCENARIO.with_suffix(".new")
@@ -156,7 +158,7 @@ def set_power(watts: list[float], pids: list[int] | None = None) -> None:
 
 
 def ranks() -> list[int]:
-    """Return the process of each rank of the user's job, in order."""
+    """Return the pids of the ranks of the user's job, in rank order."""
     found = {}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
@@ -211,7 +213,7 @@ def machine(transcript: Transcript) -> None:
     DROP_IN.parent.mkdir(parents=True)
     DROP_IN.write_text(f"[Service]\nEnvironment=FAKE_NVML_SCENARIO={SCENARIO}\n")
     os.environ["FAKE_NVML_SCENARIO"] = str(SCENARIO)
-    # nspawn gives the machine a read-only clock that is not synchronised: `hangwatch check` would report it.
+    # nspawn gives the machine a read-only clock that is not synchronized: `hangwatch check` would report it.
     shutil.copytree(CHECKOUT, "/root/hangwatch")
 
 
@@ -271,7 +273,7 @@ def watch(transcript: Transcript) -> None:
     transcript.type(
         "promtool check config /etc/prometheus/prometheus.yml && amtool check-config /etc/prometheus/alertmanager.yml | head -1"
     )
-    # Alertmanager searches for peers in a private network, and ends without one.
+    # Alertmanager searches for peers in a private network, and exits without one.
     Path("/etc/default/prometheus-alertmanager").write_text('ARGS="--cluster.listen-address="\n')
     transcript.type(
         "systemctl restart prometheus prometheus-alertmanager; sleep 3; systemctl is-active prometheus prometheus-alertmanager"
@@ -379,7 +381,7 @@ def mend(transcript: Transcript) -> None:
     before = len(pages())
     shard = Path("/home/trainer/data/shard-3")
     fifo = shard.with_name("stuck")
-    shard.rename(fifo)  # first: a process that has read it must find a file the next time
+    shard.rename(fifo)  # before the write: the process that reads it must find a file the next time
     shutil.copy(shard.with_name("shard-0"), shard)
     os.chown(shard, 1004, 1004)
     fifo.write_bytes(bytes(range(64)))

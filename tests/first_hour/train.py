@@ -1,6 +1,8 @@
 """The job of `make first-hour`: a small model on some ranks, with data from one file for each rank.
 
-usage: torchrun --nproc-per-node RANKS train.py FOLDER    rank N reads FOLDER/shard-N, again and again
+usage: torchrun --nproc-per-node RANKS train.py FOLDER
+
+Rank N reads FOLDER/shard-N, again and again.
 """
 
 import os

@@ -1,6 +1,6 @@
 """A job that crashes on request, started by torchrun: `crashes.py FOLDER HOW`.
 
-Each rank writes its pid to FOLDER/pid-<rank>. When FOLDER/go exists, rank 1 crashes; the others reduce or linger.
+Each rank writes its pid to FOLDER/pid-<rank>. When FOLDER/go exists, rank 1 crashes. The others reduce or linger.
 """
 
 from __future__ import annotations
@@ -36,6 +36,6 @@ def main() -> None:
         dist.all_reduce(torch.ones(2))
 
 
-# torchelastic's decorator catches SIGSEGV by faulthandler, and the kernel logs no segfault that is caught.
+# torchelastic's decorator catches SIGSEGV by faulthandler. The kernel does not log a segfault that is caught.
 main = main if HOW in ("segfaults", "lingers") else record(main)
 main()

@@ -1,11 +1,11 @@
-"""A real job over gloo with all_reduce steps; a rank that finds an order does not join the next one.
+"""A real job over gloo with all_reduce steps. A rank that finds an order does not join the next step.
 
 usage: LAUNCHER odd_rank.py FOLDER            with RANK and WORLD_SIZE from the launcher
        python odd_rank.py FOLDER spawn RANKS  with ranks from torch.multiprocessing.spawn
 
-FOLDER/order-RANK holds the name of a trouble below and is removed when it begins. SIGUSR1 ends `sleep` and `spin`; text
-written to the FIFO FOLDER/shard ends `loader`. FOLDER/pid-RANK is the process, FOLDER/step-RANK the step that it is
-about to finish.
+FOLDER/order-RANK holds the name of a trouble from the list below and is removed when the trouble begins. SIGUSR1
+ends `sleep` and `spin`. Text written to the FIFO FOLDER/shard ends `loader`. FOLDER/pid-RANK has the pid,
+FOLDER/step-RANK the step that the rank is about to finish.
 """
 
 import contextlib
@@ -30,7 +30,10 @@ def release(*_):
 
 
 class Shards(Dataset):
-    """Endless samples; the worker that finds the order `loader` reads one from storage that does not respond."""
+    """Endless samples.
+
+    A loader worker that finds the order `loader` reads a sample from storage that does not respond.
+    """
 
     def __init__(self, folder, rank):
         self.folder, self.rank = folder, rank

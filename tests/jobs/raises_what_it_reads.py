@@ -1,6 +1,7 @@
-"""A rank that dies of an exception under torchelastic's `record`: `raises_what_it_reads.py FIFO` raises its text.
+"""A rank that dies of an exception under torchelastic's `record`: `raises_what_it_reads.py FIFO`.
 
-`record` is torch's own. The packages around it stay empty: `import torch` takes 2 s of CPU, `record` does not need it.
+The text of the exception comes from FIFO. `record` is torch's own. The packages around it are replaced by empty
+ones: `import torch` takes 2 s of CPU time, and `record` does not need it.
 """
 
 import importlib.machinery
@@ -17,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import record  # noqa: E40
 
 
 class ShardError(Exception):
-    """The type of its exception, which is no secret."""
+    """The type of the exception, which is not masked as a secret."""
 
 
 @record

@@ -1,4 +1,4 @@
-"""A job that hangs in a chosen way: `real_hang.py HANG FOLDER [RANKS]`, under torchrun or with ranks that it forks.
+"""A job that hangs in a chosen way: `real_hang.py HANG FOLDER [RANKS]`, under torchrun or with forked ranks.
 
 Each rank writes its pid to FOLDER/at-<rank> right before its blocking call. Forked ranks share one import of torch.
 """
@@ -26,7 +26,7 @@ def mark_arrival() -> None:
 
 
 def one_batch_more() -> None:
-    """Rank 1 has one batch more than the others: its backward pass waits for gradients that no rank sends."""
+    """Give rank 1 one batch more than the others. Its backward pass waits for gradients that no rank sends."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     batches = 3 if dist.get_rank() == 1 else 2
     for batch in range(batches):
@@ -52,7 +52,7 @@ def checkpoint_on_rank_0() -> None:
 
 
 def two_collectives() -> None:
-    """Rank 2 gathers objects, the others reduce: all ranks wait, and no rank can be named."""
+    """Let rank 2 gather objects while the others reduce. All ranks wait, and no rank can be named."""
     mark_arrival()
     if dist.get_rank() == 2:
         dist.all_gather_object([None] * dist.get_world_size(), {"a": 1})
@@ -72,13 +72,13 @@ LOCK = threading.Lock()
 
 
 def reserve() -> None:
-    """Another thread of this rank took the lock and died with it."""
+    """Take the lock in a thread of this rank that ends without releasing it."""
     with LOCK:
         pass
 
 
 def lock_in_user_code() -> None:
-    """Rank 2 waits for its own lock between two steps; the others wait for it in the backward pass."""
+    """Block rank 2 in its own lock between two steps. The others wait for it in the backward pass."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     model(torch.ones(2, 4)).sum().backward()
     mark_arrival()
@@ -91,7 +91,7 @@ def lock_in_user_code() -> None:
 
 
 def another_line() -> None:
-    """Rank 3 took a different branch: the same collective, in another line of one function."""
+    """Let rank 3 take a different branch: the same collective from another line of the same function."""
     branch = dist.new_group()
     mark_arrival()
     if dist.get_rank() == 3:
@@ -100,14 +100,14 @@ def another_line() -> None:
 
 
 def wait_for_file() -> int:
-    """Wait for a number from a pipe without a writer; no rank is late."""
+    """Wait for a number from a pipe without a writer. No rank is late."""
     os.mkfifo(FOLDER / "number")
     mark_arrival()
     return int(os.read(os.open(FOLDER / "number", os.O_RDONLY), 8))
 
 
 def pipeline() -> None:
-    """Rank 0, the first stage, waits for its input; the others wait in recv_object for the previous stage."""
+    """Block rank 0, the first stage, in its input. The others wait in recv_object for the previous stage."""
     rank = dist.get_rank()
     if rank > 0:
         mark_arrival()
@@ -117,11 +117,11 @@ def pipeline() -> None:
 
 
 def save_shard() -> None:
-    """Ranks 0 and 1 write their shards to full storage (a full pipe); the others wait for them."""
+    """Block ranks 0 and 1 writing their shards to full storage (a full pipe). The others wait for them."""
     rank = dist.get_rank()
     if rank < 2:
         os.mkfifo(FOLDER / f"shard-{rank}")
-        os.open(FOLDER / f"shard-{rank}", os.O_RDWR)  # so that the writer need not wait for a reader
+        os.open(FOLDER / f"shard-{rank}", os.O_RDWR)  # the writer then need not wait for a reader
         mark_arrival()
         torch.save(torch.ones(1 << 20), FOLDER / f"shard-{rank}")
     else:
@@ -137,7 +137,7 @@ def number_of_steps() -> int:
 
 
 def two_ranks() -> None:
-    """Rank 1 is blocked in a call of its own, rank 0 waits for it in a collective."""
+    """Block rank 1 in a call of its own. Rank 0 waits for it in a collective."""
     if dist.get_rank() == 1:
         number_of_steps()
     mark_arrival()

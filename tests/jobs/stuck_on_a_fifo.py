@@ -1,7 +1,9 @@
-"""A real job over gloo: every step is an all_reduce; on request rank 2 does not join until a FIFO is written.
+"""A real job over gloo. Every step is an all_reduce; on request rank 2 does not join until a FIFO is written.
 
-usage: torchrun ... stuck_on_a_fifo.py FOLDER    FOLDER/shard is the FIFO; FOLDER/stop-at-shard makes rank 2 read it;
-each rank writes its finished steps to FOLDER/steps-<rank>.
+usage: torchrun ... stuck_on_a_fifo.py FOLDER
+
+FOLDER/shard is the FIFO. FOLDER/stop-at-shard makes rank 2 read it. Each rank writes its finished steps to
+FOLDER/steps-<rank>.
 """
 
 import sys
@@ -30,7 +32,7 @@ def train(folder: Path) -> None:
         dist.all_reduce(gradient)
         step += 1
         (folder / f"steps-{dist.get_rank()}").write_text(str(step))
-        time.sleep(0.01)  # the work of a step is on the GPU: it does not use the machine's cores
+        time.sleep(0.01)  # stands for work on the GPU, which uses no core
         go_on[0] = 0.0 if (folder / "finish").exists() else 1.0
         dist.broadcast(go_on, 0)
 

@@ -1,6 +1,8 @@
-"""A real job over gloo that hangs with all ranks at one place: on request rank 1 calls all_reduce in its tp group.
+"""A real job over gloo that hangs with equal stacks: on request rank 1 calls all_reduce in its tp group.
 
-usage: torchrun ... wrong_group.py FOLDER    FOLDER/part requests it; each rank writes its steps to FOLDER/steps-<rank>.
+usage: torchrun ... wrong_group.py FOLDER
+
+FOLDER/part requests the hang. Each rank writes its steps to FOLDER/steps-<rank>.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def main(folder: Path) -> None:
         parts = rank == 1 and (folder / "part").exists()
         sync(mine if parts else None)
         (folder / f"steps-{rank}").write_text(str(step))
-        time.sleep(0.01)  # the work of a step is on the GPU: it does not use the machine's cores
+        time.sleep(0.01)  # stands for work on the GPU, which uses no core
 
 
 if __name__ == "__main__":

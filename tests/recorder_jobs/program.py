@@ -1,10 +1,12 @@
-"""The jobs of tests/data/waitfor.toml: each line of stdin is a job, `{"name": ..., "folder": ..., "environ": {...}}`.
+"""The jobs of tests/data/waitfor.toml. Each line of stdin is a job: `{"name": ..., "folder": ..., "environ": {...}}`.
 
-Jobs and their ranks are forked from one process that has imported torch once: the import is most of the cost of a short
-job. The program prints the pid of the job's first process and ends with its stdin. The pids of the ranks are in
-FOLDER/pids. Each rank writes FOLDER/at-<rank> right before its blocking call. gloo uses loopback. A job ends by itself.
-With DUMPS in the environment it writes FOLDER/dumps/fr_rank_<rank> each time FOLDER/ask changes: torch's own dump,
-a pickle for even ranks, JSON for odd ranks.
+One process imports torch once; jobs and their ranks are forked from it, because the import is most of the cost of a
+short job. The program prints the pid of the job's first process and ends when its stdin ends. The pids of the ranks
+are in FOLDER/pids. Each rank writes FOLDER/at-<rank> right before its blocking call. gloo uses loopback. A job ends
+by itself.
+
+With DUMPS in the environment, a rank writes FOLDER/dumps/fr_rank_<rank> each time FOLDER/ask changes. This is
+torch's own dump: a pickle for even ranks, JSON for odd ranks.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ def read_metrics() -> None:
 
 
 def read_shard() -> None:
-    """Read from a pipe without a writer; it is unknown if another rank should write."""
+    """Read from a pipe without a writer. Another rank may have to write, or none."""
     out, _ = os.pipe()
     mark_arrival()
     os.read(out, 1)
@@ -96,7 +98,7 @@ def pairs(name: str) -> dist.ProcessGroup:
 
 
 def halves(name: str) -> dist.ProcessGroup:
-    """Return the group of the even ranks or that of the odd ranks."""
+    """Return the group of the even ranks or the group of the odd ranks, whichever has this rank."""
     made = [dist.new_group(list(range(first, world(), 2)), group_desc=name) for first in range(2)]
     return made[rank() % 2]
 
@@ -143,7 +145,7 @@ SHARED = multiprocessing.get_context("fork").Lock()  # each job has its own
 
 
 def barrier_inside_of_a_shared_lock() -> None:
-    """0 holds a semaphore that all ranks have mapped and waits for 1, which waits for the semaphore."""
+    """Block rank 0, which holds a semaphore of all ranks, in a wait for rank 1. Rank 1 waits for the semaphore."""
     steps(5)
     if rank() == 0:
         SHARED.acquire()
@@ -155,7 +157,7 @@ def barrier_inside_of_a_shared_lock() -> None:
 
 
 def waits_for_skipped_send() -> None:
-    """1 has skipped its send to 2, which waits for it in `work.wait()`."""
+    """Let rank 1 skip its send to rank 2, which waits for it in `work.wait()`."""
     steps(3)
     if rank() == 2:
         work = dist.irecv(torch.ones(1), src=1)
@@ -167,7 +169,7 @@ def waits_for_skipped_send() -> None:
 
 
 def asks_for_skipped_send() -> None:
-    """The same, but 2 polls: that may be work or a wait."""
+    """Let rank 1 skip its send to rank 2, which polls for it: the poll may be work or a wait."""
     steps(3)
     if rank() == 2:
         work = dist.irecv(torch.ones(1), src=1)
@@ -179,7 +181,7 @@ def asks_for_skipped_send() -> None:
 
 
 def asleep_before_a_batch() -> None:
-    """Six ranks: 1 is stuck and does not send; 2 waits for it in a batch of point-to-point operations."""
+    """Block rank 1 of six before its send. Rank 2 waits for it in a batch of point-to-point operations."""
     steps(3)
     if rank() == 1:
         prepare_batch()
@@ -193,7 +195,7 @@ def asleep_before_a_batch() -> None:
 
 
 def asks_the_store() -> None:
-    """1 has skipped a key of the store; 3 polls for it."""
+    """Let rank 1 skip a key of the store. Rank 3 polls for the key."""
     store = dist.distributed_c10d._get_default_store()
     steps(3)
     if rank() == 3:
@@ -214,7 +216,7 @@ def pipe_in_own_code() -> None:
 
 
 def before_the_first() -> None:
-    """The default group has no record on the rank that does not join."""
+    """Block a rank that has no record of the default group."""
     tp = pairs("tp")
     steps(3, tp)
     if rank() == 0:
@@ -233,7 +235,7 @@ def early_return() -> None:
 
 
 def chain_of_groups() -> None:
-    """Eight ranks: 5 is stuck, 4 waits for it in tp, the even ranks for 4 in dp, the odd ranks for 5."""
+    """Block rank 5 of eight. Rank 4 waits for it in tp, the even ranks for rank 4 in dp, the odd ranks for rank 5."""
     tp, dp = pairs("tp"), halves("dp")
     for _ in range(3):
         reduce(tp)
@@ -270,7 +272,7 @@ def asleep_before_recv() -> None:
 
 
 def again() -> None:
-    """The group name `0` is used a second time, with lower numbers."""
+    """Use the group name `0` a second time, with lower numbers."""
     steps(7)
     dist.barrier()
     dist.destroy_process_group()
@@ -303,7 +305,7 @@ def objects() -> None:
 
 
 def side_thread() -> None:
-    """Another thread continues in its own group, on all ranks."""
+    """Let another thread continue in its own group, on all ranks."""
     beat = dist.new_group(group_desc="heartbeat")
 
     def run() -> None:
@@ -320,7 +322,7 @@ def side_thread() -> None:
 
 
 def begin_a_checkpoint() -> None:
-    """Another thread of rank 2 enters a collective of its own group; the other ranks' threads do not join."""
+    """Start a thread of rank 2 that enters a collective of its own group. The other ranks do not join it."""
     saving = dist.new_group(group_desc="checkpoint")
     steps(3, saving)
     steps(3)
@@ -329,14 +331,14 @@ def begin_a_checkpoint() -> None:
 
 
 def convert_shard() -> None:
-    """Wait for a child program; it ends with this process."""
+    """Wait for a child program. It ends with this process."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as tool:
         mark_arrival()
         tool.wait()
 
 
 def side_thread_open() -> None:
-    """The open operation of the other thread does not block its main thread, which waits for its child."""
+    """Block the main thread of rank 2 in a wait for its child. The open operation is that of another thread."""
     begin_a_checkpoint()
     if rank() == 2:
         convert_shard()
@@ -388,7 +390,10 @@ def fsdp_mesh() -> None:
 
 
 def wrapped_reaches_back() -> None:
-    """The buffer of rank 1 holds no record of the default group, but reaches further back than the others' last one."""
+    """Fill the buffer of rank 1 until it has no record of the default group.
+
+    It reaches further back than the last record of that group on the other ranks.
+    """
     own = dist.new_group([1], group_desc="own")
     steps(3)
     if rank() == 1:
@@ -411,7 +416,7 @@ def stopped_before() -> None:
 
 
 def open_and_stuck() -> None:
-    """An operation of rank 2 is open in tp, and rank 2 is stuck in its own code."""
+    """Block rank 2 in its own code while an operation of it is open in tp."""
     tp = pairs("tp")
     steps(2, tp)
     steps(2)
@@ -435,7 +440,7 @@ def wrong_group() -> None:
 
 
 def skipped() -> None:
-    """Rank 2 skips one collective of the default group."""
+    """Let rank 2 skip one collective of the default group."""
     tp = pairs("tp")
     for step in range(6):
         if step == 5:
@@ -446,7 +451,7 @@ def skipped() -> None:
 
 
 def other_order() -> None:
-    """Six ranks: 0 calls tp first, all others the default group."""
+    """Let rank 0 of six call tp first. All others call the default group first."""
     tp = pairs("tp")
     steps(2, tp)
     steps(2)
@@ -456,7 +461,7 @@ def other_order() -> None:
 
 
 def other_order_later() -> None:
-    """The same with four ranks, all but 0 by `work.wait()`, for which Python shows no frame."""
+    """Let rank 0 of four call tp first. The others wait in `work.wait()`, for which Python has no frame."""
     tp = pairs("tp")
     steps(3, tp)
     steps(3)
@@ -470,7 +475,7 @@ def other_order_later() -> None:
 
 
 def ring_of_three() -> None:
-    """0 waits for 1 in a, 1 for 2 in b, 2 for 0 in c: no rank is alone in it."""
+    """Make a cycle: 0 waits for 1 in group a, 1 for 2 in b, 2 for 0 in c. No rank is alone in its group."""
     made = [dist.new_group(ranks, group_desc=name) for name, ranks in (("a", [0, 1]), ("b", [1, 2]), ("c", [2, 0]))]
     mine = {0: (0, 2), 1: (1, 0), 2: (2, 1)}.get(rank(), ())
     for index in range(3):
@@ -510,7 +515,7 @@ def other_operation_of_half() -> None:
 
 
 def stopped_inside() -> None:
-    """Rank 3 has enqueued its part and is stopped before gloo can do it."""
+    """Stop rank 3 after it has enqueued its operation, before gloo has executed it."""
     steps(4)
     mark_arrival()
     if rank() == 3:
@@ -527,7 +532,7 @@ def _is_stopped(pid_file: Path) -> bool:
 
 
 def recv_of_each_other() -> None:
-    """0 and 1 receive from each other, which is not recorded; the others wait for both."""
+    """Let ranks 0 and 1 receive from each other, which is not recorded. The others wait for both."""
     steps(3)
     mark_arrival()
     if rank() < 2:
@@ -536,7 +541,7 @@ def recv_of_each_other() -> None:
 
 
 def wrapped_over_the_open() -> None:
-    """The record of the operation that 0, 2 and 3 wait for has been overwritten."""
+    """Overwrite the record of the operation in which ranks 0, 2 and 3 wait."""
     rest = dist.new_group([0, 2, 3], group_desc="rest")
     steps(3)
     if rank() == 1:
@@ -548,7 +553,7 @@ def wrapped_over_the_open() -> None:
 
 
 def wrapped_over_a_rare_one() -> None:
-    """Rank 1 has used the evaluation group, but its buffer does not show it any longer."""
+    """Let rank 1 use the evaluation group. Its buffer no longer shows this."""
     evaluation = dist.new_group(group_desc="evaluation")
     steps(1, evaluation)
     steps(60)
@@ -567,7 +572,7 @@ def detail() -> None:
 
 
 def pipeline() -> None:
-    """Stages send and receive, which is not recorded; the last stage is stuck in its own code."""
+    """Let stages send and receive, which is not recorded. The last stage is stuck in its own code."""
     steps(2)
     if rank() == world() - 1:
         prepare_batch()
@@ -576,7 +581,7 @@ def pipeline() -> None:
 
 
 def other_node() -> None:
-    """Rank 5 is stuck, and only 0 to 3 are captured."""
+    """Block rank 5. Only ranks 0 to 3 are captured."""
     steps(3)
     if rank() == 5:
         prepare_batch()
@@ -598,7 +603,7 @@ def slow_rank() -> None:
 
 
 def healthy() -> None:
-    """Rooted, object and plain collectives in three kinds of groups, and operations that are not recorded."""
+    """Train with rooted, object and plain collectives in three kinds of groups, and with unrecorded operations."""
     tp, dp = pairs("tp"), halves("dp")
     mark_arrival()
     for step in itertools.count():
@@ -639,8 +644,8 @@ def init() -> None:
 
 
 def ordered() -> str:
-    """Fork a process for each requested job; return its job's name in it. Return "" when stdin has ended."""
-    importlib.import_module("torch._dynamo")  # DDP and pickle dumps import it late: once, not per rank
+    """Fork a process for each requested job. Return the job's name in that process, and "" when stdin has ended."""
+    importlib.import_module("torch._dynamo")  # imported late by DDP and pickle dumps: here once, not per rank
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for a job
     for line in sys.stdin:
         pid = os.fork()

@@ -1,12 +1,14 @@
-"""Attack another user's job with everything that an unprivileged user of a node can do: nothing of the job may change.
+"""Attack another user's job by all means of an unprivileged user of the node: nothing of the job may change.
 
 usage: python -m tests.soak.hostile_neighbour [--minutes 20]      as root, on Linux with cgroup v1 `pids` or cgroup v2
 
-A real daemon monitors five GPUs of the fake driver and a job of eight ranks, run id 100, with four ranks on this node.
-The job trains, hangs at rank 2 and pages. Its neighbours are, in turn, a user (nobody) and a container (uid 0 without
-capabilities, in a pod's own control group). They attack in all known ways, before the start of the job and after it.
+A real daemon monitors five GPUs of the fake driver and a job of eight ranks, run id 100, with four ranks on this
+node. The job trains, hangs at rank 2 and pages. Its neighbours are, in turn, a user (nobody) and a container (uid 0
+without capabilities, in a pod's own control group). They attack in all known ways, before the start of the job and
+after it.
+
 Each row is one life of the job: its state, page and named rank. All load is bounded in number and time, and on
-loopback. Only processes of this script are ended.
+loopback. The script ends only processes that it started.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ WATCHED_SECONDS = 15.0
 
 
 class Cgroup:
-    """A control group as the kubelet makes it for a container of a pod."""
+    """A control group like those that the kubelet makes for a container of a pod."""
 
     def __init__(self, pod: str) -> None:
         base = next(
@@ -84,7 +86,7 @@ def as_user(uid: int) -> Callable[[], None]:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        libc_prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with this script
+        libc_prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the process ends with this script
 
     return change
 
@@ -107,7 +109,7 @@ def libc_prctl(option: int, value: int) -> None:
 
 
 class Crowd:
-    """Processes that this script started; it ends them by pid."""
+    """Processes that this script started. It ends them by pid."""
 
     def __init__(self, become: Callable[[], None]) -> None:
         self.become = become
@@ -123,7 +125,7 @@ class Crowd:
             )  # fmt: skip
 
     def end(self) -> None:
-        for process in self.processes:  # each has its own session: its group is its pid
+        for process in self.processes:  # each has its own session: its pid is its group id
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         for process in self.processes:
@@ -134,8 +136,8 @@ class Crowd:
 def attack(crowd: Crowd, folder: Path, job: list[int]) -> None:
     """Attack in many ways at once.
 
-    Copied ranks, with the same and with a higher attempt; launchers and servers; floods; signals to the pids of the
-    job.
+    The attacks are: copied ranks, with the same and with a higher attempt; launchers and servers; floods; signals
+    to the pids of the job.
     """
     for rank in range(RANKS):
         crowd.start(SLEEP, {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -170,19 +172,19 @@ def attack(crowd: Crowd, folder: Path, job: list[int]) -> None:
     crowd.start(stop, {**RUN, "RANK": "2", "LOCAL_RANK": "2"})
     kill = "import os, signal, sys\nfor pid in map(int, sys.argv[1:]):\n    for number in (signal.SIGSTOP, signal.SIGTERM):\n"
     kill += "        try: os.kill(pid, number)\n        except OSError: pass\n"
-    if job and crowd.become.__qualname__.startswith("as_user"):  # a container sees no pids outside of it
+    if job and crowd.become.__qualname__.startswith("as_user"):  # a container sees only its own pids
         crowd.start([PYTHON, "-SE", "-c", kill, *map(str, job)], {})
 
 
 def join(crowd: Crowd) -> None:
-    """Claim the job's ranks on other nodes, but none of its ranks on this node."""
+    """Claim ranks of the job on other nodes, but no rank on this node."""
     for rank in range(RANKS):
         crowd.start(SLEEP, {**RUN, "RANK": str(RANKS + rank), "LOCAL_RANK": str(rank)})
 
 
 @contextlib.contextmanager
 def slow_clients(port: int, idle: int = 100, slow: int = 20) -> Iterator[None]:
-    """Open connections that send nothing, and others that send a byte now and then."""
+    """Open connections that send nothing, and others that send a byte from time to time."""
     doors: list[socket.socket] = []
     try:
         for number in range(idle + slow):
@@ -198,7 +200,7 @@ def slow_clients(port: int, idle: int = 100, slow: int = 20) -> Iterator[None]:
 
 
 class Visitor:
-    """A claim to rank 0 with all evidence it can have: a GPU in the driver's list and a connection to a store."""
+    """A false rank 0 with the strongest evidence: a GPU in the driver's list and a connection to a store."""
 
     def __init__(self, crowd: Crowd, driver: FakeDriver) -> None:
         self.crowd, self.driver = crowd, driver
@@ -238,7 +240,7 @@ class Life:
         return pids
 
     def look(self) -> tuple[str | None, bool, str]:
-        """Return state, page and named rank of this owner's only job 100 with these ranks."""
+        """Return state, page and named rank of the only job 100 of this owner that holds our ranks' GPUs."""
         began = time.monotonic()
         keys = {
             row["job_key"]
@@ -258,11 +260,11 @@ class Life:
         return state, bool(page), named or ""
 
     def ranks(self) -> int:
-        """Return the number of its ranks that the daemon sees."""
+        """Return the number of the job's ranks in the daemon's metrics."""
         return int(sum(value for _, value in self.daemon.samples("hangwatch_job_ranks", job_key=self.key() or "none")))
 
     def key(self) -> str | None:
-        """Return the key of the job that holds our ranks' GPUs, by the driver."""
+        """Return the key of the job that holds our ranks' GPUs, according to the driver."""
         rows = self.daemon.samples("hangwatch_job_gpu_info", job_id="100")
         owners = {row["job_key"] for row, _ in self.daemon.samples("hangwatch_job_info", owner=self.owner)}
         return next(
@@ -285,7 +287,7 @@ class Life:
 
 
 def play(daemon: RealDaemon, driver: FakeDriver, attacker: str, first: str) -> tuple[bool, str]:  # long: a sequence
-    """Play one row of the table."""
+    """Play one row of the table. Return if it passed, and its text."""
     cgroups = [Cgroup(pod) for pod in PODS]
     is_user = attacker == "another user"
     victim = as_user(ADA) if is_user else in_pod(cgroups[0])

@@ -1,7 +1,8 @@
-"""A rank of a job without torch: works in steps, hangs on request, then waits as victims and culprits wait.
+"""A rank of a job without torch: works in steps, hangs on request, then waits like victims and culprits.
 
-usage: rank.py FOLDER, with RANK in the environment. `FOLDER/hang` begins the hang, `FOLDER/end` ends the process. Rank
-2 blocks in `read_shard` on a FIFO without a writer, the others in a function with the name and file of c10d's.
+usage: rank.py FOLDER, with RANK in the environment. `FOLDER/hang` begins the hang, `FOLDER/end` ends the process.
+Rank 2 blocks in `read_shard` on a FIFO without a writer. The others block in a function with the name and file of
+c10d's.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""SIGTERM at random moments of captures: each must be obeyed within five seconds.
+"""SIGTERM at random moments of captures. Each must end the daemon within five seconds.
 
 usage: python -m tests.soak.sigterms [--count 200] [--lanes 3] [--seed 1]
 
 Each time a real daemon monitors a job that hangs from the start (fake driver, simulated node) and captures it
-repeatedly. The signal is sent at a random moment, by the seed.
+repeatedly. The signal is sent at a random moment, chosen by the seed.
 """
 
 from __future__ import annotations

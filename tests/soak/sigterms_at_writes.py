@@ -1,9 +1,9 @@
-"""SIGTERM while an incident is written: the incident or its marker must remain, readable, and no traceback.
+"""SIGTERM while an incident is written: the incident or its marker must remain readable, and no traceback appears.
 
 usage: python -m tests.soak.sigterms_at_writes [--count 50] [--lanes 2] [--seed 1]
 
-Each time a real daemon monitors a job that hangs from the start (fake driver, simulated node). The signal is sent up to
-60 ms after the verdict is logged, by the seed. The integration test runs some of them.
+Each time a real daemon monitors a job that hangs from the start (fake driver, simulated node). The signal is sent
+up to 60 ms after the verdict is logged, chosen by the seed. The integration test runs some of the seeds.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ KEPT = {_IN_TIME, _INCIDENT, _MARKER}
 
 
 def once(environ: Mapping[str, str], folder: Path, job_id: str, seed: int) -> str:
-    """End a daemon while it writes an incident; return one of `KEPT`, or the error."""
+    """End a daemon while it writes an incident. Return one of `KEPT`, or the error."""
     daemon = RealDaemon(folder, environ, **QUICK)
-    judged = re.compile(rf"job {re.escape(job_id)} .*suspected -> (hung|stalled)")  # our job only
+    judged = re.compile(rf"job {re.escape(job_id)} .*suspected -> (hung|stalled)")  # only of our job
     with daemon:
         wait_for(lambda: judged.search(daemon.log), "a verdict")
         time.sleep(random.Random(seed).uniform(0.0, WINDOW_SECONDS))

@@ -2,9 +2,9 @@
 
 usage: python -m tests.soak.socket_floods [--dumps 20] [--users 12] [--seconds 5]      as root
 
-First each flood runs alone, for `--seconds` from its first refusal on: the CPU time of the daemon and of the flooder is
-printed. Then `--users` users, each with a job, flood the socket in every way at once while another user runs `hangwatch
-dump`.
+First each flood runs alone, for `--seconds` from its first refusal on. The CPU times of the daemon and of the
+flooder are printed. Then `--users` users, each with a job, flood the socket in every way at once. Meanwhile another
+user runs `hangwatch dump`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ OVER_TCP = ("connect", "hold", "/healthz", "/metrics", "/status")
 
 
 class Cost(NamedTuple):
-    """CPU seconds in the same period."""
+    """CPU seconds of the daemon and of the flooder in the same period."""
 
     daemon: float
     flooder: float
@@ -70,7 +70,7 @@ class Cost(NamedTuple):
 
 @contextmanager
 def node_with_jobs(uids: list[int]) -> Iterator[Node]:
-    """Run a real daemon with a socket for users, and a job of one rank for each of them."""
+    """Run a real daemon with a socket for users, and for each user a job of one rank."""
     folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
     folder.chmod(0o755)
     path = folder / "run" / "socket"
@@ -108,13 +108,13 @@ def cpu_seconds(pid: int) -> float:
 
 
 def cost(node: Node, uid: int, mode: str, where: str, seconds: float) -> Cost:
-    """Measure what a flood costs daemon and flooder, without the daemon's usual cost."""
+    """Return the CPU seconds of daemon and flooder during a flood, without the daemon's usual cost."""
     ours = node.daemon.process.pid
     before = cpu_seconds(ours)
     time.sleep(seconds)
     usual = cpu_seconds(ours) - before
     with flood(uid, mode, where, node.pids[uid]) as pid:
-        if (where, mode) != (node.daemon.address, "connect"):  # closed at once, so never refused
+        if (where, mode) != (node.daemon.address, "connect"):  # this flood is closed at once, so never refused
             said = f"connections of user {uid} are refused"
             wait_for(lambda: said in node.daemon.log, "the flooder to be over its limit")
         before, own = cpu_seconds(ours), cpu_seconds(pid)
@@ -123,7 +123,7 @@ def cost(node: Node, uid: int, mode: str, where: str, seconds: float) -> Cost:
 
 
 def answered(node: Node, victim: int, users: list[int], dumps: int) -> int:
-    """Return how many dumps of one user succeed while the others flood the socket, each in one way."""
+    """Flood the socket by all users, each in one way. Return the number of successful dumps of `victim`."""
     with ExitStack() as stack:
         for number, uid in enumerate(users):
             stack.enter_context(flood(uid, OVER_UNIX[number % len(OVER_UNIX)], str(node.socket), node.pids[uid]))

@@ -1,1 +1,1 @@
-"""Pass objects between the stages of a job, like libraries of model parallelism."""
+"""Pass objects between the stages of a job, like libraries for model parallelism."""

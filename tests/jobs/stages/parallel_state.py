@@ -1,4 +1,4 @@
-"""Pass objects between two ranks; the wait is in compiled code, which leaves no Python frame."""
+"""Pass objects between two ranks. The wait is in compiled code, which has no Python frame."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import torch.distributed as dist
 
 
 def recv_object(source: int) -> int:
-    """Receive an object; in this test it is a number."""
+    """Receive an object, here a number."""
     received = torch.zeros(1, dtype=torch.int64)
     dist.irecv(received, src=source).wait()
     return int(received)
 
 
 def send_object(value: int, destination: int) -> None:
-    """Send a number."""
+    """Send an object, here a number."""
     dist.isend(torch.tensor([value]), dst=destination).wait()

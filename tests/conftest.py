@@ -28,7 +28,7 @@ T = TypeVar("T")
 SHARED_MACHINE = 2.0
 DATA = Path(__file__).parent / "data"
 
-# Files whose tests share something expensive. The tests of test_torchrun also need their order.
+# Files with tests that share something expensive. The tests of test_torchrun also need their order.
 TOGETHER = (
     "deploy/test_container.py",
     "deploy/test_grafana.py",

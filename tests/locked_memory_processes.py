@@ -1,4 +1,4 @@
-"""Processes whose memory map stays locked because a file system does not respond. Any user can make such processes."""
+"""Processes with a memory map that stays locked because a file system does not respond. Any user can make them."""
 
 from __future__ import annotations
 

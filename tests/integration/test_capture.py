@@ -412,7 +412,7 @@ def test_the_number_of_rounds_may_be_asked_for(rounds: int) -> None:
 @needs_root
 @pytest.mark.parametrize(("ids", "is_shown"), [((4001, 4001), True), ((4002, 4002), False), ((4001, 0), False)])
 def test_a_process_that_is_not_the_readers_is_not_dumped(tmp_path: Path, ids: tuple[int, int], is_shown: bool) -> None:
-    """Do not dump a process whose user has changed.
+    """Do not dump a process that has changed its user.
 
     Any process of a job can do this: execve keeps the pid and gives it the rights of a setuid program.
     """
@@ -445,7 +445,7 @@ functions[0](0)
 
 
 def test_what_a_program_makes_of_its_stacks_fills_no_memory(tmp_path: Path) -> None:
-    """Limit the size of the kept stacks: 20 threads, each with 30 functions whose names have 4,000 characters.
+    """Limit the size of the kept stacks: 20 threads, each with 30 functions with names of 4,000 characters.
 
     py-spy prints 7 MB for them.
     """

@@ -39,7 +39,7 @@ INITIAL = Path("pid:[4026531836]")  # the initial pid namespace, include/linux/p
 
 @contextlib.contextmanager
 def crashing(folder: Path, how: str, prefix: Sequence[str] = ()) -> Iterator[tuple[TorchJob, list[int]]]:
-    """Start a job whose ranks wait for the file `go`; yield the job and the pids of its ranks."""
+    """Start a job and wait until its ranks wait for the file `go`; yield the job and the pids of its ranks."""
     folder.mkdir()
     os.chown(folder, folder.parent.stat().st_uid, folder.parent.stat().st_gid)
     files = [folder / f"pid-{rank}" for rank in range(RANKS)]
@@ -554,7 +554,7 @@ def test_a_link_that_root_made_where_only_root_writes_is_followed(
 
 @pytest.mark.parametrize("place", ["/dev/zero", "text", "notes"])
 def test_what_is_no_core_of_the_process_is_none(tmp_path: Path, place: str) -> None:
-    """Reject a device, a text, and a file whose notes end beyond the end of the file."""
+    """Reject a device, a text, and a file with notes that end beyond the end of the file."""
     process = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
     try:
         known = seen(process, uid=os.geteuid())

@@ -52,7 +52,7 @@ def nodes(tmp_path: Path) -> Path:
 
 
 def keep(path: Path, incidents: list[Incident], ahead_seconds: int = 0, *, with_stacks: bool = False) -> None:
-    """Write the output of a node whose clock is `ahead_seconds` ahead."""
+    """Write the output of a node. Its clock is `ahead_seconds` ahead."""
     dump = as_json.render(sighting.make_grouped_dump("liar", incidents, PRINTED, with_stacks=with_stacks))
     path.write_text(dump)
     path.with_suffix(".ahead").write_text(str(ahead_seconds))

@@ -37,7 +37,7 @@ def nodes() -> list[Incident]:
 
 @contextlib.contextmanager
 def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iterator[list[Server]]:
-    """Run a server for each incident, over its own store. `port` stands in its metrics."""
+    """Run a server for each incident, over its own store. Its metrics contain `port`."""
     with contextlib.ExitStack() as running:
         servers = []
         for number, incident in enumerate(incidents):

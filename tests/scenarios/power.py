@@ -220,7 +220,7 @@ def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAIT
 
 
 def _between(begin: float, end: float, odd: int | None, odd_does: Doing, others: Doing = WAITS_AT_BARRIER) -> Node:
-    """Return a node whose ranks train, except from `begin` to `end`.
+    """Return a node on which all ranks train, except from `begin` to `end`.
 
     Meanwhile rank `odd` does something else and the others wait for it.
     """
@@ -234,7 +234,7 @@ def _between(begin: float, end: float, odd: int | None, odd_does: Doing, others:
 
 
 def _cycle(*parts: tuple[Doing, float], shift_seconds: float = 0.0) -> Node:
-    """Return a node whose GPUs repeat the parts, each for its seconds. GPU i is `i * shift_seconds` behind."""
+    """Return a node on which all GPUs repeat the parts, each for its seconds. GPU i is `i * shift_seconds` behind."""
     length = sum(seconds for _, seconds in parts)
 
     def doing(gpu: int, t: float) -> Doing | None:

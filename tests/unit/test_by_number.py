@@ -82,7 +82,7 @@ def test_who_sleeps_in_torch_behind_a_line_of_its_own_waits_too() -> None:
 def test_who_has_the_numbers_is_not_sent_for_them() -> None:
     """Do not recommend to collect sequence numbers that the evidence already has.
 
-    By stacks, rank 3 is the rank to check first: it is alone in a group whose other ranks are unknown.
+    By stacks, rank 3 is the rank to check first: it is alone in a group with otherwise unknown ranks.
     """
     pair = {"eval": (0, 1)}
     others = [standing(rank, waits(6)) for rank in range(3)]

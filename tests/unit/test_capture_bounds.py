@@ -44,7 +44,7 @@ def stacks(function: str, thread_id: int = 1, name: str | None = "MainThread") -
 
 
 class Node:
-    """A node whose ranks and workers are only files in a /proc, and a py-spy that logs each call."""
+    """A node with ranks and workers that are only files in a /proc, and a py-spy that logs each call."""
 
     def __init__(self, folder: Path, ranks: int = 2, workers: int = 0) -> None:
         self.folder, self.proc = folder, folder / "proc"

@@ -33,7 +33,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def recording(tree: NodeTree, pid: int, capacity: int = 2000, library: str = "cuda", share: str = "") -> Job:
-    """Make a job of one rank whose recorder has one collective."""
+    """Make a job of one rank. Its recorder has one collective."""
     tree.process(pid)
     memory = Memory(0x200000)
     address = recorder(memory, NEWEST, [Operation(is_completed=True, is_retired=True)], capacity=capacity)

@@ -323,7 +323,7 @@ def test_learned_job_gets_light_captures_with_growing_pauses() -> None:
     [
         (700, 250, 140),  # the limit is at 133 W
         (400, 150, 118),  # an A100 under a light load; an H20 that falls to 79 % in a hang
-        (700, 150, 120),  # a job whose power was never clearly that of work
+        (700, 150, 120),  # a job that never clearly had the power of work
     ],
 )
 def test_light_job_at_flat_level_gets_light_capture_after_hold(limit: float, working: float, hung: float) -> None:

@@ -358,7 +358,7 @@ def test_error_files_tell_who_failed_first_by_their_folder() -> None:
 
 
 def test_error_files_that_differ_in_one_number_are_of_ranks() -> None:
-    """Read error files whose names differ in the rank.
+    """Read error files with names that differ in the rank.
 
     `srun sh -c 'TORCHELASTIC_ERROR_FILE=error-$SLURM_PROCID.json ...'` creates such files.
     """

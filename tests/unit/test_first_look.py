@@ -227,7 +227,7 @@ BARRIER = (Frame(function="barrier", file="torch/distributed/distributed_c10d.py
 
 
 def joined(thread: str, **parts: Any) -> Group:
-    """Make a group of one rank. Its main thread waits for another thread, whose activity is `thread`."""
+    """Make a group of one rank. Its main thread waits for another thread with the activity `thread`."""
     alone = group(range(1), OWN, "thread_wait", "thread", **parts)
     return replace(alone, threads=(Stack(name="writer", frames=OWN, activity=thread),))
 

@@ -197,7 +197,7 @@ def test_a_torn_or_changed_dump_is_read_or_refused(noise: bytes, at: int) -> Non
 
 
 class _Calls:
-    """A value whose pickle calls os.system."""
+    """A value. Its pickle calls os.system."""
 
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
         return os.system, (f"touch {TOUCHED}",)

@@ -462,7 +462,7 @@ def test_a_listener_leaves_most_descriptors_to_the_others() -> None:
 
 
 class Drip:
-    """A body whose parts come slowly. It records that it was closed."""
+    """A body with parts that come slowly. It records that it was closed."""
 
     def __init__(self, parts: int, pause_seconds: float) -> None:
         self.left, self.pause_seconds, self.closed = parts, pause_seconds, threading.Event()

@@ -208,7 +208,7 @@ def test_a_thread_that_is_blocked_no_more_is_not_told(tmp_path: Path) -> None:
 
 
 def test_pids_of_another_namespace_are_not_believed(tmp_path: Path) -> None:
-    """Use a /proc whose pids may differ from those of the kernel's log."""
+    """Use a /proc with pids that may differ from those of the kernel's log."""
     ended = gone(4711, began_seconds=time.monotonic() - 5)
     lines = log(tmp_path, SEGFAULT.format(4711))
     job = own_job(ended=(ended,))
@@ -216,7 +216,7 @@ def test_pids_of_another_namespace_are_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_file_system_that_a_rank_has_mounted(tmp_path: Path) -> None:
-    """Ignore lines about a server whose file systems no process of the job has mounted."""
+    """Ignore lines about a server if no process of the job has mounted its file systems."""
     pid = 4711
     folder = tmp_path / "proc" / str(pid)
     folder.mkdir(parents=True)

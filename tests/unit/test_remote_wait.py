@@ -1,4 +1,4 @@
-"""The state of a node whose ranks all wait for other nodes.
+"""The state of a node on which all ranks wait for other nodes.
 
 It is judged by stacks and world size, or exactly by flight recorders.
 """

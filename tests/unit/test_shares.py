@@ -184,7 +184,7 @@ def test_jobs_that_ended_are_shown_a_bounded_number_of_a_pod_and_another_pods_st
 
 
 def test_captures_of_one_pod_let_those_of_another_go_first(tmp_path: Path) -> None:
-    """Use two pods whose users are both uid 0 for the kernel."""
+    """Use two pods. For the kernel, the users of both are uid 0."""
     gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
     daemon = Daemon(Settings(store=config.Store(directory=str(tmp_path))), gpus, proc_root=tmp_path)
     for number, share in enumerate(("uid 0, a stranger's",) * 9 + ("uid 0, mine",)):

@@ -1,10 +1,10 @@
-# Sourced, not run: a Debian machine with a real systemd in a container, without a network, for the scripts that try
-# hangwatch in one. Sets `checkout` and `work`. Nothing outside the work folder is changed.
+# Sourced by scripts that test hangwatch in a Debian machine: a container with a real systemd, without a network.
+# Sets `checkout` and `work`. Nothing outside the work folder is changed.
 #
-#   start_work FOLDER                                  FOLDER keeps the Debian tree for the next run; '' is a temporary one
-#   make_tree NAME PACKAGE...                          a Debian tree with these packages, in $work/NAME
-#   give_hangwatch                                     wheels, the fake driver and the checkout, in $work/given
-#   run_machine NAME SECONDS SCRIPT [NSPAWN OPTION...] boots it; /given/checkout/SCRIPT runs there as a service, prints to $work/out/log
+#   start_work FOLDER                                  FOLDER keeps the Debian tree for the next run; '': a temporary folder
+#   make_tree NAME PACKAGE...                          makes a Debian tree with these packages in $work/NAME
+#   give_hangwatch                                     puts wheels, the fake driver and the checkout into $work/given
+#   run_machine NAME SECONDS SCRIPT [NSPAWN OPTION...] boots the tree; /given/checkout/SCRIPT runs there as a service, prints to $work/out/log
 #                                                      and ends the machine by `systemctl exit STATUS`
 
 checkout=$(cd "$(dirname "$0")" && git rev-parse --show-toplevel)
@@ -38,7 +38,7 @@ make_tree() {
   suite=$(. /etc/os-release && echo "${VERSION_CODENAME:?this is no Debian}")
   echo "==> a Debian tree ($suite) in $tree"
   rm -rf "$tree"
-  # Nothing of it is started while it is made: its services start when it boots.
+  # No service starts while the tree is made. The services start at boot.
   debootstrap --variant=minbase --include="$(echo "systemd systemd-sysv python3 python3-venv procps $*" | tr ' ' ,)" \
     "$suite" "$tree" >"$work/debootstrap.log" || fail "debootstrap failed, see $work/debootstrap.log"
   touch "$tree/.complete"
@@ -69,8 +69,8 @@ StandardError=inherit
 ExecStart=/given/checkout/$script
 UNIT
   echo "==> boot"
-  # systemd-nspawn wants /run on a file system of its own, and expects systemd outside; hence the private mount and the
-  # three options. CAP_SYSLOG, the clock and bpf (by which device rights work) are a host's, not a container's.
+  # systemd-nspawn needs a separate file system at /run and expects systemd outside: hence the private mount and three of
+  # the options. A container has no CAP_SYSLOG, no clock calls and no bpf (needed for device rights): the host gives them.
   status=0
   SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 timeout "$seconds" unshare --mount sh -c '
     mkdir -p /run/systemd && mount -t tmpfs tmpfs /run/systemd && exec systemd-nspawn "$@"' nspawn \

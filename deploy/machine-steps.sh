@@ -1,5 +1,5 @@
-# Sourced by what runs in the machine that debian-machine.sh boots. Each step says what was seen; the first that was not
-# ends the machine with status 1.
+# Sourced by the scripts in the machine that debian-machine.sh boots. Each step prints its description. The first step
+# that fails ends the machine with status 1.
 set -uo pipefail
 
 finish() {
@@ -14,7 +14,7 @@ fail() {
   finish 1
 }
 
-# A step: what is to be seen, and the command that sees it.
+# A step: its description, and the command that must succeed.
 see() {
   local what=$1
   shift

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the image with `make image` as a user without rights, starts it with the rights that the chart gives it, and lets it dump a
-# process of another user. Needs no registry of images: a Debian tree with Python stands in for the base image.
+# Builds the image with `make image` as an unprivileged user, starts it with the rights that the chart gives it, and dumps
+# a process of another user in it. Needs no image registry: a Debian tree with Python replaces the base image.
 #
 #   apt-get install buildah runc debootstrap python3-venv uidmap
 #   deploy/test-container.sh [FOLDER]
@@ -10,7 +10,7 @@ set -eu
 
 . "$(dirname "$0")/debian-machine.sh"
 
-# What is to be seen, and the command that sees it.
+# A step: its description, and the command that must succeed.
 see() {
   what=$1
   shift
@@ -32,7 +32,7 @@ keep=$#
 finish() {
   [ -z "$victim" ] || kill "$victim" 2>/dev/null || true
   podless rm --all >/dev/null 2>&1 || true
-  # Its files belong to ids that only its own namespace may touch; root may.
+  # The files belong to ids of the builder's user namespace: the builder cannot remove them, root can.
   rm -rf "$work/home"
   [ "$keep" = 1 ] || rm -rf "$work"
 }
@@ -60,7 +60,7 @@ echo "builder:x:$builder:$builder::$work/home:/bin/sh" >>"$work/names/passwd"
 echo "builder:x:$builder:" >>"$work/names/group"
 echo "builder:200000:65536" | tee -a "$work/names/subuid" >>"$work/names/subgid"
 chown -R "$builder:$builder" "$work/home"
-# A line of shell without any right of root.
+# Runs a line of shell as the builder, without root's rights.
 as_builder() {
   WORK=$work LINE=$1 BUILDER_ID=$builder PATH=/usr/sbin:/usr/bin:/sbin:/bin unshare --mount sh -eu -c '
     for file in passwd group subuid subgid; do [ ! -e "/etc/$file" ] || mount --bind "$WORK/names/$file" "/etc/$file"; done
@@ -92,12 +92,12 @@ see "it has a health check" image_has .Docker.Config.Healthcheck /healthz
 see "it is labelled" image_has .OCIv1.Config.Labels org.opencontainers.image.version
 
 box=$(podless from --pull-never --pid host --network host hangwatch)
-# "--cap-drop all" would take the added ones as well.
+# "--cap-drop all" would also drop the added capabilities.
 drop=$(printf ' --cap-drop CAP_%s' AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID MKNOD NET_BIND_SERVICE NET_RAW SETFCAP SETGID \
   SETPCAP SETUID SYS_CHROOT)
 run() { podless run --isolation oci --runtime runc "$@"; }
 unprivileged() { run --cap-drop all --user 65532:65532 "$box" -- "$@"; }
-# shellcheck disable=SC2086 # words on purpose
+# shellcheck disable=SC2086 # $drop must be split into words
 privileged() {
   run --user 0:0 $drop --cap-add CAP_SYS_PTRACE --cap-add CAP_DAC_READ_SEARCH --cap-add CAP_KILL --cap-add CAP_SYSLOG "$box" -- "$@"
 }

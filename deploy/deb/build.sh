@@ -35,7 +35,7 @@ done
 for program in dpkg-deb dpkg "$python"; do
   command -v "$program" >/dev/null || fail "$program: not found; a package is built on the release that it is for"
 done
-# pip of the environment that builds: the package gets none.
+# pip of the build environment: the package contains no pip.
 pip=${PIP:-"$checkout/.venv/bin/python -m pip --disable-pip-version-check --quiet"}
 
 work=$(mktemp -d)
@@ -45,11 +45,11 @@ venv=$root/opt/hangwatch
 "$python" -m venv --without-pip "$venv"
 $pip --python "$venv/bin/python" install --no-compile "$wheel"
 
-# Files that contain the build folder. Activation scripts are not needed: nobody works in this environment.
+# Remove the path of the build folder. Activation scripts are not needed: no person works in this environment.
 rm -f "$venv"/bin/[Aa]ctivate* "$venv"/lib/python3*/site-packages/hangwatch-*.dist-info/direct_url.json
 sed -i '/^command = /d' "$venv/pyvenv.cfg"
 grep -rlI "^#!$venv/" "$venv/bin" | xargs sed -i "1s|^#!$venv/|#!/opt/hangwatch/|"
-# Compiled here, never checked: running hangwatch writes nothing under /opt, and dpkg removes all of it.
+# Compile here, without checks at run time: hangwatch then writes nothing under /opt, and dpkg removes all files.
 "$python" -m compileall -q -s "$root" -p / --invalidation-mode unchecked-hash "$venv/lib"
 if found=$(grep -rlI "$work" "$root"); then fail "these name the folder of the build: $found"; fi
 run="$venv/bin/python -IB $venv/bin/hangwatch"
@@ -63,7 +63,7 @@ install -m 0644 "$here/copyright" "$checkout/README.md" "$root/usr/share/doc/han
 install -m 0644 "$here/hangwatch.toml" "$root/etc/hangwatch/hangwatch.toml"
 $run config --sample >"$root/etc/hangwatch/hangwatch.sample.toml"
 
-# What completes words asks the program itself, so it knows what this version knows.
+# The completion scripts query the program itself, so they match this version.
 for shell in bash:bash-completion/completions/hangwatch zsh:zsh/vendor-completions/_hangwatch fish:fish/vendor_completions.d/hangwatch.fish; do
   install -d "$root/usr/share/$(dirname "${shell#*:}")"
   _HANGWATCH_COMPLETE=${shell%%:*}_source $run >"$root/usr/share/${shell#*:}"

@@ -1,12 +1,12 @@
 #!/bin/bash
-# Runs as a service of the machine that test-in-nspawn.sh --deb boots: the package, from its installation to its purge.
+# Tests the package from installation to purge. Runs as a service of the machine that test-in-nspawn.sh --deb boots.
 . /given/checkout/deploy/machine-steps.sh
 
 package=/given/hangwatch.deb
 config=/etc/hangwatch/hangwatch.toml
 unit=/usr/lib/systemd/system/hangwatch.service
 quiet() { "$@" >/tmp/said 2>&1 || { cat /tmp/said; return 1; }; }
-# The same content under a later version, as an upgrade has it.
+# An upgrade: the same content with a later version.
 later() {
   dpkg-deb --raw-extract $package /tmp/later && sed -i 's/^Version: .*/&+1/' /tmp/later/DEBIAN/control &&
     dpkg-deb -Znone --build /tmp/later /tmp/later.deb

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Boots a real systemd in a container without a network, and takes the Debian package through its life there: installed,
-# with a policy-rc.d that says no and without one, upgraded, removed, purged, and against install.sh.
+# Boots a real systemd in a container without a network and tests the whole life of the Debian package there: installed
+# (with and without a policy-rc.d that forbids services), upgraded, removed, purged, and in conflict with install.sh.
 #
 #   apt-get install debootstrap systemd-container gcc python3-venv
 #   make deb && deploy/deb/test-in-nspawn.sh dist/hangwatch_VERSION_ARCHITECTURE.deb [FOLDER]

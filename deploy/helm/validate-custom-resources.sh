@@ -1,6 +1,6 @@
 #!/bin/sh
-# Validates the PodMonitor and the PrometheusRule that the chart renders against the Prometheus operator's own schemas,
-# which come with an npm package. Kubernetes' schemas, which the test suite uses, do not know these kinds.
+# Validates the PodMonitor and the PrometheusRule of the chart against the Prometheus operator's own schemas, which are in
+# an npm package. The test suite uses Kubernetes' schemas, which do not contain these kinds.
 #
 #   deploy/helm/validate-custom-resources.sh        needs node and npm, and .venv of `make test`
 set -eu

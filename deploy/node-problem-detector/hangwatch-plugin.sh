@@ -1,6 +1,6 @@
 #!/bin/sh
-# A custom plugin of node-problem-detector: 0 is well, 1 is a problem, anything else is unknown; one short line on stdout.
-# The arguments are names of checks, none for all.
+# A custom plugin of node-problem-detector. Exit status: 0 healthy, 1 problem, any other unknown. Prints one short line.
+# The arguments are names of checks. Without arguments, all checks run.
 HANGWATCH="${HANGWATCH:-/opt/hangwatch/bin/hangwatch}"
 
 report=$(timeout 20 $HANGWATCH check "$@" 2>/dev/null)

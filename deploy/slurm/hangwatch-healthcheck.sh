@@ -1,6 +1,6 @@
 #!/bin/sh
 # HealthCheckProgram= of slurm.conf: drains this node on a critical finding and resumes it from its own drain when it is healthy.
-# Slurm leaves all action to this script, and kills it after 60 s. A drain by another reason is not touched.
+# Slurm itself takes no action, and kills this script after 60 s. A drain with another reason is not changed.
 # Only a finding counts: a broken configuration or a missing program neither drains nor resumes.
 # Only checks of the node itself: oom, xid, ranks and network also depend on its jobs, and a node need not be drained
 # because a job ran out of memory.

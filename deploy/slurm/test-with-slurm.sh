@@ -1,6 +1,6 @@
 #!/bin/bash
-# Tries the two scripts on a real Slurm of one node on loopback: prolog refuses a job on a sick node, the health check
-# drains and resumes it. Needs root and: apt-get install slurmctld slurmd slurm-client munge. Not part of the suite.
+# Tests the two scripts on a real Slurm of one node on loopback. The prolog refuses a job on a sick node; the health check
+# drains and resumes the node. Needs root and: apt-get install slurmctld slurmd slurm-client munge. Not part of the suite.
 #
 #   deploy/slurm/test-with-slurm.sh [path of hangwatch]
 set -euo pipefail
@@ -26,7 +26,7 @@ munged --force --foreground --key-file="$work/munge/key" --socket="$work/munge/s
     --log-file="$work/munge/log" --seed-file="$work/munge/seed" &
 pids+=($!)
 
-# A node is sick while this file names an interface that does not exist.
+# The node is sick while this file names an interface that does not exist.
 printf '[checks.network]\ninterfaces = ""\n' > "$work/well.toml"
 printf '[checks.network]\ninterfaces = "=nosuch0"\n' > "$work/sick.toml"
 cp "$work/well.toml" "$work/hangwatch.toml"
@@ -90,7 +90,7 @@ await '^(drain|drng).*hangwatch: network NoInterface'
 cp "$work/well.toml" "$work/hangwatch.toml"
 await '^idle'
 
-# Without the health check: the prolog alone refuses, and Slurm drains.
+# Without the health check: the prolog refuses the job, and Slurm drains the node.
 sed -i '/^HealthCheck/d' "$SLURM_CONF"
 scontrol reconfigure
 cp "$work/sick.toml" "$work/hangwatch.toml"

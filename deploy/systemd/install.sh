@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs hangwatch as a systemd service, upgrades it when run again, or removes it. See --help.
 set -eu
-# The service's user must be able to read what is installed, whatever root's umask is.
+# The service's user must be able to read the installed files, whatever root's umask is.
 umask 022
 
 PREFIX=/opt/hangwatch
@@ -12,7 +12,7 @@ SYSUSERS=/etc/sysusers.d/hangwatch.conf
 COMMAND=/usr/local/bin/hangwatch
 SHARE=/usr/local/share
 MAN=$SHARE/man/man1/hangwatch.1
-# Where each shell looks for what completes a command that lies in /usr/local.
+# The folder from which each shell loads completions of commands in /usr/local.
 COMPLETIONS="bash:$SHARE/bash-completion/completions/hangwatch zsh:$SHARE/zsh/site-functions/_hangwatch
 fish:$SHARE/fish/vendor_completions.d/hangwatch.fish"
 
@@ -42,7 +42,7 @@ step() {
   echo "==> $*"
 }
 
-# systemctl only makes sense where systemd runs: not in an image build, not in a chroot.
+# True if systemd runs. It does not in an image build or a chroot; systemctl would fail there.
 booted() {
   [ -d /run/systemd/system ]
 }
@@ -69,13 +69,13 @@ install_package() {
   pip="$PREFIX/bin/python -m pip --disable-pip-version-check --quiet"
   if [ -n "$wheels" ]; then
     step "installing hangwatch from $wheels, without a network"
-    # In two steps: the same version built again is installed again, and what it needs is left alone where it fits.
+    # Two steps: the second reinstalls hangwatch even if its version is the same, but not the packages that it needs.
     $pip install --no-index --find-links "$wheels" --upgrade hangwatch || fail "$wheels does not hold all that is needed for" \
       "$("$PREFIX/bin/python" --version) on $(uname -m). Make it where both are the same: python3 -m pip wheel --wheel-dir $wheels $checkout"
     $pip install --no-index --find-links "$wheels" --force-reinstall --no-deps hangwatch
   else
     step "installing hangwatch from $checkout"
-    # From a copy: setuptools leaves a build/ folder where it builds, and takes stale modules out of one it finds.
+    # Install from a copy: setuptools leaves a build/ folder in the source, and installs stale modules from it.
     copy=$(mktemp -d)
     trap 'rm -rf "$copy"' EXIT
     for part in hangwatch pyproject.toml README.md LICENSE; do cp -R "$checkout/$part" "$copy"; done
@@ -99,14 +99,14 @@ install_files() {
   chmod 0644 "$CONFIG/hangwatch.toml" "$CONFIG/hangwatch.sample.toml"
   "$PREFIX/bin/hangwatch" config --check "$CONFIG/hangwatch.toml"
   install_help
-  # By way of sh: setpriv itself still has root's rights while it looks for the program.
+  # Through sh: setpriv would search for the program with root's rights.
   if ! setpriv --reuid=hangwatch --regid=hangwatch --clear-groups sh -c "$PREFIX/bin/hangwatch --version" >/dev/null 2>&1; then
     step "note: only root and the service can run hangwatch: $python lies in a folder that others may not enter." \
       "To let every user run it: --python /usr/bin/python3"
   fi
 }
 
-# The man page, and what completes words: both ask the program itself, so they know what this version knows.
+# The man page and the completion scripts: both query the program itself, so they match this version.
 install_help() {
   mkdir -p "$(dirname "$MAN")"
   "$PREFIX/bin/python" -I -m hangwatch.cli.reference man >"$MAN"
@@ -172,7 +172,7 @@ if [ "$action" = uninstall ]; then
 fi
 [ "$purge" = no ] || fail "--purge goes with --uninstall"
 [ -z "$wheels" ] || [ -d "$wheels" ] || fail "$wheels: no such folder. Make one with: python3 -m pip wheel --wheel-dir $wheels $checkout"
-# Two installations in one folder: dpkg's next upgrade would write over half of this one.
+# No two installations in one folder: dpkg's next upgrade would overwrite parts of this one.
 if [ ! -e "$UNIT" ] && dpkg-query --search "$PREFIX/bin/hangwatch" >/dev/null 2>&1; then
   fail "$PREFIX belongs to the Debian package hangwatch. To install this checkout in its place: apt remove hangwatch"
 fi

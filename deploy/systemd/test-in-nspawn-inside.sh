@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs as a service of the machine that test-in-nspawn.sh boots: install.sh, and what the service must live through.
+# Tests install.sh and the service. Runs as a service of the machine that test-in-nspawn.sh boots.
 systemd=/given/checkout/deploy/systemd
 . /given/checkout/deploy/machine-steps.sh
 config=/etc/hangwatch/hangwatch.toml
@@ -7,7 +7,7 @@ fake=/var/lib/fake-driver
 
 capability() { local all; all=$(awk '/^CapEff/ {print $2}' "/proc/$(property MainPID)/status"); (((16#$all >> $1) & 1)); }
 job_runs() { [ "$(pgrep --count --full --uid trainer 'rank\.py')" = 2 ] && ! ps -o stat= --user trainer | grep -q '^T'; }
-# Runs a line of shell as the unit would: the same user, rights and restrictions.
+# Runs a line of shell with the user, rights and restrictions of the unit.
 sandboxed() {
   echo "$1" >/run/sandboxed.sh
   sed -e "s|^ExecStart=.*|ExecStart=/bin/sh -eu /run/sandboxed.sh|; s|^Type=.*|Type=oneshot|; s|^Restart=.*|Restart=no|; /^WatchdogSec/d" \
@@ -16,7 +16,7 @@ sandboxed() {
 }
 sandboxed_says() { journalctl --unit=sandboxed --no-pager --output=cat | grep -q -- "$1"; }
 hook_printed() { grep -q -x "$1" /var/lib/hangwatch/incidents/*/hooks/on_hung.txt 2>/dev/null; }
-# What this user is told over the daemon's socket of the job that has this process.
+# Prints the verdict that user $1 gets over the daemon's socket on the job with process $2.
 asks() {
   setpriv --reuid="$1" --regid=65534 --clear-groups /opt/hangwatch/bin/python -c '
 import sys
@@ -74,7 +74,7 @@ PYTHON
   within 10 test -s /tmp/pids
 }
 
-# What both GPUs draw, and who holds them: write_scenario "WATTS [WATTS@TIME]" PID PID
+# Sets the power of both GPUs and the processes that hold them: write_scenario "WATTS [WATTS@TIME]" PID PID
 write_scenario() {
   cat >$fake/scenario.new <<TEXT
 driver_version 570.86.15
@@ -111,7 +111,7 @@ pause_seconds = 0.5
 [hooks]
 on_hung = ["/etc/hangwatch/hooks/try.sh", "{incident}"]
 TOML
-# What the unit lets a hook do: a shell, its pipes, Python, the network, unix sockets; what not is in its output, too.
+# Tests what a hook may do under the unit (shell, pipes, Python, network, unix sockets) and what it may not.
 mkdir -p /etc/hangwatch/hooks
 cat >/etc/hangwatch/hooks/try.sh <<'SH'
 #!/bin/sh
@@ -124,7 +124,7 @@ touch /tmp/own && echo "own /tmp"
 touch /etc/hangwatch/x 2>/dev/null || echo "read-only /etc"
 SH
 chmod 0755 /etc/hangwatch/hooks/try.sh
-# In place of a driver, and of a minute's patience.
+# The fake driver, and a watchdog time of 5 s instead of a minute.
 mkdir -p /etc/systemd/system/hangwatch.service.d
 cat >/etc/systemd/system/hangwatch.service.d/test.conf <<UNIT
 [Service]

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Boots a real systemd in a container, installs this checkout there, and sees the service live through what it must:
+# Boots a real systemd in a container, installs this checkout there, and tests that the service survives:
 # a hung job of another user, a daemon that freezes, a wrong configuration, a stop, an upgrade, an uninstallation.
 #
 #   apt-get install debootstrap systemd-container gcc python3-venv
 #   deploy/systemd/test-in-nspawn.sh [FOLDER]
 #
-# FOLDER (default: a temporary one) keeps the Debian tree for the next run. What happens inside is
-# test-in-nspawn-inside.sh. Nothing outside FOLDER is changed, and the machine has no network.
+# FOLDER (default: a temporary one) keeps the Debian tree for the next run. Inside the machine,
+# test-in-nspawn-inside.sh runs. Nothing outside FOLDER is changed, and the machine has no network.
 set -eu
 . "$(dirname "$0")/../debian-machine.sh"
 

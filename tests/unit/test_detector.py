@@ -322,7 +322,7 @@ def test_learned_job_gets_light_captures_with_growing_pauses() -> None:
     ("limit", "working", "hung"),
     [
         (700, 250, 140),  # the limit is at 133 W
-        (400, 150, 118),  # an A100 under a light load; an H20 that falls to 79 % in a hang
+        (400, 150, 118),  # an A100 under a light load, an H20 that falls to 79 % in a hang
         (700, 150, 120),  # a job that never clearly had the power of work
     ],
 )

@@ -41,12 +41,12 @@ localhost/{{ $profile.localhostProfile }}
 {{- end }}
 {{- end }}
 
-{{- /* The daemon takes the port after the other one where it is told none. */}}
+{{- /* Without a health port, the daemon uses the port after that of /metrics. */}}
 {{- define "hangwatch.healthPort" -}}
 {{- int (default (add1 .Values.config.http.port) .Values.config.http.health_port) }}
 {{- end }}
 
-{{- /* A name without a registry would be pulled from Docker Hub, where another owner may have it. */}}
+{{- /* A name without a registry would be pulled from Docker Hub, where it may have another owner. */}}
 {{- define "hangwatch.image" -}}
 {{- $image := .Values.image -}}
 {{- if not $image.repository -}}

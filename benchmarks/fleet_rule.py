@@ -83,7 +83,7 @@ def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
 
 
 def serve(body: bytes) -> ThreadingHTTPServer:
-    """Start a server of this text on loopback."""
+    """Start an HTTP server on loopback that responds with `body`."""
 
     class Exporter(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -152,7 +152,7 @@ def _spent(prometheus: RealPrometheus) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Print a table."""
+    """Measure each file of rules; print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rules", type=Path, nargs="+")
     parser.add_argument("--ranks", type=int, default=16384)

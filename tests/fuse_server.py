@@ -1,8 +1,8 @@
 """A FUSE server for tests: serves a few files and stops responding on demand, like a client that lost its storage.
 
 Run it as a script with the descriptor of an open /dev/fuse and NAME=PATH for each file. It responds until SIGUSR1.
-After SIGUSR1 it still reads requests but does not respond. A process with a read request cannot be killed;
-a process with an unread request can. Message layout: linux/fuse.h, see fuse(4).
+After SIGUSR1 it still reads requests but does not respond. A process cannot be killed after the
+server has read its request; before that it can. Message layout: linux/fuse.h, see fuse(4).
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def _connect(folder: Path, address: str, port: int) -> None:
 def record(
     pids: list[int], names: str = "RANK|SIZE|TORCHELASTIC|MASTER_|SLURM_|OMPI_|PMI|MPI_LOCAL|VISIBLE_DEV"
 ) -> str:
-    """Return the text of real processes. It was used to record the trees of real launchers."""
+    """Return the tree of these real processes as text. The trees of real launchers were recorded with it."""
     lines = []
     for pid in pids:
         stat = Path(f"/proc/{pid}/stat").read_text()

@@ -154,7 +154,7 @@ class RealPrometheus(_Process):
         ]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the result of an instant query: a list of {"metric": labels, "value": [time, text]}."""
+        """Return the result of an instant query: {"metric": labels, "value": [time, text]} for each series."""
         answer = self.api("query", query=expression)
         return (
             answer["result"]
@@ -163,7 +163,7 @@ class RealPrometheus(_Process):
         )
 
     def query_range(self, expression: str, seconds: float, step: float = 1.0) -> list[dict[str, Any]]:
-        """Return the result over the last `seconds`: a list of {"metric": labels, "values": [[time, text]]}."""
+        """Return the result over the last `seconds`: {"metric": labels, "values": [[time, text], ...]} for each series."""
         now = time.time()
         return list(self.api("query_range", query=expression, start=now - seconds, end=now, step=step)["result"])
 

@@ -97,7 +97,7 @@ class CannotTellError(Exception):
 
 
 def layout(include: Path) -> dict[str, int]:
-    """Return the offset of every field; -1 for a field that this version does not have. Raises CannotTellError."""
+    """Return the byte offset of every field, by name; -1 if this version lacks the field. Raises CannotTellError."""
     header = next((name for name in (HEADER, OLD_HEADER) if (include / name).exists()), None)
     if header is None:
         raise CannotTellError("no header of a flight recorder")

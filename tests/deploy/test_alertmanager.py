@@ -1,7 +1,4 @@
-"""The Alertmanager example.
-
-amtool accepts it. In a real Alertmanager each alert reaches its receiver, and routes and inhibition work.
-"""
+"""The Alertmanager example: accepted by amtool; its routes, receivers and inhibition in a real Alertmanager."""
 
 from __future__ import annotations
 

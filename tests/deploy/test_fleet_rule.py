@@ -136,7 +136,7 @@ def promtool(tests: Sequence[dict[str, Any]], folder: Path) -> str:
 
 
 def expected_series(cases: Sequence[Case]) -> dict[str, list[dict[str, Any]]]:
-    """Return the expected results of the rule."""
+    """Return the results that the rule must give, by PromQL expression."""
     named, first_look, kinds = [], [], []
     for case in cases:
         answer = answer_of(case)

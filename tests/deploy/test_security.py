@@ -1,4 +1,4 @@
-"""SECURITY.md is true: its links exist, and its settings have the names and defaults of the code."""
+"""Test that SECURITY.md is true: its links exist, and its settings have the names and defaults of the code."""
 
 from __future__ import annotations
 

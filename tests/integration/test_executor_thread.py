@@ -1,7 +1,4 @@
-"""A worker of one rank's ThreadPoolExecutor is blocked in the program's own code.
-
-All main threads have the same stack.
-"""
+"""A hang in a ThreadPoolExecutor: one rank's worker is blocked in the program's own code; all main threads are equal."""
 
 from __future__ import annotations
 

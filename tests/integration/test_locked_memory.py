@@ -1,4 +1,4 @@
-"""A user locks the memory of their processes for good. This must not block a reader of environments."""
+"""Processes with memory that their user has locked for good. They must not block a reader of environments."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class Fleet:
         return told, job
 
     def dump_of_one(self, uid: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Do the same with `--job`, for this job only."""
+        """Run `dump` with `--job`, for this job only."""
         return self.dump(uid, "--job", self.key(uid))
 
 

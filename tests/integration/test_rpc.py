@@ -1,6 +1,6 @@
-"""A rank that waits for another rank by torch.distributed.rpc is blocked.
+"""A rank that waits for another rank by torch.distributed.rpc.
 
-The state of the other rank decides whether the job hangs.
+It is blocked. The state of the other rank decides whether the job hangs.
 """
 
 from __future__ import annotations

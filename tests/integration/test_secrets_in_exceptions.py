@@ -1,4 +1,4 @@
-"""Real ranks die of exceptions with secrets. No output of the daemon and no alert may contain the secrets."""
+"""Real ranks that die of exceptions with secrets. No output of the daemon and no alert may contain the secrets."""
 
 from __future__ import annotations
 

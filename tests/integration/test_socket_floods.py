@@ -1,4 +1,4 @@
-"""Users flood the daemon's socket. It costs the daemon little, and another user's dump is still served.
+"""Floods of the daemon's socket by users. They cost the daemon little, and another user's dump is still served.
 
 Run `python -m tests.soak.socket_floods` for the whole test with its figures.
 """

@@ -65,7 +65,7 @@ class Node(NamedTuple):
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
 
     def get(self, uid: int, what: str) -> tuple[int, str]:
-        """Return status and text of the response that this user gets to any request."""
+        """Return status and text of the response to this user's request."""
         code = f"""
 import http.client, socket
 http.client.HTTPConnection.connect = lambda self: self.sock.connect({str(self.socket)!r})

@@ -62,7 +62,7 @@ def lower(graph: int) -> None:
 
 
 def optimise(graph: int) -> None:
-    """Do another pass."""
+    """Do another pass of the compiler, at another line."""
     time.sleep(0.03 + graph % 2 * 0.001)
 
 

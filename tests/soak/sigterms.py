@@ -1,4 +1,4 @@
-"""SIGTERM at random moments of captures. Each must end the daemon within five seconds.
+"""Send SIGTERM at random moments of captures. Each must end the daemon within five seconds.
 
 usage: python -m tests.soak.sigterms [--count 200] [--lanes 3] [--seed 1]
 

@@ -1,4 +1,4 @@
-"""SIGTERM while an incident is written: the incident or its marker must remain readable, and no traceback appears.
+"""Send SIGTERM while an incident is written. The incident or its marker must remain readable, without a traceback.
 
 usage: python -m tests.soak.sigterms_at_writes [--count 50] [--lanes 2] [--seed 1]
 

@@ -1,4 +1,4 @@
-"""Users flood the daemon's unix socket and port: it serves another user's dump, and its CPU time stays bounded.
+"""Flood the daemon's unix socket and port. It must serve another user's dump, and its CPU time must stay bounded.
 
 usage: python -m tests.soak.socket_floods [--dumps 20] [--users 12] [--seconds 5]      as root
 

@@ -1,4 +1,4 @@
-"""shared_memory: the node's /dev/shm, and the 64 MiB of a container."""
+"""shared_memory: the node's /dev/shm, and the 64 MiB that a container has by default."""
 
 from __future__ import annotations
 

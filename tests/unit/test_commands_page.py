@@ -1,4 +1,4 @@
-"""docs/commands.md and the man page are made from the commands; shell completion works."""
+"""Test that docs/commands.md and the man page are made from the commands, and that shell completion works."""
 
 from __future__ import annotations
 

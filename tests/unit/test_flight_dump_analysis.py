@@ -1,4 +1,4 @@
-"""Flight-recorder dumps of one moment: results like those of torch's own analyser, and limits of these results."""
+"""The analysis of flight-recorder dumps of one moment, compared with torch's own analyser, and its limits."""
 
 from __future__ import annotations
 

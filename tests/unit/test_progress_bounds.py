@@ -351,7 +351,7 @@ def test_of_a_job_that_goes_up_and_down_the_last_sixty_lines_are_shown() -> None
 
 
 def test_what_was_closed_meanwhile_is_saved_without_power_and_with_its_end() -> None:
-    """Save the incident without power: the new daemon has the power of another time."""
+    """Save the incident without power: the new daemon only has later power samples."""
     left = hung().saved[-1]
     life = Life()
     life.now = left.opened_unix_seconds - 1e9 + 30

@@ -1,4 +1,4 @@
-"""Replies of nodes are not trusted: valid replies, missing replies, and the parts that count."""
+"""Replies of nodes, which are not trusted: valid replies, invalid replies, and the parts that are used."""
 
 from __future__ import annotations
 

@@ -122,9 +122,10 @@ def test_a_stack_of_a_thousand_frames() -> None:
 
 
 def test_a_very_deep_stack_is_drawn_in_the_time_of_its_frames() -> None:
-    """Draw a deep tree in time. Once each frame compared all others, which took minutes of CPU.
+    """Draw a very deep tree within a time limit.
 
-    The limit has a margin for a slow machine.
+    An earlier version compared each frame with all others, which took minutes of CPU time. The limit has a margin for
+    slow machines.
     """
     frames = tuple(Frame(function="call", file="a.py", line=1) for _ in range(20_000))
     deep = [

@@ -148,7 +148,7 @@ def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
 
 
 def test_who_meets_the_others_at_a_file_is_connected_to_nobody_and_not_over() -> None:
-    """Recognize a store in a file, which ranks poll. One rank has not joined."""
+    """Recognize ranks that poll a store in a file. One rank has not joined."""
     (late,), (meets,) = (
         seated(LINGERS).groups,
         seated(LINGERS, *[replace(LINGERS, signature=Signature.POLLS)] * 3).groups,

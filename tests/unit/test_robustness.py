@@ -1,4 +1,4 @@
-"""Known hangs in other forms: no innocent rank is named. `make robustness` runs all cases and prints the counts."""
+"""Test that no innocent rank is named when a known hang has another form. `make robustness` runs all cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets in the texts of jobs: all forms are masked, plain texts do not change, hostile texts take no long time."""
+"""Secrets in the texts of jobs: all forms are masked, plain texts do not change, hostile texts are quick to mask."""
 
 from __future__ import annotations
 

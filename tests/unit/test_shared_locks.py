@@ -1,4 +1,4 @@
-"""Shared memory of processes with the maximal number of mappings."""
+"""The shared memory of processes that have the maximal number of mappings."""
 
 from __future__ import annotations
 

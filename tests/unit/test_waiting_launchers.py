@@ -270,7 +270,7 @@ def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_start
 
 
 def test_rank_mistaken_for_launcher_trains_with_first_work() -> None:
-    """See the rank first between fork(2) and execve(2), which keeps the pid. An earlier version never evaluated its power."""
+    """See the rank first between fork(2) and execve(2), which keeps the pid. Its power must be evaluated."""
     life = Life()
     rank = ranks().ranks[0]
     life.discover(replace(launcher(), launcher_id=rank.id, job_key="of-the-ranks"))

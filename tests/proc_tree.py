@@ -1,4 +1,4 @@
-"""Convert between trees like /proc and the text of a situation (tests/data/proc/*.proc).
+"""Convert between trees like /proc and their text form (tests/data/proc/*.proc).
 
 4711 (pt_elastic) S parent=4700 start=1000     a process; the indented lines below belong to it
   $ python3 /usr/bin/torchrun train.py         its command line, as a shell would split it

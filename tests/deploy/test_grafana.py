@@ -1,4 +1,4 @@
-"""Test that the dashboards equal their source, are valid for Grafana, and that Prometheus answers every query."""
+"""Test that the dashboards equal their source, are valid for Grafana, and that every query has a result."""
 
 from __future__ import annotations
 

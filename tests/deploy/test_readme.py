@@ -63,7 +63,7 @@ def test_it_says_what_a_tool_that_people_know_does_better_and_what_it_does_not(t
     ],
 )  # fmt: skip
 def test_what_people_ask_has_an_answer(question: str) -> None:
-    """Find each question in bold, with an answer of more than one word after it."""
+    """Find each question in bold, followed by more than one word."""
     asked = re.findall(r"\*\*((?:(?!\*\*).)+[?.])\*\*\s+(.*?)(?=\n\n|\*\*)", QUESTIONS, re.DOTALL)
     (answer,) = [told for words, told in asked if question in words]
     assert len(answer.split()) > 5

@@ -1,4 +1,4 @@
-"""The command line as its user sees it: help, output and errors that explain. Never a traceback."""
+"""The command line: help, output, and errors that explain. It never prints a traceback."""
 
 from __future__ import annotations
 

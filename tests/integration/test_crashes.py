@@ -540,7 +540,7 @@ def test_what_is_no_error_file_of_the_owner_is_refused(tmp_path: Path, kind: str
 def test_a_link_that_root_made_where_only_root_writes_is_followed(
     tmp_path: Path, target: str, mode: int, is_read: bool
 ) -> None:
-    """Follow a link like those of sites for scratch folders. It must not lead above the rank's root."""
+    """Follow a link that root made for a scratch folder, unless it leads above the rank's root."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "error.json").write_text("{}")
     (tmp_path / "linked").symlink_to(target)

@@ -181,7 +181,7 @@ TIMED_OUT_UNIX_SECONDS = 1_795_340_720.0
 
 
 def recorders(folder: Path) -> Path:
-    """Copy the dumps of a real gloo job; their file times are those of the collective timeout of 600 s.
+    """Copy the dumps of a real gloo job. Their file time is that of the job's collective timeout (600 s).
 
     Rank 2 skipped its sixth all_reduce.
     """

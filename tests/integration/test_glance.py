@@ -1,6 +1,6 @@
 """A light capture by the real daemon.
 
-A light job hangs while its power is above low power; no suspicion comes first.
+A light job hangs with a power above low power: it is captured before a suspicion.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sleeping processes with hostile environments next to a job that hangs. The daemon stays small, and the job pages."""
+"""Sleeping processes with hostile environments next to a job that hangs. The daemon stays small, and it pages."""
 
 from __future__ import annotations
 

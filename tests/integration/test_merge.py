@@ -64,7 +64,7 @@ def keep(folder: Path, incidents: list[Incident]) -> None:
 
 
 def test_a_folder_of_nodes_gives_one_verdict_by_their_recorders(tmp_path: Path) -> None:
-    """Merge nodes of which none alone shows the cause: a rank of another node has not joined."""
+    """Merge several nodes. No node alone shows the cause: a rank of another node has not joined."""
     nodes = [waiting(node, late=node == 2) for node in range(NODES)]
     (group,) = nodes[2].grouping.groups
     nodes[2] = replace(nodes[2], grouping=replace(nodes[2].grouping, groups=own_code(group, 19)))

@@ -135,7 +135,7 @@ def beside_python(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealJob]:
-    """One job under `torchrun` for all troubles. After each trouble it continues to train."""
+    """One job under `torchrun` for all tests. After each trouble it continues to train."""
     folder = tmp_path_factory.mktemp("torchrun")
     with launched(folder, beside_python("torchrun"), f"--nproc-per-node={RANKS}", str(PROGRAM), str(folder)) as one:
         yield one

@@ -32,7 +32,7 @@ def train(folder: Path) -> None:
         dist.all_reduce(gradient)
         step += 1
         (folder / f"steps-{dist.get_rank()}").write_text(str(step))
-        time.sleep(0.01)  # stands for work on the GPU, which uses no core
+        time.sleep(0.01)  # replaces work on the GPU, which uses no core
         go_on[0] = 0.0 if (folder / "finish").exists() else 1.0
         dist.broadcast(go_on, 0)
 

@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
         parts = rank == 1 and (folder / "part").exists()
         sync(mine if parts else None)
         (folder / f"steps-{rank}").write_text(str(step))
-        time.sleep(0.01)  # stands for work on the GPU, which uses no core
+        time.sleep(0.01)  # replaces work on the GPU, which uses no core
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ SCENARIOS = {scenario.name: scenario for scenario in (*HANG_SCENARIOS, *HEALTHY_
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one scenario: its pages, captures, light captures, and the time of its last first page.
+    """The result of one scenario: its pages, its captures, its light captures, and the time to page.
 
     `seconds` run from the trouble to the first page of each job that hangs; the largest counts. None: a job never
     paged.

@@ -1,4 +1,4 @@
-"""Things outside of a job for which its ranks wait: servers on loopback and a slow disk."""
+"""Resources outside of a job for which its ranks wait: servers on loopback and a slow disk."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_the_last_look_of_a_hang_is_over_shortly_before_the_job_ends_itself() ->
 @pytest.mark.parametrize("hours", [3, pytest.param(24, marks=pytest.mark.series)])
 @pytest.mark.parametrize("scenario", [row(scenario) for scenario in PAUSE_SCENARIOS])
 def test_a_pause_that_comes_back_costs_one_page_and_no_hang_is_lost(scenario: PowerScenario, hours: int) -> None:
-    """Play the last hours before the trouble, or the whole script. Only the whole script has the number of pauses."""
+    """Play the last `hours` before the trouble, or the whole script. Pauses are only counted in the whole script."""
     begin = max(0.0, scenario.trouble_at // HOUR - hours) * HOUR
     job = play(scenario.node, scenario.seconds, begin=begin)["job"]
     (expected,) = scenario.expected

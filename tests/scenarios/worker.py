@@ -25,7 +25,7 @@ _read_shard = loader.read_shard
 
 
 def read_shard(shard: str) -> bytes:
-    """Read a shard like the demo's rank. The slow shard comes in small pieces over six seconds."""
+    """Read a shard like the demo's rank. Reading the slow shard takes six seconds, in small pieces."""
     if shard != SLOW_SHARD:
         return _read_shard(shard)
     batch = b""
@@ -328,7 +328,7 @@ def upload_parts(me: Rank, port: str, parts: str, size_bytes: str) -> None:
 
 
 def upload(port: str, parts: int, size_bytes: int) -> None:
-    """Upload like a client of an object store: four parts at a time."""
+    """Upload like a client of an object store: four parts in parallel."""
     from concurrent.futures import ThreadPoolExecutor  # most ranks only train and do not need it
 
     with ThreadPoolExecutor(4) as pool:

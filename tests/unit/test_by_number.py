@@ -234,7 +234,7 @@ ASKS = pytest.mark.parametrize(
 
 @ASKS
 def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, waiting_part: str, words: str) -> None:
-    """Do not name a rank that waits for another rank, whatever its functions are. The other rank may be the cause."""
+    """Do not name a rank that waits for another rank, in any function. The other rank may be the cause."""
     own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
     assert [one.rank for one in judged(waiting(*THREE), outside(own, activity=activity)).named] == [3]
     asks = structs.replace(own, waits=structs.replace(own.waits, asks_rank=waiting_part))

@@ -261,7 +261,7 @@ def test_the_incident_is_closed_and_can_be_shown() -> None:
 
 
 def test_a_report_of_a_crash_says_who_died_and_how_in_all_forms() -> None:
-    """Report a crash without missing ranks, odd ranks, or stacks: there was no capture."""
+    """Report a crash without missing ranks, differing ranks, or stacks: there was no capture."""
     found = [make_artifacts(0, error=RESET), make_artifacts(1, segfault=1.0), make_artifacts(2)]
     whole = job(*found, world_size=8)
     verdict = crash.judge(whole, found)

@@ -61,9 +61,9 @@ def assert_times_mean_something(watch: JobWatch) -> None:
 
 
 def is_the_hold(seconds: float) -> bool:
-    """True if a suspicion this long after the fall of power came at the hold.
+    """True if a suspicion `seconds` after the fall of power was at the hold.
 
-    The detector sees the fall later than it happened: it uses the median of five samples.
+    The detector uses the median of five samples, so it detects the fall some seconds late.
     """
     return HOLD - 2 <= seconds <= HOLD + 6
 

@@ -252,7 +252,7 @@ def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
 def test_who_was_measured_to_wait_for_clients_has_not_joined(
     server: int | None, expected: tuple[list[int], list[int]]
 ) -> None:
-    """Judge a rank that waits for clients, whatever its functions are. It is idle and was never in a collective."""
+    """Judge a rank that waits for clients, in any function. It is idle and was never in a collective."""
 
     def dump(function: str, file: str, server: int | None = None) -> ProcessDump:
         frames = (Frame(function=function, file=file), Frame(function="train", file="train.py"))
@@ -345,7 +345,7 @@ def test_who_could_not_be_looked_into_stands_with_those_at_his_place(
 ) -> None:
     """Let four ranks sleep at one line of their program; three of them sleep inside torch's code.
 
-    `seen` tells for each round if the fourth sleeps inside torch's code. None: its memory could not be read.
+    `seen`: for each round, True if the fourth sleeps inside torch's code, None if its memory could not be read.
     """
 
     def dumped(rank: int, in_torch: tuple[bool | None, ...]) -> RankDump:

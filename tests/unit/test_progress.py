@@ -575,7 +575,7 @@ def test_no_strangers_who_come_change_key_state_or_page(strangers: list[list[Str
 def test_no_strangers_who_were_there_first_change_state_or_page(
     strangers: list[list[Stranger]], before: list[list[Stranger]]
 ) -> None:
-    """Start the strangers first. Only with a GPU may they take the key: two pods of uid 0 cannot be told apart."""
+    """Start the strangers first. Only with a GPU may they take the key: no data shows which uid-0 pod is genuine."""
     alone, told = Shared().live([], []), Shared().live(strangers, before)
     assert states(told) == states(alone)
     if not any(one.on_gpu for beside in (*before, *strangers) for one in beside):
@@ -737,7 +737,7 @@ def test_link_errors_are_timed_while_the_check_warns() -> None:
 def life_with_a_pause(*after: Job, checks: tuple[CheckResult, ...] = ()) -> Life:
     """Train, pause for 40 s with rank 0 elsewhere, train again, and pause again.
 
-    `checks` come in the first pause. `after` are the jobs found while it trains again.
+    `checks` are recorded in the first pause. `after` are the jobs found while it trains again.
     """
     life = Life()
     life.discover(job())

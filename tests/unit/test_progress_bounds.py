@@ -423,7 +423,7 @@ def test_resumed_job_keeps_name_and_key_of_its_incident() -> None:
 
 
 def test_while_a_capture_is_under_way_nobody_takes_the_key_that_it_goes_by() -> None:
-    """Keep the key during a capture, because its result goes to the job with that key."""
+    """Keep the key during a capture, because the job with that key gets its result."""
     life = quiet()
     assert life.snapshot.jobs["42"].incident is None
     life.discover(replace(job(), job_id="42-p100", job_key="42-p100"), replace(job(pid=500), holds_gpu=True))

@@ -138,7 +138,7 @@ def waiting(motion: Motion = Motion.FROZEN, waits_for: str = "ranks") -> Groupin
 
 
 def at_the_hold(seen: Grouping | None = None, *checks: CheckResult) -> Life:
-    """Return a job of which two of four ranks are here. They train for a minute, then are captured as in `seen`."""
+    """Return a job with two of four ranks on this node. They train for a minute, then are captured as in `seen`."""
     life = Life()
     life.discover(wide())
     life.power(600, 60)

@@ -54,7 +54,7 @@ SERVER = Awaited(who="10.0.0.9 port 443")
 
 
 class Ranks(NamedTuple):
-    """A number of equal ranks. `what` is the thing they wait for, "gone", a state letter, or the reason of a fault."""
+    """A number of equal ranks. `what` is the target of their wait, "gone", a state letter, or the reason of a fault."""
 
     count: int
     what: str

@@ -398,7 +398,7 @@ def test_a_rank_that_is_not_read_never_makes_the_answer_surer(job: Drawn) -> Non
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=8), STANCES)
 def test_who_waits_alone_in_nothing_is_never_accused(numbers: list[int], stance: Stance) -> None:
-    """Judge a healthy job: no operation stays open, whatever the numbers are."""
+    """Judge a healthy job with any numbers: no operation stays open."""
     members = [standing(rank, done(number)) for rank, number in enumerate(numbers)]
     assert judge(members, **{f"r{rank}": stance for rank in range(len(numbers))}) == Answer("unknown")
 

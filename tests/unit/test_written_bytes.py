@@ -48,7 +48,7 @@ def test_written_bytes_of_an_nfs_mount_are_read(path: str, kind: str, expected: 
 
 
 def test_written_bytes_of_a_device_are_in_sectors(tmp_path: Path) -> None:
-    """Convert sectors of 512 bytes, whatever the device: Documentation/block/stat.rst, seventh number."""
+    """Convert sectors of 512 bytes, on every device: the seventh number in Documentation/block/stat.rst."""
     (tmp_path / "dev/block/259:1").mkdir(parents=True)
     (tmp_path / "dev/block/259:1/stat").write_text(f"{' '.join(str(10 * number) for number in range(1, 18))}\n")
     assert written_bytes(mount("/", "ext4", "259:1"), 7, tmp_path, tmp_path) == 70 * 512

@@ -163,7 +163,7 @@ class RealPrometheus(_Process):
         )
 
     def query_range(self, expression: str, seconds: float, step: float = 1.0) -> list[dict[str, Any]]:
-        """Return the last `seconds` of an expression: {"metric": labels, "values": [[time, text], ...]} for each series."""
+        """Return the last `seconds` of an expression: {"metric": labels, "values": [[time, text], ...]} per series."""
         now = time.time()
         return list(self.api("query_range", query=expression, start=now - seconds, end=now, step=step)["result"])
 

@@ -1,4 +1,4 @@
-"""A hang in a ThreadPoolExecutor: one rank's worker is blocked in the program's own code; all main threads are equal."""
+"""A hang in a ThreadPoolExecutor: one rank's worker is blocked in the program's code; all main threads are equal."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 A real `hangwatch run` runs with its defaults (1 Hz, 8 GPUs of the fake driver, all checks on). Next to it are idle
 processes and a healthy torchrun-like job of 8 ranks. CPU seconds come from /proc/PID/stat of the daemon, its child
-and the children that both have reaped. Memory is Rss, and Pss, which shares out pages that other Pythons use, too.
+and the children that both have reaped. Memory is Rss, and Pss, which divides pages that other Pythons also use.
 The benchmark also watches TracerPid of every rank and counts py-spy processes: both must stay 0 without a
 suspicion.
 

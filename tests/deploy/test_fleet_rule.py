@@ -281,7 +281,7 @@ def test_edges_that_are_seldom_drawn(tmp_path: Path) -> None:
 
 
 def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: Path) -> None:
-    """Name rank 0 by its stack. By its numbers rank 3 has not joined, but its buffer was overwritten."""
+    """Name rank 0 of k2 by its stack. Rank 3 seems not to have joined, but its buffer was overwritten."""
     kept = record(900, "9", created_unix_ns=900 * 10**9)
     last = member(3, recorder(kept, is_wrapped=True))
     stands: tuple[Stance, ...] = ("elsewhere", "waits", "waits", "waits")
@@ -297,7 +297,7 @@ def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: P
 
 
 def test_a_stack_accuses_nobody_who_has_come(tmp_path: Path) -> None:
-    """Name no rank: rank 3 has joined and is in its own code. Rank 2 was not read and may not have joined."""
+    """Name no rank of k1: rank 3 has joined and is in its own code. Rank 2 was not read and may not have joined."""
     members = [standing(rank, waits(6)) for rank in range(4)]
     members[2] = structs.replace(members[2], recorder=structs.replace(members[2].recorder, libraries=()))
     stands: tuple[Stance, ...] = ("waits", "waits", "waits", "elsewhere")

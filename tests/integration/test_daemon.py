@@ -140,9 +140,9 @@ def test_it_ends_in_time_in_the_middle_of_a_capture(fake_driver: FakeDriver, tmp
 
 
 def test_it_ends_whichever_thread_the_kernel_gives_the_signal_to(tmp_path: Path) -> None:
-    """Send the signal to each thread.
+    """Send the signal to a thread other than the main thread.
 
-    The kernel may choose any thread, and a sleeping main thread then does not wake.
+    The kernel may choose any thread. A sleeping main thread does not wake then.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     with RealDaemon(tmp_path / "hw", NO_DRIVER) as daemon:

@@ -26,7 +26,7 @@ def row(scenario: PowerScenario) -> object:
 def begin_of(scenario: PowerScenario) -> float:
     """Return the second at which the simulation begins.
 
-    If the first hour is only training, the part that the detector forgets is skipped.
+    If the begin of the script is only training, the part that the detector forgets is skipped.
     """
     begin, node = HOUR - WORKED_SECONDS, scenario.node
     seconds = range(int(begin))

@@ -1027,7 +1027,7 @@ def test_a_job_is_over_only_after_it_was_at_work() -> None:
 
 
 def at_two_lines(ranks: int, *, moving: bool) -> MotionCount:
-    """Count a capture of eight ranks: `ranks` of them are at two lines, the others are frozen."""
+    """Count a capture of eight ranks: `ranks` of them stay at two lines, moving or unjudged; the others are frozen."""
     ids = [RankId(rank=number) for number in range(8)]
     stays = {rank: CodeRegion(within="loop", places=("1", "2")) for rank in ids[:ranks]}
     moved = ranks if moving else 0

@@ -81,7 +81,7 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
     main_io: float | None = None,
     **more: object,
 ) -> tuple[ProcessDump, ...]:
-    """Return rounds 5 s apart. `cpu` is in cores; other values of the main thread are bytes and switches per second.
+    """Return rounds 5 s apart: `cpu`, `main`, `system`, `delay` in cores, `io` in bytes/s, `switches` per second.
 
     An empty stack is a failed dump. Each dump itself makes `dump_switches`. Numbers in `more` are per second.
     """

@@ -15,7 +15,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "measurements.md"
 
 
 def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Format a Markdown table."""
     lines = [columns, tuple("---" for _ in columns), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

@@ -40,7 +40,6 @@ def add_device(
 
 
 def add_nic(sys_root: Path, name: str, *steps: str, numa_node: int = 0) -> None:
-    """Add an RDMA card."""
     folder = add_device(sys_root, *steps, vendor=0x15B3, class_code=0x020700, numa_node=numa_node)
     card = sys_root / "class/infiniband" / name
     card.mkdir(parents=True)

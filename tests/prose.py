@@ -105,7 +105,6 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def sentences(passage: Passage) -> Iterator[Passage]:
-    """Split a passage into sentences."""
     start = 0
     ends = [match.end() for match in SENTENCE_END.finditer(passage.text)]
     for end in (*ends, len(passage.text)):

@@ -40,7 +40,6 @@ class Memory:
         struct.pack_into(f"<{code}", self._bytes, address - self._first, *values)
 
     def bytes_at(self, address: int, size: int) -> bytes:
-        """Return the bytes at an address."""
         start = address - self._first
         return bytes(self._bytes[start : start + size]) if 0 <= start < len(self._bytes) else b""
 
@@ -49,7 +48,6 @@ class Memory:
         self._bytes[address - self._first] = value
 
     def copy(self) -> Memory:
-        """Return a copy with the same content."""
         other = Memory(self._first)
         other._bytes = bytearray(self._bytes)
         return other

@@ -36,12 +36,10 @@ In the other forms each field is required.
 
 
 def path(form: str) -> Path:
-    """Return the path of the schema of a form."""
     return DOCS / f"{form}.schema.json"
 
 
 def schema(form: str) -> str:
-    """Return the schema of a form as text."""
     made = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(FORMS[form])}
     for part in made["$defs"].values():
         _polish(part, always=form not in READ_BACK)

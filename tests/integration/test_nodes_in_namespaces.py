@@ -135,7 +135,6 @@ class Fleet:
         wait_for(is_so, f"the job of {uid} to be {' or '.join(states)}", 180)
 
     def set_power(self, gpu: int, watts: float) -> None:
-        """Set the power of a GPU on each node."""
         for driver in self.drivers.values():
             driver.add(f"gpu {gpu} power_watts {watts}")
 

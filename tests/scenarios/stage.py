@@ -192,7 +192,6 @@ class Stage:
         return self
 
     def until_page(self) -> Stage:
-        """Wait for a page."""
         wait_until(lambda: self.watcher.look() is not None and self.watcher.paged, DEADLINE_SECONDS)
         return self
 

@@ -1,11 +1,13 @@
-"""Compare the ranks that the daemon and `hangwatch dump` name, on every scenario that both can see.
+"""Compare the ranks that the daemon and `hangwatch dump` name, for every scenario that both can capture.
 
 usage: python -m tests.daemon_and_dump [--virtual] [NAME...]
 
-Scenarios with real processes: the job is dumped after each capture of the daemon, as by `hangwatch dump`. Scenarios in
-virtual time: a dump has the last round of a capture, or the last two if one may mislead, and no history of power. A
-dump may name fewer ranks. Prints once for each scenario a dump that names a rank which the daemon does not name, and the number
-of comparisons; ends with 1 if there is such a line. NAME is the beginning of a scenario's name.
+In scenarios with real processes, the job is dumped after each capture of the daemon, as by `hangwatch dump`. In
+scenarios in virtual time, a dump has no power history and only the last round of a capture (the last two if one may
+mislead). A dump may name fewer ranks than the daemon, but no other rank.
+
+For each scenario, print the first dump that names a rank which the daemon does not name. Then print the number of
+comparisons. Exit with 1 if there is such a dump. NAME is the beginning of a scenario's name.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def dumped(look: Diagnosis, table: activity.Table, settings: config.Capture) -> 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare, print, and return the exit code."""
+    """Run the comparisons and print the result; return the exit code."""
     names = [name for name in arguments if name != "--virtual"] or [""]
     sources = (virtual,) if "--virtual" in arguments else (real, virtual)
     compared = 0

@@ -459,7 +459,7 @@ def test_native_stack_of_a_core_of_root_is_read_by_nobody(tmp_path: Path) -> Non
 
 
 def crash_artifacts_child_with(request: dict[str, object]) -> str:
-    """Return the output of the child for a request."""
+    """Run the child that reads crash artifacts; return its output for a request."""
     command = [sys.executable, "-I", "-m", crash_artifacts_child.__name__]
     return subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=60).stdout
 

@@ -286,7 +286,9 @@ def test_a_job_that_destroyed_its_process_group_is_over_and_before_that_it_is_no
 
 
 def test_a_job_with_ddp_that_destroyed_its_process_group_is_over(tmp_path: Path) -> None:
-    """DDP keeps an idle connection to the store and those between ranks: no main thread receives on them."""
+    """Count only connections on which a main thread receives.
+
+    DDP keeps idle connections to the store and between the ranks after the end of the group."""
     program = PROGRAM.with_name("ends.py")
     torchrun = beside_python("torchrun")
     with launched(tmp_path, torchrun, f"--nproc-per-node={RANKS}", str(program), str(tmp_path), "ddp") as one:

@@ -123,7 +123,7 @@ def lock_in_own_code() -> None:
 
 
 def fifo_beside_metrics() -> None:
-    """Rank 3 opens a FIFO without a writer; in each rank a thread writes 200 kB/s."""
+    """Let rank 3 open a FIFO without a writer. In each rank a thread writes 200 kB/s."""
     steps(5)
     threading.Thread(target=write_metrics, daemon=True).start()
     if rank() == 3:

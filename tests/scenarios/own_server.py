@@ -38,7 +38,7 @@ def end_with_input(workers: list[BaseProcess]) -> None:
 
 
 def main(serve_requests: Callable[..., None] = answer, *arguments: object) -> None:
-    """Start the workers with `serve_requests` and these first arguments, and wait for clients."""
+    """Start the workers, which run `serve_requests` with these first arguments. Wait for clients."""
     folder, run_id, ranks, *_ = sys.argv[1:]
     set_identity("python", os.getppid(), Path(folder))
     context = multiprocessing.get_context("spawn")

@@ -90,7 +90,7 @@ def _have_met(stage: Stage) -> bool:
 
 
 def dead_file(order: str) -> Callable[[Path], tuple[Observed, ...]]:
-    """Return the runner of a job of which ranks open a FIFO without a writer."""
+    """Return a function that runs a job with ranks that open a FIFO without a writer."""
 
     def run(directory: Path) -> tuple[Observed, ...]:
         with training(settings(directory)) as (stage,):
@@ -267,7 +267,7 @@ def in_gdb(directory: Path) -> tuple[Observed, ...]:
 
 @contextlib.contextmanager
 def tracing(pid: int) -> Iterator[None]:
-    """Hold a process as a debugger does at its prompt."""
+    """Stop a process by ptrace until the end of `with`, like a debugger at its prompt."""
     attach = f"import ctypes, sys\nassert ctypes.CDLL(None).ptrace(16, {pid}, 0, 0) == 0\nprint(flush=True)\nsys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", attach], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as tracer:
         assert tracer.stdout is not None and tracer.stdout.readline()

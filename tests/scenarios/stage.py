@@ -75,14 +75,14 @@ def problems(expected: Expected, got: Observed) -> list[str]:
 
 
 COMPARED: list[tuple[Verdict, Verdict]] = []
-"""The verdicts of the daemons and of `hangwatch dump` on the same jobs, see `LookingDaemon.dumps_too`."""
+"""Pairs of verdicts on one job: by the daemon, and by `hangwatch dump`. See `LookingDaemon.dumps_too`."""
 
 
 class LookingDaemon(Daemon):
     """A daemon that keeps all its captures for the tests."""
 
     dumps_too: ClassVar[bool] = False
-    """After each capture, except light ones, the job is dumped as by `hangwatch dump`."""
+    """True to dump the job like `hangwatch dump` after each capture that is not light."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)

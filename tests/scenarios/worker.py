@@ -107,7 +107,7 @@ def meet(me: Rank) -> None:
 
 
 def linger(me: Rank, seconds: str) -> None:
-    """Close all connections to other ranks, and stay alive after the end of training."""
+    """Close all connections to other ranks and stay alive after the end of training."""
     for one in MET:
         one.close()
     me.begins(Phase.IDLE)
@@ -115,13 +115,13 @@ def linger(me: Rank, seconds: str) -> None:
 
 
 def read_dead_file(me: Rank, path: str) -> None:
-    """Each rank for itself opens a file that does not respond: a FIFO without a writer."""
+    """Open a file that does not respond, here a FIFO without a writer. Every rank does this by itself."""
     me.begins(Phase.LOADING)
     Path(path).read_text()
 
 
 def end_but_read(me: Rank, path: str, last: str) -> None:
-    """All ranks end, except one that opens a file which does not respond."""
+    """End all ranks, except rank `last`, which opens a file that does not respond."""
     if me.rank != int(last):
         worker.leave(me)
     read_dead_file(me, path)
@@ -142,7 +142,7 @@ def read_loss() -> None:
 
 
 def gpu_hangs(me: Rank, hung: str, asking: str) -> None:
-    """The GPU of one rank hangs; another rank asks repeatedly for what it would do; the others are in a barrier."""
+    """Let the GPU of rank `hung` hang. Rank `asking` polls for its result; the others are in a barrier."""
     if me.rank == int(asking):
         while True:
             time.sleep(0.5)
@@ -257,14 +257,14 @@ def ask_again(me: Rank, seconds: str, pause_seconds: str) -> None:
 
 
 def sleep_once(me: Rank, seconds: str) -> None:
-    """Rank 0 sleeps once; the others wait for it."""
+    """Let rank 0 sleep once. The others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
             time.sleep(float(seconds))
 
 
 def poll_for_file(me: Rank, path: str, pause_seconds: str) -> None:
-    """Rank 0 polls for a file; the others wait for it."""
+    """Let rank 0 poll for a file. The others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
         while is_mine and not Path(path).exists():
             time.sleep(float(pause_seconds))
@@ -360,7 +360,7 @@ def ask_for_word(me: Rank, path: str) -> None:
 
 
 def open_beside_metrics(me: Rank, odd: str, path: str) -> None:
-    """One rank opens a FIFO without a writer, the others wait for it; in each rank a thread writes metrics."""
+    """Let rank `odd` open a FIFO without a writer. The others wait for it. In each rank a thread writes metrics."""
     threading.Thread(target=write_metrics, daemon=True).start()
     if me.rank == int(odd):
         me.begins(Phase.LOADING)
@@ -370,7 +370,7 @@ def open_beside_metrics(me: Rank, odd: str, path: str) -> None:
 
 
 def write_metrics() -> None:
-    """Write 200 kB/s."""
+    """Write 200 kB/s, like a thread that logs metrics."""
     with Path(os.devnull).open("wb", buffering=0) as file:
         while True:
             file.write(bytes(20_000))
@@ -378,7 +378,7 @@ def write_metrics() -> None:
 
 
 def await_reader(me: Rank, seconds: str) -> None:
-    """Rank 0 waits for a lock while a thread of it reads 500 kB/s; the others wait for it."""
+    """Let rank 0 wait for a lock that its thread releases; the thread reads 500 kB/s. The others wait for rank 0."""
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
             reads = threading.Lock()
@@ -388,7 +388,7 @@ def await_reader(me: Rank, seconds: str) -> None:
 
 
 def read_slowly(seconds: float, reads: threading.Lock) -> None:
-    """Read for this time, then release the lock."""
+    """Read for `seconds`, then release the lock `reads`."""
     end = time.monotonic() + seconds
     with Path("/dev/zero").open("rb", buffering=0) as file:
         while time.monotonic() < end:

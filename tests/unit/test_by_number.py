@@ -127,7 +127,7 @@ def test_who_waits_for_a_lock_that_another_rank_may_hold_is_not_named(waits_for:
 def test_waiter_in_own_code_is_low_while_another_rank_is_outside(
     activity: str, waits_for: str, rests: Rests | None, other_waits_for: str, confidence: Confidence
 ) -> None:
-    """The other one waits for its GPU, which hangs; the waiter may wait for it."""
+    """Let rank 2 wait for its hung GPU. Rank 3, a waiter in its own code, may wait for rank 2."""
     suspect = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED, kernel=KernelFacts(rests=rests))
     other = structs.replace(outside(standing(2, done(5)), activity="gpu_sync", waits_for=other_waits_for), key="g")
     verdict = judged(waiting(*THREE[:2]), other, outside(suspect, activity=activity, waits_for=waits_for))

@@ -1,4 +1,4 @@
-"""Objects of system calls: what another thread or a GPU may serve has none. A rank in such a call has not joined."""
+"""Objects of system calls. A call that another thread or a GPU may serve has no object. A rank in it has not joined."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_object_of_a_call(call: SystemCall, link: str, expected: CallObject | No
 
 
 def rank(number: int, call: SystemCall | None, *frames: Frame) -> RankDump:
-    """Make a rank in `train_step` behind a GPU at 100 % that draws little, in this call in three rounds."""
+    """Make a rank in `train_step`: in this call in three rounds, with a GPU at 100 % that draws little power."""
     main = Thread("MainThread", "1", (*frames, Frame("train_step", "train.py", 30)), is_main=True, installed_frames=0)
     main = structs.replace(main, installed_frames=sum("/" in frame.file for frame in frames))
     counters = ThreadCounters(read_monotonic_seconds=0.0, cpu_seconds=0.0, voluntary_switches=0)

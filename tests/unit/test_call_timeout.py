@@ -1,4 +1,4 @@
-"""The end of a sleep or timed wait, out of the arguments of a system call and the memory of its process."""
+"""The end of a sleep or timed wait, read from the arguments of a system call and from the memory of its process."""
 
 from __future__ import annotations
 

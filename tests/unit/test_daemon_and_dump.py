@@ -1,4 +1,6 @@
-"""The daemon and `hangwatch dump` on the same captures; all scenarios: `python -m tests.daemon_and_dump`."""
+"""Verdicts of the daemon and of `hangwatch dump` on the same captures.
+
+`python -m tests.daemon_and_dump` compares them on all scenarios."""
 
 from __future__ import annotations
 

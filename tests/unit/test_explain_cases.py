@@ -1,4 +1,4 @@
-"""Texts that people have, in the forms of tests/data/logs.toml, and their numbers: any text is read without a fault."""
+"""Users' texts in the forms of tests/data/logs.toml, and the numbers in them. Any text is read without a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps of processes with titles: inference servers, Ray. A launcher or server is no rank; a title names its process."""
+"""Dumps of processes with titles, such as inference servers and Ray. A launcher or server is no rank."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_own_code_beside_frozen_jax_programs_is_checked_first(frozen: int, motio
 
 
 def test_rank_behind_gpu_without_power_history_supports_no_name() -> None:
-    """A GPU with little work looks the same while it works; the daemon knows what it draws at work."""
+    """Name no rank without a power history: a GPU with little work has the same readings as a hung one."""
     at_lock = group(range(1), OWN, "lock", "lock", signature=Signature.BLOCKED)
 
     def seen(busy_power_ratio: float | None) -> Group:
@@ -138,7 +138,7 @@ def test_rank_behind_gpu_without_power_history_supports_no_name() -> None:
 
 
 def test_line_is_that_of_the_rank_of_which_it_is_said() -> None:
-    """The group is shown by its lowest rank, which is at another line."""
+    """Show the line of the named rank. Its group is shown by the lowest rank, which is at another line."""
     frames = [(Frame(function="read_part", file="shards.py", line=line),) for line in (10, 20)]
     alike = group(range(2), frames[0], "unknown", "unknown")
     members = tuple(

@@ -132,7 +132,9 @@ def test_torch_finds_the_same_mismatch() -> None:
 
 
 def stopped_at(rank: int, counted: int | None, others: int = 8) -> Verdict:
-    """All ranks are stuck in operation 5; three enqueued `others` operations, `rank` nothing more."""
+    """Return the verdict on ranks that are stuck in operation 5.
+
+    Rank `rank` has enqueued nothing more, the three others have enqueued `others` operations."""
     dumps = {one: recorder(one, [WORLD] * (5 if one == rank else others), 4) for one in range(4)}
     if counted is not None:
         status = {"last_enqueued_collective": counted, "last_started_collective": 4, "last_completed_collective": 4}
@@ -144,7 +146,7 @@ def stopped_at(rank: int, counted: int | None, others: int = 8) -> Verdict:
 
 
 def test_rank_that_enqueued_nothing_more_is_shown_and_not_checked_first() -> None:
-    """An innocent rank 0 that reads a result looks the same."""
+    """Do not check rank 0 first: an innocent rank 0 that reads a result has the same dump."""
     verdict = stopped_at(0, counted=5)
     assert (verdict.kind, verdict.named, verdict.first_look) == ("EverybodyCame", (), ())
     assert "no rank's CPU is behind" not in verdict.message

@@ -1,4 +1,4 @@
-"""Titles of processes (setproctitle): their numbers, families and names; the title of a live rank and its workers."""
+"""Titles of processes (setproctitle): their numbers, families and names; the titles of a live rank and its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that sleep, from capture to capture: unknown until they wake, frozen if they poll for nothing."""
+"""Ranks that sleep, from capture to capture. Their motion is unknown until they wake; frozen if they poll in vain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNIX = 1e9
 
 
 def slept(*sights: tuple[float, float], place: str = "here") -> Sleeper | None:
-    """Return the sleeper after captures at these times, each with the latest end of a sleep."""
+    """Return the sleeper after captures at these times. Each item is a capture's time and the latest end of a sleep."""
     known: dict[RankId, Sleeper] = {}
     for now, until in sights:
         sleep = Sleep(until_unix_seconds=UNIX + until, seconds=until - now, place=place)

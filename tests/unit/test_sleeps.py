@@ -1,4 +1,4 @@
-"""Sleeps of ranks, from the rounds of a capture."""
+"""Sleeps of ranks, measured by the rounds of a capture."""
 
 from __future__ import annotations
 

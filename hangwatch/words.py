@@ -92,7 +92,7 @@ def duration(seconds: float) -> str:
 
 
 def describe_sleep(sleep: Sleep) -> str:
-    """Return the activity of a rank that sleeps: "sleeps until 15:24:10 UTC"; of one that polls: "polls every 30 s"."""
+    """Return the activity of a sleeping rank: "sleeps until 15:24:10 UTC", or "polls every 30 s ..." if it polls."""
     if sleep.is_polling:
         return f"polls every {duration(max(sleep.seconds, 0.1))} for something that does not happen"
     return f"sleeps until {utc(sleep.until_unix_seconds, '%H:%M:%S UTC')}"
@@ -203,7 +203,7 @@ def name_ranks(ranks: Sequence[RankId]) -> str:
 
 
 def traced_ranks(traced: Sequence[tuple[RankId, str]]) -> str:
-    """Return ranks with the process that traces each: `rank 3 on a is stopped by gdb, pid 4711`; at most four."""
+    """Return ranks and the process that traces each, at most four: `rank 3 on a is stopped by gdb, pid 4711`."""
     return "; ".join(f"{_name_rank(rank)} is stopped by {tracer}" for rank, tracer in traced[:4])
 
 

@@ -1,4 +1,4 @@
-"""Pure: reads the titles that programs give to their processes (setproctitle(3)), in place of the command line.
+"""Titles that programs give to their processes instead of the command line, see setproctitle(3). Pure.
 
 vLLM: `VLLM::Worker_DP0_TP2` (vllm/utils/system_utils.py); SGLang: `sglang::scheduler_PP1_TP0`
 (sglang/srt/managers/scheduler.py); Ray: `ray::Actor.method` while an actor runs a method.
@@ -25,29 +25,29 @@ class Title(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The title without numbers, and without the method of an actor: equal for processes of one kind."""
+        """The title without numbers and without an actor's method. It is equal for processes of one kind."""
         actor = self.text.partition(".")[0] if "::" in self.text else self.text
         return _DIGITS.sub("#", _NUMBERS.sub("", actor))
 
     @property
     def name(self) -> str | None:
-        """The title as a name of its process; None if it contains odd characters, or tells no more than a program."""
+        """The title as a name of its process. None if it has unusual characters or is only the name of a program."""
         return self.text if _PLAIN.fullmatch(self.text) and _TELLS.search(self.text) else None
 
     @property
     def rank(self) -> int | None:
-        """The only number of a tensor, pipeline or data parallel group; of several numbers the rank is not known."""
+        """The number of a tensor, pipeline or data parallel group. None if the title has no or several such numbers."""
         ranks = [self.numbers[kind] for kind in _RANKS if kind in self.numbers]
         return ranks[0] if len(ranks) == 1 else None
 
     @property
     def is_worker(self) -> bool:
-        """True if the process has a part of the model. A data parallel number alone may be that of a server."""
+        """True if the process has a part of the model. A title with only a data parallel number may be a server's."""
         return not self.numbers.keys().isdisjoint(("TP", "PP"))
 
 
 def read(command: str) -> Title | None:
-    """Return the title in a command line; None if it begins with a Python interpreter."""
+    """Return the title in a command line. None if the line begins with a Python interpreter or has no letter."""
     first = next(iter(command[:4096].split(None, 1)), "")
     if not re.search("[A-Za-z]", first) or _INTERPRETER.search(first):
         return None

@@ -174,7 +174,7 @@ def _rank(
 
 
 def _title(process: Process) -> str | None:
-    """Return the title that a program gave to its process, without the method of an actor, which changes."""
+    """Return the title that a program gave to its process, without an actor's method. None without a usable title."""
     title = process_title.read(" ".join(process.cmdline[:1]))
     return title.name.partition(".")[0] if title and title.name else None
 

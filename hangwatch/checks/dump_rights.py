@@ -18,6 +18,7 @@ from hangwatch.probes.process import dump_permissions
 DUMPABLE = Metric(name="dump_permitted", help="1 if the stack of the rank may be taken", labels=contract.RANK)
 OLDEST_PYSPY = (0, 4)
 YAMA_FORBIDS_ALL = 3
+ALLOW_PTRACE = "set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, then reboot"
 GRANT = (
     "run hangwatch as root, or grant it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH "
     "(AmbientCapabilities=; in Kubernetes, SYS_PTRACE)"
@@ -99,7 +100,7 @@ def _refused(sample: Sample) -> Iterator[CheckVerdict]:
 def _likely_cause(rights: dump_permissions.Rights, rank: RankRight) -> tuple[str, str]:
     """Return the most likely cause of a refusal, and what to do."""
     if rights.ptrace_scope == YAMA_FORBIDS_ALL:
-        return "kernel.yama.ptrace_scope is 3, which forbids it for all users", "set it to 1 or 2, and reboot"
+        return "kernel.yama.ptrace_scope is 3, which forbids it for all users", ALLOW_PTRACE
     if "CAP_SYS_PTRACE" not in rights.capabilities:
         owner = f"it belongs to user {rank.user_id} and " if rank.user_id not in (None, rights.user_id) else ""
         return f"{owner}hangwatch lacks CAP_SYS_PTRACE", GRANT
@@ -117,7 +118,7 @@ def _in_general(sample: Sample) -> Iterator[CheckVerdict]:
         return
     if sample.rights.ptrace_scope == YAMA_FORBIDS_ALL:
         message = "kernel.yama.ptrace_scope is 3: no stack of any process can be taken"
-        yield warning("DumpForbidden", message, "set it to 1 or 2, and reboot")
+        yield warning("DumpForbidden", message, ALLOW_PTRACE)
     elif "CAP_SYS_PTRACE" not in sample.rights.capabilities:
         message = "hangwatch lacks CAP_SYS_PTRACE: ranks of other users cannot be dumped"
         yield warning("CapabilityMissing", message, GRANT)

@@ -31,7 +31,7 @@ SOFT = Metric(name="fd_process_soft_limit", help="the job's lowest soft limit on
 HARD = Metric(name="fd_process_hard_limit", help="the job's lowest hard limit on open files", labels=LABELS)
 
 REMEDY_JOB = (
-    "raise it where the job starts: LimitNOFILE=1048576 in slurmd's or containerd's unit, `ulimit -n`, "
+    "raise the limit where the job starts: LimitNOFILE=1048576 in slurmd's or containerd's unit, `ulimit -n`, "
     "`docker run --ulimit nofile=1048576:1048576`"
 )
 REMEDY_NODE = "raise fs.file-max by sysctl; `lsof | awk '{print $1}' | sort | uniq -c` counts open files by program"

@@ -23,8 +23,8 @@ from hangwatch.probes.gpu.details import OccupancyDetails
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
-IDLE = Metric(name="gpu_held_without_process", help="1 while it is allocated and has no process", labels=GPU)
-LEFT = Metric(name="gpu_memory_without_process_bytes", help="memory in use while it has no process", labels=GPU)
+IDLE = Metric(name="gpu_held_without_process", help="1 while the GPU is allocated and has no process", labels=GPU)
+LEFT = Metric(name="gpu_memory_without_process_bytes", help="memory in use while the GPU has no process", labels=GPU)
 EVERY_SECONDS = 60.0
 LONGEST_SECONDS = 7200.0
 GIBIBYTE = 1 << 30

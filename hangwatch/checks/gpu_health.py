@@ -46,7 +46,7 @@ DRIVER_TROUBLE = {
 """Reason of a driver fault -> reason of this check. These faults stop every new CUDA program on the node."""
 
 RECOVERY_REMEDIES = {
-    "GpuReset": "stop all processes on it, also hangwatch; then `nvidia-smi --gpu-reset -i {index}`",
+    "GpuReset": "stop all processes on the GPU, also hangwatch; then `nvidia-smi --gpu-reset -i {index}`",
     "DrainAndReset": "let its jobs end, stop hangwatch, then `nvidia-smi --gpu-reset -i {index}`",
     "DrainPeerToPeer": "let the jobs that use peer-to-peer end, then check again",
     "RecoverImexDomain": "restart nvidia-imex on every node of the domain",

@@ -347,7 +347,7 @@ def _never_answered(window: Sequence[Sample], settings: Settings) -> Iterator[Ch
         if seconds >= settings.refused_seconds:
             message = (
                 f"{master.address}, the master of job {master.job}, has refused connections for {seconds:.0f} s and "
-                f"never responded; {words.count(master.retrying, 'rank')} of this node may be retrying"
+                f"never responded; {words.count(master.retrying, 'rank')} on this node may be retrying"
             )
             remedy = "check if rank 0 is running and past its imports: `hangwatch dump` on its node"
             yield warning("MasterRefused", message, remedy)

@@ -31,7 +31,7 @@ LINKS_UP = Metric(name="gpu_nvlinks_up", help="NVLinks that are up", labels=GPU)
 ERRORS = Metric(
     name="gpu_nvlink_errors_total", help="Errors of all NVLinks of the GPU", labels=(*GPU, "kind"), kind="counter"
 )
-REFUSED = Metric(name="gpu_peer_access_refused", help="Other GPUs that this one cannot reach", labels=(*GPU, "access"))
+REFUSED = Metric(name="gpu_peer_access_refused", help="Other GPUs that this GPU cannot reach", labels=(*GPU, "access"))
 
 COUNTERS = ("replays", "recoveries", "crc_flit_errors", "crc_data_errors", "failed_recoveries", "symbol_errors")
 NOISE = ("replays", "crc_flit_errors", "crc_data_errors")

@@ -23,7 +23,7 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.node.oom_kills import OomKill, OomKills
 
 KILLS = Metric(
-    name="oom_kills_total", help="processes killed for lack of memory, by the kernel log", labels=("comm", "limit"),
+    name="oom_kills_total", help="processes killed for lack of memory, from the kernel log", labels=("comm", "limit"),
     kind="counter",
 )  # fmt: skip
 COUNTED = Metric(

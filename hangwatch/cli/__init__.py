@@ -149,7 +149,7 @@ def _run(arguments: list[str] | None) -> int:
         if os.environ.get("HANGWATCH_DEBUG"):
             raise
         _drop(sys.stdout)
-        where = error.filename or "standard output, or a file that was written"
+        where = error.filename or "standard output or an output file"
         screen.complain(f"{where}: {error.strerror or error}")
         return 2
     except Exception as error:

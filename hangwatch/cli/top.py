@@ -88,7 +88,7 @@ def watch(ask: Callable[[], Status]) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or terminal in ("", "dumb", "unknown"):
         raise InputError(
             f"a terminal is needed (TERM={terminal or 'not set'!s})\n"
-            "  `hangwatch status` prints the same once; `hangwatch status --json` is for programs"
+            "  `hangwatch status` prints the same tables once; `hangwatch status --json` is for programs"
         )
     answers = _Answers(ask)
     threading.Thread(target=answers.keep_asking, name="status", daemon=True).start()

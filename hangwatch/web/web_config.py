@@ -101,7 +101,7 @@ def _refuse_writers(path: Path) -> None:
     except OSError as error:
         raise yaml_file.YamlError(f"{path}: {error.strerror}") from None
     if is_writable_by_all:
-        raise yaml_file.YamlError(f"{path}: all users may write it and so read all incidents: chmod o-w {path}")
+        raise yaml_file.YamlError(f"{path}: all users may write this file and so read all incidents: chmod o-w {path}")
 
 
 def _refuse_users(document: Document, users: Mapping[str, str]) -> None:

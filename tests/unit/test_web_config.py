@@ -133,7 +133,7 @@ def test_fifo_and_world_writable_file_are_refused(tmp_path: Path) -> None:
         web_config.load(tmp_path / "fifo")
     (tmp_path / "web.yml").write_text("")
     (tmp_path / "web.yml").chmod(0o666)
-    with pytest.raises(yaml_file.YamlError, match=r"all users may write it.*chmod o-w"):
+    with pytest.raises(yaml_file.YamlError, match=r"all users may write this file.*chmod o-w"):
         web_config.load(tmp_path / "web.yml")
 
 

@@ -43,7 +43,7 @@ MOST_ROUNDS = 10
 INCOMPLETE = 1
 BAD = 2
 
-_File = tuple[Path, Path | None]  # a path, and the folder argument in which it was found, None if it was an argument
+_File = tuple[Path, Path | None]  # a path, and the folder argument that contains it; None: the path is an argument
 
 job_option = click.option("--job", "wanted", help="Merge only this job, by id, key or name.")
 

@@ -205,7 +205,7 @@ def test_one_incident_of_a_node_and_one_job_of_several(tmp_path: Path) -> None:
         refused("merge", url, says="these incidents are of several jobs")
         chosen = json.loads(hangwatch("merge", "--json", "--job", "other", url).stdout)
         assert chosen["groups"][0]["members"][0]["rank"] == 16
-        refused("merge", "--job", "nobody", url, says="no job in")
+        refused("merge", "--job", "nobody", url, says="no job found in")
         refused("merge", f"{url}/incidents/{named}", str(tmp_path / "0"), says="these incidents are of several jobs")
 
 

@@ -285,6 +285,12 @@ def test_a_job_that_destroyed_its_process_group_is_over_and_before_that_it_is_no
         assert (verdict.kind, verdict.named) == ("Over", ())
 
 
+def idle_judgement(job: RealJob) -> tuple[Grouping, Verdict] | None:
+    _, grouping, verdict = job.judge()
+    is_idle = not any(member.waits.active_peers for member in grouping.members)
+    return (grouping, verdict) if is_idle else None
+
+
 def test_a_job_with_ddp_that_destroyed_its_process_group_is_over(tmp_path: Path) -> None:
     """Count only connections on which a main thread receives.
 
@@ -297,9 +303,9 @@ def test_a_job_with_ddp_that_destroyed_its_process_group_is_over(tmp_path: Path)
         assert verdict.kind != "Over"
         (tmp_path / "end").write_text("")
         wait_for(lambda: len(list(tmp_path.glob("over-*"))) == RANKS, "the ranks to destroy their group")
-        _, after, verdict = one.judge()
+        # On a busy machine gloo's threads may still send the last bytes of the group.
+        after, verdict = wait_for(lambda: idle_judgement(one), "idle connections")
         assert 0 not in [member.waits.peers for member in after.members]
-        assert [member.waits.active_peers for member in after.members] == [0] * RANKS
         assert (verdict.kind, verdict.named) == ("Over", ()), verdict.message
 
 

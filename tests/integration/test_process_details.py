@@ -30,7 +30,7 @@ threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 os.nice(3)
 def own_code():
     ready()
-    time.sleep(6000)
+    os.read(os.pipe()[0], 1)
 own_code()
 """
 

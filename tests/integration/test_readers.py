@@ -250,7 +250,7 @@ os.setgroups([])
 os.setresgid({uid}, {uid}, {uid})
 os.setresuid({uid}, {uid}, {uid})
 def train_with_a_secret():
-    time.sleep(600)
+    time.sleep(6000)
 train_with_a_secret()
 """
 

@@ -114,7 +114,7 @@ subprocess.run([sys.executable, {str(program)!r}, folder, {method!r}, {servers!r
     name = titles[2].partition(".")[0]
     assert words.name_ranks([rank]).startswith(titles[2])
     assert "read_table" in verdict.message
-    assert f"{name} on " in live.stdout
+    assert f"{name} (" in live.stdout
 
 
 def dump(pid: int) -> list[str]:

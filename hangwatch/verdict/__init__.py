@@ -1,1 +1,1 @@
-"""Groups and wait-for graph to a verdict: suspects, evidence, confidence and text. Pure."""
+"""Verdicts: from groups and the wait-for graph to suspects, evidence, confidence and text. Pure."""

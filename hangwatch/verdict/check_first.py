@@ -1,6 +1,6 @@
-"""Pure: the rules for ranks to check first if none can be named, as one table. `judge` applies its gate to them, too.
+"""Pure: the rules for ranks to check first if no rank can be named, as one table. `judge` applies its gate to them, too.
 
-Such a rank differs from the others for a general reason, but is innocent too often to be named by stacks alone.
+Such a rank differs from the others for a general reason. It is innocent too often to be named by stacks alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 
 
 def _only_group(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence[Group]]:
-    """Return the only group for which `wanted` is true, except the largest group; none if there are several."""
+    """Return a function that finds the one group for which `wanted` is true, apart from the largest group.
+
+    The function returns an empty list if several groups match.
+    """
 
     def suspects(scene: Scene) -> Sequence[Group]:
         found = [group for group in scene.stacked[1:] if wanted(scene, group)]
@@ -43,7 +46,7 @@ def _only_group(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Seq
 
 
 def _is_in_own_code(scene: Scene, group: Group) -> bool:
-    """True if it does not move in the program's own code, and no name or measurement shows that it only waits there.
+    """True if the group is in the program's own code and does not move, and nothing shows that it only waits there.
 
     Code in which other ranks also wait for their GPUs does not count.
     """
@@ -57,7 +60,7 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
 
 
 def _beside_frozen_programs(scene: Scene) -> Sequence[Group]:
-    """Return a group in the program's own code, if all others are frozen in a program over all processes (JAX)."""
+    """Return a group in the program's own code, if all other ranks do not progress in a JAX program over all processes."""
 
     def is_in_program(group: Group) -> bool:
         marked = any(activity.is_marked("all_processes", frame.function, frame.file) for frame in group.frames)
@@ -68,13 +71,13 @@ def _beside_frozen_programs(scene: Scene) -> Sequence[Group]:
 
 
 def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
-    """True if it waits for a thread in unknown functions, does not move, and no measurement shows a mere wait."""
+    """True if the group waits for a thread in unknown functions, does not move, and no measurement shows a mere wait."""
     moves = any(member.motion is Motion.MOVING for member in group.members)
     return asks_unknown_thread(group) and not moves and all(map(scene.may_be_late, group.members))
 
 
 def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
-    """True for one rank in another collective, or at another call of it, except roots and stages of a pipeline."""
+    """True for one rank in another collective, or in another call of it. Roots and pipeline stages do not count."""
     return group.size == 1 and scene.are_all_collective and not scene.has_pipeline_stages and not scene.only_roles
 
 
@@ -83,26 +86,25 @@ def _is_few_in_a_collective(scene: Scene, group: Group) -> bool:
 
 
 def _is_at_another_line(scene: Scene, _: Group) -> bool:
-    """True if groups in the same functions are at other lines of the user's code, and no rank moves.
+    """True if all groups are in the same functions, at different lines of the user's code, and no rank moves.
 
-    In a healthy job, too, the root of a collective may call it from a line of its own, and so may the stages of a
-    pipeline.
+    In a healthy job, too, the root of a collective may call it from another line. So may the stages of a pipeline.
     """
     return scene.are_at_different_lines and not scene.has_movers
 
 
 def _idles(group: Group) -> bool:
-    """True if it waits in a loop for something from outside of the job."""
+    """True if the group waits in a loop for something from outside the job."""
     return activity.find_activity(group.activity).idles
 
 
 def _idle_servers(scene: Scene) -> Sequence[Group]:
-    """Return ranks in a loop that serves requests, without a request, while others have gone on into a collective."""
+    """Return ranks that wait for a request in a serving loop, while the others have gone on into a collective."""
     return _beside_collectives(scene, _idles)
 
 
 def _awaits_orders(group: Group) -> bool:
-    """True if it waits, in a loop, for an order of what to do next."""
+    """True if the group waits in a loop for its next order."""
     frame = find_caller(group.frames)
     receives = is_rooted(group) or is_between_two(group) or not is_collective(group)
     return group.waits and receives and frame is not None and activity.is_marked("orders", frame.function, frame.file)
@@ -114,10 +116,10 @@ def _idle_side(scene: Scene) -> Sequence[Group]:
 
 
 def _awaits_answer(scene: Scene, group: Group) -> bool:
-    """True if it waits for an answer or for events, while all others wait for their GPUs.
+    """True if the group waits for an answer or for events, while all others wait for their GPUs.
 
-    A healthy engine may wait like this for its next request while others are in a collective, but no rank begins a step
-    alone.
+    A rank of a healthy engine may wait like this for its next request while others are in a collective. But no rank
+    begins a step on the GPU alone.
     """
     others = [other for other in scene.stacked if other is not group]
     moves = any(member.motion is Motion.MOVING for member in group.members)
@@ -129,7 +131,7 @@ def _awaits_answer(scene: Scene, group: Group) -> bool:
 
 
 def _awaits_another_process(group: Group) -> bool:
-    """True if it waits for an answer of another process, which may be outside of the job."""
+    """True if the group waits for an answer of another process, which may be outside the job."""
     known = activity.find_activity(group.activity)
     return group.waits and known.work_is_in is not None and not known.idles
 
@@ -147,7 +149,7 @@ def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequen
 
 
 def _logged_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
-    """Return a function that finds the ranks about which the kernel logged a line with one of these names."""
+    """Return a function that finds the ranks with a kernel log line of one of these names."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
         return keep_groups(scene.stacked, lambda member: any(line.name in names for line in member.kernel.lines))
@@ -156,14 +158,20 @@ def _logged_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
 
 
 def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
-    """True as for `_is_in_own_code`, while others wait for a lock that only this group may hold."""
+    """True if the group is in its own code, as in `_is_in_own_code`, and the others wait for a lock.
+
+    No rank of another group may hold that lock.
+    """
     own = set(map(process_of, group.members))
     holders = {lock_holder(member) for member in scene.locked_out if process_of(member) not in own}
     return holders <= own and _is_in_own_code(scene, group)
 
 
 def _without_a_thread(scene: Scene, group: Group) -> bool:
-    """True if it has no thread in a collective, while all others have one, and all main threads are in one place."""
+    """True if the group has no thread in a collective, but every other group has one.
+
+    All main threads must be in the same functions.
+    """
     if not scene.are_alike or _has_a_collective(group):
         return False
     return all(_has_a_collective(other) for other in scene.stacked if other is not group)
@@ -174,7 +182,7 @@ def _has_a_collective(group: Group) -> bool:
 
 
 def _holders(scene: Scene) -> Sequence[Group]:
-    """Return ranks that hold the lock of a file for which another rank waits."""
+    """Return ranks that hold the lock of a file for which another rank waits, except ranks that wait for their GPU."""
     members = scene.grouping.members
     held = {lock_holder(member) for member in members if member.waits.file_lock is not None}
     stacked = (group for group in scene.stacked if group.waits_for != "gpu")
@@ -194,7 +202,7 @@ def _other_of_two(scene: Scene) -> Sequence[Group]:
 
 
 def _busy_half(scene: Scene) -> Sequence[Group]:
-    """Return ranks in one known activity, while all others are in one call of one collective."""
+    """Return the ranks that are busy in one activity, while all others are in one call of one collective."""
     busy = [group for group in scene.stacked if group.waits_for == "nothing"]
     others = [group for group in scene.stacked if group not in busy]
     is_one = len({group.activity for group in busy}) == len(others) == 1
@@ -206,7 +214,10 @@ def _is_behind_gpu(_: Scene, group: Group) -> bool:
 
 
 def _low_power(scene: Scene) -> Sequence[Group]:
-    """Return the ranks with GPUs that all draw less power than every GPU that works."""
+    """Return the groups without a working GPU, if each of their GPUs draws less power than every GPU that works.
+
+    Power is in watts. The list is empty if the power of one of these GPUs is unknown.
+    """
     working = [member for group in scene.stacked for member in group.members if _gpu_works(member.signature)]
     still = [group for group in scene.stacked if not any(_gpu_works(member.signature) for member in group.members)]
     drawn = [member.gpu.power_watts for group in still for member in group.members]
@@ -406,4 +417,5 @@ CHECK_FIRST: tuple[Rule, ...] = (
         few=False,
     ),
 )
-"""Which ranks to check first, in their order. Section 4 of docs/verdicts.md is printed from them."""
+"""The rules for ranks to check first, in the order in which they are tried. Section 4 of docs/verdicts.md prints them.
+"""

@@ -1,4 +1,4 @@
-"""Pure: environments of the ranks of a job -> the variables that differ, and those that all have. Names no rank."""
+"""Pure: compares the environments of a job's ranks: variables that differ, and variables with one value. Names no rank."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _VALUE_CHARACTERS = 200
 
 
 def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
-    """Return the variables that differ among ranks, the rarest first, and those that all have. None if none was read.
+    """Return the variables that differ among ranks, the rarest value first, and those that are equal on all ranks.
 
-    Left out are variables that should differ by the table, and those with nearly as many values as ranks.
+    None if no environment was read. Two kinds of variables are left out: those that should differ by the table
+    `environment_names`, and those with three or more values that are also more values than half of the ranks.
     """
     if not environs:
         return None
@@ -53,7 +54,7 @@ def _difference(name: str, why: str, by_value: Mapping[str | None, list[RankId]]
 
 
 def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterator[Evidence]:
-    """Yield the differences as evidence, first those of ranks that the verdict names or checks first."""
+    """Yield the differences as evidence, first those of `pointed`: ranks that the verdict names or checks first."""
     pids = {(rank.node, rank.rank, rank.pid) for rank in pointed}
 
     def is_theirs(one: Difference) -> bool:
@@ -65,7 +66,7 @@ def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterat
 
 
 def describe_difference(difference: Difference) -> str:
-    """Return a difference in words: `NCCL_SOCKET_IFNAME differs: eth1 on rank 3, eth0 on 7 others`."""
+    """Return the text of a difference: `NCCL_SOCKET_IFNAME differs: eth1 on rank 3, eth0 on 7 others`."""
     *odd, most = difference.settings
     told = [f"{_value(setting)} on {words.name_ranks(setting.ranks)}" for setting in odd]
     rest = f"{_value(most)} on {words.count(most.count, 'other')}"

@@ -1,4 +1,4 @@
-"""Pure: evidence with its numbers: the support for a verdict besides the stacks, and context."""
+"""Pure: evidence with its numbers. It supports a verdict besides the stacks, or gives context."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
 
 
 def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
-    """Yield evidence from the kernel, NCCL and counters of the nodes, for any finding."""
+    """Yield evidence that belongs to any finding: from the kernel, NCCL, and counters of the nodes."""
     suspects, members = {member.id for member in finding.members}, scene.grouping.members
     named = suspects if finding.is_named else set()
     yield from in_kernel([member for member in members if member.id in suspects], members)
@@ -77,7 +77,7 @@ def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
 
 
 def on_named(suspects: Sequence[Group], others: Sequence[Group]) -> Iterator[Evidence]:
-    """Yield the activities of the suspects and of the others, and how their numbers differ."""
+    """Yield the activities of the suspects and of the others, and the differences between their measurements."""
     members = [member for group in suspects for member in group.members]
     rest = [member for group in others for member in group.members]
     for group in suspects:
@@ -102,7 +102,7 @@ def on_named(suspects: Sequence[Group], others: Sequence[Group]) -> Iterator[Evi
 
 
 def context(grouping: Grouping) -> Iterator[Evidence]:
-    """Yield evidence for a verdict that names no rank: the groups, other threads, GPUs that differ."""
+    """Yield evidence for a verdict that names no rank: the groups, other threads, a GPU that differs, missing ranks."""
     groups = grouping.groups
     for group in groups[:6]:
         yield _evidence("group", group.members, f"{_who(group.members)}: {_shows(group)}")
@@ -120,7 +120,7 @@ def context(grouping: Grouping) -> Iterator[Evidence]:
 
 
 def absence(grouping: Grouping) -> Iterator[Evidence]:
-    """Yield the ranks without an answer, apart from ranks of nodes that were not asked."""
+    """Yield the ranks that did not respond, and the ranks on nodes that were not captured."""
     if grouping.unanswered:
         silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)})"
         message = f"no answer from {silent}: check them first, although answers of healthy ranks are lost, too"
@@ -132,7 +132,10 @@ def absence(grouping: Grouping) -> Iterator[Evidence]:
 
 
 def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterator[Evidence]:
-    """Yield the system calls of these ranks, if they were read, with the file, pipe or peer of each."""
+    """Yield the system calls of these ranks, if they were read, each with its file, pipe or peer.
+
+    `everybody` are all ranks of the job: a peer among them is shown as a rank.
+    """
     by_node: dict[str | None, dict[int, RankId]] = {}
     for member in everybody:
         if member.id.pid is not None:
@@ -146,7 +149,7 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterato
 
 
 def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evidence]:
-    """Yield the crash artifacts of ranks that are gone, the earliest first."""
+    """Yield the crash artifacts of ranks that have ended, the earliest first. They support a verdict on the `named` ranks."""
     told = [(member.died, member) for member in members if member.died is not None]
     told.sort(key=lambda entry: entry[0].unix_seconds)
     for one, member in told[:_MOST_DIED]:
@@ -156,7 +159,7 @@ def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evide
 
 
 def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evidence]:
-    """Yield lines of the kernel's log about these ranks: lines about a process first, each once for all its ranks."""
+    """Yield kernel log lines about these ranks, each line once for all its ranks. Lines about a process come first."""
     by_line: dict[tuple[str | None, KernelLine], list[Member]] = {}
     for member in members:
         for line in member.kernel.lines:
@@ -171,12 +174,12 @@ def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator
 
 
 def launchers(members: Sequence[Member]) -> Evidence:
-    """Return the nodes on which a launcher of the job has no rank, while others have some."""
+    """Return evidence on nodes where a launcher of the job has no rank, while other launchers have ranks."""
     return _evidence("launcher", members, "; ".join(map(job_headlines.launcher, members[:_CONTEXT_THREADS])))
 
 
 def enclosed(grouping: Grouping) -> Iterator[Evidence]:
-    """Yield ranks that wait for others at an address that no other node can reach."""
+    """Yield the ranks that wait for others at an address that no other node can reach."""
     members = [member for member in grouping.members if member.waits.enclosed_at is not None]
     if members:
         where = words.join_words(sorted({str(member.waits.enclosed_at) for member in members})[:2])
@@ -270,7 +273,7 @@ def _alone(members: Sequence[Member]) -> Iterator[Evidence]:
 
 
 def _numbers(member: Member) -> list[str]:
-    """Return the measurements of one rank, the most telling first."""
+    """Return the measurements of one rank as texts, the most important first."""
     parts = [f"main thread at {member.usage.main_cpu_ratio or 0.0:.0%} of a core"]
     if member.usage.switches_per_second is not None:
         parts.append(f"{member.usage.switches_per_second:.1f} voluntary context switches per second")
@@ -295,7 +298,7 @@ def _numbers(member: Member) -> list[str]:
 
 
 def _compared(members: Sequence[Member], rest: Sequence[Member]) -> Iterator[Evidence]:
-    """Yield the numbers of the suspects next to those of the others."""
+    """Yield the measurements of the suspects next to those of the others."""
     drawn, used, busy = power(members, rest), utilization(members, rest), cpu(members, rest)
     if drawn.is_measured:
         own, others = f"{median(drawn.suspects):.0f} W", f"{median(drawn.others):.0f} W"

@@ -1,4 +1,4 @@
-"""Pure: a rule, and what it finds in a scene. A finding states facts; `evidence` and `render` add the rest."""
+"""Pure: rules, and findings of a rule in a scene. A finding states facts; `evidence` and `render` add the rest."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Text: TypeAlias = "Callable[[Finding], str]"
 class Rule(NamedTuple):
     """A rule that names its `suspects` if enough other ranks wait for them.
 
-    `description` of the suspects is printed in docs/verdicts.md. The ranks that wait for one of the kinds in `waiting`
-    must be at least half of the ranks in `half_of`, and outnumber the suspects. `half_of`: "dumped" are the other ranks
-    with a stack, "others" the other ranks that answered, "answered" all that answered. `outnumber`: "as many" may be
-    equal, "more" allows one against one, "three times" does not.
+    docs/verdicts.md prints the `description` of the suspects. At least half of the ranks in `half_of` must wait for one
+    of the kinds in `waiting`, and these ranks must outnumber the suspects. `half_of` is "dumped" (the other ranks with
+    a stack), "others" (the other ranks that answered) or "answered" (all ranks that answered). `outnumber`: "as many"
+    allows equal numbers, "more" allows one against one, "three times" does not.
 
-    `by_stack`: the suspects are found by their stacks, so a rank in the same place does not wait for them. The first
-    such rule with suspects ends the search, except a rule that `gives_way`. `weigh` may change the `confidence`.
+    `by_stack`: the suspects are found by their stacks, so a rank in the same place does not wait for them. The search
+    ends at the first such rule with suspects, except at a rule that `gives_way`. `weigh` may change the `confidence`.
 
-    A rule to check ranks first names none; `settle` tells what would show more. It names them only if it `may_name` and
-    the measurements agree. `says` and `settle` make its text, see `render`.
+    A rule to check ranks first names no rank; `settle` is the text on what would decide. If it `may_name`, it names the
+    ranks when the measurements agree. `says` and `settle` make its text, see `render`.
     """
 
     kind: str
@@ -44,13 +44,13 @@ class Rule(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A kind of verdict with its facts: its `suspects` are named if it has a confidence, else checked first.
+    """A kind of verdict with its facts. The `suspects` are named if it has a confidence, else checked first.
 
-    `others` are the other ranks with a stack. `rule` is set if a rule compared the two. `answer` is what follows from
-    sequence numbers; it decided if `by_numbers`. The groups of `scene` may be split by lines. `says` and `settle` make
-    its text. `apart` are other groups that differ. `contradicted` is the finding by stacks that sequence numbers
-    disprove. `caveat` is the last sentence of the text. `open_then` is what was open at the moment of the flight
-    recorder dumps.
+    `others` are the other ranks with a stack. `rule` is set if a rule compared suspects and others. `answer` is the
+    result of the sequence numbers; `by_numbers` is true if it decided. The groups of `scene` may be split by lines.
+    `says` and `settle` make the text of the finding, and `caveat` is its last sentence. `apart` are other groups that
+    differ. `contradicted` is the finding by stacks that sequence numbers disprove. `open_then` is the result of the
+    operations that were open when the flight recorders were dumped.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class Finding(NamedTuple):
 
     @property
     def is_named(self) -> bool:
-        """True if its suspects are named."""
+        """True if the suspects are named."""
         return self.confidence is not Confidence.NONE
 
     @property
@@ -85,7 +85,7 @@ class Finding(NamedTuple):
         return min(map(self.scene.neighbours, self.suspects))
 
     def waiting(self, *kinds: str) -> int:
-        """Return the number of other ranks that wait for one of `kinds`."""
+        """Return the number of other ranks that wait for one of `kinds`. The kind "work" counts ranks whose GPU works."""
         same_place = {group.key for group in self.suspects} if self.rule is not None and self.rule.by_stack else set()
         if "work" in kinds:
             return sum(member.signature is Signature.GPU_WORKS for group in self.others for member in group.members)

@@ -1,7 +1,7 @@
-"""Pure: flight recorders that torch dumped itself, at one moment, with or without the stacks of their ranks.
+"""Pure: flight recorders that torch itself dumped, at one moment, with or without the stacks of their ranks.
 
-A dump may be minutes older or newer than the stacks, so a rank is named by it with medium confidence at most. A rank
-without a stack is at most checked first.
+A dump may be minutes older or newer than the stacks. So a rank that is named by a dump has medium confidence at most. A
+rank without a stack is never named, only checked first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _BY_NUMBER = frozenset({"NotCome", "Circle", "EverybodyCame", "Mismatch", "Contr
 
 
 def without_stacks(ranks: Iterable[int], stacked: Iterable[RankDump]) -> Iterator[RankDump]:
-    """Yield an empty dump for each of these ranks without a stack; none if a stack has no rank: it may be of one."""
+    """Yield an empty dump for each of `ranks` that has no stack.
+
+    Yield nothing if the rank of a stack is unknown: that stack may belong to any rank.
+    """
     known = {dump.id.rank for dump in stacked}
     for rank in sorted(set(ranks) - known) if None not in known else ():
         dump = ProcessDump(taken_monotonic_seconds=0.0, fault=_NO_STACK)
@@ -34,7 +37,11 @@ def without_stacks(ranks: Iterable[int], stacked: Iterable[RankDump]) -> Iterato
 
 
 def with_records(grouping: Grouping, records: Records, opened_before_unix_seconds: float) -> Grouping:
-    """Return the grouping with these records of its ranks, unless their recorders were read in several rounds."""
+    """Return the grouping with `records` added to its ranks.
+
+    A rank keeps its recorder if that was read in several rounds. Only operations enqueued before
+    `opened_before_unix_seconds` count as open.
+    """
 
     def recorded(member: Member) -> Member:
         found = () if member.recorder.libraries or member.id.rank is None else records.get(member.id.rank, ())
@@ -52,9 +59,10 @@ def with_records(grouping: Grouping, records: Records, opened_before_unix_second
 
 
 def qualify(finding: Finding, records: Records) -> Finding:
-    """Return a finding on a grouping `with_records`, as far as dumps of one moment allow it.
+    """Return a finding on a grouping `with_records`, with the confidence and text that dumps of one moment allow.
 
-    If they decide nothing, what was open then in any of `records` is evidence, whatever the time of its file.
+    If the dumps decide nothing, the operations open in `records` are added as evidence, at whatever time a dump was
+    written.
     """
     groups, is_by_number = finding.scene.grouping.groups, bool(finding.answer.graph.pending)
     if finding.kind in _BY_NUMBER and is_by_number:
@@ -77,7 +85,7 @@ def qualify(finding: Finding, records: Records) -> Finding:
 
 
 def _open_then(world_size: int | None, records: Records) -> Answer:
-    """Return what was open in these dumps, however long."""
+    """Return what follows from the operations that are open in these dumps, however short the time."""
     members = tuple(Member(id=RankId(rank=rank)) for rank in sorted(records))
     group = Group(key="", activity="unknown", fault=_NO_STACK, members=members)
     every = with_records(Grouping(groups=(group,), world_size=world_size), records, float("inf"))

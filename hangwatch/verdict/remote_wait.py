@@ -1,4 +1,4 @@
-"""Pure: a node on which all ranks wait for ranks of other nodes: the job may hang, but not because of this node."""
+"""Pure: finds a node on which all ranks wait for ranks of other nodes. The job may hang, but not because of this node."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hangwatch.verdict.sequence_rules import decide
 def waits_for_other_nodes(grouping: Grouping, verdict: Verdict, *, has_ranks_on_other_nodes: bool) -> bool:
     """True if no rank of this node blocks the job: every rank waits for ranks of other nodes.
 
-    Flight recorders show this exactly: every rank of this node has joined what is pending, or waits in another
-    operation itself, and members of these groups are on other nodes. Without records all ranks must be in one wait, and
-    the job must be known to have ranks on other nodes (`has_ranks_on_other_nodes`). A rank that is named or to be
-    checked first is on this node, so then it is false.
+    Flight recorders show this exactly. Each rank of this node has joined the pending operations, or waits in another
+    operation itself, and members of these groups are on other nodes. Without records, all ranks must be in one wait and
+    `has_ranks_on_other_nodes` must be true. False if the verdict names a rank or has one to check first: that rank is
+    on this node.
     """
     members = [member for member in grouping.members if not member.waiting]
     stance = stance_of(grouping)

@@ -1,4 +1,4 @@
-"""Pure: the rules that name ranks, as one table. `judge` applies them, docs/verdicts.md prints them."""
+"""Pure: the rules that name ranks, as one table. `judge` applies them, and docs/verdicts.md prints them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ from hangwatch.verdict.wording import rank_headlines
 def _stacked_where(
     wanted: Callable[[Group], bool], also: Callable[[Group, Member], bool] = lambda _group, _member: True
 ) -> Callable[[Scene], Sequence[Group]]:
-    """Return a function that finds the ranks of groups for which `wanted` is true, without ranks that may be victims.
+    """Return a function that finds the ranks of groups for which `wanted` is true, without possible victims.
 
-    Left out are:
+    Possible victims are:
     * a rank that was seen waiting for ranks before: it does join,
     * a rank that was measured waiting for its GPU, or may be, see `may_be_behind_gpu`,
-    * a rank that spins without the GIL while another is blocked outside of every wait: its GPU may wait for that one,
-    * a rank which, by the kernel, waits for a lock that another rank holds or may hold, for a key of the store, or for
-      data of another rank.
+    * a rank that spins without the GIL while another rank is blocked outside every wait: its GPU may wait for that
+      rank,
+    * a rank in a system call on a lock that another rank holds or may hold, a key of the store, or data of another
+      rank.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -58,9 +59,9 @@ def _stacked_where(
 
 
 def _without_lock_waiters(may_be_suspects: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
-    """Return that function without ranks that may wait for a lock which another rank holds, see `is_at_earlier_line`.
+    """Return `may_be_suspects` without ranks that may wait for a lock of another rank, see `is_at_earlier_line`.
 
-    Stacks alone do not show that. If the kernel was asked about a rank, it was asked about locks, too.
+    Stacks alone do not show such a wait. A rank with measurements stays: its locks were read, too.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -77,14 +78,15 @@ def _without_lock_waiters(may_be_suspects: Callable[[Scene], Sequence[Group]]) -
 
 
 def _is_in_torch(group: Group, member: Member) -> bool:
-    """True if it sleeps in torch's own code, called from a function that no rule knows: `work.wait()` has no frame."""
+    """True if a rank sleeps in torch's code below an unknown function. `work.wait()` has no Python frame."""
     return member.waits.waits_in_torch is True and activity.find_activity(group.activity).waits_for == "unknown"
 
 
 def _is_blocked_elsewhere(group: Group, member: Member) -> bool:
-    """True if it was measured waiting for something, with an idle GPU.
+    """True if a rank with an idle GPU was measured waiting for something.
 
-    If its calls may read a tensor, it may be blocked behind its GPU: then it must be known what it waits for.
+    A call that may read a tensor may wait for the GPU. A rank in such a call counts only if its awaited peer or file is
+    known.
     """
     idle = member.gpu.utilization_ratio is not None and member.gpu.utilization_ratio < GPU_IN_KERNEL_RATIO
     is_known = member.waits.awaited is not None or member.waits.stuck_on is not None
@@ -93,17 +95,17 @@ def _is_blocked_elsewhere(group: Group, member: Member) -> bool:
 
 
 def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
-    """Return the ranks for which `wanted` is true, except ranks without a process. A failed dump does not matter."""
+    """Return the ranks for which `wanted` is true, except ranks without a process. Ranks without a stack count, too."""
     return keep_groups((group for group in scene.grouping.groups if group not in scene.gone), wanted)
 
 
 def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
-    """Return ranks without a process that are known to have crashed: the one that died first, else all."""
+    """Return the ended rank that died first. If none is known, return all ended ranks that are known to have crashed."""
     return died_first(scene) or keep_groups(scene.gone, has_crashed)
 
 
 def _gone_without_another(scene: Scene) -> Sequence[Group]:
-    """Return ranks without a process that are not known to have died after another rank."""
+    """Return the ended ranks that are not known to have died after another rank."""
 
     def followed(member: Member) -> bool:
         return member.died is not None and member.died.of_others
@@ -112,7 +114,7 @@ def _gone_without_another(scene: Scene) -> Sequence[Group]:
 
 
 def died_first(scene: Scene) -> Sequence[Group]:
-    """Return ranks without a process which, by their crash artifacts, died before all others."""
+    """Return the ended ranks that died before all others by their crash artifacts."""
 
     def is_first(member: Member) -> bool:
         return member.died is not None and member.died.is_first and not member.died.of_others
@@ -121,19 +123,19 @@ def died_first(scene: Scene) -> Sequence[Group]:
 
 
 def has_crashed(member: Member) -> bool:
-    """True if the kernel's log says that its process, or a worker of it, ended by a fault or was killed for memory."""
+    """True if the kernel log reports the crash or OOM kill of its process or of a worker process."""
     return any(line.name in DEADLY for line in member.kernel.lines)
 
 
 def _stopped(scene: Scene) -> Sequence[Group]:
-    """Return ranks in state T or t, and those that a freezer holds, in any state."""
+    """Return ranks in state T or t, and ranks in any state that the cgroup freezer holds."""
     return _where(scene, lambda member: member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None)
 
 
 def _blocked(scene: Scene) -> Sequence[Group]:
-    """Return ranks in state D in every round, and those that wait for the file system on which py-spy hangs.
+    """Return ranks in state D in every round, and ranks that wait for the file system on which py-spy hangs.
 
-    Left out are ranks that were seen in only one round, if they wait for ranks or may be behind their GPU: that may
+    Ranks that were seen in only one round are left out if they wait for ranks or may wait for their GPU. That wait may
     pass.
     """
 
@@ -150,12 +152,12 @@ def _blocked(scene: Scene) -> Sequence[Group]:
 
 
 def _undumpable(scene: Scene) -> Sequence[Group]:
-    """Return ranks that cannot be dumped, if the fault is about the rank itself."""
+    """Return ranks that cannot be dumped because of a fault of the rank itself."""
     return keep_groups(scene.failed, lambda member: not may_be_behind_gpu(member))
 
 
 def _deaf_master(scene: Scene) -> Sequence[Group]:
-    """Return rank 0 if it does not serve the store while others are refused there."""
+    """Return rank 0 if it does not serve the store while other ranks are refused there."""
     if not scene.refused:
         return []
 
@@ -167,36 +169,39 @@ def _deaf_master(scene: Scene) -> Sequence[Group]:
 
 
 def _weigh_deaf_master(finding: Finding) -> Confidence:
-    """Return a lower confidence if rank 0 works: it may still be starting."""
+    """Return medium confidence if rank 0 is running, because it may still be starting; else high confidence."""
     works = any(member.signature in {Signature.SPINS, Signature.COMPUTES} for member in finding.members)
     return Confidence.MEDIUM if works else Confidence.HIGH
 
 
 def _weigh_gone(finding: Finding) -> Confidence:
-    """Return a lower confidence if most of the others show only GPU waits."""
+    """Return high confidence if at least half of the others wait for ranks, else medium: GPU waits are weaker."""
     return Confidence.HIGH if finding.waiting("ranks") * 2 >= count_ranks(finding.others) else Confidence.MEDIUM
 
 
 def _weigh_blocked(finding: Finding) -> Confidence:
-    """Return a lower confidence after one round: a disk wait passes."""
+    """Return medium confidence after one round, because a disk wait may pass; else high confidence."""
     return Confidence.HIGH if min(member.rounds for member in finding.members) > 1 else Confidence.MEDIUM
 
 
 def _weigh_undumpable(finding: Finding) -> Confidence:
-    """Return a high confidence if three neighbours could be dumped and three quarters of the job wait for ranks."""
+    """Return high confidence if at least three quarters of the job wait for ranks, else medium confidence.
+
+    High confidence also needs three ranks with a stack on each node of a suspect.
+    """
     explicit = finding.waiting("ranks") * 4 >= 3 * finding.scene.answered
     return Confidence.HIGH if explicit and finding.fewest_neighbours >= 3 else Confidence.MEDIUM
 
 
 def _weigh_outside(finding: Finding, sure: Confidence) -> Confidence:
-    """Return a lower confidence if few ranks wait for ranks (GPU waits are weaker), or if many are named."""
+    """Return `sure`, or a lower confidence if few ranks wait for ranks or if many are named. GPU waits are weaker."""
     named, answered = len(finding.members), finding.scene.answered
     explicit = finding.waiting("ranks")
     if sure is Confidence.MEDIUM and explicit * 2 < answered - named:
         return Confidence.LOW
     outside = count_ranks(finding.others) - explicit
     if 0 < outside <= named and all(map(waits_in_program, finding.suspects)):
-        return Confidence.LOW  # the suspects may wait for these, which have not joined either
+        return Confidence.LOW  # the suspects may wait for these ranks, which have not joined, either
     many = named > 1 and named * 4 > answered
     few = explicit * 4 < 3 * (answered - named)
     return Confidence.MEDIUM if sure is Confidence.HIGH and (many or few) else sure
@@ -213,10 +218,11 @@ def _outside(
     knows_size: bool = False,
     may_wait_for_lock: bool = True,
 ) -> Rule:
-    """Return a rule on ranks that are in no wait while the others are. A weak finding needs a clear majority.
+    """Return a rule on ranks that are in no wait while the others wait. Low `confidence` needs a clear majority of others.
 
-    With `knows_size` it applies only if the world size is known: the rank that the others wait for may not be in view.
-    Without `may_wait_for_lock` it skips ranks that may wait until another one leaves a block of the program's code.
+    With `knows_size` the rule applies only if the world size is known. Else the awaited rank may not have been
+    captured. Without `may_wait_for_lock` it skips ranks that may wait until another rank leaves a block of the
+    program's code.
     """
     may_be_suspects = _stacked_where(wanted, also)
     if not may_wait_for_lock:
@@ -336,4 +342,4 @@ RULES: tuple[Rule, ...] = (
         knows_size=True,
     ),
 )
-"""The rules by which ranks are named, in their order. Section 4 of docs/verdicts.md is printed from them."""
+"""The rules that name ranks, in the order in which they are tried. Section 4 of docs/verdicts.md prints them."""

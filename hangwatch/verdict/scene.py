@@ -1,4 +1,4 @@
-"""Pure: the ranks of a job sorted once for all rules: by stacks, failed dumps, waits, progress."""
+"""Pure: the ranks of a job, sorted once for all rules by stacks, failed dumps, waits and progress."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from hangwatch.verdict.measurements import OddGpu, find_odd_gpu
 
 GPU_IN_KERNEL_RATIO = 0.5
 DEADLY = frozenset(name for name, row in kernel_lines.load().items() if row.deadly)
-"""Names of kernel log lines that report a process which ended by a fault or was killed for memory."""
-_REFUSALS = ("PermissionDenied", "CannotPause")  # of the rank, or of all that this user may touch
+"""The names of kernel log lines that report a process which crashed or was killed for memory."""
+_REFUSALS = ("PermissionDenied", "CannotPause")  # about the rank, or about every process that this user may read
 _REST: dict[JobState | None, str] = {JobState.SUSPENDED: "Suspended", JobState.OVER: "Over"}
 
 Process: TypeAlias = tuple[str | None, int | None]
-"""A node, and a pid on it."""
+"""A process: its node and its pid there."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A grouping without its launchers (unless nothing else is in view), sorted by what its groups show.
+    """A grouping, sorted by the states of its groups. Launchers are left out unless the job has no ranks yet.
 
-    `failed` have a fault that is about the rank itself. `without_stack` have a file system under their program that
-    does not respond, so their failed dump tells nothing about them; `waiting_for_mount` wait for it in the kernel.
-    `existing` is the number of ranks known to exist where we looked: on one node (`is_part`), or in the whole job.
-    `health` is set if the job works or rests; `moving` counts its ranks that progress. `at_unreachable_address` wait
-    at an address that no other node reaches. `refused` are refused at the store that `store_servers` serve.
-    `is_blocked_outside`: a rank is blocked, but not in a wait for ranks or GPUs.
+    `failed` could not be dumped because of the rank itself. `gone` have no process. `without_stack` could not be dumped
+    because a file system did not respond; `waiting_for_mount` are the groups of those that wait for it in the kernel.
+    `existing` is the number of ranks known to exist: on this node if `is_part`, else in the whole job. `health` is set
+    if the job works or rests. `moving` is the number of ranks that progress. `at_unreachable_address` wait at an
+    address that no other node can reach. `refused` are refused at the store of `store_servers`. `is_blocked_outside` is
+    true if a rank is blocked, but not in a wait for ranks or GPUs.
     """
 
     grouping: Grouping
@@ -62,12 +62,12 @@ class Scene:
 
     @cached_property
     def has_numbers(self) -> bool:
-        """True if a flight recorder shows an operation that stays open: then sequence numbers are evidence."""
+        """True if a flight recorder shows an operation that stays open. Then sequence numbers are evidence."""
         return any(any(open_operations(member)) for member in self.grouping.members)
 
     @cached_property
     def answered(self) -> int:
-        """The number of ranks with a stack or a telling fault."""
+        """The number of ranks with a stack, or with a fault of the rank itself."""
         return count_ranks((*self.stacked, *self.failed))
 
     @cached_property
@@ -77,24 +77,24 @@ class Scene:
 
     @cached_property
     def stance(self) -> Callable[[Member], Stance]:
-        """The stance of each rank by stack and kernel, as a function."""
+        """A function that returns the stance of a rank by its stack and the kernel."""
         return stance_of(self.grouping)
 
     @cached_property
     def odd_gpu(self) -> OddGpu | None:
-        """The only rank with a GPU that differs from all others."""
+        """The only rank with a GPU that differs from all others; None if there is no such rank."""
         return find_odd_gpu(self.grouping.members)
 
     @cached_property
     def by_line(self) -> Scene:
-        """The scene with groups that agree in the lines of the user's code, too."""
+        """The same scene with groups split by the lines of the user's code."""
         fine = user_code.split_groups_by_line(self.grouping)
         stacked = tuple(group for group in fine.groups if group.fault is None and not group.gone)
         return replace(self, grouping=fine, stacked=stacked)
 
     @cached_property
     def are_at_different_lines(self) -> bool:
-        """True if all ranks are in the same functions, at lines that differ by more than the role of a rank."""
+        """True if all ranks are in the same functions, and their lines differ by more than the role of a rank explains."""
         groups = self.stacked
         lines = {group.members[0].stack.user_frames for group in groups}
         if len(groups) < 2 or len(lines) < len(groups) or () in lines or is_between_two(groups[0]):
@@ -108,7 +108,7 @@ class Scene:
 
     @cached_property
     def locked_out(self) -> tuple[Member, ...]:
-        """The ranks that wait for the lock of a file with a known holder."""
+        """The ranks that wait for a file lock with a known holder."""
         members = (member for group in self.stacked for member in group.members)
         return tuple(
             member for member in members if member.waits.file_lock is not None and member.waits.file_lock.holder_pid
@@ -116,12 +116,12 @@ class Scene:
 
     @cached_property
     def has_movers(self) -> bool:
-        """True if any rank that gave a stack makes progress."""
+        """True if a rank with a stack progresses."""
         return any(member.motion is Motion.MOVING for group in self.stacked for member in group.members)
 
     @cached_property
     def has_pipeline_stages(self) -> bool:
-        """True if any group waits for one other rank, as the stages of a pipeline do."""
+        """True if a group waits for one other rank, as a pipeline stage does."""
         return any(map(is_between_two, self.stacked))
 
     @cached_property
@@ -131,7 +131,7 @@ class Scene:
 
     @cached_property
     def only_roles(self) -> bool:
-        """True for the sender and receivers of one rooted collective, entered through the same helper."""
+        """True if all ranks are in one collective with a root, called from the same function: only their roles differ."""
         groups = self.stacked
         if len(groups) != 2 or not all(group.waits for group in groups):
             return False
@@ -143,7 +143,7 @@ class Scene:
         return None not in called_by and len(places) == 1
 
     def may_be_late(self, member: Member) -> bool:
-        """True if the measurements of a rank allow that the others wait for it, see `rules`."""
+        """True if its measurements allow that the other ranks wait for this rank, see `rules`."""
         if member.stack.waited_before or member.signature is Signature.BEHIND_GPU:
             return False
         if member.waits.shares_lock or lock_holder(member) in self.processes or member.waits.awaits_store is not None:
@@ -152,12 +152,12 @@ class Scene:
         return not (self.is_blocked_outside and spins)
 
     def neighbours(self, group: Group) -> int:
-        """Return the lowest number of ranks with a stack on a node of this group."""
+        """Return the number of ranks with a stack on a node of this group: the lowest one of its nodes."""
         return min(self.stacks_by_node.get(member.id.node, 0) for member in group.members)
 
 
 def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
-    """Sort a grouping for the rules; `ranks_here` as in `judge`."""
+    """Sort a grouping for the rules. `ranks_here` is the same as in `judge`."""
     launchers = tuple(member for member in grouping.members if member.waiting)
     if launchers:
         ranks = tuple(keep_groups(grouping.groups, lambda member: not member.waiting))
@@ -199,7 +199,10 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
 
 
 def _is_about_rank(group: Group, stacks_by_node: Mapping[str | None, int]) -> bool:
-    """True if a failed dump is about the rank itself. A refusal is, if another rank of the node could be dumped."""
+    """True if a failed dump is the fault of the rank itself.
+
+    A refused dump counts if another rank of the node could be dumped.
+    """
     if group.fault is None or group.fault.about != "target":
         return False
     return group.fault.reason not in _REFUSALS or all(stacks_by_node.get(m.id.node) for m in group.members)
@@ -211,7 +214,7 @@ def _is_blocked_outside(group: Group) -> bool:
 
 
 def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
-    """Return a function for the stance of each member of a grouping, by stack and kernel."""
+    """Return a function that returns the stance of a member of `grouping` by its stack and the kernel."""
     described = [(group, waits_for(group), is_in_user_code(group)) for group in grouping.groups if group.members]
     groups = {member.id.rank: (group, kind, in_code) for group, kind, in_code in described for member in group.members}
     processes = frozenset(map(process_of, grouping.members))
@@ -224,12 +227,14 @@ def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
 
 
 def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str, is_in_code: bool) -> Stance:
-    """Return the stance of a rank by its stack, system call and state; `kind` is what its group waits for.
+    """Return the stance of a rank by its stack, system call and state. `kind` is the kind of wait of its group.
 
-    A rank that waits for a lock held by a rank of the job waits for that rank. A rank may wait for any rank if it
-    receives from an unknown sender, or waits for a lock in memory that another rank maps, too. So may a rank that waits
-    for a lock or a thread while another thread of it waits for ranks, and a rank that polls in its own code. A rank
-    that sleeps in torch's code waits, though no frame of Python shows it.
+    A rank that waits for a lock of another rank waits for that rank. A rank that sleeps in torch's code waits, too,
+    though no Python frame shows it. These ranks may wait for any rank:
+    * a rank that receives from an unknown sender,
+    * a rank that waits for a lock in memory which another rank also maps,
+    * a rank that waits for a lock or a thread, while one of its other threads waits for ranks,
+    * a rank that polls in its own code.
     """
     if member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None:
         return "elsewhere"
@@ -265,7 +270,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
 
 
 def open_operations(member: Member) -> Iterator[EnqueuedOperation]:
-    """Yield the operations that the flight recorders of a rank show as open in the first and in the last round."""
+    """Yield the operations of a rank that its flight recorders show as open in the first and in the last round."""
     for recorder in member.recorder.libraries:
         for records in recorder.groups:
             yield from (one for one in records.operations if one.stays_open)
@@ -277,7 +282,7 @@ def count_ranks(groups: Iterable[Group]) -> int:
 
 
 def waits_for(group: Group) -> str:
-    """Return what a group waits for; "nothing" if it runs Python in an unknown function."""
+    """Return the kind of wait of a group; "nothing" if it runs Python in an unknown function."""
     return "nothing" if group.runs_python else group.waits_for
 
 
@@ -287,17 +292,20 @@ def process_of(member: Member) -> Process:
 
 
 def lock_holder(member: Member) -> Process | None:
-    """Return the process that holds the lock of a file for which a rank waits; None if it waits for no lock."""
+    """Return the process that holds the file lock for which a rank waits; None if the rank waits for no file lock."""
     return None if member.waits.file_lock is None else (member.id.node, member.waits.file_lock.holder_pid)
 
 
 def may_be_behind_gpu(member: Member) -> bool:
-    """True if its GPU runs a kernel and it was seen in one round: only a second round tells if it waits for that."""
+    """True if a rank was seen in one round only, with a kernel on its GPU.
+
+    A second round shows if the rank waits for that kernel.
+    """
     return member.rounds < 2 and (member.gpu.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
 
 
 def waits_in_program(group: Group) -> bool:
-    """True if all its ranks wait for a lock, or poll, sleep or wait for a thread in the program's own code."""
+    """True if each rank waits for a lock, or polls, sleeps or waits for a thread in the program's own code."""
     if group.waits_for == "lock":
         return True
     waits = (member.signature is Signature.POLLS or member.kernel.rests is not None for member in group.members)
@@ -305,29 +313,29 @@ def waits_in_program(group: Group) -> bool:
 
 
 def asks_unknown_thread(group: Group) -> bool:
-    """True if it waits for a thread, and a thread of it is in functions that no rule knows: it may wait for ranks."""
+    """True if the group waits for a thread, and one of its threads is in unknown functions: it may wait for ranks."""
     threads = (activity.find_activity(thread.activity) for thread in group.threads)
     return group.waits_for == "thread" and any(known.waits_for == "unknown" for known in threads)
 
 
 def wants_gil(group: Group) -> bool:
-    """True if a thread of it waits for the GIL: running Python releases it, code that waits with it does not."""
+    """True if a thread of the group waits for the GIL. Code that runs Python gives it up soon, a waiting call does not."""
     return any(frame.function.startswith("take_gil") for thread in group.threads for frame in thread.frames)
 
 
 def is_rooted(group: Group) -> bool:
-    """True if it waits in a collective with a root rank, which may be in other code or at another line."""
+    """True if the group waits in a collective with a root rank. The root may call it from other code or another line."""
     return group.waits and activity.is_marked("rooted", group.operation or "")
 
 
 def is_collective(group: Group) -> bool:
-    """True if it waits for ranks that must join the same call, not for an answer, a request or the end."""
+    """True if the group waits for ranks to join the same call, not for an answer, a request or the end of the job."""
     known = activity.find_activity(group.activity)
     return group.waits and known.work_is_in is None and not known.leaves_the_job
 
 
 def is_between_two(group: Group) -> bool:
-    """True if it waits for one other rank, as a stage of a pipeline does."""
+    """True if the group waits for one other rank, as a pipeline stage does."""
     return activity.find_activity(group.activity).is_between_two
 
 
@@ -337,7 +345,10 @@ def functions_of(group: Group) -> tuple[object, ...]:
 
 
 def keep_members(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
-    """Return the group with only these members, None without any. The user's lines are those of the first one."""
+    """Return the group with only the members for which `wanted` is true; None if there are none.
+
+    Its frames show the user's lines of the first of them.
+    """
     members = tuple(member for member in group.members if wanted(member))
     if not members:
         return None
@@ -347,7 +358,7 @@ def keep_members(group: Group, wanted: Callable[[Member], bool]) -> Group | None
 
 
 def keep_groups(groups: Iterable[Group], wanted: Callable[[Member], bool]) -> list[Group]:
-    """Return the groups that have such members, with only these."""
+    """Return the groups with only the members for which `wanted` is true, without empty groups."""
     parts = (keep_members(group, wanted) for group in groups)
     return [part for part in parts if part]
 

@@ -1,4 +1,4 @@
-"""Pure: when the collective timeout ends a hung job: as its ranks recorded it, else as configured."""
+"""Pure: forecasts when the collective timeout ends a hung job. Recorded timeouts come before configured ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from hangwatch.verdict.scene import open_operations
 
 
 class TimeoutForecast(Value, frozen=True):
-    """The seconds after which torch.distributed ends a job that waits; `source` tells where they come from.
+    """The time after which torch.distributed ends a waiting job. `source` is the text on where `seconds` comes from.
 
-    `at_unix_seconds` counts from when the job became quiet; None if that was not seen, as in a dump by hand.
+    `at_unix_seconds` is `seconds` after the job became quiet. It is None if that moment was not seen, as in a dump by
+    hand.
     """
 
     seconds: float
@@ -19,7 +20,7 @@ class TimeoutForecast(Value, frozen=True):
 
 
 def forecast_timeout(incident: Incident) -> TimeoutForecast | None:
-    """Return the timeout of an incident. None if nothing waits or a wait has no limit, and for a closed incident."""
+    """Return the forecast for an incident. None if it is closed, no rank waits, or its timeout is unknown."""
     waits = any(group.waits_for in ("ranks", "gpu") for group in incident.grouping.groups)
     if incident.closed_unix_seconds is not None or not waits or not incident.captures:
         return None
@@ -34,6 +35,6 @@ def forecast_timeout(incident: Incident) -> TimeoutForecast | None:
 
 
 def recorded_seconds(grouping: Grouping) -> float | None:
-    """Return the shortest timeout that the ranks recorded for their open operations; None if none is open."""
+    """Return the shortest timeout that the ranks recorded for their open operations; None if they recorded none."""
     found = (one.timeout_seconds for member in grouping.members for one in open_operations(member))
     return min((seconds for seconds in found if seconds is not None), default=None)

@@ -1,4 +1,4 @@
-"""Pure: the rules for ranks to check first if no rank can be named, as one table. `judge` applies its gate to them, too.
+"""Pure: the rules for ranks to check first if no rank is named, as one table. `judge` applies its gate to them, too.
 
 Such a rank differs from the others for a general reason. It is innocent too often to be named by stacks alone.
 """
@@ -60,7 +60,7 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
 
 
 def _beside_frozen_programs(scene: Scene) -> Sequence[Group]:
-    """Return a group in the program's own code, if all other ranks do not progress in a JAX program over all processes."""
+    """Return a group in the program's own code, if all other ranks are frozen in a JAX program over all processes."""
 
     def is_in_program(group: Group) -> bool:
         marked = any(activity.is_marked("all_processes", frame.function, frame.file) for frame in group.frames)
@@ -71,7 +71,10 @@ def _beside_frozen_programs(scene: Scene) -> Sequence[Group]:
 
 
 def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
-    """True if the group waits for a thread in unknown functions, does not move, and no measurement shows a mere wait."""
+    """True if the group waits for a thread in unknown functions, does not move, and shows no other wait by measurement.
+
+    See `Scene.may_be_late` for these measurements.
+    """
     moves = any(member.motion is Motion.MOVING for member in group.members)
     return asks_unknown_thread(group) and not moves and all(map(scene.may_be_late, group.members))
 

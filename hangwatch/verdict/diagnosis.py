@@ -1,4 +1,4 @@
-"""A diagnosis: what a capture of one job shows, grouped and judged. Pure."""
+"""A diagnosis: a capture of one job, grouped and judged. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 
 class Diagnosis(Value, frozen=True):
-    """A finished capture of one job with its verdict; `uid` owns all processes in it, see `Job`."""
+    """A finished capture of one job with its verdict. `uid` is the owner of all captured processes, see `Job`.
+
+    `ranks_here` is the number of the job's ranks on this node; None if only the captured ranks are known.
+    """
 
     capture: Capture
     grouping: Grouping
@@ -47,9 +50,9 @@ class Diagnosis(Value, frozen=True):
     logs: tuple[RankLog, ...] = ()
 
     def without_motion_of(self, ranks: Collection[RankId]) -> Diagnosis:
-        """Return the diagnosis, judged anew with unknown motion of these ranks.
+        """Return the diagnosis judged again, with unknown motion of `ranks`.
 
-        Other captures have shown that they do no work, although their lines change.
+        Other captures have shown that these ranks do no work, although their lines change.
         """
         if not any(member.id in ranks and member.motion is Motion.MOVING for member in self.grouping.members):
             return self
@@ -58,9 +61,9 @@ class Diagnosis(Value, frozen=True):
         return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here, self.logs))
 
     def with_sleepers(self, polling: Collection[RankId], asleep: Collection[RankId]) -> Diagnosis:
-        """Return the diagnosis, judged anew: ranks that poll for nothing are frozen, ranks asleep are not judged.
+        """Return the diagnosis judged again: ranks in `polling` are frozen, ranks in `asleep` are not judged.
 
-        A rank with an operation that stays open is judged by that operation.
+        Exception: a rank in `asleep` with an operation that stays open is judged by that operation.
         """
         if not any(member.id in polling or member.id in asleep for member in self.grouping.members):
             return self
@@ -72,11 +75,14 @@ class Diagnosis(Value, frozen=True):
         return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here, self.logs))
 
     def hide_from_other_users(self, job: Job) -> Job:
-        """Return this job, with a uid only if that user may read all of this capture: a process can change its user."""
+        """Return the job, without its uid if that user may not read all of this capture.
+
+        A process can change its user, so a capture may contain processes of other users.
+        """
         return job if job.uid == self.uid else replace(job, uid=None)
 
     def incident(self, job: Job, state: JobState, timeline: tuple[TimelineEntry, ...] = ()) -> Incident:
-        """Return the incident that begins with this capture; `job` and `state` are the newest known."""
+        """Return a new incident that begins with this capture. `job` and `state` are the newest known ones."""
         return Incident(
             incident_id=words.incident_name(job, self.judged_unix_seconds),
             node=self.capture.node,
@@ -102,7 +108,10 @@ def diagnose(
     ranks_here: int | None = None,
     logs: tuple[RankLog, ...] = (),
 ) -> Diagnosis:
-    """Pure: group and judge a capture. `ranks_here`: the job's ranks on this node; None: only those captured."""
+    """Group and judge a capture. `ranks_here` is the number of the job's ranks on this node.
+
+    None means that only the captured ranks are known.
+    """
     grouping = group_ranks(taken, activities, settings)
     return Diagnosis(
         capture=taken,
@@ -143,7 +152,7 @@ def _without_motion_of(group: Group, ranks: Collection[RankId]) -> Group:
 
 
 def _without_motion(member: Member) -> Member:
-    """Return the member with unknown motion. One that carries bytes still does, for whichever thread."""
+    """Return the member with unknown motion. It keeps its signature if it was seen to transfer bytes."""
     is_carrying = member.stack.stay is not None and member.stack.stay.carries
     signature = member.signature if is_carrying else Signature.UNKNOWN
     return replace(member, signature=signature, motion=Motion.UNKNOWN)

@@ -1,4 +1,7 @@
-"""Pure: compares the environments of a job's ranks: variables that differ, and variables with one value. Names no rank."""
+"""Pure: compares the environments of a job's ranks: variables that differ, and variables that are equal.
+
+It names no rank.
+"""
 
 from __future__ import annotations
 

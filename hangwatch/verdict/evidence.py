@@ -149,7 +149,7 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterato
 
 
 def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evidence]:
-    """Yield the crash artifacts of ranks that have ended, the earliest first. They support a verdict on the `named` ranks."""
+    """Yield the crash artifacts of ended ranks, the earliest first. Those of `named` ranks support the verdict."""
     told = [(member.died, member) for member in members if member.died is not None]
     told.sort(key=lambda entry: entry[0].unix_seconds)
     for one, member in told[:_MOST_DIED]:

@@ -85,7 +85,7 @@ class Finding(NamedTuple):
         return min(map(self.scene.neighbours, self.suspects))
 
     def waiting(self, *kinds: str) -> int:
-        """Return the number of other ranks that wait for one of `kinds`. The kind "work" counts ranks whose GPU works."""
+        """Return the number of other ranks that wait for one of `kinds`. "work" counts ranks with a working GPU."""
         same_place = {group.key for group in self.suspects} if self.rule is not None and self.rule.by_stack else set()
         if "work" in kinds:
             return sum(member.signature is Signature.GPU_WORKS for group in self.others for member in group.members)

@@ -1,4 +1,4 @@
-"""Pure: groups -> verdict. The only module that decides which rank is named; the rules in words: docs/verdicts.md."""
+"""Pure: groups -> verdict. Only this module decides which rank is named. docs/verdicts.md explains the rules."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _BY_ANSWER: dict[str, tuple[str, Text, str]] = {
     "not_reached": ("NotReached", sequence_numbers.not_reached, sequence_numbers.ITS_NETWORK),
     "mismatch": ("Mismatch", sequence_numbers.mismatch, sequence_numbers.BRANCH),
 }
-"""Answers that name no rank: the kind of verdict, its text, and what would settle it."""
+"""For each kind of `Answer` that names no rank: the kind of verdict, its text, and the check that would decide."""
 
 
 def judge(
     grouping: Grouping, ranks_here: int | None = None, dumped_records: recorder_dumps.Records | None = None
 ) -> Verdict:
-    """Name the ranks that block a job, with the evidence, or tell why no rank can be named.
+    """Name the ranks that block a job, with the evidence, or explain why no rank can be named.
 
-    `ranks_here` is the number of ranks of the job on the one node that was captured; None if the whole job was
-    captured. `dumped_records` are flight recorders that torch dumped at one moment.
+    `ranks_here` is the number of the job's ranks on the captured node; None if the whole job was captured.
+    `dumped_records` are flight recorders that torch dumped at one moment.
     """
     scene = build_scene(grouping, ranks_here)
     finding = find(scene)
@@ -62,12 +62,12 @@ def judge(
 
 
 def find(scene: Scene) -> Finding:
-    """Return the first finding in the order of evidence; a job that works or rests has no suspects.
+    """Return the first finding in the order of evidence. A job that works or rests has no suspects.
 
-    The order: a rank named by sequence numbers, a rank named by the kernel, other results of the numbers, the stacks. A
-    rank that the stacks point at is not named if the numbers show that it has joined. NCCL's own counts are weaker: a
-    rank that is behind only by them is shown if the stacks name no rank. A rank that merely did not respond is never
-    named. Launchers are not ranks.
+    The order: a rank named by sequence numbers, a rank named by the kernel, other results of sequence numbers, the
+    stacks. A rank to which the stacks point is not named if sequence numbers show that it has joined. NCCL's own counts
+    are weaker: they count only if the stacks name no rank. A rank that only did not respond is never named. Launchers
+    are not ranks.
     """
     if scene.launchers and len(scene.launchers) == len(scene.grouping.members):
         return Finding("NoRanks", scene, job_headlines.no_ranks)
@@ -103,7 +103,7 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
 
 
 def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
-    """Return the finding by sequence numbers; None if they show nothing, so that the rules on stacks decide."""
+    """Return the finding by sequence numbers; None if they show nothing. Then the rules on stacks decide."""
     odd = scene.odd_gpu if answer.kind == "all_joined" else None
     ranks = {odd.member.id.rank} - {None} if odd is not None else set(answer.named or answer.check_first)
     suspects = tuple(keep_groups(scene.grouping.groups, lambda member: member.id.rank in ranks))
@@ -127,9 +127,9 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
 
 
 def _may_be_innocent(scene: Scene, suspects: Sequence[Group], answer: Answer) -> bool:
-    """True if the suspects only poll, sleep or wait for a lock of the program, and another rank has not joined either.
+    """True if all suspects only poll, sleep or wait for a lock of the program, and another rank has not joined, either.
 
-    That one may wait for its GPU, which hangs, while the suspects wait for it.
+    That other rank may wait for a hung GPU, while the suspects wait for it.
     """
     others = set(answer.graph.awaited) - set(answer.named) - answer.graph.busy
     is_outside = any(
@@ -140,17 +140,17 @@ def _may_be_innocent(scene: Scene, suspects: Sequence[Group], answer: Answer) ->
 
 
 def _outweighs(answer: Answer) -> bool:
-    """True if the answer is stronger than stacks: it is of flight recorders, and not merely a still open operation."""
+    """True if the answer is stronger than stacks: it is from flight recorders, and more than a still open operation."""
     return not answer.by_counts and answer.kind != "still_open"
 
 
 def _contradicts(answer: Answer, named: Finding) -> bool:
-    """True if each rank named by stacks has joined all that the others wait in."""
+    """True if each rank named by stacks has joined all operations in which the others wait."""
     return bool(named.members) and all(member.id.rank in answer.graph.joined for member in named.members)
 
 
 def _contradiction(named: Finding, answer: Answer) -> Finding:
-    """Return a finding that names no rank and shows both answers."""
+    """Return a finding that names no rank. It shows the answer of the stacks and of the sequence numbers."""
     return named._replace(
         kind="Contradiction",
         says=sequence_numbers.contradiction,
@@ -165,7 +165,7 @@ def _contradiction(named: Finding, answer: Answer) -> Finding:
 
 
 def _passing(rules: Sequence[Rule], scene: Scene, *, decides: bool = False) -> Iterator[Finding]:
-    """Yield the findings of rules that pass the gate; with `decides` up to the first rule on stacks with a suspect.
+    """Yield the findings of rules that pass the gate. With `decides`, stop at the first rule on stacks with a suspect.
 
     Exception: a rule with `gives_way` does not stop the search. Most ranks exiting together is normal; another rank may
     be blocking them.
@@ -190,7 +190,7 @@ def _passing(rules: Sequence[Rule], scene: Scene, *, decides: bool = False) -> I
 
 
 def _passes(finding: Finding, rule: Rule) -> bool:
-    """True if enough of the others wait for what the rule requires, and outnumber the suspects."""
+    """True if enough other ranks wait for what the rule requires, and these ranks outnumber the suspects."""
     scene, suspects, waiting = finding.scene, len(finding.members), finding.waiting(*rule.waiting)
     enough = {
         "as many": waiting >= suspects,
@@ -207,10 +207,10 @@ def _passes(finding: Finding, rule: Rule) -> bool:
 
 
 def _is_supported_by_half(finding: Finding) -> bool:
-    """True if the suspects and the ranks that wait are half of the ranks that exist where we looked.
+    """True if the suspects and the ranks that wait for them are at least half of `scene.existing`.
 
-    It is checked after a rule was chosen, so a rank that did not answer never makes another rule apply. With a weak
-    suspicion all ranks must have answered: the others may wait for one that did not.
+    This is checked after a rule was chosen. So a rank that did not respond never makes another rule apply. A rule of
+    low confidence needs a response of every rank: the others may wait for a rank that did not respond.
     """
     scene, rule, suspects = finding.scene, finding.rule, len(finding.members)
     assert rule is not None
@@ -223,7 +223,7 @@ def _is_supported_by_half(finding: Finding) -> bool:
 
 
 def _name(finding: Finding) -> Finding:
-    """Name all suspects. The machine may raise the confidence; one node alone allows medium at most."""
+    """Name all suspects. Measurements may raise the confidence. For a single node it is medium at most."""
     rule, members = finding.rule, finding.members
     assert rule is not None
     sure = _CONFIDENCES.index(rule.weigh(finding) if rule.weigh is not None else rule.confidence)
@@ -237,7 +237,7 @@ def _name(finding: Finding) -> Finding:
 
 
 def _stand_apart(finding: Finding) -> tuple[Group, ...]:
-    """Return other groups in no known wait that may be late, too, if they have no more ranks than the suspects."""
+    """Return other groups in no known wait that may be late, too; () if they have more ranks than the suspects."""
     apart = tuple(
         group
         for group in finding.others
@@ -249,9 +249,9 @@ def _stand_apart(finding: Finding) -> tuple[Group, ...]:
 
 
 def _lacks_power_history(finding: Finding) -> bool:
-    """True if the others only seem to wait, by a busy GPU of which it is not known what it draws at work.
+    """True if only busy GPUs show that the others wait, and the power of these GPUs at work is not known.
 
-    A daemon knows that. A GPU with little work looks the same while it works.
+    A daemon knows that power. A GPU with little work looks the same while it works.
     """
     rule = finding.rule
     assert rule is not None
@@ -260,7 +260,7 @@ def _lacks_power_history(finding: Finding) -> bool:
 
 
 def _waits_by_use_alone(group: Group) -> bool:
-    """True if only the use of its GPUs shows that a group waits: no stack does, and no power history."""
+    """True if only the use of its GPUs shows that a group waits: neither its stack nor a power history does."""
     by_stack = activity.find_activity(group.activity).waits_for
     return by_stack != group.waits_for and all(
         member.signature is Signature.BEHIND_GPU and member.gpu.busy_power_ratio is None for member in group.members
@@ -268,7 +268,7 @@ def _waits_by_use_alone(group: Group) -> bool:
 
 
 def _without_name(named: Finding) -> Finding:
-    """Return a finding with these ranks to check first."""
+    """Return the finding with its named ranks as ranks to check first."""
     return named._replace(
         kind=_find_standing(named.scene, named.scene.by_line).kind,
         says=check_first_reasons.differs_from_others,
@@ -281,9 +281,9 @@ def _without_name(named: Finding) -> Finding:
 
 
 def _mount_silent(scene: Scene) -> Finding | None:
-    """Find a file system under the program that does not respond, so that most ranks have no stack.
+    """Find a file system with the program that does not respond, so that most ranks have no stack.
 
-    A rank that waits for it in the kernel is named if most others do not: they probably wait for that rank.
+    The ranks that wait for it in the kernel are named if they are not the majority. The others probably wait for them.
     """
     shut, held = len(scene.without_stack), sum(member.kernel.waits_for_mount for member in scene.without_stack)
     if not shut or shut * 2 < len(scene.grouping.members):
@@ -295,7 +295,7 @@ def _mount_silent(scene: Scene) -> Finding | None:
 
 
 def _find_wrong_interface(scene: Scene) -> Finding | None:
-    """Find that all ranks wait for others, most of them at an address that the job's other nodes cannot reach."""
+    """Return a finding if all ranks wait for others, most of them at an address that other nodes cannot reach."""
     all_wait = all(group.waits_for == "ranks" for group in scene.stacked)
     if not all_wait or len(scene.at_unreachable_address) * 2 <= scene.stacks:
         return None
@@ -303,17 +303,17 @@ def _find_wrong_interface(scene: Scene) -> Finding | None:
 
 
 def _refused(scene: Scene) -> Finding | None:
-    """Find that all ranks are refused at the store, except a rank that serves it itself, at another address."""
+    """Return a finding if all ranks are refused at the store, except a rank that serves it at another address."""
     if not scene.refused or len(scene.refused) + len(scene.store_servers) < scene.stacks:
         return None
     return Finding("MasterRefused", scene, job_headlines.refused)
 
 
 def _find_check_first(scene: Scene, *, is_without_suspicion: bool) -> Finding:
-    """Find the ranks to check first if none is named, else where the ranks are.
+    """Return the finding on ranks to check first. Without such ranks, return where the ranks are.
 
-    Ranks to check first are named with low confidence if the measurements agree, and no rule on stacks would apply if
-    more ranks had answered (`is_without_suspicion`).
+    The ranks are named with low confidence if the measurements agree and `is_without_suspicion` is true: no rule on
+    stacks would apply if more ranks had responded.
     """
     fine = scene.by_line
     standing = _find_standing(scene, fine)
@@ -328,7 +328,7 @@ def _find_check_first(scene: Scene, *, is_without_suspicion: bool) -> Finding:
 
 
 def _with_odd_gpu(standing: Finding) -> Finding | None:
-    """Find that all ranks wait in one place, and one GPU differs: its kernel may never have begun."""
+    """Return a finding if all ranks wait in one place, and one GPU differs: its kernel may never have begun."""
     members = standing.scene.grouping.members
     odd = standing.scene.odd_gpu
     if standing.kind != "AllWaiting" or odd is None or len(members) < standing.scene.grouping.ranks_known:
@@ -338,7 +338,7 @@ def _with_odd_gpu(standing: Finding) -> Finding | None:
 
 
 def _with_stuck_task(standing: Finding) -> Finding | None:
-    """Find that all ranks are in one place and do not move, but few have an executor's task in the user's code."""
+    """Return a finding if all ranks are in one place, but a few have a stuck executor task in the user's code."""
     scene = standing.scene
     group = scene.stacked[0] if len(scene.stacked) == 1 and not scene.failed else None
     suspects = keep_groups((group,) if group is not None else (), _has_task)
@@ -353,7 +353,7 @@ def _has_task(member: Member) -> bool:
 
 
 def _find_standing(scene: Scene, fine: Scene) -> Finding:
-    """Find where the ranks are if none is named; the groups of `fine` are split by lines."""
+    """Return the finding on where the ranks are, if no rank is named. The groups of `fine` are split by lines."""
     groups = scene.stacked
     wait = all(group.waits_for in {"ranks", "gpu"} for group in groups)
     if groups and not scene.failed:

@@ -1,4 +1,4 @@
-"""Pure: measurements of some ranks, compared with those of all others."""
+"""Pure: compares measurements of some ranks with those of all others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _POWER_RATIO = 0.9
 UTILIZATION_GAP = 0.5
 CPU_GAP = 0.5
 _FEWEST_TO_STAND_OUT = 3
-# Calculated: one block of a kernel keeps one SM, of 132 on H100 and 148 on B200; NCCL's work reads and writes memory.
+# Calculated: one block of a kernel uses one SM of 132 (H100) or 148 (B200). NCCL's kernels also use memory bandwidth.
 _SM_OF_NO_KERNEL = 0.001
 SM_OF_A_KERNEL = 0.005
 
@@ -20,32 +20,32 @@ Read = Callable[[Member], float | None]
 
 
 class Compared(NamedTuple):
-    """A measurement of the suspects, and of all others that have it."""
+    """One measurement of the suspects, and of all others. Ranks without it are left out."""
 
     suspects: list[float]
     others: list[float]
 
     @property
     def is_measured(self) -> bool:
-        """True if both sides have it."""
+        """True if a suspect and another rank have the measurement."""
         return bool(self.suspects and self.others)
 
     @property
     def draws_less(self) -> bool:
-        """True if all suspects draw less than nine tenths of what any other rank draws."""
+        """True if every suspect draws less than nine tenths of the power of any other rank."""
         return self.is_measured and max(self.suspects) < _POWER_RATIO * min(self.others)
 
     def is_lower(self, gap: float) -> bool:
-        """True if all suspects are lower than every other rank by at least this gap."""
+        """True if every suspect is lower than every other rank by at least `gap`."""
         return self.is_measured and max(self.suspects) <= min(self.others) - gap
 
     def is_apart(self, gap: float) -> bool:
-        """True if the medians differ by at least this gap."""
+        """True if the medians of the two sides differ by at least `gap`."""
         return self.is_measured and abs(median(self.suspects) - median(self.others)) >= gap
 
 
 def compare(members: Iterable[Member], others: Iterable[Member], read: Read) -> Compared:
-    """Return one measurement of these members, and of the others."""
+    """Return one measurement of `members` and of `others`."""
     return Compared(values(members, read), values(others, read))
 
 
@@ -65,7 +65,7 @@ def cpu(members: Iterable[Member], others: Iterable[Member]) -> Compared:
 
 
 def is_supported(members: Sequence[Member], others: Sequence[Group]) -> bool:
-    """True if power, utilization or CPU of these ranks differ from those of the others."""
+    """True if the power, GPU utilization or CPU use of these ranks differs from that of the others."""
     rest = [member for group in others for member in group.members]
     return (
         power(members, rest).draws_less
@@ -75,11 +75,11 @@ def is_supported(members: Sequence[Member], others: Sequence[Group]) -> bool:
 
 
 def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) -> bool:
-    """True if measurements, too, distinguish these ranks from all others.
+    """True if measurements distinguish these ranks from all others, as the stacks do. One of these must hold:
 
-    Their GPUs draw less than any other and are idle while the others are not (power alone may be higher on such a
-    rank). Or their main program uses no CPU while the others spin. Or they wait for a peer outside of the job, or in a
-    call on a file or pipe that no other rank has open.
+    * Their GPUs draw less power than any other and are idle, while the others are busy. Low power alone is not enough.
+    * Their processes use no CPU, while the others spin.
+    * They wait for a peer outside the job, or in a call on a file or pipe that no other rank has open.
     """
     rest = [member for group in others for member in group.members]
     if all(member.waits.awaited is not None or member.waits.stuck_on is not None for member in members):
@@ -89,7 +89,10 @@ def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) ->
 
 
 class OddGpu(NamedTuple):
-    """The rank with a GPU that differs from all others in one number, with that number of all others."""
+    """The rank with a GPU that differs from all others in one number: its value, and the values of all others.
+
+    `number` is "power" (watts), "utilization" (ratio) or "kernel" (ratio of SMs with a kernel).
+    """
 
     member: Member
     number: Literal["power", "utilization", "kernel"]
@@ -100,8 +103,8 @@ class OddGpu(NamedTuple):
 def find_odd_gpu(members: Sequence[Member]) -> OddGpu | None:
     """Return the only rank with a GPU that differs from all others. None if there is no such rank, or several.
 
-    It draws less than nine tenths of any other, or is idle while all others are busy, or has no kernel while all others
-    have one. There must be three ranks or more, all with that number.
+    Such a GPU draws less than nine tenths of the power of any other, or is idle while all others are busy, or runs no
+    kernel while all others run one. At least three ranks are needed, and each must have that number.
     """
     odd: dict[object, OddGpu] = {}
     if (lowest := _lowest(members, lambda one: one.gpu.power_watts)) is not None:
@@ -133,7 +136,10 @@ def _lowest(members: Sequence[Member], read: Read) -> tuple[Member, float, list[
 
 
 def find_lone(members: Sequence[Member], read: Read, gap: float) -> tuple[Member, float, list[float]] | None:
-    """Return the only member with a value far from all others, its value and theirs. None without such a member."""
+    """Return the only member with a value at least `gap` from the median, its value, and the other values.
+
+    None without such a member, or with fewer than three values.
+    """
     measured = [(member, value) for member in members if (value := read(member)) is not None]
     if len(measured) < _FEWEST_TO_STAND_OUT:
         return None
@@ -145,5 +151,5 @@ def find_lone(members: Sequence[Member], read: Read, gap: float) -> tuple[Member
 
 
 def values(members: Iterable[Member], read: Read) -> list[float]:
-    """Return the value of each member that has it."""
+    """Return the value of each member. Members without a value are left out."""
     return [value for value in map(read, members) if value is not None]

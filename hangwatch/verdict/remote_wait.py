@@ -1,4 +1,4 @@
-"""Pure: finds a node on which all ranks wait for ranks of other nodes. The job may hang, but not because of this node."""
+"""Pure: finds a node on which all ranks wait for ranks of other nodes. The job may hang, but not due to this node."""
 
 from __future__ import annotations
 

@@ -95,12 +95,15 @@ def _is_blocked_elsewhere(group: Group, member: Member) -> bool:
 
 
 def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
-    """Return the ranks for which `wanted` is true, except ranks without a process. Ranks without a stack count, too."""
+    """Return the ranks for which `wanted` is true, except ranks without a process. A rank needs no stack."""
     return keep_groups((group for group in scene.grouping.groups if group not in scene.gone), wanted)
 
 
 def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
-    """Return the ended rank that died first. If none is known, return all ended ranks that are known to have crashed."""
+    """Return the ended rank that died first. If it is unknown, return all ended ranks that are known to have crashed.
+
+    The kernel log shows such crashes, see `has_crashed`.
+    """
     return died_first(scene) or keep_groups(scene.gone, has_crashed)
 
 
@@ -218,7 +221,7 @@ def _outside(
     knows_size: bool = False,
     may_wait_for_lock: bool = True,
 ) -> Rule:
-    """Return a rule on ranks that are in no wait while the others wait. Low `confidence` needs a clear majority of others.
+    """Return a rule on ranks that are in no wait while the others wait. Low `confidence` needs a clear majority.
 
     With `knows_size` the rule applies only if the world size is known. Else the awaited rank may not have been
     captured. Without `may_wait_for_lock` it skips ranks that may wait until another rank leaves a block of the

@@ -94,7 +94,7 @@ class Scene:
 
     @cached_property
     def are_at_different_lines(self) -> bool:
-        """True if all ranks are in the same functions, and their lines differ by more than the role of a rank explains."""
+        """True if all ranks are in the same functions, and their lines differ by more than their roles explain."""
         groups = self.stacked
         lines = {group.members[0].stack.user_frames for group in groups}
         if len(groups) < 2 or len(lines) < len(groups) or () in lines or is_between_two(groups[0]):
@@ -131,7 +131,7 @@ class Scene:
 
     @cached_property
     def only_roles(self) -> bool:
-        """True if all ranks are in one collective with a root, called from the same function: only their roles differ."""
+        """True if all ranks are in one collective with a root, called from one function: they differ by role only."""
         groups = self.stacked
         if len(groups) != 2 or not all(group.waits for group in groups):
             return False
@@ -319,12 +319,12 @@ def asks_unknown_thread(group: Group) -> bool:
 
 
 def wants_gil(group: Group) -> bool:
-    """True if a thread of the group waits for the GIL. Code that runs Python gives it up soon, a waiting call does not."""
+    """True if a thread of the group waits for the GIL. Running Python code gives up the GIL; a waiting call may not."""
     return any(frame.function.startswith("take_gil") for thread in group.threads for frame in thread.frames)
 
 
 def is_rooted(group: Group) -> bool:
-    """True if the group waits in a collective with a root rank. The root may call it from other code or another line."""
+    """True if the group waits in a collective with a root rank. The root may call it from other code or lines."""
     return group.waits and activity.is_marked("rooted", group.operation or "")
 
 

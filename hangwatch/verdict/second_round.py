@@ -1,4 +1,4 @@
-"""Pure: decides whether one round of a capture is enough, or a second one is needed."""
+"""Pure: decides if a capture needs a second round."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hangwatch.stacks.process_activity import find_standing
 
 
 def is_needed(ranks: Iterable[RankDump], table: activity.Table) -> bool:
-    """True if one round may mislead: a rank does not wait for others, or its flight recorder shows an old call.
+    """True if one round may mislead: a rank does not wait for others, or its flight recorder has an old open operation.
 
-    In a healthy job, too, a rank does not wait at each step. Only a second round shows if it moves.
+    In a healthy job, too, a rank computes in every step. Only a second round shows if it moves.
     """
     return any(_may_mislead(rank, table) for rank in ranks)
 

@@ -1,7 +1,7 @@
-"""Pure: rules on sequence numbers: a wait-for graph -> the ranks that `judge` may name, or must check first.
+"""Pure: rules on sequence numbers: a wait-for graph -> the ranks that `judge` may name or check first.
 
 An awaited rank is named only if it has no open operation of its own, and waits for no rank by its stack and the kernel.
-Flight recorders come first. If they show nothing, NCCL's own counts are read, which are weaker.
+Flight recorders come first. If they show nothing, NCCL's own counts are used, which are weaker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Kind = Literal["not_joined", "cycle", "mismatch", "all_joined", "still_open", "n
 class Answer(NamedTuple):
     """The result of a wait-for graph: ranks to name, or to check first. `by_counts`: it is from NCCL's own counts.
 
-    The pending operation that matters most is the first of the graph.
+    The first pending operation of the graph is the most important one.
     """
 
     kind: Kind
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 def decide(graph: WaitGraph) -> Answer:
-    """Return the result of the records of flight recorders."""
+    """Return the result of a wait-for graph."""
     answer = Answer("unknown", graph)
     if graph.mismatch:
         return answer._replace(kind="mismatch", check_first=_lone_side(graph))
@@ -40,7 +40,7 @@ def decide(graph: WaitGraph) -> Answer:
 
 
 def _decide_on_awaited(answer: Answer) -> Answer:
-    """Decide if some ranks have not joined: by what they have open, then by their stack and the kernel."""
+    """Decide if some ranks have not joined: by their open operations, then by their stack and the kernel."""
     graph, stances = answer.graph, answer.graph.awaited
     for stance in ("elsewhere", "held"):  # a rank that waits for nothing may block a rank in "held"
         if named := tuple(rank for rank, its in stances.items() if its == stance and rank not in graph.busy):
@@ -76,9 +76,10 @@ def _lone_waiter(graph: WaitGraph) -> tuple[int, ...]:
 
 
 def _find_still_open(graph: WaitGraph) -> tuple[PendingOperation, ...]:
-    """Return what all members have joined and several are still in, if all awaited ranks wait in open operations.
+    """Return the operations that all members have joined and several ranks are still in.
 
-    A single rank that is still in it may be the cause itself.
+    () unless all awaited ranks wait in open operations. An operation with a single rank in it does not count, because
+    that rank may be the cause.
     """
     if not graph.waiting.issuperset(graph.awaited) or set(graph.awaited.values()) != {"waits"}:
         return ()
@@ -89,10 +90,10 @@ def _find_still_open(graph: WaitGraph) -> tuple[PendingOperation, ...]:
 def decide_by_all_counts(
     members: Sequence[Member], stance: Callable[[Member], Stance], world_size: int | None
 ) -> Answer:
-    """Return the result of flight recorders; of NCCL's own counts if no recorder shows a pending operation.
+    """Return the result of the flight recorders. If they show no pending operation, return that of NCCL's own counts.
 
-    By counts a rank is named as by a flight recorder. A rank that is behind but not named is checked first, else a rank
-    that NCCL does not reach.
+    By counts, a rank is named by the same rules. A rank that is behind but not named is checked first; without such a
+    rank, a rank that NCCL does not reach.
     """
     recorded = decide(wait_graph.build(members, stance, world_size))
     if recorded.graph.pending:

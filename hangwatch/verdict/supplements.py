@@ -1,4 +1,4 @@
-"""Pure: a verdict and facts from logs, the kernel's log or environments -> the complete verdict. It names no rank."""
+"""Pure: adds facts from logs, the kernel log or environments to a verdict. It names no rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NOT_STUCK = frozenset({"Moving", "Serving", "Suspended", "Over", "NoRanks"})
 
 
 def complete(verdict: Verdict | None, supplement: Supplement) -> Verdict:
-    """Return the verdict with these facts; without a verdict, one on these facts alone."""
+    """Return the verdict with the facts of a supplement. Without a verdict, return a verdict on these facts alone."""
     if verdict is None:
         return Verdict(
             kind="LogsOnly",

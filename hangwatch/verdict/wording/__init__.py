@@ -1,1 +1,1 @@
-"""Pure: the text of a verdict. `render.render` makes it; the other modules hold its sentences."""
+"""Pure: the text of a verdict. `render.render` makes it; the other modules contain its sentences."""

@@ -1,4 +1,4 @@
-"""Pure: why to check ranks first, as the rules of `check_first` find them."""
+"""Pure: the reasons to check ranks first, one for each rule of `check_first`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ NOT_NAMED = "no rank can be named. "
 
 
 def check_first(ranks: Sequence[Group], why: str, settle: str) -> str:
-    """Return the headline for ranks to check first, which are not named."""
+    """Return the headline for ranks to check first."""
     stop = "" if settle.endswith("?") else "."
     return f"{NOT_NAMED}Check {name_ranks(ranks)} first: {why}. To decide: {settle}{stop}"
 
 
 def died(finding: Finding) -> str:
-    """Describe ranks that are gone, if nothing shows that the others wait for them."""
+    """Describe ranks that have ended, if the others are not known to wait for them."""
     return f"it has ended{why_gone(finding.members)}"
 
 
 def hung_task(finding: Finding) -> str:
-    """Describe ranks with a thread that is blocked, by the kernel's log."""
+    """Describe ranks with a thread that the kernel log reports as blocked."""
     return (
         "by the kernel log one of its threads has been blocked in the kernel (state D) for minutes, and still is; "
         f"{others_wait(finding.others)}"
@@ -45,7 +45,7 @@ def lost_worker(finding: Finding) -> str:
 
 
 def holds_lock(finding: Finding) -> str:
-    """Describe ranks that hold a lock for which others wait, and what they do."""
+    """Describe the activity of ranks that hold a lock for which others wait."""
     ranks, others = finding.suspects, finding.others
     held = {(member.id.node, member.id.pid) for group in ranks for member in group.members}
     locks = [
@@ -59,13 +59,13 @@ def holds_lock(finding: Finding) -> str:
 
 
 def differs_from_others(finding: Finding) -> str:
-    """Describe ranks that do something else, and what the others wait for."""
+    """Describe ranks in another activity than the others, and the wait of the others."""
     ranks, others = finding.suspects, finding.others
     return f"{'; '.join(map(describe_suspect, ranks))}; {others_wait(others)}{common_line(others)}"
 
 
 def other_call(finding: Finding) -> str:
-    """Describe ranks in another wait than the others, both sides."""
+    """Describe ranks in one wait and the other ranks in another wait."""
     ranks, others = finding.suspects, finding.others
     return f"{'; '.join(map(describe_suspect, ranks))}; {others_wait(others)}{common_line(others)}"
 
@@ -79,14 +79,14 @@ def other_line(finding: Finding) -> str:
 
 
 def differing_lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
-    """Return each group with the innermost line of the user's code that differs between them."""
+    """Return each group with its innermost line of the user's code that is not the same in all groups."""
     stacks = [group.members[0].stack.user_frames for group in groups]
     differs = next((depth for depth, same in enumerate(zip(*stacks, strict=False)) if len(set(same)) > 1), 0)
     return [(group, clauses.place(stack[differs])) for group, stack in zip(groups, stacks, strict=True)]
 
 
 def without_a_thread(finding: Finding) -> str:
-    """Describe ranks with the same main thread as all others, but without a thread in a collective."""
+    """Describe ranks without a thread in a collective. Their main thread is where all other main threads are."""
     others = finding.others
     has = "it has" if len(finding.members) == 1 else "they have"
     inside = {thread.frames[0].function for group in others for thread in group.threads[:1] if thread.frames}
@@ -97,7 +97,7 @@ def without_a_thread(finding: Finding) -> str:
 
 
 def has_not_joined(finding: Finding) -> str:
-    """Describe ranks that wait for something outside of the job, while others have gone on."""
+    """Describe ranks that wait for something outside the job, while the others have gone on."""
     it = "it" if len(finding.members) == 1 else "they"
     return f"{it} {_doing(finding.suspects)}, and {_not_joined(finding)}"
 
@@ -125,7 +125,7 @@ def _doing(ranks: Sequence[Group]) -> str:
 
 
 def low_power(finding: Finding) -> str:
-    """Describe ranks with GPUs that draw less than those of the others, which work."""
+    """Describe ranks with GPUs that draw less power than the working GPUs of the others."""
     ranks, others = finding.suspects, finding.others
     own, rest = ([m.gpu.power_watts or 0.0 for g in groups for m in g.members] for groups in (ranks, others))
     works = f"the GPUs of {name_ranks(others)} work ({min(rest):.0f} W or more)"
@@ -133,7 +133,7 @@ def low_power(finding: Finding) -> str:
 
 
 def odd_gpu(odd: OddGpu) -> str:
-    """Return the numbers of a rank with a GPU that differs, beginning with "its GPU"."""
+    """Return a clause on the GPU that differs, beginning with "its GPU"."""
     if odd.number == "power":
         drawn = f"the others draw {min(odd.others):.0f} to {max(odd.others):.0f} W"
         return f"its GPU draws {odd.value:.0f} W, {drawn}"
@@ -143,12 +143,12 @@ def odd_gpu(odd: OddGpu) -> str:
 
 
 def ratios(values: Sequence[float]) -> str:
-    """Return the lowest and the highest of some ratios: "0.5%", "0.1% to 2.0%"."""
+    """Return the lowest and the highest ratio: "0.5%", "0.1% to 2.0%"."""
     low, high = f"{min(values):.1%}", f"{max(values):.1%}"
     return low if low == high else f"{low} to {high}"
 
 
 def stuck_task(member: Member) -> str:
-    """Describe a rank with the same main thread as all others, and a stuck task of an executor."""
+    """Describe a rank with a stuck executor task. Its main thread is where all other main threads are."""
     rounds = words.count(member.rounds, "round")
     return f"a task of its ThreadPoolExecutor is in {member.stack.task}, in the user's code, in each of {rounds}"

@@ -1,4 +1,4 @@
-"""Pure: the activity of the ranks of a group, as a clause after their names."""
+"""Pure: the activities, calls and lines of ranks as clauses, to be put after the names of the ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
 
 
 def ended_by(member: Member) -> str | None:
-    """Return how its process or a worker of it ended, by the kernel's log: "segfault in libc.so.6"; None if unknown.
+    """Return how the process of a rank or a worker ended, by the kernel log: "segfault in libc.so.6"; None if unknown.
 
     The name of the library is only a file name.
     """
@@ -69,7 +69,7 @@ def ended_by(member: Member) -> str | None:
 
 
 def _waits_for_file_lock(group: Group) -> str | None:
-    """Return the file lock that all ranks of a group wait for, by measurement; None if they differ."""
+    """Return a clause for a measured wait for one file lock; None if the ranks do not all wait for the same lock."""
     locks = {member.waits.file_lock for member in group.members}
     lock = locks.pop() if len(locks) == 1 else None
     if lock is None:
@@ -79,20 +79,20 @@ def _waits_for_file_lock(group: Group) -> str | None:
 
 
 def _shares_lock(group: Group) -> str | None:
-    """Return a clause for a wait for a lock in shared memory, by measurement."""
+    """Return a clause for a measured wait for a lock in shared memory; None without such a wait."""
     shares = group.waits_for == "lock" and all(member.waits.shares_lock for member in group.members)
     return "waits for a lock in memory shared with another rank" if shares else None
 
 
 def _awaits_store(group: Group) -> str | None:
-    """Return a clause for a wait for a key of the store in unknown functions, by measurement."""
+    """Return a clause for a measured wait for a key of the store in unknown functions; None without such a wait."""
     asks = group.waits and activity.find_activity(group.activity).waits_for == "unknown"
     waits = asks and all(member.waits.awaits_store == "main" for member in group.members)
     return f"waits for a key of the store in {_innermost_function(group)}" if waits else None
 
 
 def _sleeps(group: Group) -> str | None:
-    """Return a clause for ranks that sleep, by measurement; None if a stack shows that they wait for ranks."""
+    """Return a clause for ranks that were measured asleep; None if their stacks show a wait for ranks."""
     sleeps = [member.stack.sleep for member in group.members]
     latest = max(filter(None, sleeps), key=lambda sleep: sleep.until_unix_seconds, default=None)
     if group.waits_for == "ranks" or latest is None or None in sleeps:
@@ -110,13 +110,13 @@ def _held_by(lock: FileLock) -> str:
 def describe_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
     """Return the system call of a rank: "read() on /data/shard-3, on /data (nfs4), in each of 3 rounds".
 
-    `ranks` are those of its node, by pid. None if the kernel was not asked, or the rank is in no call.
+    `ranks` are the ranks of its node, by pid. None if its call was not read, or if it is in no call.
     """
     return None if member.kernel.call is None else _in_call(member.kernel.call, member, ranks)
 
 
 def describe_worker_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
-    """Return the system call of the worker for which a rank waits; None if the kernel was not asked."""
+    """Return the system call of the worker for which a rank waits; None if that call was not read."""
     worker = member.kernel.worker_call
     if worker is None:
         return None
@@ -146,12 +146,12 @@ def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> s
 
 
 def tells_call(member: Member) -> bool:
-    """True if more than the name of its call is known: every lock between threads is a futex."""
+    """True if more than the name of its call is known. The name alone shows little: any wait for a lock is a futex."""
     return _tells(member.kernel.call)
 
 
 def tells_what_holds(member: Member) -> bool:
-    """True if more than the name is known of its call, or of the call of the worker for which it waits."""
+    """True if more than the name of its call is known, or of the call of the worker for which it waits."""
     return _tells(member.kernel.call) or (
         member.kernel.worker_call is not None and _tells(member.kernel.worker_call.call)
     )
@@ -164,8 +164,8 @@ def _tells(call: KernelCall | None) -> bool:
 def _describe_target(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
     """Describe one file, pipe or peer.
 
-    A remote file system does not respond only if the kernel waits for it: a FIFO on it waits for its other end in state
-    S.
+    A remote file system counts as not responding only if the kernel waits for it. A process that reads a FIFO on it
+    waits for the other end of the FIFO, in state S.
     """
     match target.kind:
         case "file" if target.mount:
@@ -192,7 +192,7 @@ def _describe_connection(target: CallTarget, member: Member, ranks: Mapping[int,
 
 
 def _describe_other_end(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
-    """Return the process at the other end."""
+    """Return the process at the other end of a pipe or socket."""
     if target.other_pid == member.id.pid:
         return "this process"
     rank = None if target.other_pid is None else ranks.get(target.other_pid)
@@ -200,7 +200,7 @@ def _describe_other_end(target: CallTarget, member: Member, ranks: Mapping[int, 
 
 
 def find_busy_worker(group: Group) -> Stack | None:
-    """Return the worker process that has a task, if the group leaves its work to workers."""
+    """Return a worker process that has a task; None if the group does not wait for workers, or no worker has a task."""
     if activity.find_activity(group.activity).work_is_in != "workers":
         return None
     return next((worker for worker in group.workers if worker.own is not None), None)
@@ -213,7 +213,7 @@ def _describe_worker(worker: Stack) -> str:
 
 
 def _innermost(group: Group) -> str:
-    """Return the operation if it is known, else the innermost function."""
+    """Return the operation of a group; its innermost function if the operation is unknown."""
     return group.operation or _innermost_function(group)
 
 
@@ -222,26 +222,29 @@ def _innermost_function(group: Group) -> str:
 
 
 def has_gpu(group: Group) -> bool:
-    """True if its ranks are known to wait for a GPU, or have one: backward also occurs in jobs without GPUs."""
+    """True if a rank has a GPU or is known to wait for one. A backward pass alone does not show a GPU."""
     known = activity.find_activity(group.activity)
     waits = "its GPU" in known.says or (known.waits_for != "gpu" and not _is_in_torch(group))
     return waits or any(member.gpu.utilization_ratio is not None for member in group.members)
 
 
 def _is_in_torch(group: Group) -> bool:
-    """True if all that is known of its waits is that it sleeps in code of PyTorch, NCCL or CUDA."""
+    """True if all ranks sleep in code of PyTorch, NCCL or CUDA, and nothing else is known of their waits."""
     return all(member.waits.waits_in_torch for member in group.members)
 
 
 def describe_line(group: Group) -> str:
-    """Return the line of the user's code, else of the caller of the collective: " at train.py:38"; else ""."""
+    """Return the line of the user's code: " at train.py:38". Without one, the caller of the collective, or ""."""
     caller = find_caller(group.frames) if group.waits else None
     frames = innermost_user_frames(group) or ([] if caller is None else [caller])
     return f" at {places(frames)}" if frames else ""
 
 
 def places(frames: Sequence[Frame]) -> str:
-    """Return the file and the lines of frames of one function: "train.py:38 or 40"; of more than three lines none."""
+    """Return the file and lines of frames of one function: "train.py:38 or 40"; the file alone if lines are many.
+
+    At most three lines are shown.
+    """
     lines = sorted({frame.line for frame in frames if frame.line is not None})
     if len(lines) < 2 or len({frame.place for frame in frames}) > 1:
         return place(frames[0])
@@ -249,12 +252,15 @@ def places(frames: Sequence[Frame]) -> str:
 
 
 def place(frame: Frame) -> str:
-    """Return the file and line of a frame; the function if the line is not known."""
+    """Return the file and line of a frame; the function if the line is unknown."""
     return str(frame) if frame.line is None else f"{frame.file}:{frame.line}"
 
 
 def operations(groups: Iterable[Group]) -> str:
-    """Return what groups wait in, the largest first: "broadcast (7 ranks) and all_reduce (4 ranks)"."""
+    """Return the operations in which groups wait: "broadcast (7 ranks) and all_reduce (4 ranks)".
+
+    The operation with most ranks comes first. Operations after the fourth are counted.
+    """
     counts: dict[str, int] = {}
     for group in groups:
         name = (group.operation if group.waits else None) or _measured(group) or _describe_place(group)
@@ -267,7 +273,7 @@ def operations(groups: Iterable[Group]) -> str:
 
 
 def _describe_place(group: Group) -> str:
-    """Return the part of the program that a group is in: "the backward pass"; else its operation."""
+    """Return the part of the program in which a group is: "the backward pass"; else its operation or activity."""
     known = activity.find_activity(group.activity)
     place = known.says.removesuffix(" ({operation})").removeprefix("is in ")
     if known.waits_for == "gpu" and place != known.says.removesuffix(" ({operation})"):
@@ -276,7 +282,7 @@ def _describe_place(group: Group) -> str:
 
 
 def _measured(group: Group) -> str | None:
-    """Return the function of a wait that only measurements show."""
+    """Return the function of a wait that only measurements show; None for other waits."""
     if group.activity != "unknown" or group.waits_for != "gpu":
         return None
     own = _innermost_function(group)
@@ -289,7 +295,7 @@ def describe_top_frames(group: Group, depth: int = 4) -> str:
 
 
 def hint_at_progress(members: Sequence[Member]) -> str:
-    """Return a hint if ranks that have not joined are moving or use CPU."""
+    """Return a hint if a rank that has not joined moves or uses CPU; else ""."""
     who = "It" if len(members) == 1 else "Some of them"
     if any(member.motion is Motion.MOVING for member in members):
         return f" {who} {'is' if who == 'It' else 'are'} working, and may join when that is done."

@@ -1,4 +1,4 @@
-"""Pure: what would settle if a rank to be checked first is the cause."""
+"""Pure: the checks that decide if a rank to check first is the cause."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SLOW_CALL = "check if that call returns: its file system or service, and state (
 
 
 def numbers(finding: Finding) -> str:
-    """Return the hint on sequence numbers, which are in the evidence or still to be taken."""
+    """Return the hint to compare sequence numbers. They are in the evidence, or must be taken first."""
     return NUMBERS_BELOW if finding.scene.has_numbers else SEQUENCE_NUMBERS
 
 
 def look_at(finding: Finding) -> str:
-    """Return the thing to look at for the activity of the suspects."""
+    """Return the check for the activity of the suspects."""
     said = activity.find_activity(finding.suspects[0].activity).look_at
     return f"{said[:1].lower()}{said[1:]}".rstrip(".") if said else SLOW_CALL
 
@@ -51,13 +51,13 @@ def _native_frames(members: Sequence[Member]) -> str:
 
 
 def find_blocking_call(finding: Finding) -> str:
-    """Return the command for native frames, unless the kernel already shows what blocks the call."""
+    """Return the command that shows native frames, unless the kernel already shows what blocks each call."""
     untold = [member for member in finding.members if not clauses.tells_what_holds(member)]
     return _native_frames(untold) if untold else BEHIND_CALL
 
 
 def whether_it_waits(finding: Finding) -> str:
-    """Return what shows if ranks still wait for a worker process that they have lost."""
+    """Return the check that shows if ranks still wait for a worker process that they have lost."""
     is_told = all(map(clauses.tells_call, finding.members))
     shown = "its call in the evidence" if is_told else "`hangwatch dump --native`"
     return f"check if it still waits for that worker: {shown}, and its log"

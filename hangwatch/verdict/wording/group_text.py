@@ -1,4 +1,4 @@
-"""Pure: ranks and groups of ranks as clauses: what each does, and what the others wait for."""
+"""Pure: clauses on ranks and groups of ranks: their activities, and the waits of the others."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def sentence(text: str) -> str:
 
 
 def name_ranks(groups: Iterable[Group]) -> str:
-    """Return the ranks of these groups in words: "ranks 0-6 on a and b"."""
+    """Return the names of the ranks of these groups: "ranks 0-6 on a and b"."""
     return words.name_ranks(rank_ids(groups))
 
 
 def describe(group: Group, *, several: bool | None = None) -> str:
-    """Return what a group does, as a clause: "is loading data (DataLoader)"."""
+    """Return the activity of a group as a clause: "is loading data (DataLoader)"."""
     plural = group.size > 1 if several is None else several
     doing = clauses.describe_activity(group, several=plural)
     if group.runs_python:
@@ -43,7 +43,7 @@ def describe(group: Group, *, several: bool | None = None) -> str:
 
 
 def describe_each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
-    """Return a clause for each group with its ranks, largest first; the rest is counted."""
+    """Return a clause for each group with its ranks, the largest first. Groups after the first `shown` are counted."""
     doings = [describe(group) for group in groups[:shown]]
     parts = [
         f"{name_ranks([group])} {doing}"
@@ -56,9 +56,9 @@ def describe_each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
 
 
 def describe_rank(group: Group) -> str:
-    """Return what one rank of a group does, with the line of the user's code: "is loading data at train.py:38".
+    """Return the activity of one rank of a group, with the line of the user's code: "is loading data at train.py:38".
 
-    For an unknown activity it is the frame of the rank.
+    For an unknown activity, return the frame of the rank.
     """
     if group.activity == "unknown" and not (group.operation or group.runs_python) and group.frames:
         return f"is in {innermost_user_frame(group) or group.frames[0]}"
@@ -67,13 +67,13 @@ def describe_rank(group: Group) -> str:
 
 
 def _at(group: Group, doing: str) -> str:
-    """Return the line of the user's code, unless the clause contains it already."""
+    """Return the line of the user's code; "" if the clause already contains it."""
     at = clauses.describe_line(group)
     return "" if at.removeprefix(" at ") in doing else at
 
 
 def _apart_from(group: Group, others: Sequence[Group]) -> str:
-    """Return the innermost frame of a group that differs from another group with the same clause."""
+    """Return the innermost frame that differs from another group with the same clause; "" if no frame differs."""
     for other in others:
         if other is not group and describe(other) == describe(group):
             pairs = zip_longest(group.frames, other.frames)
@@ -83,12 +83,12 @@ def _apart_from(group: Group, others: Sequence[Group]) -> str:
 
 
 def all_of(number: int, noun: str = "rank") -> str:
-    """Return "both ranks", or "all 8 ranks"."""
+    """Return "both ranks" for two ranks, else "all 8 ranks"."""
     return f"both {noun}s" if number == 2 else f"all {words.count(number, noun)}"
 
 
 def others_wait(others: Sequence[Group], *, awaited: str = "") -> str:
-    """Return what the ranks that are not suspects do: "all 15 other ranks wait in broadcast".
+    """Return a clause on the ranks that are not suspects: "all 15 other ranks wait in broadcast".
 
     `awaited` is " for it" or " for them" if a rank is named.
     """
@@ -109,14 +109,14 @@ def others_wait(others: Sequence[Group], *, awaited: str = "") -> str:
 
 
 def during(groups: Sequence[Group]) -> str:
-    """Return the phase that all these groups are in: " during evaluation"; else ""."""
+    """Return the phase of all these groups: " during evaluation"; "" if they have no phase in common."""
     phases = {activity.describe_phase(group.activity, group.phase) for group in groups}
     around = phases.pop() if len(phases) == 1 else ""
     return f" {around}" if around else ""
 
 
 def describe_suspect(group: Group) -> str:
-    """Return what a group does, beginning with "it" or "they", with the frame of the user's code."""
+    """Return the activity of a group, beginning with "it" or "they", with the frame of the user's code."""
     own = innermost_user_frame(group)
     it, is_ = ("it", "is") if group.size == 1 else ("they", "are")
     if own is not None and is_in_user_code(group) and group.waits_for in {"unknown", "gpu"}:
@@ -128,12 +128,12 @@ def describe_suspect(group: Group) -> str:
 
 
 def common_line(groups: Sequence[Group]) -> str:
-    """Return the line of the user's code of a single group: " at train.py:38"; of several groups ""."""
+    """Return the line of the user's code: " at train.py:38"; "" if there are several groups."""
     return clauses.describe_line(groups[0]) if len(groups) == 1 else ""
 
 
 def describe_in_report(group: Group) -> str:
-    """Return what a group does in a report, after its ranks: "is loading data during evaluation", "no stack: X"."""
+    """Return the activity of a group for a report, without its ranks: "is loading data during evaluation"."""
     several = len(group.members) > 1
     if group.gone:
         died = {member.died.full_text if member.died is not None else "" for member in group.members}
@@ -147,7 +147,7 @@ def describe_in_report(group: Group) -> str:
 
 
 def describe_stack(stack: Stack, group: Group) -> str:
-    """Return what a worker or another thread of a rank does: "its worker (1 x pt_data_worker) is loading data"."""
+    """Return the activity of a worker or thread of a rank: "its worker (1 x pt_data_worker) is loading data"."""
     kind = "worker" if stack in group.workers else "thread"
     clause = "" if stack.activity == "unknown" else f" {activity.describe_activity(stack.activity, None)}"
     return words.printable(f"its {kind} ({stack.name}){clause}")

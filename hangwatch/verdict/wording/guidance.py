@@ -1,4 +1,4 @@
-"""Pure: where to look first when no rank can be named."""
+"""Pure: hints on what to check first if no rank can be named."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ITS_GPU = (
     "check that GPU: its XIDs in the kernel log, the errors of its links (`nvidia-smi nvlink -e`) and of the network "
     "adapter next to it, and the kernel that its stream is in"
 )
-"""The checks that show if the GPU of a rank blocks it."""
+"""The checks that show if a rank is blocked by its GPU."""
 
 
 def where_to_look(grouping: Grouping) -> str:
-    """Return sentences to put after a headline that names no rank, with a space before them.
+    """Return sentences to put after a headline that names no rank. They begin with a space.
 
-    First ranks that did not respond; then what the groups wait for, by measurement if possible, else by activity. Links
-    and sequence numbers only if all wait for ranks or GPUs.
+    First come ranks that could not be dumped or did not respond, then the waits of the groups, by measurement if
+    possible, else by activity. Links and sequence numbers come only if all ranks wait for ranks or GPUs.
     """
     groups = [group for group in grouping.groups if not group.fault and not group.gone]
     failed = sum(group.size for group in grouping.groups if group.fault)
@@ -52,7 +52,7 @@ def _look_at(group: Group) -> str | None:
 
 
 def _store(members: Sequence[Member]) -> str | None:
-    """Describe the store at which ranks meet, by their sockets."""
+    """Return a hint on the store at which ranks meet, by their sockets; None if no socket was read."""
     seen = [(member, member.waits.store) for member in members if member.waits.store is not None]
     if not seen:
         return None
@@ -83,7 +83,7 @@ def _missing_ranks(grouping: Grouping) -> list[str]:
 
 
 def _general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:
-    """Return hints if no group shows more than a wait or an unknown activity."""
+    """Return hints for groups that show no more than a wait or an unknown activity."""
     if grouping.unanswered:
         return []
     if any(group.waits_for not in {"ranks", "gpu"} for group in groups):
@@ -93,7 +93,10 @@ def _general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:
 
 
 def _silent_nodes(grouping: Grouping) -> int:
-    """Return how many whole nodes are silent, if each node has as many ranks as those that answered."""
+    """Return the number of whole nodes that did not respond, if all nodes have as many ranks as those that responded.
+
+    0 if nodes have a single rank or no name.
+    """
     per_node = Counter(member.id.node for member in grouping.members if member.id.rank is not None)
     ranks = max(per_node.values(), default=0)
     if ranks < 2 or None in per_node:
@@ -102,5 +105,5 @@ def _silent_nodes(grouping: Grouping) -> int:
 
 
 def _whole_nodes(silent: range, ranks: int) -> int:
-    """Return how many blocks of `ranks` ranks, counted from rank 0, lie within a range."""
+    """Return the number of blocks of `ranks` ranks, counted from rank 0, that lie within a range."""
     return max(0, silent.stop // ranks - -(-silent.start // ranks))

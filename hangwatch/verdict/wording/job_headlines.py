@@ -1,4 +1,4 @@
-"""Pure: the headlines of findings on the whole job, which name no rank."""
+"""Pure: the headlines of findings on the whole job. They name no rank."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SHOWN = 4
 
 
 def moving(finding: Finding) -> str:
-    """Return the headline for a job at work."""
+    """Return the headline for a job that progresses."""
     moved = f"{finding.scene.moving:,} of {words.count(finding.scene.stacks)}"
     return f"{moved} progressed between the rounds, so the job is working: {'; '.join(describe_each(finding.others))}."
 
 
 def suspended(finding: Finding) -> str:
-    """Return the headline for a job in which every rank is stopped or frozen, or a debugger has stopped a rank."""
+    """Return the headline for a job with all ranks stopped or frozen, or with a rank that a debugger has stopped."""
     members = finding.scene.grouping.members
     traced = [(member.id, member.waits.tracer) for member in members if member.waits.tracer is not None]
     if traced:
@@ -62,7 +62,7 @@ def no_ranks(finding: Finding) -> str:
 
 
 def launcher(member: Member) -> str:
-    """Return a launcher without ranks as a clause: since when, where it waits, and what its sockets show."""
+    """Return a clause on a launcher without ranks: its waiting time, its address, and the state of its sockets."""
     waiting = member.waiting
     assert waiting is not None
     where = f"pid {member.id.pid}" + (f" on {words.printable(member.id.node)}" if member.id.node else "")
@@ -90,7 +90,7 @@ def _shown_by_sockets(waiting: Waiting) -> str:
 
 
 def mount_silent(finding: Finding) -> str:
-    """Return the headline for ranks with their program on a file system that does not respond, some waiting for it."""
+    """Return the headline for ranks whose program is on a file system that does not respond."""
     shut, held = (
         finding.scene.without_stack,
         [member for member in finding.scene.without_stack if member.kernel.waits_for_mount],
@@ -161,7 +161,7 @@ def at_different_lines(finding: Finding) -> str:
 
 
 def at_one_place(finding: Finding) -> str:
-    """Return the headline for ranks that are all in one place, and where to look."""
+    """Return the headline for ranks that are all in one place, with hints on what to check."""
     return _together(finding.others[0], finding.scene) + guidance.where_to_look(finding.scene.grouping)
 
 
@@ -181,7 +181,7 @@ def _together(group: Group, scene: Scene) -> str:
 
 
 def roles(finding: Finding) -> str:
-    """Return the headline for the sender and the receivers of one collective, and where to look."""
+    """Return the headline for the sender and the receivers of one collective, with hints on what to check."""
     groups = finding.others
     root = min(groups, key=lambda group: group.size)
     return (
@@ -192,7 +192,7 @@ def roles(finding: Finding) -> str:
 
 
 def cannot_tell(finding: Finding) -> str:
-    """Return the headline if the groups allow no answer, and where to look."""
+    """Return the headline for groups from which nothing follows, with hints on what to check."""
     scene, groups = finding.scene, finding.others
     where = guidance.where_to_look(scene.grouping)
     if not groups:
@@ -207,7 +207,7 @@ def cannot_tell(finding: Finding) -> str:
 
 
 def limit_to_node(scene: Scene) -> str:
-    """Return which ranks were captured, for a verdict on one node of several; "" for a verdict on the whole job."""
+    """Return the sentence on the captured ranks, for a verdict on one node of several; "" for the whole job."""
     if not scene.is_part:
         return ""
     here, whole = words.count(scene.existing), f"{scene.grouping.ranks_known:,}"

@@ -1,4 +1,4 @@
-"""The first thing to do about each kind of verdict, by next_steps.toml."""
+"""The first step to take for each kind of verdict, from next_steps.toml."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hangwatch.model import Value, Verdict
 
 
 class NextStep(Value, frozen=True, forbid_unknown_fields=True):
-    """The meaning of a kind of verdict, and the first thing to do; one line each."""
+    """The meaning of a kind of verdict, and the first step to take; one line each."""
 
     means: str
     first: str
@@ -22,7 +22,7 @@ def load_steps() -> dict[str, NextStep]:
 
 
 def next_step(verdict: Verdict) -> str:
-    """Return what would settle which rank is the cause, else the step for the kind; "" for an unknown kind."""
+    """Return the check that decides on the ranks to check first, else the step for the kind; "" for an unknown kind."""
     if not verdict.named and verdict.first_look:
         return verdict.first_look[0].settle
     step = load_steps().get(verdict.kind)

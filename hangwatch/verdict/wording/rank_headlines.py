@@ -23,12 +23,12 @@ _SHOWN = 4
 
 
 def gone_first(finding: Finding) -> str:
-    """Return the headline for ranks without a process that died first, and for others that are gone."""
+    """Return the headline for ended ranks that died first, and for other ranks that have ended."""
     return gone(finding, finding.scene.gone)
 
 
 def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
-    """Return the headline for ranks without a process; `all_gone` are these and all others that are gone."""
+    """Return the headline for ended ranks. `all_gone` are all ended ranks of the job."""
     ids = rank_ids(finding.suspects)
     verb = "has ended" if len(ids) == 1 else "have ended"
     why = why_gone(finding.members)
@@ -40,7 +40,7 @@ def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
 
 
 def why_gone(members: Sequence[Member]) -> str:
-    """Return the reason in parentheses: by crash artifacts, else by the kernel's log; "" if neither has one."""
+    """Return the cause in parentheses, by crash artifacts, else by the kernel log; "" if neither shows it."""
     died = [member for member in members if member.died is not None and not member.died.of_others]
     first = min(died, key=lambda member: member.died.unix_seconds if member.died else 0.0, default=None)
     if first is not None and first.died is not None:
@@ -86,14 +86,14 @@ def master_not_listening(finding: Finding) -> str:
 
 
 def undumpable(finding: Finding) -> str:
-    """Return the headline for ranks without a stack, and how many ranks on the same node have one."""
+    """Return the headline for ranks that could not be dumped, with the number of ranks on their nodes that could."""
     neighbours = finding.fewest_neighbours
     also = f", but {words.count(neighbours, 'other rank')} of its node could" if neighbours else ""
     return f"{name_ranks(finding.suspects)} could not be dumped{also}. {_others_wait(finding)}."
 
 
 def outside(finding: Finding) -> str:
-    """Return the headline for ranks that are not where the others wait."""
+    """Return the headline for ranks that are not in the wait of the others."""
     ranks = finding.suspects
     if not any(group.motion is Motion.MOVING for group in ranks):
         return f"{words.join_words(describe_each(ranks))}. {_others_wait(finding)}."
@@ -107,19 +107,22 @@ def outside(finding: Finding) -> str:
 
 
 def named(ranks: Sequence[Group], why: str) -> str:
-    """Return the headline for ranks that differ by stack and by measurements."""
+    """Return the headline for ranks that differ by stack and by measurements. `why` may begin with "it" or "they"."""
     subject, _, clause = why.partition(" ")
     joined = f" {clause}" if len(ranks) == 1 and subject in {"it", "they"} else f": {why}"
     return f"{name_ranks(ranks)}{joined}."
 
 
 def also_differing(groups: Sequence[Group]) -> str:
-    """Return a hint at other ranks that differ, though no rule names them."""
+    """Return a hint on other ranks that differ but are not named; "" without such ranks."""
     return f" Check these, too: {'; '.join(describe_each(groups))}." if groups else ""
 
 
 def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
-    """Return a hint if the named ranks are all ranks of some nodes with several, and other nodes have none of them."""
+    """Return a hint if the named ranks are all ranks of some nodes, and other nodes have no named rank; else "".
+
+    A node with a single rank gives no hint.
+    """
     odd = Counter(member.id.node for member in named)
     ranks = Counter(member.id.node for member in grouping.members)
     nodes = sorted(words.printable(node) for node in odd if node is not None)
@@ -131,13 +134,13 @@ def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
 
 
 def _others_wait(finding: Finding) -> str:
-    """Return what the other ranks wait for, as a sentence without its full stop."""
+    """Return a sentence, without its full stop, on the wait of the other ranks."""
     awaited = " for it" if len(finding.members) == 1 else " for them"
     return sentence(others_wait(finding.others, awaited=awaited))
 
 
 def store_endpoint(members: Iterable[Member]) -> str:
-    """Return the address at which the ranks of the job meet, as far as these ranks show it."""
+    """Return the address of the store, if one of these ranks shows it; else "the store"."""
     return next(
         (f"MASTER_ADDR:MASTER_PORT ({one.waits.store.endpoint})" for one in members if one.waits.store), "the store"
     )

@@ -1,4 +1,4 @@
-"""Pure: the sentences on sequence numbers: the headline of a finding, and its evidence."""
+"""Pure: the sentences on sequence numbers: headlines of findings, and evidence."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NO_DESCRIPTION = "undefined"  # of a group without a description: torch/distrib
 
 
 def evidence(answer: Answer) -> tuple[Evidence, ...]:
-    """Return the pending operations, as evidence for any verdict."""
+    """Return the pending operations as evidence. It may be added to any verdict."""
     return tuple(_sequence(one, _pending(one)) for one in answer.graph.pending[:_SHOWN])
 
 
 def open_at_dump(answer: Answer) -> tuple[Evidence, ...]:
-    """Return the operations that were open at one moment; nothing shows for how long."""
+    """Return the operations that were open at one moment, as evidence. It does not show how long they were open."""
     return tuple(_sequence(one, _open_then(one)) for one in answer.graph.pending[:_SHOWN])
 
 
@@ -59,7 +59,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def group_words(pending: PendingOperation) -> str:
-    """Return the name of a group for people: the default group, or its description with its ranks."""
+    """Return the name of a process group for people: the default group, or its description with its ranks."""
     if pending.is_default:
         return "the default group"
     description = "" if pending.description == _NO_DESCRIPTION else pending.description
@@ -93,7 +93,7 @@ def _open_then(pending: PendingOperation) -> str:
 
 
 def _others(pending: PendingOperation) -> Iterator[str]:
-    """Yield the ranks that have not joined, and those for which that is not known."""
+    """Yield the ranks that have not joined, and the ranks for which that is unknown."""
     if pending.missing:
         yield f"{_ranks(pending.missing)} {'has' if len(pending.missing) == 1 else 'have'} not joined"
     if pending.unknown:
@@ -104,7 +104,7 @@ def _others(pending: PendingOperation) -> Iterator[str]:
 
 
 def not_joined(finding: Finding) -> str:
-    """Return which ranks have not joined, in which operation others wait for them, and what they do instead."""
+    """Return the headline for ranks that have not joined: their activity, the operation, and its waiting ranks."""
     ranks = set(finding.answer.named or finding.answer.check_first)
     pending = max(
         (one for one in finding.answer.graph.pending if not ranks.isdisjoint(one.missing)),
@@ -130,7 +130,7 @@ def _doing(group: Group) -> str:
 
 
 def may_not_join(finding: Finding) -> str:
-    """Return the same for ranks that are not named, and why they are not."""
+    """Return the headline for ranks that have not joined but are not named, with the reason for that."""
     return f"{not_joined(finding)} {_why_not_named(finding)}"
 
 
@@ -151,7 +151,10 @@ def _why_not_named(finding: Finding) -> str:
 
 
 def _asks_by_call(member: Member, scene: Scene) -> Literal["main"] | None:
-    """Return "main" if its call receives from another rank; for a Unix socket only the call shows that."""
+    """Return "main" if the system call of a rank receives from another rank, else None.
+
+    For a Unix socket only the system call shows that.
+    """
     others = scene.processes - {process_of(member)}
     behind = member.kernel.call.behind if member.kernel.receives and member.kernel.call is not None else ()
     return "main" if any((member.id.node, peer.other_pid) in others for peer in behind if peer.other_pid) else None
@@ -170,14 +173,14 @@ def cycle(finding: Finding) -> str:
 
 
 def mismatch(finding: Finding) -> str:
-    """Return the headline for ranks of one group that do not do the same."""
+    """Return the headline for ranks of one process group that enqueued different operations."""
     graph = finding.answer.graph
     sides = "; ".join(f"{_ranks(ranks)}: {words.printable(text)}" for text, ranks in graph.mismatch[:_SHOWN])
     return f"The ranks of one process group do not match ({_operations(graph.pending[:1])}). {sentence(sides)}."
 
 
 def still_open(finding: Finding) -> str:
-    """Return the headline for an operation that all have joined and some are still in.
+    """Return the headline for an operation that all ranks have joined and some ranks are still in.
 
     A collective with a root never ends if ranks name different roots.
     """
@@ -201,7 +204,7 @@ def not_reached(finding: Finding) -> str:
 
 
 def all_joined(finding: Finding) -> str:
-    """Return the headline if all have joined: no rank's CPU is the cause, but one GPU may be."""
+    """Return the headline if all ranks have joined: the CPU of no rank is the cause, but a GPU may be."""
     pending, odd = finding.answer.graph.pending, finding.odd_gpu
     joined = (
         "By NCCL's own counts all ranks have launched the same number of operations in each communicator, and no more "
@@ -215,7 +218,7 @@ def all_joined(finding: Finding) -> str:
 
 
 def _all_alike(finding: Finding) -> str:
-    """Return a clause if all ranks have enqueued the same in the groups of the pending operations."""
+    """Return a clause if all ranks have enqueued the same number of operations in each pending group; else ""."""
     groups = {(pending.library, pending.name) for pending in finding.answer.graph.pending}
     newest: dict[tuple[str, str], set[int]] = {}
     for member in finding.scene.grouping.members:
@@ -226,7 +229,7 @@ def _all_alike(finding: Finding) -> str:
 
 
 def records_only(finding: Finding) -> str:
-    """Return the headline for dumps of flight recorders without any stack, which point at no rank."""
+    """Return the headline for flight recorder dumps without any stack. It names no rank."""
     shown = [one.message for one in (*evidence(finding.answer), *open_at_dump(finding.open_then))]
     ranks = words.count(len(finding.scene.grouping.members))
     text = "; ".join(shown) or "they show no open collective that can be compared"
@@ -234,7 +237,7 @@ def records_only(finding: Finding) -> str:
 
 
 def contradiction(finding: Finding) -> str:
-    """Return why the ranks that the stacks point at are not named."""
+    """Return the headline on ranks to which the stacks point, with the reason why they are not named."""
     ids = [member.id for member in finding.members]
     who, have = words.name_ranks(ids), "has" if len(ids) == 1 else "have"
     joined = _operations(finding.answer.graph.pending)

@@ -9,9 +9,10 @@ Node = TypeVar("Node")
 
 
 def strongly_connected(ways: Mapping[Node, Sequence[Node]]) -> Iterator[list[Node]]:
-    """Yield the strongly connected parts of a graph, each node in one of them: Tarjan's algorithm without recursion.
+    """Yield the strongly connected components of a graph, by Tarjan's algorithm without recursion.
 
-    `ways` are the nodes to which each node leads. The time is linear in nodes and edges.
+    `ways` maps each node to the nodes to which it has an edge. Each node is in one component. The time is linear in
+    nodes and edges.
     """
     order: dict[Node, int] = {}
     lowest: dict[Node, int] = {}

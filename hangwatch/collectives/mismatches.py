@@ -1,4 +1,4 @@
-"""Pure: members of one process group that enqueued different operations, or the same ones in another order."""
+"""Pure: finds members of one process group that enqueued different operations, or the same ones in another order."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hangwatch.model.flight_records import Library
 _MOST_ORDERED = 8
 
 Sides: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
-"""The different things that ranks of one group enqueued, with their ranks: the largest side first."""
+"""The different texts of what ranks of one group enqueued, with their ranks. The side with most ranks comes first."""
 
 
 def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
-    """Return what members enqueued differently under one number at which some wait; () if they do not differ.
+    """Return the operations that members enqueued under one number, if they differ and a rank waits there; else ().
 
-    The operation is compared, then its types, then its sizes.
+    The operations are compared first, then their data types, then their sizes.
     """
     for group in groups:
         numbers = {wait.number for wait in group.waits.values()}

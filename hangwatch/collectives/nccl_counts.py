@@ -1,8 +1,8 @@
-"""Pure: the answers of NCCL's RAS on communicators -> the counts of each rank, and the wait-for graph that they show.
+"""Pure: answers of NCCL's RAS on communicators -> the counts of each rank, and the wait-for graph by these counts.
 
-NCCL counts on the host what each rank has launched. A launched operation may be done, so a higher count alone is no
-wait. The rank with the lowest count of a communicator, the same in all answers, has not joined. A count that rises
-shows nothing, and neither does a communicator of which a rank did not respond.
+NCCL counts on the host the operations that each rank has launched. A launched operation may be complete, so a higher
+count alone does not show a wait. The rank with the lowest count of a communicator has not joined if its count is the
+same in all answers. A count that rises shows nothing, and neither does a communicator with a rank that did not respond.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from hangwatch.model import (
     RecorderState,
 )
 
-_MOST_LAUNCHED = 8  # of one rank
+_MOST_LAUNCHED = 8  # counts of one rank
 _OTHER_NODES_SHOWN = 4
 _SHOWN = 4
 _MOST_IDS = 64
 
 Names = Mapping[tuple[str, int], ProcessId]
-"""The ranks of a node by their address and the pid in their own PID namespace."""
+"""The processes of the ranks of a node, by their address and their pid in their own PID namespace."""
 
 
 def counts_by_rank(
     answers: Sequence[tuple[float, RasStatus]], names: Names, ranks: Sequence[ProcessId], world_size: int | None
 ) -> dict[ProcessId, NcclRas]:
-    """Return the counts of the ranks of one node; ranks that are in no communicator are left out.
+    """Return the counts of the ranks of one node. Ranks that are in no communicator are left out.
 
-    `answers` are what NCCL answered, each with its time, the last one newest.
+    `answers` are the answers of NCCL with their times in seconds, the newest last.
     """
     unchanged = _unchanged([status for _, status in answers])
     counts: dict[ProcessId, list[LaunchCount]] = defaultdict(list)
@@ -71,7 +71,7 @@ def counts_by_rank(
 
 
 def _unchanged(statuses: Sequence[RasStatus]) -> set[str]:
-    """Return the running communicators that are the same in every answer."""
+    """Return the names of the running communicators that are the same in every answer."""
     first, *others = ({one.name: one for one in status.communicators} for status in statuses)
     return {name for name, one in first.items() if one.is_running and all(other.get(name) == one for other in others)}
 
@@ -81,7 +81,8 @@ def _ranks_by_process(
 ) -> dict[ProcessId, list[RasRank]]:
     """Return the ranks of a communicator that are processes of this node.
 
-    A rank that is not listed has launched `rest`. Every rank of the job is in a communicator as large as the job.
+    A rank that NCCL does not list has launched `rest`. A communicator as large as the job contains every rank of the
+    job.
     """
     by_process: dict[ProcessId, list[RasRank]] = defaultdict(list)
     for rank in (*communicator.ranks, *communicator.unreached):
@@ -105,7 +106,10 @@ def _is_even(communicator: Communicator) -> bool:
 def _uneven(
     communicator: Communicator, by_process: Mapping[ProcessId, Sequence[RasRank]], names: Names
 ) -> Iterator[tuple[ProcessId, LaunchCount]]:
-    """Yield the counts of each process for each operation that the ranks did not launch equally often."""
+    """Yield the counts of each process, for each operation that the ranks did not launch equally often.
+
+    A process that NCCL does not reach has the count None.
+    """
     unreached = communicator.unreached
     lost = {process for process, ranks in by_process.items() if any(rank in unreached for rank in ranks)}
     for process in lost:
@@ -143,7 +147,7 @@ def _launched(
 
 
 def _on_other_nodes(ranks: Iterable[RasRank], names: Names) -> tuple[str, ...]:
-    """Return the ranks that are not processes of this node, in words."""
+    """Return texts on the ranks that are processes of other nodes, at most four."""
     texts = (
         f"its rank {rank.rank} (process {rank.pid} at {rank.host})"
         for rank in ranks
@@ -161,26 +165,26 @@ def build(
     world_size: int | None,
     may_wait: Callable[[Member], bool],
 ) -> WaitGraph:
-    """Return the wait-for graph by counts, in which only ranks that `may_wait` wait for ranks with a lower count.
+    """Return the wait-for graph by counts. Only ranks for which `may_wait` is true wait for ranks with a lower count.
 
-    Equal counts do not show that a rank has joined: `joined` is empty.
+    Equal counts do not show that a rank has joined, so `joined` is empty.
     """
     recorded = [_as_recorded(member, is_open=may_wait(member)) for member in members]
     return wait_graph.build(recorded, stance, world_size)._replace(joined=frozenset())
 
 
 def is_lost(member: Member) -> bool:
-    """True if NCCL does not reach it in some communicator."""
+    """True if NCCL does not reach the rank in one of its communicators."""
     return any(launched.count is None for launched in _launched_by(member))
 
 
 def is_ahead(member: Member) -> bool:
-    """True if it has launched more than other ranks, for which it may wait."""
+    """True if the rank has launched more operations than other ranks. It may wait for them."""
     return any(launched.count is not None and launched.count > launched.lowest for launched in _launched_by(member))
 
 
 def is_even(member: Member) -> bool:
-    """True if all ranks of each of its communicators have launched the same."""
+    """True if all ranks of each of its communicators have launched the same number of operations."""
     return (
         member.recorder.nccl_ras is not None
         and 0 < member.recorder.nccl_ras.communicators == member.recorder.nccl_ras.even
@@ -192,10 +196,10 @@ def _launched_by(member: Member) -> tuple[LaunchCount, ...]:
 
 
 def _as_recorded(member: Member, *, is_open: bool) -> Member:
-    """Return the member with its counts as records of a flight recorder.
+    """Return the member with its counts in the form of flight recorder records.
 
-    With `is_open` the operations that others have not launched are open. A communicator is left out if one of its ranks
-    did not respond: it is not known which rank is last.
+    With `is_open`, the operations that other ranks have not launched are open. A communicator with a rank that did not
+    respond is left out, because its last rank is not known.
     """
     seconds = member.recorder.nccl_ras.seconds if member.recorder.nccl_ras else 0.0
     groups = tuple(
@@ -219,7 +223,7 @@ def _as_recorded(member: Member, *, is_open: bool) -> Member:
 
 
 def _open_operation(launched: LaunchCount, seconds: float) -> EnqueuedOperation:
-    """Return the first operation that other ranks have not launched."""
+    """Return the first operation that other ranks have not launched, as an open operation."""
     return EnqueuedOperation(
         number=launched.lowest + 1,
         operation=launched.operation,
@@ -234,7 +238,7 @@ def _open_operation(launched: LaunchCount, seconds: float) -> EnqueuedOperation:
 
 
 def evidence(members: Iterable[Member]) -> tuple[Evidence, ...]:
-    """Return the counts of each communicator with different counts, else one line if all ranks are even."""
+    """Return the counts of each communicator with different counts, or one line if all ranks have equal counts."""
     asked = [(member, member.recorder.nccl_ras) for member in members if member.recorder.nccl_ras is not None]
     uneven: dict[tuple[str, str], list[tuple[RankId, LaunchCount]]] = defaultdict(list)
     for member, ras in asked:
@@ -258,7 +262,7 @@ def _evidence(ras: NcclRas, ids: Sequence[RankId], text: str) -> Evidence:
 
 
 def _describe_counts(counts: Sequence[tuple[RankId, LaunchCount]]) -> str:
-    """Return the counts of ranks in one communicator, the lowest first, and ranks of other nodes that are behind."""
+    """Return the counts of ranks in one communicator, the lowest first, with ranks of other nodes that are behind."""
     first = counts[0][1]
     by_count: dict[int | None, list[RankId]] = defaultdict(list)
     for rank, launched in counts:

@@ -1,8 +1,8 @@
-"""Pure: the records of all ranks -> the process groups in which a rank waits, and the newest collective of each member.
+"""Pure: finds the process groups in which ranks wait, and the newest collective of each member, from all records.
 
 A rank *has joined* a collective of a group if it has a record there with that number or a higher one. It *has not
-joined* if its recorder reaches back before the first peer's record of that collective and holds none. Otherwise that is
-*unknown*.
+joined* if it has no such record, and its recorder reaches back to before the first record of that collective. In all
+other cases this is *unknown*.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _MOST_MEMBERS = 1 << 20
 class ProcessGroup(NamedTuple):
     """A process group in which a rank waits.
 
-    `records` are those of each rank that has any in this group, `waits` the collective in which each waiting rank is.
-    `members` are the ranks of the group as far as they are known, all of them if `is_whole`. `newest` is the number of
-    the newest collective that each member has enqueued, 0 for none; for the members in `unknown` it is not known.
+    `records` are the records of each rank that has some in this group. `waits` is the collective in which each waiting
+    rank is. `members` are the known ranks of the group; all its ranks if `is_whole`. `newest` is the number of the
+    newest collective that each member has enqueued, 0 if none. For the members in `unknown` that number is not known.
     """
 
     library: Library
@@ -38,7 +38,10 @@ class ProcessGroup(NamedTuple):
 
     @property
     def generations(self) -> set[int]:
-        """The different counts of how often a member made a group of this name. Only equal ones are compared."""
+        """The different counts of groups of this name that its members have made.
+
+        Members are compared only if all counts are equal.
+        """
         return {records.generation for records in self.records.values()}
 
     def __str__(self) -> str:
@@ -46,13 +49,13 @@ class ProcessGroup(NamedTuple):
 
 
 def waits_in(records: GroupRecords) -> EnqueuedOperation | None:
-    """Return the collective in which a rank waits in one group: the oldest that stays open. Later ones follow it."""
+    """Return the collective in which a rank waits in one group: the oldest one that stays open; None if none does."""
     stay_open = (one for one in records.operations if one.stays_open and not one.is_p2p)
     return min(stay_open, key=lambda one: one.number, default=None)
 
 
 def find_groups(by_rank: Mapping[int, Member], world_size: int | None) -> list[ProcessGroup]:
-    """Return the process groups in which a rank waits, by library and name."""
+    """Return the process groups in which a rank waits, sorted by library and name."""
     every: dict[tuple[Library, str], dict[int, GroupRecords]] = defaultdict(dict)
     for rank, member in by_rank.items():
         for recorder in member.recorder.libraries:
@@ -72,9 +75,10 @@ def find_groups(by_rank: Mapping[int, Member], world_size: int | None) -> list[P
 def _members(
     records: Mapping[int, GroupRecords], by_rank: Mapping[int, Member], world_size: int | None
 ) -> tuple[tuple[int, ...], bool]:
-    """Return the members of a group, and True if they are all.
+    """Return the known members of a group, and True if these are all members.
 
-    They are all ranks in the default group, else those that NCCL lists, else the ranks with a record in the group.
+    The default group has all ranks. Other groups have the ranks that NCCL lists, else the ranks with a record in the
+    group.
     """
     first = next(iter(records.values()))
     if (first.name, first.description) == DEFAULT_GROUP:
@@ -94,7 +98,7 @@ def _newest_numbers(
     members: tuple[int, ...],
     by_rank: Mapping[int, Member],
 ) -> dict[int, int]:
-    """Return the number of the newest collective of each member for which it is known, 0 for none."""
+    """Return the number of the newest collective of each member, 0 if it has none. Unknown numbers are left out."""
     generations = {one.generation for one in records.values()}
     newest = {rank: one.number for rank, one in records.items()} if len(generations) == 1 else {}
     if generations == {1}:
@@ -111,9 +115,9 @@ def _newest_numbers(
 
 
 def _reaches_back(member: Member | None, library: Library, earliest: Mapping[str | None, float]) -> bool:
-    """True if the recorder of a rank without a record in a group begins before the `earliest` record of its peers.
+    """True if the recorder of a rank without a record in a group begins before the `earliest` records of the group.
 
-    `earliest` is by node: clocks of other nodes may differ.
+    `earliest` maps a node to seconds since the epoch, because clocks of nodes may differ.
     """
     recorder = next((one for one in member.recorder.libraries if one.library == library), None) if member else None
     if member is None or recorder is None:

@@ -1,4 +1,4 @@
-"""Pure: the flight recorder of a rank, read in two rounds or once -> the records that count; see `wait_graph`."""
+"""Pure: the flight recorder of a rank, read once or in several rounds -> the records that count; see `wait_graph`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_GROUPS = 64
 NEWEST_KEPT = 4
 _OPEN_KEPT = 8
 _MOST_DIMENSIONS = 8
-_STANDS_SECONDS = 10.0  # most steps of healthy jobs are shorter; a wrong guess costs one more round
+_STANDS_SECONDS = 10.0  # most steps of healthy jobs take less time; a wrong guess costs one more round
 
 # torch/distributed/flight_recorder/components/types.py: operations with equal input sizes on all ranks.
 _EQUAL_SIZES = frozenset(
@@ -24,10 +24,10 @@ _EQUAL_SIZES = frozenset(
 
 
 def drop_unneeded(records: RankRecords) -> RankRecords:
-    """Return a recorder with only the records that a rule needs: the oldest one, and a few of each group.
+    """Return a recorder with only the records that a rule needs: the oldest record, and a few of each group.
 
-    The oldest is the first one after which no record is missing. The few are the newest of a group and the oldest open
-    ones. Of more than 64 groups the last used ones are kept.
+    The oldest is the first record after which none is missing. The few are the newest records of a group and its oldest
+    open ones. If there are more than 64 groups, the last used ones are kept.
     """
     by_group: dict[tuple[str, int], list[FlightRecord]] = {}
     for record in records.records:
@@ -51,11 +51,11 @@ def drop_unneeded(records: RankRecords) -> RankRecords:
 def merge_rounds(
     rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None = None
 ) -> tuple[RecorderState, ...]:
-    """Return the records that count, for the recorders of one process, given by round.
+    """Return the records that count, from the recorders of one process in each round.
 
-    For each library these are the records in both the first and the last round in which it was read. A recorder that
-    was read in only one round does not count. If a library has two recorders (two copies of torch), the last one
-    counts. `main_thread_id` is `model.Thread.pthread_id` of its main thread, None if unknown.
+    For each library these are the records that are both in the first and in the last round in which it was read. A
+    recorder that was read in only one round does not count. If a library has two recorders (two copies of torch), the
+    last one counts. `main_thread_id` is `model.Thread.pthread_id` of the main thread, None if unknown.
     """
     if not any(rounds):
         return ()
@@ -68,7 +68,10 @@ def merge_rounds(
 
 
 def faults(rounds: Sequence[Sequence[Fault]], usable: Iterable[RecorderState]) -> tuple[Fault, ...]:
-    """Return why recorders were not read in the last round, except recorders in `usable`, read in two other rounds."""
+    """Return the reasons why recorders were not read in the last round, except recorders in `usable`.
+
+    Recorders in `usable` were read in two other rounds.
+    """
     last = next(filter(None, reversed(rounds)), None)
     if last is None:
         return ()
@@ -77,12 +80,12 @@ def faults(rounds: Sequence[Sequence[Fault]], usable: Iterable[RecorderState]) -
 
 
 def find_library(fault: Fault) -> Library | None:
-    """Return the library with the recorder that a fault is about, None if it is about the whole process."""
+    """Return the library of the recorder that a fault is about; None if the fault is about the whole process."""
     return next((library for library in get_args(Library) if fault.subject.endswith(f" {library}")), None)
 
 
 def has_old_open_operation(recorders: Iterable[RankRecords]) -> bool:
-    """True if an operation had been open for ten seconds when it was read: its rank may be blocked."""
+    """True if an operation had been open for ten seconds when it was read. Then its rank may be blocked."""
     return any(
         recorder.read_unix_seconds - record.created_unix_ns / 1e9 >= _STANDS_SECONDS
         for recorder in recorders
@@ -92,10 +95,10 @@ def has_old_open_operation(recorders: Iterable[RankRecords]) -> bool:
 
 
 def read_single_round(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[RecorderState, ...]:
-    """Return the records that count, for recorders that were read once: open ones enqueued before that time.
+    """Return the records that count, from recorders that were read once.
 
-    That time must be so early that every rank of a healthy job would have joined. Timeouts are left out: they have
-    expired.
+    Open operations count only if they were enqueued before `opened_before_unix_seconds`. By then every rank of a
+    healthy job would have joined. Timeouts are left out, because they have expired.
     """
 
     def of_one(recorder: RankRecords) -> RecorderState:
@@ -112,16 +115,16 @@ def read_single_round(recorders: Sequence[RankRecords], opened_before_unix_secon
 
 def _recorded(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> RecorderState | None:
     if first.reset_epoch != last.reset_epoch or last.next_id < first.next_id:
-        return None  # emptied between the rounds, or another recorder
+        return None  # the recorder was emptied or replaced between the rounds
     stays_open = {_identity(record) for record in first.records if _counts_as_open(record)}
     return _with_open(last, stays_open, main_thread_id)
 
 
 def _with_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None) -> RecorderState:
-    """Return a recorder by its groups. Its open operations in `stays_open` are marked so."""
+    """Return a recorder by its groups. Its open operations in `stays_open` are marked as such."""
     by_name: dict[str, dict[int, list[FlightRecord]]] = {}
     for record in last.records:
-        if record.group_name:  # all are "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: then groups cannot be told apart
+        if record.group_name:  # "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: groups cannot be distinguished
             by_name.setdefault(record.group_name, {}).setdefault(record.group_id, []).append(record)
     whole = (record for record in last.records if record.id >= last.oldest_id)
     oldest = next((record.created_unix_ns / 1e9 for record in whole), None)
@@ -141,7 +144,7 @@ def _group(
     stays_open: set[tuple[int, int, int]],
     main_thread_id: int | None,
 ) -> GroupRecords:
-    """Return the newest group of this name in this process."""
+    """Return the records of the newest group of this name in this process."""
     newest = max(by_id)
     records = by_id[newest]
     statuses = (status for status in last.groups if status.group_id == newest)
@@ -168,7 +171,7 @@ def _group(
 def _has_lost_record(status: GroupStatus, completed: list[FlightRecord]) -> bool:
     """True if an operation that torch does not count as completed no longer has a record in its group.
 
-    Gloo completes in several threads, so the last one counted may be older than the last one enqueued.
+    Gloo completes operations in several threads. So the last completed one may be older than the last enqueued one.
     """
     not_counted = range(status.last_completed + 1, status.last_enqueued + 1)
     shown = {record.collective_seq for record in completed if record.collective_seq in not_counted}
@@ -201,14 +204,17 @@ def _identity(record: FlightRecord) -> tuple[int, int, int]:
 
 
 def _counts_as_open(record: FlightRecord) -> bool:
-    """True if it has not completed. In NCCL, parts of a batch never complete; the closing record represents them."""
+    """True if an operation has not completed. In NCCL, parts of a batch never complete, so they do not count.
+
+    The record that closes the batch counts for them.
+    """
     return record.is_open and not record.is_coalesced_part
 
 
 class Progress(NamedTuple):
-    """The progress of a process in one round: its oldest open operation, and the newest one of its main thread.
+    """The progress of a process in one round: its oldest open operation, and the newest operation of its main thread.
 
-    Both are (library, epoch, id), or None. `by_main`: the open one is of its main thread.
+    Both are (library, reset epoch, record id); None if there is none. `by_main`: the main thread enqueued the open one.
     """
 
     opened: tuple[str, int, int] | None
@@ -232,10 +238,10 @@ def progress(recorders: Iterable[RankRecords], main_thread_id: int | None) -> Pr
 
 
 def motion(rounds: Sequence[Progress]) -> Motion:
-    """Return the motion of a process by the progress of each round; unknown if the recorders show none.
+    """Return the motion of a process by the progress of each round; unknown if the recorders do not show it.
 
-    A process that keeps its oldest open operation is frozen, whatever its other threads enqueue. It moves if its main
-    thread has another operation open. Operations of other threads are no progress of the job.
+    A process moves if its main thread has another open operation than before. It is frozen if its oldest open operation
+    stays the same and its main thread enqueues nothing. Operations of other threads are no progress of the job.
     """
     if len(rounds) < 2:
         return Motion.UNKNOWN

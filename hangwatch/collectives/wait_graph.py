@@ -1,11 +1,12 @@
-"""Pure: the wait-for graph of a job: which ranks wait in which operation, and which ranks they wait for.
+"""Pure: the wait-for graph of a job: the ranks that wait in each operation, and the ranks that they wait for.
 
-It states facts; `verdict.sequence_rules` decides what follows, docs/verdicts.md explains the rules. Only operations
-that are open in the first and in the last round of a capture count: a single reading of a healthy job is torn.
+The graph states facts. `verdict.sequence_rules` decides what follows from them, and docs/verdicts.md explains the
+rules. Only operations that are open in the first and in the last round of a capture count. A single reading of a
+healthy job shows its ranks at different moments.
 
 An open record does not prove a wait: an asynchronous operation is open while its rank computes. A rank without an open
-record may wait all the same: gloo does not record send, recv, monitored_barrier, new_group and waits for the store. So
-the graph also holds the `Stance` of each awaited rank.
+record may wait, too: gloo does not record send, recv, monitored_barrier, new_group and waits for the store. So the
+graph also contains the `Stance` of each awaited rank.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from hangwatch.model import STOPPED_STATES, Member
 from hangwatch.model.flight_records import Library
 
 Stance = Literal["elsewhere", "held", "waits", "unclear"]
-"""The state of a rank by its stack and the kernel, also a label of a metric.
+"""The state of a rank by its stack and the kernel. It is also a label of a metric.
 
-"elsewhere": it waits for nothing. "held": it waits for a lock, a file or a time, and no known rank ends that wait.
-"waits": it waits for other ranks. "unclear": none of these is certain.
+"elsewhere": the rank waits for nothing. "held": it waits for a lock, a file or a time, and no known rank ends that
+wait. "waits": it waits for other ranks. "unclear": none of these is certain.
 """
 
 _MOST_NUMBERS = 8  # pending operations of one group
@@ -35,8 +36,9 @@ _MOST_NUMBERS = 8  # pending operations of one group
 class PendingOperation(NamedTuple):
     """An operation of a group in which ranks wait for others.
 
-    `members` are the known ranks of the group, all of them if `is_whole`. The ranks in `waiting` have had the operation
-    open for at least `seconds`. Those in `missing` have not joined. For those in `unknown` that is not known.
+    `members` are the known ranks of the group; all its ranks if `is_whole`. The ranks in `waiting` have had the
+    operation open for at least `seconds`. The ranks in `missing` have not joined. It is not known if the ranks in
+    `unknown` have joined.
     """
 
     library: Library
@@ -54,17 +56,18 @@ class PendingOperation(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """True if its group is that of all ranks."""
+        """True if its group is the default group, which contains all ranks."""
         return (self.name, self.description) == DEFAULT_GROUP
 
 
 class WaitGraph(NamedTuple):
     """The facts that the records of all ranks show. Without pending operations they show nothing.
 
-    `waiting` ranks wait in any operation; `awaited` ranks have not joined one, with the stance of each in the order of
-    ranks; `busy` are those of them that have an operation of their own open. `joined` are the ranks known to have
-    joined all that others wait in. `cycle` are ranks that wait for each other. `is_complete`: all members of all these
-    groups are known, and have joined. `is_partial`: a rank of the job was not read.
+    `waiting` ranks wait in an operation. `awaited` ranks have not joined an operation; each has its stance, in the
+    order of ranks. `busy` are the awaited ranks that have an open operation themselves. `joined` ranks are known to
+    have joined all operations in which others wait. `cycle` are ranks that wait for each other. `is_complete`: all
+    members of all pending groups are known and have joined. `is_partial`: the records of a rank of the job were not
+    read.
     """
 
     pending: tuple[PendingOperation, ...] = ()
@@ -84,9 +87,9 @@ class WaitGraph(NamedTuple):
 
 
 def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_size: int | None = None) -> WaitGraph:
-    """Return the wait-for graph of these ranks; `world_size` is how many ranks the job has, None if unknown.
+    """Return the wait-for graph of these ranks. `world_size` is the number of ranks of the job, None if unknown.
 
-    It is empty if two ranks have the same number. Members without a rank number are ignored.
+    The graph is empty if two ranks have the same number. Members without a rank number are ignored.
     """
     by_rank = _by_rank(members)
     groups = find_groups(by_rank, world_size)
@@ -110,15 +113,16 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
 
 
 def is_busy(member: Member) -> bool:
-    """True if it has an operation of any kind open, which other ranks may have to join, and the kernel lets it run."""
+    """True if the rank has an open operation, which other ranks may have to join, and is not stopped or frozen."""
     is_stopped = member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None
     return _has_open(member) and not is_stopped
 
 
 def _has_open(member: Member) -> bool:
-    """True if an operation of any kind stays open for which its main thread may wait, or is open without a record.
+    """True if an operation of a rank stays open for which its main thread may wait, or is open without a record.
 
-    The main thread may wait for an operation of another thread, too, except in a call that no thread of its own ends.
+    The main thread may also wait for an operation of another thread, except in a system call that no thread of its
+    process ends.
     """
     return any(
         records.has_lost_open
@@ -136,18 +140,18 @@ def _by_rank(members: Iterable[Member]) -> dict[int, Member]:
 
 
 def _joined(group: ProcessGroup) -> set[int]:
-    """Return the members with a known number, except a single waiter: others may not wait for its operation."""
+    """Return the members with a known number, except a single waiting rank: others may not wait for its operation."""
     return group.newest.keys() - (group.waits.keys() if len(group.waits) == 1 else set())
 
 
 def _is_partial(by_rank: Mapping[int, Member], groups: Iterable[ProcessGroup], world_size: int | None) -> bool:
-    """True if a rank of the job, or a member of these groups, was not read."""
+    """True if the recorder of a rank of the job, or of a member of these groups, was not read."""
     read = {rank for rank, member in by_rank.items() if member.recorder.libraries}
     return len(read) < max(len(by_rank), world_size or 0) or any(not read.issuperset(group.members) for group in groups)
 
 
 def _pending(group: ProcessGroup) -> Iterator[PendingOperation]:
-    """Yield one pending operation for each number at which ranks wait; if there are many, the lowest and the last."""
+    """Yield a pending operation for each number at which ranks wait: at most the seven lowest and the highest."""
     by_number: dict[int, list[int]] = defaultdict(list)
     for rank, wait in group.waits.items():
         by_number[wait.number].append(rank)
@@ -172,10 +176,10 @@ def _pending(group: ProcessGroup) -> Iterator[PendingOperation]:
 
 
 def _find_cycle(groups: Sequence[ProcessGroup]) -> tuple[int, ...]:
-    """Return ranks that all wait for each other, () if there are none. Of several cycles, the one with the lowest rank.
+    """Return ranks that wait for each other; () if there are none. Of several cycles, return that with the lowest rank.
 
-    A rank waits for all members of a group with a lower number. Sorted by number these come first. So one node for each
-    place in that order, with an edge to the place before it, keeps the graph linear.
+    A rank waits for all members of a group that have a lower number. The members are sorted by number. Each place in
+    that order is a node with an edge to the place before it, so the graph stays linear in size.
     """
     edges: dict[_Node, list[_Node]] = defaultdict(list)
     for index, group in enumerate(groups):

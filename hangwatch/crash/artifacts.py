@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 TEXT_CHARACTERS = 240
 ABORTED = "SIGABRT"
 FAULTS = frozenset({"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS", ABORTED})
-"""Signals of a program's own fault. Other signals are sent, and gcore writes the core of a process that stays alive."""
+"""Signals that a program raises by its own fault.
+
+Other signals are sent by a process. For example, gcore writes the core of a process that continues to run.
+"""
 
 
 class Exit(NamedTuple):
-    """The exit code of a rank, negative for a signal, from the kernel or from the log of its launcher.
+    """The exit code of a rank, from the kernel or from the log of its launcher. It is negative for a signal.
 
-    `is_first`: the launcher reports it as the first failure, which may be any of the failures within one second.
+    `is_first`: the launcher reports this failure as the first. That may be any of the failures within one second.
     """
 
     code: int
@@ -30,7 +33,7 @@ class Exit(NamedTuple):
 
     @property
     def signal(self) -> str:
-        """The name of the signal that ended the rank, or an empty string."""
+        """The name of the signal that ended the rank; empty if it ended without a signal."""
         try:
             return signal.Signals(-self.code).name
         except ValueError:
@@ -44,9 +47,10 @@ class Exit(NamedTuple):
 
 
 class CrashArtifacts(NamedTuple):
-    """The crash artifacts of a rank: lines of the kernel log, the failure in its error file, its core and stack.
+    """The crash artifacts of a rank: lines of the kernel log, the failure in its error file, its core and native stack.
 
-    `exit` is set if the exit code is known. `refused` lists artifacts that exist but were not read.
+    `gone_unix_seconds` is when its end was noticed. `exit` is None if the exit code is unknown. `refused` lists
+    artifacts that exist but were not read, with the reason.
     """
 
     id: RankId
@@ -60,6 +64,6 @@ class CrashArtifacts(NamedTuple):
 
     @property
     def end(self) -> KernelLine | None:
-        """The line of the kernel log that reports the death of this rank."""
+        """The line of the kernel log that reports the death of this rank; None if there is none."""
         rows = kernel_lines.load()
         return next((line for line in self.lines if rows[line.name].deadly and line.subject == str(self.id.pid)), None)

@@ -18,7 +18,7 @@ from hangwatch.tables import secret_forms
 
 _FRAMES_SHOWN = 8
 _LINE_CHARACTERS = 4096
-_NEAR_SECONDS = 120.0  # between an artifact and the end of the rank: destructors, writing a core, the next scan
+_NEAR_SECONDS = 120.0  # from an artifact to the noticed end of the rank: destructors, writing a core, next scan
 _CONTAINER_GONE = (
     "its container no longer exists, and with it its error file and core; write them to a volume of the host "
     "(torchrun --log-dir, TORCHELASTIC_ERROR_FILE) to keep them"
@@ -34,9 +34,9 @@ def collect_artifacts(
     proc_root: Path = procfs.PROC,
     kernel_log_path: Path = Path("/dev/kmsg"),
 ) -> list[CrashArtifacts]:
-    """Return the artifacts of each dead rank. Takes one child process and some seconds; a core takes up to 3 minutes.
+    """Return the artifacts of each dead rank. It starts a child process and takes seconds; with a core up to 3 minutes.
 
-    Without `cores`, no core is given to gdb; only its signal is read.
+    Without `cores`, gdb does not read the core; only the signal of the core is read.
     """
     log = kmsg.SHARED.read(kernel_log_path)
     log_lines = log.lines if isinstance(log, kmsg.KernelEvents) else ()
@@ -56,7 +56,9 @@ def collect_artifacts(
             artifacts[process.id] = artifacts[process.id]._replace(refused=(_CONTAINER_GONE,))
         else:
             readable.append((last_seen, root))
-    users = Counter(last_seen.error_file for last_seen, _ in readable)  # a shared file does not name its writer
+    users = Counter(
+        last_seen.error_file for last_seen, _ in readable
+    )  # a file of several ranks does not show which rank wrote it
     with_file = [(rank, root) for rank, root in readable if rank.error_file and users[rank.error_file] == 1]
     for (rank, _), file in zip(with_file, crash_artifacts.read_error_files(with_file), strict=True):
         artifacts[rank.id] = _with_error_file(artifacts[rank.id], file)
@@ -77,7 +79,7 @@ def collect_artifacts(
 def _exits(
     readable: Sequence[tuple[crash_artifacts.RankSnapshot, Path]],
 ) -> Iterable[tuple[crash_artifacts.RankSnapshot, Exit]]:
-    """Yield the exit codes of ranks in the logs of their launchers."""
+    """Yield the exit codes of ranks that the logs of their launchers report."""
     from hangwatch.explain.logs import launcher_text  # only a crash needs it
 
     exits_by_log = {path: launcher_text.exits(text) for path, text in crash_artifacts.read_log_ends(readable).items()}
@@ -109,7 +111,7 @@ def _with_error_file(dead: CrashArtifacts, file: crash_artifacts.ErrorFile) -> C
 
 
 def _is_of_its_end(core: crash_artifacts.Core, dead: CrashArtifacts) -> bool:
-    """True if a core is of this death: not of an earlier process with the same pid, and not of a sent signal."""
+    """True if a core shows this death. Cores of earlier processes with the same pid and of sent signals do not."""
     return core.signal in FAULTS and abs(core.unix_seconds - dead.gone_unix_seconds) < _NEAR_SECONDS
 
 
@@ -120,7 +122,7 @@ def _with_core(dead: CrashArtifacts, core: crash_artifacts.Core) -> CrashArtifac
 
 
 def _frames(text: str) -> tuple[str, ...]:
-    """Return the innermost frames of the thread that died (thread 1 in gdb), else the message of gdb."""
+    """Return the innermost frames of the thread that died (thread 1 in gdb); without frames, the message of gdb."""
     from hangwatch.explain.stacks import gdb_text  # only a core needs it
 
     lines = [line[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()]

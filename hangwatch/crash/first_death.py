@@ -1,4 +1,4 @@
-"""Finds the rank that died first and the cause, and makes the incident."""
+"""Finds the rank that died first and the cause, and makes the incident of the crash."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from hangwatch.verdict import evidence
 _SHOWN = 3
 _MOST_IDS = 64
 _TIE_SECONDS = 2.0  # error files have whole seconds
-_DRIFT = 20e-6  # seconds per second since boot: the clock of the kernel log against the wall clock
+_DRIFT = 20e-6  # drift of the clock of the kernel log against the wall clock: seconds per second since boot
 _TERMINATION_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 
 
 class Cause(NamedTuple):
     """The cause and time of a rank's death.
 
-    `order`: 0 from the kernel or a core, 1 from the rank's own report, 2 an abort or another signal, 3 a report that
-    blames other ranks. `text` is shown in metrics, pages and the daemon's log, so it has no exception text. `detail`
-    has it, for the incident.
+    `order` is the source: 0 the kernel or a core, 1 the rank's own report, 2 an abort or another signal, 3 a report
+    that blames other ranks. `text` contains no exception text, because metrics, pages and the daemon's log show it.
+    `detail` contains the exception text; only the incident shows it.
     """
 
     artifacts: CrashArtifacts
@@ -54,18 +54,18 @@ class Cause(NamedTuple):
 
     @property
     def is_kill(self) -> bool:
-        """True if only the exit status or the launcher's log tells of a SIGKILL, and no line of the kernel's log."""
+        """True if only the exit status or the launcher's log reports a SIGKILL, and no line of the kernel log does."""
         end = self.artifacts.exit
         return self.order == 2 and self.artifacts.core is None and end is not None and end.signal == "SIGKILL"
 
     @property
     def full_text(self) -> str:
-        """The detail, for readers of the incident."""
+        """The detail; without a detail, the text. It is for readers of the incident."""
         return self.detail or self.text
 
 
 def find_causes(dead: Iterable[CrashArtifacts]) -> list[Cause]:
-    """Return the known causes of death, the first death first."""
+    """Return the known causes of death, the first death first. Ranks without a known cause are left out."""
     causes = [cause for left in dead if (cause := _cause(left)) is not None]
     certain = [cause for cause in causes if cause.order < 2]
     proven = min((cause for cause in certain if cause.order == 0), key=lambda cause: cause.unix_seconds, default=None)
@@ -80,7 +80,7 @@ def _by_time(cause: Cause) -> tuple[int, float, tuple[int, str, int, int]]:
 
 
 def _cause(dead: CrashArtifacts) -> Cause | None:
-    """Return the cause with the strongest evidence for one rank."""
+    """Return the cause with the strongest evidence for one rank; None if no artifact shows a crash."""
     if (line := dead.end) is not None:
         where = f" in {line.where}" if line.where else ""
         return Cause(dead, 0, line.unix_seconds, f"{line.name.replace('_', ' ')}{where}, by the kernel's log")
@@ -107,7 +107,7 @@ def _cause(dead: CrashArtifacts) -> Cause | None:
 
 
 def _find_first_deaths(causes: Sequence[Cause]) -> list[RankId]:
-    """Return the ranks that died first: several if they report the same second, none if all blame other ranks."""
+    """Return the ranks that died first: several if they died in one second, none if all reports blame other ranks."""
     first = causes[0]
     if first.order == 3:
         return []
@@ -120,8 +120,8 @@ def _find_first_deaths(causes: Sequence[Cause]) -> list[RankId]:
 def judge(job: Job, dead: Sequence[CrashArtifacts], *, was_open: bool = False) -> Verdict | None:
     """Return the verdict on a crash; None if no artifact shows a crash.
 
-    `was_open`: an incident of the job was open. A person or launcher ends such a job with SIGKILL: that is no crash,
-    even if ranks complain of the killed ones.
+    `was_open`: the job had an open incident. A person or a launcher ends such a job with SIGKILL. That is no crash,
+    even if other ranks then report errors about the killed ranks.
     """
     causes = find_causes(dead)
     if not causes or (
@@ -160,7 +160,7 @@ def judge(job: Job, dead: Sequence[CrashArtifacts], *, was_open: bool = False) -
 
 
 def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
-    """Return the verdict if all ranks ended in the same second, each with its own error: the cause is common."""
+    """Return the verdict if all ranks ended in the same second with their own errors: they have a common cause."""
     message = (
         f"no rank can be named: all {words.count(len(ended))} that ended did so at {words.utc(first.unix_seconds)}, "
         f"each with its own error. First report: {words.name_ranks([first.artifacts.id])} with {first.text}."
@@ -171,7 +171,10 @@ def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
 def _find_ranks_without_report(
     job: Job, dead: Sequence[CrashArtifacts], causes: Sequence[Cause]
 ) -> Iterable[CheckFirst]:
-    """Find ranks without a report if more ranks blame others, in a job of this node only. A signal leaves no report."""
+    """Yield the ranks without a report, if more ranks have a report that blames others. A signal leaves no report.
+
+    A job that also runs on other nodes, or has running ranks, yields no rank.
+    """
     reporting = {cause.artifacts.id for cause in causes}
     silent = [left.id for left in dead if left.id not in reporting]
     if job.is_elsewhere_too or job.ranks or len(silent) >= len(reporting):
@@ -202,7 +205,7 @@ def _more(dead: Sequence[CrashArtifacts], named: Sequence[RankId]) -> Iterable[E
 
 
 def _folded(kind: str, texts: Iterable[tuple[RankId, str]]) -> Iterable[Evidence]:
-    """Yield the first few texts, each once with all its ranks."""
+    """Yield evidence for the first three texts, each once with all its ranks."""
     ranks: dict[str, list[RankId]] = {}
     for rank, text in texts:
         ranks.setdefault(text, []).append(rank)
@@ -212,7 +215,7 @@ def _folded(kind: str, texts: Iterable[tuple[RankId, str]]) -> Iterable[Evidence
 
 
 def _with_died(job: Job, dead: Sequence[CrashArtifacts]) -> Job:
-    """Add the causes of death to a job. Other ranks may wait for the dead ones, and hang."""
+    """Return the job with the causes of death of its ended ranks. Other ranks may wait for these and hang."""
     causes = find_causes(dead)
     firsts = _find_first_deaths(causes) if causes else []
     deaths = {
@@ -235,7 +238,7 @@ def _with_died(job: Job, dead: Sequence[CrashArtifacts]) -> Job:
 def make_incident(
     job: Job, node: str, dead: Sequence[CrashArtifacts], verdict: Verdict, activities: Table, *, unix_now: float
 ) -> Incident:
-    """Return the incident of a crash. It is closed when it is opened, because a crash does not continue."""
+    """Return the incident of a crash. It is closed at once, because a crash does not continue."""
     job = _with_died(job, dead)
     deaths = {process.id.pid: process.died for process in job.ended}
     ranks = tuple(

@@ -1,4 +1,4 @@
-"""The actions that a step of the board asks for: write incidents, read crash artifacts, and what the detector wants."""
+"""The actions that a step of the board requests: incidents to write, crash artifacts to read, detector actions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hangwatch.model import Incident, Job, JobState, Value
 
 
 class SaveIncident(Value, frozen=True):
-    """Write this incident to disk.
+    """Request to write an incident to disk.
 
-    With `is_watched`, the power that its job has drawn since is added. `moved_to` is the state that the incident just
+    With `is_watched`, the newest power series of its job is added. `moved_to` is the state that the incident has just
     entered; None if only its content changed.
     """
 
@@ -21,9 +21,9 @@ class SaveIncident(Value, frozen=True):
 
 
 class ReadCrashArtifacts(Value, frozen=True):
-    """Read the crash artifacts of the ranks in `job.ended`, of which some have just ended.
+    """Request to read the crash artifacts of the ranks in `job.ended`. Some of them have just ended.
 
-    `was_open`: an incident of the job was open then.
+    `was_open`: the job had an open incident when they ended.
     """
 
     job: Job
@@ -31,4 +31,4 @@ class ReadCrashArtifacts(Value, frozen=True):
 
 
 Action: TypeAlias = detector.Action | SaveIncident | ReadCrashArtifacts
-"""An action for the daemon: a request of the detector, an incident to write, or crash artifacts to read."""
+"""An action for the daemon: an action of the detector, an incident to write, or crash artifacts to read."""

@@ -1,7 +1,7 @@
 """The board: one frozen `Snapshot` behind one lock, the only shared mutable state of the daemon.
 
-Writers replace the snapshot in one step (`change`). Readers (a scrape, a status page) take the reference and never
-wait.
+Writers replace the snapshot in one step, see `Board.change`. Readers (a scrape, a status page) take a reference to the
+snapshot and never wait.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ SERIES_POINTS = 450
 
 
 class JobEntry(Value, frozen=True):
-    """One job on the board: its processes, the memory of the detector, and its last incident.
+    """One job on the board: its processes, the state of its detector, and its last incident.
 
-    `held_gpu`: the driver has listed one of its ranks at some time in its life.
+    `held_gpu`: the driver has listed one of its ranks at least once.
     """
 
     job: Job
@@ -61,7 +61,7 @@ class JobEntry(Value, frozen=True):
 
 
 class Crash(Value, frozen=True):
-    """An incident of a job of which ranks crashed, and when it was found (CLOCK_MONOTONIC seconds)."""
+    """An incident of a job with crashed ranks, and the time at which it was found (CLOCK_MONOTONIC, seconds)."""
 
     incident: Incident
     found_monotonic_seconds: float
@@ -70,7 +70,7 @@ class Crash(Value, frozen=True):
 class DumpHistogram(Value, frozen=True):
     """A histogram of the durations of single dumps, in seconds.
 
-    Counts are per bucket; they are made cumulative on export.
+    The counts are per bucket. The export makes them cumulative.
     """
 
     counts: tuple[int, ...] = (0,) * (len(DUMP_BUCKETS_SECONDS) + 1)
@@ -84,28 +84,33 @@ class DumpHistogram(Value, frozen=True):
 
 
 class Snapshot(Value, frozen=True):
-    """All that a reader can ask for, at one moment."""
+    """The data of the board at one moment. It is never changed, only replaced.
+
+    `jobs` is by `Job.key`, `hook_runs` by event and outcome. `running` contains the start of each running scan and
+    capture, `gpu_errors_at` is the time of the newest XIDs or link errors (both CLOCK_MONOTONIC, seconds). `crashes`
+    contains the newest crash of each job. `unread_crash_count` counts the jobs whose dead ranks were not read, because
+    too many jobs of their owner were queued. `unresumed_incidents` are open incidents of an earlier daemon. Their
+    processes live, but no scan has found the job yet.
+    """
 
     sweep: GpuSweep | None = None
     sampler: SamplerStatus = SamplerStatus()
     idle_watts: dict[str, float] = field(default_factory=dict)
-    jobs: dict[str, JobEntry] = field(default_factory=dict)  # by Job.key
+    jobs: dict[str, JobEntry] = field(default_factory=dict)
     checks: dict[str, CheckResult] = field(default_factory=dict)
     captures: dict[str, int] = field(default_factory=dict)
     dump_failures: dict[str, int] = field(default_factory=dict)
     dumps: DumpHistogram = DumpHistogram()
-    hook_runs: dict[tuple[str, str], int] = field(default_factory=dict)  # by event and outcome
+    hook_runs: dict[tuple[str, str], int] = field(default_factory=dict)
     left_out: tuple[NotMonitored, ...] = ()
-    running: dict[str, tuple[float, ...]] = field(default_factory=dict)  # scan, capture: when each began, monotonic
+    running: dict[str, tuple[float, ...]] = field(default_factory=dict)
     scan_seconds: float | None = None
     dumpers_stuck: int = 0
-    gpu_errors_at: float | None = None  # when XIDs or link errors last came, monotonic seconds
-    crashes: tuple[Crash, ...] = ()  # the last ones, each job once
+    gpu_errors_at: float | None = None
+    crashes: tuple[Crash, ...] = ()
     crash_count: int = 0
-    unread_crash_count: int = 0  # jobs with dead ranks that were dropped because too many of their owner were queued
-    unresumed_incidents: tuple[
-        Incident, ...
-    ] = ()  # by an earlier daemon; the processes live, but no scan has found the job yet
+    unread_crash_count: int = 0
+    unresumed_incidents: tuple[Incident, ...] = ()
     store_problem: str | None = "the store is not open yet"
 
     @property
@@ -135,31 +140,31 @@ class Snapshot(Value, frozen=True):
         return replace(self, running={**self.running, task: (*self.running.get(task, ()), began)})
 
     def without_running(self, task: str, began: float) -> Snapshot:
-        """Return the snapshot without the scan or capture that began at this time."""
+        """Return the snapshot without the scan or capture that started at `began` (CLOCK_MONOTONIC, seconds)."""
         left = list(self.running.get(task, ()))
         left.remove(began)
         return replace(self, running={**self.running, task: tuple(left)})
 
     def running_seconds(self, task: str, now: float) -> float:
-        """Return for how long the oldest running scan or capture has been running; 0 if none is running."""
+        """Return the time in seconds since the oldest running scan or capture started; 0 if none is running."""
         return max((now - began for began in self.running.get(task, ())), default=0.0)
 
     def with_scan(self, seconds: float, left_out: tuple[NotMonitored, ...]) -> Snapshot:
-        """Return the snapshot with the duration of the newest scan, and what exceeded a limit in it."""
+        """Return the snapshot with the duration of the newest scan in seconds, and what was not monitored in it."""
         return replace(self, scan_seconds=seconds, left_out=left_out)
 
     def with_dump(self, seconds: float, fault: Fault | None) -> Snapshot:
-        """Return the snapshot with one more dump: its duration, and its fault if it failed."""
+        """Return the snapshot with one more dump: its duration in seconds, and its fault if it failed."""
         counted = replace(self, dumps=self.dumps.add(seconds))
         return counted if fault is None else counted.count("dump_failures", fault.reason)
 
     def with_hook(self, event: str, outcome: str) -> Snapshot:
-        """Return the snapshot with one more hook of this outcome."""
+        """Return the snapshot with one more hook run, counted by event and outcome."""
         key = (event, outcome)
         return replace(self, hook_runs={**self.hook_runs, key: self.hook_runs.get(key, 0) + 1})
 
     def with_power(self, incident: Incident) -> Snapshot:
-        """Return the snapshot with the power series of this incident, if its job still has this incident."""
+        """Return the snapshot with the power series of an incident, if its job still has this incident."""
         entry = self.jobs.get(incident.job.key)
         if entry is None or entry.incident is None or entry.incident.incident_id != incident.incident_id:
             return self
@@ -172,7 +177,7 @@ class Snapshot(Value, frozen=True):
 
 
 class Board:
-    """Holds the snapshot and the power history."""
+    """The snapshot, and the power history of the GPUs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -187,27 +192,27 @@ class Board:
     def change(
         self, step: Callable[Concatenate[Snapshot, P], tuple[Snapshot, T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Replace the snapshot by the one that `step(snapshot, ...)` returns, and return the second value of `step`.
+        """Replace the snapshot by the first value that `step(snapshot, ...)` returns, and return the second value.
 
-        `step` runs under the lock: it must be quick and must not touch the machine.
+        `step` runs under the lock. It must be quick and must not read the machine.
         """
         with self._lock:
             self._snapshot, answer = step(self._snapshot, *args, **kwargs)
             return answer
 
     def put(self, step: Callable[Concatenate[Snapshot, P], Snapshot], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Replace the snapshot by `step(snapshot, ...)`, under the same conditions as `change`."""
+        """Replace the snapshot by the value of `step(snapshot, ...)`. See `change` for the limits on `step`."""
         with self._lock:
             self._snapshot = step(self._snapshot, *args, **kwargs)
 
     def set(self, **changes: object) -> None:
-        """Replace some fields of the snapshot."""
+        """Replace the fields of the snapshot that are given as keywords."""
         with self._lock:
             self._snapshot = replace(self._snapshot, **changes)
 
     @contextmanager
     def running(self, task: str, began: float) -> Iterator[None]:
-        """Show a scan or capture on the board while it runs. `began` is CLOCK_MONOTONIC in seconds."""
+        """Show a scan or capture on the board while it runs. `began` is its start (CLOCK_MONOTONIC, seconds)."""
         self.put(Snapshot.with_running, task, began)
         try:
             yield
@@ -215,7 +220,7 @@ class Board:
             self.put(Snapshot.without_running, task, began)
 
     def remember_power(self, sweep: GpuSweep) -> None:
-        """Add the power of each GPU in a sweep to the history of the last 15 minutes, for the reports."""
+        """Add the power of each GPU in a sweep to the history, and drop values older than 15 minutes."""
         oldest = sweep.taken_unix_seconds - HISTORY_SECONDS
         with self._lock:
             for gpu in sweep.gpus:
@@ -229,7 +234,7 @@ class Board:
                     del self._history[uuid]
 
     def power_series(self, entry: JobEntry, settings: Detector) -> tuple[PowerSeries, ...]:
-        """Return the power of a job's GPUs in the last 15 minutes, reduced to a bounded number of points."""
+        """Return the power of the GPUs of a job in the last 15 minutes, at most about 450 points for each GPU."""
         with self._lock:
             history = {uuid: tuple(self._history.get(uuid, ())) for uuid in entry.job.gpu_uuids}
         index = {gpu.uuid: gpu.index for gpu in (self._snapshot.sweep.gpus if self._snapshot.sweep else ())}
@@ -257,7 +262,7 @@ class Board:
 
 
 def thin(points: Iterable[tuple[float, float]], most: int) -> tuple[tuple[float, float], ...]:
-    """Return every n-th point and the last one: at most about `most` points."""
+    """Return every n-th point and the last one: about `most` points, never many more."""
     kept = tuple(points)
     stride = max(1, -(-len(kept) // most))
     thinned = kept[::stride]
@@ -265,9 +270,9 @@ def thin(points: Iterable[tuple[float, float]], most: int) -> tuple[tuple[float,
 
 
 def extend(old: tuple[PowerSeries, ...], new: tuple[PowerSeries, ...]) -> tuple[PowerSeries, ...]:
-    """Return an incident's series with the points that are newer.
+    """Return the power series of an incident with the newer points of `new`.
 
-    The beginning is kept; the number of points is bounded.
+    The first points are kept. The number of points is at most about 900 for each GPU.
     """
     by_uuid = {series.uuid: series for series in new}
     extended = []

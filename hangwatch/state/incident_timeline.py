@@ -11,13 +11,13 @@ from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict.diagnosis import Diagnosis
 
 TIMELINE_LENGTH = 60
-CAPTURES_KEPT = 4  # the first, which shows the beginning, and the last three
+CAPTURES_KEPT = 4  # the first capture and the last three
 
 
 def update_timeline(
     entry: JobEntry, wanted: tuple[detector.Action, ...], unix_now: float
 ) -> tuple[JobEntry, tuple[Action, ...]]:
-    """Add the transitions, and the captures that deserve a line, to the job's timeline and to its incident."""
+    """Add the transitions, and the captures with `is_in_timeline`, to the timelines of a job and of its incident."""
     actions: list[Action] = list(wanted)
     for move in wanted:
         if isinstance(move, detector.TakeCapture):
@@ -51,7 +51,7 @@ def _add_line(entry: JobEntry, message: str, unix_now: float) -> tuple[JobEntry,
 
 
 def add_capture(entry: JobEntry, look: Diagnosis) -> Incident:
-    """Return the job's open incident with one more capture, or a new incident."""
+    """Return the open incident of the job with one more capture; a new incident if none is open."""
     incident = entry.incident
     if incident is None or incident.closed_unix_seconds is not None:
         return look.incident(entry.job, entry.watch.state, entry.timeline)

@@ -1,4 +1,4 @@
-"""Finds the jobs of a scan on the board. A watch follows its processes; a job keeps its name and its key."""
+"""Matches the jobs of a scan with the board. A watch follows its processes; a job keeps its name and its key."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hangwatch.state.board import JobEntry, Snapshot
 
 
 class Match(NamedTuple):
-    """A job of a scan, and the entries of which the watches know its processes. The first entry continues."""
+    """A job of a scan, and the entries on the board that have processes of this job. The first entry continues."""
 
     job: Job
     entries: tuple[JobEntry, ...]
 
 
 def match_jobs(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Match]:
-    """Match each job of a scan with the watches of its processes, under any name.
+    """Match each job of a scan with the entries that have its processes, under any name.
 
-    If the processes of a watch are now in several jobs, the job with the most known processes gets the watch.
+    If the processes of an entry are now in several jobs, the job with the most processes on the board gets the entry.
     """
     holders = {process: entry for entry in snapshot.living for process in entry.watch.identity.generation}
     matches: list[Match] = []
@@ -39,7 +39,7 @@ def match_jobs(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Match]:
 
 
 def _merge_order(entry: JobEntry) -> int:
-    """Return the rank of an entry when watches are merged: an open incident comes first, a starting job last."""
+    """Return the place of an entry when entries are merged: an open incident comes first, a starting job last."""
     if entry.watch.is_open:
         return 0
     return 1 if _is_pinned(entry) else 3 if entry.watch.is_starting else 2
@@ -51,16 +51,16 @@ def _is_pinned(entry: JobEntry) -> bool:
 
 
 def assign_names(matches: Sequence[Match]) -> dict[str, Match]:
-    """Return the matched jobs by key. While its processes live, a job keeps its name and its key.
+    """Return the matched jobs by key. A job keeps its name and its key while its processes live.
 
-    A scan may give it another name: because of a second job in the same Slurm allocation, a launcher that was killed,
-    or a process of another user that claims to be this job. A job that comes later gets a different name, for any
-    claim. A job that has not begun to work takes the name of the scan, except a name that only tells it apart from
-    another claimant.
+    A scan may find another name for it: because of a second job in the same Slurm allocation, because its launcher was
+    killed, or because a process of another user claims to be this job. A job that comes later gets a different name,
+    whatever it claims. A job that is still starting takes the name of the scan, unless that name only distinguishes it
+    from another claimant.
 
-    Exception: a job that the driver never listed on a GPU gives the key to a job that the driver does list and that has
-    this key in the scan. Otherwise a copy of the job's variables, started first, would have its key on all nodes. A key
-    does not change while a capture or an incident refers to it.
+    Exception: a job that the driver never listed on a GPU gives its key to a job that the driver does list, if the scan
+    finds that key for the other job. Otherwise a copy of a job's variables, started first, would have the job's key on
+    all nodes. A key does not change while a capture or an incident refers to it.
     """
     found: dict[str, Match] = {}
     for match in sorted(matches, key=_precedence):
@@ -76,7 +76,7 @@ def assign_names(matches: Sequence[Match]) -> dict[str, Match]:
 
 
 def _preferred_job(match: Match) -> Job:
-    """Return the job of which this one should have the name and the key, if these are free."""
+    """Return the job with the name and key that this match should have, if they are free."""
     job, entry = match.job, next(iter(match.entries), None)
     if entry is None:
         return job
@@ -87,9 +87,9 @@ def _preferred_job(match: Match) -> Job:
 
 
 def _precedence(match: Match) -> tuple[bool, bool, bool, bool]:
-    """Return the order of jobs that want the same key.
+    """Return the sort key of jobs that want the same name and key.
 
-    First a pinned job, then one that the driver has listed on a GPU, then the one that has the key, then a known job.
+    The order: pinned jobs, jobs that the driver has listed on a GPU, jobs that already have the key, other known jobs.
     """
     entry = next(iter(match.entries), None)
     if entry is None:
@@ -99,7 +99,7 @@ def _precedence(match: Match) -> tuple[bool, bool, bool, bool]:
 
 
 def merge_entries(entries: Sequence[JobEntry]) -> JobEntry:
-    """Return the first entry, with the processes and GPUs that the others know."""
+    """Return the first entry, with the processes and GPUs of all entries."""
     first, *others = entries
     watch = functools.reduce(job_watch.merge_watches, [other.watch for other in others], first.watch)
     return replace(first, watch=watch, held_gpu=any(entry.held_gpu for entry in entries))

@@ -1,4 +1,4 @@
-"""Steps of the board for ranks that crashed. Each job is shown once, and each owner has a limit."""
+"""Steps of the board for crashed ranks. Each job is shown once, and the number of crashes of each owner is limited."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CRASHES_SHOWN_PER_SHARE = 8
 
 
 def record_crash(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Record the incident of a crash. If the same ranks already have one, that incident is updated.
+    """Record the incident of a crash. If these ranks already have such an incident, update it.
 
     If the job continues without the dead ranks, its entry gets the causes of death.
     """
@@ -28,7 +28,7 @@ def record_crash(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple
             incident, incident_id=before.incident.incident_id, opened_unix_seconds=before.incident.opened_unix_seconds
         )
     if before is None and not incident.verdict.named and any(one.incident.verdict.named for one in same):
-        return replace(snapshot, crash_count=snapshot.crash_count + 1), ()  # later deaths, or the next attempt
+        return replace(snapshot, crash_count=snapshot.crash_count + 1), ()  # later deaths of the job, or its next start
     crash = Crash(incident=incident, found_monotonic_seconds=before.found_monotonic_seconds if before else now)
     others = [one for one in kept if one not in same]
     of_share = [one for one in others if one.incident.job.share == incident.job.share]
@@ -44,7 +44,7 @@ def record_crash(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple
 
 
 def count_unread_crash(snapshot: Snapshot) -> tuple[Snapshot, int]:
-    """Count a job of which the dead ranks are not read, and return the new count."""
+    """Count a job whose dead ranks are not read, and return the new count."""
     count = snapshot.unread_crash_count + 1
     return replace(snapshot, unread_crash_count=count), count
 

@@ -1,4 +1,4 @@
-"""Steps of the board for a capture, a light capture, and a capture that failed."""
+"""Steps of the board for a capture, for a light capture, and for a failed capture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hangwatch.verdict.remote_wait import waits_for_other_nodes
 def record_capture(
     snapshot: Snapshot, look: Diagnosis, *, now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take the result of a capture: the job is hung, stalled, at rest, or at work."""
+    """Record the result of a capture: the job is hung, stalled, resting or working."""
     entry = snapshot.jobs.get(look.capture.job_key)
     if entry is None:
         return snapshot, ()
@@ -53,7 +53,10 @@ def record_capture(
 
 
 def _follow_sleepers(watch: JobWatch, look: Diagnosis, now: float, settings: Detector) -> tuple[JobWatch, Diagnosis]:
-    """Return the watch with the ranks that this capture found asleep, and the diagnosis by what is known of these."""
+    """Return the watch with the ranks that this capture found asleep, and the diagnosis judged with these.
+
+    Without a suspicion both are unchanged.
+    """
     if watch.suspicion is None:
         return watch, look
     asleep = sleepers.follow_sleeps(
@@ -65,7 +68,7 @@ def _follow_sleepers(watch: JobWatch, look: Diagnosis, now: float, settings: Det
 
 
 def _with_timeout(watch: JobWatch, look: Diagnosis) -> JobWatch:
-    """Return the watch with the timeout that the open operations recorded; it overrides that of the environment."""
+    """Return the watch with the timeout of its open operations. It overrides the timeout from the environment."""
     told = timeout_forecast.recorded_seconds(look.grouping)
     return watch if told is None else replace(watch, timeout=replace(watch.timeout, recorded_seconds=told))
 
@@ -73,7 +76,7 @@ def _with_timeout(watch: JobWatch, look: Diagnosis) -> JobWatch:
 def record_light_capture(
     snapshot: Snapshot, job_key: str, seen: MotionCount, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take the result of a light capture. It opens no incident, but may begin a suspicion."""
+    """Record the result of a light capture. It may begin a suspicion, but opens no incident."""
     entry = snapshot.jobs.get(job_key)
     if entry is None:
         return snapshot, ()
@@ -85,7 +88,7 @@ def record_light_capture(
 def record_failed_capture(
     snapshot: Snapshot, job_key: str, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take note that a capture failed: nothing is known of the ranks, and it is repeated later."""
+    """Record that a capture failed: no rank is judged, and the capture is repeated later."""
     entry = snapshot.jobs.get(job_key)
     if entry is None:
         return snapshot, ()
@@ -100,7 +103,7 @@ def record_failed_capture(
 def count_motion(grouping: Grouping) -> MotionCount:
     """Count the ranks of a capture that are frozen, moving, or not judged.
 
-    A rank that is gone is frozen: it cannot progress. If all ranks are gone, they are not judged.
+    A rank that has ended is frozen, because it cannot progress. If all ranks have ended, they are not judged.
     """
     ended = all(group.gone for group in grouping.groups)
     frozen = moving = unknown = 0
@@ -137,7 +140,7 @@ def count_motion(grouping: Grouping) -> MotionCount:
 
 
 def _describe_sleepers(grouping: Grouping) -> Iterator[str]:
-    """Yield the ranks that are not judged because they sleep."""
+    """Yield a text for each rank that is not judged because it sleeps."""
     for member in grouping.members:
         sleep = member.stack.sleep
         if sleep is not None and member.motion is Motion.UNKNOWN and not sleep.is_polling:

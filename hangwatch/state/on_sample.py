@@ -26,9 +26,10 @@ def record_sample(
     gap_seconds: float,
     capture_seconds: float = LOOK_SECONDS,
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Give one sweep to every job.
+    """Apply one sweep to the watch of every living job.
 
-    `now` is CLOCK_MONOTONIC in seconds, `capture_seconds` the usual time of a capture.
+    `now` is CLOCK_MONOTONIC in seconds. A gap between samples of more than `gap_seconds` is no quiet time.
+    `capture_seconds` is the usual duration of a capture.
     """
     held = frozenset(uuid for entry in snapshot.living for uuid in entry.job.gpu_uuids)
     snapshot = replace(
@@ -58,7 +59,7 @@ def record_sample(
 def record_missing_sample(
     snapshot: Snapshot, status: SamplerStatus, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take note that there is no new sweep. `now` is CLOCK_MONOTONIC in seconds."""
+    """Record that there is no new sweep. `now` is CLOCK_MONOTONIC in seconds."""
     snapshot = replace(snapshot, sampler=status)
     actions: list[Action] = []
     for entry in snapshot.living:
@@ -71,7 +72,7 @@ def record_missing_sample(
 
 
 def record_check(snapshot: Snapshot, result: CheckResult, *, now: float) -> Snapshot:
-    """Take the newest result of one check. `now` (CLOCK_MONOTONIC, seconds) is recorded if it shows new GPU errors."""
+    """Record the newest result of a check. `now` (CLOCK_MONOTONIC, seconds) is recorded if it shows new GPU errors."""
     before = snapshot.checks.get(result.check)
     came = result.check == nvlink_status.CHECK.name and result.verdict.status >= CheckStatus.WARNING
     if result.check == xid.CHECK.name and before is not None:

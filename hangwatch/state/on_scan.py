@@ -26,7 +26,7 @@ RANKS_CAME = "its ranks have come"
 def record_scan(
     snapshot: Snapshot, jobs: Iterable[Job], now: float, unix_now: float, ticks_per_second: float = 100.0
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Take the jobs that a scan found: begin, restart and end watches.
+    """Record the jobs that a scan found: begin, restart and end watches.
 
     `now` is CLOCK_MONOTONIC in seconds. `ticks_per_second` is the unit of `start_ticks`.
     """
@@ -62,7 +62,10 @@ def record_scan(
 
 
 def _started_seconds(job: Job, before: dict[ProcessId, JobWatch], ticks_per_second: float) -> float:
-    """Return when the job's processes began (CLOCK_MONOTONIC); for a launcher that had ranks, when it lost them."""
+    """Return when the processes of a job started (CLOCK_MONOTONIC, seconds).
+
+    For a launcher that had ranks, return when it lost them.
+    """
     started = min((process.start_ticks for process in job.processes), default=0) / ticks_per_second
     if job.waiting and job.launcher_id in before:
         return max(started, before[job.launcher_id].since)
@@ -80,7 +83,7 @@ def _update_entry(
         entry, more = _end(entry, reason, now, unix_now)
         actions = (*gone, *more)
     if entry is None or entry.watch.state is JobState.ENDED:
-        # Pods of uid 0 may have the same key: the known pauses of one must not be used for the other.
+        # Pods of uid 0 may have the same key. The known pauses of one pod must not be used for another.
         is_same = entry is not None and entry.job.share == job.share
         watch = job_watch.begin_watch(job, now, started, entry.watch if entry is not None and is_same else None)
         return JobEntry(job=job, watch=watch, held_gpu=job.holds_gpu), actions
@@ -95,7 +98,7 @@ def _end_missing(
 ) -> tuple[JobEntry, tuple[Action, ...]]:
     """Return the ended entry of a job that the scan did not find.
 
-    `has_ranks_now`: it was a launcher that now has ranks.
+    `has_ranks_now`: the job was a waiting launcher, and its ranks have started.
     """
     reason = WAITS_NO_MORE if entry.job.waiting else "all its ranks on this node have ended"
     gone = ask_for_artifacts(entry, with_ended(entry.job, replace(entry.job, ranks=()), unix_now))
@@ -104,16 +107,15 @@ def _end_missing(
 
 
 def _ranks_of_launchers(snapshot: Snapshot) -> dict[ProcessId, JobWatch]:
-    """Return, by launcher, the watch of the ranks that it has or had."""
+    """Return the watch of the ranks that each launcher has or had."""
     entries = [entry for entry in snapshot.jobs.values() if entry.job.ranks]
     return {launcher: entry.watch for entry in entries for launcher in entry.job.launcher_ids}
 
 
 def _has_just_lost_its_ranks(job: Job, before: Mapping[ProcessId, JobWatch], now: float) -> bool:
-    """True if a launcher is at the end of a monitored job, or between two starts of its ranks.
+    """True if a launcher has just lost the ranks of a monitored job: the job ends, or its ranks start again.
 
-    That job ends, and its ranks may start again. The launcher counts as waiting only if it still has no ranks when the
-    ended job is no longer shown.
+    The launcher counts as waiting only if it still has no ranks when the ended job is no longer shown.
     """
     watch = before.get(job.launcher_id) if job.waiting and job.launcher_id else None
     return watch is not None and (watch.state is not JobState.ENDED or now - watch.since <= ENDED_SHOWN_SECONDS)
@@ -125,7 +127,7 @@ def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[Jo
 
 
 def _without_old_ends(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with only the last ended jobs of each owner: many short jobs must not fill the board."""
+    """Return the snapshot with only the newest ended jobs of each owner. Many short jobs must not fill the board."""
     ended = [entry for entry in snapshot.jobs.values() if entry.watch.state is JobState.ENDED]
     seen = Counter[str]()
     for entry in sorted(ended, key=lambda entry: -entry.watch.since):

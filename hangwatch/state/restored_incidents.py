@@ -1,4 +1,4 @@
-"""Restores the incidents that an earlier daemon left open."""
+"""Restores the incidents that were open when an earlier daemon ended."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def restore_incidents(
     unix_now: float,
     settings: Detector,
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Restore the incidents that an earlier daemon left open, newest first. `living` are the processes that live.
+    """Restore the incidents that were open when an earlier daemon ended. `living` are the processes that exist now.
 
-    An incident continues if its processes are found. It is closed, with the reason, if none of them lives or other
-    ranks replaced them. It stays in `left_open` if no scan has found them yet.
+    `incidents` are sorted, the newest first. An incident continues if the board has its processes. It is closed, with
+    the reason, if none of them lives or other ranks replaced them. If no scan has found them yet, it stays in
+    `unresumed_incidents`.
     """
     actions: list[Action] = []
     waiting: list[Incident] = []
@@ -57,7 +58,7 @@ def restore_incidents(
 def _find_closing_reason(
     entry: JobEntry | None, ranks: frozenset[ProcessId], living: frozenset[ProcessId]
 ) -> str | None:
-    """Return why an incident that was left open is closed; None if it continues, or may do so later."""
+    """Return the reason to close a restored incident; None if it continues, or may continue later."""
     if not ranks & living:
         return "its processes were gone when hangwatch was started again"
     if entry is None:
@@ -73,12 +74,12 @@ def _find_closing_reason(
 
 
 def _restore_entry(entry: JobEntry, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobEntry:
-    """Return the job's entry with its former name and its incident. The next capture is due at once."""
+    """Return the entry of a job with its former name and its incident. The next capture is due at once."""
     job = with_known_absent(replace(entry, job=incident.job), entry.job)
     job = replace(job, job_id=incident.job.job_id, job_key=incident.job.key)
     timeline = incident.timeline
     if timeline and timeline[-1].message == STARTED_AGAIN:
-        timeline = timeline[:-1]  # only one such line if the daemon is restarted repeatedly
+        timeline = timeline[:-1]  # one such line only, even if the daemon restarts often
     timeline = (*timeline, TimelineEntry(unix_seconds=unix_now, state=incident.state, message=STARTED_AGAIN))
     incident = replace(incident, job=job, timeline=timeline)
     watch = job_watch.resume_watch(entry.watch, incident, now, unix_now, settings)

@@ -11,14 +11,15 @@ from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict.timeout_forecast import forecast_timeout
 
 _USUAL = Detector()
-SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks are [first, last] of each range; GpuStatus.jobs for job_id
+SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks is a list of [first, last]; GpuStatus.jobs replaces job_id
 
 
 class JobStatus(Value, frozen=True):
     """One job as /status shows it, without command lines and stacks. `job_name` is the name that its user gave it.
 
-    `power_watts` is the sum over its GPUs, `line_watts` the sum of their low-power thresholds; null if a GPU has no
-    reading or no threshold yet. `ends_itself_unix_seconds` is when the job's own collective timeout ends it.
+    `power_watts` is the sum over its GPUs, `line_watts` the sum of their low-power thresholds. Each is null if one GPU
+    has no reading or no threshold yet. `ends_itself_unix_seconds` is when its own collective timeout ends the job; null
+    if unknown.
     """
 
     job_id: str
@@ -45,7 +46,8 @@ class JobStatus(Value, frozen=True):
 class GpuStatus(Value, frozen=True):
     """One GPU as /status shows it. `fault` is the reason if there are no readings.
 
-    `jobs` are the jobs that hold it; several if they claim it and the driver does not say which one holds it.
+    `jobs` are the jobs that hold the GPU: those that claim it and that the driver lists on it. If the driver lists none
+    of them, all jobs that claim it are shown.
     """
 
     index: int
@@ -136,7 +138,7 @@ def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
 def _holders(gpu: GpuSample, jobs: Iterable[Job]) -> list[Job]:
     """Return the jobs that hold a GPU.
 
-    An environment can claim any GPU. So if the driver lists a process of some jobs on it, only these jobs count.
+    An environment can claim any GPU. So if the driver lists processes of some jobs on it, only these jobs count.
     """
     claims = [job for job in jobs if gpu.uuid in job.gpu_uuids]
     return [job for job in claims if not job.pids.isdisjoint(gpu.pids)] or claims
@@ -176,15 +178,15 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
 
 
 def _total(watts: Iterable[float | None]) -> float | None:
-    """Return the sum; None if there is nothing to sum or a value is unknown."""
+    """Return the sum in watts; None if there is no value or a value is unknown."""
     known = list(watts)
     return sum(one for one in known if one is not None) if known and None not in known else None
 
 
 def _present_incident(entry: JobEntry) -> Incident | None:
-    """Return the open incident, or the closed one while the job is still recovered or ended.
+    """Return the open incident, or a closed one while the job is in state recovered or ended; else None.
 
-    Later, an old verdict must not be shown for a new silence.
+    After that, an old verdict must not be shown for a new quiet phase.
     """
     incident = entry.incident
     if incident is None or incident.closed_unix_seconds is None:

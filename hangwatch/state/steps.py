@@ -1,6 +1,6 @@
 """The steps that change the board. Each takes a snapshot, and returns the new snapshot and the actions that follow.
 
-The daemon carries out the actions. Incidents open, change and close only here.
+The daemon carries out the actions. Incidents are opened, changed and closed only here.
 """
 
 from hangwatch.state.actions import Action, ReadCrashArtifacts, SaveIncident

@@ -1,7 +1,7 @@
-"""Reads what the main thread's system call waits for: the file, the pipe, the peer, the lock.
+"""Reads the target of the main thread's system call: the file, pipe, peer or lock that it waits for.
 
-Read only for a few suspected processes, from /proc and sock_diag. No file of a job is opened, and none of its paths is
-followed, so a file system that does not respond blocks nothing. See proc_pid_fd(5).
+It is read only for a few suspected processes, from /proc and sock_diag. No file of a job is opened, and no path of a
+job is followed, so a file system that does not respond blocks nothing. See proc_pid_fd(5).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from hangwatch.probes.process import file_locks, main_thread, procfs, system_cal
 _MOST_CHARACTERS = 200
 _MOST_SHOWN = 4
 _MOST_CHILDREN = 64
-_READ, _WRITE = 0o400, 0o200  # mode bits of a link in /proc/PID/fd: the direction of its file
+_READ, _WRITE = 0o400, 0o200  # mode bits of a link in /proc/PID/fd: open for reading, for writing
 
 
 def read(
     pid: int, calls: Sequence[SystemCall | None], related_pids: Iterable[int], end: float, proc_root: Path
 ) -> KernelCall | None:
-    """Return the call that the main thread is blocked in, and its target.
+    """Return the system call in which the main thread is blocked, with its target; None if it has left the call.
 
-    `calls` are its calls in the rounds of a capture; None if it has left the last of them. The process at the other end
-    of a pipe or socket is searched among `related_pids` first, then on the whole node until `end` (CLOCK_MONOTONIC).
+    `calls` are the calls of the main thread in the rounds of a capture. The process at the other end of a pipe or
+    socket is searched among `related_pids` first, then on the whole node until `end` (CLOCK_MONOTONIC, seconds).
     """
     call = main_thread.read_call(pid, proc_root)
     last_call = calls[-1] if calls else None
@@ -58,7 +58,7 @@ def read(
 
 
 def _is_same(call: SystemCall, previous: SystemCall) -> bool:
-    """True if `call` is `previous`, of which only the first descriptors were kept."""
+    """True if `call` is the same call as `previous`. Only the first descriptors of `previous` were kept."""
     kept = len(previous.descriptors)
     return (call.number, call.child, call.descriptors[:kept]) == (previous.number, previous.child, previous.descriptors)
 
@@ -92,7 +92,7 @@ def _behind(pid: int, descriptor: int, search: _Search, proc_root: Path) -> Call
 
 
 def _socket(inode: int, search: _Search) -> CallTarget | None:
-    """Return the TCP or Unix socket; None if it is of another kind, or sockets may not be read."""
+    """Return the TCP or Unix socket with this inode; None for other sockets, or if sockets may not be read."""
     connections = search.connections
     if (connection := connections.get(inode)) is not None:
         if connection.listens:
@@ -120,7 +120,10 @@ def _socket(inode: int, search: _Search) -> CallTarget | None:
 
 
 class _Search:
-    """Finds a process that holds a pipe or socket: first among its children and `kin`, then on the node until `end`."""
+    """Search for the process that holds a pipe or socket: among its children and `kin`, then on the node until `end`.
+
+    `end` is CLOCK_MONOTONIC in seconds.
+    """
 
     def __init__(self, pid: int, kin: Iterable[int], end: float, proc_root: Path) -> None:
         self._pid, self._end, self._root = pid, end, proc_root
@@ -129,18 +132,18 @@ class _Search:
 
     @cached_property
     def connections(self) -> sockets.Connections:
-        """The TCP connections in the network namespace of the process; empty if they may not be read."""
+        """The TCP connections in the network namespace of the process, by inode; empty if they may not be read."""
         return sockets.read(self._pid, self._root) or {}
 
     @cached_property
     def unix_sockets(self) -> dict[int, sockets.UnixSocket]:
-        """The Unix sockets in that namespace; empty if they may not be read."""
+        """The Unix sockets in the network namespace of the process, by inode; empty if they may not be read."""
         return sockets.read_unix(self._pid, self._root) or {}
 
     def holder_of(self, link: str, mode: int = _READ | _WRITE) -> tuple[int | None, str]:
-        """Return pid and comm of a process that has `link` open in such a direction; (None, "") if none was found.
+        """Return pid and comm of a process that has `link` open in a direction of `mode`; (None, "") if none was found.
 
-        The process itself comes last.
+        The process itself is tried last.
         """
         for pid in itertools.chain(self._near, self._others(), [self._pid]):
             if _has(pid, link, mode, self._root):
@@ -156,7 +159,10 @@ class _Search:
 
 
 def writable_files(pid: int, proc_root: Path) -> frozenset[str]:
-    """Return the pipes, FIFOs and files that a process has open for writing, as named in /proc/PID/fd; no devices."""
+    """Return the pipes, FIFOs and files that a process has open for writing, as links in /proc/PID/fd.
+
+    Devices are left out. The result is empty if the links may not be read.
+    """
     try:
         links = sockets.descriptors(pid, proc_root)
     except OSError:
@@ -166,12 +172,12 @@ def writable_files(pid: int, proc_root: Path) -> frozenset[str]:
 
 
 def link_of(pid: int, descriptor: int, proc_root: Path) -> str:
-    """Return the link of a descriptor in /proc/PID/fd; empty if it is gone or may not be read."""
+    """Return the link of a descriptor in /proc/PID/fd; empty if it is closed or may not be read."""
     return _link(f"{proc_root}/{pid}/fd/{descriptor}")[0]
 
 
 def is_pipe_or_path(link: str) -> bool:
-    """True if a descriptor's link is a pipe or a path, but not a device."""
+    """True if the link of a descriptor is a pipe or a path, but not a device."""
     return link.startswith(("pipe:", "/")) and not link.startswith("/dev/")
 
 
@@ -185,7 +191,7 @@ def _has(pid: int, link: str, mode: int, proc_root: Path) -> bool:
 
 
 def _link(path: str) -> tuple[str, int]:
-    """Return a descriptor's link and its directions; ("", 0) if it is gone or may not be read."""
+    """Return the link of a descriptor and its mode bits; ("", 0) if it is closed or may not be read."""
     try:
         return os.readlink(path), os.lstat(path).st_mode  # noqa: PTH115 - a magic link, not a path
     except OSError:

@@ -1,7 +1,7 @@
-"""Reads the main thread of a process in the kernel: its CPU time, its context switches, its system call.
+"""Reads the main thread of a process from /proc: its CPU time, its context switches, its system call.
 
 See proc_pid_stat(5), proc_pid_status(5), proc_pid_syscall(5), and Documentation/scheduler/sched-stats.rst for
-`schedstat`. Nothing is paused. Numbers of calls: `system_calls`.
+`schedstat`. No thread is paused. `system_calls` contains the numbers of the calls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POLLFD = struct.Struct("=ihh")
 
 
 def read_counters(pid: int, proc_root: Path) -> ThreadCounters | None:
-    """Return what the main thread has used so far; None if it is gone or may not be read."""
+    """Return the counters of the main thread since its start; None if it has ended or may not be read."""
     folder = f"{proc_root}/{pid}/task/{pid}"
     stat, status, sched = (pseudo_files.read_or_empty(f"{folder}/{name}") for name in ("stat", "status", "schedstat"))
     called, stored = (
@@ -54,7 +54,7 @@ def read_counters(pid: int, proc_root: Path) -> ThreadCounters | None:
 def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCall | None:
     """Return the system call that the main thread (or `thread`) is in, with its descriptors.
 
-    None if it runs in user space, or if that is not permitted.
+    None if the thread runs in user space, or if its call may not be read.
     """
     folder = proc_root / str(pid)
     fields = system_calls.read_fields(pid, proc_root, thread)
@@ -67,7 +67,7 @@ def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCal
     if name == "fcntl" and arguments[1] not in (fcntl.F_SETLKW, _F_OFD_SETLKW):
         kind = "other"
     if row.on == "selected" and not first and arguments[4]:
-        kind = "sleeps"  # no descriptors but a timeout: time.sleep of Python 3.10
+        kind = "sleeps"  # a timeout without descriptors: time.sleep of Python 3.10
     child = 0
     descriptors: tuple[int, ...] = ()
     match row.on:
@@ -86,16 +86,16 @@ def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCal
 
 
 def other_threads(pid: int, proc_root: Path, most: int) -> tuple[int, ...]:
-    """Return the ids of its other threads, at most the `most` youngest."""
+    """Return the ids of the threads besides the main thread: at most `most`, the youngest first."""
     names = pseudo_files.names(proc_root / str(pid) / "task", f"pid {pid}")
     threads = (int(name) for name in names if name.isdecimal()) if isinstance(names, tuple) else ()
     return tuple(sorted((thread for thread in threads if thread != pid), reverse=True)[:most])
 
 
 def read_path(pid: int, proc_root: Path) -> str | None:
-    """Return the path argument of the main thread's system call; None if it has none.
+    """Return the path argument of the main thread's system call; None if the call has none.
 
-    It is read from the process's memory, where its owner can write anything.
+    The path is read from the memory of the process, so the owner of the process can forge it.
     """
     fields = system_calls.read_fields(pid, proc_root)
     name = system_calls.names_by_number().get(int(fields[0]), "") if fields else ""
@@ -112,7 +112,7 @@ def _polled(folder: Path, address: int, count: int) -> tuple[int, ...]:
 
 
 def _selected(folder: Path, count: int, address: int) -> tuple[int, ...]:
-    """Return the descriptors that select(2) waits to read from."""
+    """Return the descriptors from which select(2) waits to read."""
     raw = _memory(folder, address, (min(count, MOST_DESCRIPTORS) + 63) // 64 * 8)
     return tuple(bit for bit in range(min(count, len(raw) * 8)) if raw[bit // 8] >> bit % 8 & 1)
 
@@ -125,7 +125,10 @@ def _watched(folder: Path, descriptor: int) -> tuple[int, ...]:
 
 
 def _memory(folder: Path, address: int, count: int) -> bytes:
-    """Return `count` bytes of a process's memory, or none. It needs the rights of py-spy, and pauses nothing."""
+    """Return `count` bytes of a process's memory, or none if they cannot be read.
+
+    Reading needs the same rights as py-spy, and pauses no thread.
+    """
     if not address or not count:
         return b""
     raw = process_memory.SHARED.read(folder / "mem", address, count)

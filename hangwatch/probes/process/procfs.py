@@ -1,7 +1,7 @@
-"""Reads a process from /proc: its identity, its state, and what it has used. See proc_pid_stat(5).
+"""Reads a process from /proc: its identity, its state, and its counters. See proc_pid_stat(5).
 
-Everything is read directly, which is cheap, and the root of /proc is an argument. Processes that vanish while they are
-read are normal and leave no trace. `process_scan` reads all processes of the node.
+The files are read directly, which is cheap, and the root of /proc is an argument. A process that ends while it is read
+is normal, and no error is raised. `process_scan` reads all processes of the node.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ COMM_CHARACTERS = 15  # TASK_COMM_LEN without the final NUL
 
 
 class Counters(Value, frozen=True):
-    """Values of a process at one moment; None for what was denied or absent.
+    """The counters of a process at one moment. A value is None if its file was denied or does not exist.
 
-    `state`: None if the process does not exist. `cpu_seconds` is user and system time of all threads. `io_bytes` is
-    rchar + wchar of /proc/PID/io, moved by system calls; `fetched_bytes` its read_bytes, from storage, also for pages
-    of mapped files. `wchan` and `kernel_stack` are those of the main thread. `faults` name what was denied and the
-    missing capability.
+    `state` is None if the process does not exist. `cpu_seconds` is user and system time of all threads. `io_bytes` is
+    rchar + wchar of /proc/PID/io: the bytes that system calls moved. `fetched_bytes` is read_bytes of the same file:
+    the bytes from storage, which includes pages of mapped files. `wchan` and `kernel_stack` are those of the main
+    thread. `faults` list the denied files with the missing capability.
     """
 
     id: ProcessId | None = None
@@ -45,7 +45,7 @@ class Counters(Value, frozen=True):
 
 
 def read_counters(pid: int, proc_root: Path = PROC) -> Counters:
-    """Read what a process has used, and where it waits in the kernel. Never raises: a denied file is a fault."""
+    """Read the counters of a process, and where it waits in the kernel. Never raises: a denied file is a fault."""
     root = str(proc_root)
     stat = read_stat(f"{root}/{pid}")
     if stat is None:
@@ -97,19 +97,19 @@ def read_state(pid: int, proc_root: Path = PROC) -> tuple[ProcessId, str] | None
 
 
 def is_alive(process: ProcessId, proc_root: Path = PROC) -> bool:
-    """True if this very process exists, not another one with its pid."""
+    """True if this process exists. Another process with the same pid does not count."""
     state = read_state(process.pid, proc_root)
     return state is not None and state[0] == process
 
 
 def read_parent(pid: int, proc_root: Path = PROC) -> int | None:
-    """Return the pid of the parent; None if the process is gone."""
+    """Return the pid of the parent process; None if the process has ended."""
     stat = read_stat(f"{proc_root}/{pid}")
     return None if stat is None else stat.parent_pid
 
 
 def read_thread_states(pid: int, proc_root: Path = PROC) -> str:
-    """Return the state letter of every thread of a process, e.g. "SSSD"; empty if it is gone."""
+    """Return the state letters of all threads of a process, e.g. "SSSD"; empty if it has ended."""
     states = []
     for thread in list_pids(f"{proc_root}/{pid}/task"):
         stat = read_stat(f"{proc_root}/{pid}/task/{thread}")
@@ -119,40 +119,40 @@ def read_thread_states(pid: int, proc_root: Path = PROC) -> str:
 
 
 def read_thread_count(pid: int, proc_root: Path = PROC) -> int:
-    """Return the number of threads of a process; 0 if it is gone."""
+    """Return the number of threads of a process; 0 if it has ended."""
     counts = _read_status(pid, proc_root, b"Threads:")
     return int(counts[0]) if counts else 0
 
 
 def is_stop_pending(pid: int, proc_root: Path = PROC) -> bool:
-    """True if a SIGSTOP was sent that takes effect once the process is on a core or leaves the kernel."""
+    """True if a SIGSTOP is pending. It takes effect when the process runs on a core or leaves the kernel."""
     masks = _read_status(pid, proc_root, b"SigPnd:", b"ShdPnd:")
     return any(int(mask, 16) >> (signal.SIGSTOP - 1) & 1 for mask in masks)
 
 
 def read_user_id(pid: int, proc_root: Path = PROC) -> int | None:
-    """Return the real user id of a process in the daemon's user namespace; None if it is gone."""
+    """Return the real user id of a process in the daemon's user namespace; None if it has ended."""
     ids = read_user_ids(pid, proc_root)
     return ids[0] if ids else None
 
 
 def read_user_ids(pid: int, proc_root: Path | str = PROC) -> tuple[int, ...]:
-    """Return the real, effective and saved user id of a process in the daemon's user namespace; empty if it is gone.
+    """Return the real, effective and saved user id of a process in the daemon's user namespace; empty if it has ended.
 
-    (The owner of the folder is root for every process that may not be dumped.)
+    The owner of /proc/PID is no substitute: it is root for every process that may not be dumped.
     """
     words = _read_status(pid, proc_root, b"Uid:")[:3]
     return tuple(map(int, words)) if all(word.isdigit() for word in words) else ()
 
 
 def read_tracer(pid: int, proc_root: Path | str = PROC) -> int | None:
-    """Return the process that traces a process, see ptrace(2); None without one."""
+    """Return the pid of the process that traces a process, see ptrace(2); None if there is no tracer."""
     number = next(iter(_read_status(pid, proc_root, b"TracerPid:")), b"0")
     return int(number) or None if number.isdigit() else None
 
 
 def read_cgroups(proc_root: Path = PROC) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield every process by pid, with the distinct paths of its control groups."""
+    """Yield the pid of every process, with the distinct paths of its control groups."""
     for pid in map(int, list_pids(str(proc_root))):
         raw = read_start(f"{proc_root}/{pid}/cgroup", PAGE_BYTES)
         if isinstance(raw, bytes):
@@ -160,19 +160,19 @@ def read_cgroups(proc_root: Path = PROC) -> Iterator[tuple[int, tuple[str, ...]]
 
 
 def read_inner_pid(pid: int, proc_root: Path = PROC) -> int:
-    """Return the pid of a process in its own pid namespace: the last NSpid in /proc/PID/status, else `pid`."""
+    """Return the pid of a process in its own PID namespace: the last NSpid in /proc/PID/status, else `pid`."""
     numbers = _read_status(pid, proc_root, b"NSpid:")
     return int(numbers[-1]) if numbers else pid
 
 
 def is_running(program: str, proc_root: Path = PROC) -> bool:
-    """True if any process has the name of this program, of which the kernel keeps 15 characters."""
+    """True if a process has the name of this program. The kernel keeps only the first 15 characters."""
     comm = program[:COMM_CHARACTERS].encode() + b"\n"
     return any(read_start(f"{proc_root}/{pid}/comm", PAGE_BYTES) == comm for pid in list_pids(str(proc_root)))
 
 
 class Stat(NamedTuple):
-    """The used fields of a `stat`; `env_start` is 0 if it is not visible."""
+    """The fields of a `stat` file that hangwatch uses. `env_start` is 0 if it may not be read."""
 
     pid: int
     comm: str
@@ -185,29 +185,32 @@ class Stat(NamedTuple):
 
 
 def denied(pid: int, path: str, remedy: str) -> Fault:
-    """Return the fault of a process's file that may not be read."""
+    """Return the fault for a file of a process that may not be read."""
     return Fault(subject=f"pid {pid}", reason="PermissionDenied", detail=f"{path} may not be read", remedy=remedy)
 
 
 def paths_of_cgroups(raw: bytes | OSError) -> tuple[str, ...]:
-    """Return the distinct paths of /proc/PID/cgroup, e.g. `11:devices:/slurm/uid_0/job_1`; see cgroups(7)."""
+    """Return the distinct paths in a /proc/PID/cgroup file, which has lines such as `11:devices:/slurm/job_1`.
+
+    See cgroups(7). Empty for an error.
+    """
     lines = raw.decode("utf-8", "replace").splitlines() if isinstance(raw, bytes) else []
     paths = dict.fromkeys(line.split(":", 2)[2] for line in lines if line.count(":") >= 2)
     return tuple(paths)
 
 
 def _read_status(pid: int, proc_root: Path | str, *names: bytes) -> list[bytes]:
-    """Return the words of these lines of /proc/PID/status; empty if the process is gone."""
+    """Return the words after `names` in /proc/PID/status; empty if the process has ended."""
     raw = read_start(f"{proc_root}/{pid}/status", 8192)
     if not isinstance(raw, bytes):
         return []
-    # Searched, not split: splitting its sixty lines took a fifth of a first scan.
+    # Searched, because splitting the sixty lines of the file took a fifth of the time of a first scan.
     rests = [rest for name in names for _, found, rest in [(b"\n" + raw).partition(b"\n" + name)] if found]
     return [word for rest in rests for word in rest.partition(b"\n")[0].split()]
 
 
 def list_pids(folder: str) -> list[str]:
-    """Return the names of the processes or threads in a folder; empty if it is gone."""
+    """Return the names of the processes or threads in a folder; empty if the folder does not exist."""
     try:
         return [name for name in os.listdir(folder) if name.isdecimal()]  # noqa: PTH208 - 600 names at each scan
     except OSError:
@@ -215,7 +218,7 @@ def list_pids(folder: str) -> list[str]:
 
 
 def read_start(path: str, limit_bytes: int) -> bytes | OSError:
-    """Return the start of a file, or the error of reading it (gone, denied)."""
+    """Return the first `limit_bytes` of a file, or the error if it is gone or denied."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -235,13 +238,13 @@ def read_start(path: str, limit_bytes: int) -> bytes | OSError:
 
 
 def read_stat(folder: str) -> Stat | None:
-    """Return the `stat` of the process or thread with this folder; None if it is gone."""
+    """Return the `stat` of the process or thread with this folder; None if it has ended."""
     raw = read_start(f"{folder}/stat", PAGE_BYTES)
     return _parse_stat(raw) if isinstance(raw, bytes) else None
 
 
 def _parse_stat(raw: bytes) -> Stat | None:
-    """Parse fields by their number in proc_pid_stat(5); the comm may contain anything, also closing brackets."""
+    """Parse fields by their number in proc_pid_stat(5). The comm may contain any byte, also closing brackets."""
     comm_start, comm_end = raw.find(b"("), raw.rfind(b")")
     fields = raw[comm_end + 2 :].split()
     if comm_start < 0 or len(fields) < 20:
@@ -271,5 +274,5 @@ def parse_io(text: str, *names: str) -> int | None:
 
 
 def printable(raw: bytes) -> str:
-    """Return text of another process, safe to show."""
+    """Return text of another process with escapes for control characters, so that it is safe to show."""
     return words.printable(raw.decode("utf-8", "replace"))

@@ -1,6 +1,6 @@
-"""The system calls that a process may wait in: name, kind and the meaning of their arguments.
+"""The system calls in which a process may wait: their names, their kinds and the meaning of their arguments.
 
-The rows are system_calls.toml. Numbers differ between architectures; only x86_64 and aarch64 are supported.
+The rows are in system_calls.toml. Numbers differ between architectures; only x86_64 and aarch64 are supported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ About: TypeAlias = Literal["descriptor", "polled", "selected", "watched", "child
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A system call; the columns are explained at the top of the table."""
+    """A system call. The columns are explained at the top of the table."""
 
     x86_64: int | None = None
     aarch64: int | None = None
@@ -33,14 +33,14 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 @cache
 def calls_by_name() -> dict[str, Row]:
-    """Return the table, by the name of the call."""
+    """Return the rows of the table by the name of the call."""
     return tables.load("hangwatch.tables", "system_calls.toml", dict[str, Row])
 
 
 def read_fields(pid: int, proc_root: Path, thread: int | None = None) -> list[str]:
-    """Return the fields of a thread's (default: the main thread's) proc_pid_syscall(5): number, arguments in hex, ...
+    """Return the fields of proc_pid_syscall(5) for a thread: the number of the call, its arguments in hex, and others.
 
-    Empty if it is not in a system call, or that may not be read.
+    The default is the main thread. Empty if the thread is not in a system call, or if the file may not be read.
     """
     fields = pseudo_files.read_or_empty(f"{proc_root}/{pid}/task/{thread or pid}/syscall").split()
     return fields if len(fields) > 6 and fields[0].isdecimal() else []

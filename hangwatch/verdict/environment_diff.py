@@ -22,7 +22,7 @@ def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
     """Return the variables that differ among ranks, the rarest value first, and those that are equal on all ranks.
 
     None if no environment was read. Two kinds of variables are left out: those that should differ by the table
-    `environment_names`, and those with three or more values that are also more values than half of the ranks.
+    `environment_names`, and those with many values: more than two, and more than half of the number of ranks.
     """
     if not environs:
         return None

@@ -1,4 +1,7 @@
-"""Pure: rules, and findings of a rule in a scene. A finding states facts; `evidence` and `render` add the rest."""
+"""Pure: the classes `Rule` and `Finding`. A finding is the result of a rule: it states facts.
+
+`evidence` adds the evidence, and `render` the text.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ class Rule(NamedTuple):
 
     docs/verdicts.md prints the `description` of the suspects. At least half of the ranks in `half_of` must wait for one
     of the kinds in `waiting`, and these ranks must outnumber the suspects. `half_of` is "dumped" (the other ranks with
-    a stack), "others" (the other ranks that answered) or "answered" (all ranks that answered). `outnumber`: "as many"
-    allows equal numbers, "more" allows one against one, "three times" does not.
+    a stack), "others" (the other ranks that responded) or "answered" (all ranks that responded). `outnumber`: "as many"
+    allows equal numbers, "more" allows them only for one rank against one, "three times" needs three times as many.
 
     `by_stack`: the suspects are found by their stacks, so a rank in the same place does not wait for them. The search
     ends at the first such rule with suspects, except at a rule that `gives_way`. `weigh` may change the `confidence`.
 
-    A rule to check ranks first names no rank; `settle` is the text on what would decide. If it `may_name`, it names the
+    A rule to check ranks first names no rank; `settle` is the check that would decide. If it `may_name`, it names the
     ranks when the measurements agree. `says` and `settle` make its text, see `render`.
     """
 

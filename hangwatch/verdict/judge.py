@@ -66,8 +66,8 @@ def find(scene: Scene) -> Finding:
 
     The order: a rank named by sequence numbers, a rank named by the kernel, other results of sequence numbers, the
     stacks. A rank to which the stacks point is not named if sequence numbers show that it has joined. NCCL's own counts
-    are weaker: they count only if the stacks name no rank. A rank that only did not respond is never named. Launchers
-    are not ranks.
+    are weaker: they count only if the stacks name no rank. A rank is never named only because it did not respond.
+    Launchers are not ranks.
     """
     if scene.launchers and len(scene.launchers) == len(scene.grouping.members):
         return Finding("NoRanks", scene, job_headlines.no_ranks)
@@ -223,7 +223,7 @@ def _is_supported_by_half(finding: Finding) -> bool:
 
 
 def _name(finding: Finding) -> Finding:
-    """Name all suspects. Measurements may raise the confidence. For a single node it is medium at most."""
+    """Name all suspects. Measurements may raise the confidence. A verdict on one node has medium confidence at most."""
     rule, members = finding.rule, finding.members
     assert rule is not None
     sure = _CONFIDENCES.index(rule.weigh(finding) if rule.weigh is not None else rule.confidence)
@@ -251,7 +251,7 @@ def _stand_apart(finding: Finding) -> tuple[Group, ...]:
 def _lacks_power_history(finding: Finding) -> bool:
     """True if only busy GPUs show that the others wait, and the power of these GPUs at work is not known.
 
-    A daemon knows that power. A GPU with little work looks the same while it works.
+    A daemon has measured that power. A GPU with little work looks the same while it works.
     """
     rule = finding.rule
     assert rule is not None
@@ -281,7 +281,7 @@ def _without_name(named: Finding) -> Finding:
 
 
 def _mount_silent(scene: Scene) -> Finding | None:
-    """Find a file system with the program that does not respond, so that most ranks have no stack.
+    """Return a finding if the file system with the program does not respond, so that most ranks have no stack.
 
     The ranks that wait for it in the kernel are named if they are not the majority. The others probably wait for them.
     """

@@ -50,17 +50,17 @@ def compare(members: Iterable[Member], others: Iterable[Member], read: Read) -> 
 
 
 def power(members: Iterable[Member], others: Iterable[Member]) -> Compared:
-    """Return the power of their GPUs in watts."""
+    """Return the GPU power of `members` and of `others`, in watts."""
     return compare(members, others, lambda one: one.gpu.power_watts)
 
 
 def utilization(members: Iterable[Member], others: Iterable[Member]) -> Compared:
-    """Return the utilization of their GPUs as a ratio."""
+    """Return the GPU utilization of `members` and of `others`, as ratios."""
     return compare(members, others, lambda one: one.gpu.utilization_ratio)
 
 
 def cpu(members: Iterable[Member], others: Iterable[Member]) -> Compared:
-    """Return the CPU use of their processes as a ratio of a core."""
+    """Return the CPU use of the processes of `members` and of `others`, as ratios of a core."""
     return compare(members, others, lambda one: one.usage.cpu_ratio)
 
 

@@ -39,7 +39,7 @@ def without_stacks(ranks: Iterable[int], stacked: Iterable[RankDump]) -> Iterato
 def with_records(grouping: Grouping, records: Records, opened_before_unix_seconds: float) -> Grouping:
     """Return the grouping with `records` added to its ranks.
 
-    A rank keeps its recorder if that was read in several rounds. Only operations enqueued before
+    A rank keeps its recorder if it was read in several rounds. Only operations enqueued before
     `opened_before_unix_seconds` count as open.
     """
 
@@ -61,8 +61,7 @@ def with_records(grouping: Grouping, records: Records, opened_before_unix_second
 def qualify(finding: Finding, records: Records) -> Finding:
     """Return a finding on a grouping `with_records`, with the confidence and text that dumps of one moment allow.
 
-    If the dumps decide nothing, the operations open in `records` are added as evidence, at whatever time a dump was
-    written.
+    If the dumps decide nothing, the operations open in `records` are added as evidence, even if a dump is old.
     """
     groups, is_by_number = finding.scene.grouping.groups, bool(finding.answer.graph.pending)
     if finding.kind in _BY_NUMBER and is_by_number:

@@ -59,9 +59,10 @@ def _stacked_where(
 
 
 def _without_lock_waiters(may_be_suspects: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
-    """Return `may_be_suspects` without ranks that may wait for a lock of another rank, see `is_at_earlier_line`.
+    """Return a function that finds the ranks of `may_be_suspects`, without ranks that may wait for a lock of another.
 
-    Stacks alone do not show such a wait. A rank with measurements stays: its locks were read, too.
+    Stacks alone do not show such a wait, see `is_at_earlier_line`. A rank with measurements stays: its locks were read,
+    too.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -188,9 +189,10 @@ def _weigh_blocked(finding: Finding) -> Confidence:
 
 
 def _weigh_undumpable(finding: Finding) -> Confidence:
-    """Return high confidence if at least three quarters of the job wait for ranks, else medium confidence.
+    """Return high confidence if the other ranks wait for ranks and could be dumped; else medium confidence.
 
-    High confidence also needs three ranks with a stack on each node of a suspect.
+    High confidence needs three quarters of the job in a wait for ranks, and three ranks with a stack on each node of a
+    suspect.
     """
     explicit = finding.waiting("ranks") * 4 >= 3 * finding.scene.answered
     return Confidence.HIGH if explicit and finding.fewest_neighbours >= 3 else Confidence.MEDIUM

@@ -143,7 +143,7 @@ class Scene:
         return None not in called_by and len(places) == 1
 
     def may_be_late(self, member: Member) -> bool:
-        """True if its measurements allow that the other ranks wait for this rank, see `rules`."""
+        """True if the other ranks may be waiting for this rank, by its measurements. See `rules`."""
         if member.stack.waited_before or member.signature is Signature.BEHIND_GPU:
             return False
         if member.waits.shares_lock or lock_holder(member) in self.processes or member.waits.awaits_store is not None:
@@ -347,7 +347,7 @@ def functions_of(group: Group) -> tuple[object, ...]:
 def keep_members(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
     """Return the group with only the members for which `wanted` is true; None if there are none.
 
-    Its frames show the user's lines of the first of them.
+    Its frames have the lines of the first of these members.
     """
     members = tuple(member for member in group.members if wanted(member))
     if not members:

@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 def decide(graph: WaitGraph) -> Answer:
-    """Return the result of a wait-for graph."""
+    """Return the result of a wait-for graph. A mismatch comes first, then ranks that have not joined."""
     answer = Answer("unknown", graph)
     if graph.mismatch:
         return answer._replace(kind="mismatch", check_first=_lone_side(graph))

@@ -97,13 +97,13 @@ def without_a_thread(finding: Finding) -> str:
 
 
 def has_not_joined(finding: Finding) -> str:
-    """Describe ranks that wait for something outside the job, while the others have gone on."""
+    """Describe ranks that wait for something outside the job, while the others have gone on into a collective."""
     it = "it" if len(finding.members) == 1 else "they"
     return f"{it} {_doing(finding.suspects)}, and {_not_joined(finding)}"
 
 
 def awaits_orders(finding: Finding) -> str:
-    """Describe ranks that wait for their next order, while others have gone on."""
+    """Describe ranks that wait for their next order, while the others have gone on into a collective."""
     it, wait = ("it", "waits") if len(finding.members) == 1 else ("they", "wait")
     loop = find_caller(finding.suspects[0].frames)
     return f"{it} {wait} for the next order in {loop}, and {_not_joined(finding)}"

@@ -117,7 +117,7 @@ def _newest_numbers(
 def _reaches_back(member: Member | None, library: Library, earliest: Mapping[str | None, float]) -> bool:
     """True if the recorder of a rank without a record in a group begins before the `earliest` records of the group.
 
-    `earliest` maps a node to seconds since the epoch, because clocks of nodes may differ.
+    `earliest` is the time of the earliest record on each node, in seconds since the epoch. Clocks of nodes may differ.
     """
     recorder = next((one for one in member.recorder.libraries if one.library == library), None) if member else None
     if member is None or recorder is None:

@@ -262,7 +262,7 @@ class Board:
 
 
 def thin(points: Iterable[tuple[float, float]], most: int) -> tuple[tuple[float, float], ...]:
-    """Return every n-th point and the last one: about `most` points, never many more."""
+    """Return every n-th point and the last one: at most `most` + 1 points."""
     kept = tuple(points)
     stride = max(1, -(-len(kept) // most))
     thinned = kept[::stride]

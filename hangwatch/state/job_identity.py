@@ -55,12 +55,12 @@ def assign_names(matches: Sequence[Match]) -> dict[str, Match]:
 
     A scan may find another name for it: because of a second job in the same Slurm allocation, because its launcher was
     killed, or because a process of another user claims to be this job. A job that comes later gets a different name,
-    whatever it claims. A job that is still starting takes the name of the scan, unless that name only distinguishes it
-    from another claimant.
+    whatever its environment claims. A job that is still starting takes the name of the scan, unless that name only
+    distinguishes it from another claimant.
 
-    Exception: a job that the driver never listed on a GPU gives its key to a job that the driver does list, if the scan
-    finds that key for the other job. Otherwise a copy of a job's variables, started first, would have the job's key on
-    all nodes. A key does not change while a capture or an incident refers to it.
+    Exception: if the driver never listed the first job on a GPU, but lists a later job with the same key, the later job
+    gets the key. Otherwise a process with a copy of a job's variables could start first and take the job's key on all
+    nodes. A key does not change while a capture or an incident refers to it.
     """
     found: dict[str, Match] = {}
     for match in sorted(matches, key=_precedence):

@@ -24,7 +24,7 @@ from hangwatch.verdict.remote_wait import waits_for_other_nodes
 def record_capture(
     snapshot: Snapshot, look: Diagnosis, *, now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Record the result of a capture: the job is hung, stalled, resting or working."""
+    """Record the result of a capture, and the new state of its job: hung, stalled, resting or working."""
     entry = snapshot.jobs.get(look.capture.job_key)
     if entry is None:
         return snapshot, ()
@@ -53,7 +53,7 @@ def record_capture(
 
 
 def _follow_sleepers(watch: JobWatch, look: Diagnosis, now: float, settings: Detector) -> tuple[JobWatch, Diagnosis]:
-    """Return the watch with the ranks that this capture found asleep, and the diagnosis judged with these.
+    """Return the watch with the ranks that this capture found asleep, and the diagnosis judged again with these ranks.
 
     Without a suspicion both are unchanged.
     """

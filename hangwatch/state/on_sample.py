@@ -26,10 +26,9 @@ def record_sample(
     gap_seconds: float,
     capture_seconds: float = LOOK_SECONDS,
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Apply one sweep to the watch of every living job.
+    """Apply one sweep to the watch of every living job. `now` is CLOCK_MONOTONIC in seconds.
 
-    `now` is CLOCK_MONOTONIC in seconds. A gap between samples of more than `gap_seconds` is no quiet time.
-    `capture_seconds` is the usual duration of a capture.
+    A gap between samples of more than `gap_seconds` is no quiet time. `capture_seconds` is the usual time of a capture.
     """
     held = frozenset(uuid for entry in snapshot.living for uuid in entry.job.gpu_uuids)
     snapshot = replace(

@@ -1,7 +1,4 @@
-"""Pure: the classes `Rule` and `Finding`. A finding is the result of a rule: it states facts.
-
-`evidence` adds the evidence, and `render` the text.
-"""
+"""Pure: the classes `Rule` and `Finding`. A finding is the result of a rule: facts, without evidence and text."""
 
 from __future__ import annotations
 
@@ -51,9 +48,9 @@ class Finding(NamedTuple):
 
     `others` are the other ranks with a stack. `rule` is set if a rule compared suspects and others. `answer` is the
     result of the sequence numbers; `by_numbers` is true if it decided. The groups of `scene` may be split by lines.
-    `says` and `settle` make the text of the finding, and `caveat` is its last sentence. `apart` are other groups that
-    differ. `contradicted` is the finding by stacks that sequence numbers disprove. `open_then` is the result of the
-    operations that were open when the flight recorders were dumped.
+    `says` and `settle` make the text, and `caveat` is its last sentence. `apart` are other groups that differ.
+    `contradicted` is the finding by stacks that sequence numbers disprove. `open_then` is the result of the operations
+    that were open when the flight recorders were dumped.
     """
 
     kind: str

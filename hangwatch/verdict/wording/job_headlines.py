@@ -90,7 +90,7 @@ def _shown_by_sockets(waiting: Waiting) -> str:
 
 
 def mount_silent(finding: Finding) -> str:
-    """Return the headline for ranks whose program is on a file system that does not respond."""
+    """Return the headline for ranks with their program on a file system that does not respond."""
     shut, held = (
         finding.scene.without_stack,
         [member for member in finding.scene.without_stack if member.kernel.waits_for_mount],

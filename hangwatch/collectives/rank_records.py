@@ -53,9 +53,10 @@ def merge_rounds(
 ) -> tuple[RecorderState, ...]:
     """Return the records that count, from the recorders of one process in each round.
 
-    For each library these are the records that are both in the first and in the last round in which it was read. A
-    recorder that was read in only one round does not count. If a library has two recorders (two copies of torch), the
-    last one counts. `main_thread_id` is `model.Thread.pthread_id` of the main thread, None if unknown.
+    For each library these are the records of the last round in which it was read. An operation stays open if it was
+    also open in the first round. A recorder that was read in only one round does not count. If a library has two
+    recorders (two copies of torch), the last one counts. `main_thread_id` is `model.Thread.pthread_id` of the main
+    thread, None if unknown.
     """
     if not any(rounds):
         return ()

@@ -38,9 +38,9 @@ Mark = Literal[
 GPU_SYNC = "gpu_sync"
 """The activity of a rank in a call that waits for its GPU."""
 SERVING = "serving"
-"""The activity of a rank that was measured waiting for clients. The names of its functions do not matter."""
+"""The activity of a rank that measurements show waiting for clients. The names of its functions do not matter."""
 EXITING = "exiting"
-"""The activity of a rank of which the interpreter or an exit handler waits for threads or processes."""
+"""The activity of a rank that is exiting: its interpreter or an exit handler waits for threads or processes."""
 _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
 _CHECKOUT = r"/(?:/(?:.*/)?)?"  # the root, or any folder of a whole path: a short path that still begins with `/`
@@ -71,7 +71,7 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def is_collective(self) -> bool:
-        """True for a wait for ranks that must join the same call, not for an answer, a request or the end."""
+        """True if the rank waits for other ranks to join the same call; false for any other wait."""
         return self.waits_for == "ranks" and self.work_is_in is None and not self.leaves_the_job
 
 
@@ -106,7 +106,7 @@ class _Tables(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class StackActivity(NamedTuple):
-    """The activity of a stack, its operation (None if unknown), and `waits`: True if it waits for other ranks."""
+    """The activity of a stack and its operation (None if unknown). `waits`: the stack waits for other ranks."""
 
     activity: str
     operation: str | None
@@ -114,17 +114,17 @@ class StackActivity(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The match of a rule: the activity of the stack, and the index of the frame that decided it (-1: no frame)."""
+    """The match of a rule: the activity of the stack, and the index of the frame that matched (-1: no frame)."""
 
     doing: StackActivity
     depth: int
 
 
 class _Globs:
-    """Names that match at least one of several globs, see fnmatch(3).
+    """A set of globs, see fnmatch(3).
 
-    The globs are compiled at the first name that may match. Compiling all of them takes longer than reading the table,
-    and most names are rejected by the literal part of each glob.
+    The globs are compiled when the first name contains the literal part of a glob. Most names contain none, and
+    compiling all globs takes longer than reading the table.
     """
 
     def __init__(self, globs: Iterable[str], expression: Callable[[str], str]) -> None:
@@ -143,7 +143,7 @@ class _Globs:
 
 
 def _literal(glob: str) -> str:
-    """Return the longest literal part of a glob. It is in every name that matches. Text after a `[` is ignored."""
+    """Return the longest literal part of a glob: every name that matches contains it. Text after a `[` is ignored."""
     return max(re.split(r"[*?]", glob.partition("[")[0]), key=len)
 
 
@@ -161,7 +161,7 @@ class _Names:
 
 
 class _Candidates:
-    """An index of the rules by the literal words in their patterns. Few of hundreds of rules may match a frame."""
+    """An index of the rules by the literal words in their patterns. It limits the rules that are tried on a frame."""
 
     def __init__(self, rules: Iterable[_CompiledRule]) -> None:
         self._by_name: dict[str, set[int]] = {}
@@ -198,7 +198,7 @@ class _CompiledRule(NamedTuple):
     runs_program: bool
 
     def applies_to(self, of_user: bool | None) -> bool:
-        """True if the rule applies to a frame. `of_user`: the frame is of the user's program; None: unknown."""
+        """True if the rule applies to a frame. `of_user`: the frame belongs to the user's program; None if unknown."""
         return {"anybody": True, "library": of_user is not True, "installed": of_user is False}[self.whose]
 
 
@@ -209,16 +209,16 @@ def _compile(rule: _Rule) -> _CompiledRule:
 
 
 def _patterns(row: _Rule | _Marked) -> tuple[_Names, _Globs]:
-    """Return the patterns for a function's plain name, and for a short path with a `/` before it."""
+    """Return the patterns of a row: for a function's plain name, and for a file's short path with a `/` before it."""
     files = row.files or ((row.file,) if row.file else ("*/*",))
     return _Names(row.functions), _Globs(files, _path)
 
 
 def _path(pattern: str) -> str:
-    """Return the regular expression of a file pattern. It begins at the root of a package or of the standard library.
+    """Return the regular expression of a file pattern. It matches a path from the root of a package on.
 
-    Exceptions: a pattern that begins with `*/`, and a package of `checkouts`. The latter also matches in a whole path,
-    which does not show where the package begins.
+    Exceptions: a pattern that begins with `*/` matches at any depth. A package in `checkouts` also matches within a
+    whole path, because such a path does not show where the package begins.
     """
     if pattern.startswith("*/"):
         return translate(pattern)
@@ -228,9 +228,9 @@ def _path(pattern: str) -> str:
 
 
 class Table:
-    """The rules, compiled. Results are cached per frame and per stack, since most ranks have the same stacks.
+    """The compiled rules. Results are cached per frame and per stack, since most ranks have the same stacks.
 
-    `installed_frames` of a stack tells which of its frames belong to the user's program, see `model.Thread`.
+    `installed_frames` of a stack separates library frames from frames of the user's program, see `model.Thread`.
     """
 
     def __init__(self, rules: Sequence[_Rule]) -> None:
@@ -240,15 +240,15 @@ class Table:
         self._of_stack: dict[tuple[tuple[stack_frames.Place, ...], int | None], Match] = {}
 
     def classify(self, frames: Sequence[Frame], installed_frames: int | None = None) -> StackActivity:
-        """Return what a stack (innermost frame first) is doing."""
+        """Return the activity of a stack (innermost frame first)."""
         return self.match(frames, installed_frames).doing
 
     def classify_thread(self, thread: Thread) -> StackActivity:
-        """Return what the stack of a thread is doing."""
+        """Return the activity of a thread's stack."""
         return self.classify(thread.frames, thread.installed_frames)
 
     def match(self, frames: Sequence[Frame], installed_frames: int | None = None) -> Match:
-        """Return what a stack is doing, and the frame that decided it."""
+        """Return the activity of a stack, and the frame that matched."""
         stack = tuple(frame.place for frame in frames)
         found = self._of_stack.get((stack, installed_frames))
         if found is None:
@@ -259,16 +259,16 @@ class Table:
         return found
 
     def context(self, frames: Sequence[Frame]) -> StackActivity | None:
-        """Return what the program around a stack does, whatever its innermost frames do. None if no frame tells.
+        """Return the activity of the program around the innermost call. None if no frame matches a "context" rule.
 
-        Names of functions of the user's program count, too.
+        Functions of the user's program may match, too.
         """
         stack = _with_unknown_owner(frames)
         found = self._first(stack, _python(stack), "context")
         return self._extend_outwards(stack, *found).doing if found else None
 
     def phase(self, frames: Sequence[Frame]) -> str | None:
-        """Return the activity of the phase of the program around a stack ("evaluation"). None if no frame tells."""
+        """Return the phase of the program, as the name of its activity ("evaluation"). None if no frame matches."""
         for owned in _with_unknown_owner(frames):
             rule = self._rules_of(owned).get("context")
             if rule and find_activity(rule.activity).phase:
@@ -281,7 +281,7 @@ class Table:
         if is_importing([owned.place for owned in stack], python):
             return Match(StackActivity("import", None, waits=False), python[0])
         program = list(itertools.takewhile(lambda index: not is_marked("boot", *stack[index].place), python))
-        # If the boot frame is the innermost one, it decides only by a `certain` rule, for example for an idle actor.
+        # If the innermost frame is a boot frame, only `certain` rules apply to it, for example that of an idle actor.
         awaits_task: _Places = (("certain", python[:1]), ("native", native))
         for order, indexes in _places_by_order(program, native) if program else awaits_task:
             found = self._first(stack, indexes, order)
@@ -303,14 +303,14 @@ class Table:
         return None
 
     def _is_around_wait(self, stack: Sequence[_OwnedFrame], index: int) -> bool:
-        """True if the call that this frame made is now in a wait, a lock or I/O that a rule knows."""
+        """True if the call that this frame made is now in a wait, a lock or I/O for which the table has a rule."""
         within = (place for place in _python(stack)[:_LEAF_DEPTH] if place < index)
         return any(self._rules_of(stack[place]).keys() & {"leaf", "base"} for place in within)
 
     def _extend_outwards(self, stack: Sequence[_OwnedFrame], index: int, rule: _CompiledRule) -> Match:
         """Extend a match outwards to the call that the program made: the outermost frame of the same file.
 
-        For a wait for ranks, frames of thin wrappers (loggers, context managers) in between are skipped.
+        If the rank waits for other ranks, frames of thin wrappers (loggers, context managers) are skipped.
         """
         last, named, told = index, index, rule
         waits = find_activity(rule.activity).waits_for == "ranks"
@@ -354,7 +354,7 @@ class _OwnedFrame(NamedTuple):
 
 
 def _refine_by_native(stack: Sequence[_OwnedFrame], native: Sequence[int], match: Match) -> Match:
-    """Return the match as compiled frames refine it: a collective creates its communicator, a read is of a device."""
+    """Refine a match by compiled frames: a collective creates its communicator, or a read is from a device."""
     row, doing = find_activity(match.doing.activity), match.doing
     if row.if_creating and any(is_marked("creates", *stack[index].place) for index in native):
         return match._replace(doing=doing._replace(activity=row.if_creating))
@@ -365,9 +365,10 @@ def _refine_by_native(stack: Sequence[_OwnedFrame], native: Sequence[int], match
 
 
 def _rooted_path(owned: _OwnedFrame) -> str:
-    """Return the short path with `/` before it. A user's own `queue.py` is moved to a folder that no pattern matches.
+    """Return the short path with `/` before it.
 
-    Exception: a whole path, which shows the folder itself. The standard library may be in an archive with a whole path.
+    A user's file that has the name of a standard module (`queue.py`) gets the folder `/./`, which no pattern matches.
+    Exception: a whole path keeps its folder, since the standard library may lie in an archive with a whole path.
     """
     file = stack_frames.short_path(owned.place[1])
     is_users = owned.by_user is True and not owned.place[1].startswith("/")
@@ -376,7 +377,7 @@ def _rooted_path(owned: _OwnedFrame) -> str:
 
 
 def _is_of_program(owned: _OwnedFrame) -> bool:
-    """True for Python code of the user's program. If unknown: true if the table names no package of it."""
+    """True for Python code of the user's program. If the owner is unknown: true unless the table has its package."""
     if stack_frames.is_native(*owned.place):
         return False
     file = stack_frames.short_path(owned.place[1])
@@ -385,7 +386,7 @@ def _is_of_program(owned: _OwnedFrame) -> bool:
 
 
 def _root(file: str) -> str:
-    """Return the package or module of a short path; empty for a path from the root of the file system."""
+    """Return the package or module of a short path; empty for an absolute path."""
     return file.partition("/")[0].removesuffix(".py")
 
 
@@ -393,7 +394,7 @@ _Places = tuple[tuple[Order, list[int]], ...]
 
 
 def _places_by_order(python: list[int], native: list[int]) -> _Places:
-    """Return the indexes of the frames to which the rules of each order apply, in the order in which they are tried."""
+    """Return the orders of rules in the sequence in which they are tried, each with the frames that it applies to."""
     return (
         ("entered", python),
         ("certain", python),
@@ -421,10 +422,10 @@ def _leaf(stack: Sequence[_OwnedFrame]) -> int:
 
 
 def _label(stack: Sequence[_OwnedFrame], index: int) -> str:
-    """Return the name of a frame. For a frame without a name (a lambda, an address): of the next named one around it.
+    """Return the name of a frame. A frame without a name (a lambda, an address) gets that of the next caller with one.
 
-    Compiled code is named by the compiled code directly around it, else by the innermost Python function. The name of a
-    library is the last resort.
+    For compiled code, the compiled frames directly around it come first, then the Python frames. If no frame has a
+    name, an address becomes the name of its library.
     """
     around = [owned.place for owned in stack[index:]]
     compiled = itertools.takewhile(lambda place: stack_frames.is_native(*place), around)
@@ -451,10 +452,10 @@ def _built_in() -> _Tables:
 
 
 def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
-    """Return the built-in table with `extra_rules` of the configuration, which come first and have the order `certain`.
+    """Return the built-in table with the `extra_rules` of the configuration. These come first, with order `certain`.
 
-    Raises config.ConfigError if an activity in a rule is not a lower_case name, or is a misspelling of one in the
-    table.
+    Raises config.ConfigError if the activity of a rule is not a lower_case name, or resembles one in the table: then it
+    is probably misspelt.
     """
     built_in = _built_in()
     extra = []
@@ -490,7 +491,7 @@ def activity_names() -> tuple[str, ...]:
 
 @cache
 def packages() -> frozenset[str]:
-    """Return the packages that are not a user's program: those in the rules, and the list `packages` of the table."""
+    """Return the packages that are not part of a user's program: those in the rules, and `packages` of the table."""
     paths = (path for rule in _built_in().rules for path in (*rule.files, rule.file) if "/" in path)
     named = (path.partition("/")[0] for path in paths)
     return frozenset(package for package in named if package.isidentifier()).union(_built_in().packages)
@@ -498,7 +499,7 @@ def packages() -> frozenset[str]:
 
 @cache
 def find_activity(name: str) -> Activity:
-    """Return the row of an activity. An activity that only the user's rules name waits for nothing."""
+    """Return the row of an activity. An activity that only the user's rules define waits for nothing."""
     return _built_in().activities.get(name) or Activity("nothing", f"is in {name.replace('_', ' ')} ({{operation}})")
 
 
@@ -523,5 +524,5 @@ def describe_activity(name: str, operation: str | None) -> str:
 
 
 def describe_phase(name: str, phase: str | None) -> str:
-    """Return the phase of the program that an activity is in: "during evaluation". Empty if that is the activity."""
+    """Return a phrase for the phase of the program: "during evaluation". Empty if the phase is the activity itself."""
     return "" if phase is None or phase == name else find_activity(phase).phase or ""

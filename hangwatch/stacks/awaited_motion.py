@@ -1,8 +1,9 @@
-"""Pure: the motion that counts for a rank: of its process, or only of what its main thread is known to wait for.
+"""Pure: choose the CPU time and bytes that count as motion of a rank.
 
-A side thread that writes metrics moves bytes in a hang, too. If the main thread is in a call about one object, only the
-bytes of the object count, and workers and children. If it is in a collective, or waits for its GPU, only bytes of
-connections to other ranks count, whichever thread carries them. In any other wait it may wait for any of its threads.
+During a hang, a side thread that writes metrics still moves bytes. So only a part of the process may count:
+* The main thread is in a call about one object: the bytes of that object, and of workers and children.
+* The main thread is in a collective or waits for its GPU: the bytes of connections to other ranks, of all threads.
+* Any other wait: everything, since the main thread may wait for any thread of its process.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ Awaited = Literal["object", "ranks", "gpu"]
 
 
 class AwaitedRates(NamedTuple):
-    """The use that counts as motion of a rank: of its process (or a part of it), and of its workers and children.
+    """CPU time and bytes that count as motion of a rank: of its process (or a part of it), and of other processes.
 
-    `awaited` is None if the motion of every thread counts.
+    `others` are the workers and children. `awaited` is None if the motion of every thread counts.
     """
 
     awaited: Awaited | None
@@ -43,7 +44,7 @@ def measure_awaited(
     *,
     spins_behind_gpu: bool,
 ) -> AwaitedRates:
-    """Return the use that counts. Without the counters of the awaited part, that of the whole process counts."""
+    """Return the rates that count. If the counters of the awaited part are missing, the whole process counts."""
     process, awaited = rates.measure_process(rank.rounds), _find_awaited(standings, waits)
     if awaited is None and spins_behind_gpu:
         awaited = "gpu"
@@ -51,7 +52,7 @@ def measure_awaited(
     if awaited is None or carried is None or main.cpu_ratio is None:
         awaited = None
     else:
-        # Threads of torch that compute may be behind a wait for the GPU.
+        # A main thread that waits for the GPU may in fact wait for torch's threads, which compute.
         process = Rates(process.cpu_ratio if awaited == "gpu" else main.cpu_ratio, carried)
     if awaited in ("ranks", "gpu"):
         return AwaitedRates(awaited, process, ())
@@ -60,7 +61,7 @@ def measure_awaited(
 
 
 def _find_awaited(standings: Sequence[ProcessPlace | None], waits: Waits) -> Awaited | None:
-    """Return what the main thread waits for in every round, by its call and its stack; None if that is not known."""
+    """Return the thing that the main thread waits for in every round, by its call and stack; None if unknown."""
     if waits.object is not None:
         return "object"
     doing = [None if stand is None else activity.find_activity(stand.doing.activity) for stand in standings]

@@ -1,4 +1,4 @@
-"""Pure: the parts of a stack that are the same on every rank: plain names, short paths, no launcher, no addresses."""
+"""Pure: reduce a stack to the parts that are equal on every rank: plain names, short paths, no launcher frames."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import lru_cache
 from hangwatch.model import Frame, Thread
 
 Place = tuple[str, str]
-"""The function and the short file of a frame: this is compared between ranks and nodes."""
+"""The function and the short path of a frame. Places are compared between ranks and nodes."""
 
-# Where packages lie that are not the user's: a wheel or an egg that is imported without unpacking, site-packages, the
+# Folders of packages that are not the user's: a wheel or egg that is imported without unpacking, site-packages, the
 # standard library (also in an archive).
 _INSTALLED = re.compile(
     r"^.*\.(?:whl|egg)/|^(?:.*?/)?(?:site-packages|dist-packages)/"
@@ -88,7 +88,7 @@ def plain_name(function: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def short_path(file: str) -> str:
-    """Return the path from the package on, which is the same under every prefix and temporary folder."""
+    """Return the path from the package on. It does not depend on where the package is installed."""
     short = _ARCHIVE.sub("", _INSTALLED.sub("", file))
     if _INDUCTOR.match(short):
         return "<inductor>"
@@ -102,7 +102,7 @@ def short_path(file: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def is_native(function: str, file: str) -> bool:
-    """True if a frame is compiled code, shown by `py-spy --native`. It changes while a thread spins in one call."""
+    """True if a frame is compiled code, as `py-spy --native` shows it. Such frames change while a thread spins."""
     if file.startswith("<") or file.endswith((".py", ".pyx", ".pyc")) or function == "<module>":
         return False
     return function.startswith("0x") or _NATIVE_FILE.search(file) is not None
@@ -124,9 +124,9 @@ def _is_launcher(function: str, file: str) -> bool:
 
 
 def display_name(place: Place) -> str | None:
-    """Return the name by which people know a function. None if it has no name (a lambda, an address, a C++ wrapper).
+    """Return the name of a function for messages. None if it has no name (a lambda, an address, a C++ wrapper).
 
-    For C++ it is without template and function parameters: `c10d::Reducer::finalize_backward`.
+    A C++ name has neither template nor function parameters: `c10d::Reducer::finalize_backward`.
     """
     function, file = place
     if not is_native(function, file):
@@ -143,16 +143,16 @@ def display_name(place: Place) -> str | None:
 
 
 def is_standard(file: str) -> bool:
-    """True if a short path is of Python's standard library."""
+    """True if a short path belongs to Python's standard library."""
     folder, slash, _ = file.partition("/")
     return folder in _STANDARD_PACKAGES if slash else file.removesuffix(".py") in sys.stdlib_module_names
 
 
 def find_owners(files: Sequence[str], installed_frames: int | None) -> tuple[bool | None, ...]:
-    """Return for the file of each frame, innermost first, if it belongs to the user's program; None if unknown.
+    """Return for each file, innermost frame first: true if it belongs to the user's program, None if unknown.
 
-    A whole path decides. Else `installed_frames` (`model.Thread`) does: the frames before that index are of libraries.
-    The frame at that index is the user's, and so are files in the same package or folder.
+    Frames before the index `installed_frames` (`model.Thread`) belong to libraries. For the other frames a whole path
+    decides. For a short path, the frame at that index is the user's, and so are files in the same package or folder.
     """
     cut = len(files) if installed_frames is None else installed_frames
     known = files[cut] if cut < len(files) else None
@@ -163,7 +163,7 @@ def find_owners(files: Sequence[str], installed_frames: int | None) -> tuple[boo
 
 
 def _is_user_file(file: str, user_file: str | None) -> bool | None:
-    """True if a file belongs to the user's program; `user_file` is a file that does."""
+    """True if a file belongs to the user's program, None if unknown. `user_file` is known to belong to it."""
     if _INSTALLED.match(file) or file.startswith("<frozen "):
         return False
     if file.startswith("<") or _GENERATED.match(file) or _INDUCTOR.match(file):
@@ -182,10 +182,10 @@ def _package(file: str) -> str:
 
 
 def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
-    """Return the frames that decide whether two stacks are the same, innermost first.
+    """Return the frames by which two stacks are compared, innermost first.
 
-    Removed are launcher frames at the outer end, and frames of the import machinery and native frames everywhere. If no
-    frame is left, native frames count.
+    Launcher frames at the outer end, frames of the import machinery and native frames are removed. If no frame remains,
+    native frames count.
     """
     end = len(frames)
     while end and _is_launcher(frames[end - 1].function, frames[end - 1].file):
@@ -199,7 +199,7 @@ def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
 
 
 def _native_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
-    """Return the native frames that stay the same: with a name, and not of the C library, which change in a spin."""
+    """Return the native frames that stay the same while a thread spins: with a name, and outside of the C library."""
     return tuple(
         (frame.function, short_path(frame.file))
         for frame in frames

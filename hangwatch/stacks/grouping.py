@@ -1,4 +1,4 @@
-"""Pure: ranks at the same place -> groups."""
+"""Pure: group the ranks that are at the same place."""
 
 from __future__ import annotations
 
@@ -54,9 +54,8 @@ def group_ranks(
 ) -> Grouping:
     """Group ranks that are at the same place, by the last round that has stacks.
 
-    `world_size` is the number of ranks of the job, None if unknown (a capture has its own). Ranks that could not be
-    dumped are grouped by the kind of their fault. Ranks with an ended process are a group of their own, and so are
-    those of them that died first.
+    `world_size` is the number of ranks of the job; None: use that of the capture. Ranks that could not be dumped are
+    grouped by the reason of their fault. Ranks with an ended process form one group, the ranks that died first another.
     """
     notes: tuple[str, ...] = ()
     if isinstance(capture, Capture):
@@ -94,9 +93,9 @@ def group_ranks(
 
 
 def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterable[str]) -> Grouping:
-    """Merge groups: equal keys become one group, each rank is in one group only, the largest group comes first.
+    """Merge groups with equal keys. Return the merged groups, the largest first.
 
-    A group is represented by its lowest rank. A rank in two groups stays in the group with the smaller key, so the
+    A group is represented by its lowest rank. A rank in two groups stays in the group with the smaller key. So the
     order of `groups` does not matter.
     """
     by_key: dict[str, list[Group]] = {}
@@ -129,7 +128,7 @@ _Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ..
 
 
 class _LastState(NamedTuple):
-    """The last state of a rank: where it is, in which dump; or the fault instead of a stack; or `gone`."""
+    """The last state of a rank: its place with the dump that shows it, the fault instead of a stack, or `gone`."""
 
     key: str
     standing: ProcessPlace | None
@@ -139,7 +138,7 @@ class _LastState(NamedTuple):
 
 
 def _identity(rank: RankId) -> _Identity:
-    """Return what makes two dumps the same rank: its global rank on its node, else its local rank, else its pid."""
+    """Return a key that is equal for dumps of the same rank: node and global rank, else local rank, else pid."""
     if rank.rank is not None:
         return rank.node, rank.rank, None, None
     if rank.local_rank is not None:
@@ -148,7 +147,7 @@ def _identity(rank: RankId) -> _Identity:
 
 
 class _PlaceCache:
-    """A cache of where processes are. Most ranks are alike: each stack is read once, each place is judged once."""
+    """A cache of the places of processes. Most ranks have the same stacks, so each stack is judged only once."""
 
     def __init__(self, table: activity.Table) -> None:
         self.table = table
@@ -157,7 +156,7 @@ class _PlaceCache:
         self._user_frames: dict[tuple[tuple[Frame, ...], int | None], tuple[Frame, ...]] = {}
 
     def standing(self, dump: ProcessDump) -> ProcessPlace | None:
-        """Return where a process is in one round, None without a stack."""
+        """Return the place of a process in one round; None if the dump has no stack."""
         if not any(thread.frames for thread in dump.threads):
             return None
         stacks = tuple(
@@ -206,16 +205,16 @@ def _answer(
 def _correct_by_measurement(
     standing: ProcessPlace, measured: progress.Measured, rank: RankDump, in_torch: Set[str]
 ) -> ProcessPlace:
-    """Correct where a rank is by what was measured; the names of its functions do not matter.
+    """Correct the place of a rank by its measurements. The names of its functions do not matter.
 
-    A rank measured behind its GPU, at a lock of a file or in shared memory, or waiting for clients, waits for that. So
-    does a rank in a call about a file, pipe or child, in code that otherwise waits for a GPU. A rank asleep in torch's
-    own code, which no Python frame shows, waits for its GPU or for other ranks. A rank that waits for an answer of the
-    store waits for the rank that must set the key.
+    * A rank waits for its GPU, a lock (of a file or in shared memory) or clients if measurements show that.
+    * A rank in a call about a file, pipe or child waits for that object, even in code that usually waits for a GPU.
+    * A rank asleep in torch's compiled code waits for its GPU or for other ranks. No Python frame shows such a wait.
+    * A rank that receives from the store waits for the rank that must set the key.
 
-    Ranks at the same place without that measurement are another group: the others may be waiting for one of them.
-    Exception: for a rank that could not be measured, or that was awake in one round, this is not known. At a place in
-    `in_torch` it is grouped with the others.
+    Ranks at the same place without that measurement form another group: the corrected ranks may be waiting for one of
+    them. Exception: a rank that was not measured, or was awake in one round, joins the corrected ranks if its place is
+    in `in_torch`.
     """
     waits = measured.waits
     if waits.file_lock is not None and standing.waits_for not in ("ranks", "gpu"):
@@ -320,9 +319,9 @@ def _gpu_readings(rank: RankDump) -> GpuReadings:
 def _asks_rank(
     rank: RankDump, standing: ProcessPlace | None, waits: Waits, processes: Set[tuple[str | None, int]]
 ) -> AsksRank | None:
-    """Return what of it waits for another rank: a thread or a child. A worker counts only if the rank waits for it.
+    """Return the part of a rank that waits for another rank; None if no part does.
 
-    `processes` are the (node, pid) of all ranks.
+    A worker counts as a child if the rank waits for its workers. `processes` are the (node, pid) of all ranks.
     """
     own = waits.asks_rank
     if own is not None or standing is None or activity.find_activity(standing.doing.activity).work_is_in != "workers":
@@ -345,9 +344,10 @@ def _motion(
     measured: progress.Measured,
     memory: _PlaceCache,
 ) -> Motion:
-    """Return the motion of a rank: by its flight recorder unless the user's lines changed, else by its behaviour.
+    """Return the motion of a rank by its flight recorders.
 
-    A process that has ended or is stopped is frozen, whatever it has recorded.
+    Its measured signature decides instead if the user's lines changed, if a round has no recorder, or if the recorders
+    do not show progress or its lack.
     """
     behaves = measured.signature.motion
     if len(rounds) < 2 or not all(dump.recorders for dump in rounds):
@@ -368,7 +368,10 @@ def _motion(
 
 
 def _find_stuck_task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
-    """Return the user's frame in which an executor's task was in every round. None with fewer than two rounds."""
+    """Return the frame of the user's code that an executor's task was in during every round; None if there is none.
+
+    A single round is not enough.
+    """
     if len(rounds) < 2:
         return None
     found = [{frame: None for thread in dump.threads for frame in _tasks(thread, table)} for dump in rounds]
@@ -376,7 +379,7 @@ def _find_stuck_task(rounds: Sequence[ProcessDump], table: activity.Table) -> Fr
 
 
 def _tasks(thread: Thread, table: activity.Table) -> tuple[Frame, ...]:
-    """Return the innermost user frame in the task of an executor's thread. Empty for a thread that waits for orders."""
+    """Return the innermost user frame in the task of an executor's thread. Empty if the thread has no task."""
     if thread.is_main or not any(_is_executor(frame) for frame in thread.frames):
         return ()
     frames = tuple(itertools.takewhile(lambda frame: not _is_executor(frame), thread.frames))
@@ -396,13 +399,13 @@ def _receives(rounds: Sequence[ProcessDump]) -> bool:
 
 
 def _is_joining(standing: ProcessPlace) -> bool:
-    """True if a process waits for other ranks to join it. A rank that shuts down or serves waits, but does not join."""
+    """True if a rank waits for other ranks to join a call. False for a rank that shuts down or serves clients."""
     known = activity.find_activity(standing.doing.activity)
     return standing.waits_for == "ranks" and not known.leaves_the_job and not known.idles
 
 
 def _state(rounds: Sequence[ProcessDump]) -> str | None:
-    """Return the state of all rounds. If they differ, the last one outside `D`: a short disk wait does not matter."""
+    """Return the state in all rounds. If it changed: the last one other than `D`, since short disk waits are normal."""
     if len(rounds) == 1:
         return rounds[0].state
     states = [dump.state for dump in rounds if dump.state is not None]
@@ -439,7 +442,7 @@ def _thread_stack(thread: Thread, table: activity.Table) -> Stack:
 
 
 def _without_start(thread: Thread) -> Thread:
-    """Return the thread without the frames that started it, which look like a wait. Unchanged if it has only those."""
+    """Return the thread without the frames that started it, which look like a wait, unless it has no other frames."""
     frames = thread.frames
     while frames and not thread.is_main and frames[-1].file.endswith(_STARTS):
         frames = frames[:-1]
@@ -447,7 +450,7 @@ def _without_start(thread: Thread) -> Thread:
 
 
 def _workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
-    """Return the worker processes of one rank: equal stacks once, the most common first."""
+    """Return the stacks of a rank's worker processes. Equal stacks are listed once, the most common first."""
     counted: dict[tuple[stack_frames.Place, ...], list[tuple[WorkerDump, Thread]]] = {}
     for worker in rank.workers:
         threads = worker.rounds[-1].threads if worker.rounds else ()

@@ -1,4 +1,4 @@
-"""Pure: find out if a job is idle for a reason other than a hang, by measurement. Names of functions do not decide."""
+"""Pure: find a reason other than a hang for an idle job, by measurements and not by names of functions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ _WAITS_FOR_CLIENTS = frozenset({Signature.BLOCKED, Signature.POLLS, Signature.AW
 def find_resting_state(grouping: Grouping) -> JobState | None:
     """Return the state of a job that is suspended or over; None for a job that must be judged.
 
-    Suspended: every rank was stopped or frozen in every round, or a tracer, such as gdb, holds a rank. Over: a job of
-    several ranks that have parted (see `_have_parted`), in which no live rank uses a connection to another rank, every
-    main thread rests or works by itself, and all GPUs are idle.
+    A job is suspended if every rank was stopped or frozen in every round, or if a tracer, such as gdb, holds a rank.
+
+    A job of several ranks is over if its ranks have parted (see `_have_parted`), at most half of them progress, and
+    every live rank fulfils this: it uses no connection to another rank, its main thread rests or works by itself, and
+    its GPU is idle.
 
     A job is not over if one of these is true:
-    * A rank gave no stack: it is not known what it waits for.
-    * A rank's connection to the store is refused: it waits for the rank that serves the store.
-    * A rank waits for a lock file: its holder may be alive, or may have died without removing it.
+    * A rank has no stack: it is unknown what the rank waits for.
+    * A rank's connection to the store is refused: the rank waits for another rank, which must serve the store.
+    * A rank waits for a lock file. The process that holds the lock may be alive, or may have died without removing it.
     * A rank waits for others to join through a file (`init_method="file://..."`), which needs no connection.
     """
     members = grouping.members
@@ -47,10 +49,10 @@ def find_resting_state(grouping: Grouping) -> JobState | None:
 
 
 def _have_parted(members: Sequence[Member]) -> bool:
-    """True if a rank has left, or if ranks were connected: then that none uses a connection now is an end.
+    """True if the ranks of a job once worked together: a rank has left, or ranks were connected.
 
-    An idle connection, an earlier scan or the collectives in a flight recorder show that. Independent workers have none
-    of these.
+    An idle connection, an earlier scan or the collectives in a flight recorder show that ranks were connected. Ranks
+    that always worked independently have none of these.
     """
 
     def has_met(member: Member) -> bool:
@@ -61,11 +63,12 @@ def _have_parted(members: Sequence[Member]) -> bool:
 
 
 def is_serving(grouping: Grouping) -> bool:
-    """True if this is a service without requests, not a job that trains.
+    """True if this is an inference server without requests, not a training job.
 
-    Every rank waits for clients on a listening socket, or receives only from a process that does. Or the ranks wait
-    behind their GPUs for a rank that itself waits for clients. Or a process of the job waits for clients, and each rank
-    waits for it, for its turn at a queue, or polls.
+    One of these is true:
+    * Every rank waits for clients on a listening socket, or receives only from a process that waits for clients.
+    * One rank waits for clients. The others also wait for clients, or wait behind their GPUs for that rank.
+    * A process of the job waits for clients, and every rank waits for that process, waits at a shared lock, or polls.
     """
     members = grouping.members
     waits = any(_awaits_clients(member) and member.waits.server == member.id.pid for member in members)
@@ -75,7 +78,7 @@ def is_serving(grouping: Grouping) -> bool:
 
 
 def is_refused(group: Group, member: Member) -> bool:
-    """True if a rank tries to join the others at MASTER_ADDR, and each attempt to connect fails at once."""
+    """True if a rank tries to join the other ranks at MASTER_ADDR, and each attempt to connect fails immediately."""
     if member.waits.store is None or member.waits.store.socket != "retries":
         return False
     return any(activity.is_marked("at_master", frame.function, frame.file) for frame in group.frames)
@@ -88,9 +91,9 @@ def _awaits_clients(member: Member) -> bool:
 
 
 def _awaits_turn(group: Group, member: Member) -> bool:
-    """True if a rank without connections waits at a lock of several ranks, or polls, while its job waits for clients.
+    """True if a rank waits at a lock of several ranks, or polls, while a process of its job waits for clients.
 
-    A GPU above its floor, or a core in use, disproves that.
+    False if the rank has connections to other ranks, draws more than its floor power, or uses a core.
     """
     waits = member.waits
     if waits.job_server is None or waits.peers != 0 or waits.most_peers or group.waits_for in ("ranks", "gpu"):
@@ -107,8 +110,8 @@ def _is_idle(member: Member) -> bool:
 def _is_alone(group: Group, member: Member) -> bool:
     """True if a rank works or rests without another rank.
 
-    A rank in `D` does not count: the others may be waiting for it. At rest its main thread sleeps, joins a thread or
-    waits in the shutdown of the interpreter.
+    A rank rests if its main thread sleeps, joins a thread, or waits in the shutdown of the interpreter. False for a
+    rank in `D`: the other ranks may be waiting for it.
     """
     has_lock = member.waits.shares_lock or member.waits.file_lock is not None  # the lock may be another rank's
     waits = has_lock or member.kernel.state in BLOCKED_STATES or member.waiting is not None
@@ -126,8 +129,8 @@ def _is_alone(group: Group, member: Member) -> bool:
 def _is_unconnected(member: Member) -> bool:
     """True if a rank uses no connection to another rank.
 
-    DDP leaves idle ones when its process group is destroyed. They lead to no wait, unless an operation is open or the
-    rank polls and no flight recorder tells for what.
+    Idle connections do not count: DDP leaves some when its process group is destroyed. Exceptions: an operation is
+    open, or the rank polls and has no flight recorder that shows its operations.
     """
     waits = member.waits
     if waits.peers == 0:

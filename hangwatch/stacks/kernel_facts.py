@@ -1,4 +1,4 @@
-"""Pure: what the kernel shows of a rank in every round of a capture. A single round may be chance."""
+"""Pure: combine the kernel's facts about a rank over all rounds of a capture. A single round may be chance."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _of_round: attrgetter[tuple[Any, ...]] = attrgetter(*_FIELDS)
 
 
 def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
-    """Return what a process waits for in all of its rounds. Fields that differ between rounds have their defaults.
+    """Return the waits that all rounds of a process have in common. A field that changed keeps its default.
 
-    `frozen_cgroup` and `awaited` may change from round to round; those of the last round are returned.
+    Exception: `frozen_cgroup` and `awaited` may change from round to round. The value of the last round is returned if
+    every round has one.
     """
     read = [_of_round(dump) for dump in rounds]
     if all(values == _of_round(_NOTHING) for values in read):
@@ -37,19 +38,19 @@ def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
 
 
 def find_object(rounds: Sequence[ProcessDump]) -> CallObject | None:
-    """Return the object of the one call that the main thread was in in every round; None if it is not known."""
+    """Return the object of the call that the main thread was in during every round; None if unknown or changed."""
     calls = [dump.call for dump in rounds]
     known = {(call.number, call.descriptors[:1], call.child, call.object) for call in calls if call is not None}
     return known.pop()[-1] if len(rounds) > 1 and None not in calls and len(known) == 1 else None
 
 
 def awaits_object(waits: Waits) -> bool:
-    """True if the main thread waits for something that no rank, no GPU and no other thread of its process does."""
+    """True if the main thread waits for an object, not for a rank, the store, a GPU or a thread of its process."""
     return waits.object is not None and waits.asks_rank is None and waits.awaits_store is None
 
 
 def count_peers(rank: RankDump) -> int | None:
-    """Return the most connections of a rank and its workers to other ranks. None if a round did not see them."""
+    """Return the most connections to other ranks, of the rank or one worker in one round. None if one is unknown."""
     rounds = [*rank.rounds, *(dump for worker in rank.workers for dump in worker.rounds)]
     found = [dump.peers for dump in rounds]
     known = [count for count in found if count is not None]
@@ -57,14 +58,14 @@ def count_peers(rank: RankDump) -> int | None:
 
 
 def count_active_peers(rank: RankDump) -> int | None:
-    """Return the most connections that a process of the rank used, by its last round. None if these were not seen."""
+    """Return the most connections in use, of the rank or one worker in its last round. None if one is unknown."""
     last = [rounds[-1].active_peers for rounds in (rank.rounds, *(worker.rounds for worker in rank.workers)) if rounds]
     known = [count for count in last if count is not None]
     return max(known) if known and len(known) == len(last) else None
 
 
 def find_rest(rounds: Sequence[ProcessDump]) -> Rests | None:
-    """Return the wait of a main thread that needs no other rank. Rounds in which it was awake do not matter."""
+    """Return the wait of a main thread that needs no other rank, else None. Rounds in which it ran are ignored."""
     calls = [dump.call for dump in rounds if dump.call is not None]
     if len(calls) < 2:
         return None
@@ -75,10 +76,10 @@ def find_rest(rounds: Sequence[ProcessDump]) -> Rests | None:
 
 
 def merge_store(rank: RankDump) -> Store | None:
-    """Return what the sockets of a rank showed of its store in the last round.
+    """Return the store of a rank, with the state of the rank's sockets in the last round. None if no round has it.
 
-    `retries` is kept only if no round showed a connection. One round without a sleep does not disprove it: the process
-    was then about to try again.
+    The state is "retries" only if no round showed a connection. One round without a sleep does not disprove it: the
+    process was about to try again.
     """
     found = [dump.store for dump in rank.rounds if dump.store is not None]
     if not found or found[-1].has_connection:
@@ -89,11 +90,15 @@ def merge_store(rank: RankDump) -> Store | None:
 
 
 def is_held_outside(rank: RankDump, waits: Waits) -> bool:
-    """True if in every round its main thread was in one call that no other thread of its process can end.
+    """True if in every round the main thread was in a call that no other thread of its process can end.
 
-    It waits for one object (see `find_object`), for a child that receives from no other rank, for a file or pipe that
-    no other process of its job has, for the lock of another process, for a remote peer, or it is in `D`. A receive or a
-    lock between threads may be ended by another thread. A sleep may be one of many.
+    One of these is true:
+    * The process is in `D`.
+    * It waits for one object (see `find_object`), or for a child that receives from no other rank.
+    * It waits for a file or pipe that no other process of its job has open.
+    * It waits for a lock that another process holds, or for a peer outside of the job.
+
+    Other receives, and locks between threads, do not count: another thread may end them. Nor does a sleep.
     """
     if len(rank.rounds) < 2 or waits.asks_rank is not None:
         return False

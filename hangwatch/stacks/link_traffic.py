@@ -1,7 +1,7 @@
 """Pure: traffic of a rank's GPU links and of its node's ports during a capture, and the use of its GPUs.
 
-The counters are read with the rounds. A counter that fell has wrapped or was reset: that interval is unknown. A counter
-that wrapped unnoticed shows less than was carried, so a rate is never too high.
+The counters are read in each round. If a counter fell, it wrapped or was reset: that interval is ignored. A counter
+that wrapped unnoticed shows fewer bytes than were carried, so a rate may be too low but never too high.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _MOST_WORSE = 8
 
 
 class LinkRates(NamedTuple):
-    """Bytes per second in both directions together, of the busiest GPU; None if not counted."""
+    """Bytes per second of the busiest GPU, both directions added up; None if not counted."""
 
     nvlink: float | None = None
     pcie: float | None = None
 
 
 def link_rates(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> LinkRates:
-    """Return what the links of these GPUs carried between the first and the last of `sweeps`."""
+    """Return the traffic of these GPUs' links between the first and the last of `sweeps`."""
     read = _readings(uuids, sweeps)
     return LinkRates(
         nvlink=_most(_counted(readings, lambda one: one.nvlink_bytes) for readings in read),
@@ -40,9 +40,9 @@ def gpu_use(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> GpuUse | 
 
 
 def port_traffic(first: Sequence[PortCounters], last: Sequence[PortCounters], seconds: float) -> PortTraffic | None:
-    """Return what the ports of a node carried between two readings. None if no port was read twice.
+    """Return the traffic of a node's ports between two readings. None if no port was read twice.
 
-    A counter that fell was reset or has overflowed; it is ignored.
+    A counter that fell was reset or has overflowed; its port counts as 0 bytes.
     """
     before = {port.name: port for port in first}
     pairs = [(before[port.name], port) for port in last if port.name in before]
@@ -84,7 +84,7 @@ def _pcie(readings: Sequence[GpuTraffic]) -> float | None:
 
 
 def _counted(readings: Sequence[GpuTraffic], read: Callable[[GpuTraffic], _Pair | None]) -> float | None:
-    """Return the mean rate over the intervals that have a count at both ends and in which no count fell."""
+    """Return the mean rate in bytes per second. Intervals are skipped if a count is missing at one end, or fell."""
     carried = seconds = 0.0
     for one, two in pairwise(readings):
         before, after = read(one), read(two)

@@ -1,4 +1,4 @@
-"""Pure: where a process is, judged by all of its Python threads together."""
+"""Pure: find the place of a process by all of its Python threads together."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hangwatch.stacks import frames as stack_frames
 
 
 class ProcessPlace(NamedTuple):
-    """Where a process is: its activity, and a key that is equal for all processes at the same place.
+    """Place of a process: its activity, and a key that is equal for all processes at the same place.
 
-    `telling` is the thread that decides, `others` are the threads shown next to it: both as indexes into the dump's
-    threads.
+    `telling` is the index of the thread that decides, `others` are those of the threads to show in addition. Both are
+    indexes into the threads of the dump.
     """
 
     key: str
@@ -27,11 +27,11 @@ class ProcessPlace(NamedTuple):
 
 
 def find_standing(threads: Sequence[Thread], table: activity.Table) -> ProcessPlace:
-    """Return where the process with these threads is.
+    """Return the place of a process with these threads.
 
-    MainThread decides. Another thread decides instead if MainThread waits for it, if MainThread is in the backward pass
-    (its hooks run in autograd's threads), or if MainThread is not in the dump. Threads in a collective belong to the
-    key, too. Other threads do not: it does not matter if only one rank has them.
+    MainThread decides. Another thread decides in three cases: MainThread waits for that thread, MainThread is in the
+    backward pass (its hooks run in autograd's threads), or the dump does not show MainThread. The key includes the
+    stacks of threads in a collective, but not those of other threads: ranks may differ in these.
     """
     main = stack_frames.main_thread(threads)
     others = tuple(thread for thread in threads if thread is not main and _python(thread))
@@ -61,7 +61,7 @@ def find_standing(threads: Sequence[Thread], table: activity.Table) -> ProcessPl
 
 
 def _doing(thread: Thread, table: activity.Table) -> activity.StackActivity:
-    """Return what a thread does. If it waits for a thread, queue or child process: what it started that for."""
+    """Return the activity of a thread. If it waits for a thread, queue or child: that of the program around it."""
     doing = table.classify_thread(thread)
     if activity.find_activity(doing.activity).waits_for == "thread":
         around = table.context(thread.frames)
@@ -73,7 +73,7 @@ def _doing(thread: Thread, table: activity.Table) -> activity.StackActivity:
 def _find_replacing_threads(
     doing: activity.StackActivity, others: Sequence[Thread], table: activity.Table
 ) -> tuple[Thread, ...]:
-    """Return the threads that show the real wait: a loader behind its pin-memory thread waits for the GPU."""
+    """Return the threads that show the real wait. A loader that waits for its pin-memory thread waits for the GPU."""
     operation = activity.find_activity(doing.activity).unless_a_thread_is_in
     if operation is None:
         return ()
@@ -98,12 +98,15 @@ def _choose_thread(
 
 
 def _is_autograd_thread(thread: Thread) -> bool:
-    """True for a thread that compiled code started to run Python hooks: it has no name and no start in threading.py."""
+    """True for a thread of compiled code that runs Python hooks. It has no name, and threading.py did not start it."""
     return not thread.name and not thread.frames[-1].file.endswith("threading.py")
 
 
 def _best(threads: Iterable[Thread], table: activity.Table) -> Thread | None:
-    """Return the thread that tells most, by the column `tells`; among equals the one with the smallest stack."""
+    """Return the thread with the lowest number in the column `tells`; None if no thread has one.
+
+    Of equal numbers, the smallest stack key decides.
+    """
     telling = [
         (tells, stack_frames.key_places(thread.frames), thread)
         for thread in threads
@@ -117,7 +120,7 @@ def _python(thread: Thread) -> bool:
 
 
 def _is_service(thread: Thread) -> bool:
-    """True for a thread that serves a library (queue feeder, progress bar, watchdog) and an idle pool thread."""
+    """True for an idle pool thread, and for a thread that serves a library (queue feeder, progress bar, watchdog)."""
     return _has("service", thread) and not _has("work", thread)
 
 

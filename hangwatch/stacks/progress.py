@@ -1,7 +1,7 @@
-"""Pure: what a rank does, by measurement. Names of functions decide nothing here.
+"""Pure: find the signature of a rank by measurement. Names of functions decide nothing here.
 
-The signature of a rank is made of what changed between the rounds of a capture: lines, bytes, the time and the switches
-of its main thread, the power and the links of its GPU. The thresholds, and where they come from: docs/verdicts.md.
+The signature follows from the changes between the rounds of a capture: lines of code, carried bytes, CPU time and
+context switches of the main thread, power and links of the GPU. The thresholds and their sources: docs/verdicts.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hangwatch.stacks.process_activity import ProcessPlace
 from hangwatch.stacks.rates import POLLS_PER_SECOND, MainRates, Rates, exceeds
 from hangwatch.stacks.round_places import RoundPlace, find_region
 
-SPINNING_RATIO = 0.5  # of the time its main thread runs, or waits for a core
+SPINNING_RATIO = 0.5  # of the time; the main thread runs or is ready to run
 GPU_AT_WORK_RATIO = 0.75  # between the floor and the busy level of its own GPU
 _GPU_IN_KERNEL_RATIO = 0.5
 LINK_AT_WORK_BYTES_PER_SECOND = 2e9  # a hanging kernel polls with less: docs/verdicts.md
@@ -42,7 +42,10 @@ _ASLEEP = frozenset("S") | BLOCKED_STATES | STOPPED_STATES
 
 
 class Measured(NamedTuple):
-    """The signature of a rank and the numbers behind it. `cpu_ratio` and `io_bytes_per_second` include workers."""
+    """The signature of a rank and the measurements that led to it.
+
+    `cpu_ratio` (of one core) and `io_bytes_per_second` include workers. Both are None after a single round.
+    """
 
     signature: Signature
     cpu_ratio: float | None = None
@@ -59,15 +62,18 @@ def measure(
     *,
     mount_holds_job: bool = False,
 ) -> Measured:
-    """Return the signature of one rank; `standings` is where it was in each round, None for a round without a stack.
+    """Return the signature of one rank. `standings` has its place in each round; None for a round without a stack.
 
-    A rank that cannot be dumped is stopped or blocked if the kernel shows `T` or `D` in every round. If a file system
-    under its program does not respond, so that it cannot be dumped, it is also blocked in these cases:
-    * It slept through three rounds without CPU and I/O, or waits for that file system.
-    * `mount_holds_job` (a rank of the job or its worker waits for that file system), and it spins without I/O, like a
-      rank that waits for other ranks.
+    `mount_holds_job`: a rank of the job, or a worker, waits for a file system that does not respond.
 
-    From a single round only the end of the process is known.
+    A rank that cannot be dumped is stopped or blocked if the kernel shows `T` or `D` in every round. py-spy cannot dump
+    a process if a file system under its program does not respond. After three rounds without I/O such a rank is blocked
+    if one of these is true:
+    * It waits for that file system.
+    * It slept in every round and used no CPU.
+    * `mount_holds_job`. It may then spin, like a rank that waits for other ranks.
+
+    A single round shows only that a process has ended.
     """
     waits = replace(kernel_facts.read_waits(rank.rounds), object=kernel_facts.find_object(rank.rounds))
     if len(rank.rounds) < 2 and all(len(worker.rounds) < 2 for worker in rank.workers):
@@ -97,9 +103,9 @@ def measure(
 
 
 def polls_repeatedly(member: Member) -> bool:
-    """True if a rank polls, or if it mostly slept and only its lines changed, as in a polling loop.
+    """True if a rank polls, or if its lines changed while it mostly slept, as in a polling loop.
 
-    False if other captures have shown that what it polls for does not happen.
+    False if several captures have shown that the awaited event does not happen.
     """
     if member.stack.sleep is not None and member.stack.sleep.is_polling:
         return False
@@ -111,7 +117,7 @@ def polls_repeatedly(member: Member) -> bool:
 
 
 class _Measurements(NamedTuple):
-    """All measurements of one rank. Rates and `workers` are those that count, see `awaited_motion`."""
+    """All measurements of one rank. Its rates and `workers` are limited to the part that counts: `awaited_motion`."""
 
     rank: RankDump
     places: Sequence[RoundPlace]
@@ -126,11 +132,11 @@ class _Measurements(NamedTuple):
 
     @property
     def uses_cpu(self) -> bool:
-        """True if any of its processes uses CPU."""
+        """True if its processes together use CPU."""
         return exceeds(self.total.cpu_ratio, self.settings.motion_cpu_ratio)
 
     def carries(self, used: Rates) -> bool:
-        """True if the bytes per second are enough to count as work."""
+        """True if `used` has enough bytes per second to count as work."""
         return exceeds(used.io_bytes, self.settings.motion_io_bytes_per_second)
 
     def is_in(self, states: frozenset[str]) -> bool:
@@ -139,33 +145,33 @@ class _Measurements(NamedTuple):
 
     @property
     def gpu_works(self) -> bool:
-        """True if its GPU draws the power of work, or its links carry what only work moves."""
+        """True if its GPU draws as much power as at work, or its links carry more bytes than a hanging kernel."""
         links = (self.rank.nvlink_bytes_per_second, self.rank.pcie_bytes_per_second)
         at_work = exceeds(self.rank.busy_power_ratio, GPU_AT_WORK_RATIO) and not self.rank.works_lightly
         return at_work or any(exceeds(carried, LINK_AT_WORK_BYTES_PER_SECOND) for carried in links)
 
     @property
     def gpu_tells_nothing(self) -> bool:
-        """True if its GPU draws as much as its work does, but that is so little that a hang may draw it, too."""
+        """True if the power of its GPU proves nothing: it is that of the job's work, but a hang may draw as much."""
         ratio = self.rank.busy_power_ratio
         return self.rank.works_lightly and (ratio is None or ratio > GPU_AT_WORK_RATIO)
 
     @property
     def workers_work(self) -> bool:
-        """True if its workers or children work."""
+        """True if its workers compute, or its workers or children carry data."""
         if any(_worker_computes(worker.rounds, self.settings) for worker in self.workers):
             return True
         return any(map(self.carries, self.worker_rates))
 
     @property
     def spins(self) -> bool:
-        """True if its main thread runs all the time. Without counters of threads: if the process does."""
+        """True if its main thread runs at least half of the time. Without counters of threads the process counts."""
         ratio = self.main_rates.cpu_ratio if self.main.runnable_ratio is None else self.main.runnable_ratio
         return ratio is not None and ratio >= SPINNING_RATIO
 
 
 def _signature(seen: _Measurements, *, mount_holds_job: bool) -> Signature:
-    """Return the first signature that fits, beginning with the most certain ones."""
+    """Return the first signature that fits. The most certain signatures are tried first."""
     rounds = seen.rank.rounds
     if _is_gone(seen.rank):
         return Signature.GONE
@@ -210,12 +216,12 @@ def _classify_by_stack(seen: _Measurements) -> Signature:
 
 
 def _is_in_lock(seen: _Measurements) -> bool:
-    """True if it is blocked in a lock. Its GPU does not matter: it may still run a kernel that was started before."""
+    """True if the rank is blocked in a lock. Its GPU is ignored, since it may still run a kernel started before."""
     return all(stood.in_lock for stood in seen.places) and _classify_standstill(seen) is Signature.BLOCKED
 
 
 def _waits_for_another_process(seen: _Measurements) -> bool:
-    """True if it sleeps in a call that no GPU ends (file, child, remote peer), or waits for its loader workers."""
+    """True if the rank is in a call that no GPU ends (file, child, remote peer), or waits for its loader workers."""
     at_loader = bool(seen.rank.workers) and all(stood.at_loader for stood in seen.places)
     return kernel_facts.is_held_outside(seen.rank, seen.waits) or (
         at_loader and _classify_standstill(seen) is Signature.BLOCKED
@@ -223,9 +229,10 @@ def _waits_for_another_process(seen: _Measurements) -> bool:
 
 
 def _find_code_region(seen: _Measurements, signature: Signature) -> CodeRegion | None:
-    """Return the place of a rank, if one capture cannot tell if it works; None if it can, or if the rank moved around.
+    """Return the region of code in which a rank stayed, if only several captures can show whether it works.
 
-    Lines that alternate may be a loop that works, or one that polls for something that never happens.
+    None if this capture is enough, or if the rank was at too many places. Lines that alternate may be a loop that
+    works, or a loop that polls for something that never happens.
     """
     is_moving = signature.motion is Motion.MOVING
     if (
@@ -240,21 +247,21 @@ def _find_code_region(seen: _Measurements, signature: Signature) -> CodeRegion |
 
 
 def _may_be_polling(seen: _Measurements, signature: Signature) -> bool:
-    """True if only its changing lines indicate that it works."""
+    """True if its changing lines are the only sign that it works."""
     if signature is not Signature.COMPUTES or seen.gpu_works or seen.gpu_tells_nothing:
         return False
     return not seen.carries(seen.main_rates) and not seen.workers_work
 
 
 def _may_carry_for_others(seen: _Measurements, signature: Signature) -> bool:
-    """True if only bytes of its process show that it works, and its main thread may not wait for these."""
+    """True if carried bytes are the only sign that it works, and its main thread may not be waiting for them."""
     if signature is not Signature.TRANSFERS or seen.awaited is not None or seen.is_in(BLOCKED_STATES):
         return False
     return not seen.gpu_works and not seen.gpu_tells_nothing and not seen.workers_work
 
 
 def _classify_standstill(seen: _Measurements) -> Signature:
-    """Return how a rank waits that does not move and carries no data."""
+    """Return the signature of a rank that does not move and carries no data."""
     if seen.spins:
         return Signature.SPINS
     if seen.main.polls or _sleeps_repeatedly(seen):
@@ -267,16 +274,16 @@ def _classify_standstill(seen: _Measurements) -> Signature:
 
 
 def _sleeps_repeatedly(seen: _Measurements) -> bool:
-    """True if it sleeps, woke in between and sleeps again. However long the sleeps are, they end by themselves.
+    """True if at least two rounds show it asleep, and it woke between them. Such sleeps end by themselves.
 
-    Rounds in which it was awake between two sleeps do not matter; at least two rounds must have seen it asleep.
+    Rounds in which it was awake do not matter.
     """
     calls = [dump.call.kind for dump in seen.rank.rounds if dump.call is not None]
     return len(calls) > 1 and set(calls) == {"sleeps"} and exceeds(seen.main.switches, 0.0)
 
 
 def _sleeps_in_program(seen: _Measurements) -> bool:
-    """True if it sleeps for longer than a poll of its GPU takes, or its program itself called the sleep."""
+    """True if it sleeps for longer than a poll of its GPU, or if its program itself called the sleep."""
     asleep = [dump for dump in seen.rank.rounds if dump.call is not None]
     lengths = [dump.call.left_seconds for dump in asleep if dump.call is not None and dump.call.kind == "sleeps"]
     known = [seconds for seconds in lengths if seconds is not None]
@@ -289,7 +296,7 @@ def _sleeps_in_program(seen: _Measurements) -> bool:
 
 
 def _is_behind_gpu(seen: _Measurements) -> bool:
-    """True if its GPU runs a kernel that does no work, while the deciding thread may wait for it."""
+    """True if its GPU is in a kernel, and the deciding thread may be waiting for that kernel."""
     if kernel_facts.awaits_object(seen.waits) or _sleeps_in_program(seen):
         return False
     at_work = seen.rank.utilization_ratio
@@ -298,7 +305,7 @@ def _is_behind_gpu(seen: _Measurements) -> bool:
 
 
 def _classify_without_stack(seen: _Measurements, *, mount_holds_job: bool) -> Signature:
-    """Return the signature of a rank without any stack, by what the kernel shows."""
+    """Return the signature of a rank of which no round has a stack, by the facts of the kernel."""
     if seen.is_in(BLOCKED_STATES | STOPPED_STATES) and not exceeds(
         seen.main_rates.cpu_ratio, seen.settings.motion_cpu_ratio
     ):
@@ -313,9 +320,10 @@ def _classify_without_stack(seen: _Measurements, *, mount_holds_job: bool) -> Si
 
 
 def _computes(stood: Sequence[RoundPlace], main: MainRates, used: Rates, settings: config.Capture) -> bool:
-    """True if lines of the program changed, or library lines inside of it while it used CPU.
+    """True if lines of the program changed, or if only library lines changed and it used CPU.
 
-    A library's loop inside one line of the program may be only polling: it uses no CPU, or mostly system time.
+    A loop of a library, called from one line of the program, may only poll. Such a loop uses no CPU, or mostly system
+    time.
     """
     if any(before.user_lines != after.user_lines for before, after in pairwise(stood)):
         return True
@@ -331,7 +339,7 @@ def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) ->
 
 
 def _writes_back(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
-    """True if the data that a process waits for in a write is being written, by the file's device, else by the node."""
+    """True if the data of a blocked write reaches the disk: by the counters of the file's device, else of the node."""
     first, last = rounds[0], rounds[-1]
     seconds = last.taken_monotonic_seconds - first.taken_monotonic_seconds
     if seconds <= 0:

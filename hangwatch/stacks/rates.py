@@ -1,4 +1,4 @@
-"""Pure: counters of two or more rounds -> what a process and its main thread used per second between them."""
+"""Pure: compute rates of a process and of its main thread from counters of two or more rounds."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from hangwatch.model import ProcessDump
 
-POLLS_PER_SECOND = 0.35  # sleep(2) 0.5; a DataLoader's time-out, and queue.get(timeout=5), 0.2
+POLLS_PER_SECOND = 0.35  # sleep(2): 0.5; a DataLoader's timeout, and queue.get(timeout=5): 0.2
 _FEWEST_POLLS = 2
 
 
 class Rates(NamedTuple):
-    """The use of processes per second between the first and the last round; None where a counter is missing.
+    """CPU time and bytes per second between the first and the last round; None if a counter is missing.
 
-    `cpu_ratio` is a ratio of one core, `io_bytes` counts files and sockets.
+    `cpu_ratio` is a ratio of one core. `io_bytes` counts bytes of files and sockets.
     """
 
     cpu_ratio: float | None
@@ -23,10 +23,11 @@ class Rates(NamedTuple):
 
 
 class MainRates(NamedTuple):
-    """The use of the main thread per second between the dumps: CPU, CPU or ready to run, voluntary context switches.
+    """Rates of the main thread between the dumps; None if a counter is missing.
 
-    `polls`: it switched voluntarily in every interval, and often enough. `is_in_kernel`: most of its CPU time was
-    system time.
+    `cpu_ratio` is a ratio of one core. `runnable_ratio` adds the time in which the thread waited for a core. `switches`
+    counts voluntary context switches per second. `polls`: the thread switched voluntarily in every interval, and often
+    enough. `is_in_kernel`: more than half of its CPU time was system time.
     """
 
     cpu_ratio: float | None = None
@@ -39,7 +40,7 @@ class MainRates(NamedTuple):
 def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
     """Return the rates of the main thread.
 
-    Each interval is from after one dump to before the next: dumps cause switches themselves.
+    An interval begins after one dump and ends before the next, since a dump itself causes context switches.
     """
     spans = [(one.main_after, two.main_before) for one, two in pairwise(rounds)]
     known = [(after, before) for after, before in spans if after is not None and before is not None]
@@ -78,13 +79,16 @@ def measure_process(rounds: Sequence[ProcessDump]) -> Rates:
 
 
 def measure_ranks(rounds: Sequence[ProcessDump]) -> float | None:
-    """Return the bytes per second on connections to other ranks; None if they were not read."""
+    """Return the bytes per second on connections to other ranks; None if the counters were not read."""
     seconds = _seconds(rounds)
     return None if seconds is None else _growth(rounds[0].rank_bytes, rounds[-1].rank_bytes, seconds)
 
 
 def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
-    """Return the bytes per second of the main thread and the connection of its call; None if they were not read."""
+    """Return the bytes per second of the main thread, and of the connection that its call is about.
+
+    None if the counters of the main thread were not read.
+    """
     seconds = _seconds(rounds)
     before, after = (dump.main_before.io_bytes if dump.main_before else None for dump in (rounds[0], rounds[-1]))
     if seconds is None or before is None or after is None:

@@ -1,4 +1,4 @@
-"""Pure: the lines of code at which a process was in one round, and the few lines between which it stays."""
+"""Pure: the lines of code at which a process was in each round, and the region that it did not leave."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Line = tuple[str, str, int | None]
 
 
 class RoundPlace(NamedTuple):
-    """Where a process was in one round: frames of its program, library frames inside them, and if it held the GIL.
+    """Place of a process in one round: lines of its program, and the library lines called from there.
 
-    `in_lock` and `at_loader` (it waits for the workers of its data loader) come from the table of activities. They only
-    distinguish two kinds of standstill; they never make a rank count as moving.
+    `owns_gil` is None if unknown. `in_lock` (the thread waits for a lock) and `at_loader` (it waits for the workers of
+    its data loader) come from the table of activities. These two distinguish kinds of standstill. They never make a
+    rank count as moving.
     """
 
     user_lines: tuple[Line, ...]
@@ -45,7 +46,7 @@ class RoundPlace(NamedTuple):
 
 
 def find_region(places: Sequence[RoundPlace]) -> CodeRegion | None:
-    """Return the region of code in which a rank stayed in all rounds; None if it moved around."""
+    """Return the region of code that a rank did not leave in any round; None if it was at too many places."""
     within = {(tuple(line[:2] for line in stood.user_lines[:1]), stood.user_lines[1:]) for stood in places}
     lines = {(stood.user_lines[:1], stood.library_lines) for stood in places}
     if len(within) > 1 or len(lines) > MOST_PLACES_OF_A_STAY:

@@ -1,4 +1,4 @@
-"""Pure: sleeps and timed waits of main threads, which end by themselves."""
+"""Pure: find sleeps and timed waits of main threads. These end by themselves."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hangwatch.stacks.process_activity import ProcessPlace
 
 
 def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Sleep | None:
-    """Return the sleep of a rank that slept at one place in every round in which it did not run; else None.
+    """Return the sleep of a rank that was asleep at one place in every round in which it did not run; else None.
 
-    A timed wait that a library calls is polling in the library's own loop, and no sleep. Neither is a wait for ranks,
-    for the GPU, for the store, for a peer outside of the job, or for a thread of the process.
+    These are no sleeps: a timed wait that a library calls (the library polls in a loop), and a wait for ranks, the GPU,
+    the store, a peer outside of the job, or a thread of the process.
     """
     asleep = [
         (dump, standing)
@@ -47,7 +47,7 @@ def _main_thread(dump: ProcessDump) -> Thread | None:
 
 
 def _is_called_by_program(thread: Thread) -> bool:
-    """True if the program itself called the innermost function, at most through Python's standard library."""
+    """True if the program called the innermost function, either itself or through Python's standard library."""
     owned = stack_frames.find_owners([frame.file for frame in thread.frames], thread.installed_frames)
     for frame, is_users in zip(thread.frames, owned, strict=True):
         is_standard = not is_users and stack_frames.is_standard(stack_frames.short_path(frame.file))

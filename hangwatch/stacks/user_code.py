@@ -1,4 +1,4 @@
-"""Pure: which frames of a stack belong to the user's program, and which ranks are at the same line of it."""
+"""Pure: find the frames of the user's program in a stack, and the ranks at the same line of that program."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _ENTERS = ("__enter__", "__aenter__")
 
 
 def user_frames(thread: Thread) -> tuple[Frame, ...]:
-    """Return the innermost frames of the user's program in a stack, at most 16. Empty if only libraries are known.
+    """Return the innermost frames of the user's program in a stack, at most 16. Empty if all belong to libraries.
 
-    If the paths do not tell, as in py-spy's text, a file belongs to the user unless the table knows its package.
+    A short path, as in py-spy's text, may not show the owner. Such a file belongs to the user unless the table has its
+    package.
     """
     places = tuple(frame.place for frame in thread.frames)
     frames = (thread.frames[index] for index in _user_frame_indexes(places, thread.installed_frames))
@@ -41,7 +42,7 @@ def _user_frame_indexes(places: tuple[stack_frames.Place, ...], installed_frames
 
 @lru_cache(maxsize=1 << 16)
 def _is_library(function: str, file: str) -> bool:
-    """True if a frame is compiled, generated, or of a package that the table knows."""
+    """True if a frame is compiled or generated code, or belongs to a package in the table."""
     is_code = not stack_frames.short_path(file).startswith("<") and not stack_frames.is_native(function, file)
     return not is_code or file.partition("/")[0].removesuffix(".py") in activity.packages()
 
@@ -52,12 +53,15 @@ def python_frames(group: Group) -> list[Frame]:
 
 
 def innermost_user_frame(group: Group) -> Frame | None:
-    """Return the innermost named frame of the user's program, with the line of the rank that represents the group."""
+    """Return the innermost named frame of the user's program in the rank that represents the group.
+
+    None if that rank has no frame of the user's program. If no frame has a name, the innermost one is returned.
+    """
     return _innermost_named(group.members[0].stack.user_frames)
 
 
 def innermost_user_frames(group: Group) -> list[Frame]:
-    """Return the innermost named frames of the user's program of all ranks of a group, each line once."""
+    """Return the innermost named frame of the user's program of each rank in a group. Each line is listed once."""
     frames = (_innermost_named(member.stack.user_frames) for member in group.members)
     return list(dict.fromkeys(frame for frame in frames if frame is not None))
 
@@ -68,16 +72,17 @@ def _innermost_named(frames: Sequence[Frame]) -> Frame | None:
 
 
 def is_in_user_code(group: Group) -> bool:
-    """True if its innermost Python frame is the user's: it has not called into a library."""
+    """True if the innermost Python frame of the group is the user's, so the group is not inside a library."""
     own, python = group.members[0].stack.user_frames, python_frames(group)
     return bool(own and python) and own[0].place == python[0].place
 
 
 def is_at_earlier_line(group: Group, other: Group) -> bool:
-    """True if `group` is at, or enters a `with` block at, an earlier line of the function in which `other` went on.
+    """True if `group` is at an earlier line than `other` in a function in which both are.
 
-    The frames around that function must be equal, with equal lines. Such a group may wait for a lock that the other one
-    holds; if a line is not known, the order of the two is not compared.
+    At that line, `group` runs the function's own code or enters a `with` block. The frames around the function must be
+    equal, with equal lines. Such a group may wait for a lock that the other group holds. If a line is unknown, true
+    also if the order of the two lines is unknown.
     """
     own, others = python_frames(group)[::-1], python_frames(other)[::-1]
     for place, (frame, ahead) in enumerate(zip(own, others, strict=False)):
@@ -95,7 +100,7 @@ def is_at_earlier_line(group: Group, other: Group) -> bool:
 
 
 def find_caller(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame outside of the library that runs collectives: the caller."""
+    """Return the caller of a collective: the innermost Python frame outside of the library that runs collectives."""
     for frame in frames:
         is_library_call = activity.is_marked("collective", frame.function, frame.file)
         if not is_library_call and not stack_frames.is_native(frame.function, frame.file):
@@ -104,7 +109,7 @@ def find_caller(frames: Sequence[Frame]) -> Frame | None:
 
 
 def split_groups_by_line(grouping: Grouping) -> Grouping:
-    """Return the grouping with groups that also agree in the lines of the user's code, largest first."""
+    """Split the groups by the lines of the user's code, largest part first. Ranks of one part are at the same lines."""
     parts = (part for group in grouping.groups for part in split_by_line(group))
     ordered = sorted(parts, key=lambda part: (-part.size, part.members[0].id.sort_key()))
     return structs.replace(grouping, groups=tuple(ordered))
@@ -113,7 +118,8 @@ def split_groups_by_line(grouping: Grouping) -> Grouping:
 def split_by_line(group: Group) -> tuple[Group, ...]:
     """Split a group by the lines of the user's code, largest part first.
 
-    It stays whole if lines are missing, and if there are more than eight different ones: then its ranks are running.
+    The group stays whole if a line is missing, or if its ranks are at more than eight different places: then they are
+    running.
     """
     lines = dict.fromkeys(member.stack.user_frames for member in group.members)
     are_known = all(frame.line is not None for own in lines for frame in own)
@@ -132,7 +138,7 @@ def split_by_line(group: Group) -> tuple[Group, ...]:
 
 
 def at_lines(frames: Sequence[Frame], user_lines: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the frames of one rank with the lines of another rank, which is in the same functions."""
+    """Return the frames of one rank with the lines of another rank that is in the same functions."""
     left, found = list(user_lines), []
     for frame in frames:
         same = bool(left) and frame.place == left[0].place

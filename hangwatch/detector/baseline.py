@@ -1,4 +1,4 @@
-"""Learns from a job: which power is work (the learned baseline), and for how long it pauses at which place."""
+"""Learn from a job: the power at which it works (the learned baseline), and its pauses at each place."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hangwatch.detector.transitions import Action, enter_state
 from hangwatch.detector.watch_parts import Recovered
 from hangwatch.model import JobState
 
-ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors are read each minute; a silence that they cause may begin later
+ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors are read each minute; the job may fall silent after the error
 
 
 def with_learned_baseline(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
-    """Return the watch with the present power as learned baseline. It is verified by a later capture.
+    """Return the watch with the present power as learned baseline, because ranks were seen progressing at it.
 
-    It is called when ranks were seen progressing.
+    A later light capture verifies the baseline.
     """
     pause = 0.0 if watch.capture_record.low_since is None else double_pause(watch, settings)
     gpus = {uuid: power_level.learn_baseline(gpu) for uuid, gpu in watch.power.gpus.items()}
@@ -27,21 +27,21 @@ def with_learned_baseline(watch: JobWatch, now: float, settings: Detector) -> Jo
 
 
 def drop_low_baselines(watch: JobWatch, settings: Detector) -> JobWatch:
-    """Return the watch without the learned baselines under the usual threshold: a capture did not confirm them."""
+    """Return the watch without the learned baselines of GPUs under the usual threshold: no capture confirmed them."""
     low = {uuid: gpu for uuid, gpu in watch.power.gpus.items() if power_level.is_low(gpu, settings)}
     untaught = {uuid: replace(gpu, learned_watts=None) for uuid, gpu in low.items()}
     return with_power(watch, gpus=watch.power.gpus | untaught)
 
 
 def recover(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Close an open incident: the job works again. `learn_pause` learns its pause later."""
+    """Close the open incident of a job that works again. `learn_pause` stores its pause later."""
     ended = _ended_pause(watch)
     watch, actions = enter_state(watch, JobState.RECOVERED, message, now)
     return replace(watch, phase=Recovered(ended=ended)), actions
 
 
 def _ended_pause(watch: JobWatch) -> EndedPause | None:
-    """Return the pause that ended when power came back; None if power is not back, even if ranks progress."""
+    """Return the pause that ended when power came back. None if power is still low, even if ranks progress."""
     back_since = None if watch.open_incident is None else watch.open_incident.back_since
     if watch.silence is None or watch.suspicion is None or back_since is None:
         return None
@@ -50,10 +50,10 @@ def _ended_pause(watch: JobWatch) -> EndedPause | None:
 
 
 def learn_pause(watch: JobWatch, now: float) -> JobWatch:
-    """Return the watch with the pause that ended as a known pause.
+    """Return the watch with the ended pause as a known pause. A pause with GPU errors is not learned.
 
-    It is called when the recovery is over: only a later scan shows if ranks were replaced during the pause. A pause
-    with GPU errors is not learned.
+    The detector calls this when the state `recovered` ends. Only then has a scan shown if ranks were replaced during
+    the pause.
     """
     ended = watch.phase.ended if isinstance(watch.phase, Recovered) else None
     if ended is None or had_gpu_errors(watch, ended.began):
@@ -62,6 +62,9 @@ def learn_pause(watch: JobWatch, now: float) -> JobWatch:
 
 
 def had_gpu_errors(watch: JobWatch, silent_since: float | None) -> bool:
-    """True if XIDs or link errors occurred on this node since shortly before the job became silent."""
+    """True if XIDs or link errors occurred on this node after the job became silent, or up to 120 s before.
+
+    `silent_since` is None if the job is not silent: then the result is false.
+    """
     errors = watch.power.gpu_errors_at
     return errors is not None and silent_since is not None and errors >= silent_since - ERRORS_BEFORE_SECONDS

@@ -1,4 +1,4 @@
-"""Decides which capture is due: a light one, the next one of an open incident, or the last one before a timeout."""
+"""Decide which capture is due: a light capture, the next one of an open incident, or one before a timeout."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.transitions import Action, TakeCapture, confirm_state
 from hangwatch.model import JobState
 
-RELOOK_MAX_SECONDS = 3600.0  # longest pause between light captures of a job that draws little; the first is the hold
-CAPTURE_LOST_SECONDS = 300.0  # a capture that has not ended after this time is given up
+RELOOK_MAX_SECONDS = 3600.0  # longest pause between light captures of a job with low power; the first is the hold
+CAPTURE_LOST_SECONDS = 300.0  # a capture that has not ended after this time is abandoned
 LOOK_SECONDS = Capture().usual_seconds
-LAST_LOOK_SECONDS = 30.0  # time between the last capture and the timeout; a capture that is newer is not repeated
+LAST_LOOK_SECONDS = 30.0  # longest time between the last capture and the timeout; a newer capture is not repeated
 
 
 def light_capture_when_due(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Ask for a light capture where power alone cannot tell: power fell and is flat, or the job always draws little."""
+    """Request a light capture if power proves nothing: it fell and is flat, or the job always draws little."""
     looks = watch.capture_record
     if looks.light_capture_since is not None:
         is_lost = now - looks.light_capture_since >= CAPTURE_LOST_SECONDS
@@ -36,7 +36,7 @@ def light_capture_when_due(
     fallen = [gpu for gpu in voters if power_level.is_under_work(gpu, settings)]
     flat = sum(power_level.flat_seconds(gpu, now) >= settings.hold_seconds for gpu in fallen)
     if has_quorum(flat, voters, settings) and _seconds_since(looks.fall_captured_at, now) >= looks.fall_pause_seconds:
-        # A new power level: captures at the last one say nothing about it.
+        # A new power level: captures at the previous level prove nothing about it.
         watch = with_capture_record(watch, low_since=None, low_power_pause_seconds=0.0, fall_captured_at=now)
         reason = f"its power fell and has been flat for {settings.hold_seconds:.0f} s"
     elif min(_seconds_since(looks.light_captured_at, now), _low_seconds(watch, now)) >= _low_power_pause(
@@ -50,14 +50,14 @@ def light_capture_when_due(
 
 
 def delay_light_captures(watch: JobWatch, settings: Detector) -> JobWatch:
-    """Return the watch after a light capture without a result: the next one comes later."""
+    """Return the watch after a light capture without a result: the pauses before the next one double."""
     glance_pause = min(2 * watch.capture_record.fall_pause_seconds, RELOOK_MAX_SECONDS)
     relook_pause = double_pause(watch, settings)
     return with_capture_record(watch, fall_pause_seconds=glance_pause, low_power_pause_seconds=relook_pause)
 
 
 def double_pause(watch: JobWatch, settings: Detector) -> float:
-    """Return the pause in seconds until the next light capture of a job that draws little: twice the last pause."""
+    """Return the pause in seconds before the next light capture of a job with low power: twice the last pause."""
     return min(2 * _low_power_pause(watch, settings), RELOOK_MAX_SECONDS)
 
 
@@ -74,7 +74,7 @@ def _low_seconds(watch: JobWatch, now: float) -> float:
 
 
 def capture_when_due(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Ask for the next capture of an open incident if it is due."""
+    """Request the next capture of an open incident if it is due."""
     wanted_at = None if watch.open_incident is None else watch.open_incident.capture_wanted_at
     if not watch.capture_record.capturing and wanted_at is not None and now >= wanted_at:
         watch = with_open_incident(with_capture_record(watch, capturing=True), capture_wanted_at=None)
@@ -83,11 +83,11 @@ def capture_when_due(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Actio
 
 
 def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Ask for one more capture, once per hang, shortly before the collective timeout ends the job.
+    """Request one more capture, once per hang, shortly before the collective timeout ends the job.
 
-    After the timeout, the processes and their stacks are gone. A job that was never busy is skipped: it is unknown when
-    it began to wait. A capture that would meet ranks while they die is not started. `capture_seconds` is the usual
-    duration of a capture.
+    After the timeout, the processes and their stacks are gone. A job that was never busy is skipped, because it is
+    unknown when it began to wait. No capture is requested if less than `capture_seconds`, the usual duration of a
+    capture, remain.
     """
     may_end = watch.state in (JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE) and watch.power.was_busy
     time_out, looks = watch.timeout.seconds, watch.capture_record
@@ -107,7 +107,7 @@ def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) 
 
 
 def give_up_lost_capture(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Give up a capture that has not ended in time: the job is stalled, and the next capture is planned."""
+    """Abandon a capture that has not ended after 300 s. The job is then stalled, and the next capture is planned."""
     if now - watch.since >= CAPTURE_LOST_SECONDS:
         message = f"its stacks could not be taken in {CAPTURE_LOST_SECONDS:g} s"
         return confirm_state(with_capture_record(watch, capturing=False), JobState.STALLED, message, now, settings)

@@ -1,6 +1,6 @@
-"""The memory of the detector: all that it knows of one job, from the first scan, over restarts, to its page.
+"""The watch of one job: all that the detector remembers of it between two steps.
 
-All times are CLOCK_MONOTONIC seconds, so a clock that steps changes nothing. The transitions between states:
+All times are CLOCK_MONOTONIC seconds, so setting the clock of the node has no effect. The transitions between states:
 `hangwatch.detector`.
 """
 
@@ -35,18 +35,18 @@ STALLED_STATES = frozenset({JobState.STALLED, JobState.WAITS_ELSEWHERE}) | RESTI
 
 
 class MotionCount(Value, frozen=True):
-    """The result of a capture: how many ranks are frozen (do not progress), moving (progress), or unknown (not judged).
+    """The result of a capture: the numbers of ranks that are frozen (no progress), moving, or unknown (not judged).
 
-    * `movers_text`: the moving ranks, in words. `movers`: the same ranks.
-    * `with_stack`: the ranks that gave a stack. `absent`: the frozen ranks without a process. `started_since`: the
-      ranks of which the process started after the capture began.
-    * `resting`: the state of a job that does not progress and is not hung. `traced_text`: the ranks that a debugger has
-      stopped, in words. `serves`: an idle server waits for requests.
-    * `places`: where the ranks are that the others wait for, see `known_pauses`.
-    * `stays`: the ranks that stay between a few lines; only several captures tell if these progress. `settled`: how
-      many of them stayed there in earlier captures, too.
+    * `movers`: the moving ranks. `movers_text`: the same in words.
+    * `with_stack`: number of ranks with a stack. `absent`: number of frozen ranks without a process. `started_since`:
+      number of ranks with a process that started after the capture began.
+    * `resting`: suspended or over; None for a job that must be judged. `traced_text`: the ranks that a debugger has
+      stopped, in words. `serves`: the job is an inference server that waits for requests.
+    * `places`: the places of the awaited ranks, see `known_pauses`.
+    * `stays`: the ranks that stay between a few lines. Only several captures show if these progress. `settled`: number
+      of those that have stayed there for minutes.
     * `waits_elsewhere`: all ranks wait for ranks of other nodes, see `verdict.remote_wait`.
-    * `sleepers_text`: the ranks that are unknown until they wake, in words.
+    * `sleepers_text`: the sleeping ranks, which are unknown until they wake, in words.
     """
 
     frozen: int
@@ -68,7 +68,7 @@ class MotionCount(Value, frozen=True):
 
     @property
     def total(self) -> int:
-        """The number of ranks that should have been seen."""
+        """Number of ranks that the capture should show."""
         return self.frozen + self.moving + self.unknown
 
     @property
@@ -85,9 +85,12 @@ class MotionCount(Value, frozen=True):
 class JobWatch(Value, frozen=True):
     """The memory of the detector for one job.
 
-    `since` is when the state began, `message` the reason. `pauses` are the known pauses, which ended by themselves. A
-    part is set exactly in its states: `phase` in starting, recovered and unknown; `silence` in quiet, suspected and the
-    open states; `suspicion` in suspected and the open states; `open_incident` in the open states.
+    `since` is the time at which the state began, `message` the reason for it. `pauses` are the known pauses. Each of
+    these parts is set only in its states:
+    * `phase`: starting, recovered and unknown.
+    * `silence`: quiet, suspected and the open states.
+    * `suspicion`: suspected and the open states.
+    * `open_incident`: the open states.
     """
 
     identity: JobIdentity
@@ -110,7 +113,7 @@ class JobWatch(Value, frozen=True):
 
     @property
     def is_starting(self) -> bool:
-        """True if the job has shown no work yet, as far as its GPUs could be read."""
+        """True if the job is starting, or was starting before its GPUs could no longer be read."""
         return (self.phase.before if isinstance(self.phase, Unknown) else self.state) is JobState.STARTING
 
     @property
@@ -120,7 +123,7 @@ class JobWatch(Value, frozen=True):
 
 
 def with_power(watch: JobWatch, **changes: Any) -> JobWatch:
-    """Return the watch with these fields of its power changed."""
+    """Return the watch with these fields of its power record changed."""
     return replace(watch, power=replace(watch.power, **changes))
 
 
@@ -130,20 +133,20 @@ def with_capture_record(watch: JobWatch, **changes: Any) -> JobWatch:
 
 
 def with_suspicion(watch: JobWatch, **changes: Any) -> JobWatch:
-    """Return the watch with these fields of its suspicion changed."""
+    """Return the watch with these fields of its suspicion changed. A missing suspicion is added first."""
     return replace(watch, suspicion=replace(watch.suspicion or Suspicion(), **changes))
 
 
 def with_open_incident(watch: JobWatch, **changes: Any) -> JobWatch:
-    """Return the watch with these fields of its open incident changed."""
+    """Return the watch with these fields of its open incident changed. A missing one is added first."""
     return replace(watch, open_incident=replace(watch.open_incident or OpenIncident(), **changes))
 
 
 def begin_watch(job: Job, now: float, started: float | None = None, earlier: JobWatch | None = None) -> JobWatch:
-    """Return a new watch for a job that was just found.
+    """Return a new watch for a job that a scan has just found.
 
-    `started` is the time at which its processes began, if known. The known pauses of an `earlier` watch are kept if the
-    processes were started again.
+    `started` is the time at which its processes began, None if unknown. `earlier` is the watch of the same job before a
+    restart. Its known pauses are kept.
     """
     began = now if started is None else min(now, started)
     identity = JobIdentity(
@@ -164,9 +167,9 @@ def begin_watch(job: Job, now: float, started: float | None = None, earlier: Job
 
 
 def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobWatch:
-    """Return the watch of a job of which an earlier daemon left an incident open. The next capture is due at once.
+    """Return the watch of a job with an incident that an earlier daemon did not close. A capture is due immediately.
 
-    `now` is CLOCK_MONOTONIC, `unix_now` the same moment by the clock that wrote the incident, both in seconds.
+    `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, both in seconds.
     """
 
     def then(unix_seconds: float) -> float:
@@ -210,17 +213,14 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
 
 
 def generation(job: Job) -> frozenset[ProcessId]:
-    """Return the processes that form the job.
-
-    A process that is not in an earlier generation shows that the job was restarted.
-    """
+    """Return the processes of the job. `is_restart` compares the generations of two scans."""
     return frozenset(job.processes)
 
 
 def is_restart(watch: JobWatch, job: Job) -> bool:
-    """True if ranks run that the watch has never seen, while ranks that it knew are gone.
+    """True if new ranks run while ranks of the watch are gone.
 
-    Also true if a launcher without ranks now has ranks, or the reverse, even in one process: execve(2) keeps the pid.
+    Also true if a launcher without ranks now has ranks, or the reverse. Its pid may be the same: execve(2) keeps it.
     """
     if watch.identity.has_ranks != (job.waiting is None):
         return True
@@ -230,9 +230,9 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
 
 
 def update_identity(watch: JobWatch, job: Job) -> JobWatch:
-    """Return the watch with the job's present name and key.
+    """Return the watch with the job's present name, key and timeout.
 
-    Ranks that started later are added to the generation. Ranks that are gone stay in it.
+    New ranks are added to the generation. Ranks that are gone stay in it.
     """
     identity = replace(
         watch.identity,
@@ -246,20 +246,20 @@ def update_identity(watch: JobWatch, job: Job) -> JobWatch:
 
 
 def merge_watches(watch: JobWatch, other: JobWatch) -> JobWatch:
-    """Return the first of two watches of which the processes are one job, with the GPUs that only the other knows."""
+    """Merge the watches of two jobs that are in fact one job. Return `watch` with the processes and GPUs of both."""
     first, second = watch.identity, other.identity
     identity = replace(first, generation=first.generation | second.generation, began=min(first.began, second.began))
     return replace(with_power(watch, gpus={**other.power.gpus, **watch.power.gpus}), identity=identity)
 
 
 def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
-    """True if the job should page now: hung, or stalled for longer than its hold.
+    """True if the job should page now: it is hung, or stalled for longer than its hold.
 
-    * A hung job needs `confirming_captures` captures in a row in which all ranks were frozen. With a known pause at
-      this place it pages later, see `known_pauses`.
+    * A hung job pages after `confirming_captures` consecutive captures in which all ranks were frozen. At the place of
+      a known pause it pages later, see `known_pauses`.
     * A stalled job pages only after a capture that found a stack or judged a rank.
-    * A job at rest (suspended, over) pages like a stalled one if ranks on other nodes may wait for it.
-    * A job that waits for other nodes pages like a stalled one, and in any case before its collective timeout.
+    * A job at rest (suspended, over) pages like a stalled job if other nodes have ranks of the job.
+    * A job that waits for other nodes pages like a stalled job, and at the latest before its collective timeout.
     """
     if watch.state is JobState.HUNG:
         is_confirmed = watch.suspicion is not None and watch.suspicion.frozen_captures >= settings.confirming_captures
@@ -276,7 +276,7 @@ def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
 
 
 def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
-    """True if a job waits for other nodes and its collective will time out soon. A page after that finds no process."""
+    """True if a job waits for other nodes and will time out in two minutes. A later page would find no process."""
     time_out = watch.timeout.seconds
     if watch.state is not JobState.WAITS_ELSEWHERE or time_out is None or not watch.power.was_busy:
         return False
@@ -284,18 +284,18 @@ def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
 
 
 def pause_hold_seconds(watch: JobWatch, now: float, settings: Detector) -> float:
-    """Return for how long a hang must last before it pages, if the place has a known pause; see `known_pauses`."""
+    """Return the seconds for which a hang must last before it pages; 0 without a known pause at this place."""
     return known_pauses.hold_seconds(
         longest_pause_seconds(watch, now), settings.stalled_hold_seconds, watch.timeout.seconds
     )
 
 
 def longest_pause_seconds(watch: JobWatch, now: float) -> float | None:
-    """Return the longest known pause at the places where the job is now; None if there is none."""
+    """Return the longest known pause in seconds at the present places of the job; None if there is none."""
     places = frozenset[str]() if watch.suspicion is None else watch.suspicion.places
     return known_pauses.longest_seconds(watch.pauses, places, now)
 
 
 def quiet_seconds(watch: JobWatch, now: float) -> float:
-    """Return for how long the job has been quiet; 0 if it is not."""
+    """Return the seconds for which the job has been quiet; 0 if it is not quiet."""
     return 0.0 if watch.silence is None else max(0.0, now - watch.silence.since)

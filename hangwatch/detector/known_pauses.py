@@ -1,8 +1,9 @@
-"""Known pauses: pauses of a job that ended by themselves. A job may stand still longer at such a place before it pages.
+"""Known pauses: pauses of a job that ended by themselves. At the place of a known pause, a job pages later. Pure.
 
-A job that waits four minutes for a generation server every ten minutes looks hung each time, and continues each time.
-The place of the awaited rank and the duration of the low power are learned, and such a place pages later. A place is
-the key of a group: it names the code and not the rank. The owner of a job can create any number of places. Pure.
+For example, a job waits four minutes for a generation server every ten minutes. It looks hung each time, and continues
+each time. The detector learns the place of the awaited rank and the duration of the low power. A place is the key and
+activity of a group: it identifies the code, not the rank. The number of places is limited, because the owner of a job
+can create any number of them.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ MOST_PLACES = 16
 END_MARGIN_SECONDS = 120.0  # a hang must page at least this long before the collective timeout ends the job
 
 NOWHERE = "nowhere"
-"""The place of a capture that looks like a hang, or in which an awaited rank gave no stack. It is never remembered."""
+"""The place of a capture without a usable place, see `find_places`. A pause there is not learned."""
 
 
 class Pause(Value, frozen=True):
-    """A place at which the job stopped and continued: its longest pause there, and when the last one was seen.
+    """A place at which the job stopped and continued, with its longest pause there.
 
-    Times are CLOCK_MONOTONIC seconds.
+    `seen_at` is the time of the last pause, in CLOCK_MONOTONIC seconds.
     """
 
     place: str
@@ -32,7 +33,10 @@ class Pause(Value, frozen=True):
 
 
 class EndedPause(Value, frozen=True):
-    """A pause after which power came back: the places of the awaited ranks, when it began, and its length."""
+    """A pause after which power came back, with the places of the awaited ranks.
+
+    `began` is in CLOCK_MONOTONIC seconds, `seconds` is the length of the pause.
+    """
 
     places: frozenset[str]
     began: float
@@ -40,10 +44,10 @@ class EndedPause(Value, frozen=True):
 
 
 def find_places(grouping: Grouping, named: Collection[RankId]) -> frozenset[str]:
-    """Return the places of the ranks that the others wait for: the named ranks, else all ranks that do not wait.
+    """Return the places of the awaited ranks: the `named` ranks, else all ranks that do not wait for another.
 
-    `NOWHERE` if every rank waits, if an awaited rank gave no stack, or if there are too many places. Empty if an
-    awaited rank progresses: the job works.
+    `NOWHERE` if every rank waits, an awaited rank has no stack, or there are too many places. Empty if an awaited rank
+    progresses, since the job then works.
     """
     told = [group for group in grouping.groups if group.waits_for not in {"ranks", "gpu"}]
     awaited = [group for group in told if any(one.signature is not Signature.BEHIND_GPU for one in group.members)]
@@ -59,16 +63,16 @@ def find_places(grouping: Grouping, named: Collection[RankId]) -> frozenset[str]
 
 
 def add_places(places: frozenset[str], more_places: frozenset[str]) -> frozenset[str]:
-    """Return the places of a pause with those of one more capture.
+    """Return the places of a pause, with those of one more capture added.
 
-    Too many places are not one pause: then `NOWHERE` is added instead.
+    With more than `MOST_PLACES` this is not one pause: then `NOWHERE` is added instead.
     """
     both = places | more_places
     return both if len(both) <= MOST_PLACES else places | {NOWHERE}
 
 
 def add_pause(pauses: tuple[Pause, ...], ended: EndedPause, now: float) -> tuple[Pause, ...]:
-    """Return the pauses with one more that ended by itself. Each place has one entry; the latest are kept."""
+    """Return the known pauses with one more added. Each place has one entry. The latest `MOST_PAUSES` are kept."""
     if NOWHERE in ended.places:
         return pauses
     known = {pause.place: pause for pause in pauses if now - pause.seen_at < FORGOTTEN_SECONDS}
@@ -80,16 +84,20 @@ def add_pause(pauses: tuple[Pause, ...], ended: EndedPause, now: float) -> tuple
 
 
 def longest_seconds(pauses: Collection[Pause], places: Collection[str], now: float) -> float | None:
-    """Return the longest pause that is known of all these places; None if a place is not known, or there is none."""
+    """Return the longest known pause in seconds that applies at all of these places: the lowest of their maxima.
+
+    None if one of the places has no known pause, or `places` is empty.
+    """
     known = {pause.place: pause.longest_seconds for pause in pauses if now - pause.seen_at < FORGOTTEN_SECONDS}
     lengths = [known.get(place) for place in places]
     return None if None in lengths else min((length for length in lengths if length is not None), default=None)
 
 
 def hold_seconds(longest: float | None, stalled_hold_seconds: float, collective_seconds: float | None) -> float:
-    """Return for how long a hung job may be quiet before it pages: twice its longest pause at this place, else 0.
+    """Return the seconds for which a hung job may be quiet before it pages: twice its longest pause; 0 without one.
 
-    At most the stalled hold, and at most until `END_MARGIN_SECONDS` before the collective timeout (None: no timeout).
+    The result is at most the stalled hold, and ends at least `END_MARGIN_SECONDS` before the collective timeout.
+    `collective_seconds` is None without such a timeout.
     """
     if longest is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Steps of a job's state by the stacks of its ranks: a capture and a light capture."""
+"""Steps of the detector after a capture or a light capture: the stacks of the ranks change the state of the job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hangwatch.detector.transitions import Action, begin_suspicion, confirm_stat
 from hangwatch.detector.watch_parts import GLANCE_SECONDS
 from hangwatch.model import CodeRegion, JobState, RankId
 
-STANDSTILL_HOLDS = 2.0  # a rank that moves between few places for this many holds cannot be judged
+STANDSTILL_HOLDS = 2.0  # a rank that stays between the same few lines for this many holds is not judged
 _RESTING_WORDS = {
     JobState.SUSPENDED: "all {} ranks are stopped or frozen",
     JobState.OVER: "training is over: its {} ranks have parted and rest",
@@ -35,14 +35,14 @@ _RESTING_WORDS = {
 def apply_capture(
     watch: JobWatch, seen: MotionCount, now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Take the result of a capture that `step` asked for."""
+    """Apply the result of a capture that the detector requested. Return the changed watch and the actions."""
     watch = with_capture_record(with_power(watch, is_serving=seen.serves), capturing=False, captured_at=now)
     if watch.state is not JobState.SUSPECTED and not watch.is_open:
         return watch, ()
     if seen.frozen + seen.moving + seen.with_stack > 0:
         watch = with_suspicion(watch, saw_stacks=True)
     watch, seen = _correct_by_earlier_captures(watch, seen, now, settings)
-    if not watch.identity.has_ranks:  # a launcher that moves says nothing: the other node may wait in a queue
+    if not watch.identity.has_ranks:  # progress of a launcher proves nothing: the other node may wait in a queue
         return confirm_state(watch, JobState.STALLED, "its launcher still has no rank", now, settings)
     if seen.serves:
         return _learn_work(watch, f"all {seen.total} ranks wait for clients: an idle service", now, settings)
@@ -64,7 +64,7 @@ def apply_capture(
 
 
 def _capture_after_waking(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
-    """Return the watch with the next capture no later than just after a sleeping rank wakes."""
+    """Return the watch with the next capture planned for shortly after a sleeping rank wakes, or earlier."""
     known = {} if watch.suspicion is None else watch.suspicion.sleepers
     woken_at = sleepers.next_capture_at(known, now, settings.stalled_hold_seconds)
     planned_at = None if watch.open_incident is None else watch.open_incident.capture_wanted_at
@@ -74,9 +74,9 @@ def _capture_after_waking(watch: JobWatch, now: float, settings: Detector) -> Jo
 
 
 def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Decide on a job that has no reason to rest and of which at most half of the ranks progress.
+    """Decide if a job is hung, stalled, or waits for other nodes.
 
-    It is hung, stalled, or waits for other nodes.
+    The job is not at rest, and at most half of its ranks progress.
     """
     before = 0 if watch.suspicion is None else watch.suspicion.frozen_captures
     frozen_captures = before + 1 if seen.frozen == seen.total > 0 else 0
@@ -103,17 +103,17 @@ def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -
 
 
 def _waits_for_other_nodes(watch: JobWatch, seen: MotionCount) -> bool:
-    """True if all ranks wait for ranks of other nodes, and no GPU of this node has shown an error.
+    """True if all ranks wait for ranks of other nodes, and this node has shown no GPU error.
 
-    A hung job stays hung: its page must not come and go.
+    False for a job that is already hung: its page must not come and go.
     """
     return seen.waits_elsewhere and watch.state is not JobState.HUNG and not had_gpu_errors(watch, watch.quiet_since)
 
 
 def _with_movers(watch: JobWatch, seen: MotionCount) -> JobWatch:
-    """Return the watch of a job that was never busy, with the ranks that progress in this capture.
+    """Return the watch with the ranks that progress in this capture, for a job that was never busy.
 
-    Its ranks may progress in turn, while each capture finds most of them waiting. That is no hang.
+    The ranks of a healthy job may progress in turn, so that each capture finds most of them waiting.
     """
     if watch.power.was_busy or watch.state is JobState.HUNG:
         return watch
@@ -122,13 +122,13 @@ def _with_movers(watch: JobWatch, seen: MotionCount) -> JobWatch:
 
 
 def _with_places(watch: JobWatch, places: frozenset[str]) -> JobWatch:
-    """Return the watch with the places of one more capture."""
+    """Return the watch with the places of one more capture added to its suspicion."""
     before = frozenset[str]() if watch.suspicion is None else watch.suspicion.places
     return with_suspicion(watch, places=known_pauses.add_places(before, places))
 
 
 def _learn_work(watch: JobWatch, message: str, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Learn that the present power is no sign of a hang; it is verified again later."""
+    """Learn that the present power is no sign of a hang. A later light capture verifies it."""
     watch = with_learned_baseline(watch, now, settings)
     if watch.is_open:
         return recover(watch, message, now)
@@ -136,7 +136,7 @@ def _learn_work(watch: JobWatch, message: str, now: float, settings: Detector) -
 
 
 def _are_late(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> bool:
-    """True if the absent ranks of a starting job have never existed: a launcher may start them later."""
+    """True if the absent ranks of a starting job have never existed. Its launcher may still start them."""
     all_known_live = len(watch.identity.generation) - seen.started_since <= seen.total - seen.absent
     is_starting = not watch.power.was_busy and now - watch.identity.began < settings.startup_stalled_hold_seconds
     return seen.absent > 0 and all_known_live and is_starting
@@ -153,9 +153,10 @@ def _describe_known_pause(watch: JobWatch, now: float, settings: Detector) -> st
 def apply_light_capture(
     watch: JobWatch, seen: MotionCount, now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Take the result of a light capture that `step` asked for. Progress is learned; a standstill begins a suspicion.
+    """Apply the result of a light capture that the detector requested. Return the changed watch and the actions.
 
-    If it shows neither, the learned baselines under the usual threshold no longer hold.
+    If most ranks progress, the present power becomes the learned baseline. If at least half stand still, a suspicion
+    begins. In any other case, learned baselines under the usual threshold are dropped.
     """
     watch = with_capture_record(
         with_power(watch, is_serving=seen.serves), light_capture_since=None, light_captured_at=now
@@ -179,7 +180,7 @@ def apply_light_capture(
 def find_settled_ranks(
     watch: JobWatch, stays: Mapping[RankId, CodeRegion], now: float, settings: Detector
 ) -> frozenset[RankId]:
-    """Return the ranks that have stayed between the same few lines for minutes, this capture included."""
+    """Return the ranks that have stayed between the same few lines for minutes. `stays` are those of this capture."""
     standstills = standstill.follow_stays(watch.capture_record.standstills, stays, now)
     hold = STANDSTILL_HOLDS * settings.hold_seconds
     return frozenset(standstill.find_settled(standstills, now, hold, max(hold, settings.stalled_hold_seconds)))
@@ -188,7 +189,7 @@ def find_settled_ranks(
 def _correct_by_earlier_captures(
     watch: JobWatch, seen: MotionCount, now: float, settings: Detector
 ) -> tuple[JobWatch, MotionCount]:
-    """Correct a capture by the earlier ones. A rank that moved between the same few lines for minutes is not judged."""
+    """Correct a capture by earlier ones: a moving rank counts as unknown if it stayed between the same few lines."""
     ranks = find_settled_ranks(watch, seen.stays, now, settings)
     to_and_fro = len(ranks & seen.movers)
     seen = replace(seen, moving=seen.moving - to_and_fro, unknown=seen.unknown + to_and_fro, settled=len(ranks))

@@ -1,4 +1,4 @@
-"""Steps of a job's state by its power: a sample, and the lack of one."""
+"""Steps of the detector after a power sample, or a missing one: power changes the state of the job."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ def apply_sample(
     gpu_errors_at: float | None = None,
     capture_seconds: float = LOOK_SECONDS,
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Take one power sample of the GPUs that the job holds. `samples` and `idle` (idle levels in W) are by uuid.
+    """Apply one power sample of the GPUs that the job holds. Return the changed watch and the actions.
 
-    A gap between samples that is longer than `gap_seconds` does not count as quiet time. `gpu_errors_at` is when XIDs
-    or link errors last occurred on this node. `capture_seconds` is the usual duration of a capture.
+    `samples` and `idle` (idle levels in watts) are by uuid. A gap between samples of more than `gap_seconds` does not
+    count as quiet time. `gpu_errors_at` is the time of the last XID or link error on this node; None if there was none.
+    `capture_seconds` is the usual duration of a capture.
     """
     if watch.state is JobState.ENDED:
         return watch, ()
@@ -72,9 +73,9 @@ def apply_sample(
 
 
 def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Take note that there is no power sample. After the hold the state of the job is unknown.
+    """Apply the lack of a power sample. After the hold, the state of the job becomes unknown.
 
-    A launcher without ranks needs no power.
+    A launcher without ranks is not affected: it is judged by time only.
     """
     if not watch.identity.has_ranks or watch.state not in _BY_POWER:
         return watch, ()
@@ -87,14 +88,14 @@ def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> tup
 
 
 def _without_readings(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Handle a sample in which no GPU of the job could be read: it is a sign neither of a hang nor of work."""
+    """Apply a sample in which no GPU of the job could be read. It proves neither a hang nor work."""
     if watch.state is JobState.QUIET:
         return enter_state(watch, JobState.TRAINING, "no GPU of the job can be read", now)
     return apply_missing_sample(watch, now, settings)
 
 
 def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Handle a launcher without ranks. It has no power to judge by: a capture is taken after the holds of a start."""
+    """Apply a sample to a launcher without ranks. It draws no power: a capture is due if its start takes too long."""
     if watch.state is JobState.STARTING and _is_start_over(watch, now, settings):
         return begin_suspicion(
             watch, f"no rank, {now - watch.identity.began:.0f} s after its launcher began to wait", now
@@ -123,17 +124,17 @@ def _starting(
 
 
 def _is_start_over(watch: JobWatch, now: float, settings: Detector) -> bool:
-    """True if a start took too long. If the daemon was restarted next to an old job, the ordinary hold applies."""
+    """True if the start of a job took too long: the startup hold is over, and the watch is older than the hold."""
     return now - watch.identity.began >= settings.startup_hold_seconds and now - watch.since >= settings.hold_seconds
 
 
 def _over_fixed_threshold_since(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> float | None:
-    """Return since when the job draws more than the fixed threshold; None if it does not.
+    """Return the time since which the job has drawn more than the fixed threshold; None if it draws less.
 
-    Only power that lasts as long as a fall must last counts as work. A job that loads its model or downloads data draws
-    idle power while it is healthy, with short peaks.
+    The caller counts this as work only after the hold. A job that loads its model or downloads data draws idle power
+    with short peaks.
     """
     if not has_quorum(sum(power_level.is_over_fixed_threshold(gpu, settings) for gpu in voters), voters, settings):
         return None
@@ -146,7 +147,7 @@ def _training(
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if is_quiet(voters, settings):
         return _fall_quiet(watch, voters, now, settings)
-    # A job that was never busy has no level to fall from: only a later capture can show a standstill.
+    # The power of a job that was never busy cannot fall: only a later capture can show a standstill.
     power, looks = watch.power, watch.capture_record
     low = not power.was_busy or is_down(voters, settings)
     is_busy = has_quorum(sum(power_level.is_busy(gpu, settings) for gpu in voters), voters, settings)
@@ -185,9 +186,9 @@ def _fall_quiet(
 
 
 def _keep_quiet_gpus(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> JobWatch:
-    """Keep the GPUs that were quiet all the time; if they are too few, the silence begins again.
+    """Keep only the GPUs that were quiet without a break. If these are too few, the silence begins again.
 
-    Another GPU may be waiting at each moment in a healthy pipeline.
+    In a healthy pipeline, a different GPU may be waiting at each moment.
     """
     quiet = quiet_uuids(watch, settings)
     if watch.silence is not None:
@@ -251,7 +252,7 @@ _RULES = {
 
 
 def _shift_timers(watch: JobWatch, gap: float) -> JobWatch:
-    """Shift all timers by the length of a gap in the samples: it is unknown what happened in the gap."""
+    """Shift all timers by the length of a gap in the samples, since the power during the gap is unknown."""
 
     def moved(since: float | None) -> float | None:
         return None if since is None else since + gap

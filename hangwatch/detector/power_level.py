@@ -1,8 +1,8 @@
 """Power levels of a GPU: its floor, its busy level, and the low-power threshold between them. Pure.
 
-A hung job does not fall to the idle power of its GPUs: ranks that wait inside a collective spin, and draw 14 to 29 % of
-the power limit. So the threshold lies between the floor (idle) and what this job drew while it worked. There may also
-be a fixed threshold, a ratio of the power limit, which depends neither on the idle level nor on the busy level.
+The power of a hung job stays above idle power: ranks that wait in a collective spin, and draw 14 to 29 % of the power
+limit. So the threshold lies between the floor (idle power) and the power of this job at work. There may also be a fixed
+threshold, a ratio of the power limit. It depends neither on the floor nor on the busy level.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from hangwatch.config import Detector
 from hangwatch.model import GpuSample, Value
 
 SMOOTHING_SAMPLES = 5  # a median of five: a single outlier neither starts nor ends a quiet time
-BUCKETS = 60  # the busy window is kept and forgotten in sixtieths
+BUCKETS = 60  # the busy window has 60 buckets; the oldest bucket is dropped as a whole
 BUSY_QUANTILE = 0.9
 NARROWEST_WATTS = 20.0  # a smaller difference between idle and work is noise
 FLAT_SPREAD = 0.03  # a run is flat while the smoothed power stays within this ratio of its mean
 FALL_SECONDS = 10.0  # power far below the working level that is flat for this long is not counted as work
-FALLEN_RATIO = 0.75  # of the working level; flat power below it proves nothing and is worth a light capture
-FALLEN_LIGHT_RATIO = 0.9  # the same, for power that only hangs, idle GPUs and light jobs draw
-STUCK_MARGIN = 1.1  # power is back above this multiple of the level of the standstill
+FALLEN_RATIO = 0.75  # of the working level; flat power below it proves nothing, so a light capture is due
+FALLEN_LIGHT_RATIO = 0.9  # the same, for power under `busy_ratio_of_limit`: of hangs, idle GPUs and light jobs
+STUCK_MARGIN = 1.1  # power above this multiple of `stuck_watts` counts as back
 
 
 class GpuPower(Value, frozen=True):
     """The power history of one GPU that one job holds, in watts.
 
-    * `work` holds the samples of past buckets, oldest first. `busy_watts` is None until the GPU worked.
+    * `recent` are the newest samples, `bucket` and `work` the samples at work: of the present bucket, and of past ones,
+      oldest first. `busy_watts` is None until the GPU has worked.
     * `learned_watts` is the learned baseline: a lower working level at which a capture saw ranks progress. It is
       dropped when power rises well above it.
     * `flat_since_seconds` (CLOCK_MONOTONIC), `flat_mean_watts` and `flat_samples` describe the present run of flat
-      power.
-    * `stuck_watts` is the level at which a light capture found a standstill; it is set while the job is suspected or an
+      power. `flat_since_seconds` is None without such a run.
+    * `stuck_watts` is the power at which a light capture found a standstill. It is set while the job is suspected or an
       incident is open.
     """
 
@@ -65,7 +66,7 @@ def _smoothed(recent: tuple[float, ...]) -> float | None:
 
 
 def floor_watts(gpu: GpuPower, settings: Detector) -> float | None:
-    """Return the idle power: the GPU's own idle level if it was measured, else a ratio of its power limit."""
+    """Return the idle power: the measured idle level, else a ratio of the power limit; None if both are unknown."""
     if gpu.idle_watts is not None:
         return gpu.idle_watts
     return None if gpu.limit_watts is None else settings.idle_ratio_of_limit * gpu.limit_watts
@@ -79,10 +80,11 @@ def _threshold_between(gpu: GpuPower, busy: float | None, settings: Detector) ->
 
 
 def low_power_threshold_watts(gpu: GpuPower, settings: Detector) -> float | None:
-    """Return the low-power threshold. None if the GPU has no busy level, or works no harder than it idles.
+    """Return the low-power threshold in watts. None if no threshold can be computed.
 
-    The fixed threshold also counts, except for a GPU of which a learned baseline is at or under it. A level at which a
-    light capture found a standstill is always low.
+    It is the higher one of two: the threshold between floor and busy level (or learned baseline), and the fixed
+    threshold. The first is None if the busy level is unknown or not above the floor. The fixed threshold is ignored if
+    the learned baseline is at or under it. If a light capture found a standstill, power at that level is always low.
     """
     if gpu.stuck_watts is not None:
         return max(STUCK_MARGIN * gpu.stuck_watts, _usual_threshold(gpu, settings) or 0.0)
@@ -93,7 +95,7 @@ def low_power_threshold_watts(gpu: GpuPower, settings: Detector) -> float | None
 
 
 def fixed_threshold_watts(gpu: GpuPower, settings: Detector) -> float | None:
-    """Return the fixed threshold, a ratio of the power limit; None if it is not configured or the limit is unknown."""
+    """Return the fixed threshold in watts; None if it is not configured or the power limit is unknown."""
     if not settings.quiet_watts_ratio_of_limit or gpu.limit_watts is None:
         return None
     return settings.quiet_watts_ratio_of_limit * gpu.limit_watts
@@ -113,7 +115,7 @@ def is_quiet(gpu: GpuPower, settings: Detector) -> bool:
 
 
 def is_low(gpu: GpuPower, settings: Detector) -> bool:
-    """True if the power is low by the usual threshold, ignoring a learned baseline; False if either is unknown."""
+    """True if the power is at or under the usual threshold, which ignores a learned baseline; False if unknown."""
     line, watts = _usual_threshold(gpu, settings), gpu.watts
     return line is not None and watts is not None and watts <= line
 
@@ -125,13 +127,13 @@ def is_over_fixed_threshold(gpu: GpuPower, settings: Detector) -> bool:
 
 
 def is_busy(gpu: GpuPower, settings: Detector) -> bool:
-    """True if the GPU draws as much as only real work draws. Its history does not matter."""
+    """True if the GPU draws at least `busy_ratio_of_limit` of its power limit, which only real work draws."""
     watts = gpu.watts
     return watts is not None and gpu.limit_watts is not None and watts >= settings.busy_ratio_of_limit * gpu.limit_watts
 
 
 def has_worked(gpu: GpuPower, settings: Detector) -> bool:
-    """True if its busy level is one that only real work draws."""
+    """True if the busy level of the GPU is at least `busy_ratio_of_limit`, which only real work draws."""
     return (
         gpu.busy_watts is not None
         and gpu.limit_watts is not None
@@ -140,9 +142,9 @@ def has_worked(gpu: GpuPower, settings: Detector) -> bool:
 
 
 def is_under_work(gpu: GpuPower, settings: Detector) -> bool:
-    """True if the smoothed power is far below the busy level, or below the learned baseline if there is one.
+    """True if the smoothed power is far below the learned baseline, or the busy level if there is no baseline.
 
-    Far means a quarter. A tenth is enough under `busy_ratio_of_limit`, where the measured hangs are.
+    Far is 25 % below that level. Under `busy_ratio_of_limit`, where all measured hangs are, 10 % are enough.
     """
     level, watts = gpu.busy_watts if gpu.learned_watts is None else gpu.learned_watts, gpu.watts
     if level is None or watts is None:
@@ -152,14 +154,15 @@ def is_under_work(gpu: GpuPower, settings: Detector) -> bool:
 
 
 def flat_seconds(gpu: GpuPower, now: float) -> float:
-    """Return for how long the power has been flat; 0 without a reading."""
+    """Return the seconds for which the power has been flat; 0 without a reading."""
     return 0.0 if gpu.flat_since_seconds is None else now - gpu.flat_since_seconds
 
 
 def add_sample(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: float) -> GpuPower:
     """Return the history with one more sample, taken at `now` (CLOCK_MONOTONIC).
 
-    A sample without power clears the recent samples and ends the flat run.
+    A sample without power clears the recent samples and ends the flat run. `idle_watts` is the idle level of the GPU,
+    None if unknown.
     """
     if sample.power_watts is None:
         return replace(end_flat_run(gpu), recent=())
@@ -177,15 +180,15 @@ def add_sample(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: 
 
 
 def end_flat_run(gpu: GpuPower) -> GpuPower:
-    """Return the history without the run of flat power: the power in a gap is unknown."""
+    """Return the history without the run of flat power, since the power during a gap in the samples is unknown."""
     return gpu if gpu.flat_since_seconds is None else replace(gpu, flat_since_seconds=None)
 
 
 def count_as_work(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
-    """Count the newest sample as work, unless the GPU is low now (a pause is no work).
+    """Count the newest sample as work, unless the power is low now.
 
-    Power that fell and stays flat does not count either, until a capture shows that it is work, see `learn_baseline`.
-    Otherwise it would lower the threshold that should detect it.
+    Power that fell and stays flat does not count either, because it would lower the threshold that should detect it. It
+    counts after a capture has shown that it is work, see `learn_baseline`.
     """
     watts = gpu.watts
     if watts is None or is_low(gpu, settings):
@@ -212,17 +215,17 @@ def count_as_work(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
 
 
 def learn_baseline(gpu: GpuPower) -> GpuPower:
-    """Set the learned baseline to the present power: ranks were seen progressing at it."""
+    """Return the history with the present power as learned baseline, because ranks were seen progressing at it."""
     return gpu if gpu.watts is None else replace(gpu, learned_watts=gpu.watts)
 
 
 def update_idle_levels(
     earlier_levels: dict[str, float], samples: tuple[GpuSample, ...], held: frozenset[str], limit_ratio: float = 0.25
 ) -> dict[str, float]:
-    """Return the idle level of each GPU, by uuid: the slow average of its power while no process and no job holds it.
+    """Return the idle level of each GPU in watts, by uuid: a slow average of its power while nothing holds it.
 
-    A GPU that draws more than `limit_ratio` of its limit is skipped: it works for a process that this node cannot see,
-    in another pid namespace.
+    `held` are the GPUs of jobs. A GPU that draws more than `limit_ratio` of its limit is skipped: it works for a
+    process in another pid namespace, which hangwatch cannot see.
     """
     levels = dict(earlier_levels)
     for sample in samples:
@@ -235,9 +238,9 @@ def update_idle_levels(
 
 
 class GpuLevels(Value, frozen=True):
-    """The power of a GPU when idle, and when it does this job's work, in watts.
+    """The power of a GPU when idle (floor) and at this job's work (busy level), in watts.
 
-    `is_light`: this work draws no more than GPUs in measured hangs, so such power proves nothing.
+    `is_light`: the busy level is no higher than that of GPUs in measured hangs, so it proves nothing.
     """
 
     floor_watts: float
@@ -245,13 +248,13 @@ class GpuLevels(Value, frozen=True):
     is_light: bool = False
 
     def ratio(self, watts: float) -> float | None:
-        """Return where `watts` is between floor (0) and busy level (1); None if the two are too close to tell."""
+        """Return the position of `watts` between floor (0) and busy level (1); None if these differ by under 20 W."""
         width = self.busy_watts - self.floor_watts
         return (watts - self.floor_watts) / width if width >= NARROWEST_WATTS else None
 
 
 def gpu_levels(gpus: Mapping[str, GpuPower], settings: Detector) -> dict[str, GpuLevels]:
-    """Return the levels of each GPU that has a history at work, by uuid."""
+    """Return the levels of each GPU with a known floor and busy level, by uuid."""
     floors = {uuid: floor_watts(gpu, settings) for uuid, gpu in gpus.items()}
     return {
         uuid: GpuLevels(floor_watts=floor, busy_watts=gpu.busy_watts, is_light=not has_worked(gpu, settings))

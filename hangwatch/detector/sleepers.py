@@ -1,7 +1,7 @@
-"""Ranks that sleep, from capture to capture. One sleep ends by itself; sleep after sleep at one place may never end.
+"""Follow sleeping ranks from capture to capture. One sleep ends by itself, but sleeps may repeat without end. Pure.
 
-A rank is not judged until it wakes. A rank that sleeps again at the same lines polls. If the others wait for it and no
-rank progresses, then what it polls for does not happen. Pure.
+A rank is not judged until it wakes. A rank that sleeps again at the same lines polls. If the other ranks wait for it
+and no rank progresses, the event for which it polls does not happen.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Mapping, Set
 from hangwatch.model import Grouping, Motion, RankId, Signature, Sleep, Value
 
 SECONDS_AFTER_WAKING = 1.0  # the next capture then finds the rank at work, or in its next sleep
-SHORTEST_PAUSE_SECONDS = 60.0  # between two captures because of sleeps
+SHORTEST_PAUSE_SECONDS = 60.0  # between two captures that are taken because a sleep ends
 
 
 class Sleeper(Value, frozen=True):
     """The sleeps of a rank at one place, in consecutive captures. Times are CLOCK_MONOTONIC seconds.
 
-    `since` is when the first of `sleeps` sleeps was seen, `until` the latest end of the last one. `longest_seconds` is
-    the longest time that was seen to be left of one.
+    `sleeps` counts the sleeps. `since` is the time of the first capture that showed one. `until` is the latest end of
+    the last sleep. `longest_seconds` is the longest remaining time of a sleep in any capture.
     """
 
     place: str
@@ -29,16 +29,17 @@ class Sleeper(Value, frozen=True):
 
 
 def find_sleeps(grouping: Grouping) -> dict[RankId, Sleep]:
-    """Return the sleeps in one capture."""
+    """Return the sleeps in one capture, by rank."""
     return {member.id: member.stack.sleep for member in grouping.members if member.stack.sleep is not None}
 
 
 def follow_sleeps(
     before: Mapping[RankId, Sleeper], sleeps: Mapping[RankId, Sleep], now: float, unix_now: float
 ) -> dict[RankId, Sleeper]:
-    """Return the sleepers with one more capture. A rank at another place, or not asleep, begins again.
+    """Return the sleepers after one more capture.
 
-    `unix_now` is the time `now` by the clock of the node.
+    A rank that sleeps at another place begins again. A rank that is not asleep is dropped. `unix_now` is the moment
+    `now` as Unix time.
     """
     return {
         rank: _follow_sleep(before.get(rank), sleep, now, now + sleep.until_unix_seconds - unix_now)
@@ -49,7 +50,7 @@ def follow_sleeps(
 def _follow_sleep(before: Sleeper | None, sleep: Sleep, now: float, until: float) -> Sleeper:
     if before is None or before.place != sleep.place:
         return Sleeper(place=sleep.place, since=now, until=until, longest_seconds=sleep.seconds)
-    is_same = now < before.until  # of a relative timeout only the length is known: it seems to end ever later
+    is_same = now < before.until  # of a relative timeout only the length is known, so its end seems to move
     return Sleeper(
         place=sleep.place,
         since=before.since,
@@ -62,10 +63,10 @@ def _follow_sleep(before: Sleeper | None, sleep: Sleep, now: float, until: float
 def find_polling(
     sleepers: Mapping[RankId, Sleeper], grouping: Grouping, now: float, hold_seconds: float
 ) -> frozenset[RankId]:
-    """Return the ranks that poll for something that does not happen.
+    """Return the ranks that poll for an event that does not happen.
 
-    Such a rank slept at least twice at the same lines, for the hold and two of its sleeps. All other ranks wait for
-    ranks or their GPUs, they are at least as many, and no rank progresses.
+    Such a rank slept at least twice at the same lines, over at least the hold and twice its longest sleep. All other
+    ranks wait for ranks or their GPUs, and no rank progresses. At least as many ranks wait as poll.
     """
     polling = frozenset(
         rank
@@ -83,12 +84,15 @@ def _are_awaited(polling: Set[RankId], grouping: Grouping) -> bool:
 
 
 def find_asleep(sleepers: Mapping[RankId, Sleeper], stalled_hold_seconds: float) -> frozenset[RankId]:
-    """Return the ranks that wake within the stalled hold: none of their sleeps was longer."""
+    """Return the ranks of which no sleep was longer than the stalled hold, so that they wake within it."""
     return frozenset(rank for rank, one in sleepers.items() if one.longest_seconds <= stalled_hold_seconds)
 
 
 def next_capture_at(sleepers: Mapping[RankId, Sleeper], now: float, stalled_hold_seconds: float) -> float | None:
-    """Return when a sleeping rank has woken; None if none sleeps. After the stalled hold nothing more is expected."""
+    """Return the time at which a sleeping rank has woken; None if no rank will wake.
+
+    A rank that has slept again and again for the stalled hold is ignored.
+    """
     awaited = [
         one.until
         for rank, one in sleepers.items()

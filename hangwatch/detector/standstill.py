@@ -1,7 +1,7 @@
-"""Ranks that stay between the same few lines. One capture cannot judge them; several captures can. Pure.
+"""Follow ranks that stay between the same few lines. Several captures are needed to judge them. Pure.
 
-A loop that polls a collective changes its lines like a loop that computes, and a rank at a single line may wait or
-work. A rank that works moves on in minutes, or draws power; a rank that waits for ever does neither.
+A loop that polls a collective changes its lines like a loop that computes. A rank at a single line may wait or work.
+Within minutes, a rank that works reaches other lines or draws power. A rank that waits forever does neither.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ FEWEST_LOOKS = 2
 
 
 class Standstill(Value, frozen=True):
-    """The number of captures in a row in which a rank stayed between these places, and since when (CLOCK_MONOTONIC)."""
+    """Consecutive captures in which a rank stayed between the same few places.
+
+    `since` is the time of the first of these captures, in CLOCK_MONOTONIC seconds.
+    """
 
     stay: CodeRegion
     since: float
@@ -23,16 +26,16 @@ class Standstill(Value, frozen=True):
 
 
 def find_stays(grouping: Grouping) -> dict[RankId, CodeRegion]:
-    """Return the stays in one capture."""
+    """Return the stays in one capture, by rank."""
     return {member.id: member.stack.stay for member in grouping.members if member.stack.stay is not None}
 
 
 def follow_stays(
     before: Mapping[RankId, Standstill], stays: Mapping[RankId, CodeRegion], now: float
 ) -> dict[RankId, Standstill]:
-    """Return the standstills with one more capture.
+    """Return the standstills after one more capture.
 
-    A rank that was seen at another place begins again. A rank that was not seen is dropped.
+    A rank at another place begins again. A rank without a stay is dropped.
     """
     return {rank: _follow_stay(before.get(rank), stay, now) for rank, stay in stays.items()}
 
@@ -54,7 +57,10 @@ def _follow_stay(before: Standstill | None, stay: CodeRegion, now: float) -> Sta
 def find_settled(
     standstills: Mapping[RankId, Standstill], now: float, seconds: float, carrying_seconds: float
 ) -> Iterator[RankId]:
-    """Yield the ranks that have stayed for at least `seconds` over enough captures; `carrying_seconds` with bytes."""
+    """Yield the ranks that have stayed for at least `seconds` over at least two captures.
+
+    A rank of which the process carries bytes must stay for `carrying_seconds`.
+    """
     for rank, one in standstills.items():
         if one.captures >= FEWEST_LOOKS and now - one.since >= (carrying_seconds if one.stay.carries else seconds):
             yield rank

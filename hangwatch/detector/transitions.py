@@ -1,4 +1,4 @@
-"""Transitions between the states of a job, and the captures that they ask for."""
+"""Transitions between the states of a job, and the captures that they request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hangwatch.model import OPEN_STATES, JobName, JobState, Value
 
 
 class TakeCapture(Value, frozen=True):
-    """Capture every rank now. `is_light`: a light capture; `is_in_timeline`: the timeline shows the reason."""
+    """A request to capture every rank now. `is_light`: a light capture; `is_in_timeline`: log `reason` there."""
 
     job_key: str
     reason: str
@@ -22,7 +22,7 @@ class TakeCapture(Value, frozen=True):
 
 
 class Transition(Value, frozen=True):
-    """A change of a job's state; `message` is the reason, in one sentence."""
+    """A change of a job's state from `before` to `state`; `message` is the reason, in one sentence."""
 
     job: JobName
     before: JobState
@@ -34,7 +34,7 @@ Action: TypeAlias = TakeCapture | Transition
 
 
 def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Enter a state. If it ends a silence, all that belongs to the silence is cleared."""
+    """Enter a state. Outside of quiet, suspected and the open states, the data of the last silence is cleared."""
     name = JobName(job_id=watch.identity.job_id, job_key=watch.identity.job_key)
     move = Transition(job=name, before=watch.state, state=state, message=message)
     if state not in (JobState.QUIET, JobState.SUSPECTED) and state not in OPEN_STATES:
@@ -47,7 +47,7 @@ def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> t
 
 
 def begin_suspicion(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Begin a suspicion, and ask for the stacks of every rank."""
+    """Begin a suspicion, and request a capture of every rank."""
     since = watch.identity.began if watch.capture_record.low_since is None else watch.capture_record.low_since
     watch = replace(
         with_capture_record(watch, capturing=True),
@@ -76,14 +76,14 @@ def confirm_state(
 
 
 def plan_next_capture(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
-    """Plan the next capture of an open incident. The pauses double."""
+    """Plan the next capture of an open incident. Each pause is twice the previous one, up to a limit."""
     before = 0.0 if watch.open_incident is None else watch.open_incident.capture_pause_seconds
     pause = min(max(settings.recapture_seconds, 2 * before), settings.recapture_max_seconds)
     return with_open_incident(watch, capture_pause_seconds=pause, capture_wanted_at=now + pause)
 
 
 def end_watch(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """End the job: its ranks are gone, or were replaced by a restart."""
+    """End the watch of a job. Its ranks are gone, or a restart has replaced them."""
     if watch.state is JobState.ENDED:
         return watch, ()
     return enter_state(watch, JobState.ENDED, message, now)

@@ -1,6 +1,6 @@
-"""The parts of a `JobWatch`: one struct for each concern, and one for each state or phase that has values of its own.
+"""The parts of a `JobWatch`: one struct for each topic, and one for each group of states with its own values.
 
-All times are CLOCK_MONOTONIC seconds; None means not set.
+All times are CLOCK_MONOTONIC seconds. None means not set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hangwatch.detector.sleepers import Sleeper
 from hangwatch.detector.standstill import Standstill
 from hangwatch.model import JobState, ProcessId, RankId, Value
 
-GLANCE_SECONDS = 300.0  # shortest time between two light captures because of power that fell and is flat
+GLANCE_SECONDS = 300.0  # shortest time between two light captures that are due to fallen, flat power
 
 
 # --- in every state --------------------------------------------------------------------------------------------------
@@ -24,8 +24,8 @@ GLANCE_SECONDS = 300.0  # shortest time between two light captures because of po
 class JobIdentity(Value, frozen=True):
     """The identity of the job.
 
-    * `generation`: the processes of its ranks; a restart begins a new watch. `began`: when the processes began.
-    * `has_ranks`: false for a launcher without ranks, which draws no power and is judged by time only.
+    * `generation`: the processes of its ranks, see `job_watch.is_restart`. `began`: the start of these processes.
+    * `has_ranks`: false for a launcher without ranks. It draws no power and is judged by time only.
     * `is_elsewhere_too`: other nodes have ranks of the job.
     """
 
@@ -38,9 +38,9 @@ class JobIdentity(Value, frozen=True):
 
 
 class CollectiveTimeout(Value, frozen=True):
-    """The collective timeout of the job in seconds: by its environment, and as the last capture found it recorded.
+    """The collective timeout of the job in seconds: from its environment, and from its flight recorders.
 
-    `recorded_seconds` is cleared when a silence is over. None: no timeout, or not recorded.
+    The last capture sets `recorded_seconds`. The end of a silence clears it. None: no timeout, or not recorded.
     """
 
     environment_seconds: float | None = None
@@ -48,17 +48,17 @@ class CollectiveTimeout(Value, frozen=True):
 
     @property
     def seconds(self) -> float | None:
-        """The recorded timeout, else that of the environment; None for no timeout."""
+        """The recorded timeout, else that of the environment; None if there is no timeout."""
         return self.environment_seconds if self.recorded_seconds is None else self.recorded_seconds
 
 
 class PowerRecord(Value, frozen=True):
     """The power of the job's GPUs, by uuid. `stuck_watts` of a GPU is set only in suspected and the open states.
 
-    * `was_busy`: the job has been at work. `is_serving`: the last capture found an idle server; its power says nothing
-      about work until it is busy.
-    * `sampled_at`: the last sample. `read_at`: the last sample with a reading of a GPU of the job.
-    * `gpu_errors_at`: when XIDs or link errors last occurred on this node.
+    * `was_busy`: the job has been at work. `is_serving`: the last capture found an idle inference server. Its power
+      proves nothing about work until it is busy.
+    * `sampled_at`: time of the last sample. `read_at`: time of the last sample with a reading of a GPU of the job.
+    * `gpu_errors_at`: time of the last XID or link error on this node.
     """
 
     gpus: dict[str, GpuPower] = field(default_factory=dict)
@@ -70,16 +70,15 @@ class PowerRecord(Value, frozen=True):
 
 
 class CaptureRecord(Value, frozen=True):
-    """The captures and light captures of the job, and what consecutive ones found.
+    """The captures and light captures of the job, and the standstills that consecutive ones found.
 
-    * `capturing`: a capture runs. It is set in suspected, and while a capture outlasts its suspicion. `captured_at`:
-      when the last one ended.
-    * `light_capture_since`: when the running light capture was asked for. `light_captured_at`: when the last one ended.
-      `fall_captured_at`: when the last one because of fallen power was asked for. The next one of this kind is due
-      `fall_pause_seconds` later; the pause grows after one without a result.
-    * `low_since`: since when the job draws little without being quiet (by its learned baseline, or because it was never
-      busy), or when its ranks were last seen progressing at that power. The next light capture is due
-      `low_power_pause_seconds` later, or after the hold.
+    * `capturing`: a capture runs. `captured_at`: end of the last capture.
+    * `light_capture_since`: request of the light capture that runs now. `light_captured_at`: end of the last one.
+    * `fall_captured_at`: request of the last light capture that was due to fallen power. The next one of this kind is
+      due `fall_pause_seconds` later. The pause doubles after a light capture without a result.
+    * `low_since`: start of the time in which the job draws little power without being quiet: by its learned baseline,
+      or because it was never busy. A capture in which its ranks progress sets it again. The next light capture is due
+      `low_power_pause_seconds` later, and not before the hold.
     * `standstills`: the ranks that the last captures found between the same few lines.
     """
 
@@ -98,39 +97,40 @@ class CaptureRecord(Value, frozen=True):
 
 
 class Starting(Value, frozen=True):
-    """Set in starting. `over_since`: since when the job draws more than the fixed threshold of the settings."""
+    """Set in starting. `over_since`: time since which the job has drawn more than the fixed threshold."""
 
     over_since: float | None = None
 
 
 class Recovered(Value, frozen=True):
-    """Set in recovered. `ended`: the pause that is learned when the state ends."""
+    """Set in recovered. `ended`: the pause that is learned when this state ends; None if power is not back."""
 
     ended: EndedPause | None = None
 
 
 class Unknown(Value, frozen=True):
-    """Set in unknown. `before`: starting or training, to which the job returns with the next reading."""
+    """Set in unknown. `before`: the state to which the job returns with the next reading (starting or training)."""
 
     before: JobState
 
 
 class Silence(Value, frozen=True):
-    """Set in quiet, suspected and the open states. `gpus`: in quiet, the uuids of the GPUs quiet since then."""
+    """Set in quiet, suspected and the open states. `gpus`: the uuids of the GPUs that were quiet since `since`."""
 
     since: float
     gpus: frozenset[str] = frozenset()
 
 
 class Suspicion(Value, frozen=True):
-    """Set in suspected and the open states: what the captures have found since the suspicion began.
+    """Set in suspected and the open states: the findings of the captures since the suspicion began.
 
-    * `fell`: the suspicion began with a fall of power, so it ends when power is over the threshold again.
-    * `saw_stacks`: a capture found a stack or could judge a rank. `frozen_captures`: in how many consecutive captures
-      no rank progressed.
-    * `places`: where the captures found the awaited ranks, see `known_pauses`.
-    * `moved_ranks`: the ranks that were seen progressing, of a job that was never busy: its power proves nothing.
-    * `timeout_capture_at`: when the last capture before the collective timeout was asked for.
+    * `fell`: the suspicion began after the start of the job, so it ends when power is over the threshold again.
+    * `saw_stacks`: a capture found a stack or could judge a rank. `frozen_captures`: number of consecutive captures in
+      which all ranks were frozen.
+    * `places`: the places of the awaited ranks, see `known_pauses`.
+    * `moved_ranks`: the ranks that a capture has seen progressing. It is used for a job that was never busy, because
+      the power of such a job proves nothing.
+    * `timeout_capture_at`: request of the capture before the collective timeout.
     * `sleepers`: the ranks that the last captures found asleep.
     """
 
@@ -146,9 +146,8 @@ class Suspicion(Value, frozen=True):
 class OpenIncident(Value, frozen=True):
     """Set in the open states. `stalled_since` is set in all of them except hung.
 
-    * `back_since`: since when power is back, but not yet for long enough.
-    * `capture_wanted_at`: when the next capture is due; None while one runs. `capture_pause_seconds`: the pause before
-      it.
+    * `back_since`: time since which power has been back, before this has lasted for `recover_seconds`.
+    * `capture_wanted_at`: time of the next capture; None while one runs. `capture_pause_seconds`: the pause before it.
     """
 
     stalled_since: float | None = None

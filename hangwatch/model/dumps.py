@@ -1,4 +1,4 @@
-"""Dumps, the raw content of a capture for every rank: probes -> capture -> stacks.grouping."""
+"""Values for dumps, the raw content of a capture. `capture` makes them from `probes`, `stacks.grouping` reads them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from hangwatch.model.waits import AsksRank, Awaited, FileLock, KernelCall, Store
 
 
 class ThreadCounters(Value, frozen=True):
-    """Kernel counters of one thread: CPU time (user and system), system time alone, context switches.
+    """Kernel counters of one thread. A field is None if it could not be read.
 
-    `delay_seconds` is the time in which it was ready to run and waited for a core. A switch is voluntary if the thread
-    slept or waited, involuntary if the core was taken from it. `io_bytes` were read and written by calls (a call counts
-    when it returns), or from and to storage (also in a long call), whichever is more; receive and send do not count.
+    `cpu_seconds` is user and system time, `system_seconds` system time only. `delay_seconds` is the time in which the
+    thread was ready to run and waited for a core. A context switch is voluntary if the thread began to sleep or wait,
+    else involuntary. `io_bytes` is the larger of two counters: bytes of read and write calls, which count when a call
+    returns, and bytes from and to storage, which count at once. Receive and send calls do not count.
     """
 
     read_monotonic_seconds: float
@@ -30,43 +31,54 @@ class ThreadCounters(Value, frozen=True):
 
 
 class ProcessDump(Value, frozen=True):
-    """One process in one round: its stacks, or the fault in their place, and its state by the kernel.
+    """One process in one round: its stacks, or the fault instead of them, and its state by the kernel.
 
-    None in a field: not seen. `state` is the letter of /proc/PID/stat, None if the process was gone. `state_after` is
-    read again after the dump, so that a process which the dump left stopped is noticed. `io_bytes` is rchar + wchar of
-    /proc/PID/io, `fetched_bytes` its read_bytes: bytes from storage, including pages of mapped files. `called` is the
-    device (major:minor) of the file system of the file that it is in a system call on; read only if py-spy itself
-    hangs.
+    A field is None if it was not seen or read.
 
-    Of the main thread: `call` is the system call it was in; `main_before` and `main_after` are its counters before and
-    after the dump, which causes switches itself. `awaited` is a peer outside of the job. If it is in `D` in a call that
-    writes: `device_bytes` is what the device of the file has written, `dirty_bytes` what the whole node has yet to
-    write. `waits_in_torch`: it slept in code of torch, NCCL or CUDA, whatever line of Python called that.
+    The process:
+    * `state`: the letter of /proc/PID/stat, None if the process was gone. `state_after`: the same after the dump. It
+      shows a process that the dump left stopped.
+    * `io_bytes`: rchar + wchar of /proc/PID/io. `fetched_bytes`: read_bytes of the same file, the bytes from storage,
+      including pages of mapped files.
+    * `called`: the device (major:minor) of the file system of its system call. It is read only if py-spy hangs.
+    * `frozen_cgroup`: the control group that freezes it. `tracer`: the process that traces it while it is stopped
+      ("gdb, pid 4711").
 
-    `socket_bytes` were carried by the TCP connections of the process since the first round, `rank_bytes` by those to
-    other ranks, `object_bytes` by the one that its main thread is in a call on. `children_bytes` and
-    `children_cpu_seconds` are what its child processes moved and used, without workers; read only if it waits for a
-    child. `frozen_cgroup` is the control group that freezes it, `tracer` the process that traces it while it is stopped
-    ("gdb, pid 4711"). `peers` counts its connections to other ranks of
-    its job: open TCP connections to them or to their store (to any address, if the job has ranks on other nodes), and
-    pipes and Unix sockets on which its main thread receives, except those to its `server`. `active_peers` counts those
-    of them that have carried bytes since the first round or on which the main thread has received; in the first round
-    all. `thread_in_file`: its main thread waits for a thread, and a thread is in a call on a file, pipe or child.
+    The main thread:
+    * `call`: its system call. `main_before`, `main_after`: its counters before and after the dump. A dump itself causes
+      context switches.
+    * `awaited`: the peer outside of the job that it waits for.
+    * `device_bytes` and `dirty_bytes` are read only in `D` in a call that writes: the bytes that the device of the file
+      has written, and the bytes that the whole node must still write.
+    * `waits_in_torch`: it slept in code of torch, NCCL or CUDA. The calling line of Python does not matter.
+    * `thread_in_file`: it waits for a thread, and a thread is in a call on a file, pipe or child.
 
-    `server` is the process that waits for clients, with its main thread on a listening socket: this process, or a rank
-    or a process above it to which all connections lead that its main thread receives from. `job_server` is a process of
-    its job on this node that waits for clients, whether it receives from that or not. `file_lock` is the file lock
-    that its main thread waits for; `shares_lock`: it waits for a lock in memory that another rank of its job maps, too.
-    `store` is what its sockets show of the store of its job; `awaits_store` names the thread that receives an answer
-    from the store: the main thread or, if that sleeps, another. `asks_rank` names what receives from another rank of
-    its job on this node: the main thread; another thread, if the main thread sleeps; or a child process that it waits
-    for. `stuck_on` is the file or pipe that its main thread reads or writes, if no other process of its job has it
-    open. `enclosed_at` is the place at which it waits for others of its job, if no other node reaches that place while
-    the job has ranks there.
+    Traffic:
+    * `socket_bytes`: bytes on the TCP connections of the process since the first round. `rank_bytes`: bytes on those to
+      other ranks. `object_bytes`: bytes on the connection of the main thread's call.
+    * `children_bytes`, `children_cpu_seconds`: bytes and CPU time of its child processes, without workers. They are
+      read only if the process waits for a child.
+    * `peers`: number of connections to other ranks of its job. These are open TCP connections to the ranks or their
+      store (to any address, if the job has ranks on other nodes). Pipes and Unix sockets on which the main thread
+      receives count, too, except those to `server`.
+    * `active_peers`: number of those that have carried bytes since the first round, or on which the main thread has
+      received. In the first round all count.
+
+    Other processes of the job:
+    * `server`: pid of the process that waits for clients, with its main thread on a listening socket. It is this
+      process, or a rank or ancestor to which all of the main thread's awaited connections lead.
+    * `job_server`: pid of any process of the job on this node that waits for clients.
+    * `file_lock`: the awaited file lock. `shares_lock`: it waits for a lock in memory that another rank maps, too.
+    * `store`: the store of the job, with the state of the process's sockets. `awaits_store`: the thread that receives
+      from the store: the main thread or, if that sleeps, another.
+    * `asks_rank`: the part that receives from another rank on this node: the main thread, another thread while the main
+      thread sleeps, or an awaited child.
+    * `stuck_on`: the file or pipe that the main thread reads or writes, if no other process of the job has it open.
+    * `enclosed_at`: the place of its wait for other ranks, if the job has ranks on other nodes that cannot reach it.
 
     `recorders` are PyTorch's flight recorders in its memory, one for each library, shortened by
-    `collectives.rank_records.drop_unneeded`; `recorder_faults` say why a recorder could not be read. Both are empty
-    for a worker, and if the recorders were not read in this round.
+    `collectives.rank_records.drop_unneeded`. `recorder_faults` are the reasons why a recorder could not be read. Both
+    are empty for a worker, and if the recorders were not read in this round.
     """
 
     taken_monotonic_seconds: float
@@ -112,10 +124,11 @@ class ProcessDump(Value, frozen=True):
 
 
 class KernelLine(Value, frozen=True):
-    """A kernel log line about a rank, a file system that it has mounted, or a device of its node.
+    """A kernel log line about a rank, a file system that the rank has mounted, or a device of its node.
 
-    `name` is its row of kernel_lines.toml, `subject` the thing that the line names, `where` the library in which it
-    happened. A process chooses the text of `subject` and `where`. `text` is the line, bounded and printable.
+    `name` is the row of kernel_lines.toml that matched, `subject` the process or device in the line, `where` the
+    library in which a crash happened. A process may choose the text of `subject` and `where`. `text` is the line,
+    bounded and printable.
     """
 
     name: str
@@ -128,7 +141,7 @@ class KernelLine(Value, frozen=True):
 class OutputEnd(Value, frozen=True):
     """The end of a regular file to which a rank writes: its raw bytes, and the identity and size of the file.
 
-    `file` is equal for ranks that share it; `path` is printable and under the job's control.
+    `file` is equal for ranks that write to the same file. `path` is printable; the job controls its text.
     """
 
     file: str
@@ -146,9 +159,9 @@ class LastLines(Value, frozen=True):
 
 
 class ProcessDetails(Value, frozen=True):
-    """Details of a process from psutil; None or empty if it could not be read. The job controls the texts.
+    """Details of a process from psutil. A field is None or empty if it could not be read. The job controls the texts.
 
-    `cpus` are those on which it may run, folded. Each list has at most 32 entries, bounded and printable.
+    `cpus` are the cores on which it may run ("0-7,16"). Each list has at most 32 entries, bounded and printable.
     """
 
     resident_bytes: int | None = None
@@ -164,9 +177,9 @@ class ProcessDetails(Value, frozen=True):
 
 
 class RankId(Value, frozen=True):
-    """Identity of a rank, for people and across nodes. A field is None if the source does not tell it.
+    """Identity of a rank, for people and across nodes. A field is None if the source does not show it.
 
-    `title` is the name that the program gave to its process (setproctitle): letters, digits and `_:.-`.
+    `title` is the name that the program gave to its process (setproctitle). It has letters, digits and `_:.-`.
     """
 
     node: str | None = None
@@ -176,7 +189,7 @@ class RankId(Value, frozen=True):
     title: str | None = None
 
     def sort_key(self) -> tuple[int, str, int, int]:
-        """Order by global rank, then node, local rank and pid; unknown numbers last."""
+        """Return a key that sorts by global rank, then node, local rank and pid. Unknown numbers come last."""
         last = 1 << 62
         return (
             last if self.rank is None else self.rank,
@@ -187,7 +200,7 @@ class RankId(Value, frozen=True):
 
 
 class WorkerDump(Value, frozen=True):
-    """The rounds of one process that works for a rank; `waits_for_mount` as in `RankDump`."""
+    """The rounds of one worker process of a rank. `waits_for_mount` is as in `RankDump`."""
 
     pid: int
     comm: str
@@ -196,12 +209,12 @@ class WorkerDump(Value, frozen=True):
 
 
 class LaunchCount(Value, frozen=True):
-    """Number of launches of one operation by one rank, in a communicator with unequal numbers.
+    """Number of launches of one operation by one rank, in a communicator of which the ranks have unequal numbers.
 
-    The source is NCCL, with the same numbers in every answer. `communicator` is its hash, `size` its number of ranks.
-    `count` is None if NCCL does not reach the rank; `lowest` and `highest` are those of all its ranks that answered, on
-    any node. `is_whole`: all ranks answered. `elsewhere` lists those of its processes that are not ranks of this node
-    and have launched the least, or are not reached.
+    NCCL's RAS reported the same numbers in every answer. `communicator` is the hash of the communicator, `size` the
+    number of its ranks. `count` is the number of this rank, None if NCCL does not reach it. `lowest` and `highest` are
+    the limits of all ranks that responded, on any node. `is_whole`: all ranks responded. `elsewhere` lists processes
+    outside of this node's ranks that launched the fewest operations, or that NCCL does not reach.
     """
 
     communicator: str
@@ -217,8 +230,9 @@ class LaunchCount(Value, frozen=True):
 class NcclRas(Value, frozen=True):
     """Report of NCCL's RAS about one rank, from `answers` answers within `seconds` seconds.
 
-    The rank is in `communicators` communicators. In `even` of them all ranks have launched the same numbers of
-    operations, and launched nothing between the answers. `launched` are those that make no progress and are uneven.
+    `communicators` is the number of communicators of the rank. `even` counts those in which all ranks have launched the
+    same numbers of operations, and none between the answers. `launched` are the counts of communicators that made no
+    progress and have unequal numbers.
     """
 
     version: str
@@ -230,22 +244,22 @@ class NcclRas(Value, frozen=True):
 
 
 class RankDump(Value, frozen=True):
-    """Everything a capture holds of one rank: one `ProcessDump` per round, its workers, its GPU numbers at that time.
+    """All data that a capture has of one rank: one `ProcessDump` per round, its workers, and the numbers of its GPU.
 
-    `gone` is true if this node answers and the process of the rank does not exist; it is never set for a rank of
-    another node or a rank that merely did not answer. `waiting` is set if this is a launcher without ranks.
-    `silent_mount` names the file system under its program that does not respond, so that py-spy hangs on it;
-    `waits_for_mount`: in every round the kernel showed it in a call on that file system.
+    `gone`: this node has no process of the rank. It is never set for a rank of another node, or a rank that could
+    merely not be dumped. `waiting` is set for a launcher without ranks. `silent_mount` is the file system under its
+    program that does not respond, so that py-spy hangs. `waits_for_mount`: the kernel showed the process in a call on
+    that file system in every round.
 
-    `busy_power_ratio` is the position of the power between the floor (0) and the busy level (1) of this GPU, None
-    without a history; `works_lightly`: GPUs draw as much as that busy level in a hang, too. NVLink and PCIe bytes are
-    the sum of both directions of its busiest GPU, over the rounds. `gpu_use` is that of the GPU with the highest SM
-    use, `ports` are those of its node.
+    `busy_power_ratio` is the position of the power between the floor (0) and the busy level (1) of its GPU, None
+    without a history. `works_lightly`: that busy level is no higher than the power of a hang. NVLink and PCIe rates are
+    those of its busiest GPU, both directions added up, over the rounds. `gpu_use` is that of the GPU with the highest
+    SM ratio. `ports` is the traffic of its node's ports.
 
-    `kernel_call`, `last_lines` and `details` are read after the ranks are judged, only for ranks that are named or to
-    be checked first; so is `worker_call`, if the rank waits for a worker. `kernel_lines` are those since the job began.
-    `nccl_ras` is None if NCCL was not asked or did not respond; `nccl_ras_fault` says why. `died` as in `EndedProcess`.
-    `most_peers` as in `Rank`.
+    `kernel_call`, `last_lines` and `details` are read only for ranks that the first verdict names or checks first. So
+    is `worker_call`, if the rank waits for a worker. `kernel_lines` are the lines since the job began. `nccl_ras` is
+    None if NCCL was not queried or did not respond. `nccl_ras_fault` is the reason, None if unknown. `died` is as in
+    `EndedProcess`, `most_peers` as in `Rank`.
     """
 
     id: RankId
@@ -275,7 +289,7 @@ class RankDump(Value, frozen=True):
 
 
 class Setting(Value, frozen=True):
-    """A value of a variable, None if it is not set, and the first 64 of the `count` ranks that have it."""
+    """A value of a variable (None: not set), and the first 64 of the `count` ranks with this value."""
 
     value: str | None
     ranks: tuple[RankId, ...]
@@ -283,7 +297,7 @@ class Setting(Value, frozen=True):
 
 
 class Difference(Value, frozen=True):
-    """A variable that differs between ranks: its values, the rarest first, and what the difference explains."""
+    """A variable that differs between ranks: its values, the rarest first. `why` is the effect of a difference."""
 
     name: str
     why: str
@@ -291,12 +305,15 @@ class Difference(Value, frozen=True):
 
     @property
     def minority(self) -> tuple[RankId, ...]:
-        """The ranks that have another value than most."""
+        """The ranks with a value other than the most common one."""
         return tuple(rank for setting in self.settings[:-1] for rank in setting.ranks)
 
 
 class Environment(Value, frozen=True):
-    """Start environment of the ranks: the variables that `tables/environment_names` allows, bounded and printable."""
+    """Start environment of the ranks, limited to the variables in `tables/environment_names`; bounded and printable.
+
+    `common` has the variables with the same value in all ranks, `differences` the others.
+    """
 
     differences: tuple[Difference, ...] = ()
     common: tuple[tuple[str, str], ...] = ()

@@ -1,4 +1,4 @@
-"""Values for groups of ranks, which `stacks.grouping` and `collectives` make for `verdict` and `fleet.merge`."""
+"""Values for groups of ranks. `stacks.grouping` and `collectives` make them, `verdict` and `fleet.merge` read them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hangwatch.model.waits import KernelCall, Rests, Sleep, Waits, WorkerCall
 
 
 class EnqueuedOperation(Value, frozen=True):
-    """One operation that a rank enqueued: its number in its group, and the time by the clock of its node.
+    """One operation that a rank enqueued: its number in its group, and its time by the clock of the rank's node.
 
-    `order` rises with each operation of the process. `stays_open`: it was open in the first and in the last round
-    in which the recorder was read. `sizes` is set only for operations that require equal sizes on all ranks.
-    `by_main` is false if a thread other than the main thread is known to have enqueued it.
+    `order` rises with each operation of the process. `stays_open`: the operation was open in the first and in the last
+    round that read the recorder. `sizes` is set only for operations that require equal sizes on all ranks. `by_main` is
+    false if the recorder shows that another thread than the main thread enqueued it.
     """
 
     number: int
@@ -36,12 +36,12 @@ class EnqueuedOperation(Value, frozen=True):
 
 
 class GroupRecords(Value, frozen=True):
-    """Operations that one rank enqueued in one process group: the number of its newest collective, and the last few.
+    """Operations that one rank enqueued in one process group.
 
-    Library and name identify a group. If a process made several groups of one name, this is the newest group.
-    `generation` counts the groups of this name that were seen. `has_lost_open`: an operation is open that the
-    recorder no longer shows. `ranks` are the global ranks of the group, [first, last] of each range, as NCCL lists
-    them. `ranks` is empty if no source lists them.
+    `number` is that of the newest collective, `operations` are the last few. Library and name identify a group. If a
+    process made several groups with one name, this is the newest group, and `generation` is the number of groups with
+    this name. `has_lost_open`: an operation is open that the recorder no longer shows. `ranks` are the global ranks of
+    the group as NCCL lists them, [first, last] of each range. It is empty if no source lists them.
     """
 
     library: Library
@@ -55,9 +55,9 @@ class GroupRecords(Value, frozen=True):
 
 
 class RecorderState(Value, frozen=True):
-    """The flight recorder of one library in a rank. `is_wrapped`: it no longer has all operations.
+    """The flight recorder of one library in a rank. `is_wrapped`: it has overwritten its oldest operations.
 
-    `oldest_unix_seconds` is the time at which its oldest operation was enqueued, None if it has no operation.
+    `oldest_unix_seconds` is the time at which the oldest recorded operation was enqueued; None without operations.
     """
 
     library: Library
@@ -67,11 +67,11 @@ class RecorderState(Value, frozen=True):
 
 
 class CodeRegion(Value, frozen=True):
-    """The few places at which a rank was seen during a capture, while nothing showed progress.
+    """The few places of a rank during a capture that did not show whether the rank progresses.
 
-    `within` is a short hash of the function of the program and of all its callers. Each of `places` is a hash of a line
-    of that function and of all frames inside of it. `carries`: its process moved bytes meanwhile, maybe of a thread for
-    which it does not wait.
+    `within` is a short hash of a function of the program and of all its callers. Each of `places` is a hash of a line
+    of that function, with all frames that it called. `carries`: the process moved bytes during the capture, but its
+    main thread may not be waiting for them.
     """
 
     within: str
@@ -82,12 +82,13 @@ class CodeRegion(Value, frozen=True):
 class StackFacts(Value, frozen=True):
     """Place of a rank in its program, over the rounds of a capture.
 
-    All fields keep their defaults if no round has a stack. `waited_before`: in an earlier round the rank waited for
-    other ranks, so it does reach the collective. `owns_gil` is that of its main thread. `user_frames` are the innermost
-    frames of the user's own program in the most informative stack, with lines and without locals. `task` is the frame
-    of the user's own program in which a task of a ThreadPoolExecutor was in every round while it did not wait for
-    another thread. `stay` is set if only other captures can show whether the rank works. `sleep` is set if its main
-    thread was asleep at one place in every round in which it did not run.
+    All fields keep their defaults if no round has a stack.
+    * `waited_before`: in an earlier round the rank waited for other ranks, so it does reach the collective.
+    * `owns_gil`: the main thread holds the GIL; None if unknown.
+    * `user_frames`: the innermost frames of the user's program in the deciding thread, with lines and without locals.
+    * `task`: the frame of the user's program that a task of a ThreadPoolExecutor was in during every round.
+    * `stay`: set if only several captures can show whether the rank works.
+    * `sleep`: set if the main thread was asleep at one place in every round in which it did not run.
     """
 
     waited_before: bool = False
@@ -101,13 +102,14 @@ class StackFacts(Value, frozen=True):
 class KernelFacts(Value, frozen=True):
     """State of a rank's process in the kernel, and the system call of its main thread.
 
-    `state` is the letter that /proc/PID/stat showed in every round; if the rounds differ, the last one that is not `D`.
-    `wchan` is that of the round of the stack that is shown. `receives`: in the last round the main thread was in a call
-    that receives. `rests`: in every round it slept or waited for a signal ("sleep"), or waited for a thread of its
-    process while none was in a call on a file, pipe or child ("thread"). `is_held_outside`: in every round it was in
-    one call that no other thread of its process ends.
-    `silent_mount`, `waits_for_mount`, `call`, `worker_call` and `lines` are as in `RankDump` (`kernel_call`,
-    `kernel_lines`).
+    * `state`: the letter of /proc/PID/stat in all rounds. If it changed: the last letter other than `D`.
+    * `wchan`: the kernel function in which it slept, in the round of the shown stack.
+    * `receives`: in the last round the main thread was in a call that receives.
+    * `rests`: "sleep" if the main thread slept or waited for a signal in every round. "thread" if it waited for a
+      thread of its process in every round, and no thread was in a call on a file, pipe or child.
+    * `is_held_outside`: in every round the main thread was in a call that no other thread of its process can end.
+    * `silent_mount` and `waits_for_mount` are as in `RankDump`, also `call`, `worker_call` and `lines` (there
+      `kernel_call`, `worker_call` and `kernel_lines`).
     """
 
     state: str | None = None
@@ -138,9 +140,9 @@ class Usage(Value, frozen=True):
 class RecorderFacts(Value, frozen=True):
     """Collectives of a rank, by the flight recorders in its process and by NCCL's RAS.
 
-    `libraries` has one entry for each library with a readable recorder. It covers the first and the last round in
-    which the recorder was read. `faults` say why a recorder was not read in two rounds. `nccl_ras` is None if NCCL
-    was not queried or did not respond; `nccl_ras_fault` says why, if that is known.
+    `libraries` has one entry for each library with a readable recorder. An entry combines the first and the last round
+    that read the recorder. `faults` are the reasons why a recorder was not read in two rounds. `nccl_ras` is None if
+    NCCL was not queried or did not respond. `nccl_ras_fault` is the reason, None if unknown.
     """
 
     libraries: tuple[RecorderState, ...] = ()
@@ -150,10 +152,10 @@ class RecorderFacts(Value, frozen=True):
 
 
 class Member(Value, frozen=True):
-    """One rank in a group, with all that a capture of `rounds` rounds showed of it.
+    """One rank in a group, with all facts from a capture of `rounds` rounds.
 
-    A part without data from its source has only defaults. `signature` is the measured behaviour. `motion` follows
-    from it, or from the progress of the rank's flight recorders. `waiting` and `died` are as in `RankDump`.
+    A part keeps its defaults if its source gave no data. `signature` is the measured behaviour. `motion` follows from
+    the signature, or from the progress of the rank's flight recorders. `waiting` and `died` are as in `RankDump`.
 
     `waits` holds the facts of all rounds. `peers` includes its workers and is the maximum of all rounds. `store`
     and `enclosed_at` are from the last round; `store` is "retries" only if no round showed a connection. Every
@@ -214,7 +216,7 @@ class Group(Value, frozen=True):
 
     @property
     def waits(self) -> bool:
-        """True if the group is in a wait that ends when other ranks arrive."""
+        """True if the group waits for other ranks."""
         return self.waits_for == "ranks"
 
     @property
@@ -230,7 +232,7 @@ class Group(Value, frozen=True):
 
 
 class Grouping(Value, frozen=True):
-    """The groups of a job, largest first: the value that nodes exchange and that `fleet.merge` merges.
+    """The groups of a job, largest first. Nodes exchange this value, and `fleet.merge` merges it.
 
     `world_size` is None if no source shows it.
     """
@@ -248,8 +250,8 @@ class Grouping(Value, frozen=True):
     def absent(self) -> tuple[range, ...]:
         """Ranks that should exist and did not respond: gaps in the numbers, and ranks missing from the world size.
 
-        The result is ranges in rising order: a world size comes from an environment, in which a user can write any
-        number.
+        The result is ranges in rising order, because a user can set any world size: a list of all numbers could be too
+        long.
         """
         known = self._known()
         return gaps(known, max(known[-1] + 1, self.world_size or 0)) if known else ()
@@ -261,7 +263,7 @@ class Grouping(Value, frozen=True):
 
     @property
     def unanswered(self) -> tuple[range, ...]:
-        """Absent ranks that were queried. In a grouping of one node these are numbered between the node's own ranks."""
+        """Absent ranks that were queried. In a grouping of one node: between its lowest and its highest rank."""
         if not self._is_one_node():
             return self.absent
         known = self._known()

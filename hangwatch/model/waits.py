@@ -1,4 +1,4 @@
-"""Waits of a process by the kernel: its system call, the targets of that call, the store of its job."""
+"""Values for the waits of a process, as the kernel shows them: system calls, their targets, locks and the store."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from hangwatch.model.jobs import PortUse
 from hangwatch.model.value import Value
 
 ENDED_STATES = frozenset("ZXx")
-"""Letters of /proc/PID/stat of a process that has ended: a zombie, or dead."""
+"""State letters in /proc/PID/stat of a process that has ended: zombie or dead."""
 
 STOPPED_STATES = frozenset("Tt")
-"""Letters of a process that a signal or a tracer has stopped."""
+"""State letters of a process that a signal or a tracer has stopped."""
 
 BLOCKED_STATES = frozenset("D")
-"""The letter of a process inside a system call that no signal ends."""
+"""State letter of a process in a system call that no signal can interrupt."""
 
 FUSE_WAITS = frozenset({"request_wait_answer"})
-"""Kernel functions in which a process waits for the answer of a FUSE server, in state S at first (fs/fuse/dev.c)."""
+"""Kernel functions in which a process waits for a FUSE server. Its state is S at first (fs/fuse/dev.c)."""
 
 AsksRank = Literal["main", "thread", "child"]
-"""The part of a process that receives from another rank: main thread, another thread, or a child that it waits for."""
+"""The part of a process that receives from another rank: the main thread, another thread, or an awaited child."""
 
 Rests = Literal["sleep", "thread"]
-"""The wait of a main thread that needs no other rank: a sleep or a signal; or a thread of its own process."""
+"""A wait of a main thread that needs no other rank: for a time or a signal ("sleep"), or a thread of its process."""
 
 
 CallObject = Literal["file", "pipe", "socket", "lock", "child"]
@@ -32,12 +32,13 @@ CallObject = Literal["file", "pipe", "socket", "lock", "child"]
 
 
 class SystemCall(Value, frozen=True):
-    """The system call that a thread is in: its number and name, its kind, and its arguments.
+    """The system call that a thread is in: its number, name, kind and arguments.
 
-    `descriptors` are its files and sockets; `child` is the one process that it waits for, as numbered in its own pid
-    namespace. `left_seconds` and `until_unix_seconds`: the latest end of a sleep or timed wait, from the time at which
-    it was read, and by the clock of the node; None if it has no end, or was not read. `object` is the kind of what it
-    waits for, if no other thread of its process and no GPU ends the call.
+    `descriptors` are its files and sockets. `child` is the pid of the awaited child, in the pid namespace of the
+    process; None if the call awaits any child or none. `left_seconds` is the longest remaining time of a sleep or timed
+    wait when the call was read, `until_unix_seconds` the same as Unix time. Both are None for a call without an end, or
+    if the end was not read. `object` is the kind of the awaited object. It is None if another thread of the process or
+    a GPU may end the call.
     """
 
     number: int
@@ -51,11 +52,11 @@ class SystemCall(Value, frozen=True):
 
 
 class Sleep(Value, frozen=True):
-    """A sleep, or a wait with a timeout, of a main thread: it ends by itself.
+    """A sleep, or a wait with a timeout, of a main thread. It ends by itself.
 
-    `until_unix_seconds` is its latest end, `seconds` the longest time that was seen to be left, and `place` a short
-    hash of the lines of its stack. `is_polling`: sleep follows sleep at these lines, while the other ranks wait for the
-    rank; see `detector.sleepers`.
+    `until_unix_seconds` is its latest end, `seconds` the longest remaining time in any round, and `place` a short hash
+    of the lines of its stack. `is_polling`: the rank sleeps again and again at these lines while the other ranks wait
+    for it, see `detector.sleepers`.
     """
 
     until_unix_seconds: float
@@ -65,10 +66,10 @@ class Sleep(Value, frozen=True):
 
 
 class FileLock(Value, frozen=True):
-    """A file lock on `path` that a process waits for, and its holder; None if the kernel does not say.
+    """A file lock on `path` that a process waits for, and the holder of the lock.
 
-    The kernel lists no holder that has ended and passed its lock to a child process, and none on another node.
-    `by_child`: a child process, which this process waits for, waits for the lock.
+    `holder_pid` is None if the kernel lists no holder: it is on another node, or has ended and passed the lock to a
+    child process. `by_child`: the process waits for a child, and that child waits for the lock.
     """
 
     path: str
@@ -80,10 +81,10 @@ class FileLock(Value, frozen=True):
 class CallTarget(Value, frozen=True):
     """The target of one descriptor of a system call. All texts are bounded and printable.
 
-    `what` is the path of a file, the address of a peer, or the kernel's name for it. `mount` is the file system of a
-    file; `is_remote`: another machine or a process serves it. `other_pid` and `other_comm` are a process of this node
-    that has the other end of a pipe, Unix socket or connection, maybe the rank itself; None if no such process was
-    seen. `is_lost`: the kernel knows that the other end is closed.
+    `what` is the path of a file, the address of a peer, or the kernel's name of the target. `mount` is the file system
+    of a file. `is_remote`: another machine or a process serves that file system. `other_pid` and `other_comm` identify
+    a process of this node that has the other end of a pipe, Unix socket or connection. This may be the rank itself.
+    `other_pid` is None if no such process was seen. `is_lost`: by the kernel, the other end is closed.
     """
 
     kind: Literal["file", "pipe", "connection", "unix", "listening", "other"]
@@ -96,11 +97,11 @@ class CallTarget(Value, frozen=True):
 
 
 class KernelCall(Value, frozen=True):
-    """The system call that the main thread of a rank was in for the last `rounds` rounds of a capture, and after it.
+    """The system call that a main thread was in during the last `rounds` rounds of a capture, and still after it.
 
-    `name` is the kernel's, `says` the same with a preposition. `behind` are its first few descriptors out of
-    `descriptors`; `path` is the path argument, as its owner wrote it. `child_pid`, `child_comm` and `file_lock` are set
-    if it waits for a child or a file lock.
+    `name` is the kernel's name of the call, `says` the name with a preposition for sentences. `descriptors` is the
+    number of its descriptors, `behind` the targets of the first few. `path` is the path argument as the program passed
+    it. `child_pid` and `child_comm` are set if the call awaits a child, `file_lock` if it awaits a file lock.
     """
 
     name: str
@@ -122,7 +123,7 @@ class WorkerCall(Value, frozen=True):
 
 
 def is_loopback(host: str) -> bool:
-    """True if a host, as a user wrote it, is loopback by itself: `localhost` or an address, not the name of a node."""
+    """True if a host, as a user wrote it, is `localhost` or a loopback address. A name of a node is not resolved."""
     name = host.strip("[]")
     try:
         return ipaddress.ip_address(name).is_loopback
@@ -131,9 +132,9 @@ def is_loopback(host: str) -> bool:
 
 
 class Store(Value, frozen=True):
-    """The store at which the ranks of a job meet, and the state of one process's sockets to it.
+    """The store of a job (MASTER_ADDR), and the state of one process's sockets to it.
 
-    `endpoint` is as its user wrote it, bounded and printable.
+    `endpoint` is the address as the user wrote it, bounded and printable.
     """
 
     endpoint: str
@@ -141,7 +142,7 @@ class Store(Value, frozen=True):
 
     @property
     def is_on_loopback(self) -> bool:
-        """True if its address, as a user wrote it, is a loopback address: another store on each node."""
+        """True if its address is a loopback address, so that each node has a different store."""
         return is_loopback(self.endpoint.rpartition(":")[0])
 
     @property
@@ -151,27 +152,29 @@ class Store(Value, frozen=True):
 
 
 class Awaited(Value, frozen=True):
-    """A peer outside of the job for which a process waits; `is_lost`: the kernel knows that the other end is closed."""
+    """A peer outside of the job for which a process waits. `is_lost`: by the kernel, the other end is closed."""
 
     who: str
     is_lost: bool = False
 
 
 class Waits(Value, frozen=True):
-    """Everything that a process waits for outside of itself, and its connections to other ranks, by the kernel.
+    """The waits of a process for anything outside of itself, and its connections to other ranks, by the kernel.
 
-    `frozen_cgroup` is the control group that freezes it, `tracer` the process that traces and stops it, `awaited` a
-    peer outside of the job. `server` is the
-    pid of the process that waits for clients and from which this one receives; it may be the process itself.
-    `job_server` is any process of its job that waits for clients.
-    `file_lock` is the file lock that it waits for; `shares_lock`: it waits for a lock in memory that another rank of
-    its job maps too. `asks_rank` names the part of it that receives from another rank of its job. `stuck_on` is the
-    file or pipe that it reads or writes, if no other process of its job has it open. `waits_in_torch`: its main
-    thread sleeps in code of torch, NCCL or CUDA; None if that was not seen. `store` is the store of its job;
-    `awaits_store` names the thread that receives an answer from it. `peers` counts the connections to other ranks, None
-    if they were not seen; `active_peers` those that are in use, `most_peers` the most that an earlier scan saw.
-    `enclosed_at` is the place of its wait for other ranks, if no other node of the job reaches that place. `object` is
-    that of the one call that its main thread was in. Details: `ProcessDump`, `SystemCall`.
+    A field is None if the process has no such wait, or if it was not seen. Details: `ProcessDump`, `SystemCall`.
+
+    * `frozen_cgroup`: the control group that freezes it. `tracer`: the process that traces and stops it.
+    * `awaited`: a peer outside of the job. `object`: the kind of object that its main thread waited for in all rounds.
+    * `server`: pid of the process that waits for clients and from which this process receives. It may be the process
+      itself. `job_server`: pid of any process of its job that waits for clients.
+    * `file_lock`: the awaited file lock. `shares_lock`: it waits for a lock in memory that another rank maps, too.
+    * `asks_rank`: the part of the process that receives from another rank of its job.
+    * `stuck_on`: the file or pipe that it reads or writes, if no other process of its job has it open.
+    * `waits_in_torch`: its main thread sleeps in code of torch, NCCL or CUDA.
+    * `store`: the store of its job. `awaits_store`: the thread that receives from the store.
+    * `peers`: number of connections to other ranks. `active_peers`: number of those in use. `most_peers`: the most that
+      an earlier scan saw.
+    * `enclosed_at`: the place of its wait for other ranks, if no other node of the job can reach that place.
     """
 
     frozen_cgroup: str | None = None

@@ -1,6 +1,7 @@
-"""Connections of a job's processes: carried bytes, child processes, peers outside of the job.
+"""Read the connections of a job's processes: carried bytes, child processes, peers outside of the job.
 
-Read from the kernel once a round, within limits; no process is asked. What hangwatch may not read stays None.
+All facts are read from the kernel, once a round and within limits. No process is contacted. A fact that hangwatch may
+not read stays None.
 """
 
 from __future__ import annotations
@@ -52,22 +53,22 @@ _MOST_NAMESPACES = 8
 _MOST_CHILDREN = 64
 _MOST_ENDPOINT_CHARACTERS = 80
 _MOST_PATH_CHARACTERS = 200
-_MOST_PARENTS = 16  # ranks; those of a job on one node are started alike
+_MOST_PARENTS = 16  # ranks with a search for ancestors: all ranks of a job on one node have similar ancestors
 _MOST_THREADS = 64
 _MOST_REGIONS = 1 << 16  # of shared memory, over all ranks: about 300 bytes each
-_MOST_ANCESTORS = 4  # between a server and its workers: a shell, a launcher
+_MOST_ANCESTORS = 4  # of a rank: between it and its server there may be a shell and a launcher
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
 
 
 class _Counted:
-    """Bytes carried by the connections of one process. Bytes of a connection that was closed remain in the sum."""
+    """Bytes carried by the connections of one process. The sum keeps the bytes of connections that were closed."""
 
     def __init__(self) -> None:
         self._before: dict[int, int] | None = None
         self._total = 0
 
     def total(self, held: Iterable[Connection], wanted: Collection[int] | None = None) -> int:
-        """Return the bytes since the first call, of the connections with the `wanted` inodes (default: all)."""
+        """Return the bytes since the first call, on the connections with the `wanted` inodes (None: all)."""
         now = {connection.inode: connection.carried_bytes or 0 for connection in held}
         if self._before is not None:
             grown = {inode: max(0, count - self._before.get(inode, 0)) for inode, count in now.items()}
@@ -139,14 +140,17 @@ class JobConnections:
         self._job_server = next(filter(self._is_of_job, self._servers), None)
 
     def _is_of_job(self, pid: int) -> bool:
-        """True for a rank, a launcher, and a parent of a rank that runs the program of that rank."""
+        """True for a rank, for a launcher, and for a parent of a rank that runs the same program as the rank."""
         if pid in self._ranks or pid in self._launchers:
             return True
         children = (rank for rank in self._ranks if procfs.read_parent(rank, self._root) == pid)
         return any(self._program(child) == self._program(pid) for child in itertools.islice(children, 1))
 
     def _find_servers(self, spaces: Mapping[str | None, Connections | None]) -> dict[int, frozenset[str]]:
-        """Return ranks and their ancestors that wait for clients, with the far ends of their pipes and Unix sockets."""
+        """Return the ranks and ancestors that wait for clients, by pid, each with the far ends of its pipes.
+
+        Unix sockets count as pipes. The ends are named as in `_far_ends`.
+        """
         ranks = [pid for pid, rank in self._rank_of.items() if pid == rank]
         above = dict.fromkeys(itertools.chain.from_iterable(map(self._ancestors, ranks[:_MOST_PARENTS])))
         for pid in above:
@@ -160,7 +164,7 @@ class JobConnections:
         return {pid: self._far_ends(pid) for pid in serving}
 
     def add_connections(self, pid: int, dump: ProcessDump) -> ProcessDump:
-        """Return the dump with all fields about connections; `call` and `state` must be set."""
+        """Return the dump of a process with all fields about connections. `call` and `state` must be set."""
         call, state = dump.call, dump.state
         kind = call.kind if call else None
         awaited, children_bytes, children_cpu = None, None, None
@@ -244,13 +248,13 @@ class JobConnections:
         )
 
     def _shares_lock(self, pid: int) -> bool:
-        """True if a rank waits for a lock in memory that another rank maps, too: that rank may hold it."""
+        """True if a rank waits for a lock in memory that another rank maps, too. The other rank may hold the lock."""
         address = shared_locks.awaited_address(pid, self._root) if self._rank_of.get(pid) == pid else None
         place = None if address is None else shared_locks.region_at(address, self._regions(pid))
         return place is not None and any(place in self._regions(rank) for rank in self._ranks - {pid})
 
     def _regions(self, pid: int) -> shared_locks.Regions:
-        """Return the shared memory of a process, read once a round; empty once the reads overran the deadline."""
+        """Return the shared memory of a process, read once a round; empty after the reads overran the deadline."""
         if pid not in self._shared:
             began, ranks = time.monotonic(), len(set(self._rank_of.values()))
             is_late = self._shared_seconds > _DEADLINE_SECONDS
@@ -260,9 +264,10 @@ class JobConnections:
         return self._shared[pid]
 
     def _stuck_on(self, pid: int, call: SystemCall) -> str | None:
-        """Return the one file, FIFO or pipe that a call reads or writes; None if a process of the job has it open, too.
+        """Return the file, FIFO or pipe that a call reads or writes; None if another process of the job has it open.
 
-        A terminal does not count. Neither does a pipe with both ends in this process, which can wake itself.
+        None also for a terminal, for a call on several descriptors, and for a pipe with both ends in this process: the
+        process can end that wait itself.
         """
         if call.kind not in ("receives", "writes") or len(call.descriptors) != 1:
             return None
@@ -277,7 +282,10 @@ class JobConnections:
         )
 
     def _is_shared(self, pid: int, link: str) -> bool:
-        """True if the process has the link twice, or if another process of the job, a child or an ancestor has it."""
+        """True if the process has the link open twice, or if another process has it open.
+
+        Other processes are those of the job, ancestors, children and their children.
+        """
         if list(self._all_links(pid)).count(link) > 1:
             return True
         children = procfs.read_children(pid, self._root, _MOST_CHILDREN)
@@ -306,7 +314,10 @@ class JobConnections:
         return Store(endpoint=self._store_endpoint, socket="retries" if use == "none" and sleeps else use)
 
     def _awaits_store(self, pid: int, call: SystemCall) -> Literal["main", "thread"] | None:
-        """Return the thread that receives an answer of the store, as `store.wait` does until a rank sets the key."""
+        """Return the thread that receives from the store; None if no thread does.
+
+        `store.wait` receives until a rank sets the key.
+        """
         held, port = self._held(pid) or {}, self._store_port
         asked = {descriptor for descriptor, one in held.items() if one.is_open and one.remote[1] == port}
         if not asked or self._rank_of.get(pid) != pid:
@@ -319,7 +330,10 @@ class JobConnections:
         return "thread" if any(not asked.isdisjoint(one.descriptors) for one in receive) else None
 
     def _enclosed_at(self, pid: int) -> str | None:
-        """Return the place of a rank's wait that no other node reaches; None also if all ranks are on this node."""
+        """Return the place of a rank's wait, if other nodes have ranks of the job and cannot reach that place.
+
+        None otherwise. The place is the store or a listening socket.
+        """
         held = self._held(pid)
         if held is None or not self._is_elsewhere_too or pid not in self._rank_of:
             return None
@@ -336,10 +350,11 @@ class JobConnections:
         return frozenset(address for one in known if one.is_of_one_node for address in one.addresses)
 
     def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> tuple[int | None, int | None]:
-        """Count the connections to other ranks, and the pipes and sockets that the main thread receives from.
+        """Count the connections to other ranks, and the pipes and Unix sockets on which the main thread receives.
 
-        The second number counts only those in use. If the job has ranks on other nodes, any connection may lead to one.
-        `is_apart`: the main thread is known to receive from a child or from the server.
+        The second number counts only those in use. Both are None if the connections were not read. If the job has ranks
+        on other nodes, every connection counts. `is_apart`: the main thread receives from a child or a server, so its
+        pipes and Unix sockets do not count.
         """
         held = self._held(pid)
         if held is None:
@@ -360,7 +375,11 @@ class JobConnections:
         return found + ways, used + ways
 
     def _is_used(self, connection: Connection, *, is_asked: bool) -> bool:
-        """True unless a connection has been idle since the first round: no bytes, and no main thread receives on it."""
+        """True unless a connection has been idle since the first round.
+
+        An idle connection carries no bytes, and no main thread receives on it. A connection counts as used in the first
+        round that shows it.
+        """
         inode, carried = connection.inode, connection.carried_bytes
         is_new = inode not in self._bytes_at_first
         before = self._bytes_at_first.setdefault(inode, carried)
@@ -369,7 +388,7 @@ class JobConnections:
         return is_new or inode in self._used
 
     def _has_thread_in_file(self, pid: int) -> bool:
-        """True if a thread other than the main thread is in a call on a file, pipe or child, or on a path."""
+        """True if a thread other than the main thread is in a call on a file, path, pipe or child."""
         for thread in main_thread.other_threads(pid, self._root, _MOST_THREADS):
             call = main_thread.read_call(pid, self._root, thread)
             if call is None:
@@ -383,7 +402,7 @@ class JobConnections:
         return False
 
     def _stays_here(self, connection: Connection) -> bool:
-        """True if the other end may be a rank of this node, or the store."""
+        """True if the other end of a connection may be a rank of this node, or the store."""
         local, remote = connection.local, connection.remote
         return remote[1] == self._store_port or remote in self._inside or remote[0] == local[0]
 
@@ -395,7 +414,7 @@ class JobConnections:
             yield pid
 
     def _awaits_clients(self, pid: int, call: SystemCall) -> bool:
-        """True if the main thread waits on a listening socket, and on no connection inside of the job."""
+        """True if the main thread waits on a listening socket, and on no connection within the job."""
         if call.kind != "receives":
             return False
         held, every = self._held(pid) or {}, self._sockets.get(pid, {})
@@ -405,14 +424,20 @@ class JobConnections:
         return listens and all(one.listens or self._leaves_job(one) for one in tcp)
 
     def _far_ends(self, pid: int) -> frozenset[str]:
-        """Return the far ends, named as in /proc/PID/fd of their holder; both ends of a pipe have one name."""
+        """Return the far ends of a process's pipes and Unix sockets, named as in /proc/PID/fd of the other process.
+
+        Both ends of a pipe have the same name.
+        """
         links = self._all_links(pid)
         peers = (self._unix[inode].peer for inode in self._sockets.get(pid, {}).values() if inode in self._unix)
         pipes = {link for link in links if link.startswith("pipe:")}
         return frozenset(pipes | {f"socket:[{peer}]" for peer in peers if peer is not None})
 
     def _server(self, pid: int, call: SystemCall) -> int | None:
-        """Return the process that waits for clients: this one, or the far end of all that it receives from."""
+        """Return the pid of the process that waits for clients: this one, or the one that it only receives from.
+
+        None if there is no such process.
+        """
         if self._is_elsewhere_too or call.kind != "receives":
             return None
         if self._awaits_clients(pid, call):
@@ -441,7 +466,7 @@ class JobConnections:
         }
 
     def _is_unread(self, pid: int) -> bool:
-        """True if a rank lives and its connections are not known."""
+        """True if a process lives and its connections could not be read."""
         state = None if pid in self._sockets else procfs.read_state(pid, self._root)
         return state is not None and state[1] not in ENDED_STATES
 
@@ -452,7 +477,7 @@ class JobConnections:
         return {held[one].inode for one in first if one in held}
 
     def _held(self, pid: int) -> dict[int, Connection] | None:
-        """Return the connections of a process by descriptor."""
+        """Return the connections of a process by descriptor; None if they were not read."""
         table, held = self._tables.get(pid), self._sockets.get(pid)
         if table is None or held is None:
             return None
@@ -466,7 +491,10 @@ class JobConnections:
         return Awaited(who=sockets.format_end(found[0].remote), is_lost=all(one.is_lost for one in found))
 
     def _person(self, pid: int, descriptors: Iterable[int]) -> Awaited | None:
-        """Return the person at the terminal that it reads: at a debugger's prompt, or a question of the program."""
+        """Return a person at a terminal as the awaited peer, if a call reads a terminal; else None.
+
+        The program shows a question, or the prompt of a debugger.
+        """
         links = self._links(pid, itertools.islice(descriptors, 16))
         terminal = next((link for link in links if _TERMINAL.fullmatch(link)), None)
         return None if terminal is None else Awaited(who=f"a person at the terminal {terminal}")
@@ -481,10 +509,10 @@ class JobConnections:
         return frozenset(link for link in links if link.startswith("pipe:"))
 
     def _children(self, pid: int, call: SystemCall, pipes: frozenset[str]) -> list[int]:
-        """Return the children that are waited for and their children: by pid, or by the other end of the pipe.
+        """Return the living children that a call awaits: by pid with their own children, or at the other end of a pipe.
 
-        A loader worker at a pipe is excluded: it has its own rounds, and is judged by these. A loader worker was
-        forked, so it runs the same program; other children of a rank run another program.
+        A data-loader worker at a pipe is excluded, since its own rounds judge it. A loader worker was forked, so it
+        runs the same program as the rank. Other children run another program.
         """
         found = list(procfs.read_children(pid, self._root, _MOST_CHILDREN))
         if pipes:
@@ -519,11 +547,11 @@ class JobConnections:
             return ()
 
     def _links(self, pid: int, descriptors: Iterable[int]) -> Iterator[str]:
-        """Return the targets of these descriptors of a process, as far as they may be read."""
+        """Yield the targets of these descriptors of a process. Targets that may not be read are skipped."""
         return filter(None, (blocked_call.link_of(pid, one, self._root) for one in descriptors))
 
     def _connected(self, child: int) -> Awaited | None:
-        """Return a child that is connected to a peer outside of the job."""
+        """Return the child as the awaited peer, if it is connected to a peer outside of the job; else None."""
         held = [one for one in (self._held(child) or {}).values() if self._leaves_job(one)]
         if not held:
             return None
@@ -532,10 +560,10 @@ class JobConnections:
         return Awaited(who=who, is_lost=all(one.is_lost for one in held))
 
     def _living(self, children: Sequence[int]) -> Awaited | None:
-        """Return a child that is waited for although no child has a connection: it works or sleeps outside of the job.
+        """Return the first child as the awaited peer, if all awaited children work or sleep outside of the job.
 
-        None if a child is a rank or has a connection: then it belongs to the job. None if a child is stopped or in `D`:
-        it makes no progress.
+        None if a child is a rank or has a connection, because it may belong to the job. None if a child is stopped or
+        in `D`, because it makes no progress.
         """
         ranks = set(self._rank_of.values())
         if any(one.is_open for child in children for one in (self._held(child) or {}).values()):

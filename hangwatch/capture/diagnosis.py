@@ -44,9 +44,10 @@ _DETAILS_DEADLINE_SECONDS = 3.0
 
 
 def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagnosis:
-    """Take the stacks of every rank of a job on this node (see `capture`), group them and judge the groups.
+    """Take the stacks of every rank of a job on this node (see `capture`), group the ranks and judge the groups.
 
-    Costly facts, such as the target of a system call, are read only for the ranks that the first verdict is about.
+    Costly facts, such as the target of a system call, are read only for ranks that the first verdict names or checks
+    first. Then the groups are judged again.
     """
     settings, stop, proc_root = request.settings, request.stop, request.paths.proc_root
     taken = capture(job, request)
@@ -80,7 +81,7 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
 
 
 def _with_calls(taken: Capture, look: Diagnosis, pointed: list[int], job: Job, proc_root: Path) -> Capture:
-    """Add the system calls of the ranks at `pointed`, and of the workers for which these wait."""
+    """Add the system calls of the ranks with the pids `pointed`, and of the workers for which these ranks wait."""
     calls = _kernel_calls(_rounds_of(taken, pointed), job, proc_root)
     at_work = _workers_at_work(look, pointed)
     worker_calls = _kernel_calls(_rounds_of_workers(taken, at_work), job, proc_root)
@@ -110,7 +111,10 @@ def _with_kernel_lines(taken: Capture, job: Job, paths: NodePaths) -> Capture:
 
 
 def _own_ranks(taken: Capture, job: Job, proc_root: Path) -> dict[RankId, tuple[ProcessId, int]]:
-    """Return the processes that run entirely as the job's owner, with their user id: the owner reads the incident."""
+    """Return the ranks with only the user ids of the job's owner, each with its process and user id.
+
+    Other ranks are excluded, because the owner can read the incident.
+    """
     ids = {process.pid: process for process in job.processes}
     found = {}
     for rank in taken.ranks:
@@ -135,7 +139,10 @@ def _environs(
 def _outputs(
     owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, stop: threading.Event, proc_root: Path
 ) -> tuple[dict[RankId, tuple[OutputEnd, ...]], tuple[str, ...]]:
-    """Return the ends of the files that the ranks write to, if the job's owner owns them, and notes on failed reads."""
+    """Return the ends of the files to which the ranks write, and notes on failed reads.
+
+    Only files of the job's owner are read.
+    """
     if not owner_ranks:
         return {}, ()
     found, faults = rank_output.read(
@@ -165,7 +172,7 @@ def _logs(
 def _details(
     owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, pids: Collection[int], stop: threading.Event
 ) -> dict[RankId, ProcessDetails]:
-    """Return details from psutil about these ranks, if they still belong to their owner after the read."""
+    """Return details from psutil about these ranks. Ranks that changed their user during the read are excluded."""
     targets = {rank: target for rank, (target, _) in owner_ranks.items() if target.pid in pids}
     found = process_details.read(
         list(targets.values()), share=job.share or job.owner, deadline_seconds=_DETAILS_DEADLINE_SECONDS, stop=stop
@@ -178,7 +185,11 @@ def _details(
 
 
 def _pointed_at(look: Diagnosis) -> list[int]:
-    """Return the pids that are named or checked first, with or without the motion of ranks that have a `stay`."""
+    """Return the pids of the ranks that a verdict names or checks first, at most 8.
+
+    The ranks of two verdicts count: with the motion of ranks that have a `stay`, and without it. Later captures decide
+    which one is right.
+    """
     stays = [member.id for member in look.grouping.members if member.stack.stay is not None]
     verdicts = (look.verdict, look.without_motion_of(stays).verdict)
     ranks = (rank for verdict in verdicts for rank in (*verdict.named, *verdict.first_look))
@@ -190,7 +201,7 @@ def _rounds_of(taken: Capture, pids: Collection[int]) -> dict[int, Sequence[Proc
 
 
 def _workers_at_work(look: Diagnosis, pids: Collection[int]) -> dict[int | None, int]:
-    """Return the worker for which a rank waits, by pid of the rank; only for a rank that is alone in its group."""
+    """Return the pid of the worker for which a rank waits, by pid of the rank. The rank must be alone in its group."""
     found: dict[int | None, int] = {}
     for group in look.grouping.groups:
         worker = clauses.find_busy_worker(group)
@@ -213,7 +224,7 @@ def _worker_call(pid: int | None, calls: Mapping[int, KernelCall]) -> WorkerCall
 
 
 def _kernel_calls(rounds: Mapping[int, Sequence[ProcessDump]], job: Job, proc_root: Path) -> dict[int, KernelCall]:
-    """Return system calls by pid, only of processes that are still those dumped and belong to the job's owner."""
+    """Return system calls by pid. A process is excluded if its pid was reused, or if it runs as another user."""
     end = time.monotonic() + _CALLS_DEADLINE_SECONDS
     ids = {process.pid: process for process in job.processes}
     ids |= {worker.id.pid: worker.id for rank in job.ranks for worker in rank.workers}

@@ -1,4 +1,4 @@
-"""Traffic of a job's GPU links and of its node's ports during the rounds of a capture."""
+"""Read the traffic of a job's GPU links and of its node's ports during the rounds of a capture."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hangwatch.stacks.link_traffic import port_traffic
 
 
 class LinkCounters:
-    """The counters of one capture. GPUs are read in each round until one read fails, ports twice.
+    """The traffic counters of one capture. GPUs are read in each round until a read fails. Ports are read twice.
 
-    With `is_counting` they are read from the first round on, else only after `begin`.
+    With `is_counting` the counters are read from the first round on, else only after `begin`.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class LinkCounters:
         self._reading_ports: Future[tuple[PortCounters, ...]] | None = None
 
     def begin(self) -> None:
-        """Start to count, in a capture that was planned with a single round."""
+        """Begin to count, if a capture that was planned with a single round gets a second one."""
         self._is_counting, self._since = True, time.monotonic()
         self._traffic += [self._read_traffic()] if self._read_traffic else []
         self._ports = infiniband.TRAFFIC.read(self._sys_root)
 
     def begin_round(self, number: int, pool: Executor) -> None:
-        """Read the counters in threads of `pool`, parallel to the dumps of the round; the first has number 0."""
+        """Read the counters in threads of `pool`, parallel to the dumps of round `number`. The first round is 0."""
         if self._is_counting and self._read_traffic and None not in self._traffic:
             self._reading = pool.submit(self._read_traffic)
         if self._is_counting and number == 0:
@@ -54,7 +54,7 @@ class LinkCounters:
         return [one for one in self._traffic if one is not None]
 
     def measure_ports(self) -> PortTraffic | None:
-        """Return the traffic of the ports until now; None if nothing was counted, or no port was read twice."""
+        """Return the traffic of the ports until now; None if counting has not begun, or no port was read twice."""
         if not self._ports:
             return None
         return port_traffic(self._ports, infiniband.TRAFFIC.read(self._sys_root), time.monotonic() - self._since)

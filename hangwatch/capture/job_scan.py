@@ -1,4 +1,4 @@
-"""Repeated search for the jobs of this node, for the daemon, `dump` and `check`."""
+"""Search for the jobs of this node again and again, for the daemon, `dump` and `check`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _DEFAULT_LIMITS = config.Jobs()
 
 
 class JobScan:
-    """Repeated search for the jobs of this node. It keeps what never changes, and the last snapshot of each rank.
+    """The search for the jobs of this node. It keeps facts that never change, and the last snapshot of each rank.
 
-    `processes` is the underlying scan of processes, for callers that need other processes.
+    `processes` is the underlying scan of processes, for callers that need processes outside of jobs.
     """
 
     def __init__(self, proc_root: Path = procfs.PROC, limits: config.Jobs = _DEFAULT_LIMITS) -> None:
@@ -38,7 +38,7 @@ class JobScan:
         self.last_seen = crash_artifacts.RankSnapshots(proc_root, limits.max_ranks_per_owner)
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
-        """Return the jobs on `node`. A process that holds a GPU by `sweep` is read whatever launcher started it."""
+        """Return the jobs on `node`. A process that holds a GPU in `sweep` is read even without a known launcher."""
         holders = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
         processes = self.processes.processes(
             holders,
@@ -62,10 +62,10 @@ class JobScan:
         return replace(found, left_out=user_limits.fold_by_owner([*found.left_out, *unread])) if unread else found
 
     def _connected(self, processes: Sequence[Process]) -> dict[ProcessId, str]:
-        """Return the stores of the processes that need one; at most `ENDPOINTS_PER_SCAN` new ones, in limited time.
+        """Return the store endpoints of the processes that need one, by process.
 
-        Owners take turns, and the process that was tried longest ago comes first: a process that never connects must
-        not keep others waiting.
+        A scan searches for at most `ENDPOINTS_PER_SCAN` new ones, in limited time. Owners take turns. For each owner,
+        the process that was tried longest ago comes first. So a process that never connects does not delay others.
         """
         ends = time.monotonic() + self._limits.scan_budget_seconds
         self._scans += 1

@@ -1,6 +1,6 @@
-"""Kernel log lines about the ranks of a job: by pid, by mounted file system, or about their node.
+"""Find kernel log lines about the ranks of a job: by pid, by mounted file system, or about their node.
 
-The kernel logs pids of the initial pid namespace, so lines are matched by pid only if the daemon is in that namespace.
+The kernel logs pids of the initial pid namespace. So lines are matched by pid only if the daemon is in that namespace.
 Lines from before the job began are ignored.
 """
 
@@ -18,7 +18,7 @@ from hangwatch.tables import kernel_lines
 
 LINES_OF_A_RANK = 8
 SLACK_SECONDS = 60.0
-"""The clock of the log drifts against that of processes; no pid is reused so soon."""
+"""Tolerance in time: the clock of the log drifts against that of processes. No pid is reused within this time."""
 
 _TEXT_CHARACTERS = 300
 
@@ -26,9 +26,9 @@ _TEXT_CHARACTERS = 300
 def find_lines(
     job: Job, logged: Sequence[LoggedLine], *, now: float, unix_now: float, proc_root: Path
 ) -> dict[int, tuple[KernelLine, ...]]:
-    """Return the newest lines about each rank or its workers, oldest first, by pid of the rank, alive or ended.
+    """Return the newest lines about each rank or its workers, by pid of the rank. The oldest of them comes first.
 
-    `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, in seconds.
+    Ranks that have ended count, too. `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, in seconds.
     """
     ids = [*job.processes, *(one.id for one in job.ended)]
     if not ids or not logged:
@@ -74,7 +74,10 @@ def _by_pid(
 
 
 def _processes(job: Job, now: float, unix_now: float) -> dict[int, tuple[int, ProcessId, float]]:
-    """Return by pid: the pid of its rank, its identity, and the CLOCK_MONOTONIC time at which it ended, or `now`."""
+    """Return by pid of each process: the pid of its rank, its identity, and its end.
+
+    The end is a CLOCK_MONOTONIC time in seconds: `now` for a process that lives.
+    """
     by_place = {(rank.rank, rank.local_rank): rank.id.pid for rank in job.ranks}
     by_place |= {(one.rank, one.local_rank): one.id.pid for one in job.ended if not one.is_worker}
     found = {}
@@ -88,7 +91,7 @@ def _processes(job: Job, now: float, unix_now: float) -> dict[int, tuple[int, Pr
 
 
 def _is_blocked(pid: int, thread: int, proc_root: Path) -> bool:
-    """True if this is a thread of the process in an uninterruptible sleep now; see proc_pid_stat(5)."""
+    """True if `thread` belongs to the process and is now in an uninterruptible sleep, see proc_pid_stat(5)."""
     try:
         stat = (proc_root / str(pid) / "task" / str(thread) / "stat").read_bytes()
     except OSError:
@@ -97,7 +100,7 @@ def _is_blocked(pid: int, thread: int, proc_root: Path) -> bool:
 
 
 def _by_mount(job: Job, logged: Sequence[LoggedLine], proc_root: Path) -> Iterator[tuple[int, LoggedLine]]:
-    """Yield lines about a file system that a rank has mounted, and about devices of this node for all ranks."""
+    """Yield lines about a file system that a rank has mounted. Lines about devices of this node go to all ranks."""
     rows = kernel_lines.load()
     lines = [line for line in logged if rows[line.name].names not in {"process", "task"}]
     if not lines:

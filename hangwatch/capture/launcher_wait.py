@@ -1,4 +1,4 @@
-"""The wait of a launcher without ranks, by its own sockets."""
+"""Measure the wait of a launcher without ranks, by its own sockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ PEERS_LISTED = 8
 
 
 def measure_wait(job: Job, proc_root: Path) -> Waiting | None:
-    """Measure the wait of a launcher by its own sockets; never connect to an address that a user wrote."""
+    """Return the wait of a launcher, by its own sockets; None for a job with ranks.
+
+    hangwatch never connects to the endpoint itself, since a user wrote that address.
+    """
     if job.waiting is None or job.launcher_id is None:
         return None
     since = job.launcher_id.start_ticks / procfs.TICKS_PER_SECOND
@@ -26,7 +29,7 @@ def measure_wait(job: Job, proc_root: Path) -> Waiting | None:
 
 
 def _with_sockets(waiting: Waiting, port: int, held: Sequence[sockets.Connection]) -> Waiting:
-    """Add the state of the sockets at the endpoint's port; a launcher that serves it is also its first client."""
+    """Add the state of the sockets at the endpoint's port. A launcher that serves the port is also its first client."""
     use = sockets.classify_port_use(port, held)
     if use == "serving":
         own = {one.local for one in held}

@@ -1,4 +1,4 @@
-"""Query of NCCL's RAS during the rounds: how many collectives the ranks of a job have launched."""
+"""Query NCCL's RAS during the rounds for the numbers of collectives that the ranks of a job have launched."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hangwatch.probes.network import nccl_ras
 
 
 class NcclAnswer(NamedTuple):
-    """The answer of NCCL about the ranks of a job, or the reason why there is none."""
+    """The answer of NCCL about the ranks of a job, or the fault if there is none."""
 
     by_process: dict[ProcessId, NcclRas]
     fault: Fault | None
 
 
 def is_recorded(dumps: Iterable[ProcessDump]) -> bool:
-    """True if a flight recorder of NCCL was read, so that NCCL need not be asked."""
+    """True if a flight recorder of NCCL was read. Then a query of NCCL is not needed."""
     return any(recorder.library == "nccl" and recorder.records for dump in dumps for recorder in dump.recorders)
 
 
 def query_nccl(job: Job, settings: config.Capture, stop: threading.Event, proc_root: Path) -> NcclAnswer:
-    """Ask NCCL about its collectives, until the deadline. A job without NCCL gets an empty answer without a fault."""
+    """Query NCCL about its collectives, until the deadline. A job without NCCL gets an empty answer without a fault."""
     ranks = [rank.id for rank in job.ranks]
     if not settings.nccl_ras:
         return NcclAnswer({}, nccl_ras.OFF if nccl_ras.has_nccl(ranks, proc_root) else None)

@@ -1,4 +1,4 @@
-"""Dump of one process in one round: its state by the kernel, its stacks, and its flight recorders."""
+"""Dump one process in one round: its state by the kernel, its stacks, and its flight recorders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ _LATE = ("RoundDeadline", "the round was over before its turn came")
 
 
 class ProcessDumper(NamedTuple):
-    """The settings and shared parts of all dumps of one capture."""
+    """Dumps the processes of one capture. Its fields are the settings and state that all dumps share.
+
+    `reader_uid` is the user that reads the incident, None or 0 for root only. `unreadable` collects the processes that
+    neither py-spy nor pystack can read.
+    """
 
     request: CaptureRequest
     connections: JobConnections
@@ -94,9 +98,9 @@ class ProcessDumper(NamedTuple):
         )
 
     def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[tuple[RankRecords, ...], tuple[Fault, ...]]:
-        """Read the flight recorders of a rank, and the reasons why one could not be read.
+        """Return the flight recorders of a rank, and the faults of those that could not be read.
 
-        Empty for its workers, and after the end of the round.
+        Both are empty for a worker, and after the end of the round.
         """
         if target not in self.ranks or self.request.stop.is_set() or left_seconds <= 0:
             return (), ()
@@ -108,7 +112,10 @@ class ProcessDumper(NamedTuple):
         )
 
     def _anothers(self, target: ProcessId) -> Fault | None:
-        """Return a fault if the process runs as another user: the job's owner, who reads incidents, must not see it."""
+        """Return a fault if the process runs as another user than the job's owner; else None.
+
+        The owner can read incidents, and must not see the stacks of other users.
+        """
         ids = procfs.read_user_ids(target.pid, self.request.paths.proc_root)
         if not self.reader_uid or not ids or set(ids) == {self.reader_uid}:
             return None
@@ -118,7 +125,7 @@ class ProcessDumper(NamedTuple):
 
     @contextmanager
     def _slot(self, left_seconds: float) -> Iterator[None]:
-        """Hold one slot for a dump, or none if the round ends first, which `_stacks` reports."""
+        """Hold one dump slot within the `with` block, or none if the round ends first: `_stacks` reports that."""
         has_one = self.request.slots is not None and self.request.slots.acquire(timeout=max(0.0, left_seconds))
         try:
             yield
@@ -160,11 +167,11 @@ class ProcessDumper(NamedTuple):
             return (), replace(answer, json=None, fault=Fault(subject=subject, reason="BadDump", detail=str(error)))
 
     def _deadline_seconds(self, left_seconds: float) -> float:
-        """Return the deadline of one dump, at most the rest of its round."""
+        """Return the deadline of one dump in seconds. It is not later than the end of the round."""
         return min(self.request.settings.dump_deadline_seconds, left_seconds)
 
     def _second(self, target: ProcessId, answer: pyspy.PyspyAnswer, left_seconds: float) -> pyspy.PyspyAnswer:
-        """Read the stacks with pystack if py-spy failed; a process that neither can read is tried only once."""
+        """Read the stacks with pystack if py-spy failed. After pystack failed, too, the process is not tried again."""
         if answer.fault is None or not self.request.settings.pystack or target in self.unreadable or left_seconds <= 0:
             return answer
         second = pystack.dump(
@@ -181,7 +188,7 @@ class ProcessDumper(NamedTuple):
 
 
 def _tracer(pid: int, proc_root: Path) -> str | None:
-    """Return name and pid of the process that traces a process; None without one."""
+    """Return name and pid of the tracer of a process ("gdb, pid 4711"); None without a tracer."""
     tracer = procfs.read_tracer(pid, proc_root)
     if tracer is None:
         return None

@@ -1,6 +1,6 @@
-"""Waits of a rank, or of a child process that it waits for, for another rank of the job.
+"""Find out if a rank, or a child that it waits for, waits for another rank of the job.
 
-The kernel names the holder of a file lock, the process at the other end of a connection, and the writers of a FIFO.
+The kernel shows the holder of a file lock, the process at the other end of a connection, and the writers of a FIFO.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from hangwatch.probes.process import blocked_call, file_locks, main_thread
 _MOST_CHILDREN = 16  # of one rank
 _MOST_DESCRIPTORS = 16  # of one call
 _MOST_THREADS = 64
-_ANY_HOST = (bytes(4), bytes(16))  # listening on all addresses of the node
+_ANY_HOST = (bytes(4), bytes(16))  # the address of a socket that listens on all addresses of the node
 
 
 class OtherRanks(NamedTuple):
-    """The ranks of a job on this node from the view of one of them, `rank_pid`: their `pids`, and the connections to
-    them.
+    """The other ranks of a job on this node, from the view of the rank `rank_pid`.
 
-    `ends` are the local ends of their connections, and `listening` their listening ends, each with the pid of its rank:
-    a connection to such an end counts even if it is not accepted yet. `store_port` is the port of the store, which is
-    excluded. `connections_of` returns the connections of a process by descriptor, `open_files_of` its open files,
-    `writable_files_of` its files open for writing.
+    `pids` are the pids of all ranks. `ends` are the local ends of their connections and `listening` their listening
+    sockets, each with the pid of its rank. A connection to a listening socket counts even before it is accepted.
+    Connections to `store_port`, the port of the store, do not count. `connections_of` returns the connections of a
+    process by descriptor, `open_files_of` its open files, `writable_files_of` its files open for writing.
     """
 
     rank_pid: int
@@ -43,7 +42,7 @@ class OtherRanks(NamedTuple):
     proc_root: Path
 
     def find_lock(self, children: Iterable[int]) -> FileLock | None:
-        """Return the file lock that one of the children waits for and that another rank holds."""
+        """Return a file lock that a child waits for and another rank holds; None if there is none."""
         for child in itertools.islice(children, _MOST_CHILDREN):
             call = main_thread.read_call(child, self.proc_root)
             if call is None or call.kind != "locks":
@@ -56,7 +55,8 @@ class OtherRanks(NamedTuple):
     def find_receiver(self, pid: int, call: SystemCall, children: Sequence[int]) -> AsksRank | None:
         """Return the part of a process that receives from another rank: main thread (in `call`), child, or thread.
 
-        For another thread only a call with one descriptor counts: threads of gloo and NCCL watch all their connections.
+        None if no part does. A call of a side thread counts only with a single descriptor, because threads of gloo and
+        NCCL watch all their connections.
         """
         if self._receives(pid, call):
             return "main"
@@ -72,7 +72,7 @@ class OtherRanks(NamedTuple):
         return "thread" if any(self._receives(pid, one) for one in about_one) else None
 
     def _receives(self, pid: int, call: SystemCall | None) -> bool:
-        """True if this call receives over a connection to another rank, or from a file that another rank writes."""
+        """True if a call receives on a connection to another rank, or from a file that another rank writes."""
         if call is None or call.kind != "receives":
             return False
         held = self.connections_of(pid) or {}

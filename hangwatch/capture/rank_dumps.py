@@ -1,4 +1,4 @@
-"""Dumps of ranks, made from those of their processes: ranks that exist, are gone, or were never seen."""
+"""Make the dumps of ranks from the dumps of their processes. Ranks that are gone or were never seen get one, too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ABSENT_LISTED = 64
 
 
 class GpuNumbers(NamedTuple):
-    """Numbers of the driver about the GPUs of one rank; None if the driver does not tell."""
+    """Numbers of the driver about the GPUs of one rank; None if unknown. The fields are those of `RankDump`."""
 
     power_watts: float | None
     utilization_ratio: float | None
@@ -43,7 +43,7 @@ class GpuNumbers(NamedTuple):
 def gpu_numbers(
     rank: Rank, sweeps: Sequence[GpuSweep], levels: Mapping[str, GpuLevels], carried: Sequence[TrafficSweep]
 ) -> GpuNumbers:
-    """Return means over all sweeps and all GPUs of a rank; for links, the numbers of its busiest GPU."""
+    """Return the GPU numbers of a rank: means over all sweeps and GPUs, and link rates and use of its busiest GPU."""
     held = [gpu for sweep in sweeps for gpu in sweep.gpus if gpu.uuid in rank.gpu_uuids]
     known = [(levels[gpu.uuid], gpu.power_watts) for gpu in held if gpu.uuid in levels and gpu.power_watts is not None]
     return GpuNumbers(
@@ -70,7 +70,7 @@ def make_rank_dump(
 ) -> RankDump:
     """Make the dump of a rank and of its workers from all rounds.
 
-    `mount_by_pid` are mounts that do not respond, by pid.
+    `mount_by_pid` has the file systems that do not respond, by pid of the process that needs them.
     """
     mount = mount_by_pid.get(rank.id.pid)
     rounds = tuple(silent_mounts.add_to_fault(one[rank.id], mount) for one in taken)
@@ -100,15 +100,15 @@ def _worker_dump(worker: Worker, rounds: tuple[ProcessDump, ...], mount: filesys
 
 
 def _is_gone(dump: ProcessDump) -> bool:
-    """True by /proc, not by an error of py-spy."""
+    """True if the process has ended by /proc. An error of py-spy does not prove that."""
     return (dump.state_after or "X") in ENDED_STATES
 
 
 def absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:
-    """Return the ranks that should be on this node and have no process, with their numbers if known.
+    """Return dumps for the ranks that should be on this node and have no process.
 
-    A number is known if the rank was seen, or follows from other ranks. At most `ABSENT_LISTED`: the expected number of
-    ranks comes from an environment.
+    The global rank is known if an earlier scan saw the rank, or if it follows from the other ranks. At most
+    `ABSENT_LISTED` are returned, since a user can set any number of ranks.
     """
     offsets = {
         rank.rank - rank.local_rank for rank in job.ranks if rank.rank is not None and rank.local_rank is not None

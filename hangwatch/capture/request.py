@@ -1,4 +1,4 @@
-"""A request for one capture: what to read of a job's ranks, the limits, and the paths of this node."""
+"""The request for one capture: the data to read from a job's ranks, the limits, and the paths of this node."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hangwatch.probes.process import procfs
 from hangwatch.probes.process.pyspy import DumpMode
 
 ObserveDump: TypeAlias = Callable[[float, Fault | None], None]
-"""Called after each dump with its duration in seconds and its fault, if any."""
+"""A function that is called after each dump, with its duration in seconds and its fault (None: no fault)."""
 
 
 class NodePaths(Value, frozen=True):
-    """Paths from which this node is read; `pyspy_path` is a py-spy to run instead of the installed one."""
+    """Paths of this node's kernel interfaces. `pyspy_path` replaces the installed py-spy."""
 
     proc_root: Path = procfs.PROC
     sys_root: Path = Path("/sys")
@@ -32,8 +32,9 @@ class NodePaths(Value, frozen=True):
 class GpuSources(Value, frozen=True):
     """Sources of the GPU numbers of a capture.
 
-    `read_sweep` is called after each round; a rank's numbers are the mean of its results. `read_traffic` is called in
-    each round, in a thread parallel to the dumps, until it returns None. `levels` are those of the job's GPUs, by uuid.
+    `read_sweep` is called after each round, and a rank gets the mean of the results. `read_traffic` is called in each
+    round, in a thread parallel to the dumps, until it returns None. `levels` are the power levels of the job's GPUs, by
+    uuid.
     """
 
     read_sweep: Callable[[], GpuSweep | None] | None = None
@@ -44,14 +45,13 @@ class GpuSources(Value, frozen=True):
 class CaptureRequest(Value, frozen=True):
     """Settings of one capture of a job, and the resources that it shares with other captures.
 
-    * `rounds`: number of rounds; None for the number in the settings. `needs_second_round` is called after a single
-      round, with the dumps of that round.
+    * `rounds`: number of rounds; None for the number in the settings. `needs_second_round`: called after a single
+      planned round with its dumps. If it returns true, a second round follows.
     * `mode`: the content of each dump, and whether it may pause its process.
-    * `ask_nccl`: with more than one round, ask NCCL during the later ones if the first round read no flight recorder
-      of NCCL.
-    * `kept_stacks_bytes`: approximate limit of the stacks that are kept, see `stack_limits`.
-    * `stop`: once it is set, the capture returns within a second with the dumps so far. `slots` limits the simultaneous
-      dumps of all captures that share it.
+    * `ask_nccl`: query NCCL during the later rounds if the first round read no flight recorder of NCCL.
+    * `kept_stacks_bytes`: approximate limit in bytes of the stacks that are kept, see `stack_limits`.
+    * `stop`: once it is set, the capture returns within a second with the dumps so far. `slots`: limits the number of
+      simultaneous dumps in all captures that share it; None: no limit.
     """
 
     node: str

@@ -21,13 +21,12 @@ from hangwatch.probes.process.process_scan import ProcessScan
 
 
 def capture(job: Job, request: CaptureRequest) -> Capture:
-    """Take the stacks of every rank of `job` and of its workers, in as many rounds as the request asks for.
+    """Take the stacks of every rank of `job` and of its workers, in the requested number of rounds.
 
-    For a job without ranks, its launcher takes their place, with the state of its sockets to the peers that it waits
-    for.
+    If a job has no ranks, its launcher is dumped instead, with the state of its sockets to the awaited peers.
 
     A rank that cannot be dumped stays in the result, with its state by the kernel and the fault. A rank without a
-    process, now or before, is `gone`. Nothing is raised for processes that start or end during the capture.
+    process is `gone`. Processes that start or end during the capture raise no error.
     """
     began, began_unix = time.monotonic(), time.time()
     rounds = _Rounds(job, request)
@@ -59,7 +58,10 @@ def capture(job: Job, request: CaptureRequest) -> Capture:
 
 
 class _Rounds:
-    """The rounds of one capture of `ranks`: `taken` has the dumps of each finished round, by process of `targets`."""
+    """The rounds of one capture. `targets` are the processes of `ranks` and their workers.
+
+    `taken` has the dumps of each finished round, by process.
+    """
 
     def __init__(self, job: Job, request: CaptureRequest) -> None:
         settings, paths = request.settings, request.paths
@@ -86,11 +88,11 @@ class _Rounds:
         self.taken: list[dict[ProcessId, ProcessDump]] = []
 
     def take_all(self) -> tuple[nccl_query.NcclAnswer, PortTraffic | None]:
-        """Take all rounds; return the answer of NCCL during them, and the traffic of this node's ports."""
+        """Take all rounds. Return the answer of NCCL, and the traffic of this node's ports (None: not counted)."""
         request, settings = self._request, self._request.settings
         asked: Future[nccl_query.NcclAnswer] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as beside:
-            # Native dumps need 340 MB each: only one at a time.
+            # A native dump needs 340 MB, so native dumps do not run in parallel.
             parallel = 1 if request.mode.native else settings.parallel
             with ThreadPoolExecutor(parallel, thread_name_prefix="dump") as pool:
                 while len(self.taken) < self._wanted:
@@ -127,7 +129,7 @@ class _Rounds:
         return is_first_of_several and self._request.ask_nccl and not nccl_query.is_recorded(self.taken[0].values())
 
     def rank_dumps(self, silent: Mapping[int, Mount]) -> list[RankDump]:
-        """Return the ranks by the rounds so far; `silent` are the file systems that do not respond, by pid."""
+        """Return the dumps of the ranks so far. `silent` has the file systems that do not respond, by pid."""
         carried, levels = self._links.gpu_traffic(), self._request.gpus.levels
         numbers = (rank_dumps.gpu_numbers(rank, self._sweeps, levels, carried) for rank in self.ranks)
         return [
@@ -137,7 +139,7 @@ class _Rounds:
 
 
 def _targets(ranks: Sequence[Rank], max_workers: int) -> list[ProcessId]:
-    """Return all ranks first, so that their dumps are close together in time; then their workers."""
+    """Return the processes to dump. All ranks come first, so that their dumps are close together in time."""
     workers = (worker.id for rank in ranks for worker in rank.workers[:max_workers])
     return list(dict.fromkeys([*(rank.id for rank in ranks), *workers]))
 
@@ -145,7 +147,7 @@ def _targets(ranks: Sequence[Rank], max_workers: int) -> list[ProcessId]:
 def _notes(
     job: Job, settings: config.Capture, taken: Sequence[dict[ProcessId, ProcessDump]], *, interrupted: bool
 ) -> tuple[str, ...]:
-    """Return what a reader of the dumps must know and cannot see in them."""
+    """Return notes for a reader of the dumps, on facts that the dumps do not show."""
     notes = list(job.notes)
     workers = [len(rank.workers) for rank in job.ranks]
     left_out = sum(max(0, count - settings.max_workers_per_rank) for count in workers)
@@ -175,9 +177,8 @@ def _notes(
 
 
 def job_of_pids(pids: Sequence[int], scan: ProcessScan | None = None) -> Job:
-    """Return a job with these processes as ranks, with their workers, for a capture that a person asks for.
+    """Return a job with these processes as ranks, and their workers, for a capture that a person requests.
 
-    A pid that does not exist becomes a rank that is gone. A `scan` that has read this node's processes before reads
-    only new ones.
+    A pid that does not exist becomes a rank that is gone. An earlier `scan` saves time: it reads only new processes.
     """
     return discovery.job_of_pids((scan or ProcessScan()).processes(pids), pids)

@@ -1,4 +1,4 @@
-"""Connections between the ranks of a job, counted at each scan: only earlier ones show that ranks have parted."""
+"""Count the connections between the ranks of a job at each scan. Earlier counts show that ranks have parted."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MOST_NAMESPACES = 64
 
 
 class SeenConnections:
-    """The most connections to other ranks, or to the store, that the scans have seen of each rank."""
+    """The maximum number of connections to other ranks, or to the store, of each rank in all scans."""
 
     def __init__(self, proc_root: Path) -> None:
         self._root = proc_root
         self._most: dict[ProcessId, int] = {}
 
     def add_counts(self, jobs: Sequence[Job], budget_seconds: float) -> tuple[Job, ...]:
-        """Return the jobs with `most_peers` of their ranks. Jobs that a scan has no time for keep their counts."""
+        """Return the jobs with `most_peers` of their ranks set. After `budget_seconds` the other jobs keep theirs."""
         end = time.monotonic() + budget_seconds
         tables: dict[str, Connections] = {}
         kept = {rank.id: self._most.get(rank.id, 0) for job in jobs for rank in job.ranks}
@@ -39,7 +39,7 @@ class SeenConnections:
         )
 
     def _count(self, job: Job, tables: dict[str, Connections]) -> dict[ProcessId, int]:
-        """Count the connections of each rank, by the measure of `ProcessDump.peers`."""
+        """Count the connections of each rank to other ranks, as in `ProcessDump.peers`."""
         processes = (*(rank.id for rank in job.ranks), *job.launcher_ids)
         held = {process: self._open(process.pid, tables) for process in processes}
         ends = {one.local: process for process, each in held.items() for one in each}
@@ -54,7 +54,7 @@ class SeenConnections:
         return {rank.id: sum(is_peer(rank.id, one) for one in held[rank.id]) for rank in job.ranks}
 
     def _open(self, pid: int, tables: dict[str, Connections]) -> list[Connection]:
-        """Return the open connections of a process; none if they may not be read."""
+        """Return the open connections of a process; empty if they may not be read."""
         space = proc_pid.namespace(self._root, pid, "net")
         if space is None or (space not in tables and len(tables) >= _MOST_NAMESPACES):
             return []

@@ -1,7 +1,7 @@
-"""Limits on the kept stacks of each process, so that the jobs of one owner cannot fill the daemon's memory.
+"""Limit the kept stacks of each process, so that the jobs of one owner cannot fill the daemon's memory.
 
-Names are cut where stacks are read. This module drops threads, and the middle of a long main stack. The result for a
-process depends on no other process, so an unchanged stack is the same in each round.
+This module drops threads, and the middle of a long main stack. (The parsers of stacks cut long names.) The result for a
+process does not depend on other processes. So a stack that has not changed is equal in each round.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from msgspec.structs import replace
 from hangwatch.model import Frame, Thread
 
 FRAME_BYTES = 200  # in memory and in an incident.json, in addition to its names
-OF_OWNER_BYTES = 64 << 20  # in the kept captures of one owner's jobs, for as many jobs as hang at the time of a capture
-INNERMOST_FRAMES, OUTERMOST_FRAMES = 32, 16  # of a main thread, however low the limit is
+OF_OWNER_BYTES = 64 << 20  # stacks in the kept captures of one owner; the owner's hung jobs divide it
+INNERMOST_FRAMES, OUTERMOST_FRAMES = 32, 16  # kept of every main thread, even above the limit
 
 
 class StackBudget(NamedTuple):
-    """Bytes of stacks that are kept of a rank, and of a worker, in one round."""
+    """Limits in bytes on the stacks of one rank and of one worker in one round."""
 
     rank_bytes: int
     worker_bytes: int
@@ -32,9 +32,9 @@ def divide_budget(capture_bytes: int, ranks: int, workers: int, rounds: int) -> 
 
 
 def fit_threads(threads: Sequence[Thread], most_bytes: int) -> tuple[Thread, ...]:
-    """Return the threads that fit into the limit, in their order; the main thread has priority.
+    """Return the threads that fit into the limit, in their order. The main thread is always kept, but may be shortened.
 
-    Part of the main thread is always kept. The last thread, without frames, tells the number of dropped threads.
+    If threads are dropped, a thread without frames is added. Its name has their number.
     """
     if size_bytes(threads) <= most_bytes:
         return tuple(threads)

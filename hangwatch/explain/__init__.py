@@ -1,1 +1,1 @@
-"""Dumps that people already have: whose stacks are these?"""
+"""Explain stack dumps and logs that people already have: assign them to ranks."""

@@ -1,4 +1,4 @@
-"""Pure: finds ranks in file names: `rank3.txt`, `trace-node7.out`, `attempt_0/3/stderr.log`, `gpu-a/101.txt`."""
+"""Pure: find ranks in file names: `rank3.txt`, `trace-node7.out`, `attempt_0/3/stderr.log`, `gpu-a/101.txt`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NUMBERED_STACK = re.compile(
 
 
 class RankInName(NamedTuple):
-    """The rank in a file name. `is_log`: launchers give this name to logs. `is_old`: it is of an earlier attempt."""
+    """The rank in a file name. `is_log`: a launcher names its logs so. `is_old`: the file is of an earlier attempt."""
 
     id: RankId
     is_log: bool = False
@@ -47,10 +47,10 @@ class RankInName(NamedTuple):
 
 
 def read_names(names: Iterable[str]) -> dict[str, RankInName]:
-    """Return the rank in each name.
+    """Return the rank in each name, by name.
 
-    torchrun's --log-dir is RUN/attempt_N/LOCAL_RANK/...: only the last attempt of a run counts, and several runs are
-    several nodes (elastic/multiprocessing/api.py: DefaultLogsSpecs).
+    With --log-dir, torchrun writes RUN/attempt_N/LOCAL_RANK/... (elastic/multiprocessing/api.py: DefaultLogsSpecs).
+    Only the last attempt of a run counts. Several runs are the logs of several nodes.
     """
     paths = {name: name.replace("\\", "/") for name in names}
     elastic = {name: match for name, path in paths.items() if (match := _ELASTIC.match(path))}
@@ -72,7 +72,10 @@ def read_names(names: Iterable[str]) -> dict[str, RankInName]:
 
 
 def _read_host_rank_pid(paths: Mapping[str, str]) -> dict[str, RankId]:
-    """Read `trace-gpu-a-3-4711.txt`: host, local rank, pid. Several files must have this form, with different ranks."""
+    """Return the ranks in names such as `trace-gpu-a-3-4711.txt`: host, local rank, pid.
+
+    Empty unless several files have this form, with different ranks and pids, and the lowest rank is 0.
+    """
     matches = {name: match for name, path in paths.items() if (match := _HOST_RANK_PID.search(path))}
     ids = {name: RankId(node=match.group(1), local_rank=int(match.group(2))) for name, match in matches.items()}
     pids = {(match.group(1), match.group(3)) for match in matches.values()}
@@ -81,9 +84,10 @@ def _read_host_rank_pid(paths: Mapping[str, str]) -> dict[str, RankId]:
 
 
 def _read_folders(names: Collection[str], paths: Mapping[str, str]) -> dict[str, RankId]:
-    """Return the folders as nodes, if files without a rank or node have the same names in several folders.
+    """Return the folder of each file as its node, if files without a rank have the same names in several folders.
 
-    Folders may be rounds, too: `round1/101.txt`. A folder that is called so, or by numbers only, is no node.
+    Folders may also be rounds: `round1/101.txt`. So a folder with such a name, or with only numbers in its name, is not
+    a node.
     """
     unknown = RankId()
     bases: dict[str, set[str]] = defaultdict(set)
@@ -100,7 +104,7 @@ def _read_folders(names: Collection[str], paths: Mapping[str, str]) -> dict[str,
 def number_logs(ids: Mapping[str, RankId]) -> dict[str, RankId]:
     """Number logs without a rank if their names differ in exactly one number: `job-7-3.out`.
 
-    The numbers must begin at 0 or 1 and have few gaps: numbers up to 4711 are pids.
+    The numbers must begin at 0 or 1 and have few gaps. Otherwise they are probably pids.
     """
     shapes: dict[str, list[tuple[str, list[int]]]] = defaultdict(list)
     for name in ids:
@@ -121,8 +125,8 @@ def number_logs(ids: Mapping[str, RankId]) -> dict[str, RankId]:
 def stack_ranks(names: Collection[str]) -> dict[str, int]:
     """Return the ranks of stack files with names that differ only in a number: `stack.0.txt`, `stack.1.txt`; `0.txt`.
 
-    Empty if they are in several directories, or if the numbers do not begin at 0 or have many gaps: numbers up to 4711
-    are pids, and numbers from 1 count something else. `node3.txt` may contain any rank.
+    Empty if the files are in several directories, if the numbers do not begin at 0, or if they have many gaps. Numbers
+    with many gaps are probably pids. Numbers from 1 count something else. `node3.txt` has no rank in its name.
     """
     matches = {name: match for name in names if (match := _NUMBERED_STACK.search(name.replace("\\", "/")))}
     numbers = {name: int(match.group(1)) for name, match in matches.items()}
@@ -133,15 +137,16 @@ def stack_ranks(names: Collection[str]) -> dict[str, int]:
 
 
 def are_processes(names: Iterable[str]) -> bool:
-    """True if each name counts processes, not rounds: `proc_3.log`."""
+    """True if the number in each name counts processes, not rounds: `proc_3.log`."""
     return all(_OF_PROCESS.search(name.replace("\\", "/")) for name in names)
 
 
 def dump_ranks(names: Iterable[str]) -> dict[str, tuple[int, bool]]:
-    """Return the number of each flight recorder dump, and true if it is sure to be a rank. Names without are omitted.
+    """Return the number in the name of each flight recorder dump, and true if the number is certainly a rank.
 
-    torch ends the name with the rank. It is sure if `rank` precedes the number, or if several names differ only in that
-    number, which begins at 0 or 1 and has few gaps.
+    torch writes the rank at the end of the name. A number is certainly a rank if `rank` precedes it. It also is if
+    several names differ only in that number, and the numbers begin at 0 or 1 and have few gaps. Names without a number
+    are omitted.
     """
     ranks: dict[str, tuple[int, bool]] = {}
     shapes: dict[str, list[tuple[str, int]]] = defaultdict(list)

@@ -1,6 +1,6 @@
-"""Pure: finds the rank in the prefix of a line (torchrun, mpirun, srun --label, pdsh, kubectl, Ray, vLLM and others).
+"""Pure: find the rank in the prefix of a line (torchrun, mpirun, srun --label, pdsh, kubectl, Ray, vLLM and others).
 
-Also extracts the line from logs that store each line as JSON, from quotes of mails and from HTML.
+This module also unwraps lines from JSON logs, from quotes in mails and from HTML.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _QUOTED_DUMP = re.compile(r"^(?:> ?){1,8}(?:Process \d|Thread |Current thread |T
 
 
 class _Entry(msgspec.Struct):
-    """An entry of Docker's json-file log, or of journalctl -o json."""
+    """A line of Docker's json-file log (`log`), or of journalctl -o json (`MESSAGE`)."""
 
     log: str = ""
     MESSAGE: str = ""
 
 
 def unwrap_json(line: str) -> list[str]:
-    """Return the lines in a line of JSON (Docker's json-file log, journalctl -o json); else the line itself."""
+    """Return the text lines in a line of JSON (Docker's json-file log, journalctl -o json); else the line itself."""
     if not line.startswith("{"):
         return [line]
     try:
@@ -60,9 +60,10 @@ def unwrap_json(line: str) -> list[str]:
 
 
 def are_labelled(head: Sequence[str]) -> bool:
-    """True if lines begin with `N: ` (srun --label) or `host: ` (pdsh, clush): a label precedes `Process`.
+    """True if lines begin with a label: `N: ` (srun --label) or `host: ` (pdsh, clush).
 
-    In a log, nearly every line must begin with `N: `, with few different numbers.
+    In a stack dump, a label precedes a line such as "Process 4711:". In a log, at least 90 % of the lines must begin
+    with `N: `, and each number must occur twice on average.
     """
     if any(found and found.group(1) not in {"Process", "Error"} for found in map(_LABELLED.match, head)):
         return True
@@ -72,7 +73,7 @@ def are_labelled(head: Sequence[str]) -> bool:
 
 
 def find_quote_prefix(head: Sequence[str]) -> str:
-    """Return the common prefix of a text that was quoted in a mail or indented: `> `, or spaces."""
+    """Return the common prefix of a text that was indented or quoted in a mail: spaces or `> `. Empty without one."""
     written = [line for line in head if line.strip("> \t")]
     first = next(iter(written), "")
     before = first[: len(first) - len(first.lstrip("> \t"))]
@@ -82,29 +83,29 @@ def find_quote_prefix(head: Sequence[str]) -> str:
 
 
 def remove_quote_prefix(pasted: str, line: str) -> str:
-    """Remove that prefix from a line. In an empty line, a mail has cut the trailing space of the prefix."""
+    """Remove the prefix `pasted` from a line. Mail programs cut the trailing space of the prefix on an empty line."""
     return "" if line.rstrip() == pasted.rstrip() else line.removeprefix(pasted)
 
 
 def is_partly_quoted(head: Sequence[str]) -> bool:
-    """True if a dump is quoted in a mail that has other lines, too."""
+    """True if a line of a stack dump is quoted with `>`. The mail around the dump may have unquoted lines."""
     return any(map(_QUOTED_DUMP.match, head))
 
 
 def remove_quote(line: str) -> str:
-    """Remove the marks of a quote from the beginning of a line."""
+    """Remove the quote marks (`>`) from the beginning of a line."""
     return _QUOTE.sub("", line) if line.startswith(">") else line
 
 
 def unescape_html(line: str) -> str:
-    """Return the text of a line that was copied from the source of a web page: `&lt;module&gt;`."""
+    """Return a line with HTML entities replaced, if it was copied from the source of a web page: `&lt;module&gt;`."""
     return html.unescape(line) if "&" in line and _ENTITY.search(line) else line
 
 
 class Headings:
-    """The rank that stands alone on a line before a dump: `### Rank 2`, `==== rank2 ====`, `<summary>rank 2</summary>`.
+    """Follows headings with a rank before a dump: `### Rank 2`, `==== rank2 ====`, `<summary>rank 2</summary>`.
 
-    It is the rank of the lines from the beginning of that dump to the next such line.
+    The rank of a heading applies from the beginning of the dump after it to the next heading.
     """
 
     def __init__(self, begins_dump: Callable[[str], bool]) -> None:
@@ -114,7 +115,7 @@ class Headings:
         self._rank: int | None = None
 
     def follow(self, line: str) -> int | None:
-        """Return the rank of this line."""
+        """Return the rank that the last heading gives to this line; None if there is none."""
         found = _HEADING.match(line) if len(line) < _LONGEST_HEADING else None
         if found:
             self._announced, self._lines_since, self._rank = int(found.group(1)), 0, None
@@ -128,9 +129,10 @@ class Headings:
 
 
 def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
-    """Return the rank in the prefix of a line, true if it is sure to be a rank, and the rest of the line.
+    """Return the rank in the prefix of a line, true if it is certainly a rank, and the rest of the line.
 
-    A time stamp before the prefix stays in the rest, and so do the names with which NCCL begins its lines.
+    Without a prefix, the rank is `file_id`. A time stamp before the prefix is kept in the rest. So is the host and pid
+    at the beginning of NCCL's lines. `labelled`: lines begin with a label, see `are_labelled`.
     """
     if line.startswith("20") and (stamp := _STAMP.match(line)):
         rank, sure, rest = split(line[stamp.end() :], file_id, labelled=labelled)
@@ -151,7 +153,7 @@ def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, 
 
 
 def _split_actor(prefix: re.Match[str], line: str, file_id: RankId) -> tuple[RankId, bool, str]:
-    """Return the process in a prefix such as `(Worker_TP2 pid=4122)`; torch's own prefix after it tells the rank."""
+    """Return the process in a prefix such as `(Worker_TP2 pid=4122)`. A torch prefix after it contains the rank."""
     text, pid, address = prefix.groups()
     title, rest = process_title.read(text), line[prefix.end() :]
     inner = _OF_RANK.match(rest)
@@ -161,7 +163,7 @@ def _split_actor(prefix: re.Match[str], line: str, file_id: RankId) -> tuple[Ran
 
 
 def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
-    if found := _OF_RANK.match(line):  # of torch: a global rank. If the file has a local rank, it is part of the line
+    if found := _OF_RANK.match(line):  # torch's global rank: it stays in the line if the file has a local rank
         if file_id.local_rank is not None:
             return file_id, True, line
         rank = RankId(rank=int(found.group(1)))

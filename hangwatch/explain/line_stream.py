@@ -1,4 +1,4 @@
-"""Pure: reads one stream of lines (a file, or its lines with one prefix): stacks of any tool, and log lines."""
+"""Pure: read one stream of lines (a file, or its lines with one prefix): stacks of any tool, and log lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STAMP = re.compile(
 
 
 def begins_dump(line: str) -> bool:
-    """True if a stack dump of any tool may begin with this line, but not for a rule (`-----`)."""
+    """True if a stack dump of any tool may begin with this line. A separator (`-----`) does not count."""
     short = line[:LONGEST_LINE]
     is_of_pyspy = pyspy_text.begins(short) and short.lstrip().startswith(("Process ", "Thread ", "[", "Error: "))
     return is_of_pyspy or any(kind.begins(short) for kind in _TEXTS)
@@ -33,10 +33,12 @@ def begins_dump(line: str) -> bool:
 class Reader:
     """Reads one stream: stack dumps of any tool, and the remaining lines as `log`.
 
-    `strange` counts lines outside stack dumps. `has_dump`: it has the output of a tool (faulthandler does not count: it
-    prints into a log). `is_log`: it is known to be a log, in which "Error: " is not a line of py-spy. If a dump begins
-    after a stamp (`kubectl logs --timestamps`, files below /var/log/pods), stamps are removed from then on; in a log
-    they are kept.
+    `strange` counts lines outside of stack dumps. `has_dump`: the stream has the output of a tool. faulthandler does
+    not count, since it prints into a log. `is_log`: the stream is a log by its name, so "Error: " is not a line of
+    py-spy.
+
+    Lines may begin with a time stamp (`kubectl logs --timestamps`, files in /var/log/pods). From the first dump line
+    after a stamp on, stamps are removed. In a log they are kept.
     """
 
     def __init__(self, interned: Interned, *, is_log: bool = False) -> None:
@@ -55,7 +57,10 @@ class Reader:
         self._is_stamped = False
 
     def feed(self, line: str, number: int) -> None:
-        """Read a line without its prefix and line end; `number` is its number in the file. Raises HugeStackError."""
+        """Read a line without its prefix and line end. `number` is its line number in the file.
+
+        Raises HugeStackError if a dump exceeds the limits.
+        """
         self._number = number
         if "\r" in line:
             line = last_written(line)
@@ -82,7 +87,7 @@ class Reader:
         return rest if self._is_stamped else line
 
     def end(self) -> None:
-        """Finish open parts."""
+        """Finish a dump or log entry that is still open at the end of the stream."""
         self._close_text()
         if self._pyspy is not None:
             self._pyspy.end()
@@ -93,7 +98,7 @@ class Reader:
         self._unclear = []
 
     def _found(self, process: ParsedProcess) -> None:
-        """Keep a process. An unknown error counts as one of py-spy only if the stream has no other lines."""
+        """Keep a process. An unknown error line counts as py-spy's only if the stream has no lines outside of dumps."""
         if not process.threads and process.fault is not None and process.fault.reason == UNHEARD:
             check_processes(len(self._unclear))
             self._unclear.append(process)

@@ -1,4 +1,4 @@
-"""Pure: classifies dumped processes by stack and command line: ranks, launchers, helpers, and other programs."""
+"""Pure: classify dumped processes by stack and command line: ranks, launchers, helpers, and other programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hangwatch.model import Frame, RankId
 
 LOCAL_RANK = re.compile(r"--local[_-]rank[= ](\d{1,7})\b")
 _NODE_RANK = re.compile(r"--(?:node|machine)[_-]rank[= ](\d{1,7})\b")
-_GLOBAL_RANK = re.compile(r"--global[_-]rank[= ](\d{1,7})\b")  # plain --rank is the rank of an adapter in many scripts
+_GLOBAL_RANK = re.compile(r"--global[_-]rank[= ](\d{1,7})\b")  # in many scripts, --rank is the rank of a LoRA adapter
 _LAUNCHER_FILES = re.compile(
     r"(^|/)(torch/distributed/(elastic/agent/.*|launcher/api|run|launch)"
     r"|deepspeed/launcher/\w+|accelerate/commands/\w+)\.py$"
@@ -41,16 +41,20 @@ _TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autogr
 
 
 class RankPrograms(NamedTuple):
-    """The programs that ranks run; empty if unknown. Processes of other programs are no ranks."""
+    """The programs that ranks run; empty if unknown. A process of another program is not a rank.
+
+    `ranks_are_forked`: multiprocessing forked the ranks. `are_workers`: the ranks are workers numbered by their titles.
+    """
 
     programs: frozenset[str]
     ranks_are_forked: bool
     are_workers: bool
 
     def is_tool(self, process: ParsedProcess) -> bool:
-        """True for another Python program: wandb, tensorboard, a system daemon, the server above the workers.
+        """True for a process of another program: wandb, tensorboard, a system daemon, the parent server of workers.
 
-        A process in a collective is always a rank, except a server above workers that are numbered by their titles.
+        A process in a collective is always a rank. Exception: a process without a number, if the ranks are workers that
+        are numbered by their titles.
         """
         if not self.programs:
             return False
@@ -64,13 +68,14 @@ class RankPrograms(NamedTuple):
 
 
 def find_programs(candidates: Sequence[ParsedProcess]) -> RankPrograms:
-    """Return the programs of the ranks among processes.
+    """Return the programs that the ranks among these processes run.
 
-    A rank runs the same program as the processes in a collective; if no process is in one, the same as most processes.
-    A title counts as a program if several processes have one of its family. A forked process works for a rank (it
-    writes checkpoints or serves metrics) if no process in a collective was forked by multiprocessing; if none is in a
-    collective, if fewer than half were forked. An error without a process is not a rank if there are stacks: with
-    permission for those, the whole job can be read.
+    A rank runs the same program as the processes in a collective. If no process is in a collective, a rank runs the
+    most common program. A process title counts as a program if several processes have a title of its family.
+
+    A forked process may work for a rank: it writes checkpoints or serves metrics. Ranks themselves are forked if
+    multiprocessing forked a process in a collective. If no process is in a collective, at least half of all processes
+    must be forked.
     """
     inside = [process for process in candidates if is_in_collective(process)]
     counts = Counter(program for process in candidates if (program := _program(process)))
@@ -96,15 +101,15 @@ def _is_foreign(process: ParsedProcess) -> bool:
 
 
 def _is_numbered(process: ParsedProcess) -> bool:
-    """True if it has a title, and in it the number of a rank or of a part of a model."""
+    """True if the process has a title with a number: of a rank, or of a part of a model."""
     title = process_title.read(process.command)
     return title is not None and (title.is_worker or LOCAL_RANK.search(process.command) is not None)
 
 
 def _program(process: ParsedProcess) -> str:
-    """Return the script or module that a command line runs, without interpreter and options; empty if unknown.
+    """Return the script or module in the command line of a process, without interpreter and options.
 
-    For a title this is its family.
+    For a process with a title, return the family of the title. Empty if unknown.
     """
     arguments = process.command.split()[:_WORDS_LOOKED_AT]
     if (title := process_title.read(process.command)) is not None:
@@ -118,7 +123,7 @@ def _program(process: ParsedProcess) -> str:
 
 
 def describe_tools(tools: Sequence[ParsedProcess]) -> str:
-    """Describe processes that are no ranks: `not ranks of this job: pid 7 (wandb-service), pid 9 (http.server)`."""
+    """Return a note on processes that are not ranks: "not ranks of this job: pid 7 (wandb-service), pid 9 (...)"."""
     with_pid = [
         f"pid {tool.pid} ({words.elided(_program(tool), _TOOL_CHARACTERS)})" for tool in tools if tool.pid is not None
     ]
@@ -130,7 +135,10 @@ def describe_tools(tools: Sequence[ParsedProcess]) -> str:
 
 
 def ids_by_command(prefix: RankId, candidates: Sequence[ParsedProcess]) -> dict[int | None, RankId]:
-    """Return the rank of each process from its command line; pid and title if several have the same numbers."""
+    """Return the rank of each process from its command line, by pid.
+
+    If several processes have the same numbers, all ranks have only pid and title.
+    """
     ids = {process.pid: _id_by_command(prefix, process) for process in candidates}
     numbers = [
         (rank.node, rank.rank, rank.local_rank)
@@ -168,7 +176,7 @@ def is_launcher(process: ParsedProcess) -> bool:
 
 
 def is_helper(process: ParsedProcess, pids: set[int | None]) -> bool:
-    """True for a process that works for a rank: its parent is in the same stream, or it runs a worker's loop."""
+    """True for a process that works for a rank: its parent is in the same stream, or it runs the loop of a worker."""
     if process.parent_pid is not None and process.parent_pid in pids:
         return True
     if any(frame.function == "_serve_one" and _FORKSERVER.search(frame.file) for frame in _main(process)):
@@ -179,7 +187,10 @@ def is_helper(process: ParsedProcess, pids: set[int | None]) -> bool:
 
 
 def is_in_collective(process: ParsedProcess) -> bool:
-    """True if a process is in a collective or a backward pass. Lightning starts the other ranks from rank 0."""
+    """True if a process is in a collective or a backward pass. Only ranks are.
+
+    Lightning starts the other ranks as children of rank 0, so a child in a collective is no helper.
+    """
     return any(_TAKES_PART.search(frame.file) for frame in _main(process))
 
 

@@ -1,6 +1,6 @@
-"""Pure: reads stack dumps and logs of any tool into ranks.
+"""Pure: read stack dumps and logs of any tool, and assign them to ranks.
 
-A source is a name and its lines. A line may have a prefix with the rank; lines of several ranks may be mixed.
+A source is a name and its lines. A line may have a prefix with the rank, and lines of several ranks may be mixed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _MOST_EMPTY_NAMED = 16  # files without a dump or log that are listed by name
 class Collected(NamedTuple):
     """The result: ranks for `grouping.group_ranks`, notes for people, the given world size, and logs of ranks.
 
-    `kernel` are lines of the kernel log, from any file; `works` sequence numbers in logs. `unranked` are logs of no
-    known rank in which a line is known: a failure, or a message of NCCL.
+    `kernel` are lines of the kernel log from any file. `works` are the sequence numbers of collectives in logs.
+    `unranked` are logs without a known rank that contain a failure or a message of NCCL.
     """
 
     ranks: tuple[RankDump, ...]
@@ -47,7 +47,7 @@ class Collected(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """One stream of lines, and the rank in its prefix or file name; `sure` if that number is a rank."""
+    """One stream of lines, and the rank in its prefix or file name. `sure`: that number is certainly a rank."""
 
     name: str
     id: RankId
@@ -56,10 +56,10 @@ class _Source(NamedTuple):
 
 
 def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None = None) -> Collected:
-    """Read named sources one after the other, each line once.
+    """Read the named sources and return their ranks and logs.
 
-    Lines that are not part of a dump or of a rank's log are counted in the notes. A process that appears twice has two
-    rounds.
+    Each source is read once, line by line. The notes have the number of lines that belong neither to a dump nor to a
+    rank's log. A process that appears twice has two rounds.
     """
     interned = Interned()
     notes: list[str] = []
@@ -96,8 +96,8 @@ def _numbered_by_launcher(
 ) -> Sequence[RankDump]:
     """Number dumps without a rank by their pids in torchrun's summary of failed ranks.
 
-    A pid does not count if it is listed twice or on another node, if its rank is that of another dump, or if the
-    summary has several nodes and the dump has none.
+    A pid in the summary does not count if it is listed twice or for another node, or if another dump has its rank. If
+    the summary has several nodes, only dumps with a node are numbered.
     """
     by_pid: dict[int | None, list[RankId]] = {}
     for rank in failed:
@@ -121,10 +121,10 @@ def _numbered_by_launcher(
 
 
 def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes: list[str]) -> Sequence[RankDump]:
-    """Number dumps by the names of their files, if no dump has a rank and each file has one, different process.
+    """Number dumps by the names of their files, if no dump has a rank and each file has a different process.
 
-    Files with the same pid may be rounds of one process. Without a pid, rounds and ranks cannot be told apart, except
-    if the names count processes (`proc_3.log`).
+    Files with the same pid may be rounds of one process. Files without a pid may be rounds or ranks, unless the names
+    count processes (`proc_3.log`).
     """
     ids = [
         structs.replace(dump.id, node=None) if dump.id.node == _base(source) else dump.id
@@ -173,7 +173,7 @@ class _LogCollector:
             self._notes.append(note)
 
     def error_file(self, name: str, rank: RankId, text: str) -> None:
-        """Read torchelastic's error.json of a rank. It takes precedence over the rank's log."""
+        """Read torchelastic's error.json of a rank. It takes precedence over the log of the rank."""
         log = rank_log.Log()
         try:
             log.failures.append(rank_log.parse_error_file(text))
@@ -187,7 +187,7 @@ class _LogCollector:
             self._strange[name] = [f"{name}: holds an error of an unknown rank: name the file error-rankN.json"]
 
     def add(self, name: str, streams: Sequence[_Source]) -> None:
-        """Keep the logs of a source. Other lines are reported in a note, once all sources are read."""
+        """Keep the logs of a source. Lines without a rank or dump are reported in a note."""
         strange, example, of_ranks_here = 0, "", False
         tells = not streams or any(source.reader.processes for source in streams)  # an error.json has no streams
         for source in streams:
@@ -232,7 +232,7 @@ class _LogCollector:
             self.unranked.append(merged_logs.read_unranked(name, rank, log))
 
     def _name_processes(self, dumped: Collection[RankId]) -> None:
-        """Give logs of processes the rank of the process; keep those apart that are of no rank."""
+        """Assign each log of a process to its rank. Logs of processes that are not ranks become `unranked`."""
         owners = find_owners([rank for _, rank, _ in self._parts], dumped)
         parts, self._parts = self._parts, []
         for name, writer, log in parts:
@@ -242,7 +242,10 @@ class _LogCollector:
                 self._keep_unranked(name, writer, log)
 
     def logs(self, dumped: Collection[RankId]) -> tuple[RankLog, ...]:
-        """Return one log for each rank. Logs without a rank are numbered if their names differ in one number."""
+        """Return one log for each rank. `dumped` are the ranks with a stack dump.
+
+        Logs without a rank are numbered if their names differ in one number.
+        """
         self._name_processes(dumped)
         numbered = file_names.number_logs({name: rank for name, (rank, _) in self._unknown.items()})
         for name, (rank, log) in self._unknown.items():
@@ -287,7 +290,7 @@ class _Rank:
 
 
 def _rounds(processes: Sequence[ParsedProcess]) -> tuple[ProcessDump, ...]:
-    """Return the rounds in the order of the text. The text has no times, so they are defined as one second apart."""
+    """Return the rounds in the order of the text. The text has no times, so one second is assumed between rounds."""
     return tuple(
         ProcessDump(taken_monotonic_seconds=float(number), threads=process.threads, fault=process.fault)
         for number, process in enumerate(processes)
@@ -295,9 +298,10 @@ def _rounds(processes: Sequence[ParsedProcess]) -> tuple[ProcessDump, ...]:
 
 
 def _add(by_place: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str]) -> None:
-    """Keep a rank. The same process again is another round; of two processes of one rank, one is kept.
+    """Add a rank. If the process is there already, it gets another round. Of two processes of one rank, one is kept.
 
-    Local ranks and pids of two files cannot be compared without a node, so the file name is used as the node.
+    Local ranks and pids in two files may belong to different nodes. If no node is known, the file name is used as the
+    node.
     """
     earlier = by_place.get(_place(rank.id))
     if earlier is not None and rank.id.node is None and rank.id.rank is None and earlier.source != rank.source:
@@ -317,7 +321,7 @@ def _add(by_place: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str
 
 
 def _precedence(rank: _Rank) -> tuple[bool, int]:
-    """Sort key of two processes of one rank: a process with a stack is kept, then the one with the higher pid."""
+    """Return a sort key for two processes of one rank: a process with a stack has precedence, then the higher pid."""
     return any(thread.frames for process in rank.rounds for thread in process.threads), rank.id.pid or 0
 
 
@@ -333,7 +337,10 @@ def _read(
     interned: Interned,
     hearsay: _LogCollector,
 ) -> list[_Source]:
-    """Give each line to the reader of its prefix."""
+    """Read a source: pass each line to the reader of its prefix. Return one stream for each prefix.
+
+    Raises HugeStackError if a dump exceeds the limits.
+    """
     iterator = iter(lines)
     head = [line.rstrip("\r\n") for line in islice(iterator, _SNIFFED_LINES)]
     if rank_log.is_error_file("".join(head[:2])[:_SNIFFED_CHARACTERS]):
@@ -348,7 +355,7 @@ def _read(
     labelled = line_prefixes.are_labelled([part for line in head for part in line_prefixes.unwrap_json(line)])
     sources: dict[tuple[RankId, bool], _Source] = {}
     headings = line_prefixes.Headings(line_stream.begins_dump)
-    by_prefix: dict[str, _Source] = {}  # `[node:rank]` as in the text: most lines repeat a prefix
+    by_prefix: dict[str, _Source] = {}  # by `[node:rank]` as in the text, a cache: most lines repeat a prefix
     whole = enumerate(chain(head, (line.rstrip("\r\n") for line in iterator)), 1)
     for number, line in ((number, part) for number, kept in whole for part in line_prefixes.unwrap_json(kept)):
         line = line_prefixes.unescape_html(line)  # noqa: PLW2901 - the line as it was before it became HTML
@@ -378,7 +385,7 @@ def _read(
 
 
 class _Processes(NamedTuple):
-    """The processes of one stream without launchers. `are_ranks`: each candidate may be a rank."""
+    """The processes of one stream, without launchers. `are_ranks`: each candidate is a rank of its own."""
 
     source: _Source
     candidates: list[ParsedProcess]
@@ -435,9 +442,10 @@ def _title(source: _Source, process: ParsedProcess) -> str | None:
 
 
 def _keys(processes: Sequence[ParsedProcess]) -> Iterator[int | str | None]:
-    """Yield keys that are equal for dumps of the same process: the pid, else the main thread's number (faulthandler).
+    """Yield a key for each dump that is equal for dumps of the same process.
 
-    A faulthandler dump of a single thread has neither; it belongs to the process before it.
+    The key is the pid, else the id of the main thread (faulthandler). A faulthandler dump of a single thread has
+    neither. It belongs to the process before it.
     """
     last: int | str | None = None
     for process in processes:
@@ -450,7 +458,7 @@ def _keys(processes: Sequence[ParsedProcess]) -> Iterator[int | str | None]:
 
 
 def _number_unknown_ranks(source: _Source, ranks: Sequence[_Rank]) -> None:
-    """Number the processes of one stream that have no rank and no pid, in their order."""
+    """Number the processes of one stream without rank and pid, in their order. The number becomes part of the node."""
     unknown = [rank for rank in ranks if rank.id == structs.replace(source.id, pid=None)]
     if len(unknown) > 1:
         for number, rank in enumerate(unknown, 1):
@@ -459,7 +467,7 @@ def _number_unknown_ranks(source: _Source, ranks: Sequence[_Rank]) -> None:
 
 
 def _are_all_ranks(source: _Source, candidates: Sequence[ParsedProcess]) -> bool:
-    """True if each process is a rank: the stream has no number, or its number is an srun label for a whole node."""
+    """True if each candidate is a rank: the stream has no number, or the number is a label of srun for a whole node."""
     if source.id.rank is None and source.id.local_rank is None:
         return True
     pids = {process.pid for process in candidates if process.pid is not None}

@@ -13,8 +13,8 @@ from hangwatch.stacks.process_activity import ProcessPlace
 def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Sleep | None:
     """Return the sleep of a rank that was asleep at one place in every round in which it did not run; else None.
 
-    These are no sleeps: a timed wait that a library calls (the library polls in a loop), and a wait for ranks, the GPU,
-    the store, a peer outside of the job, or a thread of the process.
+    A timed wait that a library calls is no sleep: the library polls in a loop. Nor is a wait for ranks, the GPU, the
+    store, a peer outside of the job, or a thread of the process.
     """
     asleep = [
         (dump, standing)

@@ -1,1 +1,1 @@
-"""Flight-recorder dumps that torch wrote itself."""
+"""Readers of the flight recorder dumps that torch itself writes."""

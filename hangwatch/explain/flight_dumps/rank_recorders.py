@@ -1,4 +1,4 @@
-"""Pure: assigns flight recorder dumps to ranks, and finds the operations that can be compared.
+"""Pure: assign flight recorder dumps to ranks, and find the operations that can be compared.
 
 A dump does not contain the time at which it was written; that is the time of its file, or of a copy of it. Dumps of a
 healthy job are not of the same moment, so they cannot be compared. Therefore dumps count only if an operation had

@@ -1,4 +1,4 @@
-"""Pure: parses a flight recorder dump of torch into the records that `probes.torch_recorder` reads of a live process.
+"""Pure: parse a flight recorder dump of torch into the records that `probes.torch_recorder` reads of a live process.
 
 The watchdog writes a dump as a pickle when an operation times out, to TORCH_FR_DUMP_TEMP_FILE (formerly
 TORCH_NCCL_DEBUG_INFO_TEMP_FILE) plus the rank. A program writes one with `_dump_fr_trace()`, or as JSON with
@@ -61,7 +61,7 @@ class LastEnqueued(NamedTuple):
 
 
 class FlightDump(NamedTuple):
-    """The dump of one process; `version` is that of the format.
+    """The dump of one process; `version` is the version of the format.
 
     `possible_ranks` are the global ranks that are members of all groups with operations in the dump, as [first, last]
     of each range; it is not set if the groups have no list of members. The dump was written after
@@ -87,7 +87,7 @@ class FlightDump(NamedTuple):
 
 
 def begins_so(head: bytes) -> bool:
-    """True if the beginning of a file is that of a dump: a pickle or a JSON object, with a key of a dump."""
+    """True if a file begins like a dump: with a pickle or a JSON object that has a key of a dump."""
     return (_PICKLED.match(head) or _OPENS.match(head)) is not None and _KEY.search(head) is not None
 
 

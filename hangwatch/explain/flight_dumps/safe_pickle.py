@@ -1,4 +1,4 @@
-"""Pure: reads a pickle of plain values, without its classes and within limits of memory and time.
+"""Pure: read a pickle of plain values, without its classes and within limits of memory and time.
 
 A pickle is a program: it may import and call anything, and a few bytes of it may create a huge value. So all its
 opcodes are checked before one of them runs. Allowed are the opcodes that torch's pickler, or Python's, writes for

@@ -1,4 +1,4 @@
-"""Pure: finds ranks that enqueued nothing after the operation in which all are stuck, by dumps of one timeout.
+"""Pure: find ranks that enqueued nothing after the operation in which all ranks are stuck, by dumps of one timeout.
 
 torch records an operation, then launches it, then counts it in its process group (pg_status). A rank that stopped right
 after an operation either waits for its GPU, as a healthy rank that reads a result does, or is inside the launch. Only

@@ -1,4 +1,4 @@
-"""Pure: compares the sequence numbers in the logs of all ranks, to find ranks that have not joined a collective.
+"""Pure: compare the sequence numbers in the logs of all ranks, to find ranks that have not joined a collective.
 
 A rank that has enqueued less than the number at which other ranks of the same process group timed out has not joined
 it. NCCL counts point-to-point operations apart, so a group that shows one is not compared. What is not certain is
@@ -69,7 +69,7 @@ def read_works(source: str, rank: RankId, log: Log) -> Iterator[RankWork]:
 
 
 def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFinding]:
-    """Return what the numbers show, findings that point at ranks first."""
+    """Return the findings of the comparison. Findings with ranks to check first come first."""
     groups: dict[str, dict[RankId, _Standing]] = defaultdict(dict)
     names: dict[str, str] = {}
     for rank, _, work in works:
@@ -170,7 +170,7 @@ def _doubt(
     waiting: set[RankId],
     world_size: int | None,
 ) -> str:
-    """Return why the ranks behind are not to be checked first; empty if there is no doubt."""
+    """Return the reason not to check the ranks behind first; empty if there is no doubt."""
     if any(standing.id in waiting for standing in behind):
         return "a rank that is behind timed out itself, so it waits, too"
     if seen < _FEWEST_SEEN and seen != world_size:
@@ -217,7 +217,7 @@ def _reports(works: Sequence[RankWork], groups: set[str]) -> Iterator[WorkFindin
 
 
 def _mismatches(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
-    """Yield what ProcessGroupWrapper compared (TORCH_DISTRIBUTED_DEBUG=DETAIL): each line has two ranks that differ."""
+    """Yield the mismatches that ProcessGroupWrapper logs (TORCH_DISTRIBUTED_DEBUG=DETAIL): two ranks per line."""
     runs: dict[int, tuple[int, str]] = {}
     for _, _, (line, *_) in works:
         if line.kind == "running":

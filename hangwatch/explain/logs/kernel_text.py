@@ -1,4 +1,4 @@
-"""Pure: turns the kernel log, as dmesg, journalctl -k and syslog print it, into evidence.
+"""Pure: turn the kernel log, as dmesg, journalctl -k and syslog print it, into evidence.
 
 A file is a kernel log if all its lines have that shape. In other files, such lines are written by the job. Both are
 evidence and do not make a rank a suspect.
@@ -69,7 +69,7 @@ def ended(line: str) -> list[tuple[str, str]]:
 
 
 def supplement(heard: Sequence[KernelLogLine], ranks: Iterable[RankId]) -> Supplement:
-    """Return what the kernel logged; a pid of one of `ranks` is shown as that rank."""
+    """Return the kernel's lines as evidence. If a line has the pid of one of `ranks`, the rank is shown instead."""
     evidence = tuple(_evidence(heard, {str(rank.pid): rank for rank in ranks if rank.pid is not None}))
     source = "Logs report" if any(line.writer for line in heard) else "The kernel log reports"
     headline = f"{source} {words.count(len(heard), 'problem')}: {evidence[0].message}"

@@ -1,4 +1,4 @@
-"""Pure: reads the exit codes of ranks in the summary that torchrun prints at its end. Measured with torch 2.13.
+"""Pure: read the exit codes of ranks in the summary that torchrun prints at its end. Measured with torch 2.13.
 
 The owner of the job can forge such lines, but only about that job.
 """

@@ -1,4 +1,4 @@
-"""Pure: turns the ends of the output files of a live job into one log for each rank."""
+"""Pure: turn the ends of the output files of a live job into one log for each rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_PID = re.compile(r"^\S{1,64}:(\d{1,10}):\d{1,10} \[\d{1,3}\] ")  # format of
 
 
 def read_logs(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]) -> tuple[RankLog, ...]:
-    """Return the log of each rank. Of a file that ranks share, only lines with a rank or process id are used.
+    """Return the log of each rank. In a file that several ranks share, only lines with a rank or process id count.
 
     `inner_pids` are the process ids in the pid namespaces of the ranks.
     """

@@ -1,4 +1,4 @@
-"""Pure: groups ranks by the ends of their logs; finds ranks that are behind, and logs that may be incomplete."""
+"""Pure: group ranks by the ends of their logs. Find ranks that are behind, and logs that may be incomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure: decides which logs with a process id, but without a rank, are logs of ranks.
+"""Pure: find the rank of each log that has a process id but no rank.
 
 The prefix is that of vLLM or Ray (`(Worker_TP2 pid=4122)`), or the beginning of NCCL's own lines. Servers and drivers
 write with such prefixes, too.

@@ -1,4 +1,4 @@
-"""Pure: merges the logs of many files and prefixes into one log for each rank."""
+"""Pure: merge the logs of many files and prefixes into one log for each rank."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _key(rank: RankId) -> tuple[object, ...]:
 
 
 def read_unranked(source: str, rank: RankId, log: Log) -> RankLog:
-    """Return a log of which the rank is not known."""
+    """Return a log without a known rank."""
     return _joined([_Part(source, rank, log)])
 
 

@@ -1,4 +1,4 @@
-"""Pure: reads the log of a rank: its last line with its time, and its failures. Everything that is kept is bounded.
+"""Pure: read the log of a rank: its last line with its time, and its failures. All kept texts are bounded.
 
 A log is written by the job: it is evidence, but never makes a rank the culprit.
 """
@@ -225,7 +225,7 @@ class Log:
                 self.kernel.pop(over, None)
 
     def end(self) -> None:
-        """Finish open parts and set `last`. Reading the time of every line would take too long."""
+        """Finish an open summary and set `last`. Only the last line's time is read, to save time."""
         self._end_summary(0)
         _, number, text = self._ordinary_line
         if text:

@@ -1,4 +1,4 @@
-"""Pure: reads the sequence numbers that PyTorch, its wrapper for debugging and JAX write into logs at a timeout.
+"""Pure: read the sequence numbers that PyTorch, its wrapper for debugging and JAX write into logs at a timeout.
 
 Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (watchdog, PG status, dump signal), TraceUtils.h (desync
 report), ProcessGroupWrapper.cpp; xla coordination_service.cc (barrier). Forms of torch 2.0 to 2.9 were compared.

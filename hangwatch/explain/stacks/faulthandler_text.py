@@ -1,4 +1,4 @@
-"""Pure: reads what Python's `faulthandler` prints: `dump_traceback(_later)`, on a signal, on a fatal error.
+"""Pure: read the output of Python's `faulthandler`: `dump_traceback(_later)`, on a signal, on a fatal error.
 
 The format is that of `_Py_DumpTracebackThreads` in CPython's Python/traceback.c: threads from the youngest to the main
 one, frames innermost first, no pid, and no names of threads before 3.14.

@@ -1,4 +1,4 @@
-"""Pure: reads what gdb prints for `bt`, `thread apply all bt` and `py-bt`, with and without python-gdb.
+"""Pure: read the output of gdb for `bt`, `thread apply all bt` and `py-bt`, with and without python-gdb.
 
 Python frames come from python-gdb: as `Frame 0x..., for file F, line N, in NAME` among the arguments of the
 interpreter's own frames (until 3.10), or as the traceback of py-bt. Without it a stack has only compiled frames.
@@ -159,7 +159,7 @@ class Reader:
 
 
 def _is_of_c_library(place: Place) -> bool:
-    """True for a frame of the C library. It shows how a thread waits, not for what: each would look like a lock."""
+    """True for a frame of the C library. It does not show the awaited object: every wait looks like a lock."""
     return place.file.startswith(("libc.so", "libpthread", "libstdc++.so"))
 
 

@@ -31,17 +31,17 @@ MOST_DIFFERENT_FRAMES = 1 << 16
 
 
 class HugeStackError(ValueError):
-    """A text has more processes, threads or frames than any job, and is not read; the message says which."""
+    """An error for a text with more processes, threads or frames than any job. The message has the limit."""
 
 
 def check_threads(threads: int) -> None:
-    """Raise HugeStackError if a process that has so many threads has one more."""
+    """Raise HugeStackError if no further thread fits into a process that already has this number."""
     if threads >= MOST_THREADS:
         raise HugeStackError(f"a process has more than {MOST_THREADS:,} threads: is no stack dump")
 
 
 def check_processes(processes: int) -> None:
-    """Raise HugeStackError if a stream that has so many processes has one more."""
+    """Raise HugeStackError if no further process fits into a stream that already has this number."""
     if processes >= MOST_PROCESSES:
         raise HugeStackError(
             f"more than {MOST_PROCESSES:,} processes that no prefix tells apart: put a prefix such as [host:rank] "

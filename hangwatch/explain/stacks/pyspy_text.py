@@ -1,4 +1,4 @@
-"""Pure: reads the text that `py-spy dump` prints, of any version, line by line -> the processes in it."""
+"""Pure: read the output of `py-spy dump`, of any version, line by line. Return the processes in it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Pid(msgspec.Struct):
 
 
 def begins(line: str) -> bool:
-    """True if the output of py-spy may begin with this line. Earlier lines are odd."""
+    """True if the output of py-spy may begin with this line. Earlier lines are not part of it."""
     return _BEGIN.match(line) is not None
 
 

@@ -1,4 +1,4 @@
-"""Pure: reads what `pystack remote` and `pystack core` print, with and without --native and --locals.
+"""Pure: read the output of `pystack remote` and `pystack core`, with and without --native and --locals.
 
 Frames come outermost first, threads from the youngest to the main one. A pid is not printed, but the main thread has
 its number (gettid(2)). With --native-all, threads without Python follow the main one.

@@ -357,12 +357,12 @@ By sequence numbers: FirstLook
   rank 3 on node-b has reached #5 in gloo:default_pg"""
 EVERYBODY = """\
 Named:
-  no rank; over all nodes none stands out
+  no rank; there is no suspect on any node
 By sequence numbers: EverybodyCame
   in all_reduce #6 of the default group: 4"""
 OTHER = """\
 Named:
-  no rank; over all nodes none stands out
+  no rank; there is no suspect on any node
 By sequence numbers: Mismatch
   in all_gather #6 of the default group: 1
   in all_reduce #6 of the default group: 3"""

@@ -144,7 +144,7 @@ def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
     waits = replace(group, activity="lock_file", operation="lock file", waits_for="lock")
     verdict = judge(Grouping(groups=(waits,), world_size=2))
     assert (find_resting_state(Grouping(groups=(waits,), world_size=2)), verdict.kind) == (None, "AllAlike")
-    assert "no live process holds it, it is stale: remove it" in verdict.message
+    assert "a lock file that no live process holds is stale: remove it" in verdict.message
 
 
 def test_who_meets_the_others_at_a_file_is_connected_to_nobody_and_not_over() -> None:

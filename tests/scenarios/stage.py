@@ -35,7 +35,7 @@ from hangwatch.verdict.diagnosis import Diagnosis
 from tests.scenarios.external_servers import UnavailableError
 from tests.scenarios.power import Expected
 
-DEADLINE_SECONDS = 40.0
+DEADLINE_SECONDS = 120.0
 WORKER = "tests.scenarios.worker"
 RANKS = 4
 _CGROUPS = Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")

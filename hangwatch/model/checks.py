@@ -1,4 +1,4 @@
-"""Values for results of checks, which `checks` makes for the board, `metrics` and `cli`."""
+"""Results of checks. Package `checks` makes them; the board, `metrics` and `cli` read them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hangwatch.model.value import Fault, Value
 
 
 class CheckStatus(int, Enum):
-    """Status of a check, in Nagios' order except UNKNOWN, which is between OK and WARNING and is shown as neither."""
+    """Status of a check, from best to worst. Nagios orders UNKNOWN after CRITICAL."""
 
     OK = 0
     UNKNOWN = 1
@@ -19,7 +19,7 @@ class CheckStatus(int, Enum):
 class CheckVerdict(Value, frozen=True):
     """The result of a check: a CamelCase reason for machines, a sentence for people, and what to type.
 
-    The sentence is set when all is well, too.
+    The sentence is set when the status is OK, too.
     """
 
     status: CheckStatus
@@ -29,7 +29,10 @@ class CheckVerdict(Value, frozen=True):
 
 
 class Point(Value, frozen=True):
-    """A number that a check exports as `hangwatch_<name>`. The name ends in a base unit; `kind` is gauge or counter."""
+    """A number that a check exports as the metric `hangwatch_<name>`. `kind` is "gauge" or "counter".
+
+    The name ends in a base unit.
+    """
 
     name: str
     value: float
@@ -39,7 +42,7 @@ class Point(Value, frozen=True):
 
 
 class CheckResult(Value, frozen=True):
-    """One run of one check, recorded by the guard around it. `success` is false if the check itself failed to run."""
+    """The result of one run of a check. `success` is false if the check itself failed or did not return."""
 
     check: str
     verdict: CheckVerdict

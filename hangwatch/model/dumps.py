@@ -1,4 +1,4 @@
-"""Values for dumps, the raw content of a capture. `capture` makes them from `probes`, `stacks.grouping` reads them."""
+"""Dumps, the raw content of a capture. `capture` makes them with `probes`; `stacks.grouping` reads them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class ThreadCounters(Value, frozen=True):
 
 
 class ProcessDump(Value, frozen=True):
-    """One process in one round: its stacks, or the fault instead of them, and its state by the kernel.
+    """One process in one round: its stacks, or the fault that replaces them, and its state in the kernel.
 
-    A field is None if it was not seen or read.
+    A field is None if its object was not seen, or could not be read.
 
     The process:
     * `state`: the letter of /proc/PID/stat, None if the process was gone. `state_after`: the same after the dump. It
       shows a process that the dump left stopped.
     * `io_bytes`: rchar + wchar of /proc/PID/io. `fetched_bytes`: read_bytes of the same file, the bytes from storage,
       including pages of mapped files.
-    * `called`: the device (major:minor) of the file system of its system call. It is read only if py-spy hangs.
+    * `called`: the file system that its system call uses, as the device (major:minor). It is read only if py-spy hangs.
     * `frozen_cgroup`: the control group that freezes it. `tracer`: the process that traces it while it is stopped
       ("gdb, pid 4711").
 
@@ -48,21 +48,21 @@ class ProcessDump(Value, frozen=True):
     * `call`: its system call. `main_before`, `main_after`: its counters before and after the dump. A dump itself causes
       context switches.
     * `awaited`: the peer outside of the job that it waits for.
-    * `device_bytes` and `dirty_bytes` are read only in `D` in a call that writes: the bytes that the device of the file
-      has written, and the bytes that the whole node must still write.
+    * `device_bytes` and `dirty_bytes` are read only if it is in state `D` in a call that writes: the bytes that the
+      device of the file has written, and the bytes that the whole node must still write.
     * `waits_in_torch`: it slept in code of torch, NCCL or CUDA. The calling line of Python does not matter.
     * `thread_in_file`: it waits for a thread, and a thread is in a call on a file, pipe or child.
 
     Traffic:
-    * `socket_bytes`: bytes on the TCP connections of the process since the first round. `rank_bytes`: bytes on those to
-      other ranks. `object_bytes`: bytes on the connection of the main thread's call.
+    * `socket_bytes`: bytes on the TCP connections of the process since the first round. `rank_bytes`: bytes on its
+      connections to other ranks. `object_bytes`: bytes on the connection that the main thread's call uses.
     * `children_bytes`, `children_cpu_seconds`: bytes and CPU time of its child processes, without workers. They are
       read only if the process waits for a child.
     * `peers`: number of connections to other ranks of its job. These are open TCP connections to the ranks or their
       store (to any address, if the job has ranks on other nodes). Pipes and Unix sockets on which the main thread
       receives count, too, except those to `server`.
-    * `active_peers`: number of those that have carried bytes since the first round, or on which the main thread has
-      received. In the first round all count.
+    * `active_peers`: number of those connections that have carried bytes since the first round, or on which the main
+      thread has received. In the first round all connections count.
 
     Other processes of the job:
     * `server`: pid of the process that waits for clients, with its main thread on a listening socket. It is this
@@ -74,7 +74,8 @@ class ProcessDump(Value, frozen=True):
     * `asks_rank`: the part that receives from another rank on this node: the main thread, another thread while the main
       thread sleeps, or an awaited child.
     * `stuck_on`: the file or pipe that the main thread reads or writes, if no other process of the job has it open.
-    * `enclosed_at`: the place of its wait for other ranks, if the job has ranks on other nodes that cannot reach it.
+    * `enclosed_at`: the address at which it waits for other ranks, if the job has ranks on other nodes that cannot
+      reach this address.
 
     `recorders` are PyTorch's flight recorders in its memory, one for each library, shortened by
     `collectives.rank_records.drop_unneeded`. `recorder_faults` are the reasons why a recorder could not be read. Both
@@ -200,7 +201,7 @@ class RankId(Value, frozen=True):
 
 
 class WorkerDump(Value, frozen=True):
-    """The rounds of one worker process of a rank. `waits_for_mount` is as in `RankDump`."""
+    """Dumps of one worker process of a rank, one per round. `waits_for_mount` is as in `RankDump`."""
 
     pid: int
     comm: str
@@ -209,12 +210,12 @@ class WorkerDump(Value, frozen=True):
 
 
 class LaunchCount(Value, frozen=True):
-    """Number of launches of one operation by one rank, in a communicator of which the ranks have unequal numbers.
+    """Number of times that a rank launched an operation, in a communicator of which the ranks have unequal numbers.
 
     NCCL's RAS reported the same numbers in every answer. `communicator` is the hash of the communicator, `size` the
     number of its ranks. `count` is the number of this rank, None if NCCL does not reach it. `lowest` and `highest` are
     the limits of all ranks that responded, on any node. `is_whole`: all ranks responded. `elsewhere` lists processes
-    outside of this node's ranks that launched the fewest operations, or that NCCL does not reach.
+    that are not ranks of this node: those with the fewest launches, and those that NCCL does not reach.
     """
 
     communicator: str
@@ -230,9 +231,9 @@ class LaunchCount(Value, frozen=True):
 class NcclRas(Value, frozen=True):
     """Report of NCCL's RAS about one rank, from `answers` answers within `seconds` seconds.
 
-    `communicators` is the number of communicators of the rank. `even` counts those in which all ranks have launched the
-    same numbers of operations, and none between the answers. `launched` are the counts of communicators that made no
-    progress and have unequal numbers.
+    `communicators` is the number of communicators of the rank. `even` is the number of communicators in which all ranks
+    have launched the same numbers of operations, and none between the answers. `launched` are the counts of
+    communicators that made no progress and have unequal numbers.
     """
 
     version: str
@@ -289,7 +290,7 @@ class RankDump(Value, frozen=True):
 
 
 class Setting(Value, frozen=True):
-    """A value of a variable (None: not set), and the first 64 of the `count` ranks with this value."""
+    """A value of an environment variable (None: not set), and the first 64 of the `count` ranks with this value."""
 
     value: str | None
     ranks: tuple[RankId, ...]
@@ -297,7 +298,10 @@ class Setting(Value, frozen=True):
 
 
 class Difference(Value, frozen=True):
-    """A variable that differs between ranks: its values, the rarest first. `why` is the effect of a difference."""
+    """An environment variable that differs between ranks: its values, the rarest first.
+
+    `why` is the effect of a difference.
+    """
 
     name: str
     why: str

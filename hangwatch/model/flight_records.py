@@ -1,9 +1,9 @@
-"""The content of PyTorch's flight recorder in one process: its enqueued collectives, and which are still open.
+"""Records of PyTorch's flight recorder in one process: the collectives that it enqueued, and their state.
 
-The lowest layer of `model`, because a dump of a rank contains it. `probes.torch_recorder` reads it, `collectives`
-judges it. It holds names of operations, numbers, sizes and times; never a tensor. The process can write all of it,
-so it is bounded and printable, and no more trustworthy than the stacks of the process. The source of the records
-and the moment when each is written: torch/csrc/distributed/c10d/FlightRecorder.hpp.
+This is the lowest module of `model`, because `ProcessDump` contains the records. `probes.torch_recorder` reads them,
+`collectives` compares them. They hold names of operations, numbers, sizes and times; never a tensor. The process can
+write all of it, so it is bounded and printable, and no more trustworthy than the stacks of the process. The source of
+the records and the moment when each is written: torch/csrc/distributed/c10d/FlightRecorder.hpp.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Library: TypeAlias = Literal["gloo", "nccl"]
 class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One operation that a process enqueued.
 
-    `id` counts the records of one `reset_epoch` from 0. `group_id` is a counter of this process. `group_name` is
-    the same on all ranks ("" under TORCH_DISTRIBUTED_DEBUG=DETAIL). Several groups may have the same
-    `group_description`. `p2p_seq` and `op_id` count in one process: never compare them with those of another
-    process. `created_unix_ns` is the time of enqueueing.
+    `id` counts the records of one `reset_epoch` from 0. `group_id` is a counter of this process. `group_name` is the
+    same on all ranks ("" under TORCH_DISTRIBUTED_DEBUG=DETAIL). Several groups may have the same `group_description`.
+    `p2p_seq` and `op_id` count in one process: never compare them with those of another process. `created_unix_ns` is
+    the time of enqueueing.
 
-    `state` is completed with NCCL when the watchdog has seen the completion, with gloo when the record is retired.
-    With NCCL `is_retired` alone says little, since a timeout retires a record, too. `is_coalesced_part`: a later
-    record of the same group and numbers closes the batch and represents this record, which is never retired.
-    `thread_id` is std::thread::id, in the form of the recorder's own dump.
+    `state` becomes "completed" with NCCL when the watchdog has seen the completion, with gloo when the record is
+    retired. With NCCL, `is_retired` does not show that the operation completed, since a timeout retires a record, too.
+    `is_coalesced_part`: a later record of the same group and numbers closes the batch and represents this record, which
+    is never retired. `thread_id` is std::thread::id, in the form of the recorder's own dump.
     """
 
     id: int
@@ -88,13 +88,13 @@ class GroupMembers(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
     """One recorder of one process at one moment.
 
-    `records` are those of the newest epoch, oldest first. Some completed ones may be missing, see `Recorders.read`.
-    `oldest_id` is the id of the oldest record, or `next_id` if there is no record. `is_wrapped`: older operations
-    existed and are not known. `next_id` is the number of operations in the epoch.
+    `records` are those of the newest epoch, oldest first. Some completed records may be missing, see `Recorders.read`.
+    `oldest_id` is the id of the oldest record, or `next_id` if there is no record. `is_wrapped`: the recorder no longer
+    has records of its oldest operations. `next_id` is the number of operations in the epoch.
 
-    `torch_version` is the version of the installation next to the library, which the job's owner can write; "" if
-    it was not read. `layout` is the version of the matching table row. `found_by` is how the recorder was located:
-    by a symbol of the library, or by the shape of the object in its data.
+    `torch_version` is the version of the installation next to the library, which the job's owner can write; "" if it
+    was not read. `layout` is the version of the matching table row. `found_by` is how the recorder was located: by a
+    symbol of the library, or by the shape of the object in its data.
     """
 
     library: Library
@@ -114,7 +114,7 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def mark_batch_parts(records: Sequence[FlightRecord]) -> tuple[FlightRecord, ...]:
-    """Return NCCL's records with `is_coalesced_part` set on parts of a batch that a later record closes.
+    """Return NCCL's records with `is_coalesced_part` set on each part of a batch that a later record closes.
 
     The closing record has the same group and number.
     """

@@ -1,4 +1,4 @@
-"""Values for GPUs and the traffic of their links, which `probes.gpu` reads."""
+"""GPUs and the traffic of their links: the values that `probes.gpu` reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hangwatch.model.value import Fault, Value
 
 
 class GpuSample(Value, frozen=True):
-    """One reading of one GPU. A field is None if this GPU does not have it, or if `faults` says why it is missing."""
+    """One reading of one GPU. A field is None if this GPU does not have it, or if `faults` contains the reason."""
 
     index: int
     uuid: str
@@ -72,7 +72,7 @@ class GpuTraffic(Value, frozen=True):
 
 
 class PortCounters(Value, frozen=True):
-    """One port at one time: the bytes that it carried in both directions, and its error counters."""
+    """Counters of one port at one moment: the bytes that it carried in both directions, and its errors."""
 
     name: str
     carried_bytes: int

@@ -1,4 +1,4 @@
-"""Values for groups of ranks. `stacks.grouping` and `collectives` make them, `verdict` and `fleet.merge` read them."""
+"""Groups of ranks. `stacks.grouping` and `collectives` make these values, `verdict` and `fleet.merge` read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EnqueuedOperation(Value, frozen=True):
 
     `order` rises with each operation of the process. `stays_open`: the operation was open in the first and in the last
     round that read the recorder. `sizes` is set only for operations that require equal sizes on all ranks. `by_main` is
-    false if the recorder shows that another thread than the main thread enqueued it.
+    false if the recorder shows that the main thread did not enqueue it.
     """
 
     number: int
@@ -38,10 +38,10 @@ class EnqueuedOperation(Value, frozen=True):
 class GroupRecords(Value, frozen=True):
     """Operations that one rank enqueued in one process group.
 
-    `number` is that of the newest collective, `operations` are the last few. Library and name identify a group. If a
-    process made several groups with one name, this is the newest group, and `generation` is the number of groups with
-    this name. `has_lost_open`: an operation is open that the recorder no longer shows. `ranks` are the global ranks of
-    the group as NCCL lists them, [first, last] of each range. It is empty if no source lists them.
+    `number` is the number of the newest collective. `operations` are the last few operations. Library and name identify
+    a group. If a process made several groups with one name, this is the newest group, and `generation` is the number of
+    groups with this name. `has_lost_open`: an operation is open that the recorder no longer shows. `ranks` are the
+    global ranks of the group as NCCL lists them, [first, last] of each range. It is empty if no source lists them.
     """
 
     library: Library
@@ -67,11 +67,11 @@ class RecorderState(Value, frozen=True):
 
 
 class CodeRegion(Value, frozen=True):
-    """The few places of a rank during a capture that did not show whether the rank progresses.
+    """The region of code that a rank did not leave in any round of a capture.
 
-    `within` is a short hash of a function of the program and of all its callers. Each of `places` is a hash of a line
-    of that function, with all frames that it called. `carries`: the process moved bytes during the capture, but its
-    main thread may not be waiting for them.
+    Only several captures can show whether the rank progresses. `within` is a short hash of a function of the program
+    and of all its callers. Each of `places` is a hash of a line of that function, with all frames that it called.
+    `carries`: the process moved bytes during the capture, but its main thread may not be waiting for them.
     """
 
     within: str
@@ -108,8 +108,8 @@ class KernelFacts(Value, frozen=True):
     * `rests`: "sleep" if the main thread slept or waited for a signal in every round. "thread" if it waited for a
       thread of its process in every round, and no thread was in a call on a file, pipe or child.
     * `is_held_outside`: in every round the main thread was in a call that no other thread of its process can end.
-    * `silent_mount` and `waits_for_mount` are as in `RankDump`, also `call`, `worker_call` and `lines` (there
-      `kernel_call`, `worker_call` and `kernel_lines`).
+    * `silent_mount`, `waits_for_mount` and `worker_call`: the fields of `RankDump` with the same name. `call` is its
+      `kernel_call`, `lines` are its `kernel_lines`.
     """
 
     state: str | None = None
@@ -203,7 +203,7 @@ class Group(Value, frozen=True):
 
     @property
     def motion(self) -> Motion:
-        """Moving if any member moves; frozen only if every member is frozen."""
+        """Progress of the group: moving if any member moves, frozen if every member is frozen, else unknown."""
         motions = {member.motion for member in self.members}
         if Motion.MOVING in motions:
             return Motion.MOVING

@@ -1,4 +1,4 @@
-"""Values for incidents, which `daemon` makes for `store`, `report` and `metrics`."""
+"""Incidents: the values that `daemon` makes for `store`, `report` and `metrics`."""
 
 from __future__ import annotations
 

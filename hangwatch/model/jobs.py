@@ -1,4 +1,4 @@
-"""Values for processes and jobs, which `probes.process` and `jobs` make."""
+"""Processes and jobs: the values that `probes.process` and `jobs` make."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ class Process(Value, frozen=True):
 
 
 class Worker(Value, frozen=True):
-    """A process that works for a rank and is not a rank itself: a DataLoader worker, a map worker."""
+    """A process that works for a rank and is not a rank itself, for example a worker of a DataLoader."""
 
     id: ProcessId
     comm: str
 
 
 class Rank(Value, frozen=True):
-    """One rank of a job on this node. `gpu_uuids` are those it holds by NVML, else those named in its environment.
+    """One rank of a job on this node.
 
-    `title` as in `RankId`, without the method that an actor of Ray runs at the moment.
-    `most_peers` is the most connections to other ranks or the store of its job that a scan has seen.
+    `gpu_uuids` are the GPUs that it holds according to NVML, else the GPUs that its environment names. `title` is as in
+    `RankId`. For an actor of Ray it lacks the method that runs at the moment. `most_peers` is the highest number of
+    connections to other ranks or the store of its job that a scan has seen.
     """
 
     id: ProcessId
@@ -66,22 +67,22 @@ INTERFACES_OF_ONE_NODE = frozenset({"lo", "docker0"})
 
 
 PortUse: TypeAlias = Literal["serving", "connected", "silent", "retries", "none"]
-"""The relation of a process to a port that another process serves.
+"""The relation of a process to the port of a server, as its sockets show it.
 
-"silent": its connection request got no response. "retries": it has no connection and its main thread sleeps, as
-between refused attempts.
+"serving": the process is the server. "silent": its connection request got no response. "retries": it has no connection
+and its main thread sleeps, as between refused attempts.
 """
 
 
 class Waiting(Value, frozen=True):
     """A launcher without ranks: its settings, as its user wrote them, and the state of its sockets.
 
-    `nodes` is the number of nodes that it needs ("2", "1:4"). `endpoint` is the address at which the launchers of
-    all nodes meet. Both are empty if not set. All texts are bounded and printable, and used only as words in
-    messages.
+    `nodes` is the number of nodes that the launcher needs ("2", "1:4"). `endpoint` is the address at which the
+    launchers of all nodes meet. Both are empty if not set. All texts are bounded and printable, and used only as words
+    in messages.
 
-    The other fields are None until they are measured. `seconds` is the time since the launcher began. `socket` is
-    its relation to the endpoint. `peers` are the addresses at the other end, 8 at most.
+    The other fields are None until they are measured. `seconds` is the age of the launcher. `socket` is its relation to
+    the endpoint. `peers` are the addresses at the other ends of its connections, 8 at most.
     """
 
     launcher: str
@@ -106,14 +107,14 @@ class Waiting(Value, frozen=True):
 
 
 class JobName(Value, frozen=True):
-    """Identity of a job: its name for people, and the key that distinguishes it from every other. `str` is the name."""
+    """Name of a job for people, and the key that distinguishes the job from every other. `str()` returns the name."""
 
     job_id: str
     job_key: str
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of every metric series about the job."""
+        """Labels for every metric series about the job."""
         return {"job_id": self.job_id, "job_key": self.job_key}
 
     @property
@@ -128,11 +129,11 @@ class JobName(Value, frozen=True):
 class Died(Value, frozen=True):
     """The end of a dead rank, from its crash artifacts. Both texts are bounded and printable.
 
-    `text` is shown in metrics, pages and the daemon's log. For an exception it is the type and the place. `detail`
-    is the owner's text, without secrets of known forms, for users who may read the incident. It is empty if `text`
-    says all.
+    `text` is shown in metrics, pages and the daemon's log. For an exception it is the type and the place. `detail` is
+    the owner's text, without secrets of known forms, for users who may read the incident. It is empty if `text` is
+    complete.
 
-    `of_others`: the text complains of a lost or silent rank, so another rank failed before this one. `is_first`: no
+    `of_others`: the text reports a lost or unresponsive rank, so another rank failed before this one. `is_first`: no
     rank of this node is known to have died earlier.
     """
 
@@ -165,21 +166,21 @@ class EndedProcess(Value, frozen=True):
 class Job(Value, frozen=True):
     """All ranks of one job on this node. A job without ranks has only its launcher (`launcher_id`, `waiting`).
 
-    Identity: `job_id` is a name for people, which the job's user chose. `job_key` is equal on all nodes of the job,
-    and no other user can make an equal one. It is a checksum of that name, the owner, the address at which
-    the ranks meet, and, for a job on one node only, the node. `job_name` is the user's name for the job, from
-    a scheduler or an operator (Slurm's job name, the PyTorchJob). `program` is the script that its ranks run. Both
-    are bounded, of plain characters, and used only as words in messages.
+    Identity: `job_id` is a name for people, which the job's user chose. `job_key` is equal on all nodes of the job, and
+    no other user can make an equal key. It is a checksum of that name, the owner, the address at which the ranks meet,
+    and, for a job on one node only, the node. `job_name` is the user's name for the job, from a scheduler or an
+    operator (Slurm's job name, the PyTorchJob). `program` is the script that its ranks run. Both are bounded, of plain
+    characters, and used only as words in messages.
 
-    Owner: the kernel reports `owner`; `user` is the name in the environment. `uid` is the user id of all ranks on
-    this node. It is None if they differ, if a rank is a setuid program, or in a pod, where user ids are not those
-    of the node. `share` is the key of the per-user limits: the owner, and the pod or container if the owner alone
-    is too coarse.
+    Owner: the kernel reports `owner`; `user` is the name in the environment. `uid` is the user id of all ranks on this
+    node. It is None if they differ, if a rank is a setuid program, or in a pod, where user ids are not those of the
+    node. `share` is the key of the per-user limits: the owner, and the pod or container if the owner alone is too
+    coarse.
 
-    Ranks: `more_launcher_ids` are the launchers of its other pods or containers on this node. `holds_gpu`: the
-    driver lists one of its ranks. `absent_local_ranks` should be on this node and have no process: [first, last] of
-    each range, because the expected number comes from an environment and may be huge. `ended` are ranks and workers
-    that no longer have a process, limited in number. `notes` are sentences about the scan.
+    Ranks: `more_launcher_ids` are the launchers of its other pods or containers on this node. `holds_gpu`: the driver
+    lists one of its ranks. `absent_local_ranks` should be on this node and have no process: [first, last] of each
+    range, because the expected number comes from an environment and may be huge. `ended` are ranks and workers that no
+    longer have a process, limited in number. `notes` are sentences about the scan.
     """
 
     job_id: str

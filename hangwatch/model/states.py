@@ -26,7 +26,7 @@ OPEN_STATES = frozenset({JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHE
 """The states in which an incident is open."""
 
 RESTING_STATES = frozenset({JobState.SUSPENDED, JobState.OVER})
-"""The states of a job that does not progress. The reason is not a hang on this node."""
+"""States in which a job does not progress for another reason than a hang of its ranks."""
 
 
 class Motion(str, Enum):

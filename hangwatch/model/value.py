@@ -8,7 +8,7 @@ import msgspec
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all values: immutable, compared by content, built by keyword."""
+    """Base class of all values: immutable, compared by content, built by keyword."""
 
 
 class Fault(Value, frozen=True):

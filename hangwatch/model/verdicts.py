@@ -1,4 +1,4 @@
-"""Values for verdicts, which `verdict` makes for `state` and `report`."""
+"""Verdicts: the values that `verdict` makes for `state` and `report`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ class Confidence(str, Enum):
 
 
 class Evidence(Value, frozen=True):
-    """One piece of evidence: an observation and its ranks. `supports` is None if it is neutral to the verdict."""
+    """One piece of evidence: an observation and its ranks.
+
+    `supports` is true for evidence that supports the verdict, false for evidence against it, and None for neutral
+    evidence.
+    """
 
     kind: str
     message: str
@@ -27,7 +31,10 @@ class Evidence(Value, frozen=True):
 
 
 class CheckFirst(RankId, frozen=True, kw_only=True):
-    """A rank to check first when no rank can be named. `why` is the reason; `settle` is a test that would decide."""
+    """A rank to check first when no rank can be named. `why` is the reason;
+
+    `settle` is a test that shows whether this rank is the cause.
+    """
 
     why: str
     settle: str
@@ -50,9 +57,10 @@ class Verdict(Value, frozen=True):
 class Supplement(Value, frozen=True):
     """Facts in addition to a capture: from logs, the kernel log or environments. `verdict.supplements` adds them.
 
-    `headline` is the message of a verdict on these facts alone. `sentence` is added to a verdict that names no
-    rank. `check_first` is used if such a verdict has no ranks to check first. `only_if_stuck`: only a job that
-    neither progresses nor rests gets the sentence and the ranks.
+    `headline` is the message of a verdict on these facts alone. `sentence` is added to a verdict that names no rank.
+    `check_first` is used if such a verdict has no ranks to check first. `only_if_stuck`: the sentence and the ranks are
+    omitted if the verdict already has ranks to check first, or if the job is not stuck (it progresses, serves, is
+    suspended or is over).
     """
 
     evidence: tuple[Evidence, ...] = ()

@@ -1,4 +1,4 @@
-"""Values for the waits of a process, as the kernel shows them: system calls, their targets, locks and the store."""
+"""Waits of a process, as the kernel shows them: system calls, their targets, locks and the store."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ class CallTarget(Value, frozen=True):
 
     `what` is the path of a file, the address of a peer, or the kernel's name of the target. `mount` is the file system
     of a file. `is_remote`: another machine or a process serves that file system. `other_pid` and `other_comm` identify
-    a process of this node that has the other end of a pipe, Unix socket or connection. This may be the rank itself.
-    `other_pid` is None if no such process was seen. `is_lost`: by the kernel, the other end is closed.
+    a process of this node that has the other end of a pipe, Unix socket or connection. That process may be the rank
+    itself. `other_pid` is None if no such process was seen. `is_lost`: by the kernel, the other end is closed.
     """
 
     kind: Literal["file", "pipe", "connection", "unix", "listening", "other"]
@@ -172,9 +172,9 @@ class Waits(Value, frozen=True):
     * `stuck_on`: the file or pipe that it reads or writes, if no other process of its job has it open.
     * `waits_in_torch`: its main thread sleeps in code of torch, NCCL or CUDA.
     * `store`: the store of its job. `awaits_store`: the thread that receives from the store.
-    * `peers`: number of connections to other ranks. `active_peers`: number of those in use. `most_peers`: the most that
-      an earlier scan saw.
-    * `enclosed_at`: the place of its wait for other ranks, if no other node of the job can reach that place.
+    * `peers`: number of connections to other ranks. `active_peers`: number of those connections in use. `most_peers`:
+      the highest number that an earlier scan saw.
+    * `enclosed_at`: the address at which it waits for other ranks, if no other node of the job can reach this address.
     """
 
     frozen_cgroup: str | None = None

@@ -1,8 +1,8 @@
 """Access control of the HTTP server, by password, client certificate, token, or a loopback address.
 
 Stacks show code and paths of users' jobs, so only authenticated clients may read incidents. If no users, client
-certificates or token are configured, incidents are not served. Exception: `incidents_on_loopback`. Changed files are
-read again.
+certificates or token are configured, incidents are not served. Exception: `incidents_on_loopback`. The server reads the
+files of its rules again when they change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Rules(NamedTuple):
         return self.tls is not None and self.tls.verify_mode is not ssl.CERT_NONE
 
     def is_weaker_than(self, other: Rules) -> bool:
-        """True if these rules lack a requirement of `other`, or turn TLS on or off. A half-written file may do that."""
+        """True if these rules lack a requirement of `other`, or turn TLS on or off, as a half-written file may do."""
         return (
             (self.tls is None) != (other.tls is None)
             or (bool(other.users) and not self.users)
@@ -60,7 +60,8 @@ class Rules(NamedTuple):
 class Admission:
     """The access rules in use. `refusal` applies them to a request.
 
-    `read` reads the rules again when their files change. `use_tls` sets the TLS context of new connections.
+    `read` returns the rules; it is called again when their files change. `use_tls` sets the TLS context of new
+    connections.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Admission:
         self._thread = threading.Thread(target=self._reload, name="http-reload", daemon=True)
 
     def start(self) -> None:
-        """Start to watch the files of the rules, if there are any."""
+        """Start the thread that watches the files of the rules, if there are any."""
         if self._rules.files:
             self._thread.start()
 
@@ -91,7 +92,7 @@ class Admission:
             self._passwords.stop()
 
     async def refusal(self, request: Request, *, is_of_incidents: bool) -> Answer | None:
-        """Return the answer that refuses the request. None: the request is allowed."""
+        """Return the answer that refuses the request; None if the request is allowed."""
         rules, passwords = self._rules, self._passwords
         if rules.allowed_sans and rules.allowed_sans.isdisjoint(subject_names(request.certificate or {})):
             return text(HTTPStatus.FORBIDDEN, "the client certificate has none of the allowed names")
@@ -117,7 +118,7 @@ class Admission:
         return None if answer == "right" else self._unknown()
 
     def _unknown(self) -> Answer:
-        """Return 401 with the authentication scheme."""
+        """Return the answer 401 (Unauthorized). It names the authentication scheme that the server requires."""
         if self._passwords is not None:
             message, scheme = "a user and a password are required", 'Basic realm="hangwatch"'
         else:
@@ -132,7 +133,7 @@ class Admission:
                 self._take(self._read)
 
     def _take(self, read: Callable[[], Rules]) -> None:
-        """Replace the rules with those in the files. If these are unusable or weaker, log that and change nothing."""
+        """Use the rules that `read` returns. If they are unusable or weaker, log that and keep the previous rules."""
         name = str(self._rules.files[0])
         try:
             rules = read()
@@ -155,14 +156,14 @@ class Admission:
 
 
 def subject_names(certificate: Mapping[str, Any]) -> frozenset[str]:
-    """Return the subject alternative names of a certificate from `ssl.SSLSocket.getpeercert`."""
+    """Return the subject alternative names of a certificate, which `ssl.SSLSocket.getpeercert` returned."""
     return frozenset(
         _address(name) if kind == "IP Address" else name for kind, name in certificate.get("subjectAltName", ())
     )
 
 
 def _address(shown: str) -> str:
-    """Return an IP address in its short form. OpenSSL writes IPv6 addresses in full."""
+    """Return an IP address in its short form, and any other text unchanged. OpenSSL writes IPv6 addresses in full."""
     try:
         return str(ipaddress.ip_address(shown.strip()))
     except ValueError:
@@ -178,7 +179,10 @@ def _passwords(rules: Rules, before: Passwords | None = None) -> Passwords | Non
 
 
 def _user_and_password(given: str) -> tuple[str | None, bytes]:
-    """Decode the credentials of basic authentication (RFC 7617). The user is None if they are invalid."""
+    """Decode the credentials of basic authentication (RFC 7617) to user and password.
+
+    The user is None if the credentials are invalid.
+    """
     try:
         user, colon, password = base64.b64decode(given.strip(), validate=True).partition(b":")
         return (user.decode() if colon else None), password
@@ -187,7 +191,7 @@ def _user_and_password(given: str) -> tuple[str | None, bytes]:
 
 
 def _state(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
-    """Return a value that changes if one of the files changes."""
+    """Return a value that is different after a change of one of the files."""
     return tuple(map(_state_of, files))
 
 

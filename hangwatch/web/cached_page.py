@@ -1,4 +1,4 @@
-"""Pages that a thread makes on request. Requests that arrive meanwhile share the result."""
+"""Pages that a thread makes on request. Requests that arrive while it makes a page share that page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST_KEPT_SECONDS = 0.25  # a page is kept at least this long
 
 
 class Page:
-    """A page that is made on request. Requests that arrive meanwhile share it.
+    """A page that is made on request. Requests that arrive while it is made share it.
 
     The page is kept for as long as it took to make it, and at least `LEAST_KEPT_SECONDS`. So a flood of requests costs
     at most half of one core, and slow clients keep few versions in memory.
@@ -42,7 +42,7 @@ class Page:
 
 
 class Gzipped:
-    """A page compressed with gzip. It is compressed once each time that it is made."""
+    """A page compressed with gzip. Each version of the page is compressed once."""
 
     def __init__(self, page: Page, pool: ThreadPoolExecutor) -> None:
         self._page, self._pool = page, pool

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from typing import NamedTuple, TypeAlias
 
 Caller: TypeAlias = int | str
-"""A uid as the kernel reports it, or an address. IPv6 addresses with equal first 64 bits may be of one host."""
+"""A uid as the kernel reports it, or an address. IPv6 addresses with the same first 64 bits are one caller."""
 
 MOST_CALLERS = 4096  # in memory; the least recent caller is dropped
 MOST_LOGGED = 64
@@ -27,7 +27,7 @@ class Rate(NamedTuple):
 
 
 class _Bucket(NamedTuple):
-    """A token bucket: the number of its tokens at `as_of`, a time of CLOCK_MONOTONIC."""
+    """A token bucket: the number of its tokens at the time `as_of`, in seconds of CLOCK_MONOTONIC."""
 
     tokens: float
     as_of: float
@@ -36,7 +36,8 @@ class _Bucket(NamedTuple):
 class ConnectionLimits:
     """The token buckets of one listener: one for each caller, and one for all callers together.
 
-    If all callers together exceed their limit, a quiet caller may use a reserve.
+    If all callers together exceed their limit, a caller without an attempt in the last `QUIET_SECONDS` may use a
+    reserve.
     """
 
     def __init__(self, listener: str, of_caller: Rate) -> None:
@@ -51,7 +52,7 @@ class ConnectionLimits:
     def begin(self, caller: Caller, now: float) -> bool:
         """Count a connection of this caller and return True. At a limit, count nothing and return False.
 
-        `now` is a time of CLOCK_MONOTONIC.
+        `now` is in seconds of CLOCK_MONOTONIC.
         """
         previous = self._buckets.get(caller)
         is_quiet = previous is None or now - previous.as_of >= QUIET_SECONDS

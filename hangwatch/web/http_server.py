@@ -1,7 +1,7 @@
 """The HTTP server: /metrics, /healthz, /status and, for authorized clients, incidents. /healthz also has its own port.
 
 `listener` handles the connections, and `auth` decides on access. Threads make the slow pages. Requests that arrive
-meanwhile share a page.
+while a page is made share that page.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ INDEX = (
 
 
 class ServeError(UserError):
-    """Settings with which the server cannot start. The message says why and what to change."""
+    """The error for settings with which the server cannot start. The message says why and what to change."""
 
 
 class PortTakenError(TemporaryError):
-    """A temporary failure to listen: the port is in use, or the address does not exist yet."""
+    """A temporary failure to listen: the port is in use, or this node does not have the address yet."""
 
 
 class Server:
@@ -146,7 +146,7 @@ def _takes_gzip(accept_encoding: str) -> bool:
 
 
 def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor) -> Page:
-    """Return the page of metrics in the format `wanted`. "": Prometheus' text format.
+    """Return the page of metrics in the format `wanted`, a media type; empty for Prometheus' text format.
 
     Other parameters in the Accept header are ignored, because each combination would need its own page.
     """
@@ -187,7 +187,7 @@ def prepare(settings: Http) -> Prepared:
 
 
 def usable_url(settings: Http) -> str:
-    """Return `external_url` for links to incidents. "": it is not set, or no client may read incidents.
+    """Return `external_url` for links to incidents; empty if it is not set, or if no client may read incidents.
 
     Raises ServeError and PortTakenError.
     """

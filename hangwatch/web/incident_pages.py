@@ -35,10 +35,10 @@ _MISSING = text(HTTPStatus.NOT_FOUND, "no such incident")
 
 
 class Incidents(Protocol):
-    """The methods of the store that the pages need."""
+    """The methods of a store of incidents that the pages need."""
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
-        """Open a file of an incident. None: there is no such file."""
+        """Open a file of an incident; None if there is no such file."""
 
     def summaries(self) -> tuple[incident_file.Summary, ...]:
         """Return all incidents, newest first. Raises StoreError."""
@@ -85,7 +85,7 @@ class IncidentPages:
     def _grouped(self, incident_id: str) -> bytes | None:
         """Return the incident in the form of `hangwatch dump --json --grouped`, which is six times smaller.
 
-        None: it does not exist or cannot be read.
+        None if the incident does not exist or cannot be read.
         """
         file = self._incidents.open_file(incident_id, INCIDENT_FILE)
         if file is None:
@@ -99,7 +99,7 @@ class IncidentPages:
 
 
 class _Pieces:
-    """The content of an open file, up to its size at the time of the request."""
+    """A body that reads an open file, up to the file's size at the time of the request."""
 
     def __init__(self, file: BinaryIO, size_bytes: int, reading: ThreadPoolExecutor) -> None:
         self._file, self._remaining_bytes, self._reading = file, size_bytes, reading

@@ -3,8 +3,8 @@
 Clients may be hostile. A connection carries one request. The TLS handshake and the header of the request must arrive
 within REQUEST_SECONDS after accept. The answer must be sent within ANSWER_SECONDS. A caller is a user or an address; a
 TCP client on this node counts as its user. A caller with too many connections is refused at accept, which is cheap. If
-all places are taken, a new connection replaces a connection of the caller with most connections: the oldest without a
-request.
+no place is free, a new connection replaces a connection of the caller with the most connections: the oldest that has
+not sent its request.
 """
 
 from __future__ import annotations
@@ -96,9 +96,10 @@ class Pieces(Protocol):
 
 
 class Answer(NamedTuple):
-    """An answer. `body` is not copied, so many connections can share it.
+    """An answer to a request. `body` is not copied, so many connections can share it.
 
-    If `pieces` is set, it replaces `body`. It has `size_bytes` in total, and is read as fast as the client receives it.
+    If `pieces` is set, it replaces `body`. The pieces have `size_bytes` in total, and are read as fast as the client
+    receives them.
     """
 
     status: HTTPStatus
@@ -121,7 +122,7 @@ def resolve_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[A
 
 
 def peer_of(connection: socket.socket) -> Peer | None:
-    """Return the client of a unix socket. None: it is another kind of socket, or the client is gone."""
+    """Return the client of a unix socket; None for another kind of socket, or if the client is gone."""
     if connection.family != socket.AF_UNIX:
         return None
     try:
@@ -144,9 +145,9 @@ class Listener(HTTPServerConnectionDelegate):
     """A server on a socket that `bind` or `bind_unix` opens. It calls `answer` for each request.
 
     `max_connections` is lowered if the process has few descriptors. `max_of_user` limits the open connections of one
-    user of a unix socket. `rate` limits the connections that a caller opens. If `making_seconds` is set, `answer` may
-    take this time, and sending may take ANSWER_SECONDS. `answer` runs in the event loop: work that takes longer than a
-    millisecond belongs in a thread.
+    user of a unix socket. `rate` limits the connections that a caller opens. The deadline for making and sending an
+    answer is ANSWER_SECONDS. With `making_seconds` there are two deadlines: this time for `answer`, then ANSWER_SECONDS
+    for sending. `answer` runs in the event loop: work that takes longer than a millisecond belongs in a thread.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class Listener(HTTPServerConnectionDelegate):
             self._socket.close()
 
     def replace_tls(self, tls: ssl.SSLContext) -> None:
-        """Use another certificate for new connections."""
+        """Use another TLS context, for example with a renewed certificate, for new connections."""
         self._tls = tls
 
     # --- in the thread of the event loop -------------------------------------------------------------------------
@@ -263,7 +264,7 @@ class Listener(HTTPServerConnectionDelegate):
                 return
 
     def _caller_of(self, connection: socket.socket, address: Any) -> Caller | None:
-        """Return the caller: a user of this node, else an address. None: the client has closed the connection."""
+        """Return the caller: a user of this node, else an address; None if the client has closed the connection."""
         if connection.family == socket.AF_UNIX:
             peer = peer_of(connection)
             return peer.uid if peer else -1
@@ -275,7 +276,10 @@ class Listener(HTTPServerConnectionDelegate):
         return None if client.has_closed else client.uid
 
     def _has_to_wait(self) -> bool:
-        """Count one accept. If there were too many, pause and return True: clients wait in the kernel's queue."""
+        """Count one accepted connection. At the limit, stop accepting for a moment and return True.
+
+        The clients wait in the kernel's queue until the listener accepts again.
+        """
         assert self._loop is not None
         assert self._socket is not None
         now = self._loop.time()
@@ -289,7 +293,7 @@ class Listener(HTTPServerConnectionDelegate):
         return False
 
     def _refusal(self, caller: Caller) -> str | None:
-        """Return the reason to refuse a connection of this caller. None: there is a place for it.
+        """Return the reason to refuse a connection of this caller; None if there is a place for it.
 
         The method may close another connection to make a place.
         """
@@ -347,9 +351,9 @@ class Listener(HTTPServerConnectionDelegate):
         HTTP1ServerConnection(stream, params).start_serving(self)
 
     def _may_add(self, caller: Caller, most: int) -> bool:
-        """True if this user may have one more connection, of at most `most`.
+        """Return True if a user has fewer than `most` connections, or if closing one made a place for a new one.
 
-        If needed, the method closes the user's oldest connection without a request.
+        Only a connection without a request is closed, the oldest first. False if the user has none.
         """
         streams = [stream for stream, other in self._callers.items() if other == caller]
         if len(streams) < most:
@@ -359,7 +363,7 @@ class Listener(HTTPServerConnectionDelegate):
         return silent is not None
 
     def _close_for(self, caller: Caller) -> bool:
-        """Close a connection of the caller with most connections, and return True. It makes a place for `caller`.
+        """Close a connection of the caller with the most connections, to make a place for `caller`. Return True.
 
         The oldest connection without a request is closed, else one with a request. On a unix socket, nothing is closed
         and the result is False if `caller` would then have as many connections as that user.
@@ -390,7 +394,7 @@ class Listener(HTTPServerConnectionDelegate):
                 timer.cancel()
 
     def _renew(self, stream: IOStream) -> None:
-        """Restart the deadline of an answer that progresses."""
+        """Restart the deadline for sending an answer."""
         assert self._loop is not None
         if stream in self._answering:
             self._answering[stream].cancel()
@@ -408,7 +412,7 @@ class Listener(HTTPServerConnectionDelegate):
         server_conn.stream.error = None  # break the reference cycle with its traceback, to free the memory at once
 
     def on_request(self, connection: HTTP1Connection, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
-        """Start to answer a request that is complete."""
+        """Start to answer a request that has arrived completely."""
         assert self._loop is not None
         stream = connection.stream
         if stream in self._waiting:

@@ -42,7 +42,10 @@ class Passwords:
     """The users of one configuration with their bcrypt hashes. Use `check` in only one event loop."""
 
     def __init__(self, hashes: Mapping[str, str], before: Passwords | None = None) -> None:
-        """Keep the correct passwords that `before` has stored, for users with an unchanged hash."""
+        """Store the users. Keep the correct passwords that `before` has stored, for users with an unchanged hash.
+
+        `before` holds the users of the previous configuration.
+        """
         self._hashes = {user: hashed.encode() for user, hashed in hashes.items()}
         cost = max((cost_of(hashed) or 0 for hashed in hashes.values()), default=0)
         self._unknown_user = f"$2b${max(cost, 4):02d}${_NO_PASSWORD}".encode()
@@ -99,7 +102,7 @@ class Passwords:
         return {user: digest for user, digest in self._right.items() if hashes.get(user) == self._hashes[user]}
 
     def _timed(self, user: str, password: bytes) -> tuple[bool, float]:
-        """Check a password. Return the result and the used CPU seconds, which on a busy node are less than elapsed."""
+        """Check a password. Return the result and the used CPU seconds. On a busy node more seconds elapse."""
         began = time.thread_time()
         return self._is_right(user, password), time.thread_time() - began
 
@@ -125,9 +128,9 @@ def cost_of(hashed: str) -> int | None:
 
 
 def _place(address: str) -> str:
-    """Return the place of an address in the queue: an IPv4 address, or the /64 network of an IPv6 address.
+    """Return the key of an address in the queue: an IPv4 address, or the /64 network of an IPv6 address.
 
-    One host may have all addresses of such a network. All loopback addresses are one place.
+    One host may have all addresses of such a network. All loopback addresses have one key.
     """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])

@@ -63,7 +63,7 @@ class _Which(NamedTuple):
 
 
 class _Dump(NamedTuple):
-    """A queued dump. If `rounds` is None, a second round is taken only if the first may mislead."""
+    """A queued dump. If `rounds` is None, a second round is taken only if the first round may mislead."""
 
     uid: int
     which: _Which
@@ -72,9 +72,10 @@ class _Dump(NamedTuple):
 
 
 class UserSocket:
-    """The user socket of one daemon. `scan` searches for jobs again. `look` diagnoses a job in a number of rounds.
+    """The user socket of one daemon. `scan` searches for jobs again.
 
-    The number is None if the user gave none. `look` returns None if the daemon is stopping.
+    `look` diagnoses a job in a number of rounds, None if the user gave no number. It returns None if the daemon is
+    stopping.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class UserSocket:
         self._making_seconds = 2 * settings.capture_seconds + MARGIN_SECONDS
 
     def start(self) -> None:
-        """Start serving. If that is impossible, log the reason. The daemon works without the socket."""
+        """Start serving. If that is impossible, log the reason: the daemon works without the socket."""
         if not self._path:
             return
         listener = Listener(
@@ -184,7 +185,7 @@ class UserSocket:
             return _refused_for_now("dumps of other users took too long")
 
     def _dump_in_turn(self) -> None:
-        """Run one queued dump: of the user whose last dump is longest ago. So a new user waits less than others."""
+        """Run the queued dump of the user whose last dump is longest ago. So a user without dumps waits less."""
         turn = self._turns.take()
         if turn is None:
             return
@@ -246,7 +247,10 @@ class _OwnIncidents:
 
 
 def _unsafe(folder: Path) -> str | None:
-    """Return the reason why another user could replace a socket in this folder. None: it is safe. Raises OSError."""
+    """Return the reason why another user could replace a socket in this folder; None if the folder is safe.
+
+    Raises OSError.
+    """
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "its folder is a link or not a folder"
@@ -256,7 +260,10 @@ def _unsafe(folder: Path) -> str | None:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a killed daemon. Raises OSError if another daemon listens on it, or it is not a socket."""
+    """Remove the socket that a killed daemon left.
+
+    Raises OSError if another daemon listens on the socket, or if the path is not a socket.
+    """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(Path(path).lstat().st_mode):
             raise OSError(errno.EEXIST, "exists and is not a socket")

@@ -112,7 +112,7 @@ class Daemon:
         self.looking = CaptureRunner(common, self._discover)
         look = self.looking.capture_for_owner
         self._own_jobs = UserSocket(
-            settings, self.node, self.board, self.store, scan=self._discover, look=look, clock=clock
+            settings, self.node, self.board, self.store, scan=self._discover, diagnose=look, clock=clock
         )
 
     # --- scheduled tasks ---------------------------------------------------------------------------------------

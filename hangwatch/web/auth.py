@@ -76,7 +76,7 @@ class Admission:
         self._rules, self._passwords = rules, _passwords(rules)
         self._read, self._use_tls = read, use_tls
         self._token, self._everybody_sees_incidents = token, everybody_sees_incidents
-        self._seen = _state(rules.files)
+        self._seen = _files_state(rules.files)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._reload, name="http-reload", daemon=True)
 
@@ -98,26 +98,26 @@ class Admission:
             return text(HTTPStatus.FORBIDDEN, "the client certificate has none of the allowed names")
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if is_of_incidents and scheme.lower() == "bearer" and self._token is not None:
-            return None if hmac.compare_digest(given.strip().encode(), self._token) else self._unknown()
+            return None if hmac.compare_digest(given.strip().encode(), self._token) else self._unauthorized()
         if passwords is not None:
             return await self._of_user(passwords, given if scheme.lower() == "basic" else "", request.address)
         if not is_of_incidents or self._everybody_sees_incidents:
             return None
         if rules.verifies_clients:
             return None if request.certificate else text(HTTPStatus.FORBIDDEN, "a client certificate is required")
-        return self._unknown() if self._token is not None else text(HTTPStatus.NOT_FOUND, OFF)
+        return self._unauthorized() if self._token is not None else text(HTTPStatus.NOT_FOUND, OFF)
 
     async def _of_user(self, passwords: Passwords, given: str, address: str) -> Answer | None:
         user, password = _user_and_password(given)
         if user is None:
-            return self._unknown()
+            return self._unauthorized()
         answer = (await passwords.check(user, password, address)).value
         if answer == "busy":
             busy = text(HTTPStatus.TOO_MANY_REQUESTS, "too many passwords are being tried")
             return busy._replace(headers={"Retry-After": str(BUSY_SECONDS)})
-        return None if answer == "right" else self._unknown()
+        return None if answer == "right" else self._unauthorized()
 
-    def _unknown(self) -> Answer:
+    def _unauthorized(self) -> Answer:
         """Return the answer 401 (Unauthorized). It names the authentication scheme that the server requires."""
         if self._passwords is not None:
             message, scheme = "a user and a password are required", 'Basic realm="hangwatch"'
@@ -127,12 +127,12 @@ class Admission:
 
     def _reload(self) -> None:
         while not self._stopping.wait(RELOAD_SECONDS):
-            now = _state(self._rules.files)
+            now = _files_state(self._rules.files)
             if now != self._seen:
                 self._seen = now
-                self._take(self._read)
+                self._replace_rules(self._read)
 
-    def _take(self, read: Callable[[], Rules]) -> None:
+    def _replace_rules(self, read: Callable[[], Rules]) -> None:
         """Use the rules that `read` returns. If they are unusable or weaker, log that and keep the previous rules."""
         name = str(self._rules.files[0])
         try:
@@ -151,7 +151,7 @@ class Admission:
             self._passwords = _passwords(rules, self._passwords)
         if rules.tls is not None:
             self._use_tls(rules.tls)
-        self._rules, self._seen = rules, _state(rules.files)
+        self._rules, self._seen = rules, _files_state(rules.files)
         log.info("%s has changed and was read again", name)
 
 
@@ -190,7 +190,7 @@ def _user_and_password(given: str) -> tuple[str | None, bytes]:
         return None, b""
 
 
-def _state(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
+def _files_state(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
     """Return a value that is different after a change of one of the files."""
     return tuple(map(_state_of, files))
 

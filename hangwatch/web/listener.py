@@ -241,7 +241,7 @@ class Listener(HTTPServerConnectionDelegate):
         assert self._socket is not None
         opened = 0
         for _ in range(REFUSED_BATCH):
-            if self._has_to_wait():
+            if self._pause_at_accept_limit():
                 return
             try:
                 connection, address = self._socket.accept()
@@ -275,7 +275,7 @@ class Listener(HTTPServerConnectionDelegate):
             return caller_at(address[0])
         return None if client.has_closed else client.uid
 
-    def _has_to_wait(self) -> bool:
+    def _pause_at_accept_limit(self) -> bool:
         """Count one accepted connection. At the limit, stop accepting for a moment and return True.
 
         The clients wait in the kernel's queue until the listener accepts again.
@@ -302,10 +302,10 @@ class Listener(HTTPServerConnectionDelegate):
             return f"too many connections within a minute; try again in {AGAIN_SECONDS} s"
         for stream in [stream for stream in self._callers if stream.closed()]:
             self._forget(stream)  # its coroutine has not called `on_close` yet
-        if self._max_of_user and not self._may_add(caller, self._max_of_user):
+        if self._max_of_user and not self._make_place_for_user(caller, self._max_of_user):
             return f"{self._max_of_user} requests of this user are being answered"
         while len(self._waiting) + len(self._answering) >= self.max_connections:
-            if not self._close_for(caller):
+            if not self._close_to_make_place(caller):
                 return f"all {self.max_connections} connections are in use; try again in {AGAIN_SECONDS} s"
         return None
 
@@ -350,7 +350,7 @@ class Listener(HTTPServerConnectionDelegate):
         )
         HTTP1ServerConnection(stream, params).start_serving(self)
 
-    def _may_add(self, caller: Caller, most: int) -> bool:
+    def _make_place_for_user(self, caller: Caller, most: int) -> bool:
         """Return True if a user has fewer than `most` connections, or if closing one made a place for a new one.
 
         Only a connection without a request is closed, the oldest first. False if the user has none.
@@ -362,7 +362,7 @@ class Listener(HTTPServerConnectionDelegate):
         self._close(silent)
         return silent is not None
 
-    def _close_for(self, caller: Caller) -> bool:
+    def _close_to_make_place(self, caller: Caller) -> bool:
         """Close a connection of the caller with the most connections, to make a place for `caller`. Return True.
 
         The oldest connection without a request is closed, else one with a request. On a unix socket, nothing is closed

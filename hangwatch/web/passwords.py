@@ -67,12 +67,12 @@ class Passwords:
             return Answer.WRONG
         trying = self._trying.get(digest)
         if trying is None:
-            place = _place(address)
+            queue_key = _queue_key(address)
             rests_for = self._rested_at - time.monotonic()
-            if place in self._addresses or len(self._addresses) >= MOST_WAITING or rests_for > LONGEST_WAIT_SECONDS:
+            if queue_key in self._addresses or len(self._addresses) >= MOST_WAITING or rests_for > LONGEST_WAIT_SECONDS:
                 return Answer.BUSY
-            self._addresses.add(place)
-            trying = asyncio.get_running_loop().create_task(self._try(user, password, digest, place))
+            self._addresses.add(queue_key)
+            trying = asyncio.get_running_loop().create_task(self._try(user, password, digest, queue_key))
             self._trying[digest] = trying
         return Answer.RIGHT if await asyncio.shield(trying) else Answer.WRONG
 
@@ -80,7 +80,7 @@ class Passwords:
         """Cancel waiting attempts."""
         self._hashing.shutdown(wait=False, cancel_futures=True)
 
-    async def _try(self, user: str, password: bytes, digest: bytes, place: str) -> bool:
+    async def _try(self, user: str, password: bytes, digest: bytes, queue_key: str) -> bool:
         try:
             async with self._turn:
                 await asyncio.sleep(max(0.0, self._rested_at - time.monotonic()))
@@ -88,7 +88,7 @@ class Passwords:
                 is_right, cpu_seconds = await loop.run_in_executor(self._hashing, self._timed, user, password)
                 self._rested_at = time.monotonic() + cpu_seconds * (1 / SHARE_OF_A_CORE - 1)
         finally:
-            self._addresses.discard(place)
+            self._addresses.discard(queue_key)
             self._trying.pop(digest, None)
         if is_right:
             self._right[user] = digest
@@ -127,7 +127,7 @@ def cost_of(hashed: str) -> int | None:
     return cost if 4 <= cost <= 31 and len(parts[2]) == 2 else None
 
 
-def _place(address: str) -> str:
+def _queue_key(address: str) -> str:
     """Return the key of an address in the queue: an IPv4 address, or the /64 network of an IPv6 address.
 
     One host may have all addresses of such a network. All loopback addresses have one key.

@@ -55,7 +55,7 @@ NOT_YOURS = text(HTTPStatus.NOT_FOUND, "no such job of yours runs on this node")
 log = logging.getLogger(__name__)
 
 
-class _Which(NamedTuple):
+class _RequestedJob(NamedTuple):
     """The requested job, by the pid of one of its processes or by its key. The other field is empty."""
 
     pid: str
@@ -66,7 +66,7 @@ class _Dump(NamedTuple):
     """A queued dump. If `rounds` is None, a second round is taken only if the first round may mislead."""
 
     uid: int
-    which: _Which
+    requested: _RequestedJob
     rounds: int | None
     answer: Future[Answer]
 
@@ -74,7 +74,7 @@ class _Dump(NamedTuple):
 class UserSocket:
     """The user socket of one daemon. `scan` searches for jobs again.
 
-    `look` diagnoses a job in a number of rounds, None if the user gave no number. It returns None if the daemon is
+    `diagnose` diagnoses a job in a number of rounds, None if the user gave no number. It returns None if the daemon is
     stopping.
     """
 
@@ -86,12 +86,12 @@ class UserSocket:
         store: Store,
         *,
         scan: Callable[[], None],
-        look: Callable[[Job, int | None], Diagnosis | None],
+        diagnose: Callable[[Job, int | None], Diagnosis | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = settings.socket.path
         self._node, self._board, self._store = node, board, store
-        self._scan, self._look, self._clock, self._detector = scan, look, clock, settings.detector
+        self._scan, self._diagnose, self._clock, self._detector = scan, diagnose, clock, settings.detector
         limits = settings.socket
         self._pace = RateLimit(limits.per_minute, limits.per_minute_of_owner, clock, is_shared_out=True)
         self._requests = RateLimit(REQUESTS_PER_MINUTE, REQUESTS_PER_MINUTE_OF_USER, clock, is_shared_out=True)
@@ -165,7 +165,8 @@ class UserSocket:
 
     async def _answer_dump(self, uid: int, query: str) -> Answer:
         parameters = {name: values[-1] for name, values in parse_qs(query[:256]).items()}
-        which, rounds = _Which(parameters.get("pid", ""), parameters.get("job", "")), parameters.get("rounds")
+        requested = _RequestedJob(parameters.get("pid", ""), parameters.get("job", ""))
+        rounds = parameters.get("rounds")
         if rounds is not None and rounds not in map(str, range(1, MOST_ROUNDS + 1)):
             return text(HTTPStatus.BAD_REQUEST, f"rounds={rounds}: must be 1 to {MOST_ROUNDS}")
         if uid in self._dumping:
@@ -175,7 +176,7 @@ class UserSocket:
         if len(self._dumping) >= MOST_WAITING_DUMPS:
             return _refused_for_now(f"{MOST_WAITING_DUMPS} dumps are running or queued")
         self._dumping.add(uid)
-        wanted = _Dump(uid, which, None if rounds is None else int(rounds), Future())
+        wanted = _Dump(uid, requested, None if rounds is None else int(rounds), Future())
         wanted.answer.add_done_callback(lambda _: self._dumping.discard(uid))
         self._turns.add(str(uid), wanted)
         self._dumps.submit(self._dump_in_turn)
@@ -192,19 +193,19 @@ class UserSocket:
         wanted = turn.item
         try:
             if wanted.answer.set_running_or_notify_cancel():
-                wanted.answer.set_result(self._dump(wanted.uid, wanted.which, wanted.rounds))
+                wanted.answer.set_result(self._dump(wanted.uid, wanted.requested, wanted.rounds))
         except Exception as error:
             wanted.answer.set_exception(error)
         finally:
             self._turns.end(turn)  # this starts no other dump: each queued dump has its own call in the pool
 
-    def _dump(self, uid: int, which: _Which, rounds: int | None) -> Answer:
+    def _dump(self, uid: int, requested: _RequestedJob, rounds: int | None) -> Answer:
         """Dump a job. Check its owner before and after the dump, because a process can change its user."""
         self._scan()
-        job = _own_job(self._board.snapshot, uid, which)
+        job = _own_job(self._board.snapshot, uid, requested)
         if job is None:
             return NOT_YOURS
-        diagnosis = self._look(job, rounds)
+        diagnosis = self._diagnose(job, rounds)
         if diagnosis is None:
             return text(HTTPStatus.SERVICE_UNAVAILABLE, "the daemon is stopping")
         self._scan()
@@ -222,10 +223,10 @@ def _refused_for_now(why: str) -> Answer:
     return text(HTTPStatus.SERVICE_UNAVAILABLE, f"dumps are refused: {why}; try again in {AGAIN_SECONDS} s")
 
 
-def _own_job(snapshot: Snapshot, uid: int, which: _Which) -> Job | None:
+def _own_job(snapshot: Snapshot, uid: int, requested: _RequestedJob) -> Job | None:
     """Return the requested running job if this user owns it or is root. None: there is no such job."""
     jobs = (entry.job for entry in snapshot.living if uid in (0, entry.job.uid))
-    return next((job for job in jobs if which.job == job.key or which.pid in map(str, job.pids)), None)
+    return next((job for job in jobs if requested.job == job.key or requested.pid in map(str, job.pids)), None)
 
 
 class _OwnIncidents:

@@ -70,7 +70,7 @@ class Desk:
             self.board,
             Store(folder, shared=True),
             scan=scan,
-            look=look,
+            diagnose=look,
             clock=lambda: self.now,
         )
 

@@ -1,1 +1,4 @@
-"""Adapters that read the machine: its processes, GPUs, networks and kernel files. No other package reads it."""
+"""Adapters that read the machine: its processes, GPUs, networks and kernel files.
+
+No other package reads the machine.
+"""

@@ -28,7 +28,10 @@ from hangwatch.probes.process import procfs
 
 MOST_ABANDONED = 32
 MOST_ABANDONED_OF_SHARE = 8
-"""Limit per user or pod. Each of them can mount a file system that does not respond. None may use up the total."""
+"""Limit of abandoned children per user or pod.
+
+Each of them can mount a file system that does not respond. None may use up the total limit.
+"""
 
 MOST_PRINTED_BYTES = 16 << 20
 MOST_MEMORY_BYTES = 4 << 30  # RLIMIT_DATA of a child of `Runner`
@@ -41,14 +44,15 @@ _STARVED_POLL_SECONDS = 0.1
 
 
 class StoppedError(Exception):
-    """The daemon is stopping: a read from a child was interrupted."""
+    """The error of a read from a child that ended early, because the daemon is stopping."""
 
 
 class Starvation(NamedTuple):
     """Extra time for a child that waits for a CPU, at most `seconds`.
 
-    A child gets it while it has used less CPU than `cpu_seconds`, and at most `most_asleep` successive polls (0.1 s
-    apart) saw it asleep. A child that sleeps longer waits for what it reads.
+    A child gets the extra time while two conditions hold. It has used less CPU time than `cpu_seconds`, and at most
+    `most_asleep` successive polls (0.1 s apart) saw it asleep. A child that sleeps longer waits for what it reads, not
+    for a CPU.
     """
 
     seconds: float = 0.0
@@ -79,7 +83,7 @@ class Child:
     ) -> None:
         """Start the child. Raises OSError.
 
-        With `is_asked` it has a stdin for `write`. `errors` is the argument `stderr` of Popen.
+        With `is_asked` the child has a stdin, to which `write` sends. `errors` is the argument `stderr` of Popen.
         """
         program = os.path.abspath(command[0]) if "/" in command[0] else command[0]  # noqa: PTH100 - strings in and out
         self._process = subprocess.Popen(
@@ -127,7 +131,7 @@ class Child:
     def read(
         self, end: float, starvation: Starvation = _NO_EXTRA_TIME, stop: threading.Event | None = None
     ) -> tuple[bytes, bytes]:
-        """Return the next parts of the child's stdout and stderr; both are empty once it has closed them.
+        """Return the next parts of the child's stdout and stderr; both are empty once the child has closed them.
 
         Raises TimeoutError at `end` (monotonic clock), or later if the child waits for a CPU, see `Starvation`. Raises
         StoppedError once `stop` is set.
@@ -219,7 +223,7 @@ class AbandonedChildren:
         self._running: Counter[str] = Counter()
 
     def begin(self, share: str, patience_seconds: float) -> bool:
-        """Reserve a place for a child of this user or pod. Return False if too many children hang.
+        """Reserve a place for a child of this user or pod. Return False if no place becomes free in time.
 
         Wait at most `patience_seconds` for a running child to end. Do not wait if abandoned children hold all places.
         """
@@ -233,7 +237,10 @@ class AbandonedChildren:
             return True
 
     def end(self, share: str, target: Hashable, stuck: Child | None) -> None:
-        """Release the place. `stuck` is the child if it could not be killed: it is kept as abandoned."""
+        """Release the place of a child. `stuck` is the child if it could not be killed, else None.
+
+        A child that could not be killed is kept as abandoned.
+        """
         with self._freed:
             self._running[share] -= 1
             if stuck is not None:
@@ -251,7 +258,7 @@ class AbandonedChildren:
             return frozenset().union(*(abandoned.targets for abandoned in self._reap()))
 
     def pid_for(self, target: Hashable) -> int | None:
-        """Return the pid of an abandoned child for this target; None if no child hangs."""
+        """Return the pid of an abandoned child for this target; None if there is no such child."""
         with self._freed:
             return next((abandoned.child.pid for abandoned in self._reap() if target in abandoned.targets), None)
 
@@ -265,7 +272,10 @@ class AbandonedChildren:
         return self._abandoned
 
     def _has_room(self, share: str, running: Counter[str]) -> bool:
-        """True if the abandoned children and the `running` ones are below both limits."""
+        """True if both limits allow another child: the total limit, and the limit of this user or pod.
+
+        Abandoned children and the `running` children count.
+        """
         hanging = self._reap()
         in_total = len(hanging) + sum(running.values())
         in_share = sum(abandoned.share == share for abandoned in hanging) + running[share]
@@ -283,8 +293,8 @@ class Printed(NamedTuple):
 class Runner:
     """A starter of children of one kind. Each child gives one answer.
 
-    * `tool` and `answer` are words for faults.
-    * `abandoned` is shared by kinds that hang for the same cause.
+    * `tool` and `answer` name the program and its output in faults.
+    * `abandoned` holds the abandoned children. Kinds of children that hang for the same cause share it.
     * `keeps_part`: the output until the deadline or size limit is an answer, too. The exit status is ignored, stderr is
       part of the output, and all processes of the child's group are killed.
     * `waits_for_place`: wait until the deadline while running children hold all places.
@@ -310,9 +320,9 @@ class Runner:
         self._keeps_part, self._waits_for_place, self._bounds_memory = keeps_part, waits_for_place, bounds_memory
 
     def refusal(self, target: ProcessId) -> Fault | None:
-        """Return a fault if an abandoned child for this process still hangs: no new one may start.
+        """Return a fault if an abandoned child for this process still hangs, else None.
 
-        None if none hangs.
+        While it hangs, no new child starts for this process.
         """
         stuck = self.abandoned.pid_for(target)
         return None if stuck is None else self._stuck(f"pid {target.pid}", stuck)

@@ -37,7 +37,7 @@ class BlockedGpus:
         return {index: wedge.fault for index, wedge in self._wedges.items()}
 
     def block(self, index: int, purpose: str, deadline_seconds: float, now: float) -> None:
-        """Stop reading this GPU: a driver call about it did not return in time."""
+        """Stop reading this GPU: a driver call for `purpose` did not return within the deadline."""
         answered_at, pause = self._answered.pop(index, (now, 0.0))
         doubled = 2 * pause if now - answered_at < LONGEST_PAUSE_SECONDS else 0.0
         fault = Fault(
@@ -51,7 +51,10 @@ class BlockedGpus:
         self._begin_pause(index, fault, max(doubled, self._first_pause_seconds), now)
 
     def due_for_retry(self, now: float, hanging: Collection[int | None]) -> tuple[int, ...]:
-        """Return the GPUs to retry now. Omit the GPUs in which a process still hangs (`hanging`)."""
+        """Return the GPUs to retry now, by index.
+
+        A GPU in `hanging` is omitted: a process still hangs in a call about it.
+        """
         return tuple(index for index, wedge in self._wedges.items() if now >= wedge.retry_at and index not in hanging)
 
     def retry_failed(self, index: int, now: float) -> None:

@@ -1,6 +1,6 @@
 """GPU values that are read on request, not sampled: links, topology, health, PCIe, fabric, firmware, XIDs.
 
-Checks request them with `GpuSource.query`.
+Checks request these values with `GpuSource.query`.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Holder(Value, frozen=True):
 
 
 class Holders(Value, frozen=True):
-    """All holders of GPUs. `faults` are the sources that could not be read."""
+    """All holders of GPUs. `faults` are about the sources that could not be read."""
 
     holders: tuple[Holder, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -101,7 +101,7 @@ def _members(proc_root: Path) -> dict[str, list[_Member]]:
 
 
 def _slurm_holder(proc_root: Path, job: str, members: Sequence[_Member], uuids: Sequence[str]) -> Holder | None:
-    """Return the holder, from the variables of the user's processes; None if they name no GPU.
+    """Return a Slurm job with the GPUs that the variables of its processes name; None if they name no GPU.
 
     slurmstepd runs as root, and does not have these variables.
     """
@@ -128,7 +128,7 @@ def _uuids_by_variables(proc_root: Path, pid: int, uuids: Sequence[str]) -> tupl
 def _pods(
     proc_root: Path, members: Mapping[str, Sequence[_Member]], uuids: Sequence[str]
 ) -> tuple[Holder, ...] | Fault:
-    """Return the pods in the kubelet's file, as process 1 sees it. The file is read only if this node has a pod."""
+    """Return the pods in the kubelet's file, as process 1 sees the file. It is read only if this node has a pod."""
     if not any(name.startswith("pod ") for name in members):
         return ()
     path = proc_root / "1" / "root" / CHECKPOINT

@@ -23,11 +23,11 @@ class Begin(Value, frozen=True):
 
 
 class Hello(Value, frozen=True, tag="hello"):
-    """The message that the driver is open."""
+    """The message that the driver process sends when the driver is open."""
 
 
 class Asking(Value, frozen=True, tag="asking"):
-    """Announcement of driver calls for this purpose. They are about one GPU; None: about no single GPU.
+    """Announcement of driver calls for `purpose`. `gpu` is the index of their GPU, None if they are not about one GPU.
 
     If the process stops responding, its last announcement names the call that does not return.
     """
@@ -43,7 +43,7 @@ class Swept(Value, frozen=True, tag="swept"):
 
 
 class Failed(Value, frozen=True, tag="failed"):
-    """The message that the driver cannot be used. The process ends after it."""
+    """The message that the driver cannot be used. The driver process ends after sending it."""
 
     fault: Fault
 
@@ -57,7 +57,7 @@ class Answer(Value, frozen=True, tag="answer"):
 
 
 class Question(Value, frozen=True, tag="question"):
-    """A request for details. `kind` is the name of their struct."""
+    """A request for details. `kind` is the name of their class."""
 
     number: int
     kind: str

@@ -11,17 +11,17 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.node.pci import nvidia_gpus
 
 DEADLINE_SECONDS = 5.0
-"""Must be far below the 10 s that `hangwatch check` may take."""
+"""Deadline of a query. It must be far below the 10 s that `hangwatch check` may take."""
 
 TRAFFIC_DEADLINE_SECONDS = 1.0
-"""A round of dumps waits for this query. Without PCIe counters each GPU takes 40 ms."""
+"""Deadline of a query for traffic, for which a round of dumps waits. Without PCIe counters each GPU takes 40 ms."""
 
 
 def details(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
     """Return details of all GPUs, of one kind of `hangwatch.probes.gpu.details`.
 
-    None without GPUs: they are not sampled, or neither the driver nor the PCI bus has any. A Fault if GPUs are on the
-    bus but the driver does not respond.
+    None if GPUs are not sampled, or if neither the driver nor the PCI bus has any. A Fault if GPUs are on the bus but
+    the driver does not respond.
     """
     if node.gpus is None:
         return None

@@ -243,7 +243,7 @@ class NvmlSampler:
             self._retry_blocked()
 
     def _block_gpu(self, asking: Asking, deadline_seconds: float) -> Fault:
-        """Stop reading the GPU about which the driver does not respond. Return its fault."""
+        """Stop reading the GPU about which the driver does not respond. Return the fault of this GPU."""
         assert asking.gpu is not None
         with self._changed:
             self._wedged.block(asking.gpu, asking.purpose, deadline_seconds, time.monotonic())
@@ -284,7 +284,7 @@ class NvmlSampler:
                         self._child.order(Admit(gpu=index))
 
     def _has_answer(self, child: _Child) -> bool:
-        """True if the process that reads one GPU completes a sweep, even one with an error."""
+        """True if the process that reads one GPU completes a sweep in time, even a sweep with an error."""
         end = time.monotonic() + self._start_deadline_seconds
         try:
             while True:
@@ -297,7 +297,7 @@ class NvmlSampler:
     # --- state shared by the threads; `_changed` is held -----------------------------------------------------------
 
     def _start_child(self, *, blocked: dict[int, Fault] | None = None, only_gpu: int | None = None) -> _Child:
-        """Start a process. Raises OSError if that fails."""
+        """Start a driver process. Raises OSError if that fails."""
         begin = Begin(
             sample_seconds=self._sample_seconds,
             parent_pid=os.getpid(),
@@ -313,7 +313,10 @@ class NvmlSampler:
         return self._abandoned
 
     def _hanging_in_driver(self) -> int:
-        """Return the number of abandoned processes that hang in a call which a new process would make, too."""
+        """Return the number of abandoned processes that hang in a call about the whole driver.
+
+        A new process would hang in the same call.
+        """
         with self._changed:
             return sum(child.asking.gpu is None for child in self._reap())
 
@@ -342,9 +345,9 @@ class NvmlSampler:
             future.set_result(answer)
 
     def _suspend(self, asking: Asking) -> None:
-        """Suspend the kind of details that made the driver block.
+        """Suspend the kind of details for which the driver did not respond.
 
-        If the call was about a GPU, its purpose is this kind. Otherwise it is the kind of the oldest open question,
+        A call about a GPU has this kind as its purpose. For other calls it is the kind of the oldest open question,
         since questions are answered in order.
         """
         kinds = [name for name, _ in self._pending.values()]
@@ -391,7 +394,7 @@ class _Child(Child):
                 return [self._decoder.decode(line) for line in lines]
 
     def order(self, order: Order) -> None:
-        """Send an order. If the child has ended or no longer reads, its deadline ends it."""
+        """Send an order. If the child cannot receive it, do nothing: such a child soon misses its deadline."""
         with contextlib.suppress(BrokenPipeError, TimeoutError):
             self.write(msgspec.json.encode(order) + b"\n", 0.0)
 

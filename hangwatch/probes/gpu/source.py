@@ -28,4 +28,7 @@ class GpuSource(Protocol):
         """Return the state of the sampling itself."""
 
     def query(self, kind: type[DetailsT], deadline_seconds: float) -> DetailsT | Fault:
-        """Return details for which sampling is too slow. `kind` is their struct in `hangwatch.probes.gpu.details`."""
+        """Return details that are too slow to be sampled; a fault if they do not arrive by the deadline.
+
+        `kind` is their class in `hangwatch.probes.gpu.details`.
+        """

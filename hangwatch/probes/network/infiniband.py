@@ -69,7 +69,7 @@ class Ports(Value, frozen=True):
 
 
 class Traffic:
-    """A reader of traffic counters in a thread: the driver of a broken adapter may not respond.
+    """A reader of traffic counters in a thread, because the driver of a broken adapter may not respond.
 
     At most one thread reads.
     """
@@ -82,7 +82,7 @@ class Traffic:
     def read(self, sys_root: Path) -> tuple[PortCounters, ...]:
         """Return all ports with traffic counters; empty if there are none.
 
-        Also empty if a driver did not respond by the deadline.
+        It is also empty if a driver did not respond by the deadline.
         """
         if not self._lock.acquire(timeout=self._deadline_seconds):
             return ()

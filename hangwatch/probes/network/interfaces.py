@@ -17,7 +17,10 @@ _RTF_REJECT = 0x200
 
 
 class Interface(Value, frozen=True):
-    """A network interface. `up` is None if unknown (another network namespace). Errors are totals since its start."""
+    """A network interface. `up` is None if unknown (another network namespace).
+
+    Errors are totals since the interface was created.
+    """
 
     name: str
     up: bool | None

@@ -44,7 +44,10 @@ class LocalClients:
         self._sequence = itertools.count(1)
 
     def find(self, connection: socket.socket) -> LocalClient | None:
-        """Return the local client of an accepted TCP connection; None if it is remote or unknown to the kernel."""
+        """Return the local client of an accepted TCP connection.
+
+        None if the client is remote, or if the kernel does not find its end of the connection.
+        """
         with contextlib.suppress(OSError, ValueError, struct.error):
             local, remote = connection.getsockname(), connection.getpeername()
             address, client = _address(local[0]), _address(remote[0])

@@ -60,7 +60,7 @@ class RasEndpoint(NamedTuple):
 
 
 def ranks_by_nccl_name(ranks: Sequence[ProcessId], proc_root: Path) -> dict[tuple[str, int], ProcessId]:
-    """Return these ranks by the names that NCCL may use. A name that fits two ranks is dropped.
+    """Return the ranks, keyed by the names that NCCL may use. A name that fits two ranks is dropped.
 
     A name is an address in the rank's network namespace, and the rank's pid in its pid namespace.
     """
@@ -145,7 +145,7 @@ def find_listener(
 ) -> RasEndpoint | Fault | None:
     """Return the RAS socket on this port among the inodes `held` by ranks; None if no process listens.
 
-    A fault if another process listens at the same address or port, or if the address is not one of the rank's.
+    Return a fault if another process listens at the same address or port, or if the address is not one of the rank's.
     """
     listeners = spaces.listeners(rank.pid, port)
     for listener in (each for each in listeners if each.inode in held):

@@ -18,7 +18,7 @@ _PLACE = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9][A-Za-z0-9._-]*)?):([0
 
 
 class Port(Value, frozen=True):
-    """A port of a host. `host` is a name or an address; empty means each node of a set."""
+    """A port of a host. `host` is a name or an address. If it is empty, the port is tested on every node of a set."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ def connect_all(
     deadline_seconds: float,
     resolve: Callable[[str], tuple[str, ...] | Fault] = interfaces.resolve,
 ) -> dict[Port, Fault | None]:
-    """Connect to all ports at the same time. Return, by port, None if it accepts, else a fault.
+    """Connect to all ports at the same time. Return, by port, None if the host accepts the connection, else a fault.
 
     Returns within the deadline. Unfinished tries continue in daemon threads, because a name look-up has no time limit.
     """

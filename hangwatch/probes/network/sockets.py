@@ -60,7 +60,8 @@ End = tuple[bytes, int]
 class Connection(NamedTuple):
     """A TCP connection by its two ends, or a listening socket.
 
-    `carried_bytes` is the number of bytes received or acknowledged since it began; None if read from /proc/PID/net/tcp.
+    `carried_bytes` is the number of bytes received or acknowledged since the connection began. It is None if the
+    connection was read from /proc/PID/net/tcp.
     """
 
     inode: int
@@ -238,7 +239,7 @@ def classify_port_use(port: int, held: Iterable[Connection]) -> PortUse:
 def find_unreachable_listener(
     addresses: Collection[str], store_port: int | None, held: Iterable[Connection]
 ) -> str | None:
-    """Return the address at which a process listens, if no other node can reach it there; else None.
+    """Return the address at which a process listens, if other nodes cannot reach it there; else None.
 
     Other nodes cannot reach loopback addresses and `addresses`. A process that also listens at another address, or is
     connected to one, can be reached there. Sockets of the store are ignored: the store is reached at the address of its
@@ -264,7 +265,7 @@ class EstablishedCache:
         self._by_namespace: dict[tuple[str, int], dict[int, End]] = {}
 
     def remote_ends(self, port: int, pid: int) -> dict[int, End]:
-        """Return the remote ends by inode, for all processes in the namespace of this process."""
+        """Return the remote ends of the connections to `port`, by inode, in the network namespace of process `pid`."""
         space = proc_pid.namespace(self._root, pid, "net")
         if space is None:
             return self._read(port, pid)

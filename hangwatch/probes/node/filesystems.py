@@ -144,7 +144,10 @@ def dirty_bytes(proc_root: Path) -> int | None:
 
 
 def is_network(mount: Mount, also: Iterable[str] = ()) -> bool:
-    """True if another machine serves the file system, or a process that talks to one. `also` adds types."""
+    """True if another machine serves the file system, directly or through a process of this node.
+
+    `also` are additional types of such file systems.
+    """
     named = mount.type in NETWORK_TYPES or mount.type in also
     return named or (mount.type.startswith("fuse.") and mount.type not in _LOCAL_FUSE)
 
@@ -195,7 +198,7 @@ class FilesystemReader:
         return {pid: mount for pid, mount in silent_mounts.items() if mount is not None}
 
     def _name_of(self, proc_root: Path, pid: int, mount: Mount) -> str:
-        """Return a path to a mount of another mount namespace.
+        """Return a path on a mount that process `pid` sees, through the root of that process.
 
         If a child already hangs in a path to the same device, return that path.
         """
@@ -211,7 +214,7 @@ class FilesystemReader:
         return self._abandoned.count()
 
     def _ask(self, questions: list[tuple[str, str]], deadline_seconds: float) -> dict[tuple[str, str], object]:
-        """Return the raw answer to each question; None if none came in time."""
+        """Return the raw answer to each question; None if no answer came in time."""
         stuck = self._abandoned.targets()
         new_questions = [question for question in dict.fromkeys(questions) if question[1] not in stuck]
         answers: dict[tuple[str, str], object] = dict.fromkeys(questions)

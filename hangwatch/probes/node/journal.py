@@ -26,7 +26,7 @@ class JournalFormatter(logging.Formatter):
         super().__init__("%(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Put the priority before each line, also those of a traceback.
+        """Put the priority before each line, also before the lines of a traceback.
 
         The journal stores a line without a priority as information.
         """

@@ -129,7 +129,7 @@ class KernelLog:
         self._followed: dict[Path, _Follower] = {}
 
     def read(self, path: Path) -> KernelEvents | Fault | None:
-        """Return the events of the log at `path`; None if there is no log. Never blocks."""
+        """Return the events of the log at `path`; None if there is no log. The read never blocks."""
         with self._lock:
             follower = self._followed.get(path)
             try:

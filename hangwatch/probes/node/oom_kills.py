@@ -74,7 +74,10 @@ class OomKills(Value, frozen=True):
 
 
 class _Summary(Value, frozen=True):
-    """A line that precedes a kill. It is about process `pid`; without a pid, about all of a control group."""
+    """A log line that the kernel writes before a kill. `pid` is the process to be killed.
+
+    `pid` is None if the line is about a whole control group.
+    """
 
     boot_seconds: float
     limit: Limit
@@ -93,7 +96,7 @@ class OomLog:
         self._result: OomKills | None = None  # cached until the next kill
 
     def read_line(self, text: str, boot_seconds: float) -> None:
-        """Read a line of the log, without its time. Keep a kill that it reports."""
+        """Parse the text of a log line, and keep the kill that it reports, if any."""
         if text.startswith("oom-kill:"):
             self._summary = _parse_summary(text, boot_seconds)
         elif text.startswith("Tasks in "):
@@ -167,7 +170,7 @@ def _parse_summary(text: str, boot_seconds: float) -> _Summary | None:
 def read_kill_count(proc_root: Path) -> int | Fault | None:
     """Return the number of OOM kills since boot, at any limit: `oom_kill` of /proc/vmstat.
 
-    None before Linux 4.13, which does not count them.
+    None before Linux 4.13, which has no such counter.
     """
     text = pseudo_files.read(proc_root / "vmstat", "OOM kills")
     if not isinstance(text, str):

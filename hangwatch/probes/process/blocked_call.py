@@ -1,7 +1,7 @@
-"""Reads the target of the main thread's system call: the file, pipe, peer or lock that it waits for.
+"""Read the target of the main thread's system call: the file, pipe, peer or lock that it waits for.
 
-It is read only for a few suspected processes, from /proc and sock_diag. No file of a job is opened, and no path of a
-job is followed, so a file system that does not respond blocks nothing. See proc_pid_fd(5).
+Only a few suspected processes are read, from /proc and sock_diag. No file of a job is opened, and no path of a job is
+followed, so a file system that does not respond blocks nothing. See proc_pid_fd(5).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read(
 
 
 def _is_same(call: SystemCall, previous: SystemCall) -> bool:
-    """True if `call` is the same call as `previous`. Only the first descriptors of `previous` were kept."""
+    """True if `call` is the same call as `previous`, of which only the first descriptors were kept."""
     kept = len(previous.descriptors)
     return (call.number, call.child, call.descriptors[:kept]) == (previous.number, previous.child, previous.descriptors)
 
@@ -120,7 +120,7 @@ def _socket(inode: int, search: _Search) -> CallTarget | None:
 
 
 class _Search:
-    """Search for the process that holds a pipe or socket: among its children and `kin`, then on the node until `end`.
+    """A search for the process that holds a pipe or socket: among children and `kin`, then on the node until `end`.
 
     `end` is CLOCK_MONOTONIC in seconds.
     """

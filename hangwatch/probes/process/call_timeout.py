@@ -1,6 +1,6 @@
-"""Reads when the main thread's system call ends by itself: the end of a sleep, or of a wait with a timeout.
+"""Read the time at which the main thread's system call ends: the end of a sleep, or of a wait with a timeout.
 
-proc_pid_syscall(5) shows the address of the timeout, and the memory of the process the timeout. Layouts: struct
+proc_pid_syscall(5) shows the address of the timeout. The timeout is in the memory of the process. Layouts: struct
 __kernel_timespec and __kernel_old_timeval of include/uapi/linux/time_types.h, flags of futex(2) and clock_nanosleep(2).
 The owner of the process can write anything there. A call that a signal interrupted (restart_syscall(2)) has no timeout.
 """
@@ -29,7 +29,10 @@ _OWN_PROC = Path("/proc")
 
 
 def add_end(pid: int, call: SystemCall | None, proc_root: Path) -> SystemCall | None:
-    """Return the call of the main thread with its latest end, if it has one and the thread is still in that call."""
+    """Return the system call with its latest end.
+
+    The call is unchanged if it has no end, or if the main thread is no longer in it.
+    """
     row = None if call is None else system_calls.calls_by_name().get(call.name)
     fields = system_calls.read_fields(pid, proc_root) if row is not None and row.timeout else []
     if call is None or row is None or not fields or int(fields[0]) != call.number:
@@ -49,7 +52,10 @@ def add_end(pid: int, call: SystemCall | None, proc_root: Path) -> SystemCall | 
 
 
 def find_clock(name: str, arguments: Sequence[int]) -> int | None:
-    """Return the clock of a deadline; `_LENGTH` if the timeout is a length, None for another clock or operation."""
+    """Return the clock by which the timeout of a call is given; `_LENGTH` if the timeout is a length of time.
+
+    None for an unsupported clock or operation.
+    """
     if name == "futex":
         is_realtime = bool(arguments[1] & _FUTEX_CLOCK_REALTIME)
         clocks = {_FUTEX_WAIT: _LENGTH, _FUTEX_WAIT_BITSET: _REALTIME if is_realtime else _MONOTONIC}
@@ -60,10 +66,11 @@ def find_clock(name: str, arguments: Sequence[int]) -> int | None:
 
 
 def decode_timeout(layout: str, argument: int, raw: bytes, now: float) -> float | None:
-    """Return the seconds that are left of a timeout; None for no timeout, and for one that the kernel refuses.
+    """Return the seconds until the end of a timeout.
 
-    `argument` is the timeout itself or its address, `raw` the content there. `now` is the time by the clock of an
-    absolute timeout, 0 for a length.
+    None if there is no timeout, if the kernel refuses it, or if it is longer than `MOST_SECONDS`. `argument` is the
+    timeout itself or its address, `raw` the content at that address. `now` is the time by the clock of an absolute
+    timeout, 0 for a length of time.
     """
     if layout == "milliseconds":
         count = argument & 0xFFFFFFFF  # an int: the upper half of the register is undefined
@@ -76,5 +83,8 @@ def decode_timeout(layout: str, argument: int, raw: bytes, now: float) -> float 
 
 
 def _has_own_clock(pid: int, proc_root: Path) -> bool:
-    """True if the process has this process's CLOCK_MONOTONIC, which a time namespace shifts; see time_namespaces(7)."""
+    """True if the process has the same CLOCK_MONOTONIC as hangwatch.
+
+    A time namespace may shift this clock, see time_namespaces(7).
+    """
     return proc_pid.namespace(proc_root, pid, "time") == proc_pid.namespace(_OWN_PROC, "self", "time")

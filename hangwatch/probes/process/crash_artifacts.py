@@ -1,10 +1,9 @@
 """Read crash artifacts of a rank: torchelastic's error file, log ends, and a core.
 
-Only a living process shows their paths, so they are noted while it lives. The paths come from the job's owner. So a
-child (`crash_artifacts_child`) opens only regular files of that owner, and follows no link of the owner. The child may
-be abandoned at a file system that does not respond. gdb reads a core as its owner, one of root as nobody, without
-scripts. gdb is never
-attached to a living rank.
+Only a living process shows their paths, so hangwatch records them while it lives. The paths come from the job's owner.
+So a child (`crash_artifacts_child`) opens only regular files of that owner, and follows no link of the owner. The child
+may be abandoned at a file system that does not respond. gdb reads a core with the rights of the core's owner, without
+scripts. A core of root is read as `nobody`. gdb is never attached to a living rank.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class RankSnapshots:
     """The newest snapshot of each living rank, and of the ranks that died last.
 
     The number of dead ranks is limited in total, and to `most_of_a_share` per user or pod. A user or pod has at most
-    this number of monitored ranks. So all their snapshots are kept if they die together.
+    this number of monitored ranks. So the snapshots of all its ranks are kept if they die together.
     """
 
     def __init__(self, proc_root: Path = procfs.PROC, most_of_a_share: int = DEAD_KEPT_OF_A_SHARE) -> None:
@@ -192,7 +191,10 @@ def exit_code(process: ProcessId, proc_root: Path = procfs.PROC) -> int | None:
 
 
 def find_cores(ranks: Sequence[tuple[RankSnapshot, Path]], proc_root: Path = procfs.PROC) -> list[Core | None]:
-    """Return the core of each rank; None if it left none. A core that the kernel passes to a program is `refused`."""
+    """Return the core of each rank; None if the rank left no core.
+
+    A core that the kernel passes to a program is `refused`.
+    """
     pattern = _text(proc_root / _CORE_PATTERN)
     if not pattern:
         return [None] * len(ranks)
@@ -219,7 +221,7 @@ def find_cores(ranks: Sequence[tuple[RankSnapshot, Path]], proc_root: Path = pro
 
 
 def core_paths(pattern: str, seen: RankSnapshot, *, uses_pid: bool) -> tuple[str, ...]:
-    """Return the possible paths of a core for a plain pattern of core(5); empty if the pattern holds a time."""
+    """Return the possible paths of a core for a plain pattern of core(5); empty if the pattern contains a time."""
     values = {
         "%": "%",
         "p": str(seen.inner_pid),

@@ -1,9 +1,13 @@
 """Read crash artifacts for the parent, which must never wait for them: the job's owner chose their paths.
 
-Started as `python -I -m hangwatch.probes.process.crash_artifacts_child` with one JSON question on stdin. `{"files":
-[]}`: each file is opened below its root, through no link except those that root made where only root writes. It must be
-a regular file of that user, and is bounded; the answers are lines of JSON. `{"core": ..., "debugger": ...}`: this
-process becomes that user, or nobody instead of root, with limits, and then runs gdb on that core alone.
+Started as `python -I -m hangwatch.probes.process.crash_artifacts_child` with one JSON question on stdin. There are two
+questions.
+
+`{"files": []}`: open each file below its root. No link is followed, except links that root made in folders to which
+only root can write. The file must be a regular file of that user, and is bounded. The answers are lines of JSON.
+
+`{"core": ..., "debugger": ...}`: this process becomes that user, or `nobody` instead of root, with limits. Then it runs
+gdb on that core alone.
 """
 
 from __future__ import annotations
@@ -70,7 +74,10 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _core(file: BinaryIO) -> dict[str, Any]:
-    """Return pid and signal from the first NT_PRSTATUS, of the thread that died; see elf(5), linux/elfcore.h."""
+    """Return pid and signal from the first NT_PRSTATUS, which is of the thread that died.
+
+    See elf(5), linux/elfcore.h.
+    """
     segments = _segments(file)
     if not segments:
         return {"refused": "is not a 64-bit ELF core"}
@@ -110,10 +117,11 @@ def _prstatus(notes: bytes) -> dict[str, Any]:
 
 
 def debug(question: dict[str, Any], command: list[str], program: str) -> None:
-    """Become the owner of the core, or nobody instead of root, and then the debugger. Raises FileError.
+    """Change to the user that owns the core, then execute the debugger. Raises FileError.
 
-    The root of another mount namespace is opened before that. /proc/PID/root is visible only to a process with the same
-    user and groups, see "access mode checking" in ptrace(2). An open descriptor stays usable.
+    For a core of root, that user is `nobody`. The root of another mount namespace is opened before that. /proc/PID/root
+    is visible only to a process with the same user and groups, see "access mode checking" in ptrace(2). An open
+    descriptor stays usable.
     """
     core, root = open_file(question), _root(question["root"])
     if os.fstat(core.fileno()).st_size > MOST_CORE_BYTES:
@@ -138,7 +146,8 @@ def debug(question: dict[str, Any], command: list[str], program: str) -> None:
 def _copy_for_nobody(core: BinaryIO) -> int:
     """Return a descriptor of a copy in memory, since `nobody` may not open the core itself.
 
-    The smallest segments are copied first, which hold the stacks. What exceeds the limit is empty in the copy.
+    The smallest segments are copied first, because these contain the stacks. Segments beyond the limit are zeros in the
+    copy.
     """
     size = os.fstat(core.fileno()).st_size
     descriptor = os.memfd_create("core")
@@ -157,7 +166,7 @@ def _copy_for_nobody(core: BinaryIO) -> int:
 
 
 def _root(path: str) -> str:
-    """Open another root for the debugger, and return the path of its descriptor; empty for the own root.
+    """Open another root for the debugger, and return the path of its descriptor; empty for this process's root.
 
     Raises FileError.
     """
@@ -172,7 +181,7 @@ def _root(path: str) -> str:
 
 
 def _become(uid: int) -> None:
-    """Drop all rights except this user's. Raises FileError if that fails."""
+    """Become this user, and drop all other rights. Raises FileError if that fails."""
     if os.geteuid() == uid:
         return
     try:

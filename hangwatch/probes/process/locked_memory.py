@@ -82,7 +82,7 @@ class Readers:
         return answers
 
     def read_one(self, target: Target, read: Callable[[ProcessId], Answer]) -> Answer | Fault:
-        """Return the result of `read` for one process; a fault also if it was not read."""
+        """Return the result of `read` for one process; a fault if the process was not read."""
         answers = self.read([target], read)
         return answers[target.id] if target.id in answers else _not_asked(target)
 

@@ -1,4 +1,4 @@
-"""Reads the main thread of a process from /proc: its CPU time, its context switches, its system call.
+"""Read the main thread of a process from /proc: its CPU time, its context switches, its system call.
 
 See proc_pid_stat(5), proc_pid_status(5), proc_pid_syscall(5), and Documentation/scheduler/sched-stats.rst for
 `schedstat`. No thread is paused. `system_calls` contains the numbers of the calls.
@@ -125,7 +125,7 @@ def _watched(folder: Path, descriptor: int) -> tuple[int, ...]:
 
 
 def _memory(folder: Path, address: int, count: int) -> bytes:
-    """Return `count` bytes of a process's memory, or none if they cannot be read.
+    """Return `count` bytes of a process's memory; empty if they cannot be read.
 
     Reading needs the same rights as py-spy, and pauses no thread.
     """

@@ -88,7 +88,7 @@ def _caller(
 
 
 class _UnknownFrameError(Exception):
-    """The tables do not describe the frame, or use an unsupported form."""
+    """The error for a frame that the tables do not describe, or that they describe in an unsupported form."""
 
 
 class _Rules(NamedTuple):

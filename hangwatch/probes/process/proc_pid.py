@@ -108,5 +108,5 @@ def namespace(proc_root: Path, pid: int | str, kind: str) -> str | None:
 
 
 def sees_all_pids(proc_root: Path) -> bool:
-    """True in the initial pid namespace, in which pids are those of the kernel and its drivers."""
+    """True if this process is in the initial pid namespace, in which pids are those of the kernel and its drivers."""
     return namespace(proc_root, "self", "pid") == _INITIAL_PID_NAMESPACE

@@ -30,7 +30,7 @@ _RUNNER = child.Runner("reader of details")
 
 
 class _Answer(msgspec.Struct):
-    """The output of a child. A value that could not be read is None or empty."""
+    """The output of a child. A value is None or empty if it could not be read."""
 
     resident_bytes: int | None = None
     shared_bytes: int | None = None

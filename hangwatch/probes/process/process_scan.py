@@ -212,7 +212,7 @@ def _with_ancestors(stats: Mapping[int, Stat], pids: Collection[int]) -> set[int
 def _in_turn(
     owned: Iterable[tuple[str, int]], counts: Mapping[str, int], first: Collection[int], late: Collection[str]
 ) -> list[tuple[str, int]]:
-    """Order processes: those in `first`, then the owners in turn.
+    """Return the processes in the order in which to read them: those in `first`, then the owners in turn.
 
     Owners with many processes come later, owners in `late` last.
     """
@@ -236,7 +236,10 @@ def _with_owner(root: str, entry: _Entry) -> _Entry:
 
 
 def _read_process(root: str, stat: Stat, entry: _Entry) -> _Entry:
-    """Read a process. Read it again if it executed another program meanwhile: the result would mix both programs."""
+    """Read a process. Read it again if it executed another program meanwhile.
+
+    Otherwise the result would mix both programs.
+    """
     for _ in range(_MOST_READS):
         found = _read_once(root, stat, entry)
         now = read_stat(f"{root}/{stat.pid}")

@@ -1,4 +1,4 @@
-"""Reads a process from /proc: its identity, its state, and its counters. See proc_pid_stat(5).
+"""Read a process from /proc: its identity, its state, and its counters. See proc_pid_stat(5).
 
 The files are read directly, which is cheap, and the root of /proc is an argument. A process that ends while it is read
 is normal, and no error is raised. `process_scan` reads all processes of the node.

@@ -218,7 +218,9 @@ def _may_pause(pid: int, proc_root: Path) -> bool:
 
 
 def _let_run_on(target: ProcessId, was_stopped: bool, proc_root: Path) -> tuple[ProcessId, str] | None:
-    """Continue a process that is stopped after an attempt, but was not stopped before. Return its state.
+    """Continue a process that is stopped after an attempt, but was not stopped before.
+
+    Return the process that has this pid, and its state; None if there is none.
 
     This also follows an attempt without a pause: the origin of the stop is unknown, and a rank that stays stopped
     blocks the job. The state is read twice, because a stop may take effect after py-spy has ended.
@@ -271,7 +273,7 @@ def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes |
 def explain(pid: int, code: int, stderr: str) -> Fault:
     """Return the fault that a message of py-spy means.
 
-    It has the first sentence of the message, a CamelCase reason, and a remedy if there is one.
+    The fault has the first sentence of the message, a CamelCase reason, and a remedy if there is one.
     """
     lines = [line.strip() for line in stderr.partition("Stack backtrace:")[0].splitlines() if line.strip()]
     lines = [re.sub(r"^(Error: |Caused by:|\d+: )", "", line).strip() for line in lines]

@@ -47,7 +47,7 @@ def dump(
 ) -> PyspyAnswer:
     """Return stacks in the form of py-spy's JSON. If pystack fails, return py-spy's fault with pystack's error added.
 
-    Deadline and abandoned children are as in `pyspy.dump`, and so is `share`. The target is never paused.
+    Deadline, abandoned children and `share` are as in `pyspy.dump`. The target is never paused.
     """
     fault, state = before.fault, procfs.read_state(pid, proc_root)
     if fault is None or fault.reason not in REASONS or state is None:

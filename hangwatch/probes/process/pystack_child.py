@@ -17,9 +17,9 @@ MOST_FRAMES = 16384  # of one thread
 
 
 def find_replaced_file(pid: int) -> str | None:
-    """Return the path of a mapped file that is not a regular file here, or of a Python file that was replaced.
+    """Return the path of a mapped file that pystack must not open; None if there is none.
 
-    None if there is none. See proc_pid_maps(5).
+    That is a path which is no longer a regular file, or a Python file that was replaced. See proc_pid_maps(5).
     """
     with Path(f"/proc/{pid}/maps").open("rb") as file:
         rows = [line.split(None, 5) for line in file.read(MOST_MAPS_BYTES).splitlines()]

@@ -30,7 +30,7 @@ def end_of(link: str, user_id: int, most_bytes: int) -> tuple[str, int, bytes] |
 
 
 def main(question: str) -> None:
-    """Print a line for each file as soon as it is read. The second descriptor of a file is skipped."""
+    """Print a line for each file as soon as it is read. A file with two descriptors is printed once."""
     most_bytes, targets = json.loads(question)
     for pid, user_id, descriptors in targets:
         seen = set()

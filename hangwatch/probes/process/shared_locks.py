@@ -47,5 +47,5 @@ def regions(pid: int, proc_root: Path, most: int = MOST_REGIONS) -> Regions:
 
 
 def region_at(address: int, mapped: Regions) -> bytes | None:
-    """Return device and inode of the shared memory at an address; None if it is not shared."""
+    """Return device and inode of the shared memory at an address; None if the memory there is not shared."""
     return next((file for file, spans in mapped.items() if any(start <= address < end for start, end in spans)), None)

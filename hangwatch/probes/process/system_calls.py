@@ -33,14 +33,14 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 @cache
 def calls_by_name() -> dict[str, Row]:
-    """Return the rows of the table by the name of the call."""
+    """Return the rows of `system_calls.toml`, keyed by system call name."""
     return tables.load("hangwatch.tables", "system_calls.toml", dict[str, Row])
 
 
 def read_fields(pid: int, proc_root: Path, thread: int | None = None) -> list[str]:
     """Return the fields of proc_pid_syscall(5) for a thread: the number of the call, its arguments in hex, and others.
 
-    The default is the main thread. Empty if the thread is not in a system call, or if the file may not be read.
+    `thread` None means the main thread. Empty if the thread is not in a system call, or if the file may not be read.
     """
     fields = pseudo_files.read_or_empty(f"{proc_root}/{pid}/task/{thread or pid}/syscall").split()
     return fields if len(fields) > 6 and fields[0].isdecimal() else []

@@ -39,7 +39,10 @@ _Known = TypeVar("_Known")
 
 
 class Recorders:
-    """The flight recorders of processes of this node. Addresses found by a search are cached, and unchanging parts."""
+    """A reader of the flight recorders of processes of this node.
+
+    It caches the addresses that a search found, and the parts of recorders that do not change.
+    """
 
     def __init__(self, proc_root: Path = procfs.PROC) -> None:
         self._proc_root = proc_root
@@ -58,9 +61,9 @@ class Recorders:
     def read(self, process: ProcessId, share: str = "", newest: int | None = None) -> tuple[RankRecords | Fault, ...]:
         """Return the content of each recorder of a process, or a fault; never empty.
 
-        With `newest`, only that many completed operations per group and the oldest of all are returned. This takes a
-        tenth of the time. `share` is the user or pod that a child reading the library counts for. A recorder that was
-        never used is empty with capacity 0.
+        With `newest`, the result has the oldest operation, the open operations, and this number of completed operations
+        per group. This takes a tenth of the time. `share` is the user or pod that a child reading the library counts
+        for. A recorder that was never used is empty with capacity 0.
 
         Reasons of a fault: NoTorch, NoRecorder (a version or build without one), RecorderOff, UnknownLayout,
         ChangedWhileRead, TooLarge, PermissionDenied, NoAnswer, ProcessGone.
@@ -187,7 +190,7 @@ def _unused(library: Mapped, candidates: Sequence[Layout], version: str) -> Rank
 
 
 def _refused(number: int, path: Path) -> UnreadableError:
-    """Convert an errno of open(2). EBUSY comes from `process_memory`."""
+    """Convert an errno of open(2) to an error. EBUSY comes from `process_memory`."""
     if number == errno.EBUSY:
         return UnreadableError("NoAnswer", f"{path} does not respond")
     fault = pseudo_files.fault_of(OSError(number, os.strerror(number)), str(path), str(path))

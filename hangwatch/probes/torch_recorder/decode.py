@@ -170,7 +170,7 @@ def read(
     newest: int | None = None,
     tries: int = TRIES,
 ) -> RankRecords:
-    """Return the records of the recorder at `address`. Of completed ones, at least the `newest` of each group.
+    """Return the records of the recorder at `address`. With `newest`, completed records are omitted, see `_select`.
 
     Raises only UnreadableError.
     """

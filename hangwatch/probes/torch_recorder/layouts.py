@@ -92,7 +92,7 @@ def dtypes() -> tuple[str, ...]:
 
 
 def candidates(torch_version: str) -> tuple[Layout, ...]:
-    """Return the layout of this version. For an unknown version return all layouts, of which only one may fit."""
+    """Return the layout of this version. For an unknown version return all layouts: the caller tries each."""
     release = re.match(r"\d+\.\d+\.\d+", torch_version)
     known = [layout for layout in _table().layouts if release is not None and release[0] in layout.versions]
     return tuple(known) or _table().layouts

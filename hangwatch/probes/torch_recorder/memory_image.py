@@ -31,7 +31,7 @@ Read: TypeAlias = Callable[[Sequence[Place]], Sequence[bytes]]
 
 
 class UnreadableError(Exception):
-    """The reason why memory cannot be read or decoded: a word for machines, and a sentence."""
+    """The error for memory that cannot be read or decoded: a word for machines, and a sentence."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -39,7 +39,10 @@ class UnreadableError(Exception):
 
 
 def require(condition: bool, what: str) -> None:
-    """Raise UnreadableError unless `condition` is true. Every flight recorder meets it."""
+    """Raise UnreadableError with the sentence `what` unless `condition` is true.
+
+    The condition is true for every flight recorder of a known layout.
+    """
     if not condition:
         raise UnreadableError("UnknownLayout", what)
 

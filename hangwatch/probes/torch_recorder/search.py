@@ -39,7 +39,7 @@ def search(
 
 
 def _pointers(raw: bytes, data: Sequence[Place], writable: Sequence[Place]) -> set[int]:
-    """Return the words that can be the address of an object in the heap."""
+    """Return the words of `raw` that can be the address of an object in the heap."""
     words = array("Q", raw[: len(raw) & -8])
     starts = [first for first, _ in writable]
     lowest, highest = (writable[0][0], writable[-1][1]) if writable else (0, 0)

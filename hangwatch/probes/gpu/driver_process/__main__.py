@@ -40,7 +40,7 @@ def private_stdout() -> BinaryIO:
 
 
 def send(parent: BinaryIO, message: Message) -> None:
-    """Send a line to the parent. End this process if the parent is gone."""
+    """Send a message to the parent, as a line of JSON. End this process if the parent is gone."""
     try:
         parent.write(msgspec.json.encode(message) + b"\n")
         parent.flush()
@@ -70,9 +70,9 @@ def _details(kind: str, driver: Driver, between: Callable[[], object]) -> Value:
 
 
 class SampleTimer:
-    """A timer that samples every `every_seconds`.
+    """A timer that sends a sweep to the parent every `every_seconds`.
 
-    After a late sample, the period starts again at the time of that sample.
+    After a late sweep, the period starts again at the time of that sweep.
     """
 
     def __init__(self, driver: Driver, parent: BinaryIO, every_seconds: float) -> None:
@@ -80,7 +80,7 @@ class SampleTimer:
         self.due = time.monotonic()
 
     def sample_if_due(self) -> float:
-        """Send a sweep if it is due. Return the seconds until the next one."""
+        """Send a sweep if it is due. Return the seconds until the next sweep."""
         wait = self.due - time.monotonic()
         if wait > 0:
             return wait
@@ -110,7 +110,10 @@ def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
 
 
 def die_with(parent_pid: int) -> None:
-    """Let the kernel kill this process when its parent dies, even if it is blocked in the driver."""
+    """Let the kernel kill this process when its parent dies, even if it is blocked in the driver.
+
+    End this process if the parent is already dead.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         sys.exit(0)

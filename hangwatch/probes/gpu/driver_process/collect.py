@@ -76,10 +76,10 @@ FABRIC_STATES = {
     pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: "Completed",
 }
 FABRIC_PROBLEMS = {"DegradedBandwidth": 0, "RouteRecovery": 2, "RouteUnhealthy": 4, "AccessTimeoutRecovery": 6}
-"""Two-bit fields of the fabric health mask by their shift: 0 not supported, 1 true, 2 false (nvml.h)."""
+"""Two-bit fields of the fabric health mask, as name and shift. Values: 0 not supported, 1 true, 2 false (nvml.h)."""
 
 MISCONFIGURATION_SHIFT = 8
-"""Shift of a four-bit field: 0 not supported, 1 none, greater values as in `MISCONFIGURATIONS` (nvml.h)."""
+"""Shift of a four-bit field. Values: 0 not supported, 1 none, greater values as in `MISCONFIGURATIONS` (nvml.h)."""
 
 MISCONFIGURATIONS = {
     2: "IncorrectSystemGuid",
@@ -95,7 +95,7 @@ MISCONFIGURATIONS = {
 def _field(gpu: Gpu, field: int, scope: int = 0) -> int | None:
     """Return an NVML field value as an unsigned number; None if the GPU lacks the field.
 
-    `scope` is the NVLink, if the field is about one.
+    `scope` is the number of the NVLink, if the field is about one NVLink.
     """
     answer = _read_field(gpu, field, scope)
     if answer is None:
@@ -106,7 +106,7 @@ def _field(gpu: Gpu, field: int, scope: int = 0) -> int | None:
 def _counters(gpu: Gpu, fields: Iterable[int], scope: int = 0, unit: int = 1) -> tuple[int, int] | None:
     """Return two byte counters: sent and received.
 
-    None if a counter is missing, or is only 32 bits wide and would overflow.
+    None if a counter is missing, or if it has only 32 bits and would overflow.
     """
     answers = [_read_field(gpu, field, scope) for field in fields]
     found = [int(answer.value.ullVal) * unit for answer in answers if answer is not None and answer.valueType in WIDE]
@@ -133,7 +133,7 @@ def _members(words: Iterable[int] | None) -> tuple[int, ...]:
 
 
 def _link_peer(gpu: Gpu, link: int) -> tuple[str | None, str | None]:
-    """Return the kind and PCI address of the other end of an active link; None for each if unknown."""
+    """Return the kind and PCI address of the other end of an active link; each is None if unknown."""
     kind = gpu.ask(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, link)
     pci = gpu.ask(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, link)
     return None if kind is None else LINK_PEERS.get(kind), pci_address(pci) if pci else None
@@ -296,14 +296,20 @@ def traffic(gpu: Gpu, _: Sequence[Gpu]) -> GpuTraffic:
 
 
 def _nvlink_bytes(gpu: Gpu) -> tuple[int, int] | None:
-    """Return the counters of NVLink 4 and older (in KiB), or those of NVLink 5."""
+    """Return the bytes that NVLink has sent and received, from the counters of NVLink 4 and older, or of NVLink 5.
+
+    None if the GPU has neither.
+    """
     kibibytes = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
     in_bytes = (pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES)
     return _counters(gpu, kibibytes, ALL_LINKS, 1024) or _counters(gpu, in_bytes, ALL_LINKS)
 
 
 def _pcie_rates(gpu: Gpu) -> tuple[float, float] | None:
-    """Return the rates from two calls that block for 20 ms each. Drivers before 555 have no counters."""
+    """Return the bytes per second that PCIe sends and receives; None if one of them is missing.
+
+    Each of the two driver calls measures for 20 ms. They replace the byte counters, which drivers before 555 lack.
+    """
     sent = scaled(gpu.ask(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_TX_BYTES), 1e3)
     received = scaled(gpu.ask(pynvml.nvmlDeviceGetPcieThroughput, pynvml.NVML_PCIE_UTIL_RX_BYTES), 1e3)
     return None if sent is None or received is None else (sent, received)

@@ -25,7 +25,7 @@ _METRICS = (
 
 
 class Reading(NamedTuple):
-    """A sample of NVML and its time. `spare` is the buffer of the previous sample."""
+    """A sample of NVML and its time. `spare` is the buffer of the previous sample, for the next one."""
 
     sample: Any
     taken_monotonic_seconds: float
@@ -33,7 +33,10 @@ class Reading(NamedTuple):
 
 
 def use(gpu: Gpu) -> GpuUse | None:
-    """Return the GPU's use since the last call; None at the first call, after a minute, and without GPM."""
+    """Return the use of a GPU since the previous call.
+
+    None at the first call, if the previous call was more than a minute ago, and without GPM.
+    """
     if not _has_gpm(gpu):
         return None
     before, now = gpu.gpm, time.monotonic()

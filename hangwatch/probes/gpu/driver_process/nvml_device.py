@@ -86,7 +86,10 @@ class Gpu:
             return None
 
     def ask_pair(self, call: Callable[..., T], other: Gpu, *arguments: Any) -> T | None:
-        """Call `ask` for this GPU and another one; None if one of them is gone. Its own reading reports that."""
+        """Return the result of an NVML call about this GPU and another GPU; None if it fails.
+
+        It also fails if one of the two GPUs is gone, which the readings of that GPU report.
+        """
         try:
             return self.ask(call, other.handle, *arguments)
         except pynvml.NVMLError:

@@ -76,19 +76,19 @@ class Child:
         command: Sequence[str],
         *,
         environ: Mapping[str, str] | None = None,
-        is_asked: bool = False,
+        has_input: bool = False,
         errors: int | None = subprocess.DEVNULL,
         own_session: bool = False,
         pass_fds: Sequence[int] = (),
     ) -> None:
         """Start the child. Raises OSError.
 
-        With `is_asked` the child has a stdin, to which `write` sends. `errors` is the argument `stderr` of Popen.
+        With `has_input` the child has a stdin, to which `write` sends. `errors` is the argument `stderr` of Popen.
         """
         program = os.path.abspath(command[0]) if "/" in command[0] else command[0]  # noqa: PTH100 - strings in and out
         self._process = subprocess.Popen(
             [program, *command[1:]],
-            stdin=subprocess.PIPE if is_asked else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             cwd="/",
@@ -352,7 +352,7 @@ class Runner:
         try:
             child = Child(
                 command,
-                is_asked=question is not None,
+                has_input=question is not None,
                 errors=subprocess.STDOUT if self._keeps_part else subprocess.PIPE,
                 own_session=self._keeps_part,
                 pass_fds=pass_fds,

@@ -13,7 +13,7 @@ REASON = "NoAnswer"
 NO_ANSWER = "dmesg | grep -i -e nvrm -e xid; if `nvidia-smi` does not return either, drain and reboot the node"
 
 
-class _Wedge(NamedTuple):
+class _BlockedGpu(NamedTuple):
     fault: Fault
     retry_at: float
     pause_seconds: float
@@ -28,13 +28,13 @@ class BlockedGpus:
 
     def __init__(self, first_pause_seconds: float = FIRST_PAUSE_SECONDS) -> None:
         self._first_pause_seconds = first_pause_seconds
-        self._wedges: dict[int, _Wedge] = {}
+        self._blocked: dict[int, _BlockedGpu] = {}
         self._answered: dict[int, tuple[float, float]] = {}  # time of the last success, and the pause before it
 
     @property
     def faults(self) -> Mapping[int, Fault]:
         """The GPUs that are not read, each with the fault that is reported instead of its readings."""
-        return {index: wedge.fault for index, wedge in self._wedges.items()}
+        return {index: blocked.fault for index, blocked in self._blocked.items()}
 
     def block(self, index: int, purpose: str, deadline_seconds: float, now: float) -> None:
         """Stop reading this GPU: a driver call for `purpose` did not return within the deadline."""
@@ -55,20 +55,22 @@ class BlockedGpus:
 
         A GPU in `hanging` is omitted: a process still hangs in a call about it.
         """
-        return tuple(index for index, wedge in self._wedges.items() if now >= wedge.retry_at and index not in hanging)
+        return tuple(
+            index for index, blocked in self._blocked.items() if now >= blocked.retry_at and index not in hanging
+        )
 
     def retry_failed(self, index: int, now: float) -> None:
         """Record a failed retry: the next pause is twice as long."""
-        wedge = self._wedges.get(index)
-        if wedge is not None:
-            self._begin_pause(index, wedge.fault, 2 * wedge.pause_seconds, now)
+        blocked = self._blocked.get(index)
+        if blocked is not None:
+            self._begin_pause(index, blocked.fault, 2 * blocked.pause_seconds, now)
 
     def retry_succeeded(self, index: int, now: float) -> None:
         """Record a successful retry: the GPU is read normally again."""
-        wedge = self._wedges.pop(index, None)
-        if wedge is not None:
-            self._answered[index] = now, wedge.pause_seconds
+        blocked = self._blocked.pop(index, None)
+        if blocked is not None:
+            self._answered[index] = now, blocked.pause_seconds
 
     def _begin_pause(self, index: int, fault: Fault, pause_seconds: float, now: float) -> None:
         pause = min(pause_seconds, LONGEST_PAUSE_SECONDS)
-        self._wedges[index] = _Wedge(fault, now + pause, pause)
+        self._blocked[index] = _BlockedGpu(fault, now + pause, pause)

@@ -81,7 +81,7 @@ class _Member(NamedTuple):
 
 def read(proc_root: Path, uuids: Sequence[str]) -> Holders:
     """Return the holders of the GPUs with these uuids, which are in the order of GPU indexes."""
-    members = _members(proc_root)
+    members = _members_by_holder(proc_root)
     slurm = [_slurm_holder(proc_root, job, members[job], uuids) for job in members if not job.startswith("pod ")]
     pods = _pods(proc_root, members, uuids)
     if isinstance(pods, Fault):
@@ -89,7 +89,7 @@ def read(proc_root: Path, uuids: Sequence[str]) -> Holders:
     return Holders(holders=(*filter(None, slurm), *pods))
 
 
-def _members(proc_root: Path) -> dict[str, list[_Member]]:
+def _members_by_holder(proc_root: Path) -> dict[str, list[_Member]]:
     """Return the processes of each Slurm job and pod, the oldest first."""
     found: dict[str, list[_Member]] = {}
     for pid, paths in procfs.read_cgroups(proc_root):

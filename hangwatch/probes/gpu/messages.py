@@ -26,7 +26,7 @@ class Hello(Value, frozen=True, tag="hello"):
     """The message that the driver process sends when the driver is open."""
 
 
-class Asking(Value, frozen=True, tag="asking"):
+class CallAnnouncement(Value, frozen=True, tag="asking"):
     """Announcement of driver calls for `purpose`. `gpu` is the index of their GPU, None if they are not about one GPU.
 
     If the process stops responding, its last announcement names the call that does not return.
@@ -36,13 +36,13 @@ class Asking(Value, frozen=True, tag="asking"):
     purpose: str = ""
 
 
-class Swept(Value, frozen=True, tag="swept"):
+class SweepMessage(Value, frozen=True, tag="swept"):
     """A sweep over all GPUs."""
 
     sweep: GpuSweep
 
 
-class Failed(Value, frozen=True, tag="failed"):
+class DriverFailure(Value, frozen=True, tag="failed"):
     """The message that the driver cannot be used. The driver process ends after sending it."""
 
     fault: Fault
@@ -63,11 +63,11 @@ class Question(Value, frozen=True, tag="question"):
     kind: str
 
 
-class Admit(Value, frozen=True, tag="admit"):
+class AdmitOrder(Value, frozen=True, tag="admit"):
     """The order to read a GPU normally again, after a successful retry."""
 
     gpu: int
 
 
-Message = Hello | Asking | Swept | Failed | Answer
-Order = Question | Admit
+Message = Hello | CallAnnouncement | SweepMessage | DriverFailure | Answer
+Order = Question | AdmitOrder

@@ -19,7 +19,18 @@ from hangwatch.model import Fault, GpuSweep, SamplerStatus
 from hangwatch.probes.child import Child
 from hangwatch.probes.gpu import blocked_gpus
 from hangwatch.probes.gpu.blocked_gpus import NO_ANSWER, BlockedGpus
-from hangwatch.probes.gpu.messages import Admit, Answer, Asking, Begin, Failed, Hello, Message, Order, Question, Swept
+from hangwatch.probes.gpu.messages import (
+    AdmitOrder,
+    Answer,
+    Begin,
+    CallAnnouncement,
+    DriverFailure,
+    Hello,
+    Message,
+    Order,
+    Question,
+    SweepMessage,
+)
 from hangwatch.probes.gpu.source import NO_DRIVER, DetailsT
 
 FIRST_PAUSE_SECONDS = 1.0
@@ -81,8 +92,8 @@ class NvmlSampler:
         self._thread: threading.Thread | None = None
         self._child: _Child | None = None
         self._abandoned: list[_Child] = []
-        self._wedged = BlockedGpus(gpu_retry_seconds)
-        self._trying: dict[int, _Child | None] = {}
+        self._blocked = BlockedGpus(gpu_retry_seconds)
+        self._retrying: dict[int, _Child | None] = {}
         self._asked_last: tuple[int, ...] = ()
         self._latest: GpuSweep | None = None
         self._status = SamplerStatus()
@@ -100,7 +111,7 @@ class NvmlSampler:
         """Kill the child, and wait at most a few seconds for the thread."""
         with self._changed:
             self._stopping.set()
-            for child in (self._child, *self._trying.values()):
+            for child in (self._child, *self._retrying.values()):
                 if child is not None:
                     child.kill()
         if self._thread is not None:
@@ -180,7 +191,7 @@ class NvmlSampler:
             if self._stopping.is_set():
                 return None
             try:
-                child = self._child = self._start_child(blocked=dict(self._wedged.faults))
+                child = self._child = self._start_child(blocked=dict(self._blocked.faults))
             except OSError as error:
                 fault = _not_started(error)
                 self._update(alive=False, stalled=False, fault=fault)
@@ -217,20 +228,20 @@ class NvmlSampler:
                     return self._block_gpu(child.asking, deadline)
                 if child.asking.gpu is not None:
                     self._asked_last = (*self._asked_last, child.asking.gpu)
-                    child.asking = Asking(gpu=None)
+                    child.asking = CallAnnouncement(gpu=None)
                 detail = f"process {child.pid} has been waiting for the driver for {deadline:g} s"
                 return _stalled("driver", detail, remedy)
             except EOFError:
-                return child.ending()
+                return child.end_fault()
             except msgspec.MsgspecError as error:
                 return Fault(
                     subject="driver", reason="Garbled", detail=f"the sampling process sent an invalid message: {error}"
                 )
             for message in messages:
-                if isinstance(message, Failed):
+                if isinstance(message, DriverFailure):
                     return message.fault
                 is_open = is_open or isinstance(message, Hello)
-                if isinstance(message, Asking):
+                if isinstance(message, CallAnnouncement):
                     child.got_answer = child.got_answer or child.asking.gpu is not None
                     child.asking = message
                 else:
@@ -242,12 +253,12 @@ class NvmlSampler:
                 deadline = self._open_deadline_seconds if about_gpu else self._start_deadline_seconds
             self._retry_blocked()
 
-    def _block_gpu(self, asking: Asking, deadline_seconds: float) -> Fault:
+    def _block_gpu(self, asking: CallAnnouncement, deadline_seconds: float) -> Fault:
         """Stop reading the GPU about which the driver does not respond. Return the fault of this GPU."""
         assert asking.gpu is not None
         with self._changed:
-            self._wedged.block(asking.gpu, asking.purpose, deadline_seconds, time.monotonic())
-            return self._wedged.faults[asking.gpu]
+            self._blocked.block(asking.gpu, asking.purpose, deadline_seconds, time.monotonic())
+            return self._blocked.faults[asking.gpu]
 
     # --- GPUs that are not read ------------------------------------------------------------------------------------
 
@@ -255,33 +266,33 @@ class NvmlSampler:
         """Retry the GPUs with an expired pause, each in its own process. Sampling of the other GPUs continues."""
         with self._changed:
             hanging = {child.asking.gpu for child in self._reap()}
-            for index in self._wedged.due_for_retry(time.monotonic(), hanging | self._trying.keys()):
-                self._trying[index] = None
-                threading.Thread(target=self._try, args=(index,), name=f"nvml-try-{index}", daemon=True).start()
+            for index in self._blocked.due_for_retry(time.monotonic(), hanging | self._retrying.keys()):
+                self._retrying[index] = None
+                threading.Thread(target=self._retry_gpu, args=(index,), name=f"nvml-try-{index}", daemon=True).start()
 
-    def _try(self, index: int) -> None:
+    def _retry_gpu(self, index: int) -> None:
         is_answered = False
         try:
             with self._changed:
                 child = None if self._stopping.is_set() else self._start_child(only_gpu=index)
-                self._trying[index] = child
+                self._retrying[index] = child
             if child is not None:
                 is_answered = self._has_answer(child)
                 if not child.end(REAP_SECONDS):
-                    child.asking = Asking(gpu=index)
+                    child.asking = CallAnnouncement(gpu=index)
                     with self._changed:
                         self._abandoned.append(child)
         except OSError:  # no process could be started: the next retry may succeed
             pass
         finally:
             with self._changed:
-                del self._trying[index]
+                del self._retrying[index]
                 if not is_answered:
-                    self._wedged.retry_failed(index, time.monotonic())
+                    self._blocked.retry_failed(index, time.monotonic())
                 else:
-                    self._wedged.retry_succeeded(index, time.monotonic())
+                    self._blocked.retry_succeeded(index, time.monotonic())
                     if self._child is not None:
-                        self._child.order(Admit(gpu=index))
+                        self._child.order(AdmitOrder(gpu=index))
 
     def _has_answer(self, child: _Child) -> bool:
         """True if the process that reads one GPU completes a sweep in time, even a sweep with an error."""
@@ -289,7 +300,7 @@ class NvmlSampler:
         try:
             while True:
                 for message in child.messages(max(0.0, end - time.monotonic())):
-                    if isinstance(message, Swept):
+                    if isinstance(message, SweepMessage):
                         return True
         except (TimeoutError, EOFError, msgspec.MsgspecError):
             return False
@@ -320,11 +331,11 @@ class NvmlSampler:
         with self._changed:
             return sum(child.asking.gpu is None for child in self._reap())
 
-    def _take(self, message: Hello | Swept | Answer) -> None:
+    def _take(self, message: Hello | SweepMessage | Answer) -> None:
         with self._changed:
             if isinstance(message, Answer):
                 self._settle(message)
-            elif isinstance(message, Swept):
+            elif isinstance(message, SweepMessage):
                 self._latest = message.sweep
                 self._update(
                     alive=True,
@@ -344,7 +355,7 @@ class NvmlSampler:
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(answer)
 
-    def _suspend(self, asking: Asking) -> None:
+    def _suspend(self, asking: CallAnnouncement) -> None:
         """Suspend the kind of details for which the driver did not respond.
 
         A call about a GPU has this kind as its purpose. For other calls it is the kind of the oldest open question,
@@ -359,7 +370,7 @@ class NvmlSampler:
 class _Child(Child):
     """A process of `hangwatch.probes.gpu.driver_process` and its two pipes.
 
-    `asking` is its last `Asking` message. `got_answer` is true once the driver has responded about a GPU.
+    `asking` is its last `CallAnnouncement` message. `got_answer` is true once the driver has responded about a GPU.
     """
 
     def __init__(self, begin: Begin, environ: Mapping[str, str]) -> None:
@@ -368,13 +379,13 @@ class _Child(Child):
         super().__init__(
             [sys.executable, "-m", "hangwatch.probes.gpu.driver_process", msgspec.json.encode(begin).decode()],
             environ={**environ, "PYTHONPATH": import_path},
-            is_asked=True,
+            has_input=True,
             errors=None,
             own_session=True,
         )
         self._partial = b""
         self._decoder = decoding.decoder(Message)
-        self.asking = Asking(gpu=None)
+        self.asking = CallAnnouncement(gpu=None)
         self.got_answer = False
 
     def messages(self, timeout_seconds: float) -> list[Message]:
@@ -398,7 +409,7 @@ class _Child(Child):
         with contextlib.suppress(BrokenPipeError, TimeoutError):
             self.write(msgspec.json.encode(order) + b"\n", 0.0)
 
-    def ending(self) -> Fault:
+    def end_fault(self) -> Fault:
         """Return a fault with the exit code or signal that ended the process."""
         code = self.wait(REAP_SECONDS)
         ending = f"exit code {code}" if code is None or code >= 0 else f"{signal.Signals(-code).name} (signal {-code})"

@@ -50,7 +50,7 @@ def read(file_root: Path, proc_root: Path) -> tuple[NewProcess, ...]:
     A login starts with the limits of a unit. Unreadable files are ignored. Empty if process 1 has another root than
     `file_root`, as seen from a container.
     """
-    if not _is_of_first_process(file_root, proc_root):
+    if not _has_etc_of_process_1(file_root, proc_root):
         return ()
     comm = pseudo_files.read(proc_root / "1" / "comm", "pid 1")
     unit = _unit(file_root) if isinstance(comm, str) and comm.strip() == "systemd" else None
@@ -89,7 +89,7 @@ def _login(file_root: Path, unit: NewProcess | None) -> NewProcess | None:
     return NewProcess("a login", min(soft, hard), hard, source, others)
 
 
-def _is_of_first_process(file_root: Path, proc_root: Path) -> bool:
+def _has_etc_of_process_1(file_root: Path, proc_root: Path) -> bool:
     """True if process 1 has the same /etc, or if its root is not readable."""
     try:
         return (proc_root / "1" / "root" / "etc").samefile(file_root / "etc")

@@ -187,7 +187,9 @@ class FilesystemReader:
         for pid, mounted in mounts_of.items():
             for mount in mounted:  # read each file system once, through one path
                 own_mount = own_mounts.get(mount.device)
-                paths.setdefault(mount.device, own_mount.path if own_mount else self._name_of(proc_root, pid, mount))
+                paths.setdefault(
+                    mount.device, own_mount.path if own_mount else self._reachable_path(proc_root, pid, mount)
+                )
         spaces = self.read_space(list(paths.values()), deadline_seconds)
         faults = {path: space.reason for path, space in spaces.items() if isinstance(space, Fault)}
         silent_devices = {device for device, path in paths.items() if faults.get(path) == "NoAnswer"}
@@ -197,7 +199,7 @@ class FilesystemReader:
         }
         return {pid: mount for pid, mount in silent_mounts.items() if mount is not None}
 
-    def _name_of(self, proc_root: Path, pid: int, mount: Mount) -> str:
+    def _reachable_path(self, proc_root: Path, pid: int, mount: Mount) -> str:
         """Return a path on a mount that process `pid` sees, through the root of that process.
 
         If a child already hangs in a path to the same device, return that path.

@@ -100,11 +100,11 @@ class OomLog:
         if text.startswith("oom-kill:"):
             self._summary = _parse_summary(text, boot_seconds)
         elif text.startswith("Tasks in "):
-            self._hear_group(text, boot_seconds)
+            self._read_group(text, boot_seconds)
         elif "ut of memory" in text and (found := _KILLED.match(text)):
             self._keep(self._kill(found, boot_seconds))
 
-    def _hear_group(self, text: str, boot_seconds: float) -> None:
+    def _read_group(self, text: str, boot_seconds: float) -> None:
         match, summary = _GROUP.fullmatch(text), self._summary
         if match is None:
             return

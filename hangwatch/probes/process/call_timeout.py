@@ -42,7 +42,7 @@ def add_end(pid: int, call: SystemCall | None, proc_root: Path) -> SystemCall | 
     if row.timeout in _UNITS and address:
         raw = process_memory.SHARED.read(proc_root / str(pid) / "mem", address, _PAIR.size)
     clock = find_clock(call.name, arguments)
-    if clock is None or (clock == _MONOTONIC and not _has_own_clock(pid, proc_root)):
+    if clock is None or (clock == _MONOTONIC and not _has_same_clock(pid, proc_root)):
         return call
     now = 0.0 if clock == _LENGTH else time.clock_gettime(clock)
     left = decode_timeout(row.timeout, arguments[row.timeout_at], raw, now)
@@ -82,7 +82,7 @@ def decode_timeout(layout: str, argument: int, raw: bytes, now: float) -> float 
     return None if left is None or left > MOST_SECONDS else max(0.0, left)
 
 
-def _has_own_clock(pid: int, proc_root: Path) -> bool:
+def _has_same_clock(pid: int, proc_root: Path) -> bool:
     """True if the process has the same CLOCK_MONOTONIC as hangwatch.
 
     A time namespace may shift this clock, see time_namespaces(7).

@@ -95,7 +95,7 @@ class MemoryReader:
             end += STARTUP_SECONDS
             self._end_child(0.0)
             command = [sys.executable, "-I", "-S", str(CHILD)]
-            self._child = Child(command, environ=os.environ, is_asked=True, errors=None, own_session=True)
+            self._child = Child(command, environ=os.environ, has_input=True, errors=None, own_session=True)
         self._child.write(question, end)
         head, answer = struct.Struct(f"=i{count}I"), bytearray()
         _take(self._child, answer, head.size, end)

@@ -111,7 +111,7 @@ def dump(
     paused = may_pause and mode.native and _may_pause(pid, proc_root)
     answer = _attempt(call, ("--native",) if paused else ("--nonblocking",), deadline_seconds)
     # A target that was not paused is not continued: another process may have stopped it on purpose.
-    after = _let_run_on(before[0], was_stopped or not may_pause, proc_root)
+    after = _continue_if_stopped(before[0], was_stopped or not may_pause, proc_root)
     if (
         may_pause
         and isinstance(answer, Fault)
@@ -121,7 +121,7 @@ def dump(
     ):
         paused = True
         answer = _attempt(call, (), min(deadline_seconds, BLOCKING_DEADLINE_SECONDS))
-        after = _let_run_on(before[0], was_stopped, proc_root)
+        after = _continue_if_stopped(before[0], was_stopped, proc_root)
     return PyspyAnswer(
         json=None if isinstance(answer, Fault) else answer,
         fault=answer if isinstance(answer, Fault) else None,
@@ -217,7 +217,7 @@ def _may_pause(pid: int, proc_root: Path) -> bool:
     return bool(states) and _NEVER_PAUSE.isdisjoint(states)
 
 
-def _let_run_on(target: ProcessId, was_stopped: bool, proc_root: Path) -> tuple[ProcessId, str] | None:
+def _continue_if_stopped(target: ProcessId, was_stopped: bool, proc_root: Path) -> tuple[ProcessId, str] | None:
     """Continue a process that is stopped after an attempt, but was not stopped before.
 
     Return the process that has this pid, and its state; None if there is none.

@@ -122,7 +122,7 @@ class Recorders:
             address = int.from_bytes(raw, "little")
             if not address:
                 return _unused(library, candidates, from_symbols.version)
-            _, records = _only([(address, layout) for layout in candidates], read, library, newest)
+            _, records = _decode_only_recorder([(address, layout) for layout in candidates], read, library, newest)
             return replace(records, torch_version=from_symbols.version)
         key = process, library.start
         with self._lock:
@@ -132,7 +132,7 @@ class Recorders:
             raise UnreadableError(
                 "NoRecorder", f"no object in {library.path} has the shape of an active flight recorder"
             )
-        place, records = _only(places, read, library, newest)
+        place, records = _decode_only_recorder(places, read, library, newest)
         self._keep(self._places_by_shape, key, place)
         return replace(records, torch_version=from_symbols.version, found_by="shape")
 
@@ -150,13 +150,13 @@ class Recorders:
                 raise UnreadableError("NoAnswer", f"reading took longer than {MOST_SECONDS:.0f} s")
             answer = process_memory.SHARED.read_pieces(path, places)
             if isinstance(answer, int):
-                raise _refused(answer, path)
+                raise _error_of_errno(answer, path)
             return answer
 
         return read
 
 
-def _only(
+def _decode_only_recorder(
     places: Sequence[tuple[int, Layout]], read: Read, library: Mapped, newest: int | None
 ) -> tuple[tuple[int, Layout], RankRecords]:
     """Return the only place that decodes as a recorder. Raises UnreadableError if none or several do."""
@@ -189,7 +189,7 @@ def _unused(library: Mapped, candidates: Sequence[Layout], version: str) -> Rank
     )
 
 
-def _refused(number: int, path: Path) -> UnreadableError:
+def _error_of_errno(number: int, path: Path) -> UnreadableError:
     """Convert an errno of open(2) to an error. EBUSY comes from `process_memory`."""
     if number == errno.EBUSY:
         return UnreadableError("NoAnswer", f"{path} does not respond")

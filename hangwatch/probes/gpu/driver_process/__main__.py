@@ -23,7 +23,18 @@ from hangwatch.model import Fault, GpuSweep, Value
 from hangwatch.probes.gpu.details import XidDetails
 from hangwatch.probes.gpu.driver_process.driver import Driver
 from hangwatch.probes.gpu.driver_process.nvml_device import driver_fault
-from hangwatch.probes.gpu.messages import Admit, Answer, Asking, Begin, Failed, Hello, Message, Order, Question, Swept
+from hangwatch.probes.gpu.messages import (
+    AdmitOrder,
+    Answer,
+    Begin,
+    CallAnnouncement,
+    DriverFailure,
+    Hello,
+    Message,
+    Order,
+    Question,
+    SweepMessage,
+)
 from hangwatch.probes.node import daemon_heap
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -84,7 +95,7 @@ class SampleTimer:
         wait = self.due - time.monotonic()
         if wait > 0:
             return wait
-        send(self.parent, Swept(sweep=self.driver.sweep()))
+        send(self.parent, SweepMessage(sweep=self.driver.sweep()))
         self.due = max(self.due + self.every_seconds, time.monotonic())
         return max(0.0, self.due - time.monotonic())
 
@@ -103,7 +114,7 @@ def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
         *lines, pending = (pending + received).split(b"\n")
         for line in lines:
             order = decoding.decode_json(line, Order)
-            if isinstance(order, Admit):
+            if isinstance(order, AdmitOrder):
                 driver.admit(order.gpu)
             else:
                 send(parent, answer(order, driver, timer.sample_if_due))
@@ -120,23 +131,23 @@ def die_with(parent_pid: int) -> None:
 
 
 def main() -> None:
-    """Own the driver until the parent is gone. Report each failure of the driver as a `Failed` message."""
+    """Own the driver until the parent is gone. Report each failure of the driver as a `DriverFailure` message."""
     begin = decoding.decode_json(sys.argv[1], Begin)
     die_with(begin.parent_pid)
     parent = private_stdout()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        send(parent, Failed(fault=driver_fault(error, "nvmlInit")))
+        send(parent, DriverFailure(fault=driver_fault(error, "nvmlInit")))
         return
-    driver = Driver(begin, lambda gpu, purpose: send(parent, Asking(gpu=gpu, purpose=purpose)))
+    driver = Driver(begin, lambda gpu, purpose: send(parent, CallAnnouncement(gpu=gpu, purpose=purpose)))
     try:
         driver.open_gpus()  # seconds per GPU without persistence mode: the parent waits longer before Hello
         daemon_heap.trim()  # memory that imports used
         send(parent, Hello())
         serve(driver, parent, begin.sample_seconds)
     except pynvml.NVMLError as error:
-        send(parent, Failed(fault=driver_fault(error, "sweep")))
+        send(parent, DriverFailure(fault=driver_fault(error, "sweep")))
     # no nvmlShutdown: it can block, and the parent waits for this process to end
     os._exit(0)
 

@@ -127,7 +127,7 @@ def _read_field(gpu: Gpu, field: int, scope: int) -> Any:
     return values[0] if values[0].nvmlReturn == pynvml.NVML_SUCCESS else None
 
 
-def _members(words: Iterable[int] | None) -> tuple[int, ...]:
+def _bits_set(words: Iterable[int] | None) -> tuple[int, ...]:
     """Return the numbers in a bit set of 64-bit words."""
     return tuple(64 * i + bit for i, word in enumerate(words or ()) for bit in range(64) if word >> bit & 1)
 
@@ -200,7 +200,7 @@ def _peer_access(gpu: Gpu, other: Gpu) -> PeerAccess:
 def place(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuPlace:
     """Return the location of the GPU, and its distance to the other GPUs."""
     ask = gpu.ask
-    memory_nodes = _members(ask(pynvml.nvmlDeviceGetMemoryAffinity, SET_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE))
+    memory_nodes = _bits_set(ask(pynvml.nvmlDeviceGetMemoryAffinity, SET_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE))
     others = [other for other in gpus if other is not gpu]
     levels = {other.index: gpu.ask_pair(pynvml.nvmlDeviceGetTopologyCommonAncestor, other) for other in others}
     peers = [_link_peer(gpu, link) for link, up in _link_states(gpu).items() if up]
@@ -208,7 +208,7 @@ def place(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuPlace:
         index=gpu.index,
         uuid=gpu.uuid,
         pci_address=gpu.pci_address,
-        cpus=_members(ask(pynvml.nvmlDeviceGetCpuAffinity, SET_WORDS)),
+        cpus=_bits_set(ask(pynvml.nvmlDeviceGetCpuAffinity, SET_WORDS)),
         numa_node=memory_nodes[0] if memory_nodes else None,
         gpu_numa_node=ask(pynvml.nvmlDeviceGetNumaNodeId),
         paths={index: PATHS[level] for index, level in levels.items() if level in PATHS},

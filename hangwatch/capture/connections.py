@@ -88,7 +88,7 @@ class JobConnections:
         self._store_port = int(port) if port.isdecimal() else None
         self._is_store_on_loopback = is_loopback(address)
         self._store_endpoint = words.elided(f"{address}:{port}", _MOST_ENDPOINT_CHARACTERS)
-        self._is_elsewhere_too = job.is_elsewhere_too
+        self._has_ranks_on_other_nodes = job.has_ranks_on_other_nodes
         self._rank_of = {
             process.pid: rank.id.pid for rank in job.ranks for process in (rank.id, *(one.id for one in rank.workers))
         }
@@ -135,8 +135,8 @@ class JobConnections:
                     self._rank_at.update(dict.fromkeys(ends, rank))
                     self._listens_at.update({one.local: rank for one in found if one.listens})
         self._is_partial = any(self._is_unread(pid) for pid in self._ranks)
-        self._of_one_node = self._addresses_of_one_node() if self._is_elsewhere_too else frozenset()
-        self._servers = {} if self._is_elsewhere_too else self._find_servers(spaces)
+        self._of_one_node = self._addresses_of_one_node() if self._has_ranks_on_other_nodes else frozenset()
+        self._servers = {} if self._has_ranks_on_other_nodes else self._find_servers(spaces)
         self._job_server = next(filter(self._is_of_job, self._servers), None)
 
     def _is_of_job(self, pid: int) -> bool:
@@ -335,7 +335,7 @@ class JobConnections:
         None otherwise. The place is the store or a listening socket.
         """
         held = self._held(pid)
-        if held is None or not self._is_elsewhere_too or pid not in self._rank_of:
+        if held is None or not self._has_ranks_on_other_nodes or pid not in self._rank_of:
             return None
         has_store = (
             self._store_port is not None and sockets.classify_port_use(self._store_port, held.values()) != "none"
@@ -364,7 +364,7 @@ class JobConnections:
         asked = set(call.descriptors) if call is not None and receives else set()
         found = used = 0
         for descriptor, one in held.items():
-            if one.is_open and one.remote not in own and (self._is_elsewhere_too or self._stays_here(one)):
+            if one.is_open and one.remote not in own and (self._has_ranks_on_other_nodes or self._stays_here(one)):
                 found += 1
                 used += self._is_used(one, is_asked=descriptor in asked)
         if call is None or not receives or is_apart or self._rank_of.get(pid) != pid:
@@ -438,7 +438,7 @@ class JobConnections:
 
         None if there is no such process.
         """
-        if self._is_elsewhere_too or call.kind != "receives":
+        if self._has_ranks_on_other_nodes or call.kind != "receives":
             return None
         if self._awaits_clients(pid, call):
             return pid
@@ -462,7 +462,7 @@ class JobConnections:
         return {
             one.inode
             for one in others
-            if one.remote in self._inside or (self._is_elsewhere_too and one.remote[0] != one.local[0])
+            if one.remote in self._inside or (self._has_ranks_on_other_nodes and one.remote[0] != one.local[0])
         }
 
     def _is_unread(self, pid: int) -> bool:

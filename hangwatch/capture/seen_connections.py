@@ -49,7 +49,7 @@ class SeenConnections:
             local, remote = connection.local, connection.remote
             if ends.get(remote) == process:
                 return False
-            return job.is_elsewhere_too or str(remote[1]) == port or remote in ends or remote[0] == local[0]
+            return job.has_ranks_on_other_nodes or str(remote[1]) == port or remote in ends or remote[0] == local[0]
 
         return {rank.id: sum(is_peer(rank.id, one) for one in held[rank.id]) for rank in job.ranks}
 

@@ -170,7 +170,7 @@ def _job(
     addresses = network.resolve(host) if host else ()
     uses = _uses(job, environ, interfaces, net_root, addresses if isinstance(addresses, tuple) else ())
     port = int(port_text) if port_text.isdecimal() else None
-    enclosed = _enclosed(node, job, interfaces, port) if job.is_elsewhere_too else []
+    enclosed = _enclosed(node, job, interfaces, port) if job.has_ranks_on_other_nodes else []
     if not host or port is None:
         return _JobNetwork(uses, None, enclosed)
     master = Master(job=job.name, address=f"{host}:{port_text}", state="unknown")
@@ -212,7 +212,7 @@ def _uses(
     job: Job, environ: dict[str, str], interfaces: tuple[Interface, ...], net_root: Path, addresses: tuple[str, ...]
 ) -> list[Use]:
     """Return the interfaces that the job's variables select, else the interfaces of the route to its master."""
-    user, has_other_nodes = f"job {job.name}", job.is_elsewhere_too
+    user, has_other_nodes = f"job {job.name}", job.has_ranks_on_other_nodes
     variables = [(name, environ[name]) for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME") if environ.get(name)]
     if variables:
         return [

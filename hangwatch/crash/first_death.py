@@ -177,7 +177,7 @@ def _find_ranks_without_report(
     """
     reporting = {cause.artifacts.id for cause in causes}
     silent = [left.id for left in dead if left.id not in reporting]
-    if job.is_elsewhere_too or job.ranks or len(silent) >= len(reporting):
+    if job.has_ranks_on_other_nodes or job.ranks or len(silent) >= len(reporting):
         return
     why = f"it left no report, and {words.count(len(reporting), 'other rank')} blame other ranks"
     settle = "read its log and that of the launcher: exit code -11 is a segfault, -9 a SIGKILL from outside"

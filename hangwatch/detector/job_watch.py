@@ -155,7 +155,7 @@ def begin_watch(job: Job, now: float, started: float | None = None, earlier: Job
         generation=generation(job),
         began=began,
         has_ranks=job.waiting is None,
-        is_elsewhere_too=job.is_elsewhere_too,
+        has_ranks_on_other_nodes=job.has_ranks_on_other_nodes,
     )
     return JobWatch(
         identity=identity,
@@ -238,7 +238,7 @@ def update_identity(watch: JobWatch, job: Job) -> JobWatch:
         watch.identity,
         job_id=job.job_id,
         job_key=job.key,
-        is_elsewhere_too=job.is_elsewhere_too,
+        has_ranks_on_other_nodes=job.has_ranks_on_other_nodes,
         generation=watch.identity.generation | generation(job),
     )
     environment_seconds = read_timeouts(job, job.environ).collective_seconds
@@ -269,7 +269,7 @@ def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
         return False
     if watch.suspicion is None or not watch.suspicion.saw_stacks:
         return False
-    if watch.state in RESTING_STATES and not watch.identity.is_elsewhere_too:
+    if watch.state in RESTING_STATES and not watch.identity.has_ranks_on_other_nodes:
         return False
     hold = settings.stalled_hold_seconds if watch.power.was_busy else settings.startup_stalled_hold_seconds
     return now - stalled_since >= hold or _ends_itself_soon(watch, now)

@@ -26,7 +26,7 @@ class JobIdentity(Value, frozen=True):
 
     * `generation`: the processes of its ranks, see `job_watch.is_restart`. `began`: the start of these processes.
     * `has_ranks`: false for a launcher without ranks. It draws no power and is judged by time only.
-    * `is_elsewhere_too`: other nodes have ranks of the job.
+    * `has_ranks_on_other_nodes`: other nodes have ranks of the job.
     """
 
     job_id: str
@@ -34,7 +34,7 @@ class JobIdentity(Value, frozen=True):
     generation: frozenset[ProcessId]
     began: float
     has_ranks: bool
-    is_elsewhere_too: bool = False
+    has_ranks_on_other_nodes: bool = False
 
 
 class CollectiveTimeout(Value, frozen=True):

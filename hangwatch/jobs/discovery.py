@@ -233,7 +233,7 @@ def _name(crew: Membership, tree: Tree, node: str) -> _Name:
     )
     name = process_role.scheduler_job_id(environ) or (process_role.run_id(environ, seat) if seat else "")
     if crew.waiting is not None:
-        name, is_here = name or crew.waiting.run_id, is_here or not crew.waiting.is_for_nodes
+        name, is_here = name or crew.waiting.run_id, is_here or not crew.waiting.needs_several_nodes
     if not name and (seat or crew.waiting) and address and not is_here:
         name = "-".join(filter(None, (address, port)))
     if not name:

@@ -257,7 +257,7 @@ class Grouping(Value, frozen=True):
         return gaps(known, max(known[-1] + 1, self.world_size or 0)) if known else ()
 
     @property
-    def ranks_known(self) -> int:
+    def expected_rank_count(self) -> int:
         """Number of ranks that should exist: the world size, or members plus absent ranks if that is larger."""
         return max(self.world_size or 0, len(self.members) + sum(ranks.stop - ranks.start for ranks in self.absent))
 
@@ -270,7 +270,7 @@ class Grouping(Value, frozen=True):
         return gaps(known, known[-1] + 1, known[0]) if known else ()
 
     @property
-    def elsewhere(self) -> tuple[range, ...]:
+    def absent_not_queried(self) -> tuple[range, ...]:
         """Absent ranks that were not queried. In a grouping of one node: below its lowest or above its highest rank."""
         if not self._is_one_node():
             return ()

@@ -101,7 +101,7 @@ class Waiting(Value, frozen=True):
         return int(number) if is_port else None
 
     @property
-    def is_for_nodes(self) -> bool:
+    def needs_several_nodes(self) -> bool:
         """True if the launcher's settings ask for more than one node."""
         return self.nodes not in ("", "1", "1:1")
 
@@ -251,7 +251,7 @@ class Job(Value, frozen=True):
         return len(self.ranks) + sum(last + 1 - first for first, last in self.absent_local_ranks)
 
     @property
-    def is_elsewhere_too(self) -> bool:
+    def has_ranks_on_other_nodes(self) -> bool:
         """True if the job has ranks on other nodes. False if its world size is not known."""
         return (self.world_size or 0) > max(len(self.ranks), self.local_world_size or 0)
 

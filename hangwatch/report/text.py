@@ -158,7 +158,7 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     if any(member.waiting for member in grouping.members):
         total = f"{total}, with launchers,"
     rows = [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")]
-    for name, absent in (("No response", grouping.unanswered), ("Other nodes", grouping.elsewhere)):
+    for name, absent in (("No response", grouping.unanswered), ("Other nodes", grouping.absent_not_queried)):
         if absent:
             shown = words.elided(words.fold_ranges(absent), _FOLD_CHARACTERS)
             rows.append((name, f"{words.count_ranges(absent)}: {shown}"))

@@ -39,7 +39,7 @@ def record_capture(
         started_since=came,
         places=find_places(look.grouping, look.verdict.named),
         waits_elsewhere=waits_for_other_nodes(
-            look.grouping, look.verdict, has_ranks_on_other_nodes=entry.job.is_elsewhere_too
+            look.grouping, look.verdict, has_ranks_on_other_nodes=entry.job.has_ranks_on_other_nodes
         ),
     )
     watch, wanted = detector.apply_capture(_with_timeout(watch, look), seen, now, settings)

@@ -193,7 +193,7 @@ def _holders(scene: Scene) -> Sequence[Group]:
 
 
 def _other_of_two(scene: Scene) -> Sequence[Group]:
-    if scene.grouping.ranks_known != 2 or len(scene.stacked) != 2:
+    if scene.grouping.expected_rank_count != 2 or len(scene.stacked) != 2:
         return []
     found = [
         group

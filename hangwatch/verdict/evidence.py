@@ -126,8 +126,8 @@ def absence(grouping: Grouping) -> Iterator[Evidence]:
         message = f"no answer from {silent}: check them first, although answers of healthy ranks are lost, too"
         first = islice(chain.from_iterable(grouping.unanswered), _MOST_IDS)
         yield Evidence(kind="unanswered", message=message, ranks=tuple(RankId(rank=rank) for rank in first))
-    if grouping.elsewhere:
-        absent = f"{words.count_ranges(grouping.elsewhere)} ({words.fold_ranges(grouping.elsewhere)})"
+    if grouping.absent_not_queried:
+        absent = f"{words.count_ranges(grouping.absent_not_queried)} ({words.fold_ranges(grouping.absent_not_queried)})"
         yield Evidence(kind="other_nodes", message=f"on other nodes, not captured: {absent} of the job")
 
 

@@ -218,7 +218,7 @@ def _is_supported_by_half(finding: Finding) -> bool:
     if rule.confidence is Confidence.LOW and scene.answered < scene.existing:
         return False
     if rule.outnumber == "more" and waiting == suspects:
-        return scene.grouping.ranks_known == 2
+        return scene.grouping.expected_rank_count == 2
     return 2 * (waiting + suspects) >= scene.existing
 
 
@@ -331,7 +331,7 @@ def _with_odd_gpu(standing: Finding) -> Finding | None:
     """Return a finding if all ranks wait in one place, and one GPU differs: its kernel may never have begun."""
     members = standing.scene.grouping.members
     odd = standing.scene.odd_gpu
-    if standing.kind != "AllWaiting" or odd is None or len(members) < standing.scene.grouping.ranks_known:
+    if standing.kind != "AllWaiting" or odd is None or len(members) < standing.scene.grouping.expected_rank_count:
         return None
     suspects = keep_groups(standing.scene.grouping.groups, lambda member: member is odd.member)
     return standing._replace(suspects=tuple(suspects), settle=guidance.ITS_GPU, odd_gpu=odd)

@@ -169,7 +169,7 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
     others = (g for g in grouping.groups if g.fault and g not in gone and g not in failed)
     shut = keep_groups(others, lambda member: member.kernel.silent_mount is not None)
     held = tuple(keep_groups(shut, lambda member: member.kernel.waits_for_mount))
-    is_part = ranks_here is not None and ranks_here < grouping.ranks_known
+    is_part = ranks_here is not None and ranks_here < grouping.expected_rank_count
     members = [member for group in stacked for member in group.members]
     moving = sum(member.motion is Motion.MOVING for member in members)
     refused = tuple(member for group in stacked for member in group.members if is_refused(group, member))
@@ -183,7 +183,7 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
         gone=gone,
         without_stack=tuple(member for group in shut for member in group.members),
         waiting_for_mount=held,
-        existing=max(ranks_here or 0, len(grouping.members)) if is_part else grouping.ranks_known,
+        existing=max(ranks_here or 0, len(grouping.members)) if is_part else grouping.expected_rank_count,
         is_part=is_part,
         processes=frozenset(map(process_of, grouping.members)),
         stacks_by_node=by_node,

@@ -79,7 +79,7 @@ def _missing_ranks(grouping: Grouping) -> list[str]:
         whole = f", the size of {words.count(nodes, 'whole node')}" if nodes else ""
         them = "it" if counted == "1 rank" else "them"
         return [f"{silent}{whole}) did not respond: check {them} first."]
-    return ["Check the other nodes, too."] if grouping.elsewhere else []
+    return ["Check the other nodes, too."] if grouping.absent_not_queried else []
 
 
 def _general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:

@@ -56,7 +56,7 @@ def no_ranks(finding: Finding) -> str:
         said = f"{said}; and {words.count(len(launchers) - _SHOWN, 'other launcher')}"
     if len(launchers) == 1 and groups[0].frames:
         said = f"{said}. By its stack it {describe(groups[0], several=False)}"
-    if any(member.waiting and member.waiting.is_for_nodes for member in launchers):
+    if any(member.waiting and member.waiting.needs_several_nodes for member in launchers):
         return f"{said}. Check the missing nodes: does a launcher run there, with the same address and run id?"
     return f"{said}."
 
@@ -67,10 +67,10 @@ def launcher(member: Member) -> str:
     assert waiting is not None
     where = f"pid {member.id.pid}" + (f" on {words.printable(member.id.node)}" if member.id.node else "")
     told = [where, f"run id {waiting.run_id}" if waiting.run_id else ""]
-    told.append(f"{waiting.nodes} nodes expected" if waiting.is_for_nodes else "")
+    told.append(f"{waiting.nodes} nodes expected" if waiting.needs_several_nodes else "")
     after = f" in {words.duration(waiting.seconds)}" if waiting.seconds is not None else ""
     clause = f"{waiting.launcher} ({', '.join(filter(None, told))}) has started no rank{after}"
-    if not waiting.is_for_nodes:
+    if not waiting.needs_several_nodes:
         return clause
     at = f" at {waiting.endpoint}" if waiting.endpoint else ""
     return f"{clause} and waits for other nodes{at}{_shown_by_sockets(waiting)}"
@@ -210,5 +210,5 @@ def limit_to_node(scene: Scene) -> str:
     """Return the sentence on the captured ranks, for a verdict on one node of several; "" for the whole job."""
     if not scene.is_part:
         return ""
-    here, whole = words.count(scene.existing), f"{scene.grouping.ranks_known:,}"
+    here, whole = words.count(scene.existing), f"{scene.grouping.expected_rank_count:,}"
     return f" This verdict is on the {here} of this node; the job has {whole}."

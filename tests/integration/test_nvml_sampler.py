@@ -537,7 +537,7 @@ def test_gpu_with_unkillable_call_is_not_tried_again(fake_driver: FakeDriver, st
 
     def blocked() -> bool:
         assert sampler._child is not None
-        seen.append(sampler._child.asking.gpu)
+        seen.append(sampler._child.announced.gpu)
         return seen[-5:] == [3] * 5
 
     wait_for(blocked, "the call about GPU 3 to block")

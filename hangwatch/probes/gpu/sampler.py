@@ -212,7 +212,7 @@ class NvmlSampler:
                 restarts=self._status.restarts + (not stopping and fault.reason not in NO_DRIVER),
             )
             if silent:
-                self._suspend(child.asking)
+                self._suspend(child.announced)
             for number in list(self._pending):
                 self._settle(Answer(number=number, fault=fault))
         return None if stopping else fault
@@ -224,11 +224,11 @@ class NvmlSampler:
             try:
                 messages = child.messages(deadline)
             except TimeoutError:
-                if child.asking.gpu is not None and child.got_answer:
-                    return self._block_gpu(child.asking, deadline)
-                if child.asking.gpu is not None:
-                    self._asked_last = (*self._asked_last, child.asking.gpu)
-                    child.asking = CallAnnouncement(gpu=None)
+                if child.announced.gpu is not None and child.got_answer:
+                    return self._block_gpu(child.announced, deadline)
+                if child.announced.gpu is not None:
+                    self._asked_last = (*self._asked_last, child.announced.gpu)
+                    child.announced = CallAnnouncement(gpu=None)
                 detail = f"process {child.pid} has been waiting for the driver for {deadline:g} s"
                 return _stalled("driver", detail, remedy)
             except EOFError:
@@ -242,30 +242,30 @@ class NvmlSampler:
                     return message.fault
                 is_open = is_open or isinstance(message, Hello)
                 if isinstance(message, CallAnnouncement):
-                    child.got_answer = child.got_answer or child.asking.gpu is not None
-                    child.asking = message
+                    child.got_answer = child.got_answer or child.announced.gpu is not None
+                    child.announced = message
                 else:
                     self._take(message)
-            about_gpu = child.asking.gpu is not None
+            about_gpu = child.announced.gpu is not None
             if is_open:
                 deadline, remedy = self._deadline_seconds if about_gpu else self._silence_seconds, NO_ANSWER
             else:
                 deadline = self._open_deadline_seconds if about_gpu else self._start_deadline_seconds
             self._retry_blocked()
 
-    def _block_gpu(self, asking: CallAnnouncement, deadline_seconds: float) -> Fault:
+    def _block_gpu(self, announced: CallAnnouncement, deadline_seconds: float) -> Fault:
         """Stop reading the GPU about which the driver does not respond. Return the fault of this GPU."""
-        assert asking.gpu is not None
+        assert announced.gpu is not None
         with self._changed:
-            self._blocked.block(asking.gpu, asking.purpose, deadline_seconds, time.monotonic())
-            return self._blocked.faults[asking.gpu]
+            self._blocked.block(announced.gpu, announced.purpose, deadline_seconds, time.monotonic())
+            return self._blocked.faults[announced.gpu]
 
     # --- GPUs that are not read ------------------------------------------------------------------------------------
 
     def _retry_blocked(self) -> None:
         """Retry the GPUs with an expired pause, each in its own process. Sampling of the other GPUs continues."""
         with self._changed:
-            hanging = {child.asking.gpu for child in self._reap()}
+            hanging = {child.announced.gpu for child in self._reap()}
             for index in self._blocked.due_for_retry(time.monotonic(), hanging | self._retrying.keys()):
                 self._retrying[index] = None
                 threading.Thread(target=self._retry_gpu, args=(index,), name=f"nvml-try-{index}", daemon=True).start()
@@ -279,7 +279,7 @@ class NvmlSampler:
             if child is not None:
                 is_answered = self._has_answer(child)
                 if not child.end(REAP_SECONDS):
-                    child.asking = CallAnnouncement(gpu=index)
+                    child.announced = CallAnnouncement(gpu=index)
                     with self._changed:
                         self._abandoned.append(child)
         except OSError:  # no process could be started: the next retry may succeed
@@ -329,7 +329,7 @@ class NvmlSampler:
         A new process would hang in the same call.
         """
         with self._changed:
-            return sum(child.asking.gpu is None for child in self._reap())
+            return sum(child.announced.gpu is None for child in self._reap())
 
     def _take(self, message: Hello | SweepMessage | Answer) -> None:
         with self._changed:
@@ -355,14 +355,14 @@ class NvmlSampler:
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(answer)
 
-    def _suspend(self, asking: CallAnnouncement) -> None:
+    def _suspend(self, announced: CallAnnouncement) -> None:
         """Suspend the kind of details for which the driver did not respond.
 
         A call about a GPU has this kind as its purpose. For other calls it is the kind of the oldest open question,
         since questions are answered in order.
         """
         kinds = [name for name, _ in self._pending.values()]
-        blocked = [name for name in kinds if name == asking.purpose] if asking.gpu is not None else kinds[:1]
+        blocked = [name for name in kinds if name == announced.purpose] if announced.gpu is not None else kinds[:1]
         for name in blocked[:1]:
             self._suspended_until[name] = time.monotonic() + SUSPENDED_SECONDS
 
@@ -370,7 +370,7 @@ class NvmlSampler:
 class _Child(Child):
     """A process of `hangwatch.probes.gpu.driver_process` and its two pipes.
 
-    `asking` is its last `CallAnnouncement` message. `got_answer` is true once the driver has responded about a GPU.
+    `announced` is its last `CallAnnouncement` message. `got_answer` is true once the driver has responded about a GPU.
     """
 
     def __init__(self, begin: Begin, environ: Mapping[str, str]) -> None:
@@ -385,7 +385,7 @@ class _Child(Child):
         )
         self._partial = b""
         self._decoder = decoding.decoder(Message)
-        self.asking = CallAnnouncement(gpu=None)
+        self.announced = CallAnnouncement(gpu=None)
         self.got_answer = False
 
     def messages(self, timeout_seconds: float) -> list[Message]:

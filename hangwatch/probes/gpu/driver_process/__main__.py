@@ -76,7 +76,7 @@ def _details(kind: str, driver: Driver, between: Callable[[], object]) -> Value:
         driver.xids.drain()
         return XidDetails(events=tuple(driver.xids.events))
     if kind in collect.KINDS:
-        return collect.collect(kind, driver.gpus, driver.lost, between, driver.asking)
+        return collect.collect(kind, driver.gpus, driver.lost, between, driver.announce)
     return Fault(subject="driver", reason="UnknownQuestion", detail=f"unknown kind of details: {kind}")
 
 

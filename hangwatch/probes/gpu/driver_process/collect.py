@@ -379,11 +379,11 @@ def collect(
     gpus: Sequence[Gpu],
     lost: Sequence[Fault],
     between: Callable[[], object],
-    asking: Callable[[int | None, str], object],
+    announce: Callable[[int | None, str], object],
 ) -> Value:
     """Collect details of one kind (a key of KINDS) of all GPUs.
 
-    `asking` is called before each GPU with its index, and after it with None. Then `between` is called, so that
+    `announce` is called before each GPU with its index, and after it with None. Then `between` is called, so that
     sampling continues.
     """
     details, read = KINDS[kind]
@@ -391,12 +391,12 @@ def collect(
     faults = list(lost)
     for gpu in gpus:
         gpu.faults = []
-        asking(gpu.index, kind)
+        announce(gpu.index, kind)
         try:
             values.append(read(gpu, gpus))
         except pynvml.NVMLError as error:
             gpu.faults = [gpu_fault(gpu.index, error, kind)]
         faults += gpu.faults
-        asking(None, "")
+        announce(None, "")
         between()
     return details(gpus=tuple(values), faults=tuple(faults))

@@ -28,12 +28,12 @@ PIDS_EVERY_SECONDS = 10.0
 class Driver:
     """The GPUs of this node, read through an open NVML. Raises NVMLError if the driver as a whole fails.
 
-    `begin` lists the GPUs that are not read, and those that are opened last. `asking` is called before each GPU with
+    `begin` lists the GPUs that are not read, and those that are opened last. `announce` is called before each GPU with
     its index and the purpose, and afterwards with None.
     """
 
-    def __init__(self, begin: Begin, asking: Callable[[int | None, str], object]) -> None:
-        self.asking = asking
+    def __init__(self, begin: Begin, announce: Callable[[int | None, str], object]) -> None:
+        self.announce = announce
         self.left_out = dict(begin.blocked)
         self._last, self._only = begin.read_last, begin.only_gpu
         self.gpus: list[Gpu] = []
@@ -54,13 +54,13 @@ class Driver:
         samples: list[GpuSample] = []
         faults = list(self.lost)
         for gpu in self.gpus:
-            self.asking(gpu.index, SAMPLE)
+            self.announce(gpu.index, SAMPLE)
             reading = read_gpu(gpu, list_pids)
             if isinstance(reading, Fault):
                 faults.append(reading)
             else:
                 samples.append(reading)
-        self.asking(None, "")
+        self.announce(None, "")
         self.healthy = bool(samples) or len(faults) == len(self.left_out)
         self.xids.drain()
         return GpuSweep(
@@ -86,7 +86,7 @@ class Driver:
                 self.lost.append(self.left_out[index])
             if index in self.left_out or self._only not in (None, index):
                 continue
-            self.asking(index, "open")
+            self.announce(index, "open")
             try:
                 gpu = Gpu(index)
             except pynvml.NVMLError as error:
@@ -95,8 +95,8 @@ class Driver:
             gpu.pids = pids.get(gpu.uuid, ())
             self.gpus.append(gpu)
         self.gpus.sort(key=lambda gpu: gpu.index)
-        self.xids.listen(self.gpus, self.asking)
-        self.asking(None, "")
+        self.xids.listen(self.gpus, self.announce)
+        self.announce(None, "")
 
     def admit(self, index: int) -> None:
         """Read a GPU again from the next sweep on."""

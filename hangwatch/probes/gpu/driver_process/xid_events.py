@@ -28,10 +28,10 @@ class XidListener:
         self._set: Any = None
         self._gpus: dict[int | None, Gpu] = {}
 
-    def listen(self, gpus: Sequence[Gpu], asking: Callable[[int | None, str], object]) -> None:
+    def listen(self, gpus: Sequence[Gpu], announce: Callable[[int | None, str], object]) -> None:
         """Register for the XIDs of these GPUs, unless they are already registered.
 
-        `asking` is called before each GPU.
+        `announce` is called before each GPU.
         """
         handles = {_address(gpu.handle): gpu for gpu in gpus}
         if self._set is not None and handles.keys() == self._gpus.keys():
@@ -43,7 +43,7 @@ class XidListener:
         except pynvml.NVMLError:
             return
         for gpu in gpus:
-            asking(gpu.index, "register for XIDs")
+            announce(gpu.index, "register for XIDs")
             try:
                 pynvml.nvmlDeviceRegisterEvents(gpu.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
             except pynvml.NVMLError:

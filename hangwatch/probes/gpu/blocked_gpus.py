@@ -1,4 +1,4 @@
-"""Pure: the GPUs about which the driver blocked, and the time of the next retry of each."""
+"""Pure: the GPUs for which a driver call did not return, and the time at which each GPU is retried."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class _BlockedGpu(NamedTuple):
 class BlockedGpus:
     """The GPUs that are not read because a driver call about them did not return.
 
-    The first pause before a retry is `first_pause_seconds`. Each failed retry doubles it. The pause also doubles if the
-    GPU blocks again within the longest pause. Times are CLOCK_MONOTONIC seconds.
+    The first pause before a retry is `first_pause_seconds`. Each failed retry doubles the pause, up to
+    `LONGEST_PAUSE_SECONDS`. It also doubles if the GPU blocks again within this time after a successful retry. Times
+    are CLOCK_MONOTONIC seconds.
     """
 
     def __init__(self, first_pause_seconds: float = FIRST_PAUSE_SECONDS) -> None:

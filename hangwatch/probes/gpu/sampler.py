@@ -263,7 +263,7 @@ class NvmlSampler:
     # --- GPUs that are not read ------------------------------------------------------------------------------------
 
     def _retry_blocked(self) -> None:
-        """Retry the GPUs with an expired pause, each in its own process. Sampling of the other GPUs continues."""
+        """Retry the blocked GPUs that are due, each in its own process. Sampling of the other GPUs continues."""
         with self._changed:
             hanging = {child.announced.gpu for child in self._reap()}
             for index in self._blocked.due_for_retry(time.monotonic(), hanging | self._retrying.keys()):

@@ -1,7 +1,7 @@
 """Find the user of a local TCP client with NETLINK_SOCK_DIAG, see sock_diag(7).
 
-A local user may connect from every address of 127.0.0.0/8, and shares 127.0.0.1 with all other users. So only the user
-id identifies the user.
+A local user may connect from every address of 127.0.0.0/8, and shares 127.0.0.1 with all other users. So an address
+does not identify a local user. The kernel's user id of the socket does.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _REASONS = {
 
 
 class RasEndpoint(NamedTuple):
-    """The RAS socket of a job: the socket with this inode, in the network namespace of this process."""
+    """The RAS socket of a job. `inode` identifies the socket in the network namespace of `process`."""
 
     process: ProcessId
     address: str

@@ -358,7 +358,7 @@ def _ask(channel: socket.socket, family: int, end: float) -> Iterator[Connection
 
 
 def _messages(channel: socket.socket, family: int, request: bytes, end: float) -> Iterator[tuple[bytes, int, int]]:
-    """Send a request and yield the messages of the answer, each as the buffer, its start and its end."""
+    """Send a request and yield the messages of the answer: for each the buffer, and its start and end in the buffer."""
     length = _HEADER.size + len(request)
     channel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + request)
     while True:

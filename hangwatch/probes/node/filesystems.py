@@ -133,7 +133,7 @@ def written_bytes(mount: Mount, pid: int, proc_root: Path, sys_root: Path) -> in
 
 
 def dirty_bytes(proc_root: Path) -> int | None:
-    """Return the bytes that are to be written or are being written; None if unknown.
+    """Return the bytes that this node must still write to storage, or is writing; None if unknown.
 
     The sources are the rows Dirty and Writeback of /proc/meminfo.
     """
@@ -153,7 +153,7 @@ def is_network(mount: Mount, also: Iterable[str] = ()) -> bool:
 
 
 class FilesystemReader:
-    """A reader of paths through child processes. It keeps the abandoned children."""
+    """A reader of file systems through child processes. It keeps the children that it abandoned."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

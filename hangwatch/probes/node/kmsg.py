@@ -94,7 +94,8 @@ class KernelEvents(Value, frozen=True):
 def parse_record(raw: str) -> KernelRecord | None:
     """Parse a record of /dev/kmsg; None for anything else, such as a continuation line.
 
-    The text is cut to the length that patterns search. Processes choose names in it, and some may write records.
+    The text is cut to the length that patterns search. It is not trusted: processes choose names in it, and some
+    processes may write records.
     """
     found = _RECORD.match(raw)
     if found is None:

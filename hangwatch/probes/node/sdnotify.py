@@ -44,7 +44,7 @@ class Notifier:
         return self._send("WATCHDOG=1")
 
     def stopping(self) -> bool:
-        """Report that the shutdown has begun. TimeoutStopSec= starts now."""
+        """Report that the shutdown has begun. systemd's timeout TimeoutStopSec= starts now."""
         return self._send("STOPPING=1")
 
     def _send(self, message: str) -> bool:

@@ -141,9 +141,9 @@ class _Search:
         return sockets.read_unix(self._pid, self._root) or {}
 
     def holder_of(self, link: str, mode: int = _READ | _WRITE) -> tuple[int | None, str]:
-        """Return pid and comm of a process that has `link` open in a direction of `mode`; (None, "") if none was found.
+        """Return pid and comm of a process that has `link` open for reading or writing, as `mode` allows.
 
-        The process itself is tried last.
+        (None, "") if none was found. The process itself is tried last.
         """
         for pid in itertools.chain(self._near, self._others(), [self._pid]):
             if _has(pid, link, mode, self._root):

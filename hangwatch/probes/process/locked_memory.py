@@ -22,7 +22,7 @@ from hangwatch.model import Fault, ProcessId
 DEADLINE_SECONDS = 0.25
 MOST = 32
 MOST_OF_ONE_OWNER = 4
-"""Limit of abandoned threads per owner. Any user can cause abandoned threads. None may use up the total."""
+"""Limit of abandoned threads per owner. Any user can cause abandoned threads. None may use up the total limit."""
 
 Answer = TypeVar("Answer")
 

@@ -131,7 +131,7 @@ def die_with(parent_pid: int) -> None:
 
 
 def main() -> None:
-    """Own the driver until the parent is gone. Report each failure of the driver as a `DriverFailure` message."""
+    """Open the driver and serve the parent until it is gone. Report each failure of the driver as `DriverFailure`."""
     begin = decoding.decode_json(sys.argv[1], Begin)
     die_with(begin.parent_pid)
     parent = private_stdout()

@@ -16,7 +16,7 @@ from hangwatch.probes.gpu.driver_process.xid_events import XidListener
 from hangwatch.probes.gpu.messages import Begin
 
 STATIC_EVERY_SECONDS = 30.0
-"""Period of reading values that rarely change: count, names, uuids, limits. It also reopens a driver in error."""
+"""Period of reading values that rarely change: count, names, uuids, limits. A driver in error is reopened then, too."""
 
 SAMPLE = "sample"
 """The purpose of driver calls for a sample."""
@@ -28,8 +28,8 @@ PIDS_EVERY_SECONDS = 10.0
 class Driver:
     """The GPUs of this node, read through an open NVML. Raises NVMLError if the driver as a whole fails.
 
-    `begin` lists the GPUs that are not read, and those that are opened last. `announce` is called before each GPU with
-    its index and the purpose, and afterwards with None.
+    `begin` lists the GPUs that are not read, and the GPUs that are opened last. `announce` is called with the index and
+    the purpose before the driver is called about a GPU, and afterwards with None.
     """
 
     def __init__(self, begin: Begin, announce: Callable[[int | None, str], object]) -> None:

@@ -41,7 +41,7 @@ def reason_of(error: pynvml.NVMLError) -> str:
 
 
 def driver_fault(error: pynvml.NVMLError, call: str) -> Fault:
-    """Return a fault of the whole driver."""
+    """Return a fault about the whole driver. `call` is the NVML call that failed."""
     reason = reason_of(error)
     return Fault(
         subject="driver",
@@ -97,7 +97,7 @@ class Gpu:
 
 
 def gpu_fault(index: int, error: pynvml.NVMLError, call: str) -> Fault:
-    """Return a fault of one GPU."""
+    """Return a fault about one GPU. `call` is the NVML call that failed."""
     reason = reason_of(error)
     return Fault(
         subject=f"gpu {index}",

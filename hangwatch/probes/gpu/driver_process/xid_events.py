@@ -31,7 +31,7 @@ class XidListener:
     def listen(self, gpus: Sequence[Gpu], announce: Callable[[int | None, str], object]) -> None:
         """Register for the XIDs of these GPUs, unless they are already registered.
 
-        `announce` is called before each GPU.
+        `announce` is called before the driver call about each GPU.
         """
         handles = {_address(gpu.handle): gpu for gpu in gpus}
         if self._set is not None and handles.keys() == self._gpus.keys():
@@ -59,7 +59,7 @@ class XidListener:
                 return
 
     def drain(self) -> None:
-        """Store the events since the last call."""
+        """Add the XIDs since the last call to `events`."""
         for _ in range(MAX_PER_DRAIN if self._set is not None else 0):
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._set, 0)

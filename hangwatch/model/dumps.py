@@ -245,17 +245,17 @@ class NcclRas(Value, frozen=True):
 
 
 class RankDump(Value, frozen=True):
-    """All data that a capture has of one rank: one `ProcessDump` per round, its workers, and the numbers of its GPU.
+    """All data that a capture has of one rank: one `ProcessDump` per round, its workers, and readings of its GPU.
 
-    `gone`: this node has no process of the rank. It is never set for a rank of another node, or a rank that could
-    merely not be dumped. `waiting` is set for a launcher without ranks. `silent_mount` is the file system under its
-    program that does not respond, so that py-spy hangs. `waits_for_mount`: the kernel showed the process in a call on
-    that file system in every round.
+    `gone`: this node has no process of the rank. It is not set for a rank of another node, nor for a process that could
+    not be dumped. `waiting` is set for a launcher without ranks. `silent_mount` is the file system under its program
+    that does not respond, so that py-spy hangs. `waits_for_mount`: the kernel showed the process in a call on that file
+    system in every round.
 
     `busy_power_ratio` is the position of the power between the floor (0) and the busy level (1) of its GPU, None
-    without a history. `works_lightly`: that busy level is no higher than the power of a hang. NVLink and PCIe rates are
-    those of its busiest GPU, both directions added up, over the rounds. `gpu_use` is that of the GPU with the highest
-    SM ratio. `ports` is the traffic of its node's ports.
+    without a history. `works_lightly`: the busy level of its GPU is no higher than the power of a hang. NVLink and PCIe
+    rates are those of its busiest GPU, both directions added up, over the rounds. `gpu_use` is that of the GPU with the
+    highest SM ratio. `ports` is the traffic of its node's ports.
 
     `kernel_call`, `last_lines` and `details` are read only for ranks that the first verdict names or checks first. So
     is `worker_call`, if the rank waits for a worker. `kernel_lines` are the lines since the job began. `nccl_ras` is

@@ -118,10 +118,10 @@ class TrafficSweep(Value, frozen=True):
 class SamplerStatus(Value, frozen=True):
     """State of the GPU sampler itself.
 
-    `alive`: the driver is open and responds. `stalled`: the driver did not respond within its deadline. `fault`
-    says why there are no samples ("DriverNotFound" on a machine without the driver). `restarts` is the number of
-    sampling processes that were replaced. `abandoned` is the number of those that could not be killed and still
-    exist.
+    `alive`: the driver is open and responds. `stalled`: the driver did not respond within its deadline. `fault` is the
+    reason why there are no samples ("DriverNotFound" on a machine without the driver). `restarts` is the number of
+    sampling processes that were replaced. `abandoned` is the number of sampling processes that could not be killed and
+    still exist.
     """
 
     alive: bool = False

@@ -154,13 +154,13 @@ class RecorderFacts(Value, frozen=True):
 class Member(Value, frozen=True):
     """One rank in a group, with all facts from a capture of `rounds` rounds.
 
-    A part keeps its defaults if its source gave no data. `signature` is the measured behaviour. `motion` follows from
+    A field keeps its default if its source gave no data. `signature` is the measured behaviour. `motion` follows from
     the signature, or from the progress of the rank's flight recorders. `waiting` and `died` are as in `RankDump`.
 
-    `waits` holds the facts of all rounds. `peers` includes its workers and is the maximum of all rounds. `store`
-    and `enclosed_at` are from the last round; `store` is "retries" only if no round showed a connection. Every
-    other field is set only if it was the same in all rounds. `asks_rank` may be that of a worker for which the rank
-    waits. `awaits_store` is "thread" only if the rank waits for a thread.
+    `waits` combines all rounds. Its `peers` includes the connections of the rank's workers and is the maximum of all
+    rounds. Its `store` and `enclosed_at` are from the last round; `store` is "retries" only if no round showed a
+    connection. Each of its other fields is set only if it was the same in all rounds. Its `asks_rank` may be that of a
+    worker for which the rank waits. Its `awaits_store` is "thread" only if the rank waits for a thread.
     """
 
     id: RankId
@@ -286,7 +286,7 @@ class Grouping(Value, frozen=True):
 
 
 def gaps(sorted_numbers: Iterable[int], end: int, start: int = 0) -> tuple[range, ...]:
-    """Return the numbers from `start` to before `end` that are not in `sorted_numbers`, which must be sorted."""
+    """Return, as ranges, the numbers from `start` up to `end` - 1 that are not in `sorted_numbers`."""
     found = []
     for number in (*sorted_numbers, end):
         before = min(number, end)

@@ -18,11 +18,7 @@ class Confidence(str, Enum):
 
 
 class Evidence(Value, frozen=True):
-    """One piece of evidence: an observation and its ranks.
-
-    `supports` is true for evidence that supports the verdict, false for evidence against it, and None for neutral
-    evidence.
-    """
+    """One observation with its ranks. `supports`: true for the verdict, false against it, None if neutral."""
 
     kind: str
     message: str
@@ -31,10 +27,7 @@ class Evidence(Value, frozen=True):
 
 
 class CheckFirst(RankId, frozen=True, kw_only=True):
-    """A rank to check first when no rank can be named. `why` is the reason;
-
-    `settle` is a test that shows whether this rank is the cause.
-    """
+    """A rank to check first when no rank can be named: the reason (`why`), and a test that decides (`settle`)."""
 
     why: str
     settle: str
@@ -58,9 +51,8 @@ class Supplement(Value, frozen=True):
     """Facts in addition to a capture: from logs, the kernel log or environments. `verdict.supplements` adds them.
 
     `headline` is the message of a verdict on these facts alone. `sentence` is added to a verdict that names no rank.
-    `check_first` is used if such a verdict has no ranks to check first. `only_if_stuck`: the sentence and the ranks are
-    omitted if the verdict already has ranks to check first, or if the job is not stuck (it progresses, serves, is
-    suspended or is over).
+    `check_first` is used if such a verdict has no ranks to check first. `only_if_stuck`: neither is used if the job is
+    not stuck, or if the verdict has ranks to check first.
     """
 
     evidence: tuple[Evidence, ...] = ()

@@ -224,19 +224,19 @@ def _refused_for_now(why: str) -> Answer:
 
 
 def _own_job(snapshot: Snapshot, uid: int, requested: _RequestedJob) -> Job | None:
-    """Return the requested running job if this user owns it or is root. None: there is no such job."""
+    """Return the requested running job if this user owns it or is root; None if there is no such job."""
     jobs = (entry.job for entry in snapshot.living if uid in (0, entry.job.uid))
     return next((job for job in jobs if requested.job == job.key or requested.pid in map(str, job.pids)), None)
 
 
 class _OwnIncidents:
-    """The incidents that one user may read: of the user's own jobs. Root may read all incidents."""
+    """The incidents that one user may read: the incidents of the user's own jobs, or all incidents for root."""
 
     def __init__(self, store: Store, uid: int) -> None:
         self._store, self._uid = store, uid
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
-        """Open a file of an incident. None: there is no such file, or this user may not read it."""
+        """Open a file of an incident; None if there is no such file, or if this user may not read it."""
         return self._store.open_file(incident_id, name) if self._is_own(incident_id) else None
 
     def summaries(self) -> tuple[incident_file.Summary, ...]:

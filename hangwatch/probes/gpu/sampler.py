@@ -39,7 +39,7 @@ SUSPENDED_SECONDS = 600.0
 """Time before the sampler asks again for details that made the driver block."""
 
 MAX_ABANDONED = 3
-"""Limit of processes that hang in calls about the whole driver. Then no new one is started: it would hang, too.
+"""Limit of processes that hang in calls about the whole driver. At the limit no new process starts: it would hang, too.
 
 A process that hangs in a call about one GPU does not count. The next process does not read that GPU, so at most one
 process hangs per GPU.

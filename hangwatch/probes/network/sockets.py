@@ -1,7 +1,7 @@
 """Read state and traffic of the TCP connections of processes with NETLINK_SOCK_DIAG, see sock_diag(7).
 
-/proc/PID/io counts read(2) and write(2), but not recv(2) and send(2). The kernel counts those per connection, in
-tcp_info. One request returns all connections of a network namespace. No process is paused.
+/proc/PID/io counts read(2) and write(2), but not recv(2) and send(2). The kernel counts the bytes of these calls per
+connection, in tcp_info. One request returns all connections of a network namespace. No process is paused.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
 def list_connections(net_root: Path, port: int | None = None) -> Iterator[Connection]:
     """Yield the TCP connections in proc_pid_net(5), without byte counts.
 
-    With `port`, yield only those that have it at one end. This works for every network namespace. A table that cannot
-    be read is empty.
+    With `port`, yield only connections that have this port at one end. The function works for every network namespace.
+    A table that cannot be read is empty.
     """
     ending = "" if port is None else f":{port:04X}"
     for table in ("tcp", "tcp6"):

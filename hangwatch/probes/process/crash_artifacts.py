@@ -139,7 +139,10 @@ def _link(path: Path) -> str:
 
 
 def find_root(mounts: str | None, living: Iterable[int], proc_root: Path = procfs.PROC) -> Path | None:
-    """Return a path to the root of a mount namespace, through a process that is in it now; None if there is none."""
+    """Return a path to the root of a mount namespace; None if no process was found in it.
+
+    The path leads through this process, process 1 or a process in `living`.
+    """
     places: tuple[int | str, ...] = ("self", 1, *living)
     for pid in places:
         if mounts is not None and proc_pid.namespace(proc_root, pid, "mnt") == mounts:

@@ -148,8 +148,8 @@ def abandoned_dumpers() -> int:
 def version(program: Path) -> tuple[int, ...] | None:
     """Return the version of a py-spy, e.g. (0, 4, 3); None if unknown. A known version is cached by path.
 
-    `SILENT` means that py-spy did not respond within its deadline. It is then not called again for a minute. All dumps
-    of a round begin at once: the first one calls py-spy, and the others wait for its result.
+    `SILENT` means that py-spy did not respond within its deadline. That py-spy is not called again for a minute. All
+    dumps of a round begin at once: the first one calls py-spy, and the others wait for its result.
     """
     with _LOCK:
         if time.monotonic() < _SILENT_UNTIL.get(program, 0.0):

@@ -35,8 +35,8 @@ def awaited_address(pid: int, proc_root: Path) -> int | None:
 def regions(pid: int, proc_root: Path, most: int = MOST_REGIONS) -> Regions:
     """Return the shared memory of a process; empty if it may not be read or does not respond.
 
-    A process may have 65,530 mappings (vm.max_map_count). At most `most` shared ones are returned: those at the highest
-    addresses, which the kernel assigned first.
+    A process may have 65,530 mappings (vm.max_map_count). At most `most` shared mappings are returned: the mappings at
+    the highest addresses, which the kernel assigned first.
     """
     content = process_memory.SHARED.read_pieces(proc_root / str(pid) / "maps", [(0, _MOST_MAPS_BYTES)])
     lines = _SHARED.finditer(b"".join(content) if isinstance(content, tuple) else b"")

@@ -186,18 +186,19 @@ class UserSocket:
             return _refused_for_now("dumps of other users took too long")
 
     def _dump_in_turn(self) -> None:
-        """Run the queued dump of the user whose last dump is longest ago. So a user without dumps waits less."""
-        turn = self._turns.take()
-        if turn is None:
-            return
-        wanted = turn.item
-        try:
-            if wanted.answer.set_running_or_notify_cancel():
-                wanted.answer.set_result(self._dump(wanted.uid, wanted.requested, wanted.rounds))
-        except Exception as error:
-            wanted.answer.set_exception(error)
-        finally:
-            self._turns.end(turn)  # this starts no other dump: each queued dump has its own call in the pool
+        """Run the queued dumps, first that of the user whose last dump is longest ago.
+
+        A dump is not taken while another one of its user runs. The thread that ends the other one takes it then.
+        """
+        while turn := self._turns.take():
+            wanted = turn.item
+            try:
+                if wanted.answer.set_running_or_notify_cancel():
+                    wanted.answer.set_result(self._dump(wanted.uid, wanted.requested, wanted.rounds))
+            except Exception as error:
+                wanted.answer.set_exception(error)
+            finally:
+                self._turns.end(turn)
 
     def _dump(self, uid: int, requested: _RequestedJob, rounds: int | None) -> Answer:
         """Dump a job. Check its owner before and after the dump, because a process can change its user."""

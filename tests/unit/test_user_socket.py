@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -121,6 +122,19 @@ def test_who_names_no_number_of_rounds_leaves_it_to_the_look(tmp_path: Path) -> 
     for query in ("", "&rounds=1", "&rounds=3"):
         assert desk.answer(f"/dump?pid=100{query}").status == 200
     assert asked == [None, 1, 3]
+
+
+def test_each_of_many_dumps_in_a_row_is_answered(tmp_path: Path) -> None:
+    """A request that comes while the thread of the last answer still ends must not be forgotten."""
+    desk = Desk(tmp_path, job(), per_minute=1000, per_minute_of_owner=1000)
+    interval_seconds = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(3000):
+            desk.now += 60.0 * (number % 50 == 0)
+            assert desk.answer("/dump?pid=100").status == 200
+    finally:
+        sys.setswitchinterval(interval_seconds)
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ from hangwatch.probes.node.machine import Node
 
 SYNCHRONIZED = Metric(name="clock_synchronized", help="1 while the kernel's clock is synchronized (no STA_UNSYNC)")
 OFFSET = Metric(
-    name="clock_offset_seconds", help="seconds by which the source is ahead; kernel: the remaining correction",
+    name="clock_offset_seconds",
+    help="time by which the source is ahead of this clock; source kernel: the correction that remains",
     labels=("source",),
-)  # fmt: skip
+)
 ESTIMATED = Metric(name="clock_estimated_error_seconds", help="the kernel's estimated error (adjtimex esterror)")
 MAXIMUM = Metric(name="clock_maximum_error_seconds", help="the kernel's maximum error (adjtimex maxerror)")
 
@@ -39,15 +40,19 @@ MAX_PEERS = 16
 class Settings(contract.Settings, frozen=True):
     """Limits of the clock offset, and the peers to query."""
 
-    warning_seconds: Annotated[float, Meta(gt=0.0, le=3600.0, description="an offset larger than this: warning")] = 0.05
-    critical_seconds: Annotated[float, Meta(gt=0.0, le=3600.0, description="an offset larger than this: critical")] = (
-        1.0
-    )
+    warning_seconds: Annotated[
+        float, Meta(gt=0.0, le=3600.0, description="warning if the offset is larger than this")
+    ] = 0.05
+    critical_seconds: Annotated[
+        float, Meta(gt=0.0, le=3600.0, description="critical if the offset is larger than this")
+    ] = 1.0
     step_seconds: Annotated[
-        float, Meta(gt=0.0, le=3600.0, description="a jump against the monotonic clock larger than this: warning")
+        float,
+        Meta(gt=0.0, le=3600.0, description="warning if the clock jumps by more than this against the monotonic clock"),
     ] = 0.5
     require_synchronized: Annotated[
-        bool, Meta(description="false: an unsynchronized clock is no finding (a hypervisor sets it); then set peers")
+        bool,
+        Meta(description="false: ignore an unsynchronized clock, for example if a hypervisor sets it; then set peers"),
     ] = True
     peers: Annotated[
         tuple[str, ...], Meta(max_length=MAX_PEERS, description="NTP servers or other nodes to query: host, host:port")

@@ -15,7 +15,7 @@ from hangwatch.model import CheckVerdict, Fault, Point, Value
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import dump_permissions
 
-DUMPABLE = Metric(name="dump_permitted", help="1 if the stack of the rank may be taken", labels=contract.RANK)
+DUMPABLE = Metric(name="dump_permitted", help="1 if hangwatch may take the stack of the rank", labels=contract.RANK)
 OLDEST_PYSPY = (0, 4)
 YAMA_FORBIDS_ALL = 3
 ALLOW_PTRACE = "set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, then reboot"
@@ -84,7 +84,9 @@ def _pyspy(rights: dump_permissions.Rights) -> Iterator[CheckVerdict]:
     if rights.pyspy_version is None or rights.pyspy_path is None:
         yield warning("PySpyMissing", "py-spy is not installed: no stack can be taken", install)
     elif tuple(int(part) for part in rights.pyspy_version.split(".")[:2] if part.isdecimal()) < OLDEST_PYSPY:
-        message = f"py-spy {rights.pyspy_version} is too old (minimum 0.4): a rank in D state may stay stopped after it"
+        message = (
+            f"py-spy {rights.pyspy_version} is too old (minimum 0.4): a rank in D state may stay stopped after a dump"
+        )
         yield warning("PySpyOld", message, install)
 
 

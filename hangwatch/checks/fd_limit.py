@@ -26,7 +26,11 @@ from hangwatch.probes.process import proc_pid
 NODE_OPEN = Metric(name="fd_open_files", help="files open on the node (fs.file-nr)")
 NODE_MAX = Metric(name="fd_max_files", help="maximum of open files on the node (fs.file-max)")
 LABELS = (*contract.JOB, "role")
-OPEN = Metric(name="fd_process_open_files", help="most open files of a process of this role in the job", labels=LABELS)
+OPEN = Metric(
+    name="fd_process_open_files",
+    help="highest number of open files of one process with this role in the job",
+    labels=LABELS,
+)
 SOFT = Metric(name="fd_process_soft_limit", help="the job's lowest soft limit on open files", labels=LABELS)
 HARD = Metric(name="fd_process_hard_limit", help="the job's lowest hard limit on open files", labels=LABELS)
 
@@ -42,13 +46,13 @@ class Settings(contract.Settings, frozen=True):
     """Limits of open files."""
 
     minimum_hard_limit: Annotated[
-        int, Meta(ge=0, le=1 << 30, description="a lower hard limit of a job or a launcher is a warning")
+        int, Meta(ge=0, le=1 << 30, description="warning if the hard limit of a job or a launcher is lower than this")
     ] = 65536
     warning_ratio: Annotated[
-        float, Meta(gt=0.0, le=1.0, description="this share of the soft limit or more is in use: warning")
+        float, Meta(gt=0.0, le=1.0, description="warning if this share of the soft limit or more is in use")
     ] = 0.8
     critical_ratio: Annotated[
-        float, Meta(gt=0.0, le=1.0, description="this share of the soft limit or more is in use: critical")
+        float, Meta(gt=0.0, le=1.0, description="critical if this share of the soft limit or more is in use")
     ] = 0.95
     launchers: Annotated[tuple[str, ...], Meta(description="processes (comm) that pass their hard limit to jobs")] = (
         "slurmd",
@@ -171,7 +175,8 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
 
 def _limits(new: NewProcess) -> str:
     others = f", {new.others} lines for other users" if new.others else ""
-    return f"new processes of {new.kind} may open {new.soft:.0f}, at most {new.hard:.0f} ({new.source}{others})"
+    limits = f"{new.soft:.0f} files and raise that limit to {new.hard:.0f}"
+    return f"new processes of {new.kind} may open {limits} ({new.source}{others})"
 
 
 def _node(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:

@@ -41,7 +41,7 @@ class Settings(contract.Settings, frozen=True):
     held_seconds: Annotated[
         float,
         Meta(
-            ge=EVERY_SECONDS, le=LONGEST_SECONDS, description="an allocated GPU has no process for this time: warning"
+            ge=EVERY_SECONDS, le=LONGEST_SECONDS, description="warning if an allocated GPU has no process for this time"
         ),
     ] = 1800.0
     left_seconds: Annotated[
@@ -49,10 +49,10 @@ class Settings(contract.Settings, frozen=True):
         Meta(
             ge=EVERY_SECONDS,
             le=LONGEST_SECONDS,
-            description="memory is in use without a process for this time: warning",
+            description="warning if memory is in use without a process for this time",
         ),
     ] = 600.0
-    left_bytes: Annotated[int, Meta(ge=1, description="less memory in use than this is ignored")] = GIBIBYTE
+    left_bytes: Annotated[int, Meta(ge=1, description="memory in use below this size is ignored")] = GIBIBYTE
 
 
 class GpuUse(Value, frozen=True):

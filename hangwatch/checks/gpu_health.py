@@ -21,10 +21,16 @@ UNCORRECTED = Metric(
     name="gpu_uncorrected_memory_errors", help="Uncorrectable ECC errors since the GPU was last reset", labels=GPU
 )
 REMAPPED = Metric(
-    name="gpu_remapped_rows", help="Memory rows replaced by spare ones over the life of the GPU", labels=(*GPU, "cause")
+    name="gpu_remapped_rows",
+    help="Memory rows replaced by spare rows during the life of the GPU",
+    labels=(*GPU, "cause"),
 )
-REMAP_PENDING = Metric(name="gpu_row_remap_pending", help="1 if a row will be replaced at the next reset", labels=GPU)
-REMAP_FAILED = Metric(name="gpu_row_remap_failed", help="1 if no spare row was left", labels=GPU)
+REMAP_PENDING = Metric(
+    name="gpu_row_remap_pending", help="1 if a memory row will be replaced at the next reset", labels=GPU
+)
+REMAP_FAILED = Metric(
+    name="gpu_row_remap_failed", help="1 if no spare row was left to replace a bad memory row", labels=GPU
+)
 SLOWED = Metric(name="gpu_clocks_slowed", help="1 for each reason that slows the clocks", labels=(*GPU, "reason"))
 PERSISTENCE = Metric(name="gpu_persistence_mode", help="1 if the driver stays loaded between jobs", labels=GPU)
 
@@ -58,7 +64,7 @@ REBOOT = "drain the node, then reboot it"
 class Settings(contract.Settings, frozen=True):
     """Requirements for the health of each GPU."""
 
-    require_persistence_mode: Annotated[bool, Meta(description="persistence mode that is off is a warning")] = True
+    require_persistence_mode: Annotated[bool, Meta(description="warn if persistence mode is off")] = True
 
 
 class Sample(contract.Sample, frozen=True):

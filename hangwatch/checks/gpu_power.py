@@ -22,7 +22,7 @@ class Settings(contract.Settings, frozen=True):
     """The tolerance between power limits of GPUs of one model."""
 
     limit_tolerance_ratio: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="power limits of one model that differ by more than this are a finding")
+        float, Meta(ge=0.0, le=1.0, description="warning if power limits of GPUs of one model differ by more than this")
     ] = 0.05
 
 
@@ -79,7 +79,7 @@ def _lowered_limits(gpus: Sequence[GpuSample], settings: Settings) -> Iterable[C
             if limit < usual * (1 - settings.limit_tolerance_ratio):
                 yield warning(
                     "PowerLimitLowered",
-                    f"GPU {gpu.index} has a power limit of {limit:.0f} W, others of this model {usual:.0f} W: "
+                    f"GPU {gpu.index} has a power limit of {limit:.0f} W, other GPUs of this model {usual:.0f} W: "
                     "its job is slower",
                     f"nvidia-smi -i {gpu.index} -pl {usual:.0f}",
                 )

@@ -34,13 +34,13 @@ class Settings(contract.Settings, frozen=True):
     """Expected ports of this node, and the limit of errors."""
 
     expected_active_ports: Annotated[
-        int, Meta(ge=0, le=1024, description="fewer active ports are critical; 0: not known")
+        int, Meta(ge=0, le=1024, description="critical if fewer ports than this are active; 0: unknown")
     ] = 0
     expected_gigabits_per_second: Annotated[
-        float, Meta(ge=0.0, le=10000.0, description="an active port under this rate is a warning; 0: not known")
+        float, Meta(ge=0.0, le=10000.0, description="warning if an active port is slower than this; 0: unknown")
     ] = 0.0
     errors: Annotated[
-        int, Meta(ge=0, description="more errors than this of one kind within ten minutes are a warning")
+        int, Meta(ge=0, description="warning if a port has more errors of one kind than this within ten minutes")
     ] = 100
 
 

@@ -34,13 +34,13 @@ REMEDY = "`ps aux --sort=-rss | head`, `hangwatch check ranks --verbose`; use fe
 class Settings(contract.Settings, frozen=True):
     """Limits of available memory and memory stalls."""
 
-    warning_available_ratio: Annotated[Ratio, Meta(description="less available memory than this: warning")] = 0.05
-    critical_available_ratio: Annotated[Ratio, Meta(description="less available memory than this: critical")] = 0.02
+    warning_available_ratio: Annotated[Ratio, Meta(description="warning if less than this is available")] = 0.05
+    critical_available_ratio: Annotated[Ratio, Meta(description="critical if less than this is available")] = 0.02
     warning_stalled_ratio: Annotated[
-        Ratio, Meta(description="all tasks waited for memory for more than this share of 60 s: warning")
+        Ratio, Meta(description="warning if all tasks waited for memory for more than this share of 60 s")
     ] = 0.10
     critical_stalled_ratio: Annotated[
-        Ratio, Meta(description="all tasks waited for memory for more than this share of 60 s: critical")
+        Ratio, Meta(description="critical if all tasks waited for memory for more than this share of 60 s")
     ] = 0.40
 
 
@@ -89,7 +89,7 @@ def _findings(memory: memory_pressure.Memory, settings: Settings) -> Iterator[Ch
 def _stalls(memory: memory_pressure.Memory) -> str:
     if memory.full is None:
         return "this kernel does not measure stalls (no PSI)"
-    return f"all tasks waited for memory {memory.full.ratio_60s:.0%} of the last 60 s"
+    return f"all tasks waited for memory for {memory.full.ratio_60s:.0%} of the last 60 s"
 
 
 def _gib(size_bytes: int) -> str:

@@ -52,14 +52,20 @@ class Settings(contract.Settings, frozen=True):
     """Required interfaces, the limit of errors, and connections to masters."""
 
     interfaces: Annotated[
-        str, Meta(description="interfaces that must work, as in NCCL_SOCKET_IFNAME; empty: those that jobs use")
+        str,
+        Meta(description="interfaces that must work, written as in NCCL_SOCKET_IFNAME; empty: those that jobs use"),
     ] = ""
-    errors: Annotated[int, Meta(ge=0, description="more bad packets than this within ten minutes are a warning")] = 100
+    errors: Annotated[
+        int, Meta(ge=0, description="warning if an interface has more bad packets than this within ten minutes")
+    ] = 100
     connect: Annotated[bool, Meta(description="open a connection to the master if no rank has one; false: never")] = (
         True
     )
     refused_seconds: Annotated[
-        float, Meta(ge=60.0, le=540.0, description="a master that never responded refuses for this time: warning")
+        float,
+        Meta(
+            ge=60.0, le=540.0, description="warning if a master that never responded refuses connections for this time"
+        ),
     ] = 300.0
 
 

@@ -45,10 +45,15 @@ class Settings(contract.Settings, frozen=True):
     """Expected NVLinks and the limit of errors."""
 
     expected_links: Annotated[
-        int, Meta(ge=0, le=64, description="NVLinks of a GPU that must be up; 0: as many as others of its model have")
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="number of NVLinks of a GPU that must be up; 0: as many as other GPUs of its model have",
+        ),
     ] = 0
     errors_per_second: Annotated[
-        float, Meta(ge=0.0, description="corrected errors (replays, CRC) of one GPU above this rate are a finding")
+        float, Meta(ge=0.0, description="warning if corrected errors (replays, CRC) of one GPU exceed this rate")
     ] = 10.0
 
 

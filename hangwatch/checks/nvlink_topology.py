@@ -87,7 +87,9 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     sample = window[-1]
     pairs = ", ".join(f"{count} pairs {path}" for path, count in _count_pairs(sample).most_common()) or "no pairs"
     devices = f"{words.count(len(sample.gpus), 'GPU')} and {words.count(len(sample.nics), 'network card')}"
-    healthy = ok("TopologyStable", f"{devices}: {pairs}; unchanged, no GPU has fewer links")
+    healthy = ok(
+        "TopologyStable", f"{devices}: {pairs}; no connection has changed, and no GPU has fewer links than another"
+    )
     findings = [*_asymmetric(sample), *_fewer_links(sample), *_far_from_cards(sample)]
     for earlier in window[:-1]:
         findings += _changes(earlier, sample)
@@ -113,7 +115,7 @@ def _fewer_links(sample: Sample) -> Iterator[CheckVerdict]:
         if gpu.switch_links < most:
             yield warning(
                 "FewerLinks",
-                f"GPU {gpu.index} has {gpu.switch_links} links to the NVSwitches, others have {most}",
+                f"GPU {gpu.index} has {gpu.switch_links} links to the NVSwitches, the other GPUs have {most}",
                 f"hangwatch check nvlink_status --verbose; nvidia-smi nvlink -s -i {gpu.index}",
             )
 
@@ -124,7 +126,7 @@ def _far_from_cards(sample: Sample) -> Iterator[CheckVerdict]:
     if len(far) == 1 and len(sample.gpus) >= 4:
         yield warning(
             "NoNearNetworkCard",
-            f"GPU {far[0]} has no RDMA card on its PCIe switch; the {len(sample.gpus) - 1} others have one",
+            f"GPU {far[0]} has no RDMA card on its PCIe switch; the {len(sample.gpus) - 1} other GPUs have one",
             "ls -l /sys/class/infiniband; lspci | grep -i mellanox; compare with a healthy node",
         )
 

@@ -48,12 +48,16 @@ KERNEL_LOG_REMEDY = "`dmesg -T | grep -i 'killed process'` on the host lists the
 class Settings(contract.Settings, frozen=True):
     """Time for which a kill is a finding."""
 
-    recent_seconds: Annotated[float, Meta(ge=1.0, le=604800.0, description="time for which a kill is a warning")] = (
-        3600.0
-    )
+    recent_seconds: Annotated[
+        float, Meta(ge=1.0, le=604800.0, description="time after a kill during which it is a warning")
+    ] = 3600.0
     critical_recent_seconds: Annotated[
         float,
-        Meta(ge=0.0, le=604800.0, description="time for which a kill is critical if the node itself ran out of memory"),
+        Meta(
+            ge=0.0,
+            le=604800.0,
+            description="time after a kill during which it is critical if the node itself ran out of memory",
+        ),
     ] = 600.0
 
 
@@ -136,7 +140,7 @@ def _limit(kill: OomKill) -> str:
 def _judge_counted(window: Sequence[Sample]) -> CheckVerdict:
     """Judge the kernel's counter alone. It shows the number of kills, but neither the processes nor the times."""
     counts = [sample.counted for sample in window if sample.counted is not None]
-    no_log = f"the kernel log cannot be read, so processes are unknown ({window[-1].why_no_log})"
+    no_log = f"the kernel log cannot be read, so the killed processes are unknown ({window[-1].why_no_log})"
     growth = contract.counter_growth([{"": count} for count in counts]).get("", 0)
     minutes = (window[-1].boot_seconds - window[0].boot_seconds) / 60
     if growth:

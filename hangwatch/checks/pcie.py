@@ -16,7 +16,9 @@ from hangwatch.probes.gpu.details import GpuBus, PcieDetails
 from hangwatch.probes.node import cpuinfo, pci
 from hangwatch.probes.node.machine import Node
 
-GENERATION = Metric(name="gpu_pcie_generation", help="current PCIe generation of the link; lower if idle", labels=GPU)
+GENERATION = Metric(
+    name="gpu_pcie_generation", help="current PCIe generation of the link; lower while the GPU is idle", labels=GPU
+)
 LANES = Metric(name="gpu_pcie_lanes", help="PCIe lanes in use", labels=GPU)
 REPLAYS = Metric(name="gpu_pcie_replays_total", help="PCIe packets sent again", labels=GPU, kind="counter")
 
@@ -33,7 +35,7 @@ class Settings(contract.Settings, frozen=True):
         ),
     ] = 0.2
     replays_per_minute: Annotated[
-        float, Meta(ge=0.0, description="replays of one GPU above this rate are a finding")
+        float, Meta(ge=0.0, description="warning if the replays of one GPU exceed this rate")
     ] = 8.0
 
 
@@ -175,8 +177,9 @@ def _redirects(sample: Sample) -> Iterator[CheckVerdict]:
     if bridges:
         yield warning(
             "AcsRedirects",
-            f"ACS on {len(bridges)} PCIe bridges ({_listed(bridges)}) sends peer-to-peer of "
-            f"GPU {_listed([slot.gpu.index for slot in affected])} through the CPU: slow, and a known cause of hangs",
+            f"ACS on {len(bridges)} PCIe bridges ({_listed(bridges)}) sends peer-to-peer transfers of GPU "
+            f"{_listed([slot.gpu.index for slot in affected])} through the CPU: this is slow and a known cause of "
+            "hangs",
             "switch ACS off in the BIOS, or for each bridge: setpci -s ADDRESS ECAP_ACS+0x6.w=0000 (after every boot)",
         )
 

@@ -33,9 +33,9 @@ REMEDY_FULL = "`ls -lhS /dev/shm`: remove torch_* and nccl-* files of processes 
 class Settings(contract.Settings, frozen=True):
     """Limits of size and free space."""
 
-    minimum_size_bytes: Annotated[int, Meta(ge=0, description="a smaller /dev/shm is a warning")] = 1 << 30
-    warning_available_ratio: Annotated[Ratio, Meta(description="less left than this: warning")] = 0.10
-    critical_available_ratio: Annotated[Ratio, Meta(description="less left than this: critical")] = 0.01
+    minimum_size_bytes: Annotated[int, Meta(ge=0, description="warning if /dev/shm is smaller than this")] = 1 << 30
+    warning_available_ratio: Annotated[Ratio, Meta(description="warning if less space than this is left")] = 0.10
+    critical_available_ratio: Annotated[Ratio, Meta(description="critical if less space than this is left")] = 0.01
 
 
 class Shm(Value, frozen=True):

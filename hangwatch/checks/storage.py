@@ -44,12 +44,14 @@ class Settings(contract.Settings, frozen=True):
     deadline_seconds: Annotated[
         float, Meta(ge=0.1, le=3.5, description="a file system that does not respond within this time is hung")
     ] = 3.0
-    slow_seconds: Annotated[float, Meta(ge=0.0, le=7.0, description="a slower response than this is a warning")] = 1.0
+    slow_seconds: Annotated[float, Meta(ge=0.0, le=7.0, description="warning if a response takes longer than this")] = (
+        1.0
+    )
     minimum_available_ratio: Annotated[
-        Ratio, Meta(description="less space left on a network file system than this is a warning")
+        Ratio, Meta(description="warning if less space than this is left on a network file system")
     ] = 0.01
     minimum_incident_bytes: Annotated[
-        int, Meta(ge=0, description="less space left for incidents than this is a warning")
+        int, Meta(ge=0, description="warning if less space than this is left for incidents")
     ] = 64 << 20
     also_types: Annotated[tuple[str, ...], Meta(description="more file system types to check")] = ()
     ignored_mounts: Annotated[tuple[str, ...], Meta(description="mount points that are not checked")] = ()

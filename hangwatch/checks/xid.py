@@ -30,7 +30,11 @@ NVML_ONLY = Metric(
 )
 SXIDS = Metric(name="sxid_errors_total", help="SXIDs in the kernel log", labels=("pci", "sxid"), kind="counter")
 HUNG = Metric(name="hung_tasks_total", help="tasks that the kernel reported as hung", labels=("comm",), kind="counter")
-MISSED = Metric(name="kernel_log_missed_total", help="records overwritten before they were read", kind="counter")
+MISSED = Metric(
+    name="kernel_log_missed_total",
+    help="kernel log records that were overwritten before hangwatch read them",
+    kind="counter",
+)
 FROM_NVML = ", reported by NVML"
 RECOVERY_ACTION_CHANGED = 154
 SAME_EVENT_SECONDS = 60.0
@@ -46,12 +50,16 @@ class Settings(contract.Settings, frozen=True):
     """Time for which an event is a finding, and ignored XIDs."""
 
     recent_seconds: Annotated[
-        float, Meta(ge=1.0, le=604800.0, description="time for which an XID warning or a hung task is a finding")
+        float,
+        Meta(ge=1.0, le=604800.0, description="time after an XID warning or a hung task during which it is a finding"),
     ] = 3600.0
     critical_recent_seconds: Annotated[
-        float, Meta(ge=1.0, le=2592000.0, description="time for which a critical XID or an SXID is a finding")
+        float,
+        Meta(ge=1.0, le=2592000.0, description="time after a critical XID or an SXID during which it is a finding"),
     ] = 86400.0
-    ignored_xids: Annotated[tuple[int, ...], Meta(description="XIDs that are counted but are never a finding")] = ()
+    ignored_xids: Annotated[
+        tuple[int, ...], Meta(description="XIDs that are only counted: they are never a finding")
+    ] = ()
 
 
 class Meaning(Value, frozen=True):

@@ -200,10 +200,10 @@ def test_what_a_login_and_a_unit_would_get_is_said_without_a_job(started: NodeTr
     result = run("fd_limit", started.node())
     assert status_and_reason(result) == ("OK", "FilesLeft")
     assert (
-        "new processes of a systemd unit may open 1024, at most 524288 (systemd's own default)"
+        "new processes of a systemd unit may open 1024 files and raise that limit to 524288 (systemd's own default)"
         in result.verdict.message
     )
-    login = "new processes of a login may open 4096, at most 8192 (/etc/security/limits.d/90-nofile.conf, 2 lines for other users)"
+    login = "new processes of a login may open 4096 files and raise that limit to 8192 (/etc/security/limits.d/90-nofile.conf, 2 lines for other users)"
     assert login in result.verdict.message
     assert ("a login (/etc/security/limits.d/90-nofile.conf)", "", "4096", "8192") in result.table
 

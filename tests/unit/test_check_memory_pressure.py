@@ -33,7 +33,7 @@ def test_well(tree: NodeTree) -> None:
     result = run("memory_pressure", tree.node())
     assert status_and_reason(result) == ("OK", "MemoryLeft")
     assert values(result, "memory_available_bytes") == {(): 900000 * 1024}
-    assert result.verdict.message == "0.9 GiB of 1.0 GiB available, all tasks waited for memory 0% of the last 60 s"
+    assert result.verdict.message == "0.9 GiB of 1.0 GiB available, all tasks waited for memory for 0% of the last 60 s"
     assert values(result, "memory_stalled_seconds_total") == {("some",): 2.5, ("full",): 1.5}
     assert values(result, "memory_pressure_ratio") == {("some",): 0.005, ("full",): 0.0}
 

@@ -194,14 +194,15 @@ def test_without_a_log_the_counter_tells_that_somebody_was_killed(
     assert status_and_reason(first) == ("OK", "NoOomKill")
     assert first.verdict.message == (
         "no new OOM kill, 3 OOM kills since the node booted; "
-        f"the kernel log cannot be read, so processes are unknown ({tree.dev}/kmsg: Operation not permitted)"
+        f"the kernel log cannot be read, so the killed processes are unknown ({tree.dev}/kmsg: Operation not permitted)"
     )
     tree.write("proc/vmstat", VMSTAT.format(kills=5))
     tree.time.pass_seconds(15)
     second = check.run(node)
     assert status_and_reason(second) == ("WARNING", "OutOfMemory")
     assert second.verdict.message == (
-        "2 OOM kills in the last 1 min; the kernel log cannot be read, so processes are unknown (there is no /dev/kmsg)"
+        "2 OOM kills in the last 1 min; the kernel log cannot be read, so the killed processes are unknown (there is "
+        "no /dev/kmsg)"
     )
     assert values(second, "oom_kills_counted_total") == {(): 5}
 

@@ -42,7 +42,7 @@ def light_capture_when_due(
     elif min(_seconds_since(looks.light_captured_at, now), _low_seconds(watch, now)) >= _low_power_pause(
         watch, settings
     ):
-        reason = f"draws little, and it is {_low_seconds(watch, now):.0f} s since its ranks were last seen moving"
+        reason = f"its power is low, and no rank was seen progressing for {_low_seconds(watch, now):.0f} s"
     else:
         return watch, ()
     wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True)
@@ -100,7 +100,7 @@ def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) 
     if is_fresh or is_back or not capture_seconds < left <= capture_seconds + LAST_LOOK_SECONDS:
         return watch, ()
     source = "by its environment" if watch.timeout.recorded_seconds is None else "as its ranks recorded"
-    reason = f"looked at once more: in {left:.0f} s its collective time-out may end the job ({source})"
+    reason = f"captured once more: in {left:.0f} s its collective timeout may end the job ({source})"
     watch = with_open_incident(with_capture_record(watch, capturing=True), capture_wanted_at=None)
     wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_in_timeline=True)
     return with_suspicion(watch, timeout_capture_at=now), (wanted,)
@@ -109,6 +109,6 @@ def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) 
 def give_up_lost_capture(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Abandon a capture that has not ended after 300 s. The job is then stalled, and the next capture is planned."""
     if now - watch.since >= CAPTURE_LOST_SECONDS:
-        message = f"its stacks could not be taken in {CAPTURE_LOST_SECONDS:g} s"
+        message = f"its stacks could not be taken within {CAPTURE_LOST_SECONDS:g} s"
         return confirm_state(with_capture_record(watch, capturing=False), JobState.STALLED, message, now, settings)
     return watch, ()

@@ -28,7 +28,7 @@ from hangwatch.model import CodeRegion, JobState, RankId
 STANDSTILL_HOLDS = 2.0  # a rank that stays between the same few lines for this many holds is not judged
 _RESTING_WORDS = {
     JobState.SUSPENDED: "all {} ranks are stopped or frozen",
-    JobState.OVER: "training is over: its {} ranks have parted and rest",
+    JobState.OVER: "training is over: its {} ranks have disconnected and are idle",
 }
 
 
@@ -45,19 +45,19 @@ def apply_capture(
     if not watch.identity.has_ranks:  # progress of a launcher proves nothing: the other node may wait in a queue
         return confirm_state(watch, JobState.STALLED, "its launcher still has no rank", now, settings)
     if seen.serves:
-        return _learn_work(watch, f"all {seen.total} ranks wait for clients: an idle service", now, settings)
+        return _learn_work(watch, f"all {seen.total} ranks wait for requests: an idle server", now, settings)
     # A job that has not begun to work has no connections either.
     if seen.resting is JobState.SUSPENDED or (seen.resting is JobState.OVER and watch.power.was_busy):
         watch = _with_places(watch, frozenset({known_pauses.NOWHERE}))
         message = seen.traced_text or _RESTING_WORDS[seen.resting].format(seen.total)
         return confirm_state(watch, seen.resting, message, now, settings)
     if seen.most_move:
-        message = f"{seen.moving} of {seen.total} ranks are moving: what the job draws now is work"
+        message = f"{seen.moving} of {seen.total} ranks progress: the present power of the job is work"
         return _learn_work(watch, message, now, settings)
     watch = _with_movers(watch, seen)
     moved = frozenset[RankId]() if watch.suspicion is None else watch.suspicion.moved_ranks
     if len(moved) * 2 > seen.total:
-        message = f"{len(moved)} of {seen.total} ranks have moved meanwhile: what the job draws now is work"
+        message = f"{len(moved)} of {seen.total} ranks have progressed since then: the present power of the job is work"
         return _learn_work(watch, message, now, settings)
     watch, actions = _judge(watch, seen, now, settings)
     return _capture_after_waking(watch, now, settings), actions
@@ -82,21 +82,21 @@ def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -
     frozen_captures = before + 1 if seen.frozen == seen.total > 0 else 0
     watch = _with_places(with_suspicion(watch, frozen_captures=frozen_captures), seen.places)
     if _are_late(watch, seen, now, settings):
-        message = f"{seen.absent} of {seen.total} ranks have not come yet"
+        message = f"{seen.absent} of {seen.total} ranks have not started yet"
         return confirm_state(watch, JobState.STALLED, message, now, settings)
     if seen.frozen == seen.total > 0:
         needed = 2 if watch.state is JobState.STALLED else 1
         if frozen_captures >= needed:
             if _waits_for_other_nodes(watch, seen):
-                message = f"all {seen.total} ranks wait for ranks of other nodes: no hang of this node by itself"
+                message = f"all {seen.total} ranks wait for ranks of other nodes: this node does not cause the hang"
                 return confirm_state(watch, JobState.WAITS_ELSEWHERE, message, now, settings)
-            message = f"all {seen.total} ranks are frozen{_describe_known_pause(watch, now, settings)}"
+            message = f"none of the {seen.total} ranks progresses{_describe_known_pause(watch, now, settings)}"
             return confirm_state(watch, JobState.HUNG, message, now, settings)
         return plan_next_capture(watch, now, settings), ()
-    verb = "moves" if seen.moving == 1 else "move"
+    verb = "progresses" if seen.moving == 1 else "progress"
     moving = f"{seen.moving} of {seen.total} ranks {verb}"
     if not seen.moving:
-        moving = f"{seen.unknown} of {seen.total} ranks could not be judged"
+        moving = f"progress of {seen.unknown} of {seen.total} ranks is unknown"
     if names := seen.movers_text or seen.sleepers_text:
         moving = f"{moving}: {names}"
     return confirm_state(watch, JobState.STALLED, moving, now, settings)
@@ -147,7 +147,7 @@ def _describe_known_pause(watch: JobWatch, now: float, settings: Detector) -> st
     if longest is None:
         return ""
     hold = pause_hold_seconds(watch, now, settings)
-    return f"; the job has paused here before, {longest:.0f} s at most: it pages after {hold:.0f} s of quiet"
+    return f"; known pause at this place of at most {longest:.0f} s: hangwatch pages after {hold:.0f} s"
 
 
 def apply_light_capture(
@@ -171,7 +171,7 @@ def apply_light_capture(
         if not is_still_down(watch, settings):
             return watch, ()
         stuck = {uuid: replace(gpu, stuck_watts=gpu.watts) for uuid, gpu in watch.power.gpus.items()}
-        return begin_suspicion(with_power(watch, gpus=stuck), f"{still} of {seen.total} ranks stand still", now)
+        return begin_suspicion(with_power(watch, gpus=stuck), f"{still} of {seen.total} ranks do not progress", now)
     if seen.with_stack * 2 >= seen.total > 0:
         watch = drop_low_baselines(watch, settings)
     return delay_light_captures(watch, settings), ()

@@ -26,7 +26,7 @@ from hangwatch.model import GpuSample, JobState
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough to be seen by a Prometheus that scrapes every 15 or 30 s
 SAMPLE_GAP_SECONDS = 10.0  # a longer gap between samples does not count as quiet time
 _BY_POWER = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.RECOVERED})
-_NOT_KNOWN = "no GPU of it gives readings: whether it works is not known, and no hang of it is noticed"
+_NOT_KNOWN = "none of its GPUs can be read: hangwatch does not detect a hang of this job"
 
 
 def apply_sample(
@@ -67,7 +67,7 @@ def apply_sample(
     watch = with_power(watch, read_at=now)
     if watch.state is JobState.UNKNOWN:
         before = watch.phase.before if isinstance(watch.phase, Unknown) else JobState.STARTING
-        return enter_state(watch, before, "its GPUs give readings again", now)
+        return enter_state(watch, before, "its GPUs can be read again", now)
     watch, actions = _RULES[watch.state](watch, voters, now, settings)
     return (watch, actions) if actions else capture_before_timeout(watch, now, capture_seconds)
 
@@ -111,7 +111,7 @@ def _starting(
     if has_quorum(sum(power_level.is_busy(gpu, settings) for gpu in voters), voters, settings):
         learnt = {uuid: power_level.count_as_work(gpu, now, settings) for uuid, gpu in watch.power.gpus.items()}
         return enter_state(
-            with_power(watch, was_busy=True, gpus=learnt), JobState.TRAINING, "the GPUs are at work", now
+            with_power(watch, was_busy=True, gpus=learnt), JobState.TRAINING, "the GPUs are working", now
         )
     over_since = _over_fixed_threshold_since(watch, voters, now, settings)
     watch = replace(watch, phase=Starting(over_since=over_since))
@@ -202,7 +202,7 @@ def _suspected(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     if is_back(watch, voters, settings):
-        return enter_state(watch, JobState.TRAINING, "power came back during the capture", now)
+        return enter_state(watch, JobState.TRAINING, "the GPUs were busy again before the capture ended", now)
     return give_up_lost_capture(watch, now, settings)
 
 
@@ -232,8 +232,8 @@ def _recovered(
         learnt = ""
         ended = watch.phase.ended if isinstance(watch.phase, Recovered) else None
         if ended is not None and taught.pauses != watch.pauses:
-            learnt = f"; a pause of {ended.seconds:.0f} s where it stood is known now"
-        return enter_state(taught, JobState.TRAINING, f"the GPUs are at work{learnt}", now)
+            learnt = f"; the pause of {ended.seconds:.0f} s at this place is now a known pause"
+        return enter_state(taught, JobState.TRAINING, f"the GPUs are working{learnt}", now)
     return watch, ()
 
 

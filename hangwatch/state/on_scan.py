@@ -19,7 +19,7 @@ from hangwatch.state.job_identity import assign_names, match_jobs, merge_entries
 
 ENDED_SHOWN_SECONDS = 120.0
 ENDED_SHOWN_PER_SHARE = 64
-WAITS_NO_MORE = "its launcher has ended, or has started what is no rank"
+WAITS_NO_MORE = "its launcher has ended, or has started a process that is not a rank"
 RANKS_CAME = "its ranks have come"
 
 
@@ -40,7 +40,7 @@ def record_scan(
         snapshot = snapshot.without_job(key)
     for key, (job, entries) in found.items():
         for other in entries[1:]:
-            ended, more = _end(other, f"its ranks are ranks of job {job.job_id}", now, unix_now)
+            ended, more = _end(other, f"its ranks now belong to job {job.job_id}", now, unix_now)
             actions += more
             snapshot = snapshot if other.job.key in found else snapshot.with_job(ended)
         entry = merge_entries(entries) if entries else free.get(key)

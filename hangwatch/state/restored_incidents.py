@@ -14,7 +14,7 @@ from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.ended_jobs import with_known_absent
 from hangwatch.state.incident_timeline import TIMELINE_LENGTH
 
-STARTED_AGAIN = "hangwatch was started again: the processes are the same, the incident goes on"
+STARTED_AGAIN = "hangwatch has restarted: the processes are the same, so the incident continues"
 
 
 def restore_incidents(
@@ -60,16 +60,16 @@ def _find_closing_reason(
 ) -> str | None:
     """Return the reason to close a restored incident; None if it continues, or may continue later."""
     if not ranks & living:
-        return "its processes were gone when hangwatch was started again"
+        return "its processes had ended when hangwatch restarted"
     if entry is None:
         return None
     present = job_watch.generation(entry.job)
     if present - ranks and ranks - present:
-        return "its ranks had been replaced by new ones when hangwatch was started again"
+        return "its ranks had been replaced by new ones when hangwatch restarted"
     if entry.watch.is_open:
-        return "a later incident of the same processes goes on"
+        return "a later incident of the same processes continues"
     if entry.watch.state in (JobState.TRAINING, JobState.RECOVERED):
-        return "the job was at work when hangwatch had read this again"
+        return "the job was working when hangwatch read this incident after its restart"
     return None
 
 

@@ -85,7 +85,7 @@ class Status(Value, frozen=True, kw_only=True):
 def build_status(snapshot: Snapshot, node: str, now: float, settings: Detector = _USUAL) -> Status:
     """Return the status of a snapshot, without stacks and command lines. `now` is CLOCK_MONOTONIC in seconds."""
     sampler = snapshot.sampler
-    silent = sampler.fault.detail if sampler.fault else "no answer from the driver yet"
+    silent = sampler.fault.detail if sampler.fault else "the driver has not responded yet"
     return Status(
         node=node,
         sampler="ok" if sampler.alive else silent,

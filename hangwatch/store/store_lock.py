@@ -59,7 +59,7 @@ class Lock:
                 os.close(descriptor)
                 other = f"another hangwatch (pid {holder.decode()})" if holder.isdigit() else "another hangwatch"
                 raise StoreTakenError(
-                    f"{path}: {other} uses this directory\n  stop it, or set a different [store] directory"
+                    f"{path}: {other} already uses this directory\n  stop it, or set a different [store] directory"
                 ) from None
             except OSError:
                 os.close(descriptor)

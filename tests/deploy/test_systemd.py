@@ -349,7 +349,7 @@ def test_install_upgrade_uninstall_purge_without_a_network(sdist: Path, wheels: 
     assert paths("installed") == CONFIG | PROGRAM
     assert "user" in stages["installed"]
     assert any(line.startswith("hangwatch, version") for line in stages["installed"])
-    assert any("training: the GPUs are at work" in line for line in stages["installed"]), "the demo starts"
+    assert any("training: the GPUs are working" in line for line in stages["installed"]), "the demo starts"
     assert "/etc/hangwatch/hangwatch.toml: ok" in stages["installed"]
     assert "-rw-r--r-- root /etc/systemd/system/hangwatch.service" in stages["installed"]
     assert "-rw-r--r-- root /usr/local/share/man/man1/hangwatch.1" in stages["installed"]

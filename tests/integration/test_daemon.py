@@ -108,7 +108,7 @@ def test_a_job_whose_gpus_no_driver_reads_is_unknown_and_nobody_is_paged(tmp_pat
         assert [value for _, value in daemon.samples("hangwatch_job_page", job_id=node.run_id)] == [0.0]
         (job,) = json.loads(daemon.get("/status"))["jobs"]
         assert (job["state"], job["page"]) == ("unknown", False)
-        assert "no hang of it is noticed" in job["message"]
+        assert "does not detect a hang of this job" in job["message"]
 
 
 def test_a_driver_that_blocks_costs_the_gpu_checks_only(fake_driver: FakeDriver, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_light_job_that_hangs_is_glanced_at_without_a_pause_and_then_suspected
 
         assert ": taking stacks of 4 ranks: its power fell and has been flat for 3 s" in daemon.log
         assert "training -> quiet" not in daemon.log
-        assert "ranks stand still" in daemon.log.partition("training -> suspected")[2].splitlines()[0]
+        assert "ranks do not progress" in daemon.log.partition("training -> suspected")[2].splitlines()[0]
         ((row, _),) = daemon.samples("hangwatch_incident_info")
         assert row["named"].endswith(f":{STUCK}")
 

@@ -71,7 +71,7 @@ def test_an_incident_whose_processes_are_gone_is_closed_and_says_so(fake_driver:
         last = incident_file.load(folder).timeline[-1]
         assert (last.state, last.message) == (
             JobState.ENDED,
-            "its processes were gone when hangwatch was started again",
+            "its processes had ended when hangwatch restarted",
         )
 
 
@@ -79,7 +79,7 @@ def test_a_second_daemon_says_whose_the_directory_is_and_ends(fake_driver: FakeD
     with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
         second = _hangwatch("run", "--config", str(daemon.config))
         assert second.returncode == 75, "systemd starts it again: the first one may be about to end"
-        assert f"another hangwatch (pid {daemon.process.pid}) uses this directory" in second.stderr
+        assert f"another hangwatch (pid {daemon.process.pid}) already uses this directory" in second.stderr
         assert "Traceback" not in second.stderr
         assert daemon.get("/healthz") == "ok\n"
     with RealDaemon(tmp_path / "hw", fake_driver.environ):

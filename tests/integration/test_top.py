@@ -211,7 +211,9 @@ def test_what_needs_somebody_comes_first() -> None:
     text = drawn(LastAnswer(SEEN, 100.0), 100.0)
     assert re.search(r"stuck +uid 1004 +hung \(page\) +2 min 05 s +8 +920 / 2100 W +rank 3", text)
     assert text.index("stuck") < text.index("well") and "5200 / 2100 W" in text
-    moves = job("slow", JobState.STALLED, message="1 of 8 ranks moves: rank 0 in checkpoint", verdict="all others wait")
+    moves = job(
+        "slow", JobState.STALLED, message="1 of 8 ranks progresses: rank 0 in checkpoint", verdict="all others wait"
+    )
     assert "rank 0 in checkpoint" in drawn(LastAnswer(msgspec.structs.replace(SEEN, jobs=(moves,)), 100.0), 100.0, 130)
     assert "xid" in text and "GPU 3: XID 79" in text and "1 check OK" in text and "clock_skew" not in text
     assert "as of" not in text

@@ -574,7 +574,7 @@ def test_job_without_readings_is_unknown_then_resumes_its_job_state(
     assert series.watch.state is job_state, "a driver may be slow"
     nothing(1)
     assert series.watch.state is S.UNKNOWN
-    assert "no hang of it is noticed" in series.watch.message
+    assert "does not detect a hang of this job" in series.watch.message
     nothing(7200)
     assert (series.watch.state, series.captures, series.pages) == (S.UNKNOWN, [], False)
     series.feed(before, 30)
@@ -632,7 +632,7 @@ def test_a_capture_that_never_comes_back_is_given_up_and_asked_for_again() -> No
     series.feed(110, int(asked + CAPTURE_LOST_SECONDS - series.now) - 1)
     assert (series.watch.state, len(series.captures)) == (S.SUSPECTED, 1)
     series.feed(110, 1)
-    assert (series.watch.state, series.watch.message) == (S.STALLED, "its stacks could not be taken in 300 s")
+    assert (series.watch.state, series.watch.message) == (S.STALLED, "its stacks could not be taken within 300 s")
     series.feed(110, int(DEFAULTS.recapture_seconds))
     assert len(series.captures) == 2
     assert not series.pages, "nobody has seen a stack"
@@ -946,7 +946,7 @@ def test_a_pause_that_ended_by_itself_makes_its_place_page_after_twice_its_lengt
     series.feed(600, 300)
     assert "pause of 200 s" in series.watch.message
     assert seconds_to_page(series) == pytest.approx(400, abs=5)
-    assert "the job has paused here before, 200 s at most" in series.watch.message
+    assert "known pause at this place of at most 200 s" in series.watch.message
 
 
 def test_another_place_pages_at_once_and_goes_on_paging() -> None:
@@ -1054,7 +1054,7 @@ def test_ranks_moving_between_two_lines_page_after_stalled_hold() -> None:
     assert series.watch.state is S.SUSPECTED
     look(series, at_two_lines(7, moving=True))
     assert series.watch.state is S.STALLED
-    assert series.watch.message == "7 of 8 ranks could not be judged"
+    assert series.watch.message == "progress of 7 of 8 ranks is unknown"
     series.feed(120, STALLED - 1)
     assert not series.pages
     assert series.feed(120, 2).pages
@@ -1084,7 +1084,7 @@ def test_ranks_of_a_light_job_that_move_in_turn_are_at_work_together() -> None:
         look(series, seen)
         assert (series.watch.state is S.STALLED) == (number < 4)
         series.feed(130, 1 if number == 4 else 500)
-    assert series.watch.message == "5 of 8 ranks have moved meanwhile: what the job draws now is work"
+    assert series.watch.message == "5 of 8 ranks have progressed since then: the present power of the job is work"
 
 
 def test_ranks_of_a_job_that_worked_hard_are_not_added_up() -> None:

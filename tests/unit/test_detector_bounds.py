@@ -103,7 +103,7 @@ def test_the_way_from_the_start_to_a_suspicion_in_words() -> None:
     played = Played()
     assert (played.watch.state, played.watch.message) == (JobState.STARTING, "waiting for the first sign of work")
     played.feed(1, WORK)
-    assert played.take() == [went(JobState.STARTING, JobState.TRAINING, "the GPUs are at work")]
+    assert played.take() == [went(JobState.STARTING, JobState.TRAINING, "the GPUs are working")]
     played.feed(99, WORK).feed(3, HANG)
     assert played.take() == [went(JobState.TRAINING, JobState.QUIET, "4 of 4 GPUs are quiet")]
     fell = played.now
@@ -234,18 +234,18 @@ def test_a_job_that_never_worked_pages_after_a_hold_of_its_own(was_busy: bool, h
 @pytest.mark.parametrize(
     ("seen", "state", "message"),
     [
-        ({"frozen": 8}, JobState.HUNG, "all 8 ranks are frozen"),
-        ({"frozen": 7, "moving": 1}, JobState.STALLED, "1 of 8 ranks moves"),
-        ({"frozen": 6, "moving": 2}, JobState.STALLED, "2 of 8 ranks move"),
+        ({"frozen": 8}, JobState.HUNG, "none of the 8 ranks progresses"),
+        ({"frozen": 7, "moving": 1}, JobState.STALLED, "1 of 8 ranks progresses"),
+        ({"frozen": 6, "moving": 2}, JobState.STALLED, "2 of 8 ranks progress"),
         (
             {"frozen": 6, "moving": 2, "movers_text": "ranks 0-1 in data loading"},
             JobState.STALLED,
-            "2 of 8 ranks move: ranks 0-1 in data loading",
+            "2 of 8 ranks progress: ranks 0-1 in data loading",
         ),
-        ({"frozen": 7, "unknown": 1}, JobState.STALLED, "1 of 8 ranks could not be judged"),
-        ({"frozen": 4, "moving": 4}, JobState.STALLED, "4 of 8 ranks move"),
-        ({}, JobState.STALLED, "0 of 0 ranks could not be judged"),
-        ({"frozen": 3, "moving": 5}, JobState.TRAINING, "5 of 8 ranks are moving: what the job draws now is work"),
+        ({"frozen": 7, "unknown": 1}, JobState.STALLED, "progress of 1 of 8 ranks is unknown"),
+        ({"frozen": 4, "moving": 4}, JobState.STALLED, "4 of 8 ranks progress"),
+        ({}, JobState.STALLED, "progress of 0 of 0 ranks is unknown"),
+        ({"frozen": 3, "moving": 5}, JobState.TRAINING, "5 of 8 ranks progress: the present power of the job is work"),
     ],
 )
 def test_what_a_capture_showed_in_words(seen: dict[str, object], state: JobState, message: str) -> None:
@@ -271,7 +271,7 @@ def test_a_stalled_job_whose_message_changes_stays_stalled_and_goes_on_to_its_pa
     played.captured(frozen=6, moving=2)
     assert (played.take(), played.watch.message, played.watch.open_incident.stalled_since) == (
         [],
-        "2 of 8 ranks move",
+        "2 of 8 ranks progress",
         since,
     )
     played.feed(100, HANG)
@@ -283,7 +283,7 @@ def test_a_hung_job_in_which_something_moves_once_is_stalled_since_it_was_hung()
     hung = played.now
     played.feed(200, HANG).take()
     played.captured(frozen=7, moving=1)
-    assert played.take() == [went(JobState.HUNG, JobState.STALLED, "1 of 8 ranks moves")]
+    assert played.take() == [went(JobState.HUNG, JobState.STALLED, "1 of 8 ranks progresses")]
     assert (played.watch.open_incident.stalled_since, played.pages) == (hung, False)
     played.feed(100, HANG)
     assert played.pages
@@ -296,7 +296,7 @@ def test_a_stalled_job_is_hung_after_two_frozen_looks_in_a_row() -> None:
         assert played.watch.state is JobState.STALLED
     played.feed(100, HANG).take()
     played.captured(frozen=8)
-    assert played.take() == [went(JobState.STALLED, JobState.HUNG, "all 8 ranks are frozen")]
+    assert played.take() == [went(JobState.STALLED, JobState.HUNG, "none of the 8 ranks progresses")]
     assert played.watch.open_incident.stalled_since is None
 
 
@@ -304,7 +304,7 @@ def test_most_moving_ends_an_incident_with_the_reason() -> None:
     played = suspected().captured(frozen=8).feed(100, HANG)
     played.take()
     played.captured(frozen=3, moving=5)
-    message = "5 of 8 ranks are moving: what the job draws now is work"
+    message = "5 of 8 ranks progress: the present power of the job is work"
     assert played.take() == [went(JobState.HUNG, JobState.RECOVERED, message)]
 
 
@@ -330,7 +330,7 @@ def test_a_capture_that_is_lost_stalls_the_job_after_five_minutes() -> None:
     played = suspected().feed(299, HANG)
     assert played.take() == []
     played.feed(1, HANG)
-    message = "its stacks could not be taken in 300 s"
+    message = "its stacks could not be taken within 300 s"
     assert played.take() == [went(JobState.SUSPECTED, JobState.STALLED, message)]
     assert (played.watch.capture_record.capturing, played.pages) == (False, False)
     played.feed(400, HANG)
@@ -370,7 +370,7 @@ def test_power_must_be_back_for_a_while_and_then_it_is_shown_for_a_minute() -> N
     played.feed(59, WORK)
     assert played.take() == []
     played.feed(1, WORK)
-    assert played.take() == [went(JobState.RECOVERED, JobState.TRAINING, "the GPUs are at work")]
+    assert played.take() == [went(JobState.RECOVERED, JobState.TRAINING, "the GPUs are working")]
 
 
 def test_power_that_comes_and_goes_is_not_back() -> None:
@@ -398,7 +398,9 @@ def test_more_than_half_must_be_back(back: int, is_back: bool) -> None:
 
 def test_power_that_comes_back_during_the_capture_says_so() -> None:
     played = suspected().feed(3, WORK)
-    assert played.take() == [went(JobState.SUSPECTED, JobState.TRAINING, "power came back during the capture")]
+    assert played.take() == [
+        went(JobState.SUSPECTED, JobState.TRAINING, "the GPUs were busy again before the capture ended")
+    ]
 
 
 def test_who_recovers_and_falls_quiet_again_is_quiet() -> None:

@@ -358,7 +358,7 @@ def test_pods_that_become_one_job_while_a_rank_is_gone_are_not_restarted() -> No
     life.discover(replace(job(), ranks=(*job(ranks=1).ranks, *other.ranks)))
     assert life.state is JobState.HUNG
     ended = life.snapshot.jobs["42-p500"].watch
-    assert (ended.state, ended.message) == (JobState.ENDED, "its ranks are ranks of job 42")
+    assert (ended.state, ended.message) == (JobState.ENDED, "its ranks now belong to job 42")
 
 
 def test_an_open_incident_keeps_its_key_whatever_claim_somebody_makes() -> None:
@@ -654,7 +654,7 @@ def test_what_no_scan_has_found_yet_waits_and_is_closed_once_it_is_gone() -> Non
     assert gone.snapshot.unresumed_incidents == ()
     closed = gone.saved[-1]
     assert (closed.incident_id, closed.state) == (left.incident_id, JobState.ENDED)
-    assert closed.timeline[-1].message == "its processes were gone when hangwatch was started again"
+    assert closed.timeline[-1].message == "its processes had ended when hangwatch restarted"
 
 
 def test_ranks_that_were_replaced_during_the_restart_are_another_job() -> None:
@@ -774,7 +774,9 @@ def test_the_place_of_a_look_is_learnt_and_pages_later_and_says_so() -> None:
     life = life_with_a_pause()
     entry = life.snapshot.jobs["42"]
     assert (entry.watch.state, entry.page) == (JobState.HUNG, False)
-    assert "the job has paused here before, 40 s at most: it pages after 80 s" in entry.incident.timeline[-1].message
+    assert (
+        "known pause at this place of at most 40 s: hangwatch pages after 80 s" in entry.incident.timeline[-1].message
+    )
     life.power(80, 60)
     assert life.snapshot.jobs["42"].page
 
@@ -819,7 +821,7 @@ def test_the_timeline_of_an_incident_says_why_it_was_looked_at_before_the_time_o
     line = entry.incident.timeline[-1]
     assert (line.state, line.unix_seconds) == (JobState.HUNG, life.unix - 4)
     assert line.message == (
-        "looked at once more: in 39 s its collective time-out may end the job (as its ranks recorded)"
+        "captured once more: in 39 s its collective timeout may end the job (as its ranks recorded)"
     )
     assert entry.timeline[-1] == line
     assert (life.saved[-1], life.moves[-1]) == (entry.incident, None), "it is on disk before the job is gone"

@@ -272,7 +272,7 @@ def test_a_capture_that_failed_is_counted_as_such_and_pages_nobody() -> None:
     entry = shown.jobs["42"]
     assert (entry.watch.capture_record.capturing, entry.page, entry.incident) == (False, False, None)
     assert (entry.timeline[-1].state, entry.timeline[-1].unix_seconds) == (JobState.STALLED, life.unix)
-    assert entry.watch.message == "2 of 2 ranks could not be judged"
+    assert entry.watch.message == "progress of 2 of 2 ranks is unknown"
 
 
 def test_a_capture_that_failed_of_a_job_without_ranks_judges_it_as_little() -> None:
@@ -281,7 +281,7 @@ def test_a_capture_that_failed_of_a_job_without_ranks_judges_it_as_little() -> N
     life.snapshot = life.snapshot.with_job(replace(entry, job=replace(entry.job, ranks=())))
     shown, _ = steps.record_failed_capture(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES)
     watch = shown.jobs["42"].watch
-    assert (watch.state, watch.message) == (JobState.STALLED, "1 of 1 ranks could not be judged")
+    assert (watch.state, watch.message) == (JobState.STALLED, "progress of 1 of 1 ranks is unknown")
 
 
 def test_nothing_of_a_job_is_nothing() -> None:
@@ -392,7 +392,9 @@ def test_a_job_that_was_back_at_work_when_its_incident_was_read_goes_on_without_
     assert life.state is JobState.TRAINING
     life.resume(left, living=job())
     assert (life.state, life.snapshot.jobs["42"].incident) == (JobState.TRAINING, None)
-    assert life.saved[-1].timeline[-1].message == "the job was at work when hangwatch had read this again"
+    assert (
+        life.saved[-1].timeline[-1].message == "the job was working when hangwatch read this incident after its restart"
+    )
 
 
 @pytest.mark.parametrize(("now", "goes_on"), [(job(), True), (job(ranks=1), True), (job(ranks=3), True)])

@@ -738,10 +738,12 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
     first, second = Store(tmp_path), Store(tmp_path)
     first.lock()
     first.lock()
-    with pytest.raises(store.StoreTakenError, match=rf"another hangwatch \(pid {os.getpid()}\) uses this directory"):
+    with pytest.raises(
+        store.StoreTakenError, match=rf"another hangwatch \(pid {os.getpid()}\) already uses this directory"
+    ):
         second.lock()
     (tmp_path / LOCK_FILE).write_text("\u0663 is no pid, nor is this")
-    with pytest.raises(store.StoreTakenError, match="another hangwatch uses this directory"):
+    with pytest.raises(store.StoreTakenError, match="another hangwatch already uses this directory"):
         second.lock()
     first.unlock()
     second.lock()

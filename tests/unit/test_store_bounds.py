@@ -451,7 +451,7 @@ def test_the_lock_makes_the_directory_and_costs_one_descriptor_while_it_is_held(
     with pytest.raises(store.StoreTakenError) as error:
         Store(kept.root).lock()
     assert str(error.value) == (
-        f"{kept.root}/lock: another hangwatch (pid {os.getpid()}) uses this directory\n"
+        f"{kept.root}/lock: another hangwatch (pid {os.getpid()}) already uses this directory\n"
         "  stop it, or set a different [store] directory"
     )
     assert descriptors() == at_first + 1

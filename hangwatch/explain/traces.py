@@ -116,7 +116,7 @@ def _numbered_by_launcher(
             dump = structs.replace(dump, id=rank)  # noqa: PLW2901 - the numbered one takes its place
         numbered.append(dump)
     if count:
-        notes.append(f"{words.count(count, 'rank')} known only by the pids in torchrun's summary")
+        notes.append(f"the numbers of {words.count(count, 'rank')} come only from the pids in torchrun's summary")
     return numbered
 
 
@@ -139,7 +139,7 @@ def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes:
     if not numbers:
         return dumps
     first, last = min(numbers.values()), max(numbers.values())
-    notes.append(f"ranks {first} to {last} known only by the numbers in the file names")
+    notes.append(f"the numbers of ranks {first} to {last} come only from the file names")
     return [
         structs.replace(dump, id=structs.replace(rank, rank=numbers[source]))
         for dump, rank, source in zip(dumps, ids, sources, strict=True)
@@ -217,7 +217,7 @@ class _LogCollector:
                     self._keep_unranked(name, rank, reader.log)
                 if is_log and len(streams) == 1 and not reader.processes:
                     self._unknown[name] = rank, reader.log
-        kind = "of no known rank" if of_ranks_here else "no part of a stack dump"
+        kind = "of no known rank" if of_ranks_here else "not part of a stack dump"
         notes = [f"{name}: {strange} lines are {kind}, for example {example!r}"] if strange else []
         if not tells and not of_ranks_here:
             notes.append(f"{name}: holds no known stack dump and no log of a known rank")
@@ -263,9 +263,9 @@ class _LogCollector:
         else:
             self._notes += chain.from_iterable(self._silent.values())
         if self._is_kernel_cut:
-            self._notes.append(f"more than {MOST_KEPT} different lines of the kernel: the first {MOST_KEPT} count")
+            self._notes.append(f"more than {MOST_KEPT} different kernel log lines: only the first {MOST_KEPT} are used")
         if self.old:
-            self._notes.append(f"{words.count(self.old, 'file')} of earlier attempts not read")
+            self._notes.append(f"{words.count(self.old, 'file')} of earlier attempts ignored")
         return merged_logs.join(self._parts, self._told)
 
 
@@ -371,7 +371,9 @@ def _read(
         if source is None:
             if len(sources) >= _MOST_STREAMS:
                 if len(sources) == _MOST_STREAMS:
-                    hearsay.add_note(f"{name}: more than {_MOST_STREAMS:,} prefixes; lines of further ones have none")
+                    hearsay.add_note(
+                        f"{name}: more than {_MOST_STREAMS:,} prefixes; a further prefix is read as part of its line"
+                    )
                 rank, sure, rest = named.id, True, line
             reader = line_stream.Reader(interned, is_log=named.is_log)
             source = sources.setdefault((rank, sure), _Source(name, rank, sure, reader))

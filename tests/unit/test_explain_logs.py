@@ -66,7 +66,7 @@ def test_the_last_lines_are_folded_and_the_rank_behind_is_looked_at_first(prefix
     assert end.startswith("63 ranks end at 'INFO backward 812 loss 3.0' (2026-11-22 12:00:32,063)")
     assert end.endswith(f"{kind} 7{place} at 'INFO backward 811 loss 3.7' (2026-11-22 12:00:31,007)")
     assert stopped.startswith(f"stopped first: {kind} 7{place} at 2026-11-22 12:00:31,007")
-    assert verdict.message.startswith(f"The log of {kind} 7{place} ends before the others")
+    assert verdict.message.startswith(f"The log of {kind} 7{place} ends before the other logs")
     (look,) = verdict.first_look
     assert RankId(node=look.node, rank=look.rank, local_rank=look.local_rank) == of
     assert "PYTHONUNBUFFERED" in look.settle
@@ -127,8 +127,8 @@ def test_a_step_counts_before_a_loss_that_agrees_by_chance() -> None:
     assert [look.rank for look in verdict.first_look] == [7]
 
 
-CUT = "the log of rank 7 may end in a buffer that was not written out (its last line is cut)"
-EARLY = "the log of rank 7 may end in a buffer that was not written out (it ends 4 min 00 s before the others)"
+CUT = "the log of rank 7 may lack lines that were still in a buffer (its last line is cut)"
+EARLY = "the log of rank 7 may lack lines that were still in a buffer (it ends 4 min 00 s before the other logs)"
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_the_last_attempt_counts_and_each_run_is_a_node() -> None:
         ("none_a", "attempt 10"),
         ("none_b", "attempt 10"),
     ]
-    assert found.notes == ("4 files of earlier attempts not read",)
+    assert found.notes == ("4 files of earlier attempts ignored",)
 
 
 def test_words_of_a_log_are_no_complaint_of_py_spy() -> None:
@@ -501,7 +501,7 @@ def test_prefixes_without_end_make_no_readers_without_end(monkeypatch: pytest.Mo
     found = traces.collect([("x", (f"[n:{number}]step {number}" for number in range(300)))])
     assert len(found.logs) == 100
     assert found.notes == (
-        "x: more than 100 prefixes; lines of further ones have none",
+        "x: more than 100 prefixes; a further prefix is read as part of its line",
         "x: 200 lines are of no known rank, for example '[n:100]step 100'",
     )
 
@@ -568,7 +568,7 @@ def test_a_trouble_that_is_over_is_none_and_many_are_bounded() -> None:
     silent, back = "nfs: server filer-03 not responding, still trying", "[9.0] nfs: server filer-03 OK"
     assert collect(silent, back, FAULT).kernel == collect(FAULT).kernel
     lines = [FAULT.replace("4711", str(pid)) for pid in range(1, 1000)]
-    of_one = "more than 64 different lines of the kernel: the first 64 count"
+    of_one = "more than 64 different kernel log lines: only the first 64 are used"
     assert of_one in collect(*lines).notes
     assert of_one not in collect(*lines[: kernel_text.MOST_KEPT]).notes
     halves = [(f"{half}.log", [f"{line}\n" for line in lines[half * 40 : half * 40 + 40]]) for half in (0, 1)]

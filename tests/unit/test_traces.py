@@ -135,7 +135,7 @@ def in_files(*names: str, pids: tuple[int, ...] = (41, 99, 17, 58)) -> traces.Co
 def test_files_of_stacks_that_are_numbered_from_0_on_are_ranks_and_it_is_said(shape: str) -> None:
     found = in_files(*(shape.format(number) for number in (2, 0, 1, 3)))
     assert [(one.rank, one.pid) for one in ids(found)] == [(2, 41), (0, 99), (1, 17), (3, 58)]
-    assert found.notes == ("ranks 0 to 3 known only by the numbers in the file names",)
+    assert found.notes == ("the numbers of ranks 0 to 3 come only from the file names",)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def collect_with_logs(*logs: list[str], name: str = "stacks.txt", pids: tuple[in
 def test_what_torchrun_lists_at_its_end_tells_the_ranks_of_pids_and_it_is_said() -> None:
     found = collect_with_logs(failed((1, 41), (0, 99), (2, 7)))
     assert ids(found) == [RankId(rank=1, local_rank=1, pid=41), RankId(rank=0, local_rank=0, pid=99)]
-    assert "2 ranks known only by the pids in torchrun's summary" in found.notes
+    assert "the numbers of 2 ranks come only from the pids in torchrun's summary" in found.notes
     named = collect_with_logs(failed((1, 41), (0, 99), host="n1"), name="trace-n1.out")
     assert ids(named)[0] == RankId(node="n1", rank=1, local_rank=1, pid=41)
 
@@ -296,7 +296,7 @@ def test_more_prefixes_than_are_told_apart_are_said(monkeypatch: pytest.MonkeyPa
     few = [f"[n1:{rank}]{line}" for rank in range(4) for line in process(100 + rank, *WAITS)]
     assert (len(collect(*few).ranks), collect(*few).notes) == (4, ())
     more = [f"[n1:{rank}]{line}" for rank in range(4, 9) for line in process(100 + rank, *WAITS)]
-    assert "-: more than 4 prefixes; lines of further ones have none" in collect(*few, *more).notes
+    assert "-: more than 4 prefixes; a further prefix is read as part of its line" in collect(*few, *more).notes
 
 
 def test_mixed_lines_of_several_ranks_are_told_apart() -> None:
@@ -574,7 +574,7 @@ def test_lines_that_are_no_dump_are_counted_and_told() -> None:
         "Traceback (most recent call last):",
         name="x.out",
     )
-    assert found.notes == ("x.out: 3 lines are no part of a stack dump, for example 'hello'",)
+    assert found.notes == ("x.out: 3 lines are not part of a stack dump, for example 'hello'",)
     assert len(found.ranks) == 1
 
 

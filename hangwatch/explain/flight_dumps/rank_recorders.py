@@ -109,11 +109,11 @@ def _numbered(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[Dum
         else:
             by_rank[number].append(file)
     if unknown:
-        of = f"{words.count(len(unknown), 'dump')} of a flight recorder: nothing tells of which rank"
-        notes.append(f"{_example(unknown)}{of}; end its name in rank and number, as torch does")
+        of = f"{words.count(len(unknown), 'dump')} of a flight recorder: the rank is unknown"
+        notes.append(f"{_example(unknown)}{of}; end the file name with `rank` and the number, as torch does")
     if contradicted:
-        of = f"{words.count(len(contradicted), 'dump')} of a flight recorder left out"
-        notes.append(f"{_example(contradicted)}{of}: a group that it has used has no rank of the number in its name")
+        of = f"{words.count(len(contradicted), 'dump')} of a flight recorder ignored"
+        notes.append(f"{_example(contradicted)}{of}: the number in the file name is not a rank of its groups")
     return by_rank
 
 
@@ -136,7 +136,7 @@ def _several_note(by_rank: Mapping[int, Sequence[DumpFile]]) -> Iterator[str]:
         have = "has" if len(by_rank) == 1 else "have"
         counted = ", ".join(words.printable(file.name) for file in _newest(next(iter(by_rank.values()))))
         many = ", ..." if len(by_rank) > 1 else ""
-        yield f"{ranks} {have} several dumps of a flight recorder; what was enqueued last counts: {counted}{many}"
+        yield f"{ranks} {have} several dumps of a flight recorder; the newest is used: {counted}{many}"
 
 
 def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict[int, tuple[DumpFile, ...]]:
@@ -145,7 +145,7 @@ def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict
     if untimed := sorted(newest.keys() - possible.keys()):
         who = words.name_ranks([RankId(rank=rank) for rank in untimed])
         notes.append(
-            f"flight recorder of {who}: the time of its file cannot be that of the dump, so it does"
+            f"flight recorder of {who}: the time of its file is not the time of the dump, so it does"
             " not show late ranks; copy with `cp -p`, `rsync -a`, `scp -p` or tar"
         )
     last = max((one.written_unix_seconds for files in possible.values() for one in files), default=0.0)
@@ -157,12 +157,13 @@ def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict
     if old := sorted(possible.keys() - fresh.keys()):
         who = words.name_ranks([RankId(rank=rank) for rank in old])
         notes.append(
-            f"flight recorder of {who}: written more than {words.duration(_APART_SECONDS)} before the last, not counted"
+            f"flight recorder of {who}: written more than {words.duration(_APART_SECONDS)} before the newest dump, so "
+            "it is ignored"
         )
     if fresh and not any(one.has_timed_out for files in fresh.values() for one in files):
         notes.append(
-            "flight recorders: by the files that count, no operation had passed its time-out when they were written, so"
-            " that nothing says that one of them is late"
+            "flight recorders: no operation had timed out when the dumps were written, so they do not show that a "
+            "rank is late"
         )
         return {}
     return fresh
@@ -173,9 +174,9 @@ def _time_note(written: Sequence[float]) -> Iterator[str]:
         apart = max(written) - min(written)
         when = "of one moment" if apart < _ONE_MOMENT_SECONDS else f"written within {words.duration(round(apart))}"
         yield (
-            f"flight recorders: {words.count(len(written), 'dump')} {when}, the first at {words.utc(min(written))} by"
-            " their files, when an operation had timed out; one counts that was enqueued"
-            f" {words.duration(LATE_SECONDS)} before that"
+            f"flight recorders: {words.count(len(written), 'dump')} {when}, the first at {words.utc(min(written))} by "
+            f"the time of its file, after an operation had timed out; an operation counts only if it was enqueued "
+            f"{words.duration(LATE_SECONDS)} before that"
         )
 
 

@@ -98,7 +98,7 @@ def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
         raise ValueError("is not a flight recorder dump: it has no version")
     version = values["version"]
     if not isinstance(version, str) or not _VERSION.match(version):
-        raise ValueError(f"is of format {words.elided(str(version)[:_MOST_NAME], 16)}, which is not known")
+        raise ValueError(f"has the unknown format {words.elided(str(version)[:_MOST_NAME], 16)}")
     rows = _rows(values.get("entries", ()))
     by_library: dict[Library, list[FlightRecord]] = defaultdict(list)
     newest = 0
@@ -127,11 +127,11 @@ def _json(content: bytes) -> object:
     if len(content) > MOST_BYTES:
         raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
     if content.count(b"[") + content.count(b"{") > _MOST_CONTAINERS or content.count(b",") > _MOST_COMMAS:
-        raise ValueError("holds more values than a flight recorder does")
+        raise ValueError("holds more values than the dump of a flight recorder can hold")
     try:
         found = decoding.decode_plain_json(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"is no whole JSON: {words.elided(str(error), _MOST_NAME)}") from None
+        raise ValueError(f"is not complete JSON: {words.elided(str(error), _MOST_NAME)}") from None
     return found
 
 
@@ -140,7 +140,7 @@ def _json(content: bytes) -> object:
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"has a {name} that is no text")
+        raise ValueError(f"has a {name} that is not a text")
     return words.elided(value[: 4 * _MOST_NAME], _MOST_NAME)
 
 
@@ -149,7 +149,7 @@ def _integer(value: object, name: str, lowest: int = 0) -> int:
     if isinstance(value, str) and len(value) <= 20 and value.removeprefix("-").isdecimal() and value.isascii():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value < _MOST_SEQUENCE:
-        raise ValueError(f"has a {name} that is no number, or out of its range")
+        raise ValueError(f"has a {name} that is not a number, or is out of its range")
     return value
 
 
@@ -158,7 +158,7 @@ def _nanoseconds(value: object, name: str) -> int:
     if value in (None, 0):
         return 0
     if not isinstance(value, int) or not EARLIEST_UNIX_NS < value < LATEST_UNIX_NS:
-        raise ValueError(f"has a {name} that is no time")
+        raise ValueError(f"has a {name} that is not a time")
     return value
 
 
@@ -170,16 +170,16 @@ def _flag(value: object, name: str) -> bool:
 
 def _mapping(value: object, name: str) -> Mapping[object, object]:
     if not isinstance(value, dict) or len(value) > MOST_GROUPS:
-        raise ValueError(f"has a {name} that is no map, or too large")
+        raise ValueError(f"has a {name} that is not a map, or is too large")
     return value
 
 
 def _rows(value: object) -> Sequence[Mapping[str, object]]:
     if not isinstance(value, (list, tuple)):
-        raise ValueError("has entries that are no list")
+        raise ValueError("has entries that are not a list")
     rows = value[-MOST_RECORDS:]
     if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("has an entry that is no map")
+        raise ValueError("has an entry that is not a map")
     return rows
 
 
@@ -189,13 +189,13 @@ def _record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:
     library = _library(operation)
     names = row.get("process_group")
     if not isinstance(names, (list, tuple)) or len(names) != 2:
-        raise ValueError("has a process_group that is no pair of name and description")
+        raise ValueError("has a process_group that is not a pair of name and description")
     state, is_retired = row.get("state"), _flag(row.get("retired"), "retired")
     if state not in ("scheduled", "started", "completed"):
         raise ValueError("has an unknown state")
     created = _nanoseconds(row.get("time_created_ns"), "time_created_ns")
     if not created:
-        raise ValueError("has an entry of no time")
+        raise ValueError("has an entry without a time")
     seen = (_nanoseconds(row.get(key), key) for key in ("time_discovered_started_ns", "time_discovered_completed_ns"))
     is_p2p = row.get("is_p2p", operation.partition(":")[2].startswith(("send", "recv")))
     thread_id = row.get("thread_id", "")
@@ -230,13 +230,13 @@ def _library(operation: str) -> Library:
     for prefix in ("gloo", "nccl"):
         if operation.startswith(f"{prefix}:"):
             return prefix
-    raise ValueError(f"is of another library than gloo and NCCL: {words.elided(operation, 32)}")
+    raise ValueError(f"has an operation of a library other than gloo and NCCL: {words.elided(operation, 32)}")
 
 
 def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
     """Return the first dimensions of the first tensors, as many as are compared."""
     if not isinstance(value, (list, tuple)):
-        raise ValueError("has sizes that are no list")
+        raise ValueError("has sizes that are not a list")
     return tuple(
         tuple(_integer(number, "size") for number in size[:_MOST_SIZES])
         for size in value[:_MOST_SIZES]
@@ -246,7 +246,7 @@ def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
 
 def _types(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
-        raise ValueError("has types that are no list")
+        raise ValueError("has types that are not a list")
     return tuple(_text(name, "type") for name in value[:_MOST_SIZES])
 
 

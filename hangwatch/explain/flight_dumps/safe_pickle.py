@@ -56,7 +56,7 @@ def load_plain_values(content: bytes) -> object:
     try:
         return _Unpickler(io.BytesIO(content)).load()
     except Exception as error:
-        raise ValueError(f"is no whole pickle: {words.elided(str(error), 128)}") from None
+        raise ValueError(f"is not a complete pickle: {words.elided(str(error), 128)}") from None
 
 
 def _check_opcodes(content: bytes) -> None:
@@ -73,13 +73,13 @@ def _check_opcodes(content: bytes) -> None:
         elif code in _PUTS:
             number = len(memoized) if code == _MEMOIZE else int.from_bytes(argument, "little")
             if number > MOST_OPCODES:
-                raise ValueError(f"asks for {number:,} places in its memo")
+                raise ValueError(f"needs {number:,} places in its memo")
             memoized.add(number)
             (texts.add if texts_on_top else texts.discard)(number)
         elif code in _GETS:
             texts_on_top = texts_on_top + 1 if int.from_bytes(argument, "little") in texts else 0
         elif code == _TUPLE2 and texts_on_top < 2:
-            raise ValueError("holds a tuple that is no pair of texts")
+            raise ValueError("holds a tuple that is not a pair of texts")
         else:
             texts_on_top = 0
 
@@ -93,7 +93,7 @@ def _opcodes(content: bytes) -> Iterator[tuple[int, bytes]]:
         code = content[place]
         if code not in _WIDTHS:
             known = _OPCODES.get(code)
-            raise ValueError(f"may do more than hold values: its opcode {known.name if known else hex(code)}")
+            raise ValueError(f"may do more than contain values: opcode {known.name if known else hex(code)}")
         argument = content[place + 1 : place + 1 + _WIDTHS[code]]
         place += 1 + _WIDTHS[code]
         if code in _COUNTED:
@@ -107,7 +107,7 @@ def _opcodes(content: bytes) -> Iterator[tuple[int, bytes]]:
         if code == _STOP:
             return
         yield code, argument
-    raise ValueError("is no whole pickle: it ends early")
+    raise ValueError("is not a complete pickle: it ends early")
 
 
 class _Unpickler(pickle.Unpickler):
@@ -117,4 +117,4 @@ class _Unpickler(pickle.Unpickler):
         raise ValueError(f"names {module}.{name}")
 
     def persistent_load(self, _: object) -> NoReturn:
-        raise ValueError("names an object outside of it")
+        raise ValueError("refers to an object outside of the file")

@@ -145,7 +145,9 @@ def _compare_group(
     ids = [standing.id for standing in at_number]
     text = f"in {words.printable(name)}, {words.name_ranks(ids)} timed out in {operation}"
     if not behind:
-        more = f"; {words.count(len(ranks))} seen, all have enqueued it: none is behind" if len(ranks) > 1 else ""
+        more = (
+            f"; {words.count(len(ranks))} seen, and all have enqueued it: no rank is behind" if len(ranks) > 1 else ""
+        )
         return WorkFinding(text + more, tuple(ids))
     late = [standing.id for standing in behind]
     numbers = words.fold(standing.enqueued for standing in behind if standing.enqueued >= 0)
@@ -154,7 +156,7 @@ def _compare_group(
     text += f"; {words.name_ranks(late)} {has} enqueued {counts}"
     doubt = _doubt(at_number, behind, len(ranks), waiting, world_size)
     if not all(map(is_collective, told or {""})) or operations.has_point_to_point:
-        doubt = "point-to-point operations are counted apart" if told else "the operation is not in the logs"
+        doubt = "point-to-point operations are counted separately" if told else "the operation is not in the logs"
     if doubt:
         return WorkFinding(f"{text}; the numbers show no rank to check first: {doubt}", (*late, *ids))
     why = f"it has not joined {operation} of {words.printable(name)}"
@@ -176,7 +178,7 @@ def _doubt(
     if seen < _FEWEST_SEEN and seen != world_size:
         return f"only {words.count(seen)} seen"
     if len(behind) >= len(timed):
-        return "no fewer ranks are behind than timed out"
+        return "at least as many ranks are behind as timed out"
     if not all(_is_recent(standing, timed) for standing in behind):
         return "the last number of a rank that is behind is older than the timeout"
     return ""

@@ -134,7 +134,7 @@ def find_unwritten(logs: Sequence[RankLog]) -> dict[RankId, str]:
         if any(whole != begun and whole.startswith(begun) and counts[begun] < counts[whole] for whole in wholes):
             reasons[rank] = "its last line is cut"
         elif apart > _APART_SECONDS:
-            reasons[rank] = f"it ends {words.duration(apart)} before the others"
+            reasons[rank] = f"it ends {words.duration(apart)} before the other logs"
     return reasons
 
 
@@ -153,7 +153,7 @@ def caveat(ranks: Sequence[RankId], unwritten: Mapping[RankId, str]) -> str:
     if not unsure:
         return ""
     return (
-        f"; the log of {words.name_ranks(unsure)} may end in a buffer that was not written out ({unwritten[unsure[0]]})"
+        f"; the log of {words.name_ranks(unsure)} may lack lines that were still in a buffer ({unwritten[unsure[0]]})"
     )
 
 

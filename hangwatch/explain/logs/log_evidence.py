@@ -22,7 +22,7 @@ _UNRANKED_SHOWN = 8
 _LAUNCHER_SIGNAL = "launcher_signal"  # nccl_messages.toml
 _SIGNALS = {"2": "2 (SIGINT, Ctrl-C)", "15": "15 (SIGTERM)", "1": "1 (SIGHUP, the terminal was closed)"}
 _NO_DEVICE = "No device"  # nccl_messages.toml, no_ib_device
-_NOT_FLUSHED = "output to a file may lie unwritten in the process without PYTHONUNBUFFERED=1"
+_NOT_FLUSHED = "without PYTHONUNBUFFERED=1, the last output may still be in a buffer of the process"
 
 
 class _Kind(NamedTuple):
@@ -96,7 +96,7 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
     first = _first_failure(kinds, logs)
     if first is not None:
         if len(first.kind.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.kind.ids) == 1:
-            why = f"the first to fail by its own log: {_describe_failure(first.kind.failure)}"
+            why = f"its log shows the first failure: {_describe_failure(first.kind.failure)}"
             yield from (_look(rank, why, f"read the end of {first.kind.logs[0].source}") for rank in first.kind.ids)
         return
     rows = nccl_messages.load()
@@ -131,7 +131,7 @@ def _find_hint(
         failure, ids = first.kind.failure, first.kind.ids
         are_few = len(ids) == 1 or len(ids) * (TIMES_AS_MANY + 1) <= len(logs)
         settle = f"read {words.printable(first.kind.logs[0].source)} up to line {failure.number}"
-        why = f"the first to fail by its own log: {_describe_failure(failure)}"
+        why = f"its log shows the first failure: {_describe_failure(failure)}"
         return _Hint(_describe_first_failure(first), ids if are_few else (), why, settle)
     if pointing is not None:
         settle = (
@@ -143,8 +143,8 @@ def _find_hint(
     behind = log_ends.find_behind(ends)
     if behind is None or work_lines.parse(behind.text):  # a number of the watchdog is no step of the program
         return None
-    why = f"its log ends at '{words.elided(behind.text, LINE_CHARACTERS)}', before the others"
-    text = f"the log of {words.name_ranks(behind.ids)} ends before the others: {log_ends.describe_ends(ends)}"
+    why = f"its log ends at '{words.elided(behind.text, LINE_CHARACTERS)}', before the other logs"
+    text = f"the log of {words.name_ranks(behind.ids)} ends before the other logs: {log_ends.describe_ends(ends)}"
     settle = f"dump its stack (`hangwatch dump --pid N`): {_NOT_FLUSHED}"
     return _Hint(text, behind.ids, why, settle, is_sure=False)
 
@@ -163,9 +163,9 @@ def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | Non
     if not all(any(_is_later(_moment(log), complaint) for complaint in complaints) for log in silent):
         return None
     ids = tuple(log.id for log in silent)
-    text = f"all {words.count(complaining)} with a failure complain of others, {words.name_ranks(ids)} of none"
+    text = f"all {words.count(complaining)} with a failure blame others; no failure of {words.name_ranks(ids)}"
     return _Hint(
-        text, ids, "all others complain of others, and it writes on without a failure", f"read {silent[0].source}"
+        text, ids, "all other ranks blame others, and its log continues without a failure", f"read {silent[0].source}"
     )
 
 
@@ -183,12 +183,12 @@ def _describe_without_hint(
 ) -> str:
     """Describe logs that point at no rank, by what was compared."""
     if not logs:
-        return f"{words.count(len(unranked), 'log')} of no known rank: see the evidence"
+        return f"{words.count(len(unranked), 'log')} of unknown ranks: see the evidence"
     own = sum(not kind.failure.of_others for kind in kinds)
     if own:
-        failures = f"it is not known which of {words.count(own, 'failure')} was first"
+        failures = f"it is unknown which of {words.count(own, 'failure')} was first"
     else:
-        failures = "each failure complains of other ranks" if kinds else _describe_messages(logs)
+        failures = "each failure blames other ranks" if kinds else _describe_messages(logs)
     apart = log_ends.seconds_apart(logs)
     spread = f"; their last lines are up to {words.duration(apart)} apart" if apart else ""
     return f"logs of {words.count(len(logs))}: {failures}{spread}" + (
@@ -327,7 +327,7 @@ def _unranked_evidence(logs: Sequence[RankLog]) -> Iterator[Evidence]:
                 yield _make_evidence("nccl_message", text, ())
     if len(logs) > _UNRANKED_SHOWN:
         yield _make_evidence(
-            "log_failure", f"{words.count(len(logs) - _UNRANKED_SHOWN, 'other log')} of no known rank", ()
+            "log_failure", f"{words.count(len(logs) - _UNRANKED_SHOWN, 'other log')} of unknown ranks", ()
         )
 
 

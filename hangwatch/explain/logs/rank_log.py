@@ -28,7 +28,7 @@ MOST_TOLD = 4096  # failures of ranks in a launcher's summary
 MOST_WORKS = 4096  # lines with sequence numbers of one log
 LONGEST_TEXT = 400
 LONGEST_LOG_LINE = 4096
-"""Characters of a log line, after its prefix, that are matched: patterns take quadratic time."""
+"""Number of characters of a log line, after its prefix, that are matched. Patterns take quadratic time."""
 
 LARGEST_ERROR_FILE = 1 << 20
 _CALLSTACK_CHARACTERS = 1 << 16
@@ -50,7 +50,7 @@ _CODE = re.compile(
     r'^ +File "([\w./+-]{1,1000})", line (\d{1,9}), '
     r"in ([^\W\d]\w{0,199}|<(?:module|lambda|genexpr|(?:list|set|dict)comp)>)$"
 )
-"""A place in a program. Other names of files and functions may contain anything, and places are shown to all users."""
+"""A place in a program. Only such names are shown, because all users see them and other names may contain anything."""
 
 _EXCEPTION_TYPE = re.compile(r"((?:[A-Za-z_]\w{0,63}\.){0,8}_{0,2}(?:[A-Z]\w{0,63}|error|timeout)):(?: |$)", re.ASCII)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")

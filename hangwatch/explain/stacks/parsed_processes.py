@@ -12,22 +12,22 @@ from hangwatch.formats import pyspy_json
 from hangwatch.model import Fault, Frame, Thread
 
 LONGEST_LINE = 8192
-"""Characters of a line that are read, except for JSON."""
+"""Number of characters that are read of one line. JSON has no such limit."""
 
 MOST_FRAMES = 4096
-"""Frames of one thread that are kept."""
+"""Number of frames that are kept of one thread."""
 
 MOST_FRAMES_OF_TOOLS = 1 << 14
-"""Frames of one thread that py-spy prints at most: 4,096 of Python, and those of C between them (`--native`)."""
+"""Most frames that py-spy prints of one thread: 4,096 of Python, and the C frames between them (`--native`)."""
 
 MOST_THREADS = 1 << 14
-"""Threads of one process that are read."""
+"""Number of threads that are read of one process."""
 
 MOST_PROCESSES = 1 << 14
-"""Processes of one stream that are read: of a text, or of one prefix in it."""
+"""Number of processes that are read of one stream: of a text, or of one prefix in it."""
 
 MOST_DIFFERENT_FRAMES = 1 << 16
-"""Different frames of one text that are read. Ranks of one program show the same ones."""
+"""Number of different frames that are read of one text. Ranks of one program show the same frames."""
 
 
 class HugeStackError(ValueError):
@@ -37,15 +37,15 @@ class HugeStackError(ValueError):
 def check_threads(threads: int) -> None:
     """Raise HugeStackError if no further thread fits into a process that already has this number."""
     if threads >= MOST_THREADS:
-        raise HugeStackError(f"a process has more than {MOST_THREADS:,} threads: is no stack dump")
+        raise HugeStackError(f"a process has more than {MOST_THREADS:,} threads: this is not a stack dump")
 
 
 def check_processes(processes: int) -> None:
     """Raise HugeStackError if no further process fits into a stream that already has this number."""
     if processes >= MOST_PROCESSES:
         raise HugeStackError(
-            f"more than {MOST_PROCESSES:,} processes that no prefix tells apart: put a prefix such as [host:rank] "
-            "before each line, or give each process a file of its own"
+            f"more than {MOST_PROCESSES:,} processes without distinct prefixes: put a prefix such as [host:rank] "
+            "before each line, or give each process its own file"
         )
 
 
@@ -97,8 +97,8 @@ class Interned:
         if found is None:
             if len(self._frames) >= self._most_frames:
                 raise HugeStackError(
-                    f"more than {MOST_DIFFERENT_FRAMES:,} different frames: is no stack dump of one job; "
-                    "if it is, give each process a file of its own"
+                    f"more than {MOST_DIFFERENT_FRAMES:,} different frames: too many for one job; "
+                    "if they are of one job, give each process its own file"
                 )
             file, colon, line = where.rpartition(":")
             number = int(line) if colon and line.isascii() and line.isdigit() and len(line) < 10 else None

@@ -138,7 +138,7 @@ class Reader:
 
     def _add(self, frame: Frame) -> None:
         if len(self._frames) == MOST_FRAMES_OF_TOOLS:
-            raise HugeStackError(f"a thread has more than {MOST_FRAMES_OF_TOOLS:,} frames: is no stack dump")
+            raise HugeStackError(f"a thread has more than {MOST_FRAMES_OF_TOOLS:,} frames: this is not a stack dump")
         self._frames.append(frame)
 
     def _error(self, line: str) -> None:

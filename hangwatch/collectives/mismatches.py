@@ -14,7 +14,7 @@ from hangwatch.model.flight_records import Library
 _MOST_ORDERED = 8
 
 Sides: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
-"""The different texts of what ranks of one group enqueued, with their ranks. The side with most ranks comes first."""
+"""The different operations that ranks of one group enqueued, as text, each with its ranks; most ranks first."""
 
 
 def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:

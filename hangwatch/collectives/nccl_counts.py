@@ -250,7 +250,7 @@ def evidence(members: Iterable[Member]) -> tuple[Evidence, ...]:
             _evidence(asked[0][1], [rank for rank, _ in counts], _describe_counts(counts)) for _, counts in shown
         )
     if asked and all(is_even(member) for member, _ in asked):
-        text = "all ranks of each communicator have launched the same number of operations, and no more since"
+        text = "all ranks of each communicator have launched the same number of operations"
         return (_evidence(asked[0][1], [member.id for member, _ in asked], text),)
     return ()
 

@@ -24,10 +24,10 @@ from hangwatch.model import STOPPED_STATES, Member
 from hangwatch.model.flight_records import Library
 
 Stance = Literal["elsewhere", "held", "waits", "unclear"]
-"""The state of a rank by its stack and the kernel. It is also a label of a metric.
+"""The wait of a rank, as its stack and the kernel show it. It is also a label of a metric.
 
-"elsewhere": the rank waits for nothing. "held": it waits for a lock, a file or a time, and no known rank ends that
-wait. "waits": it waits for other ranks. "unclear": none of these is certain.
+"waits": the rank waits for other ranks. "held": it waits for a lock, a file or a timer, and no known rank can end that
+wait. "elsewhere": it waits for none of these. "unclear": none of these is certain.
 """
 
 _MOST_NUMBERS = 8  # pending operations of one group

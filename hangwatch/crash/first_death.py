@@ -83,7 +83,7 @@ def _cause(dead: CrashArtifacts) -> Cause | None:
     """Return the cause with the strongest evidence for one rank; None if no artifact shows a crash."""
     if (line := dead.end) is not None:
         where = f" in {line.where}" if line.where else ""
-        return Cause(dead, 0, line.unix_seconds, f"{line.name.replace('_', ' ')}{where}, by the kernel's log")
+        return Cause(dead, 0, line.unix_seconds, f"{line.name.replace('_', ' ')}{where}, according to the kernel's log")
     failure, core, end = dead.failure, dead.core, dead.exit
     if core is not None and core.signal and core.signal != ABORTED:
         return Cause(dead, 0, core.unix_seconds, f"{core.signal}, by its core")
@@ -96,7 +96,7 @@ def _cause(dead: CrashArtifacts) -> Cause | None:
         texts = (failure.exception or "an exception", failure.text)
         kind, detail = (words.elided(f"{text}{where}", TEXT_CHARACTERS) for text in texts)
         order = 3 if failure.of_others else 1
-        return Cause(dead, order, at, f"{kind}, by its error file", f"{detail}, by its error file")
+        return Cause(dead, order, at, f"{kind}, according to its error file", f"{detail}, according to its error file")
     if core is not None:
         return Cause(dead, 2, core.unix_seconds, f"{core.signal or 'a signal'}, by its core")
     if end is not None and is_fault:
@@ -162,8 +162,8 @@ def judge(job: Job, dead: Sequence[CrashArtifacts], *, was_open: bool = False) -
 def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
     """Return the verdict if all ranks ended in the same second with their own errors: they have a common cause."""
     message = (
-        f"no rank can be named: all {words.count(len(ended))} that ended did so at {words.utc(first.unix_seconds)}, "
-        f"each with its own error. First report: {words.name_ranks([first.artifacts.id])} with {first.text}."
+        f"no rank can be named: {words.count(len(ended))} ended in the same second ({words.utc(first.unix_seconds)}), "
+        f"each with its own error. The first report is of {words.name_ranks([first.artifacts.id])}: {first.text}."
     )
     return Verdict(kind=CRASHED, message=message[:1].upper() + message[1:], evidence=(_evidence(first, ()),))
 

@@ -263,7 +263,8 @@ def _check_first(
 
 CHECK_FIRST: tuple[Rule, ...] = (
     _check_first(
-        "have ended, and died first by their crash artifacts, while the others are not known to wait for ranks",
+        "have ended, and died first according to their crash artifacts, while the others are not known to wait for "
+        "ranks",
         died_first,
         ANYTHING,
         check_first_reasons.died,
@@ -272,7 +273,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         by_stack=False,
     ),
     _check_first(
-        "have a thread that is blocked in state `D`, for minutes by the kernel's log",
+        "have a thread that has been blocked in state `D` for minutes, according to the kernel's log",
         _logged_by_kernel("hung_task"),
         ("ranks", "gpu"),
         check_first_reasons.hung_task,
@@ -281,7 +282,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         by_stack=False,
     ),
     _check_first(
-        "have lost a worker process to a fault or the OOM killer, by the kernel's log",
+        "have lost a worker process to a fault or the OOM killer, according to the kernel's log",
         _logged_by_kernel(*DEADLY),
         ("ranks", "gpu"),
         check_first_reasons.lost_worker,
@@ -299,7 +300,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         by_stack=False,
     ),
     _check_first(
-        "is one of two ranks, and in no known wait while the other one waits",
+        "is one of two ranks and in no known wait, while the other rank waits",
         _other_of_two,
         ("ranks",),
         check_first_reasons.differs_from_others,
@@ -324,7 +325,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         few=False,
     ),
     _check_first(
-        "wait for one of their threads, which is in functions that no rule knows",
+        "wait for one of their threads, which is in functions that no rule matches",
         _only_group(_asks_unknown_thread),
         ("ranks",),
         check_first_reasons.differs_from_others,
@@ -339,7 +340,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         deciding_steps.find_blocking_call,
     ),
     _check_first(
-        "have no thread in a collective, while all others have one; all main threads are at the same place",
+        "have no thread in a collective, while all other ranks have one; all main threads are at the same place",
         _only_group(_without_a_thread),
         ANYTHING,
         check_first_reasons.without_a_thread,
@@ -369,7 +370,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         few=False,
     ),
     _check_first(
-        "wait for an answer of another process, while the others have gone on into a collective",
+        "wait for an answer from another process, while the others have gone on into a collective",
         _asking_side,
         ("ranks",),
         check_first_reasons.has_not_joined,
@@ -383,7 +384,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         deciding_steps.look_at,
     ),
     _check_first(
-        "is one rank, in another collective or another caller of it",
+        "is a single rank in another collective, or in another call of the same collective",
         _only_group(_is_alone_in_a_collective),
         ("ranks",),
         check_first_reasons.other_call,

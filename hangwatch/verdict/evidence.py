@@ -123,7 +123,7 @@ def absence(grouping: Grouping) -> Iterator[Evidence]:
     """Yield the ranks that did not respond, and the ranks on nodes that were not captured."""
     if grouping.unanswered:
         silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)})"
-        message = f"no answer from {silent}: check them first, although answers of healthy ranks are lost, too"
+        message = f"{silent} did not respond: check them first, although healthy ranks sometimes do not respond either"
         first = islice(chain.from_iterable(grouping.unanswered), _MOST_IDS)
         yield Evidence(kind="unanswered", message=message, ranks=tuple(RankId(rank=rank) for rank in first))
     if grouping.absent_not_queried:

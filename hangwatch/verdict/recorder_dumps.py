@@ -21,7 +21,7 @@ from hangwatch.verdict.wording import sequence_numbers
 Records = Mapping[int, Sequence[RankRecords]]
 """The recorders of ranks, by global rank."""
 
-_NO_STACK = Fault(subject="rank", reason="NoStack", detail="only a dump of its flight recorder is there")
+_NO_STACK = Fault(subject="rank", reason="NoStack", detail="it has a dump of its flight recorder but no stack")
 _BY_NUMBER = frozenset({"NotCome", "Circle", "EverybodyCame", "Mismatch", "Contradiction"})
 
 

@@ -161,7 +161,7 @@ def _undumpable(scene: Scene) -> Sequence[Group]:
 
 
 def _deaf_master(scene: Scene) -> Sequence[Group]:
-    """Return rank 0 if it does not serve the store while other ranks are refused there."""
+    """Return rank 0 if it does not serve the store while it refuses the connections of other ranks."""
     if not scene.refused:
         return []
 
@@ -253,7 +253,7 @@ def _gone(description: str, suspects: Callable[[Scene], Sequence[Group]], says: 
 
 RULES: tuple[Rule, ...] = (
     _gone(
-        "have ended, and died first by their crash artifacts, or by a fault in the kernel's log",
+        "have ended, and died first according to their crash artifacts or a fault in the kernel's log",
         _gone_for_a_reason,
         rank_headlines.gone_first,
     ),
@@ -286,14 +286,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         kind="MasterRefused",
-        description="are rank 0 and do not serve the store, while other ranks are refused there",
+        description="are rank 0 and do not serve the store, while it refuses the connections of other ranks",
         suspects=_deaf_master,
         waiting=("ranks",),
         weigh=_weigh_deaf_master,
         says=rank_headlines.master_not_listening,
     ),
     _outside(
-        "are busy or stuck by themselves, or hold the GIL in a function that no rule knows",
+        "are busy or blocked by themselves, or hold the GIL in a function that no rule matches",
         lambda group: waits_for(group) == "nothing",
         ("ranks", "gpu", "lock", "thread"),
         Confidence.HIGH,
@@ -312,14 +312,15 @@ RULES: tuple[Rule, ...] = (
         Confidence.MEDIUM,
     ),
     _outside(
-        "wait for their GPU, but hold the GIL, and none of their threads waits for it (weaker: extensions may hold the "
+        "wait for their GPU, but hold the GIL, and none of their threads waits for the GIL (weaker: extensions may "
+        "hold the "
         "GIL while they wait)",
         lambda group: group.waits_for == "gpu" and group.holds_gil and not wants_gil(group),
         ("ranks", "gpu"),
         Confidence.MEDIUM,
     ),
     _outside(
-        "are blocked in functions that no rule knows, or wait for a peer outside the job, with an idle GPU",
+        "are blocked in functions that no rule matches, or wait for a peer outside the job, with an idle GPU",
         lambda group: waits_for(group) == "unknown" or activity.find_activity(group.activity).by_name_alone,
         ("ranks", "gpu"),
         Confidence.MEDIUM,
@@ -327,7 +328,7 @@ RULES: tuple[Rule, ...] = (
         gives_way=True,
     ),
     _outside(
-        "are in functions that no rule knows (by stacks alone: not at an earlier line than a rank that waits)",
+        "are in functions that no rule matches (by stacks alone: not at an earlier line than a rank that waits)",
         lambda group: waits_for(group) == "unknown",
         ("ranks",),
         Confidence.LOW,

@@ -29,7 +29,9 @@ def forecast_timeout(incident: Incident) -> TimeoutForecast | None:
     seconds = assumed.collective_seconds if recorded is None else recorded
     if seconds is None:
         return None
-    source = "as its ranks recorded" if recorded is not None else f"{assumed.source}, unless its code says otherwise"
+    source = (
+        "as its ranks recorded" if recorded is not None else f"{assumed.source}, unless its code sets another timeout"
+    )
     quiet = [step.unix_seconds for step in incident.timeline if step.state is JobState.QUIET]
     return TimeoutForecast(seconds=seconds, source=source, at_unix_seconds=quiet[-1] + seconds if quiet else None)
 

@@ -308,7 +308,7 @@ def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tm
     verdict = crash.judge(dead, found)
     assert verdict is not None and [rank.rank for rank in verdict.named] == [3], verdict
     assert (
-        "KeyError, by its error file" in verdict.message
+        "KeyError, according to its error file" in verdict.message
         and "199 other ranks of this node ended, too" in verdict.message
     )
 

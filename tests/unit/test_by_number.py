@@ -258,7 +258,7 @@ def test_at_a_socket_whose_other_end_is_a_rank_it_is_not_said_that_nobody_knows(
 
     assert "It waits in the kernel for something that another rank of the job may provide" in said(700)
     for stranger in (701, None):
-        assert "It is not known if it waits for another rank there" in said(stranger)
+        assert "It is unknown if it waits for another rank in that operation" in said(stranger)
 
 
 @ASKS

@@ -75,27 +75,27 @@ def job(*artifacts: CrashArtifacts, world_size: int | None = None) -> Job:
     [
         pytest.param(
             [make_artifacts(0, error=RESET, at=1), make_artifacts(1, error="ValueError: empty shard", at=2), make_artifacts(2, error=RESET, at=1)],
-            [1], Confidence.MEDIUM, ": ValueError, by its error file",
+            [1], Confidence.MEDIUM, ": ValueError, according to its error file",
             id="who complains of others followed somebody, even by an earlier second",
         ),
         pytest.param(
             [make_artifacts(0, error="ValueError: late", at=9), make_artifacts(1, error="KeyError: early", at=2), make_artifacts(2)],
-            [1], Confidence.MEDIUM, ": KeyError, by its error file",
+            [1], Confidence.MEDIUM, ": KeyError, according to its error file",
             id="the earliest error file",
         ),
         pytest.param(
             [make_artifacts(0, error="ValueError: a", at=3), make_artifacts(1, segfault=3.4), make_artifacts(2, error=RESET, at=3)],
-            [1], Confidence.HIGH, "segfault in libnccl.so.2, by the kernel's log",
+            [1], Confidence.HIGH, "segfault in libnccl.so.2, according to the kernel's log",
             id="in the same second the kernel's word comes first",
         ),
         pytest.param(
             [make_artifacts(0, error="ValueError: a", at=3), make_artifacts(1, segfault=3000.0)],
-            [0], Confidence.MEDIUM, ": ValueError, by its error file",
+            [0], Confidence.MEDIUM, ": ValueError, according to its error file",
             id="a crash long after an error came of it",
         ),
         pytest.param(
             [make_artifacts(0, error="ValueError: a", at=3), make_artifacts(1, core="SIGABRT", at=1)],
-            [0], Confidence.MEDIUM, ": ValueError, by its error file",
+            [0], Confidence.MEDIUM, ": ValueError, according to its error file",
             id="NCCL's watchdog aborts victims",
         ),
         pytest.param(
@@ -106,7 +106,7 @@ def job(*artifacts: CrashArtifacts, world_size: int | None = None) -> Job:
         ),
         pytest.param(
             [make_artifacts(0, error="ImportError: no flash", at=1), make_artifacts(1, error="ImportError: no flash", at=1), make_artifacts(2)],
-            [0, 1], Confidence.LOW, ": ImportError, by its error file",
+            [0, 1], Confidence.LOW, ": ImportError, according to its error file",
             id="some alike in one second",
         ),
         pytest.param(
@@ -303,8 +303,8 @@ def test_where_all_end_alike_in_one_second_nobody_stands_out(error: str) -> None
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
     assert (verdict.named, verdict.first_look, verdict.confidence) == ((), (), Confidence.NONE)
-    assert "No rank can be named: all 3 ranks that ended did so at" in verdict.message
-    assert f"with {error.partition(':')[0]}, by its error file" in verdict.message
+    assert "No rank can be named: 3 ranks ended in the same second (" in verdict.message
+    assert f": {error.partition(':')[0]}, according to its error file" in verdict.message
 
 
 @pytest.mark.parametrize(
@@ -450,7 +450,7 @@ def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: st
     verdict = crash.judge(whole, found)
     assert verdict is not None
     incident = crash.make_incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
-    assert ": ShardError, by its error file" in verdict.message and "zebra" not in verdict.message
+    assert ": ShardError, according to its error file" in verdict.message and "zebra" not in verdict.message
     assert not any("zebra" in entry.message for entry in incident.timeline)
     died = incident.job.ended[0].died
     assert died is not None and "zebra" not in died.text
@@ -476,7 +476,7 @@ def test_verdict_on_an_exception_without_a_type_has_none_of_its_text(error_text:
     found = [make_artifacts(0)._replace(failure=failure)]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
-    assert ": an exception, by its error file" in verdict.message and "unter" not in verdict.message
+    assert ": an exception, according to its error file" in verdict.message and "unter" not in verdict.message
 
 
 @pytest.mark.parametrize(

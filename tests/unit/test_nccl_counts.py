@@ -119,7 +119,7 @@ def test_all_alike_is_everybody_came() -> None:
     verdict = judged(waiting(*members(*[status([7, 7, 7, 7])] * 3)))
     assert (verdict.kind, verdict.named, verdict.first_look) == ("EverybodyCame", (), ())
     assert (
-        "By NCCL's own counts all ranks have launched the same number of operations in each communicator"
+        "According to NCCL's own counts, all ranks have launched the same number of operations in each communicator"
         in verdict.message
     )
     assert "all ranks of each communicator have launched the same number of operations" in quoted(verdict)[0]

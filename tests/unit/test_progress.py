@@ -883,7 +883,7 @@ def test_why_a_rank_died_is_known_of_the_job_that_goes_on_without_it() -> None:
     without = replace(whole, ranks=whole.ranks[:2])
     life.snapshot, actions = steps.record_scan(life.snapshot, [without], life.now, life.unix)
     (dead,) = (action.job for action in actions if isinstance(action, ReadCrashArtifacts))
-    died = Died(text="ValueError: empty shard, by its error file", unix_seconds=1.0, is_first=True)
+    died = Died(text="ValueError: empty shard, according to its error file", unix_seconds=1.0, is_first=True)
     told = replace(dead, ended=(replace(dead.ended[0], died=died),))
     life.snapshot, _ = steps.record_crash(life.snapshot, replace(crash(1), job=told), now=life.now)
     life.discover(without)

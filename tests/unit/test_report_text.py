@@ -312,7 +312,7 @@ def test_when_the_job_will_be_ended_by_its_time_out() -> None:
     quiet = TimelineEntry(unix_seconds=looked - 140, state=JobState.QUIET, message="quiet")
     said = timed_out_row(incident, timeline=(quiet,))
     assert said.startswith("will be ended by its collective timeout 7 min 40 s after this capture, at ")
-    assert said.endswith("(PyTorch's default for NCCL, unless its code says otherwise)")
+    assert said.endswith("(PyTorch's default for NCCL, unless its code sets another timeout)")
     overdue = msgspec.structs.replace(quiet, unix_seconds=looked - 900)
     assert "had passed before this capture" in timed_out_row(incident, timeline=(overdue,))
     assert "10 min 00 s after it began to wait" in timed_out_row(incident, timeline=()), "a dump by hand"

@@ -32,7 +32,8 @@ def died(finding: Finding) -> str:
 def hung_task(finding: Finding) -> str:
     """Describe ranks with a thread that the kernel log reports as blocked."""
     return (
-        "by the kernel log one of its threads has been blocked in the kernel (state D) for minutes, and still is; "
+        "according to the kernel log, one of its threads has been blocked in the kernel (state D) for minutes, and "
+        "still is; "
         f"{others_wait(finding.others)}"
     )
 

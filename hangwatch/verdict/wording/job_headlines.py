@@ -55,7 +55,7 @@ def no_ranks(finding: Finding) -> str:
     if len(launchers) > _SHOWN:
         said = f"{said}; and {words.count(len(launchers) - _SHOWN, 'other launcher')}"
     if len(launchers) == 1 and groups[0].frames:
-        said = f"{said}. By its stack it {describe(groups[0], several=False)}"
+        said = f"{said}. According to its stack, it {describe(groups[0], several=False)}"
     if any(member.waiting and member.waiting.needs_several_nodes for member in launchers):
         return f"{said}. Check the missing nodes: does a launcher run there, with the same address and run id?"
     return f"{said}."

@@ -70,7 +70,7 @@ def _describe_blocked(finding: Finding, how: str) -> str:
     ids = rank_ids(finding.suspects)
     where = next((f", in {member.kernel.wchan}" for member in finding.members if member.kernel.wchan), "")
     stacks = [describe_rank(group) for group in finding.suspects if group.frames]
-    doing = f"; by its stack it {stacks[0]}" if len(ids) == 1 and stacks else ""
+    doing = f"; according to its stack it {stacks[0]}" if len(ids) == 1 and stacks else ""
     verb = "is" if len(ids) == 1 else "are"
     return f"{words.name_ranks(ids)} {verb} {how}{where}{doing}. {_others_wait(finding)}."
 

@@ -34,7 +34,7 @@ def _message(finding: Finding, text: str, settle: str) -> str:
     """Return the headline, with ranks to check first, other ranks that differ, and hints where they are needed."""
     grouping, here = finding.scene.grouping, job_headlines.limit_to_node(finding.scene)
     if finding.contradicted is not None:
-        return f"No rank can be named: {text}. By the stacks: {render(finding.contradicted, ()).message}"
+        return f"No rank can be named: {text}. According to the stacks: {render(finding.contradicted, ()).message}"
     if finding.by_numbers and finding.is_named:
         return text + clauses.hint_at_progress(finding.members) + here
     if finding.by_numbers:

@@ -100,7 +100,7 @@ def _others(pending: PendingOperation) -> Iterator[str]:
         have = "has" if len(pending.unknown) == 1 else "have"
         yield f"it is unknown if {_ranks(pending.unknown)} {have} joined"
     if not pending.missing and not pending.unknown:
-        yield "all its ranks have joined" if pending.is_whole else "its other members are not known"
+        yield "all its ranks have joined" if pending.is_whole else "its other members are unknown"
 
 
 def not_joined(finding: Finding) -> str:
@@ -139,7 +139,7 @@ def _why_not_named(finding: Finding) -> str:
     if by_counts and any(map(nccl_counts.is_ahead, members)):
         return "In another communicator other ranks are behind it: it may wait for them."
     if by_counts and any(waits_for(group) in {"ranks", "gpu"} for group in finding.suspects):
-        return "Its stack shows a wait, too; NCCL's counts do not tell for which rank."
+        return "Its stack shows a wait, too; NCCL's counts do not show for which rank."
     if len(members) == 1 and (asks := members[0].waits.asks_rank or _asks_by_call(members[0], finding.scene)):
         return f"{_ASKS_RANK[asks]} waits in the kernel for something that another rank of the job may provide."
     still_open = [operation for member in members for operation in open_operations(member)]
@@ -147,7 +147,7 @@ def _why_not_named(finding: Finding) -> str:
         return "It has an open operation itself, which other ranks may have to join."
     if still_open:
         return "Another of its threads has an open operation, for which it may wait."
-    return "It is not known if it waits for another rank there."
+    return "It is unknown if it waits for another rank in that operation."
 
 
 def _asks_by_call(member: Member, scene: Scene) -> Literal["main"] | None:
@@ -207,7 +207,8 @@ def all_joined(finding: Finding) -> str:
     """Return the headline if all ranks have joined: the CPU of no rank is the cause, but a GPU may be."""
     pending, odd = finding.answer.graph.pending, finding.odd_gpu
     joined = (
-        "By NCCL's own counts all ranks have launched the same number of operations in each communicator, and no more "
+        "According to NCCL's own counts, all ranks have launched the same number of operations in each communicator, "
+        "and no more "
         "since the first answer: no rank's CPU is behind."
         if finding.answer.by_counts
         else f"All ranks have joined {_operations(pending)}, open {_since(pending[0])}{_all_alike(finding)}."

@@ -108,12 +108,16 @@ class Detector(Section, frozen=True):
     busy_window_seconds: Annotated[
         float,
         Meta(
-            ge=10.0, le=7200.0, description="the busy level is a high quantile of the power in this recent working time"
+            ge=10.0,
+            le=7200.0,
+            description="time window of the busy level, a high quantile of the power while the job works",
         ),
     ] = 600.0
     confirming_captures: Annotated[
         int,
-        Meta(ge=1, le=10, description="page for a hung job after this many captures in a row with all ranks frozen"),
+        Meta(
+            ge=1, le=10, description="page for a hung job after this many captures in a row in which no rank progresses"
+        ),
     ] = 1
     recover_seconds: Annotated[
         float, Meta(ge=0.0, le=3600.0, description="a job has recovered when its GPUs were not quiet for this long")
@@ -184,14 +188,15 @@ class Capture(Section, frozen=True):
         bool, Meta(description="without a flight recorder, query NCCL's RAS port for operation counts (NCCL >= 2.29.2)")
     ] = False
     nccl_ras_answers: Annotated[
-        int, Meta(ge=2, le=10, description="number of queries; a count that changes between them is not used")
+        int, Meta(ge=2, le=10, description="number of queries; a count that changes between two queries is not used")
     ] = 3
     nccl_ras_pause_seconds: Annotated[float, Meta(ge=0.1, le=300.0, description="time between two queries")] = 10.0
     nccl_ras_deadline_seconds: Annotated[
         float, Meta(ge=1.0, le=600.0, description="time limit of all queries of one capture")
     ] = 30.0
     nccl_ras_min_age_seconds: Annotated[
-        float, Meta(ge=0.0, le=86400.0, description="ranks younger than this are not queried: NCCL may crash early on")
+        float,
+        Meta(ge=0.0, le=86400.0, description="do not query ranks younger than this: NCCL may crash while it starts"),
     ] = 900.0
 
     @property
@@ -272,7 +277,9 @@ class Http(Section, frozen=True):
     ] = ""
     incidents_on_loopback: Annotated[
         bool,
-        Meta(description="every user and pod that reaches it may read incidents; only with listen 127.0.0.1 or ::1"),
+        Meta(
+            description="every user and pod that can connect may read all incidents; only with listen 127.0.0.1 or ::1"
+        ),
     ] = False
 
 

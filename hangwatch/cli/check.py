@@ -33,7 +33,7 @@ LEAST_FACTS_SECONDS = 0.2
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, see docs/json.md.")
 @click.option("--verbose", "-v", is_flag=True, help="Also show the tables of checks, such as the NVLink matrix.")
 @click.option("--fail-on", type=click.Choice(["warning", "critical"]), help="Exit 0 if the status is lower than this.")
 @click.option(

@@ -80,7 +80,7 @@ class DumpOptions(NamedTuple):
     "--rounds",
     type=click.IntRange(1, 10),
     help="Number of dumps of each rank, 5 s apart. Two or more show which ranks progress.  [default: 2 with --nodes, "
-    "else 1, plus a second if the first may mislead: unknown code, a rank that may be waiting for its GPU, or a "
+    "else 1, and a second dump if the first shows unknown code, a rank that may be waiting for its GPU, or a "
     "collective that has been open for 10 s]",
 )
 @click.option("--native", is_flag=True, help="Add native frames. Slow: pauses each process for 0.7 s, needs 340 MB.")
@@ -89,7 +89,7 @@ class DumpOptions(NamedTuple):
     "--json", "as_json_form", is_flag=True, help="Print verdicts, groups and all stacks as JSON, see docs/json.md."
 )
 @click.option("--grouped", is_flag=True, help="With --json: one stack per group, the input of `hangwatch merge`.")
-@click.option("--stacks", "with_stacks", is_flag=True, help="Add all raw stacks. Also with --json --grouped.")
+@click.option("--stacks", "with_stacks", is_flag=True, help="Add all raw stacks, also to --json --grouped.")
 @topology_option
 @click.option("--raw", type=click.Path(path_type=Path, file_okay=False), help="With --nodes: write all stacks to DIR.")
 @click.option(

@@ -179,7 +179,7 @@ def _file_of(path: Path) -> Path | None:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, see docs/json.md.")
 @click.option("-l", "--full", is_flag=True, help="On a terminal, show each verdict in full instead of one line.")
 @config_option
 def incidents(as_json: bool, full: bool, config_path: Path | None) -> None:
@@ -232,7 +232,7 @@ def _job_state(summary: Summary, incidents_store: store.Store, node: str) -> str
     if summary.closed_unix_seconds is not None:
         return f"{state} after {words.duration(summary.closed_unix_seconds - summary.opened_unix_seconds)}"
     if summary.node == node and _is_gone(incidents_store.incidents / summary.folder):
-        return f"{state}; its processes are gone"
+        return f"{state}; its processes have ended"
     return state
 
 

@@ -55,7 +55,11 @@ job_option = click.option("--job", "wanted", help="Merge only this job, by id, k
 @topology_option
 @click.option("--as-one-job", is_flag=True, help="Merge incidents of several jobs as if they were one job.")
 @incident_sources.http_config_option("For URLs")
-@click.option("--prometheus-http-config", type=click.Path(path_type=Path), help="As --http-config, for --prometheus.")
+@click.option(
+    "--prometheus-http-config",
+    type=click.Path(path_type=Path),
+    help="Like --http-config, for the Prometheus server.",
+)
 @click.option(
     "--deadline",
     "deadline_seconds",

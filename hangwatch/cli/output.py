@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 html_option = click.option(
     "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write an HTML page here."
 )
-json_option = click.option("--json", "as_json_form", is_flag=True, help="Print JSON, as docs/json.md describes it.")
+json_option = click.option("--json", "as_json_form", is_flag=True, help="Print JSON, see docs/json.md.")
 
 
 def print_answer(

@@ -70,7 +70,7 @@ class Answer(Value, frozen=True):
 )
 @click.option("--python", metavar="PATH", help="Python interpreter of the job, which has its torch.")
 @click.option("--bisect", is_flag=True, help="If the test fails, test halves until one bad device is found.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, as docs/json.md describes it.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, see docs/json.md.")
 @click.option("--script", is_flag=True, help="Print the path of the rank's script, for torchrun or srun, and exit.")
 @click.option("--offer", is_flag=True, hidden=True)
 @click.option("--part", hidden=True)

@@ -23,7 +23,9 @@ from hangwatch.state.status import JobStatus, Status
 @click.option("--url", help="URL of the daemon.  [default: this host, at the port in the configuration]")
 @http_config_option("If the daemon requires credentials")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON of /status, see docs/json.md.")
-@click.option("--watch", "is_watched", is_flag=True, help="Update every second, as `hangwatch top`, until q or Ctrl-C.")
+@click.option(
+    "--watch", "is_watched", is_flag=True, help="Update every second, as `hangwatch top` does. q or Ctrl-C ends it."
+)
 def status(
     config_path: Path | None, url: str | None, http_config: Path | None, as_json: bool, is_watched: bool
 ) -> int | None:

@@ -232,7 +232,7 @@ def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdic
     names = f"rank {', '.join(map(str, named))}" if named else "no rank"
     paged = f"paged and named {names}" if watcher.paged else "did not page"
     if right is Answer.NAMES_PLANTED:
-        return watcher.paged and named == [planted], f"hangwatch {paged}; rank {planted} was planted"
+        return watcher.paged and named == [planted], f"hangwatch {paged}; the demo blocked rank {planted}"
     if right is Answer.NAMES_NOBODY:
         kind = verdict.kind if verdict else "no verdict"
         good = watcher.paged and not named and kind == "AllWaiting"

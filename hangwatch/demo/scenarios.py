@@ -13,7 +13,7 @@ from typing import NamedTuple
 class Answer(Enum):
     """The right verdict of hangwatch on a scenario."""
 
-    NAMES_PLANTED = "a page that names the planted rank"
+    NAMES_PLANTED = "a page that names the blocked rank"
     NAMES_NOBODY = "a page that names no rank: all ranks on this node wait"
     NO_PAGE = "no page, and the job is training again"
     NO_JOB = "no page, and no job either"
@@ -38,14 +38,19 @@ class Scenario(NamedTuple):
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        Scenario("loader", "waits for a loader that reads from stuck storage", "loader", Answer.NAMES_PLANTED),
+        Scenario(
+            "loader",
+            "waits for a loader worker that reads from storage that does not respond",
+            "loader",
+            Answer.NAMES_PLANTED,
+        ),
         Scenario("lock", "waits for a lock that another thread never releases", "lock", Answer.NAMES_PLANTED),
         Scenario("spin", "loops in Python forever", "spin", Answer.NAMES_PLANTED),
         Scenario("stopped", "was stopped by a signal", "stopped", Answer.NAMES_PLANTED),
         Scenario("exited", "has ended, and the other ranks wait for it", "exited", Answer.NAMES_PLANTED),
         Scenario(
             "all-waiting",
-            "the ranks of another node stay away from the next all_reduce",
+            "the ranks of another node do not join the next all_reduce",
             "stay-away",
             Answer.NAMES_NOBODY,
             target="peers",

@@ -84,7 +84,7 @@ class SimulatedGpus:
         return Fault(
             subject="simulated GPUs",
             reason="NotSimulated",
-            detail=f"no {kind.__name__} within {deadline_seconds:g} s nor later: the demo simulates power only",
+            detail=f"no {kind.__name__} within {deadline_seconds:g} s: the demo simulates only power",
         )
 
     def _sample(self, index: int, node: SimulatedNode, local_rank: int) -> GpuSample:

@@ -202,8 +202,8 @@ def _clocks(clocks: Sequence[ClockOffset]) -> tuple[Evidence, ...]:
     return (
         Evidence(
             kind="clocks",
-            message=f"the clocks of {nodes} differ from the clock of the node that collected the dumps; the clock of "
-            f"{words.printable(worst.node)} is at least {words.duration(abs(worst.seconds))} {ahead} it: "
-            "times of different nodes cannot be compared",
+            message=f"the clocks of {nodes} differ from the clock of the node that collected the dumps: the clock of "
+            f"{words.printable(worst.node)} is at least {words.duration(abs(worst.seconds))} {ahead} it, so times of "
+            "different nodes cannot be compared",
         ),
     )

@@ -121,7 +121,8 @@ def _nodes(nodes: Iterable[str]) -> str:
 def _outdated(older: Sequence[str]) -> list[str]:
     if not older:
         return []
-    return [f"{words.count(len(older), 'older incident')} of {_nodes(older)} ignored: only the newest of a node counts"]
+    ignored = f"{words.count(len(older), 'older incident')} of {_nodes(older)} ignored"
+    return [f"{ignored}: only the newest incident of a node is used"]
 
 
 def _apart(sightings: Sequence[Sighting]) -> list[str]:

@@ -204,9 +204,11 @@ def _rank_number(member: tuple[Process, RankSlot | None]) -> int:
 def _second_claimant(crew: Membership, ranks: set[int], first: _Part) -> Membership:
     shared, pid = words.fold(sorted(first.ranks & ranks)), first.crews[0].members[0][0].id.pid
     if not shared:
-        note = f"a separate job: it has the run name of pid {pid}, but no connection of both to one store was seen"
+        note = (
+            f"a separate job: it has the run name of pid {pid}, but hangwatch saw no store to which both are connected"
+        )
     else:
-        note = f"a separate job: another run of the same name has ranks {shared} already (pid {pid})"
+        note = f"a separate job: another run of the same name already has ranks {shared} (pid {pid})"
     return crew._replace(notes=(note,))
 
 

@@ -462,14 +462,14 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
     for number, rule in enumerate(extra_rules):
         if not re.fullmatch(r"[a-z][a-z0-9_]*", rule.activity):
             raise config.ConfigError(
-                f"[activities] rules[{number}]: activity {rule.activity!r} is no name\n"
+                f"[activities] rules[{number}]: activity {rule.activity!r} is not a valid name\n"
                 f"  allowed: {', '.join(built_in.activities)}, or a new name in lower_case"
             )
         near = difflib.get_close_matches(rule.activity, built_in.activities, n=1, cutoff=0.8)
         if near and rule.activity not in built_in.activities:  # a new activity waits for nothing
             raise config.ConfigError(
-                f"[activities] rules[{number}]: activity {rule.activity!r} looks like {near[0]!r}, misspelt\n"
-                f"  type {near[0]!r}, or choose a name that is further from it"
+                f"[activities] rules[{number}]: activity {rule.activity!r} looks like a misspelt {near[0]!r}\n"
+                f"  type {near[0]!r}, or choose a name that is less similar"
             )
         extra.append(
             _Rule(

@@ -176,7 +176,7 @@ def test_a_configuration_that_cannot_be_used_is_not_ok(tmp_path: Path) -> None:
     path.write_text('[[activities.rules]]\nactivity = "Data Loading"\nfunction = "read"')
     done = hangwatch("config", "--check", str(path))
     assert done.returncode == 2
-    assert "rules[0]: activity 'Data Loading' is no name" in done.stderr
+    assert "rules[0]: activity 'Data Loading' is not a valid name" in done.stderr
 
 
 def test_the_sample_configuration_is_good(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> N
         assert hangwatch("report", *name, "--config", str(config)).stdout == shown
     assert folder.name in hangwatch("report", "nonsense", "--config", str(config)).stderr
     listed_as = hangwatch("incidents", "--config", str(config)).stdout
-    assert "hung; its processes are gone" in listed_as, "no daemon has seen how the job ended"
+    assert "hung; its processes have ended" in listed_as, "no daemon has seen how the job ended"
     config.write_text(f'[store]\ndirectory = "{tmp_path / "empty"}"\n')
     empty = hangwatch("report", "--config", str(config))
     assert (empty.returncode, empty.stdout) == (1, "")

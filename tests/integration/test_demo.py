@@ -96,7 +96,7 @@ def test_the_command_exits_0_and_says_which_rank_it_named(tmp_path: Path) -> Non
     )
     assert (done.returncode, done.stderr) == (0, "")
     planted = SCENARIOS[COMMAND_LINE].planted_rank(4, 5)
-    assert f"right: hangwatch paged and named rank {planted}; rank {planted} was planted" in done.stdout
+    assert f"right: hangwatch paged and named rank {planted}; the demo blocked rank {planted}" in done.stdout
     report = re.search(r"^report: (.*)$", done.stdout, re.MULTILINE)
     assert Path(report[1]).read_text().lower().startswith("<!doctype html>")
     (again,) = re.findall(r"^again: (.*)$", done.stdout, re.MULTILINE)

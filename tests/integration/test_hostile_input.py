@@ -128,7 +128,7 @@ REFUSED_BY_RUN = {
     "no port for health": ("[http]\nport = 65535\n", "set health_port"),
     "an activity without a name": (
         '[[activities.rules]]\nactivity = "No Name"\nfunction = "f"\n',
-        "'No Name' is no name",
+        "'No Name' is not a valid name",
     ),
 }
 

@@ -186,7 +186,7 @@ STORAGE_DIES = Crowd(
     tuple(
         Neighbour(
             f"storage dies, job {number} of 11",
-            "all at once rank 1 of each job waits for a loader that reads from stuck storage"
+            "all at once rank 1 of each job waits for a loader worker that reads from storage that does not respond"
             + ("; this job has another owner" if number == 11 else ""),
             "hang",
             give_order(1, "loader"),

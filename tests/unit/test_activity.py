@@ -119,7 +119,7 @@ def test_a_rule_without_a_usable_name_is_refused() -> None:
 
 
 def test_a_misspelt_activity_is_refused_since_it_would_accuse() -> None:
-    with pytest.raises(config.ConfigError, match="'colective_wait' looks like 'collective_wait'"):
+    with pytest.raises(config.ConfigError, match="'colective_wait' looks like a misspelt 'collective_wait'"):
         activity.load((config.ActivityRule(activity="colective_wait", function="x"),))
 
 

@@ -390,7 +390,7 @@ def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_
     first, second = discovery.find_jobs(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n").jobs
     assert (seats(first), first.notes) == ([(0, None, 132)], ())
     assert seats(second) == [(0, None, 142)]
-    assert second.notes == ("a separate job: another run of the same name has ranks 0 already (pid 132)",)
+    assert second.notes == ("a separate job: another run of the same name already has ranks 0 (pid 132)",)
 
 
 def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path
     assert seats(mine) == [(2, None, 132), (3, None, 142)]
     assert seats(other) == [(1, None, 152)]
     assert other.notes == (
-        "a separate job: it has the run name of pid 132, but no connection of both to one store was seen",
+        "a separate job: it has the run name of pid 132, but hangwatch saw no store to which both are connected",
     )
     elsewhere = store | {process.id: "10.0.0.9 port 23456" for process in processes if process.id.pid == 152}
     assert len(discovery.find_jobs(processes, endpoints=elsewhere).jobs) == 2
@@ -425,7 +425,7 @@ def test_pods_of_which_none_is_seen_connected_are_jobs_of_their_own(name: str, t
     assert first.job_key != second.job_key
     assert (first.notes, second.notes) == (
         (),
-        ("a separate job: it has the run name of pid 132, but no connection of both to one store was seen",),
+        ("a separate job: it has the run name of pid 132, but hangwatch saw no store to which both are connected",),
     )
 
 

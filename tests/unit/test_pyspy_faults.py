@@ -459,7 +459,7 @@ def test_too_many_abandoned_dumpers_of_a_share_refuse_another(
     fault = fault_of(answer)
     assert (fault.reason, fault.about, target.calls) == ("TooManyDumpersStuck", "tool", [])
     assert fault.reason in pyspy.STUCK_REASONS
-    assert "no more are started" in fault.detail
+    assert "no further child is started" in fault.detail
     assert answer.duration_seconds < 2, "there is nothing to wait for"
     assert target.dump(target.pyspy(STACKS), share="a pod").fault is None
     target.shows("S", uid=1005)

@@ -266,7 +266,7 @@ def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_start
     assert life.states == {key: JobState.STARTING}
     assert life.snapshot.jobs[key].watch.identity.began == life.now, "its start begins with its ranks"
     last = life.saved[-1]
-    assert last.closed_unix_seconds == life.now and last.timeline[-1].message == "its ranks have come"
+    assert last.closed_unix_seconds == life.now and last.timeline[-1].message == "its ranks have started"
 
 
 def test_rank_mistaken_for_launcher_trains_with_first_work() -> None:

@@ -146,7 +146,8 @@ class NvmlSampler:
         if time.monotonic() < self._suspended_until.get(name, 0.0):
             return _stalled(
                 name,
-                f"made the driver block, so it is refused for {SUSPENDED_SECONDS / 60:.0f} min; power is still sampled",
+                f"made the driver block, so hangwatch does not read it for {SUSPENDED_SECONDS / 60:.0f} min; power is "
+                "still sampled",
             )
         with self._changed:
             self._changed.wait_for(lambda: self._status.alive or self._status.fault is not None, deadline_seconds)

@@ -108,7 +108,7 @@ def main() -> None:
     file = open_below(root, path)
     status = os.fstat(file)
     if f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}" != device or status.st_ino != inode:
-        sys.exit("another file is there now")
+        sys.exit("the file has been replaced by another")
     answer = {
         "page": hashlib.sha256(os.pread(file, PAGE, offset)).hexdigest(),
         "version": version(root, path),

@@ -329,7 +329,7 @@ HANG_SCENARIOS = (
         "lock", "rank 5 waits for a lock", "hang", _after(HOUR, 5, LOCKED), (Expected(HANGS, True, (5,)),), HOUR + 300
     ),
     PowerScenario(
-        "a hang until its time-out",
+        "a hang until its timeout",
         "rank 5 waits for a lock; ten minutes later the collective times out, and all ranks end",
         "hang",
         Node(
@@ -591,7 +591,7 @@ HANG_SCENARIOS = (
         HOUR + 300,
     ),
     PowerScenario(
-        "a request without a time-out",
+        "a request without a timeout",
         "rank 0 asks a server that never answers, and still stands: the page waits for stalled_hold_seconds",
         "hang",
         _after(HOUR, 0, AWAITS_SERVER),

@@ -51,7 +51,7 @@ def test_power_scenario(scenario: PowerScenario) -> None:
 
 
 def test_the_last_look_of_a_hang_is_over_shortly_before_the_job_ends_itself() -> None:
-    (scenario,) = (one for one in HANG_SCENARIOS if one.name == "a hang until its time-out")
+    (scenario,) = (one for one in HANG_SCENARIOS if one.name == "a hang until its timeout")
     job = play(scenario.node, scenario.seconds)["job"]
     last = job.looks[-1].capture
     left = UNIX_START + HOUR + 600 - last.started_unix_seconds

@@ -346,7 +346,7 @@ class Runner:
         subject = f"pid {target.pid}"
         if not self.abandoned.begin(share, deadline_seconds if self._waits_for_place else 0.0):
             detail = (
-                f"too many children ({self._tool}) hang in the kernel and cannot be killed, so no further child is started"
+                f"too many children ({self._tool}) hang in the kernel and cannot be killed; no further child is started"
             )
             remedy = "repair the file system that they wait for; see `dmesg`"
             return Fault(subject=subject, reason="TooManyDumpersStuck", detail=detail, remedy=remedy)

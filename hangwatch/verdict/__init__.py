@@ -1,1 +1,1 @@
-"""Verdicts: from groups and the wait-for graph to suspects, evidence, confidence and text. Pure."""
+"""Verdicts: find suspects from groups of ranks and the wait-for graph, then add evidence, confidence and text. Pure."""

@@ -1,6 +1,7 @@
-"""Pure: the rules for ranks to check first if no rank is named, as one table. `judge` applies its gate to them, too.
+"""The table of rules that find ranks to check first if no rank can be named. Pure.
 
-Such a rank differs from the others for a general reason. It is innocent too often to be named by stacks alone.
+Each rule looks for a difference that healthy jobs often have, too. Such a difference alone does not name a rank.
+`judge` also tests that enough other ranks wait, as it does for the rules in `rules.py`.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 
 
 def _only_group(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence[Group]]:
-    """Return a function that finds the one group for which `wanted` is true, apart from the largest group.
+    """Return a function that finds the only group for which `wanted` is true. It does not look at the largest group.
 
-    The function returns an empty list if several groups match.
+    It returns an empty list if no group matches, or if several groups do.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -46,9 +47,9 @@ def _only_group(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Seq
 
 
 def _is_in_own_code(scene: Scene, group: Group) -> bool:
-    """True if the group is in the program's own code and does not move, and nothing shows that it only waits there.
+    """True if the group is in the program's own code, does not move, and is not known to be waiting there.
 
-    Code in which other ranks also wait for their GPUs does not count.
+    A group that waits for its GPU counts only if no other group waits for its GPU in the program's own code.
     """
     moves = any(member.motion is Motion.MOVING for member in group.members)
     may_be = all(map(scene.may_be_late, group.members))
@@ -60,7 +61,10 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
 
 
 def _beside_frozen_programs(scene: Scene) -> Sequence[Group]:
-    """Return a group in the program's own code, if all other ranks are frozen in a JAX program over all processes."""
+    """Return the only group outside a JAX program over all processes, if it is in the program's own code.
+
+    All other groups must be in such a program and must not move.
+    """
 
     def is_in_program(group: Group) -> bool:
         marked = any(activity.is_marked("all_processes", frame.function, frame.file) for frame in group.frames)
@@ -71,16 +75,19 @@ def _beside_frozen_programs(scene: Scene) -> Sequence[Group]:
 
 
 def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
-    """True if the group waits for a thread in unknown functions, does not move, and shows no other wait by measurement.
+    """True if the group waits for a thread that is in unknown functions, does not move, and may be late.
 
-    See `Scene.may_be_late` for these measurements.
+    `Scene.may_be_late` is false if measurements show that the rank waits for another rank or for its GPU.
     """
     moves = any(member.motion is Motion.MOVING for member in group.members)
     return asks_unknown_thread(group) and not moves and all(map(scene.may_be_late, group.members))
 
 
 def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
-    """True for one rank in another collective, or in another call of it. Roots and pipeline stages do not count."""
+    """True if the group is a single rank and every group waits in a collective.
+
+    False if the two groups are the root and the other ranks of one collective, or if a group is a pipeline stage.
+    """
     return group.size == 1 and scene.are_all_collective and not scene.has_pipeline_stages and not scene.only_roles
 
 
@@ -91,7 +98,7 @@ def _is_few_in_a_collective(scene: Scene, group: Group) -> bool:
 def _is_at_another_line(scene: Scene, _: Group) -> bool:
     """True if all groups are in the same functions, at different lines of the user's code, and no rank moves.
 
-    In a healthy job, too, the root of a collective may call it from another line. So may the stages of a pipeline.
+    This can be normal: the root of a collective or a pipeline stage may make the call at another line.
     """
     return scene.are_at_different_lines and not scene.has_movers
 
@@ -102,27 +109,27 @@ def _idles(group: Group) -> bool:
 
 
 def _idle_servers(scene: Scene) -> Sequence[Group]:
-    """Return ranks that wait for a request in a serving loop, while the others have gone on into a collective."""
+    """Return the ranks that wait for a request in a serving loop, while all other ranks are in collectives."""
     return _beside_collectives(scene, _idles)
 
 
 def _awaits_orders(group: Group) -> bool:
-    """True if the group waits in a loop for its next order."""
+    """True if the group waits in a loop for its next order from another process."""
     frame = find_caller(group.frames)
     receives = is_rooted(group) or is_between_two(group) or not is_collective(group)
     return group.waits and receives and frame is not None and activity.is_marked("orders", frame.function, frame.file)
 
 
 def _idle_side(scene: Scene) -> Sequence[Group]:
-    """Return ranks that wait for their next order, while others have gone on into a collective."""
+    """Return the ranks that wait in a loop for their next order, while all other ranks are in collectives."""
     return _beside_collectives(scene, _awaits_orders)
 
 
 def _awaits_answer(scene: Scene, group: Group) -> bool:
-    """True if the group waits for an answer or for events, while all others wait for their GPUs.
+    """True if the group waits for another process or for events and does not move. All others must wait for their GPUs.
 
-    A rank of a healthy engine may wait like this for its next request while others are in a collective. But no rank
-    begins a step on the GPU alone.
+    In a healthy inference engine, a rank may wait for its next request while other ranks are in a collective. But no
+    rank begins a step on the GPU alone.
     """
     others = [other for other in scene.stacked if other is not group]
     moves = any(member.motion is Motion.MOVING for member in group.members)
@@ -134,25 +141,28 @@ def _awaits_answer(scene: Scene, group: Group) -> bool:
 
 
 def _awaits_another_process(group: Group) -> bool:
-    """True if the group waits for an answer of another process, which may be outside the job."""
+    """True if the group waits for a reply from another process, which may be outside the job."""
     known = activity.find_activity(group.activity)
     return group.waits and known.work_is_in is not None and not known.idles
 
 
 def _asking_side(scene: Scene) -> Sequence[Group]:
-    """Return ranks that wait for an answer, while others have gone on into a collective."""
+    """Return the ranks that wait for a reply from another process, while all other ranks are in collectives."""
     return _beside_collectives(scene, _awaits_another_process)
 
 
 def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequence[Group]:
-    """Return the groups for which `wanted` is true, if all others are in collectives."""
+    """Return the groups for which `wanted` is true, if all other groups are in collectives.
+
+    Else return an empty list.
+    """
     idle = [group for group in scene.stacked if wanted(group)]
     inside = [group for group in scene.stacked if group not in idle]
     return idle if inside and all(map(is_collective, inside)) else []
 
 
 def _logged_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
-    """Return a function that finds the ranks with a kernel log line of one of these names."""
+    """Return a function that finds the ranks for which the kernel log has a line with one of these names."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
         return keep_groups(scene.stacked, lambda member: any(line.name in names for line in member.kernel.lines))
@@ -161,9 +171,9 @@ def _logged_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
 
 
 def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
-    """True if the group is in its own code, as in `_is_in_own_code`, and the others wait for a lock.
+    """True if the group is in the program's own code while others wait for a lock that no rank outside the group holds.
 
-    No rank of another group may hold that lock.
+    `_is_in_own_code` decides if it is in the program's own code.
     """
     own = set(map(process_of, group.members))
     holders = {lock_holder(member) for member in scene.locked_out if process_of(member) not in own}
@@ -171,7 +181,7 @@ def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
 
 
 def _without_a_thread(scene: Scene, group: Group) -> bool:
-    """True if the group has no thread in a collective, but every other group has one.
+    """True if no thread of the group is in a collective, but every other group has a thread in one.
 
     All main threads must be in the same functions.
     """
@@ -185,7 +195,10 @@ def _has_a_collective(group: Group) -> bool:
 
 
 def _holders(scene: Scene) -> Sequence[Group]:
-    """Return ranks that hold the lock of a file for which another rank waits, except ranks that wait for their GPU."""
+    """Return the ranks that hold a file lock for which another rank waits.
+
+    Ranks that wait for their GPU are left out.
+    """
     members = scene.grouping.members
     held = {lock_holder(member) for member in members if member.waits.file_lock is not None}
     stacked = (group for group in scene.stacked if group.waits_for != "gpu")
@@ -205,7 +218,7 @@ def _other_of_two(scene: Scene) -> Sequence[Group]:
 
 
 def _busy_half(scene: Scene) -> Sequence[Group]:
-    """Return the ranks that are busy in one activity, while all others are in one call of one collective."""
+    """Return the busy ranks, if all are in one activity and all other ranks are in one call of one collective."""
     busy = [group for group in scene.stacked if group.waits_for == "nothing"]
     others = [group for group in scene.stacked if group not in busy]
     is_one = len({group.activity for group in busy}) == len(others) == 1
@@ -217,9 +230,9 @@ def _is_behind_gpu(_: Scene, group: Group) -> bool:
 
 
 def _low_power(scene: Scene) -> Sequence[Group]:
-    """Return the groups without a working GPU, if each of their GPUs draws less power than every GPU that works.
+    """Return the groups without a working GPU, if each of their GPUs draws less power than every working GPU.
 
-    Power is in watts. The list is empty if the power of one of these GPUs is unknown.
+    Return an empty list if the power of one of these GPUs is unknown.
     """
     working = [member for group in scene.stacked for member in group.members if _gpu_works(member.signature)]
     still = [group for group in scene.stacked if not any(_gpu_works(member.signature) for member in group.members)]
@@ -421,5 +434,4 @@ CHECK_FIRST: tuple[Rule, ...] = (
         few=False,
     ),
 )
-"""The rules for ranks to check first, in the order in which they are tried. Section 4 of docs/verdicts.md prints them.
-"""
+"""The rules for ranks to check first. They are tried in this order. Section 4 of docs/verdicts.md prints them."""

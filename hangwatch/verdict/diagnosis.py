@@ -1,4 +1,4 @@
-"""A diagnosis: a capture of one job, grouped and judged. Pure."""
+"""A diagnosis: the capture of one job, its groups of ranks and its verdict. Pure."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
 
 class Diagnosis(Value, frozen=True):
-    """A finished capture of one job with its verdict. `uid` is the owner of all captured processes, see `Job`.
+    """The capture of one job with its groups of ranks and its verdict.
 
-    `ranks_here` is the number of the job's ranks on this node; None if only the captured ranks are known.
+    `uid` is the owner of all captured processes, None if they have several owners. `ranks_here` is the number of the
+    job's ranks on this node, None if only the captured ranks are known.
     """
 
     capture: Capture
@@ -50,9 +51,9 @@ class Diagnosis(Value, frozen=True):
     logs: tuple[RankLog, ...] = ()
 
     def without_motion_of(self, ranks: Collection[RankId]) -> Diagnosis:
-        """Return the diagnosis judged again, with unknown motion of `ranks`.
+        """Judge the capture again as if the motion of `ranks` were unknown. Return the new diagnosis.
 
-        Other captures have shown that these ranks do no work, although their lines change.
+        The caller has seen in other captures that these ranks do no work, although their stacks change.
         """
         if not any(member.id in ranks and member.motion is Motion.MOVING for member in self.grouping.members):
             return self
@@ -61,9 +62,9 @@ class Diagnosis(Value, frozen=True):
         return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here, self.logs))
 
     def with_sleepers(self, polling: Collection[RankId], asleep: Collection[RankId]) -> Diagnosis:
-        """Return the diagnosis judged again: ranks in `polling` are frozen, ranks in `asleep` are not judged.
+        """Judge the capture again: `polling` ranks do not progress, and the motion of `asleep` ranks is unknown.
 
-        Exception: a rank in `asleep` with an operation that stays open is judged by that operation.
+        Exception: a rank in `asleep` keeps its motion if its flight recorder shows an operation that stays open.
         """
         if not any(member.id in polling or member.id in asleep for member in self.grouping.members):
             return self
@@ -75,14 +76,14 @@ class Diagnosis(Value, frozen=True):
         return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here, self.logs))
 
     def hide_from_other_users(self, job: Job) -> Job:
-        """Return the job, without its uid if that user may not read all of this capture.
+        """Return the job with its uid only if this user owns all captured processes. Else return it without a uid.
 
         A process can change its user, so a capture may contain processes of other users.
         """
         return job if job.uid == self.uid else replace(job, uid=None)
 
     def incident(self, job: Job, state: JobState, timeline: tuple[TimelineEntry, ...] = ()) -> Incident:
-        """Return a new incident that begins with this capture. `job` and `state` are the newest known ones."""
+        """Return a new incident that begins with this capture. `job` and `state` are the newest known values."""
         return Incident(
             incident_id=words.incident_name(job, self.judged_unix_seconds),
             node=self.capture.node,
@@ -108,9 +109,9 @@ def diagnose(
     ranks_here: int | None = None,
     logs: tuple[RankLog, ...] = (),
 ) -> Diagnosis:
-    """Group and judge a capture. `ranks_here` is the number of the job's ranks on this node.
+    """Group the ranks of a capture, judge them, and return the diagnosis.
 
-    None means that only the captured ranks are known.
+    `ranks_here` is the number of the job's ranks on this node; None if only the captured ranks are known.
     """
     grouping = group_ranks(taken, activities, settings)
     return Diagnosis(
@@ -152,7 +153,7 @@ def _without_motion_of(group: Group, ranks: Collection[RankId]) -> Group:
 
 
 def _without_motion(member: Member) -> Member:
-    """Return the member with unknown motion. It keeps its signature if it was seen to transfer bytes."""
+    """Return the member with unknown motion. It keeps its signature only if it was measured transferring bytes."""
     is_carrying = member.stack.stay is not None and member.stack.stay.carries
     signature = member.signature if is_carrying else Signature.UNKNOWN
     return replace(member, signature=signature, motion=Motion.UNKNOWN)

@@ -1,6 +1,6 @@
-"""Pure: compares the environments of a job's ranks: variables that differ, and variables that are equal.
+"""Comparison of the environment variables of a job's ranks: variables that differ, and variables that are equal. Pure.
 
-It names no rank.
+No rank is named for a variable that differs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ _VALUE_CHARACTERS = 200
 
 
 def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
-    """Return the variables that differ among ranks, the rarest value first, and those that are equal on all ranks.
+    """Return the variables that differ among the ranks, and the variables that are equal on all ranks.
 
-    None if no environment was read. Two kinds of variables are left out: those that should differ by the table
-    `environment_names`, and those with many values: more than two, and more than half of the number of ranks.
+    The variable with the rarest value comes first. None if no environment was read. Only variables in the table
+    `environment_names` are compared. A variable is not reported if the table says that it differs in healthy jobs, or
+    if it has more than two values and more values than half the number of ranks.
     """
     if not environs:
         return None
@@ -57,7 +58,10 @@ def _difference(name: str, why: str, by_value: Mapping[str | None, list[RankId]]
 
 
 def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterator[Evidence]:
-    """Yield the differences as evidence, first those of `pointed`: ranks that the verdict names or checks first."""
+    """Yield the differences as evidence.
+
+    The first ones are on ranks in `pointed`: the verdict names or checks these ranks.
+    """
     pids = {(rank.node, rank.rank, rank.pid) for rank in pointed}
 
     def is_theirs(one: Difference) -> bool:

@@ -1,4 +1,4 @@
-"""Pure: the classes `Rule` and `Finding`. A finding is the result of a rule: facts, without evidence and text."""
+"""The classes `Rule` and `Finding`. A finding is the result of a rule: facts, without evidence and text. Pure."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ Text: TypeAlias = "Callable[[Finding], str]"
 class Rule(NamedTuple):
     """A rule that names its `suspects` if enough other ranks wait for them.
 
-    docs/verdicts.md prints the `description` of the suspects. At least half of the ranks in `half_of` must wait for one
-    of the kinds in `waiting`, and these ranks must outnumber the suspects. `half_of` is "dumped" (the other ranks with
-    a stack), "others" (the other ranks that responded) or "answered" (all ranks that responded). `outnumber`: "as many"
-    allows equal numbers, "more" allows them only for one rank against one, "three times" needs three times as many.
+    `description` completes the sentence "Ranks that ..." in docs/verdicts.md. At least half of the ranks in `half_of`
+    must wait for one of the kinds in `waiting`. `half_of` is "dumped" (the other ranks with a stack), "others" (the
+    other ranks that responded) or "answered" (all ranks that responded). `outnumber` is the required number of waiting
+    ranks: "as many" as suspects, "more" than suspects (or one against one), or "three times" as many.
 
-    `by_stack`: the suspects are found by their stacks, so a rank in the same place does not wait for them. The search
-    ends at the first such rule with suspects, except at a rule that `gives_way`. `weigh` may change the `confidence`.
+    `by_stack` is true if the rule finds suspects by their stacks. A rank in the same place as a suspect does not wait
+    for it. After such a rule with suspects no other rule is tried, unless `gives_way` is true. `weigh` returns a
+    confidence for a finding, which replaces `confidence`.
 
-    A rule to check ranks first names no rank; `settle` is the check that would decide. If it `may_name`, it names the
-    ranks when the measurements agree. `says` and `settle` make its text, see `render`.
+    A rule in `check_first` names no rank unless `may_name` is true and the measurements agree. `settle` is the check
+    that would decide. `render` makes the text from `says` and `settle`.
     """
 
     kind: str
@@ -44,13 +45,13 @@ class Rule(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A kind of verdict with its facts. The `suspects` are named if it has a confidence, else checked first.
+    """A kind of verdict with its facts. With a confidence the `suspects` are named, else they are ranks to check first.
 
-    `others` are the other ranks with a stack. `rule` is set if a rule compared suspects and others. `answer` is the
-    result of the sequence numbers; `by_numbers` is true if it decided. The groups of `scene` may be split by lines.
-    `says` and `settle` make the text, and `caveat` is its last sentence. `apart` are other groups that differ.
-    `contradicted` is the finding by stacks that sequence numbers disprove. `open_then` is the result of the operations
-    that were open when the flight recorders were dumped.
+    `others` are the other ranks with a stack. `rule` is the rule that found the suspects, if any. `answer` is the
+    result of the sequence numbers. `by_numbers` is true if the finding follows from it. The groups of `scene` may be
+    split by lines. `says` and `settle` make the text, and `caveat` is its last sentence. `apart` are other groups that
+    differ. `contradicted` is the finding by stacks that the sequence numbers disprove. `open_then` is the result of the
+    operations that were open when torch dumped the flight recorders.
     """
 
     kind: str
@@ -71,7 +72,7 @@ class Finding(NamedTuple):
 
     @property
     def is_named(self) -> bool:
-        """True if the suspects are named."""
+        """True if the verdict names the suspects."""
         return self.confidence is not Confidence.NONE
 
     @property
@@ -81,11 +82,14 @@ class Finding(NamedTuple):
 
     @property
     def fewest_neighbours(self) -> int:
-        """The lowest number of ranks with a stack on a node of a suspect."""
+        """The number of ranks with a stack on a suspect's node: the lowest number of all these nodes."""
         return min(map(self.scene.neighbours, self.suspects))
 
     def waiting(self, *kinds: str) -> int:
-        """Return the number of other ranks that wait for one of `kinds`. "work" counts ranks with a working GPU."""
+        """Return the number of other ranks that wait for one of `kinds`.
+
+        If `kinds` contains "work", return the number of other ranks with a working GPU.
+        """
         same_place = {group.key for group in self.suspects} if self.rule is not None and self.rule.by_stack else set()
         if "work" in kinds:
             return sum(member.signature is Signature.GPU_WORKS for group in self.others for member in group.members)

@@ -1,4 +1,4 @@
-"""Pure: compares measurements of some ranks with those of all others."""
+"""Comparison of the measurements of some ranks with those of all others. Pure."""
 
 from __future__ import annotations
 
@@ -20,32 +20,35 @@ Read = Callable[[Member], float | None]
 
 
 class Compared(NamedTuple):
-    """One measurement of the suspects, and of all others. Ranks without it are left out."""
+    """The values of one measurement: for the suspects and for all other ranks. Ranks without a value are left out."""
 
     suspects: list[float]
     others: list[float]
 
     @property
     def is_measured(self) -> bool:
-        """True if a suspect and another rank have the measurement."""
+        """True if at least one suspect and one other rank have a value."""
         return bool(self.suspects and self.others)
 
     @property
     def draws_less(self) -> bool:
-        """True if every suspect draws less than nine tenths of the power of any other rank."""
+        """True if every suspect draws less than nine tenths of the power of every other rank.
+
+        The values are in watts.
+        """
         return self.is_measured and max(self.suspects) < _POWER_RATIO * min(self.others)
 
     def is_lower(self, gap: float) -> bool:
-        """True if every suspect is lower than every other rank by at least `gap`."""
+        """True if the value of every suspect is lower than that of every other rank by at least `gap`."""
         return self.is_measured and max(self.suspects) <= min(self.others) - gap
 
     def is_apart(self, gap: float) -> bool:
-        """True if the medians of the two sides differ by at least `gap`."""
+        """True if the median of the suspects and the median of the other ranks differ by at least `gap`."""
         return self.is_measured and abs(median(self.suspects) - median(self.others)) >= gap
 
 
 def compare(members: Iterable[Member], others: Iterable[Member], read: Read) -> Compared:
-    """Return one measurement of `members` and of `others`."""
+    """Return the values that `read` returns for `members` and for `others`."""
     return Compared(values(members, read), values(others, read))
 
 
@@ -65,7 +68,7 @@ def cpu(members: Iterable[Member], others: Iterable[Member]) -> Compared:
 
 
 def is_supported(members: Sequence[Member], others: Sequence[Group]) -> bool:
-    """True if the power, GPU utilization or CPU use of these ranks differs from that of the others."""
+    """True if the power, GPU utilization or CPU use of these ranks differs from that of the other ranks."""
     rest = [member for group in others for member in group.members]
     return (
         power(members, rest).draws_less
@@ -75,10 +78,10 @@ def is_supported(members: Sequence[Member], others: Sequence[Group]) -> bool:
 
 
 def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) -> bool:
-    """True if measurements distinguish these ranks from all others, as the stacks do. One of these must hold:
+    """True if measurements separate these ranks from all others, as their stacks do. One of these must be true:
 
     * Their GPUs draw less power than any other and are idle, while the others are busy. Low power alone is not enough.
-    * Their processes use no CPU, while the others spin.
+    * Their processes use no CPU, while the processes of the other ranks spin.
     * They wait for a peer outside the job, or in a call on a file or pipe that no other rank has open.
     """
     rest = [member for group in others for member in group.members]
@@ -89,9 +92,10 @@ def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) ->
 
 
 class OddGpu(NamedTuple):
-    """The rank with a GPU that differs from all others in one number: its value, and the values of all others.
+    """A rank with a GPU that differs from the GPUs of all other ranks in one number.
 
-    `number` is "power" (watts), "utilization" (ratio) or "kernel" (ratio of SMs with a kernel).
+    `number` is "power" (watts), "utilization" (ratio) or "kernel" (ratio of SMs with a kernel). `value` is the number
+    of this rank's GPU; `others` are the numbers of the other GPUs.
     """
 
     member: Member
@@ -101,10 +105,10 @@ class OddGpu(NamedTuple):
 
 
 def find_odd_gpu(members: Sequence[Member]) -> OddGpu | None:
-    """Return the only rank with a GPU that differs from all others. None if there is no such rank, or several.
+    """Return the only rank with a GPU that differs from all others. None if there is no such rank, or more than one.
 
-    Such a GPU draws less than nine tenths of the power of any other, or is idle while all others are busy, or runs no
-    kernel while all others run one. At least three ranks are needed, and each must have that number.
+    Such a GPU draws less than nine tenths of the power of any other, is idle while all others are busy, or runs no
+    kernel while all others run one. The number must be known for all ranks, and for at least three.
     """
     odd: dict[object, OddGpu] = {}
     if (lowest := _lowest(members, lambda one: one.gpu.power_watts)) is not None:

@@ -1,7 +1,7 @@
-"""Pure: flight recorders that torch itself dumped, at one moment, with or without the stacks of their ranks.
+"""Flight recorders that torch dumped by itself, for ranks with or without a stack. Pure.
 
-A dump may be minutes older or newer than the stacks. So a rank that is named by a dump has medium confidence at most. A
-rank without a stack is never named, only checked first.
+Such a dump shows one moment, which may be minutes before or after the stacks. So a rank that is named by a dump has
+medium confidence at most. A rank without a stack is never named, only checked first.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hangwatch.verdict.sequence_rules import Answer, decide_by_all_counts
 from hangwatch.verdict.wording import sequence_numbers
 
 Records = Mapping[int, Sequence[RankRecords]]
-"""The recorders of ranks, by global rank."""
+"""The flight recorders of each rank, keyed by global rank."""
 
 _NO_STACK = Fault(subject="rank", reason="NoStack", detail="it has a dump of its flight recorder but no stack")
 _BY_NUMBER = frozenset({"NotCome", "Circle", "EverybodyCame", "Mismatch", "Contradiction"})
 
 
 def without_stacks(ranks: Iterable[int], stacked: Iterable[RankDump]) -> Iterator[RankDump]:
-    """Yield an empty dump for each of `ranks` that has no stack.
+    """Yield a dump without a stack for each of `ranks` that is not in `stacked`.
 
-    Yield nothing if the rank of a stack is unknown: that stack may belong to any rank.
+    Yield nothing if a dump in `stacked` has no rank number, because it may be the dump of any rank.
     """
     known = {dump.id.rank for dump in stacked}
     for rank in sorted(set(ranks) - known) if None not in known else ():
@@ -37,9 +37,9 @@ def without_stacks(ranks: Iterable[int], stacked: Iterable[RankDump]) -> Iterato
 
 
 def with_records(grouping: Grouping, records: Records, opened_before_unix_seconds: float) -> Grouping:
-    """Return the grouping with `records` added to its ranks.
+    """Return the grouping with the flight recorders in `records` added to its ranks.
 
-    A rank keeps its recorder if it was read in several rounds. Only operations enqueued before
+    A rank that already has a flight recorder from the capture keeps it. Only operations enqueued before
     `opened_before_unix_seconds` count as open.
     """
 
@@ -59,9 +59,10 @@ def with_records(grouping: Grouping, records: Records, opened_before_unix_second
 
 
 def qualify(finding: Finding, records: Records) -> Finding:
-    """Return a finding on a grouping `with_records`, with the confidence and text that dumps of one moment allow.
+    """Return the finding with lower confidence and a caveat, because the flight recorders show only one moment.
 
-    If the dumps decide nothing, the operations open in `records` are added as evidence, even if a dump is old.
+    The finding must be about a grouping that `with_records` returned. If the sequence numbers decide nothing, the
+    operations that were open in `records` are added as evidence, even if the dump is old.
     """
     groups, is_by_number = finding.scene.grouping.groups, bool(finding.answer.graph.pending)
     if finding.kind in _BY_NUMBER and is_by_number:
@@ -84,7 +85,7 @@ def qualify(finding: Finding, records: Records) -> Finding:
 
 
 def _open_then(world_size: int | None, records: Records) -> Answer:
-    """Return what follows from the operations that are open in these dumps, however short the time."""
+    """Return the result of all operations that are open in these dumps, even if they were enqueued just before."""
     members = tuple(Member(id=RankId(rank=rank)) for rank in sorted(records))
     group = Group(key="", activity="unknown", fault=_NO_STACK, members=members)
     every = with_records(Grouping(groups=(group,), world_size=world_size), records, float("inf"))

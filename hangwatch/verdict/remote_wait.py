@@ -1,4 +1,4 @@
-"""Pure: finds a node on which all ranks wait for ranks of other nodes. The job may hang, but not due to this node."""
+"""Test for a node on which all ranks wait for ranks of other nodes. This node is not the cause of a hang. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from hangwatch.verdict.sequence_rules import decide
 
 
 def waits_for_other_nodes(grouping: Grouping, verdict: Verdict, *, has_ranks_on_other_nodes: bool) -> bool:
-    """True if no rank of this node blocks the job: every rank waits for ranks of other nodes.
+    """True if every rank of this node waits for ranks of other nodes, so no rank of this node blocks the job.
 
-    Flight recorders show this exactly. Each rank of this node has joined the pending operations, or waits in another
-    operation itself, and members of these groups are on other nodes. Without records, all ranks must be in one wait and
-    `has_ranks_on_other_nodes` must be true. False if the verdict names a rank or has one to check first: that rank is
-    on this node.
+    With flight recorders, each rank of this node must have joined the pending operations or wait in another operation,
+    and these operations must have members on other nodes. Without flight recorders, all ranks must be in one wait, and
+    `has_ranks_on_other_nodes` must be true. False if the verdict names a rank of this node or has one to check first.
     """
     members = [member for member in grouping.members if not member.waiting]
     stance = stance_of(grouping)

@@ -1,4 +1,4 @@
-"""Pure: the rules that name ranks, as one table. `judge` applies them, and docs/verdicts.md prints them."""
+"""The table of rules that name ranks. `judge` applies them, and docs/verdicts.md prints them. Pure."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ from hangwatch.verdict.wording import rank_headlines
 def _stacked_where(
     wanted: Callable[[Group], bool], also: Callable[[Group, Member], bool] = lambda _group, _member: True
 ) -> Callable[[Scene], Sequence[Group]]:
-    """Return a function that finds the ranks of groups for which `wanted` is true, without possible victims.
+    """Return a function that finds the ranks in groups for which `wanted` is true, except ranks that may be victims.
 
-    Possible victims are:
-    * a rank that was seen waiting for ranks before: it does join,
-    * a rank that was measured waiting for its GPU, or may be, see `may_be_behind_gpu`,
-    * a rank that spins without the GIL while another rank is blocked outside every wait: its GPU may wait for that
-      rank,
-    * a rank in a system call on a lock that another rank holds or may hold, a key of the store, or data of another
-      rank.
+    A rank may be a victim in these cases:
+    * It was seen waiting for ranks in an earlier round. So it joins its collectives.
+    * It waits for its GPU, or may do so, see `may_be_behind_gpu`.
+    * It spins without the GIL while another rank is blocked outside every wait. Its GPU may wait for that rank.
+    * Its system call waits for a lock that another rank holds or may hold, for a key of the store, or for data of
+      another rank.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -59,10 +58,10 @@ def _stacked_where(
 
 
 def _without_lock_waiters(may_be_suspects: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
-    """Return a function that finds the ranks of `may_be_suspects`, without ranks that may wait for a lock of another.
+    """Return a function that leaves out the ranks of `may_be_suspects` that may wait for a lock of another rank.
 
-    Stacks alone do not show such a wait, see `is_at_earlier_line`. A rank with measurements stays: its locks were read,
-    too.
+    Such a rank is at an earlier line than a rank that waits, see `is_at_earlier_line`. A rank with measurements is
+    kept, because hangwatch has also read its locks.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -79,14 +78,17 @@ def _without_lock_waiters(may_be_suspects: Callable[[Scene], Sequence[Group]]) -
 
 
 def _is_in_torch(group: Group, member: Member) -> bool:
-    """True if a rank sleeps in torch's code below an unknown function. `work.wait()` has no Python frame."""
+    """True if a rank sleeps in torch's code below an unknown Python function.
+
+    Some calls of torch, for example `work.wait()`, have no Python frame.
+    """
     return member.waits.waits_in_torch is True and activity.find_activity(group.activity).waits_for == "unknown"
 
 
 def _is_blocked_elsewhere(group: Group, member: Member) -> bool:
-    """True if a rank with an idle GPU was measured waiting for something.
+    """True if the rank's GPU is idle and the rank was measured blocked, or waiting for a peer outside the job.
 
-    A call that may read a tensor may wait for the GPU. A rank in such a call counts only if its awaited peer or file is
+    A call that may read a tensor may also wait for the GPU. A rank in such a call counts only if its peer or file is
     known.
     """
     idle = member.gpu.utilization_ratio is not None and member.gpu.utilization_ratio < GPU_IN_KERNEL_RATIO
@@ -96,20 +98,20 @@ def _is_blocked_elsewhere(group: Group, member: Member) -> bool:
 
 
 def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
-    """Return the ranks for which `wanted` is true, except ranks without a process. A rank needs no stack."""
+    """Return the ranks for which `wanted` is true, with or without a stack. Ranks without a process are left out."""
     return keep_groups((group for group in scene.grouping.groups if group not in scene.gone), wanted)
 
 
 def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
-    """Return the ended rank that died first. If it is unknown, return all ended ranks that are known to have crashed.
+    """Return the ended rank that died first.
 
-    The kernel log shows such crashes, see `has_crashed`.
+    If it is unknown, return all ended ranks with a crash in the kernel log.
     """
     return died_first(scene) or keep_groups(scene.gone, has_crashed)
 
 
 def _gone_without_another(scene: Scene) -> Sequence[Group]:
-    """Return the ended ranks that are not known to have died after another rank."""
+    """Return the ended ranks, except ranks with crash artifacts that blame another rank."""
 
     def followed(member: Member) -> bool:
         return member.died is not None and member.died.of_others
@@ -118,7 +120,10 @@ def _gone_without_another(scene: Scene) -> Sequence[Group]:
 
 
 def died_first(scene: Scene) -> Sequence[Group]:
-    """Return the ended ranks that died before all others by their crash artifacts."""
+    """Return the ended ranks that died before all others by their crash artifacts.
+
+    These artifacts blame no other rank.
+    """
 
     def is_first(member: Member) -> bool:
         return member.died is not None and member.died.is_first and not member.died.of_others
@@ -127,20 +132,19 @@ def died_first(scene: Scene) -> Sequence[Group]:
 
 
 def has_crashed(member: Member) -> bool:
-    """True if the kernel log reports the crash or OOM kill of its process or of a worker process."""
+    """True if the kernel log reports a crash or an OOM kill of the rank's process or of one of its workers."""
     return any(line.name in DEADLY for line in member.kernel.lines)
 
 
 def _stopped(scene: Scene) -> Sequence[Group]:
-    """Return ranks in state T or t, and ranks in any state that the cgroup freezer holds."""
+    """Return the ranks in state T or t, and the ranks that the cgroup freezer has frozen."""
     return _where(scene, lambda member: member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None)
 
 
 def _blocked(scene: Scene) -> Sequence[Group]:
-    """Return ranks in state D in every round, and ranks that wait for the file system on which py-spy hangs.
+    """Return the ranks in state D in every round, and the ranks that wait for a file system that does not respond.
 
-    Ranks that were seen in only one round are left out if they wait for ranks or may wait for their GPU. That wait may
-    pass.
+    A rank seen in only one round is left out if it waits for ranks or may wait for its GPU: that state may be short.
     """
 
     def is_blocked(member: Member) -> bool:
@@ -156,7 +160,10 @@ def _blocked(scene: Scene) -> Sequence[Group]:
 
 
 def _undumpable(scene: Scene) -> Sequence[Group]:
-    """Return ranks that cannot be dumped because of a fault of the rank itself."""
+    """Return the ranks that could not be dumped because of a fault of the rank itself.
+
+    Ranks that may wait for their GPU are left out.
+    """
     return keep_groups(scene.failed, lambda member: not may_be_behind_gpu(member))
 
 
@@ -173,40 +180,48 @@ def _deaf_master(scene: Scene) -> Sequence[Group]:
 
 
 def _weigh_deaf_master(finding: Finding) -> Confidence:
-    """Return medium confidence if rank 0 is running, because it may still be starting; else high confidence."""
+    """Return medium confidence if rank 0 uses the CPU, because it may still be starting.
+
+    Else return high confidence.
+    """
     works = any(member.signature in {Signature.SPINS, Signature.COMPUTES} for member in finding.members)
     return Confidence.MEDIUM if works else Confidence.HIGH
 
 
 def _weigh_gone(finding: Finding) -> Confidence:
-    """Return high confidence if at least half of the others wait for ranks, else medium: GPU waits are weaker."""
+    """Return high confidence if at least half of the other ranks wait for ranks, not for GPUs. Else return medium."""
     return Confidence.HIGH if finding.waiting("ranks") * 2 >= count_ranks(finding.others) else Confidence.MEDIUM
 
 
 def _weigh_blocked(finding: Finding) -> Confidence:
-    """Return medium confidence after one round, because a disk wait may pass; else high confidence."""
+    """Return medium confidence if a suspect was seen in only one round, because a disk wait may end.
+
+    Else return high.
+    """
     return Confidence.HIGH if min(member.rounds for member in finding.members) > 1 else Confidence.MEDIUM
 
 
 def _weigh_undumpable(finding: Finding) -> Confidence:
-    """Return high confidence if the other ranks wait for ranks and could be dumped; else medium confidence.
+    """Return high confidence if three quarters of the responding ranks wait for ranks. Else return medium confidence.
 
-    High confidence needs three quarters of the job in a wait for ranks, and three ranks with a stack on each node of a
-    suspect.
+    High confidence also needs three ranks with a stack on the node of each suspect, to show that dumps succeed there.
     """
     explicit = finding.waiting("ranks") * 4 >= 3 * finding.scene.answered
     return Confidence.HIGH if explicit and finding.fewest_neighbours >= 3 else Confidence.MEDIUM
 
 
 def _weigh_outside(finding: Finding, sure: Confidence) -> Confidence:
-    """Return `sure`, or a lower confidence if few ranks wait for ranks or if many are named. GPU waits are weaker."""
+    """Return `sure`, or a lower confidence if few ranks wait for ranks or if many ranks are named.
+
+    Ranks that wait for GPUs do not count as ranks that wait for ranks.
+    """
     named, answered = len(finding.members), finding.scene.answered
     explicit = finding.waiting("ranks")
     if sure is Confidence.MEDIUM and explicit * 2 < answered - named:
         return Confidence.LOW
     outside = count_ranks(finding.others) - explicit
     if 0 < outside <= named and all(map(waits_in_program, finding.suspects)):
-        return Confidence.LOW  # the suspects may wait for these ranks, which have not joined, either
+        return Confidence.LOW  # these ranks have not joined either, and the suspects may wait for them
     many = named > 1 and named * 4 > answered
     few = explicit * 4 < 3 * (answered - named)
     return Confidence.MEDIUM if sure is Confidence.HIGH and (many or few) else sure
@@ -223,11 +238,11 @@ def _outside(
     knows_size: bool = False,
     may_wait_for_lock: bool = True,
 ) -> Rule:
-    """Return a rule on ranks that are in no wait while the others wait. Low `confidence` needs a clear majority.
+    """Return a rule that names ranks in no wait while other ranks wait.
 
-    With `knows_size` the rule applies only if the world size is known. Else the awaited rank may not have been
-    captured. Without `may_wait_for_lock` it skips ranks that may wait until another rank leaves a block of the
-    program's code.
+    If `confidence` is low, three times as many ranks must wait. If `knows_size` is true, the rule applies only if the
+    world size is known, because a rank that was not captured could be the cause. If `may_wait_for_lock` is false, the
+    rule leaves out ranks that may wait for a lock, see `_without_lock_waiters`.
     """
     may_be_suspects = _stacked_where(wanted, also)
     if not may_wait_for_lock:
@@ -348,4 +363,4 @@ RULES: tuple[Rule, ...] = (
         knows_size=True,
     ),
 )
-"""The rules that name ranks, in the order in which they are tried. Section 4 of docs/verdicts.md prints them."""
+"""The rules that name ranks. They are tried in this order. Section 4 of docs/verdicts.md prints them."""

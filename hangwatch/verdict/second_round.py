@@ -1,4 +1,4 @@
-"""Pure: decides if a capture needs a second round."""
+"""Test for a capture that needs a second round. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hangwatch.stacks.process_activity import find_standing
 
 
 def is_needed(ranks: Iterable[RankDump], table: activity.Table) -> bool:
-    """True if one round may mislead: a rank does not wait for others, or its flight recorder has an old open operation.
+    """True if one round may mislead: a rank does not wait for ranks, or a flight recorder has an old open operation.
 
-    In a healthy job, too, a rank computes in every step. Only a second round shows if it moves.
+    Ranks of a healthy job also compute in every step. Only a second round shows if they move.
     """
     return any(_may_mislead(rank, table) for rank in ranks)
 

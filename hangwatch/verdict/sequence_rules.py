@@ -1,7 +1,7 @@
-"""Pure: rules on sequence numbers: a wait-for graph -> the ranks that `judge` may name or check first.
+"""Rules on sequence numbers: from a wait-for graph to the ranks that `judge` may name or check first. Pure.
 
-An awaited rank is named only if it has no open operation of its own, and waits for no rank by its stack and the kernel.
-Flight recorders come first. If they show nothing, NCCL's own counts are used, which are weaker.
+An awaited rank is named only if it has no open operation and, by its stack and the kernel, waits for no rank. Flight
+recorders are used first. If they show nothing, NCCL's own counts are used. These are weaker evidence.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ Kind = Literal["not_joined", "cycle", "mismatch", "all_joined", "still_open", "n
 
 
 class Answer(NamedTuple):
-    """The result of a wait-for graph: ranks to name, or to check first. `by_counts`: it is from NCCL's own counts.
+    """The result of a wait-for graph: the ranks to name or to check first.
 
-    The first pending operation of the graph is the most important one.
+    `by_counts` is true if the graph was built from NCCL's own counts. The most important pending operation of `graph`
+    comes first.
     """
 
     kind: Kind
@@ -40,9 +41,13 @@ def decide(graph: WaitGraph) -> Answer:
 
 
 def _decide_on_awaited(answer: Answer) -> Answer:
-    """Decide if some ranks have not joined: by their open operations, then by their stack and the kernel."""
+    """Return the result for a graph with awaited ranks.
+
+    An awaited rank without an open operation comes first, then one with an open operation. Its stance by stack and
+    kernel decides if it is named.
+    """
     graph, stances = answer.graph, answer.graph.awaited
-    for stance in ("elsewhere", "held"):  # a rank that waits for nothing may block a rank in "held"
+    for stance in ("elsewhere", "held"):  # first ranks that wait for nothing: they may block the ranks in "held"
         if named := tuple(rank for rank, its in stances.items() if its == stance and rank not in graph.busy):
             waiting = graph.waiting | {rank for rank, its in stances.items() if its == "waits"}
             return answer._replace(kind="not_joined", named=named if len(named) <= len(waiting) else ())
@@ -60,13 +65,16 @@ def _decide_on_awaited(answer: Answer) -> Answer:
 
 
 def _lone_side(graph: WaitGraph) -> tuple[int, ...]:
-    """Return the one rank that differs from several others in a mismatch; () if there is none."""
+    """Return the only rank with one operation, if several other ranks have another one. () if there is no such rank."""
     more, fewest = (ranks for _, ranks in graph.mismatch[-2:])
     return fewest if len(fewest) == 1 and len(more) > 1 else ()
 
 
 def _lone_waiter(graph: WaitGraph) -> tuple[int, ...]:
-    """Return the one rank of a cycle that waits alone, if all others of the cycle wait with other ranks."""
+    """Return the only rank of the cycle that is alone in its operations.
+
+    () if there is no such rank, or more than one.
+    """
     company: dict[int, int] = {}
     for operation in graph.pending:
         for rank in operation.waiting:
@@ -76,10 +84,10 @@ def _lone_waiter(graph: WaitGraph) -> tuple[int, ...]:
 
 
 def _find_still_open(graph: WaitGraph) -> tuple[PendingOperation, ...]:
-    """Return the operations that all members have joined and several ranks are still in.
+    """Return the operations that all members have joined and several ranks have not finished.
 
-    () unless all awaited ranks wait in open operations. An operation with a single rank in it does not count, because
-    that rank may be the cause.
+    () unless all awaited ranks wait in open operations. An operation that only one rank has not finished does not
+    count, because that rank may be the cause.
     """
     if not graph.waiting.issuperset(graph.awaited) or set(graph.awaited.values()) != {"waits"}:
         return ()
@@ -90,10 +98,10 @@ def _find_still_open(graph: WaitGraph) -> tuple[PendingOperation, ...]:
 def decide_by_all_counts(
     members: Sequence[Member], stance: Callable[[Member], Stance], world_size: int | None
 ) -> Answer:
-    """Return the result of the flight recorders. If they show no pending operation, return that of NCCL's own counts.
+    """Return the result of the flight recorders; if they show no pending operation, the result of NCCL's own counts.
 
-    By counts, a rank is named by the same rules. A rank that is behind but not named is checked first; without such a
-    rank, a rank that NCCL does not reach.
+    By NCCL's counts, the same rules name a rank. If no rank is named, a rank that is behind is checked first. If no
+    rank is behind, a rank that NCCL does not reach is checked first.
     """
     recorded = decide(wait_graph.build(members, stance, world_size))
     if recorded.graph.pending:

@@ -1,4 +1,4 @@
-"""Pure: adds facts from logs, the kernel log or environments to a verdict. It names no rank."""
+"""Adds facts from logs, the kernel log or environments to a verdict. These facts name no rank. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ _NOT_STUCK = frozenset({"Moving", "Serving", "Suspended", "Over", "NoRanks"})
 
 
 def complete(verdict: Verdict | None, supplement: Supplement) -> Verdict:
-    """Return the verdict with the facts of a supplement. Without a verdict, return a verdict on these facts alone."""
+    """Return the verdict with the facts of a supplement.
+
+    If `verdict` is None, return a verdict with only these facts.
+    """
     if verdict is None:
         return Verdict(
             kind="LogsOnly",

@@ -1,4 +1,4 @@
-"""Pure: forecasts when the collective timeout ends a hung job. Recorded timeouts come before configured ones."""
+"""Forecast when the collective timeout ends a hung job. A recorded timeout is preferred to a configured one. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from hangwatch.verdict.scene import open_operations
 
 
 class TimeoutForecast(Value, frozen=True):
-    """The time after which torch.distributed ends a waiting job. `source` is the text on where `seconds` comes from.
+    """The time after which torch.distributed ends a waiting job. `source` says where `seconds` comes from.
 
-    `at_unix_seconds` is `seconds` after the job became quiet. It is None if that moment was not seen, as in a dump by
-    hand.
+    `at_unix_seconds` is `seconds` after the job became quiet. None if that moment is unknown, as in a dump by hand.
     """
 
     seconds: float
@@ -20,7 +19,7 @@ class TimeoutForecast(Value, frozen=True):
 
 
 def forecast_timeout(incident: Incident) -> TimeoutForecast | None:
-    """Return the forecast for an incident. None if it is closed, no rank waits, or its timeout is unknown."""
+    """Return the forecast for an incident. None if the incident is closed, no rank waits, or the timeout is unknown."""
     waits = any(group.waits_for in ("ranks", "gpu") for group in incident.grouping.groups)
     if incident.closed_unix_seconds is not None or not waits or not incident.captures:
         return None
@@ -37,6 +36,6 @@ def forecast_timeout(incident: Incident) -> TimeoutForecast | None:
 
 
 def recorded_seconds(grouping: Grouping) -> float | None:
-    """Return the shortest timeout that the ranks recorded for their open operations; None if they recorded none."""
+    """Return the shortest timeout in seconds that flight recorders show for open operations. None if they show none."""
     found = (one.timeout_seconds for member in grouping.members for one in open_operations(member))
     return min((seconds for seconds in found if seconds is not None), default=None)

@@ -1,1 +1,1 @@
-"""Pure: the text of a verdict. `render.render` makes it; the other modules contain its sentences."""
+"""The text of a verdict. `render.render` makes it from the sentences in the other modules. Pure."""

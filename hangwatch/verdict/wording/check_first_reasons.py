@@ -1,4 +1,4 @@
-"""Pure: the reasons to check ranks first, one for each rule of `check_first`."""
+"""The reasons to check a rank first: one function for each reason in the table of `check_first`. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NOT_NAMED = "no rank can be named. "
 
 
 def check_first(ranks: Sequence[Group], why: str, settle: str) -> str:
-    """Return the headline for ranks to check first."""
+    """Return the headline with the ranks to check first, the reason `why`, and the check `settle` that would decide."""
     stop = "" if settle.endswith("?") else "."
     return f"{NOT_NAMED}Check {name_ranks(ranks)} first: {why}. To decide: {settle}{stop}"
 
 
 def died(finding: Finding) -> str:
-    """Describe ranks that have ended, if the others are not known to wait for them."""
+    """Describe ranks that have ended, while the other ranks are not known to wait for them."""
     return f"it has ended{why_gone(finding.members)}"
 
 
@@ -39,14 +39,14 @@ def hung_task(finding: Finding) -> str:
 
 
 def lost_worker(finding: Finding) -> str:
-    """Describe ranks with a worker that crashed or was killed."""
+    """Describe ranks with a worker process that crashed or was killed."""
     ranks, others = finding.suspects, finding.others
     ends = sorted({end for group in ranks for member in group.members if (end := clauses.ended_by(member))})
     return f"it has lost a worker process (kernel log: {words.join_words(ends)}); {others_wait(others)}"
 
 
 def holds_lock(finding: Finding) -> str:
-    """Describe the activity of ranks that hold a lock for which others wait."""
+    """Describe ranks that hold a file lock, and the ranks that wait for it."""
     ranks, others = finding.suspects, finding.others
     held = {(member.id.node, member.id.pid) for group in ranks for member in group.members}
     locks = [
@@ -60,19 +60,19 @@ def holds_lock(finding: Finding) -> str:
 
 
 def differs_from_others(finding: Finding) -> str:
-    """Describe ranks in another activity than the others, and the wait of the others."""
+    """Describe the activity of the suspects, and the different activity in which the other ranks wait."""
     ranks, others = finding.suspects, finding.others
     return f"{'; '.join(map(describe_suspect, ranks))}; {others_wait(others)}{common_line(others)}"
 
 
 def other_call(finding: Finding) -> str:
-    """Describe ranks in one wait and the other ranks in another wait."""
+    """Describe the wait of the suspects, and the different wait of the other ranks."""
     ranks, others = finding.suspects, finding.others
     return f"{'; '.join(map(describe_suspect, ranks))}; {others_wait(others)}{common_line(others)}"
 
 
 def other_line(finding: Finding) -> str:
-    """Describe ranks at another line of the same functions."""
+    """Describe the lines of all ranks, which are in the same functions at different lines."""
     (_, line), *rest = differing_lines((*finding.suspects, *finding.others))
     others = words.join_words([f"{name_ranks([group])} at {other}" for group, other in rest])
     it = "it is" if len(finding.members) == 1 else "they are"
@@ -80,14 +80,14 @@ def other_line(finding: Finding) -> str:
 
 
 def differing_lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
-    """Return each group with its innermost line of the user's code that is not the same in all groups."""
+    """Return each group with a line of the user's code: the innermost line that is not the same in all groups."""
     stacks = [group.members[0].stack.user_frames for group in groups]
     differs = next((depth for depth, same in enumerate(zip(*stacks, strict=False)) if len(set(same)) > 1), 0)
     return [(group, clauses.place(stack[differs])) for group, stack in zip(groups, stacks, strict=True)]
 
 
 def without_a_thread(finding: Finding) -> str:
-    """Describe ranks without a thread in a collective. Their main thread is where all other main threads are."""
+    """Describe ranks that have no thread in a collective, although all main threads are in the same place."""
     others = finding.others
     has = "it has" if len(finding.members) == 1 else "they have"
     inside = {thread.frames[0].function for group in others for thread in group.threads[:1] if thread.frames}
@@ -98,13 +98,13 @@ def without_a_thread(finding: Finding) -> str:
 
 
 def has_not_joined(finding: Finding) -> str:
-    """Describe ranks that wait for something outside the job, while the others have gone on into a collective."""
+    """Describe ranks that wait for something outside the job, and the collective in which the others wait for them."""
     it = "it" if len(finding.members) == 1 else "they"
     return f"{it} {_doing(finding.suspects)}, and {_not_joined(finding)}"
 
 
 def awaits_orders(finding: Finding) -> str:
-    """Describe ranks that wait for their next order, while the others have gone on into a collective."""
+    """Describe ranks that wait for their next order, and the collective in which the others wait for them."""
     it, wait = ("it", "waits") if len(finding.members) == 1 else ("they", "wait")
     loop = find_caller(finding.suspects[0].frames)
     return f"{it} {wait} for the next order in {loop}, and {_not_joined(finding)}"
@@ -126,7 +126,7 @@ def _doing(ranks: Sequence[Group]) -> str:
 
 
 def low_power(finding: Finding) -> str:
-    """Describe ranks with GPUs that draw less power than the working GPUs of the others."""
+    """Describe ranks with GPUs that draw less power than the working GPUs of the other ranks."""
     ranks, others = finding.suspects, finding.others
     own, rest = ([m.gpu.power_watts or 0.0 for g in groups for m in g.members] for groups in (ranks, others))
     works = f"the GPUs of {name_ranks(others)} work ({min(rest):.0f} W or more)"
@@ -134,7 +134,7 @@ def low_power(finding: Finding) -> str:
 
 
 def odd_gpu(odd: OddGpu) -> str:
-    """Return a clause on the GPU that differs, beginning with "its GPU"."""
+    """Return a clause on the GPU that differs: "its GPU draws 98 W, the others draw 640 to 655 W"."""
     if odd.number == "power":
         drawn = f"the others draw {min(odd.others):.0f} to {max(odd.others):.0f} W"
         return f"its GPU draws {odd.value:.0f} W, {drawn}"
@@ -144,12 +144,15 @@ def odd_gpu(odd: OddGpu) -> str:
 
 
 def ratios(values: Sequence[float]) -> str:
-    """Return the lowest and the highest ratio: "0.5%", "0.1% to 2.0%"."""
+    """Return the range of the ratios in percent: "0.1% to 2.0%"; one number if all are equal."""
     low, high = f"{min(values):.1%}", f"{max(values):.1%}"
     return low if low == high else f"{low} to {high}"
 
 
 def stuck_task(member: Member) -> str:
-    """Describe a rank with a stuck executor task. Its main thread is where all other main threads are."""
+    """Describe a rank with a stuck task of a `ThreadPoolExecutor`.
+
+    Its main thread is in the same place as all others.
+    """
     rounds = words.count(member.rounds, "round")
     return f"a task of its ThreadPoolExecutor is in {member.stack.task}, in the user's code, in each of {rounds}"

@@ -1,4 +1,4 @@
-"""Pure: the activities, calls and lines of ranks as clauses, to be put after the names of the ranks."""
+"""Clauses on the activities, calls and lines of ranks. The caller puts the names of the ranks in front. Pure."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ from hangwatch.stacks.user_code import find_caller, innermost_user_frames
 from hangwatch.tables import kernel_lines
 
 _MOST_LINES = 3
-_SHORT_SLEEP_SECONDS = 1.0  # such a sleep is over before it is read
+_SHORT_SLEEP_SECONDS = 1.0  # a shorter sleep ends before hangwatch reads it
 _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("sleeps", "sleep"), ("polls ", "poll "))
 
 
 def describe_activity(group: Group, *, several: bool = False) -> str:
-    """Return the activity of a group: "is loading data (DataLoader)", for several "are loading data (DataLoader)"."""
+    """Return a clause on the activity of a group: "is loading data (DataLoader)".
+
+    With `several` the verb is plural: "are loading data (DataLoader)".
+    """
     worker = find_busy_worker(group)
     if worker is not None and worker.own is not None:
         if several:
@@ -48,7 +51,7 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
     )
     if group.waits_for == "gpu" and activity.find_activity(group.activity).waits_for != "gpu":
         by_stack = f"waits in PyTorch's own code ({_innermost(group)}), for other ranks or its GPU"
-        clause = by_stack if _is_in_torch(group) else f"waits for its GPU in {_innermost(group)}"  # both measured
+        clause = by_stack if _is_in_torch(group) else f"waits for its GPU in {_innermost(group)}"  # by measurement
     if several:
         for singular, plural in _SINGULAR:
             if clause.startswith(singular):
@@ -57,9 +60,9 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
 
 
 def ended_by(member: Member) -> str | None:
-    """Return how the process of a rank or a worker ended, by the kernel log: "segfault in libc.so.6"; None if unknown.
+    """Return the crash of a rank's process or worker in the kernel log: "segfault in libc.so.6"; None without one.
 
-    The name of the library is only a file name.
+    The library is given by its file name only.
     """
     rows = kernel_lines.load()
     line = next((one for one in member.kernel.lines if one.name in rows and rows[one.name].deadly), None)
@@ -69,7 +72,7 @@ def ended_by(member: Member) -> str | None:
 
 
 def _waits_for_file_lock(group: Group) -> str | None:
-    """Return a clause for a measured wait for one file lock; None if the ranks do not all wait for the same lock."""
+    """Return a clause if measurements show that all ranks of the group wait for the same file lock; else None."""
     locks = {member.waits.file_lock for member in group.members}
     lock = locks.pop() if len(locks) == 1 else None
     if lock is None:
@@ -79,20 +82,23 @@ def _waits_for_file_lock(group: Group) -> str | None:
 
 
 def _shares_lock(group: Group) -> str | None:
-    """Return a clause for a measured wait for a lock in shared memory; None without such a wait."""
+    """Return a clause if measurements show that all ranks of the group wait for a lock in shared memory; else None."""
     shares = group.waits_for == "lock" and all(member.waits.shares_lock for member in group.members)
     return "waits for a lock in memory shared with another rank" if shares else None
 
 
 def _awaits_store(group: Group) -> str | None:
-    """Return a clause for a measured wait for a key of the store in unknown functions; None without such a wait."""
+    """Return a clause if measurements show that ranks in unknown functions wait for a key of the store; else None."""
     asks = group.waits and activity.find_activity(group.activity).waits_for == "unknown"
     waits = asks and all(member.waits.awaits_store == "main" for member in group.members)
     return f"waits for a key of the store in {_innermost_function(group)}" if waits else None
 
 
 def _sleeps(group: Group) -> str | None:
-    """Return a clause for ranks that were measured asleep; None if their stacks show a wait for ranks."""
+    """Return a clause if measurements show that all ranks sleep.
+
+    None if they do not, or if their stacks wait for ranks.
+    """
     sleeps = [member.stack.sleep for member in group.members]
     latest = max(filter(None, sleeps), key=lambda sleep: sleep.until_unix_seconds, default=None)
     if group.waits_for == "ranks" or latest is None or None in sleeps:
@@ -110,17 +116,20 @@ def _held_by(lock: FileLock) -> str:
 def describe_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
     """Return the system call of a rank: "read() on /data/shard-3, on /data (nfs4), in each of 3 rounds".
 
-    `ranks` are the ranks of its node, by pid. None if its call was not read, or if it is in no call.
+    None if the call was not read or the rank is in no call. `ranks` are the ranks on its node, keyed by pid.
     """
     return None if member.kernel.call is None else _in_call(member.kernel.call, member, ranks)
 
 
 def describe_worker_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
-    """Return the system call of the worker for which a rank waits; None if that call was not read."""
+    """Return the system call of the worker process for which a rank waits. None if the call was not read.
+
+    `ranks` are the ranks on the same node, keyed by pid.
+    """
     worker = member.kernel.worker_call
     if worker is None:
         return None
-    # The state of the rank does not tell if the worker waits for a file system.
+    # The state of the rank does not show if its worker waits for a file system.
     of_worker = structs.replace(
         member,
         id=structs.replace(member.id, pid=worker.pid),
@@ -146,12 +155,15 @@ def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> s
 
 
 def tells_call(member: Member) -> bool:
-    """True if more than the name of its call is known. The name alone shows little: any wait for a lock is a futex."""
+    """True if more than the name of the rank's system call is known: a file, peer, child or lock.
+
+    The name alone explains little. For example, every wait for a lock is a futex call.
+    """
     return _tells(member.kernel.call)
 
 
 def tells_what_holds(member: Member) -> bool:
-    """True if more than the name of its call is known, or of the call of the worker for which it waits."""
+    """True if more than the name is known of the rank's system call, or of the call of its worker."""
     return _tells(member.kernel.call) or (
         member.kernel.worker_call is not None and _tells(member.kernel.worker_call.call)
     )
@@ -162,10 +174,10 @@ def _tells(call: KernelCall | None) -> bool:
 
 
 def _describe_target(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
-    """Describe one file, pipe or peer.
+    """Describe the file, pipe or peer of a system call.
 
-    A remote file system counts as not responding only if the kernel waits for it. A process that reads a FIFO on it
-    waits for the other end of the FIFO, in state S.
+    A remote file system is described as not responding only if the process waits for it in the kernel. A process that
+    reads a FIFO on a remote file system waits in state S for the other end of the FIFO.
     """
     match target.kind:
         case "file" if target.mount:
@@ -192,7 +204,7 @@ def _describe_connection(target: CallTarget, member: Member, ranks: Mapping[int,
 
 
 def _describe_other_end(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
-    """Return the process at the other end of a pipe or socket."""
+    """Return the rank or process at the other end of a pipe or socket."""
     if target.other_pid == member.id.pid:
         return "this process"
     rank = None if target.other_pid is None else ranks.get(target.other_pid)
@@ -200,7 +212,7 @@ def _describe_other_end(target: CallTarget, member: Member, ranks: Mapping[int, 
 
 
 def find_busy_worker(group: Group) -> Stack | None:
-    """Return a worker process that has a task; None if the group does not wait for workers, or no worker has a task."""
+    """Return the first worker process with a task. None if there is none, or if the group does not wait for workers."""
     if activity.find_activity(group.activity).work_is_in != "workers":
         return None
     return next((worker for worker in group.workers if worker.own is not None), None)
@@ -213,7 +225,7 @@ def _describe_worker(worker: Stack) -> str:
 
 
 def _innermost(group: Group) -> str:
-    """Return the operation of a group; its innermost function if the operation is unknown."""
+    """Return the operation of a group, or its innermost function if the operation is unknown."""
     return group.operation or _innermost_function(group)
 
 
@@ -222,28 +234,31 @@ def _innermost_function(group: Group) -> str:
 
 
 def has_gpu(group: Group) -> bool:
-    """True if a rank has a GPU or is known to wait for one. A backward pass alone does not show a GPU."""
+    """True if a rank of the group has a GPU or is known to wait for one. A backward pass alone is no proof of a GPU."""
     known = activity.find_activity(group.activity)
     waits = "its GPU" in known.says or (known.waits_for != "gpu" and not _is_in_torch(group))
     return waits or any(member.gpu.utilization_ratio is not None for member in group.members)
 
 
 def _is_in_torch(group: Group) -> bool:
-    """True if all ranks sleep in code of PyTorch, NCCL or CUDA, and nothing else is known of their waits."""
+    """True if measurements show that all ranks of the group sleep in code of PyTorch, NCCL or CUDA."""
     return all(member.waits.waits_in_torch for member in group.members)
 
 
 def describe_line(group: Group) -> str:
-    """Return the line of the user's code: " at train.py:38". Without one, the caller of the collective, or ""."""
+    """Return the line of the user's code: " at train.py:38".
+
+    If it is unknown, return the caller of the collective, else "".
+    """
     caller = find_caller(group.frames) if group.waits else None
     frames = innermost_user_frames(group) or ([] if caller is None else [caller])
     return f" at {places(frames)}" if frames else ""
 
 
 def places(frames: Sequence[Frame]) -> str:
-    """Return the file and lines of frames of one function: "train.py:38 or 40"; the file alone if lines are many.
+    """Return the file and the lines of frames in one function: "train.py:38 or 40".
 
-    At most three lines are shown.
+    If there are more than three lines, return the file alone.
     """
     lines = sorted({frame.line for frame in frames if frame.line is not None})
     if len(lines) < 2 or len({frame.place for frame in frames}) > 1:
@@ -252,14 +267,14 @@ def places(frames: Sequence[Frame]) -> str:
 
 
 def place(frame: Frame) -> str:
-    """Return the file and line of a frame; the function if the line is unknown."""
+    """Return the file and line of a frame. If the line is unknown, return its function and file."""
     return str(frame) if frame.line is None else f"{frame.file}:{frame.line}"
 
 
 def operations(groups: Iterable[Group]) -> str:
     """Return the operations in which groups wait: "broadcast (7 ranks) and all_reduce (4 ranks)".
 
-    The operation with most ranks comes first. Operations after the fourth are counted.
+    The operation with the most ranks comes first. After the fourth operation, only the number of the others is given.
     """
     counts: dict[str, int] = {}
     for group in groups:
@@ -273,7 +288,10 @@ def operations(groups: Iterable[Group]) -> str:
 
 
 def _describe_place(group: Group) -> str:
-    """Return the part of the program in which a group is: "the backward pass"; else its operation or activity."""
+    """Return the part of the program in which a group is, for example "the backward pass".
+
+    For other activities, return the operation of the group, or else the name of its activity.
+    """
     known = activity.find_activity(group.activity)
     place = known.says.removesuffix(" ({operation})").removeprefix("is in ")
     if known.waits_for == "gpu" and place != known.says.removesuffix(" ({operation})"):
@@ -282,7 +300,7 @@ def _describe_place(group: Group) -> str:
 
 
 def _measured(group: Group) -> str | None:
-    """Return the function of a wait that only measurements show; None for other waits."""
+    """Return the innermost function of a group that waits for its GPU only by measurement; else None."""
     if group.activity != "unknown" or group.waits_for != "gpu":
         return None
     own = _innermost_function(group)
@@ -290,12 +308,12 @@ def _measured(group: Group) -> str | None:
 
 
 def describe_top_frames(group: Group, depth: int = 4) -> str:
-    """Return the innermost frames of a group in one line."""
+    """Return the innermost `depth` frames of a group in one line: "wait (queue.py:171) < get (loader.py:48)"."""
     return " < ".join(str(frame) for frame in group.frames[:depth])
 
 
 def hint_at_progress(members: Sequence[Member]) -> str:
-    """Return a hint if a rank that has not joined moves or uses CPU; else ""."""
+    """Return a sentence if one of the ranks progresses or uses CPU, because it may still join; else ""."""
     who = "It" if len(members) == 1 else "Some of them"
     if any(member.motion is Motion.MOVING for member in members):
         return f" {who} {'is' if who == 'It' else 'are'} working, and may join when that is done."

@@ -1,4 +1,4 @@
-"""Pure: the checks that decide if a rank to check first is the cause."""
+"""The checks that decide if a rank to check first is the cause. Pure."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ SLOW_CALL = "check if that call returns: its file system or service, and state (
 
 
 def numbers(finding: Finding) -> str:
-    """Return the hint to compare sequence numbers. They are in the evidence, or must be taken first."""
+    """Return the hint to compare sequence numbers. The text depends on whether the evidence already contains them."""
     return NUMBERS_BELOW if finding.scene.has_numbers else SEQUENCE_NUMBERS
 
 
 def look_at(finding: Finding) -> str:
-    """Return the check for the activity of the suspects."""
+    """Return the check that the table of activities gives for the activity of the suspects."""
     said = activity.find_activity(finding.suspects[0].activity).look_at
     return f"{said[:1].lower()}{said[1:]}".rstrip(".") if said else SLOW_CALL
 
 
 def native_frames(finding: Finding) -> str:
-    """Return the command that shows a call below Python."""
+    """Return the command that shows the native frames (below Python) of the first suspect."""
     return _native_frames(finding.members)
 
 
@@ -51,13 +51,16 @@ def _native_frames(members: Sequence[Member]) -> str:
 
 
 def find_blocking_call(finding: Finding) -> str:
-    """Return the command that shows native frames, unless the kernel already shows what blocks each call."""
+    """Return the command that shows native frames.
+
+    If the kernel already shows the cause of each call, return that check.
+    """
     untold = [member for member in finding.members if not clauses.tells_what_holds(member)]
     return _native_frames(untold) if untold else BEHIND_CALL
 
 
 def whether_it_waits(finding: Finding) -> str:
-    """Return the check that shows if ranks still wait for a worker process that they have lost."""
+    """Return the check that shows if a rank still waits for the worker process that it has lost."""
     is_told = all(map(clauses.tells_call, finding.members))
     shown = "its call in the evidence" if is_told else "`hangwatch dump --native`"
     return f"check if it still waits for that worker: {shown}, and its log"

@@ -1,4 +1,4 @@
-"""Pure: clauses on ranks and groups of ranks: their activities, and the waits of the others."""
+"""Clauses on ranks and groups of ranks: their activities, and the waits of the other ranks. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rank_ids(groups: Iterable[Group]) -> list[RankId]:
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital first letter."""
+    """Return the text with a capital as its first letter."""
     return words.sentence(text)
 
 
@@ -43,7 +43,10 @@ def describe(group: Group, *, several: bool | None = None) -> str:
 
 
 def describe_each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
-    """Return a clause for each group with its ranks, the largest first. Groups after the first `shown` are counted."""
+    """Return a clause for each group with its ranks.
+
+    After the first `shown` groups, only the number of the rest is given.
+    """
     doings = [describe(group) for group in groups[:shown]]
     parts = [
         f"{name_ranks([group])} {doing}"
@@ -56,9 +59,9 @@ def describe_each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
 
 
 def describe_rank(group: Group) -> str:
-    """Return the activity of one rank of a group, with the line of the user's code: "is loading data at train.py:38".
+    """Return a clause on the activity of one rank, with the line of the user's code: "is loading data at train.py:38".
 
-    For an unknown activity, return the frame of the rank.
+    If the activity is unknown, the clause contains the rank's frame.
     """
     if group.activity == "unknown" and not (group.operation or group.runs_python) and group.frames:
         return f"is in {innermost_user_frame(group) or group.frames[0]}"
@@ -67,13 +70,13 @@ def describe_rank(group: Group) -> str:
 
 
 def _at(group: Group, doing: str) -> str:
-    """Return the line of the user's code; "" if the clause already contains it."""
+    """Return the line of the user's code: " at train.py:38"; "" if the clause `doing` already contains it."""
     at = clauses.describe_line(group)
     return "" if at.removeprefix(" at ") in doing else at
 
 
 def _apart_from(group: Group, others: Sequence[Group]) -> str:
-    """Return the innermost frame that differs from another group with the same clause; "" if no frame differs."""
+    """Return the innermost frame that differs from another group with the same description; "" if no frame differs."""
     for other in others:
         if other is not group and describe(other) == describe(group):
             pairs = zip_longest(group.frames, other.frames)
@@ -90,7 +93,7 @@ def all_of(number: int, noun: str = "rank") -> str:
 def others_wait(others: Sequence[Group], *, awaited: str = "") -> str:
     """Return a clause on the ranks that are not suspects: "all 15 other ranks wait in broadcast".
 
-    `awaited` is " for it" or " for them" if a rank is named.
+    If a rank is named, `awaited` is " for it" or " for them".
     """
     behind = [group for group in others if group.waits_for == "gpu"]
     kinds = (
@@ -109,14 +112,14 @@ def others_wait(others: Sequence[Group], *, awaited: str = "") -> str:
 
 
 def during(groups: Sequence[Group]) -> str:
-    """Return the phase of all these groups: " during evaluation"; "" if they have no phase in common."""
+    """Return the phase of the program that all these groups have in common: " during evaluation"; else ""."""
     phases = {activity.describe_phase(group.activity, group.phase) for group in groups}
     around = phases.pop() if len(phases) == 1 else ""
     return f" {around}" if around else ""
 
 
 def describe_suspect(group: Group) -> str:
-    """Return the activity of a group, beginning with "it" or "they", with the frame of the user's code."""
+    """Return a clause on the activity of a group, with its line of the user's code. It begins with "it" or "they"."""
     own = innermost_user_frame(group)
     it, is_ = ("it", "is") if group.size == 1 else ("they", "are")
     if own is not None and is_in_user_code(group) and group.waits_for in {"unknown", "gpu"}:
@@ -128,12 +131,12 @@ def describe_suspect(group: Group) -> str:
 
 
 def common_line(groups: Sequence[Group]) -> str:
-    """Return the line of the user's code: " at train.py:38"; "" if there are several groups."""
+    """Return the line of the user's code if there is only one group: " at train.py:38"; else ""."""
     return clauses.describe_line(groups[0]) if len(groups) == 1 else ""
 
 
 def describe_in_report(group: Group) -> str:
-    """Return the activity of a group for a report, without its ranks: "is loading data during evaluation"."""
+    """Return the activity of a group without the names of its ranks: "is loading data during evaluation"."""
     several = len(group.members) > 1
     if group.gone:
         died = {member.died.full_text if member.died is not None else "" for member in group.members}
@@ -147,7 +150,7 @@ def describe_in_report(group: Group) -> str:
 
 
 def describe_stack(stack: Stack, group: Group) -> str:
-    """Return the activity of a worker or thread of a rank: "its worker (1 x pt_data_worker) is loading data"."""
+    """Return the activity of a worker or thread of a group: "its worker (1 x pt_data_worker) is loading data"."""
     kind = "worker" if stack in group.workers else "thread"
     clause = "" if stack.activity == "unknown" else f" {activity.describe_activity(stack.activity, None)}"
     return words.printable(f"its {kind} ({stack.name}){clause}")

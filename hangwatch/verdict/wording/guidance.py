@@ -1,4 +1,4 @@
-"""Pure: hints on what to check first if no rank can be named."""
+"""Hints on what to check first if no rank can be named. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ ITS_GPU = (
 
 
 def where_to_look(grouping: Grouping) -> str:
-    """Return sentences to put after a headline that names no rank. They begin with a space.
+    """Return the hints that follow a headline that names no rank. The text begins with a space.
 
-    First come ranks that could not be dumped or did not respond, then the waits of the groups, by measurement if
-    possible, else by activity. Links and sequence numbers come only if all ranks wait for ranks or GPUs.
+    Ranks that could not be dumped or did not respond come first, then the waits of the groups. A measured wait is
+    preferred to the activity of the stack. NVLink, XIDs and sequence numbers are mentioned only if all ranks wait for
+    ranks or GPUs.
     """
     groups = [group for group in grouping.groups if not group.fault and not group.gone]
     failed = sum(group.size for group in grouping.groups if group.fault)
@@ -52,7 +53,7 @@ def _look_at(group: Group) -> str | None:
 
 
 def _store(members: Sequence[Member]) -> str | None:
-    """Return a hint on the store at which ranks meet, by their sockets; None if no socket was read."""
+    """Return a hint on the store at which ranks meet, from the state of their sockets. None if no socket was read."""
     seen = [(member, member.waits.store) for member in members if member.waits.store is not None]
     if not seen:
         return None
@@ -83,7 +84,7 @@ def _missing_ranks(grouping: Grouping) -> list[str]:
 
 
 def _general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:
-    """Return hints for groups that show no more than a wait or an unknown activity."""
+    """Return hints for groups for which neither a measurement nor the table of activities gives one."""
     if grouping.unanswered:
         return []
     if any(group.waits_for not in {"ranks", "gpu"} for group in groups):
@@ -93,9 +94,9 @@ def _general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:
 
 
 def _silent_nodes(grouping: Grouping) -> int:
-    """Return the number of whole nodes that did not respond, if all nodes have as many ranks as those that responded.
+    """Return the number of whole nodes that did not respond, if all nodes have the same number of ranks.
 
-    0 if nodes have a single rank or no name.
+    0 if the responding nodes have only one rank each, or if a node has no name.
     """
     per_node = Counter(member.id.node for member in grouping.members if member.id.rank is not None)
     ranks = max(per_node.values(), default=0)
@@ -105,5 +106,8 @@ def _silent_nodes(grouping: Grouping) -> int:
 
 
 def _whole_nodes(silent: range, ranks: int) -> int:
-    """Return the number of blocks of `ranks` ranks, counted from rank 0, that lie within a range."""
+    """Return the number of complete nodes in a range of ranks.
+
+    Each node has `ranks` ranks, and the first begins at rank 0.
+    """
     return max(0, silent.stop // ranks - -(-silent.start // ranks))

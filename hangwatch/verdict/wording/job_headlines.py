@@ -1,4 +1,4 @@
-"""Pure: the headlines of findings on the whole job. They name no rank."""
+"""The headlines of findings about the whole job. They name no rank. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def moving(finding: Finding) -> str:
 
 
 def suspended(finding: Finding) -> str:
-    """Return the headline for a job with all ranks stopped or frozen, or with a rank that a debugger has stopped."""
+    """Return the headline for a job with all ranks stopped or frozen, or with a rank stopped by a debugger."""
     members = finding.scene.grouping.members
     traced = [(member.id, member.waits.tracer) for member in members if member.waits.tracer is not None]
     if traced:
@@ -43,13 +43,13 @@ def over(finding: Finding) -> str:
 
 
 def serving(finding: Finding) -> str:
-    """Return the headline for a service without requests."""
+    """Return the headline for a service that waits for requests."""
     doing = "; ".join(describe_each(finding.others))
     return f"all ranks are idle and wait for requests: an inference server, not a training job; {doing}."
 
 
 def no_ranks(finding: Finding) -> str:
-    """Return the headline for launchers that have started no rank."""
+    """Return the headline for launchers that have not started any rank."""
     launchers, groups = finding.scene.launchers, finding.scene.grouping.groups
     said = "; ".join(launcher(member) for member in launchers[:_SHOWN])
     if len(launchers) > _SHOWN:
@@ -90,7 +90,7 @@ def _shown_by_sockets(waiting: Waiting) -> str:
 
 
 def mount_silent(finding: Finding) -> str:
-    """Return the headline for ranks with their program on a file system that does not respond."""
+    """Return the headline for a file system that contains the program and does not respond."""
     shut, held = (
         finding.scene.without_stack,
         [member for member in finding.scene.without_stack if member.kernel.waits_for_mount],
@@ -121,7 +121,7 @@ def wrong_interface(finding: Finding) -> str:
 
 
 def refused(finding: Finding) -> str:
-    """Return the headline for ranks that are refused at their store."""
+    """Return the headline for ranks that the store refuses."""
     ranks, serving = finding.scene.refused, finding.scene.store_servers
     if serving:
         who = words.name_ranks([member.id for member in serving])
@@ -161,7 +161,7 @@ def at_different_lines(finding: Finding) -> str:
 
 
 def at_one_place(finding: Finding) -> str:
-    """Return the headline for ranks that are all in one place, with hints on what to check."""
+    """Return the headline for a job with all ranks in the same place, with hints on what to check."""
     return _together(finding.others[0], finding.scene) + guidance.where_to_look(finding.scene.grouping)
 
 
@@ -181,7 +181,7 @@ def _together(group: Group, scene: Scene) -> str:
 
 
 def roles(finding: Finding) -> str:
-    """Return the headline for the sender and the receivers of one collective, with hints on what to check."""
+    """Return the headline for the root and the other ranks of one collective, with hints on what to check."""
     groups = finding.others
     root = min(groups, key=lambda group: group.size)
     return (
@@ -192,7 +192,7 @@ def roles(finding: Finding) -> str:
 
 
 def cannot_tell(finding: Finding) -> str:
-    """Return the headline for groups from which nothing follows, with hints on what to check."""
+    """Return the headline for groups that do not show the cause, with hints on what to check."""
     scene, groups = finding.scene, finding.others
     where = guidance.where_to_look(scene.grouping)
     if not groups:
@@ -207,7 +207,7 @@ def cannot_tell(finding: Finding) -> str:
 
 
 def limit_to_node(scene: Scene) -> str:
-    """Return the sentence on the captured ranks, for a verdict on one node of several; "" for the whole job."""
+    """Return a sentence that only one node of several was captured; "" if the whole job was captured."""
     if not scene.is_part:
         return ""
     here, whole = words.count(scene.existing), f"{scene.grouping.expected_rank_count:,}"

@@ -1,4 +1,4 @@
-"""The first step to take for each kind of verdict, from next_steps.toml."""
+"""The table `next_steps.toml`: the first step to take for each kind of verdict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hangwatch.model import Value, Verdict
 
 
 class NextStep(Value, frozen=True, forbid_unknown_fields=True):
-    """The meaning of a kind of verdict, and the first step to take; one line each."""
+    """The meaning of a kind of verdict, and the first step to take. Each is one line."""
 
     means: str
     first: str
@@ -17,12 +17,15 @@ class NextStep(Value, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def load_steps() -> dict[str, NextStep]:
-    """Return the table by kind of verdict, in the order of the runbook."""
+    """Return the rows of `next_steps.toml`, keyed by kind of verdict, in the order of the runbook."""
     return tables.load("hangwatch.verdict.wording", "next_steps.toml", dict[str, NextStep])
 
 
 def next_step(verdict: Verdict) -> str:
-    """Return the check that decides on the ranks to check first, else the step for the kind; "" for an unknown kind."""
+    """Return the first step to take after this verdict; "" for an unknown kind.
+
+    If there are ranks to check first, it is the check that decides on them.
+    """
     if not verdict.named and verdict.first_look:
         return verdict.first_look[0].settle
     step = load_steps().get(verdict.kind)

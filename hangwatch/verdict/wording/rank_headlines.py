@@ -1,4 +1,4 @@
-"""Pure: the headlines of findings that name ranks, and hints added to them."""
+"""The headlines of findings that name ranks, and hints that are added to them. Pure."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _SHOWN = 4
 
 
 def gone_first(finding: Finding) -> str:
-    """Return the headline for ended ranks that died first, and for other ranks that have ended."""
+    """Return the headline for the ranks that died first, followed by the other ranks that have ended."""
     return gone(finding, finding.scene.gone)
 
 
 def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
-    """Return the headline for ended ranks. `all_gone` are all ended ranks of the job."""
+    """Return the headline for ended ranks. Of `all_gone`, it adds the ranks without a known cause."""
     ids = rank_ids(finding.suspects)
     verb = "has ended" if len(ids) == 1 else "have ended"
     why = why_gone(finding.members)
@@ -40,7 +40,7 @@ def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
 
 
 def why_gone(members: Sequence[Member]) -> str:
-    """Return the cause in parentheses, by crash artifacts, else by the kernel log; "" if neither shows it."""
+    """Return the cause of death in parentheses, by crash artifacts or else by the kernel log; "" if it is unknown."""
     died = [member for member in members if member.died is not None and not member.died.of_others]
     first = min(died, key=lambda member: member.died.unix_seconds if member.died else 0.0, default=None)
     if first is not None and first.died is not None:
@@ -51,7 +51,7 @@ def why_gone(members: Sequence[Member]) -> str:
 
 
 def blocked(finding: Finding) -> str:
-    """Return the headline for ranks in a system call that does not return."""
+    """Return the headline for ranks that are blocked in the kernel."""
     mounts = {member.kernel.silent_mount for member in finding.members if member.kernel.waits_for_mount}
     mount = next(iter(mounts)) if len(mounts) == 1 else None
     how = f"blocked in the kernel by {mount}, which does not respond" if mount else "blocked in the kernel (state D)"
@@ -86,14 +86,14 @@ def master_not_listening(finding: Finding) -> str:
 
 
 def undumpable(finding: Finding) -> str:
-    """Return the headline for ranks that could not be dumped, with the number of ranks on their nodes that could."""
+    """Return the headline for ranks that could not be dumped, with the number of dumped ranks on the same node."""
     neighbours = finding.fewest_neighbours
     also = f", but {words.count(neighbours, 'other rank')} of its node could" if neighbours else ""
     return f"{name_ranks(finding.suspects)} could not be dumped{also}. {_others_wait(finding)}."
 
 
 def outside(finding: Finding) -> str:
-    """Return the headline for ranks that are not in the wait of the others."""
+    """Return the headline for ranks that do not wait in the collective in which the other ranks wait."""
     ranks = finding.suspects
     if not any(group.motion is Motion.MOVING for group in ranks):
         return f"{words.join_words(describe_each(ranks))}. {_others_wait(finding)}."
@@ -107,19 +107,19 @@ def outside(finding: Finding) -> str:
 
 
 def named(ranks: Sequence[Group], why: str) -> str:
-    """Return the headline for ranks that differ by stack and by measurements. `why` may begin with "it" or "they"."""
+    """Return the headline for ranks that differ by stack and by measurements. `why` is the reason, as a clause."""
     subject, _, clause = why.partition(" ")
     joined = f" {clause}" if len(ranks) == 1 and subject in {"it", "they"} else f": {why}"
     return f"{name_ranks(ranks)}{joined}."
 
 
 def also_differing(groups: Sequence[Group]) -> str:
-    """Return a hint on other ranks that differ but are not named; "" without such ranks."""
+    """Return a hint to check other ranks that differ but are not named; "" if there are none."""
     return f" Check these, too: {'; '.join(describe_each(groups))}." if groups else ""
 
 
 def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
-    """Return a hint if the named ranks are all ranks of some nodes, and other nodes have no named rank; else "".
+    """Return a hint to check the nodes if the named ranks are all ranks of some nodes, but not of all nodes; else "".
 
     A node with a single rank gives no hint.
     """
@@ -134,13 +134,13 @@ def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
 
 
 def _others_wait(finding: Finding) -> str:
-    """Return a sentence, without its full stop, on the wait of the other ranks."""
+    """Return a sentence on the wait of the other ranks, without the full stop."""
     awaited = " for it" if len(finding.members) == 1 else " for them"
     return sentence(others_wait(finding.others, awaited=awaited))
 
 
 def store_endpoint(members: Iterable[Member]) -> str:
-    """Return the address of the store, if one of these ranks shows it; else "the store"."""
+    """Return the address of the store from the first rank that shows it; "the store" if no rank shows it."""
     return next(
         (f"MASTER_ADDR:MASTER_PORT ({one.waits.store.endpoint})" for one in members if one.waits.store), "the store"
     )

@@ -1,4 +1,4 @@
-"""Pure: finding -> verdict. `render` makes the text of every verdict, from the sentences of the other modules."""
+"""From a finding to a verdict: `render` makes the text from the sentences of the other modules. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hangwatch.verdict.wording.group_text import name_ranks, sentence
 
 
 def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
-    """Return the verdict of a finding: its text and its evidence."""
+    """Return the verdict of a finding, with its text and the evidence."""
     text = finding.says(finding)
     settle = finding.settle if isinstance(finding.settle, str) else finding.settle(finding)
     ids = sorted((member.id for member in finding.members), key=RankId.sort_key)
@@ -31,7 +31,7 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
 
 
 def _message(finding: Finding, text: str, settle: str) -> str:
-    """Return the headline, with ranks to check first, other ranks that differ, and hints where they are needed."""
+    """Return the text of the verdict: its headline, the ranks to check first, other ranks that differ, and hints."""
     grouping, here = finding.scene.grouping, job_headlines.limit_to_node(finding.scene)
     if finding.contradicted is not None:
         return f"No rank can be named: {text}. According to the stacks: {render(finding.contradicted, ()).message}"
@@ -55,7 +55,10 @@ def _message(finding: Finding, text: str, settle: str) -> str:
 
 
 def _why(finding: Finding, member: Member, text: str) -> str:
-    """Return the reason to check a rank first. It is the headline, unless all ranks are in the same place."""
+    """Return the reason to check a rank first.
+
+    It is `text` unless the ranks differ only by a GPU or by a stuck task.
+    """
     if finding.by_numbers or finding.rule is not None:
         return text
     if finding.odd_gpu is not None:
@@ -64,7 +67,7 @@ def _why(finding: Finding, member: Member, text: str) -> str:
 
 
 def _in_kernel(finding: Finding, evidence: Sequence[Evidence]) -> str:
-    """Return a sentence on the call of the only suspect; "" if no more than the name of the call is known."""
+    """Return a sentence on the system call of the only suspect; "" if only the name of the call is known."""
     calls = [one.message for one in evidence if one.kind == "system_call"]
     is_one = len(calls) == len(finding.members) == 1 and clauses.tells_call(finding.members[0])
     return f" In the kernel it{calls[0].removeprefix(words.name_ranks([finding.members[0].id]))}." if is_one else ""

@@ -1,4 +1,4 @@
-"""Pure: the sentences on sequence numbers: headlines of findings, and evidence."""
+"""The sentences on sequence numbers: headlines of findings, and evidence. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from hangwatch.verdict.wording.group_text import sentence
 _SHOWN = 4
 _DESCRIPTION_SHOWN = 40
 _MOST_IDS = 64
-_NO_DESCRIPTION = "undefined"  # of a group without a description: torch/distributed/distributed_c10d.py
+_NO_DESCRIPTION = "undefined"  # the description of a group without one, by torch/distributed/distributed_c10d.py
 
 
 def evidence(answer: Answer) -> tuple[Evidence, ...]:
-    """Return the pending operations as evidence. It may be added to any verdict."""
+    """Return the pending operations as evidence: their waiting ranks, missing ranks and timeout."""
     return tuple(_sequence(one, _pending(one)) for one in answer.graph.pending[:_SHOWN])
 
 
 def open_at_dump(answer: Answer) -> tuple[Evidence, ...]:
-    """Return the operations that were open at one moment, as evidence. It does not show how long they were open."""
+    """Return the operations that were open when torch wrote its dumps, as evidence.
+
+    The text does not say for how long.
+    """
     return tuple(_sequence(one, _open_then(one)) for one in answer.graph.pending[:_SHOWN])
 
 
@@ -59,7 +62,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def group_words(pending: PendingOperation) -> str:
-    """Return the name of a process group for people: the default group, or its description with its ranks."""
+    """Return the name of a process group: "the default group", or its description and ranks."""
     if pending.is_default:
         return "the default group"
     description = "" if pending.description == _NO_DESCRIPTION else pending.description
@@ -93,7 +96,7 @@ def _open_then(pending: PendingOperation) -> str:
 
 
 def _others(pending: PendingOperation) -> Iterator[str]:
-    """Yield the ranks that have not joined, and the ranks for which that is unknown."""
+    """Yield clauses on the ranks that have not joined the operation, and on the ranks that may not have joined."""
     if pending.missing:
         yield f"{_ranks(pending.missing)} {'has' if len(pending.missing) == 1 else 'have'} not joined"
     if pending.unknown:
@@ -130,7 +133,7 @@ def _doing(group: Group) -> str:
 
 
 def may_not_join(finding: Finding) -> str:
-    """Return the headline for ranks that have not joined but are not named, with the reason for that."""
+    """Return the headline for ranks that have not joined an operation, and the reason why they are not named."""
     return f"{not_joined(finding)} {_why_not_named(finding)}"
 
 
@@ -151,9 +154,9 @@ def _why_not_named(finding: Finding) -> str:
 
 
 def _asks_by_call(member: Member, scene: Scene) -> Literal["main"] | None:
-    """Return "main" if the system call of a rank receives from another rank, else None.
+    """Return "main" if the rank's system call receives data from another rank of the job, else None.
 
-    For a Unix socket only the system call shows that.
+    If the data comes through a Unix socket, only the system call shows the sender.
     """
     others = scene.processes - {process_of(member)}
     behind = member.kernel.call.behind if member.kernel.receives and member.kernel.call is not None else ()
@@ -180,9 +183,9 @@ def mismatch(finding: Finding) -> str:
 
 
 def still_open(finding: Finding) -> str:
-    """Return the headline for an operation that all ranks have joined and some ranks are still in.
+    """Return the headline for an operation that all ranks have joined but some ranks have not finished.
 
-    A collective with a root never ends if ranks name different roots.
+    If the collective has a root, the text says that ranks with different roots never finish it.
     """
     first = finding.answer.graph.pending[0]
     root = "if one of them calls it with another root (src or dst), then " if _is_rooted(first) else ""
@@ -198,13 +201,16 @@ def _is_rooted(pending: PendingOperation) -> bool:
 
 
 def not_reached(finding: Finding) -> str:
-    """Return the headline for ranks that NCCL does not reach."""
+    """Return the headline for ranks that NCCL cannot reach."""
     lost = finding.answer.check_first
     return f"NCCL does not reach {_ranks(lost)}, but reaches the other ranks of the same communicators."
 
 
 def all_joined(finding: Finding) -> str:
-    """Return the headline if all ranks have joined: the CPU of no rank is the cause, but a GPU may be."""
+    """Return the headline for operations that all ranks have joined.
+
+    Then no rank's CPU is late, but a GPU may be stuck.
+    """
     pending, odd = finding.answer.graph.pending, finding.odd_gpu
     joined = (
         "According to NCCL's own counts, all ranks have launched the same number of operations in each communicator, "
@@ -219,7 +225,7 @@ def all_joined(finding: Finding) -> str:
 
 
 def _all_alike(finding: Finding) -> str:
-    """Return a clause if all ranks have enqueued the same number of operations in each pending group; else ""."""
+    """Return a clause if the ranks of each pending group have enqueued the same number of operations; else ""."""
     groups = {(pending.library, pending.name) for pending in finding.answer.graph.pending}
     newest: dict[tuple[str, str], set[int]] = {}
     for member in finding.scene.grouping.members:
@@ -230,7 +236,7 @@ def _all_alike(finding: Finding) -> str:
 
 
 def records_only(finding: Finding) -> str:
-    """Return the headline for flight recorder dumps without any stack. It names no rank."""
+    """Return the headline for flight recorder dumps without stacks. It names no rank."""
     shown = [one.message for one in (*evidence(finding.answer), *open_at_dump(finding.open_then))]
     ranks = words.count(len(finding.scene.grouping.members))
     text = "; ".join(shown) or "they show no open collective that can be compared"
@@ -238,7 +244,10 @@ def records_only(finding: Finding) -> str:
 
 
 def contradiction(finding: Finding) -> str:
-    """Return the headline on ranks to which the stacks point, with the reason why they are not named."""
+    """Return the headline for suspects that are not named because they have joined the operations.
+
+    The sequence numbers show that they have joined.
+    """
     ids = [member.id for member in finding.members]
     who, have = words.name_ranks(ids), "has" if len(ids) == 1 else "have"
     joined = _operations(finding.answer.graph.pending)

@@ -1,4 +1,4 @@
-"""Pure: evidence with its numbers. It supports a verdict besides the stacks, or gives context."""
+"""Evidence with its numbers: it supports a verdict or gives context. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DRAM_OF_WORK = 0.02
 
 
 def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
-    """Return all evidence on a finding in a scene, in the order in which a report shows it."""
+    """Return all evidence on a finding, in the order of a report. `scene` contains the facts of the whole job."""
     if finding.kind == "NoRanks":
         return tuple(context(scene.grouping))
     is_named = finding.is_named and finding.kind != "MountSilent"
@@ -64,7 +64,7 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
 
 
 def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
-    """Yield evidence that belongs to any finding: from the kernel, NCCL, and counters of the nodes."""
+    """Yield the evidence that every kind of finding gets: from the kernel, NCCL, and counters of the nodes."""
     suspects, members = {member.id for member in finding.members}, scene.grouping.members
     named = suspects if finding.is_named else set()
     yield from in_kernel([member for member in members if member.id in suspects], members)
@@ -77,7 +77,7 @@ def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
 
 
 def on_named(suspects: Sequence[Group], others: Sequence[Group]) -> Iterator[Evidence]:
-    """Yield the activities of the suspects and of the others, and the differences between their measurements."""
+    """Yield the activities of the suspects and of the other ranks, and compare their measurements."""
     members = [member for group in suspects for member in group.members]
     rest = [member for group in others for member in group.members]
     for group in suspects:
@@ -102,7 +102,10 @@ def on_named(suspects: Sequence[Group], others: Sequence[Group]) -> Iterator[Evi
 
 
 def context(grouping: Grouping) -> Iterator[Evidence]:
-    """Yield evidence for a verdict that names no rank: the groups, other threads, a GPU that differs, missing ranks."""
+    """Yield evidence for a verdict that names no rank.
+
+    It shows the groups, other threads, a GPU with a different utilization, and missing ranks.
+    """
     groups = grouping.groups
     for group in groups[:6]:
         yield _evidence("group", group.members, f"{_who(group.members)}: {_shows(group)}")
@@ -120,7 +123,7 @@ def context(grouping: Grouping) -> Iterator[Evidence]:
 
 
 def absence(grouping: Grouping) -> Iterator[Evidence]:
-    """Yield the ranks that did not respond, and the ranks on nodes that were not captured."""
+    """Yield evidence on the ranks that did not respond, and on the ranks of nodes that were not captured."""
     if grouping.unanswered:
         silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)})"
         message = f"{silent} did not respond: check them first, although healthy ranks sometimes do not respond either"
@@ -132,9 +135,9 @@ def absence(grouping: Grouping) -> Iterator[Evidence]:
 
 
 def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterator[Evidence]:
-    """Yield the system calls of these ranks, if they were read, each with its file, pipe or peer.
+    """Yield the system calls of `members` that were read, each with its file, pipe or peer.
 
-    `everybody` are all ranks of the job: a peer among them is shown as a rank.
+    `everybody` are all ranks of the job. A peer among them is shown by its rank.
     """
     by_node: dict[str | None, dict[int, RankId]] = {}
     for member in everybody:
@@ -149,7 +152,7 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterato
 
 
 def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evidence]:
-    """Yield the crash artifacts of ended ranks, the earliest first. Those of `named` ranks support the verdict."""
+    """Yield the crash artifacts of ended ranks, the earliest first. Artifacts of `named` ranks support the verdict."""
     told = [(member.died, member) for member in members if member.died is not None]
     told.sort(key=lambda entry: entry[0].unix_seconds)
     for one, member in told[:_MOST_DIED]:
@@ -159,7 +162,10 @@ def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evide
 
 
 def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evidence]:
-    """Yield kernel log lines about these ranks, each line once for all its ranks. Lines about a process come first."""
+    """Yield the kernel log lines about these ranks. A line about several ranks comes only once.
+
+    Lines about a process come first, then the newest line.
+    """
     by_line: dict[tuple[str | None, KernelLine], list[Member]] = {}
     for member in members:
         for line in member.kernel.lines:
@@ -174,12 +180,12 @@ def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator
 
 
 def launchers(members: Sequence[Member]) -> Evidence:
-    """Return evidence on nodes where a launcher of the job has no rank, while other launchers have ranks."""
+    """Return evidence on launchers that have started no rank. `members` are these launchers."""
     return _evidence("launcher", members, "; ".join(map(job_headlines.launcher, members[:_CONTEXT_THREADS])))
 
 
 def enclosed(grouping: Grouping) -> Iterator[Evidence]:
-    """Yield the ranks that wait for others at an address that no other node can reach."""
+    """Yield evidence on ranks that wait for others at an address that no other node can reach."""
     members = [member for member in grouping.members if member.waits.enclosed_at is not None]
     if members:
         where = words.join_words(sorted({str(member.waits.enclosed_at) for member in members})[:2])
@@ -189,7 +195,7 @@ def enclosed(grouping: Grouping) -> Iterator[Evidence]:
 
 
 def machine(members: Sequence[Member]) -> Iterator[Evidence]:
-    """Yield evidence from counters of the nodes: GPUs on which kernels only wait, and ports with new errors."""
+    """Yield evidence from counters of the nodes: GPUs with kernels that only wait, and ports with new errors."""
     uses = [member.gpu.use for member in members if member.gpu.use is not None]
     if uses and len(uses) == len(members) and all(map(_only_waits, uses)):
         message = (
@@ -259,7 +265,7 @@ _STATES = {"D": "blocked in the kernel", "T": "stopped", "t": "stopped by a trac
 
 
 def _alone(members: Sequence[Member]) -> Iterator[Evidence]:
-    """Yield the measurements of each suspect."""
+    """Yield the measured behaviour and the process state of each suspect."""
     for member in members[:8]:
         if member.signature in _SIGNATURES and member.usage.main_cpu_ratio is not None:
             does = f"{_who([member])} {_SIGNATURES[member.signature]}"
@@ -273,7 +279,7 @@ def _alone(members: Sequence[Member]) -> Iterator[Evidence]:
 
 
 def _numbers(member: Member) -> list[str]:
-    """Return the measurements of one rank as texts, the most important first."""
+    """Return the measurements of one rank as texts, for example "GPU at 3%". The most important one comes first."""
     parts = [f"main thread at {member.usage.main_cpu_ratio or 0.0:.0%} of a core"]
     if member.usage.switches_per_second is not None:
         parts.append(f"{member.usage.switches_per_second:.1f} voluntary context switches per second")
@@ -298,7 +304,7 @@ def _numbers(member: Member) -> list[str]:
 
 
 def _compared(members: Sequence[Member], rest: Sequence[Member]) -> Iterator[Evidence]:
-    """Yield the measurements of the suspects next to those of the others."""
+    """Yield the measurements of the suspects next to those of the other ranks."""
     drawn, used, busy = power(members, rest), utilization(members, rest), cpu(members, rest)
     if drawn.is_measured:
         own, others = f"{median(drawn.suspects):.0f} W", f"{median(drawn.others):.0f} W"

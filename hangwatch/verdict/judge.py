@@ -1,4 +1,4 @@
-"""Pure: groups -> verdict. Only this module decides which rank is named. docs/verdicts.md explains the rules."""
+"""From groups of ranks to a verdict. Only this module decides which rank is named. See docs/verdicts.md. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def judge(
     """Name the ranks that block a job, with the evidence, or explain why no rank can be named.
 
     `ranks_here` is the number of the job's ranks on the captured node; None if the whole job was captured.
-    `dumped_records` are flight recorders that torch dumped at one moment.
+    `dumped_records` are flight recorders that torch dumped by itself.
     """
     scene = build_scene(grouping, ranks_here)
     finding = find(scene)
@@ -62,12 +62,12 @@ def judge(
 
 
 def find(scene: Scene) -> Finding:
-    """Return the first finding in the order of evidence. A job that works or rests has no suspects.
+    """Return the finding with the strongest evidence. For a job that progresses or is idle, it has no suspects.
 
-    The order: a rank named by sequence numbers, a rank named by the kernel, other results of sequence numbers, the
-    stacks. A rank to which the stacks point is not named if sequence numbers show that it has joined. NCCL's own counts
-    are weaker: they count only if the stacks name no rank. A rank is never named only because it did not respond.
-    Launchers are not ranks.
+    The order of evidence: a rank named by sequence numbers, a rank named by the kernel, other results of sequence
+    numbers, the stacks. A rank to which the stacks point is not named if sequence numbers show that it has joined.
+    NCCL's own counts are weaker: they count only if the stacks name no rank. A rank is never named only because it did
+    not respond. Launchers are not ranks.
     """
     if scene.launchers and len(scene.launchers) == len(scene.grouping.members):
         return Finding("NoRanks", scene, job_headlines.no_ranks)
@@ -103,7 +103,7 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
 
 
 def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
-    """Return the finding by sequence numbers; None if they show nothing. Then the rules on stacks decide."""
+    """Return the finding by sequence numbers. None if they show nothing; then the rules on stacks decide."""
     odd = scene.odd_gpu if answer.kind == "all_joined" else None
     ranks = {odd.member.id.rank} - {None} if odd is not None else set(answer.named or answer.check_first)
     suspects = tuple(keep_groups(scene.grouping.groups, lambda member: member.id.rank in ranks))
@@ -127,9 +127,9 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
 
 
 def _may_be_innocent(scene: Scene, suspects: Sequence[Group], answer: Answer) -> bool:
-    """True if all suspects only poll, sleep or wait for a lock of the program, and another rank has not joined, either.
+    """True if all suspects only poll, sleep or wait for a lock, and another awaited rank has not joined either.
 
-    That other rank may wait for a hung GPU, while the suspects wait for it.
+    That other rank may wait for a hung GPU, and the suspects may wait for that rank.
     """
     others = set(answer.graph.awaited) - set(answer.named) - answer.graph.busy
     is_outside = any(
@@ -140,17 +140,20 @@ def _may_be_innocent(scene: Scene, suspects: Sequence[Group], answer: Answer) ->
 
 
 def _outweighs(answer: Answer) -> bool:
-    """True if the answer is stronger than stacks: it is from flight recorders, and more than a still open operation."""
+    """True if the answer is stronger than the stacks.
+
+    It must come from flight recorders, and from more than an operation that is still open.
+    """
     return not answer.by_counts and answer.kind != "still_open"
 
 
 def _contradicts(answer: Answer, named: Finding) -> bool:
-    """True if each rank named by stacks has joined all operations in which the others wait."""
+    """True if by sequence numbers each named rank has joined the operations in which the other ranks wait."""
     return bool(named.members) and all(member.id.rank in answer.graph.joined for member in named.members)
 
 
 def _contradiction(named: Finding, answer: Answer) -> Finding:
-    """Return a finding that names no rank. It shows the answer of the stacks and of the sequence numbers."""
+    """Return a finding that names no rank. Its text shows the result of the stacks and that of the sequence numbers."""
     return named._replace(
         kind="Contradiction",
         says=sequence_numbers.contradiction,
@@ -165,10 +168,10 @@ def _contradiction(named: Finding, answer: Answer) -> Finding:
 
 
 def _passing(rules: Sequence[Rule], scene: Scene, *, decides: bool = False) -> Iterator[Finding]:
-    """Yield the findings of rules that pass the gate. With `decides`, stop at the first rule on stacks with a suspect.
+    """Yield a finding for each rule that has suspects and enough ranks that wait for them.
 
-    Exception: a rule with `gives_way` does not stop the search. Most ranks exiting together is normal; another rank may
-    be blocking them.
+    With `decides`, the first rule on stacks that has suspects ends the search. Exception: a rule with `gives_way` does
+    not end it. Most ranks exiting together is normal; another rank may be blocking them.
     """
     for rule in rules:
         suspects = tuple(rule.suspects(scene))
@@ -190,7 +193,7 @@ def _passing(rules: Sequence[Rule], scene: Scene, *, decides: bool = False) -> I
 
 
 def _passes(finding: Finding, rule: Rule) -> bool:
-    """True if enough other ranks wait for what the rule requires, and these ranks outnumber the suspects."""
+    """True if enough other ranks wait as the rule requires, and they outnumber the suspects as the rule requires."""
     scene, suspects, waiting = finding.scene, len(finding.members), finding.waiting(*rule.waiting)
     enough = {
         "as many": waiting >= suspects,
@@ -209,8 +212,8 @@ def _passes(finding: Finding, rule: Rule) -> bool:
 def _is_supported_by_half(finding: Finding) -> bool:
     """True if the suspects and the ranks that wait for them are at least half of `scene.existing`.
 
-    This is checked after a rule was chosen. So a rank that did not respond never makes another rule apply. A rule of
-    low confidence needs a response of every rank: the others may wait for a rank that did not respond.
+    This test comes after the choice of a rule. So a rank that did not respond never makes another rule apply. For a
+    rule of low confidence, all ranks must have responded: the others may wait for a rank that did not respond.
     """
     scene, rule, suspects = finding.scene, finding.rule, len(finding.members)
     assert rule is not None
@@ -223,21 +226,24 @@ def _is_supported_by_half(finding: Finding) -> bool:
 
 
 def _name(finding: Finding) -> Finding:
-    """Name all suspects. Measurements may raise the confidence. A verdict on one node has medium confidence at most."""
+    """Return the finding with a confidence, so that its suspects are named.
+
+    Measurements may raise the confidence of the rule by one step. A verdict on one node has medium confidence at most.
+    """
     rule, members = finding.rule, finding.members
     assert rule is not None
     sure = _CONFIDENCES.index(rule.weigh(finding) if rule.weigh is not None else rule.confidence)
     if rule.may_name or is_supported(members, finding.others):
         sure = min(sure + 1, len(_CONFIDENCES) - 1)
     apart = _stand_apart(finding) if rule.by_stack else ()
-    is_outside = any(member.signature is Signature.AWAITS_OUTSIDE for member in members)  # it may respond later
+    is_outside = any(member.signature is Signature.AWAITS_OUTSIDE for member in members)  # the peer may respond later
     if is_outside or finding.scene.is_part or apart:
         sure = min(sure, _CONFIDENCES.index(Confidence.MEDIUM))
     return finding._replace(confidence=_CONFIDENCES[sure], apart=apart)
 
 
 def _stand_apart(finding: Finding) -> tuple[Group, ...]:
-    """Return other groups in no known wait that may be late, too; () if they have more ranks than the suspects."""
+    """Return other groups that may be late and are in no known wait. () if they have more ranks than the suspects."""
     apart = tuple(
         group
         for group in finding.others
@@ -249,9 +255,9 @@ def _stand_apart(finding: Finding) -> tuple[Group, ...]:
 
 
 def _lacks_power_history(finding: Finding) -> bool:
-    """True if only busy GPUs show that the others wait, and the power of these GPUs at work is not known.
+    """True if only busy GPUs show that the others wait, and the power of these GPUs at work is unknown.
 
-    A daemon has measured that power. A GPU with little work looks the same while it works.
+    Without that power, a GPU with little work looks like a GPU on which a kernel only waits. Only a daemon measures it.
     """
     rule = finding.rule
     assert rule is not None
@@ -260,7 +266,7 @@ def _lacks_power_history(finding: Finding) -> bool:
 
 
 def _waits_by_use_alone(group: Group) -> bool:
-    """True if only the use of its GPUs shows that a group waits: neither its stack nor a power history does."""
+    """True if only the utilization of its GPUs shows that a group waits. Its stack and its GPU power show no wait."""
     by_stack = activity.find_activity(group.activity).waits_for
     return by_stack != group.waits_for and all(
         member.signature is Signature.BEHIND_GPU and member.gpu.busy_power_ratio is None for member in group.members
@@ -268,7 +274,7 @@ def _waits_by_use_alone(group: Group) -> bool:
 
 
 def _without_name(named: Finding) -> Finding:
-    """Return the finding with its named ranks as ranks to check first."""
+    """Return the finding with its suspects as ranks to check first. They are not named."""
     return named._replace(
         kind=_find_standing(named.scene, named.scene.by_line).kind,
         says=check_first_reasons.differs_from_others,
@@ -281,9 +287,10 @@ def _without_name(named: Finding) -> Finding:
 
 
 def _mount_silent(scene: Scene) -> Finding | None:
-    """Return a finding if the file system with the program does not respond, so that most ranks have no stack.
+    """Return a finding if at least half of the ranks have no stack because a file system does not respond; else None.
 
-    The ranks that wait for it in the kernel are named if they are not the majority. The others probably wait for them.
+    It is the file system with their program. Ranks that wait for it in the kernel are named if they are at most half of
+    the ranks without a stack.
     """
     shut, held = len(scene.without_stack), sum(member.kernel.waits_for_mount for member in scene.without_stack)
     if not shut or shut * 2 < len(scene.grouping.members):
@@ -295,7 +302,7 @@ def _mount_silent(scene: Scene) -> Finding | None:
 
 
 def _find_wrong_interface(scene: Scene) -> Finding | None:
-    """Return a finding if all ranks wait for others, most of them at an address that other nodes cannot reach."""
+    """Return a finding if all ranks wait, and most of them at an address that no other node can reach; else None."""
     all_wait = all(group.waits_for == "ranks" for group in scene.stacked)
     if not all_wait or len(scene.at_unreachable_address) * 2 <= scene.stacks:
         return None
@@ -303,17 +310,17 @@ def _find_wrong_interface(scene: Scene) -> Finding | None:
 
 
 def _refused(scene: Scene) -> Finding | None:
-    """Return a finding if all ranks are refused at the store, except a rank that serves it at another address."""
+    """Return a finding if the store refuses all ranks, except any that serve a store at another address; else None."""
     if not scene.refused or len(scene.refused) + len(scene.store_servers) < scene.stacks:
         return None
     return Finding("MasterRefused", scene, job_headlines.refused)
 
 
 def _find_check_first(scene: Scene, *, is_without_suspicion: bool) -> Finding:
-    """Return the finding on ranks to check first. Without such ranks, return where the ranks are.
+    """Return the finding on ranks to check first. If there are none, return the finding on where all ranks are.
 
-    The ranks are named with low confidence if the measurements agree and `is_without_suspicion` is true: no rule on
-    stacks would apply if more ranks had responded.
+    The ranks are named with low confidence if the measurements agree and `is_without_suspicion` is true. It is true if
+    no rule on stacks would name a rank, even if more ranks had responded.
     """
     fine = scene.by_line
     standing = _find_standing(scene, fine)
@@ -328,7 +335,10 @@ def _find_check_first(scene: Scene, *, is_without_suspicion: bool) -> Finding:
 
 
 def _with_odd_gpu(standing: Finding) -> Finding | None:
-    """Return a finding if all ranks wait in one place, and one GPU differs: its kernel may never have begun."""
+    """Return a finding if all ranks wait in one place and one GPU differs; else None.
+
+    The kernel of that GPU may never have begun.
+    """
     members = standing.scene.grouping.members
     odd = standing.scene.odd_gpu
     if standing.kind != "AllWaiting" or odd is None or len(members) < standing.scene.grouping.expected_rank_count:
@@ -338,7 +348,10 @@ def _with_odd_gpu(standing: Finding) -> Finding | None:
 
 
 def _with_stuck_task(standing: Finding) -> Finding | None:
-    """Return a finding if all ranks are in one place, but a few have a stuck executor task in the user's code."""
+    """Return a finding if all ranks are in one place, but a quarter of them or fewer have a stuck task; else None.
+
+    It is a task of a `ThreadPoolExecutor` in the user's code.
+    """
     scene = standing.scene
     group = scene.stacked[0] if len(scene.stacked) == 1 and not scene.failed else None
     suspects = keep_groups((group,) if group is not None else (), _has_task)
@@ -353,7 +366,10 @@ def _has_task(member: Member) -> bool:
 
 
 def _find_standing(scene: Scene, fine: Scene) -> Finding:
-    """Return the finding on where the ranks are, if no rank is named. The groups of `fine` are split by lines."""
+    """Return the finding on where the ranks are, if no rank is named.
+
+    The groups of `fine` are split by lines of code.
+    """
     groups = scene.stacked
     wait = all(group.waits_for in {"ranks", "gpu"} for group in groups)
     if groups and not scene.failed:

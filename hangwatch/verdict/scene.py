@@ -1,4 +1,4 @@
-"""Pure: the ranks of a job, sorted once for all rules by stacks, failed dumps, waits and progress."""
+"""The facts of a job, collected once for all rules: its ranks by stacks, failed dumps, waits and progress. Pure."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ from hangwatch.verdict.measurements import OddGpu, find_odd_gpu
 
 GPU_IN_KERNEL_RATIO = 0.5
 DEADLY = frozenset(name for name, row in kernel_lines.load().items() if row.deadly)
-"""The names of kernel log lines that report a process which crashed or was killed for memory."""
-_REFUSALS = ("PermissionDenied", "CannotPause")  # about the rank, or about every process that this user may read
+"""The names of kernel log lines that report the crash or the OOM kill of a process."""
+_REFUSALS = ("PermissionDenied", "CannotPause")  # the cause is the rank, or a missing right of this user
 _REST: dict[JobState | None, str] = {JobState.SUSPENDED: "Suspended", JobState.OVER: "Over"}
 
 Process: TypeAlias = tuple[str | None, int | None]
-"""A process: its node and its pid there."""
+"""A process: the name of its node, and its pid."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A grouping, sorted by the states of its groups. Launchers are left out unless the job has no ranks yet.
+    """The facts of a job for the rules. Launchers are left out unless the job has no ranks yet.
 
-    `failed` could not be dumped because of the rank itself. `gone` have no process. `without_stack` could not be dumped
-    because a file system did not respond; `waiting_for_mount` are the groups of those that wait for it in the kernel.
-    `existing` is the number of ranks known to exist: on this node if `is_part`, else in the whole job. `health` is set
-    if the job works or rests. `moving` is the number of ranks that progress. `at_unreachable_address` wait at an
-    address that no other node can reach. `refused` are refused at the store of `store_servers`. `is_blocked_outside` is
-    true if a rank is blocked, but not in a wait for ranks or GPUs.
+    `stacked` are the groups with a stack. `failed` could not be dumped because of the rank itself. `gone` have no
+    process. `without_stack` could not be dumped because a file system did not respond; `waiting_for_mount` are the
+    groups that wait for it in the kernel. `existing` is the number of ranks known to exist: on this node if `is_part`,
+    else in the whole job. `moving` is the number of ranks that progress. `health` is set if the job progresses or is
+    idle. Ranks in `at_unreachable_address` wait at an address that no other node can reach. The store refuses the
+    connections of the ranks in `refused`. Ranks in `store_servers` serve a store. `is_blocked_outside` is true if a
+    rank is blocked, but not in a wait for ranks or GPUs.
     """
 
     grouping: Grouping
@@ -62,12 +63,12 @@ class Scene:
 
     @cached_property
     def has_numbers(self) -> bool:
-        """True if a flight recorder shows an operation that stays open. Then sequence numbers are evidence."""
+        """True if a flight recorder shows an operation that stays open. Then sequence numbers can be evidence."""
         return any(any(open_operations(member)) for member in self.grouping.members)
 
     @cached_property
     def answered(self) -> int:
-        """The number of ranks with a stack, or with a fault of the rank itself."""
+        """The number of ranks that have a stack or a failed dump with the cause in the rank itself."""
         return count_ranks((*self.stacked, *self.failed))
 
     @cached_property
@@ -77,7 +78,7 @@ class Scene:
 
     @cached_property
     def stance(self) -> Callable[[Member], Stance]:
-        """A function that returns the stance of a rank by its stack and the kernel."""
+        """A function that returns the stance of a rank: if it waits for ranks, by its stack and the kernel."""
         return stance_of(self.grouping)
 
     @cached_property
@@ -94,7 +95,7 @@ class Scene:
 
     @cached_property
     def are_at_different_lines(self) -> bool:
-        """True if all ranks are in the same functions, and their lines differ by more than their roles explain."""
+        """True if all ranks are in the same functions at different lines, and their roles do not explain this."""
         groups = self.stacked
         lines = {group.members[0].stack.user_frames for group in groups}
         if len(groups) < 2 or len(lines) < len(groups) or () in lines or is_between_two(groups[0]):
@@ -108,7 +109,7 @@ class Scene:
 
     @cached_property
     def locked_out(self) -> tuple[Member, ...]:
-        """The ranks that wait for a file lock with a known holder."""
+        """The ranks that wait for a file lock if its holder is known."""
         members = (member for group in self.stacked for member in group.members)
         return tuple(
             member for member in members if member.waits.file_lock is not None and member.waits.file_lock.holder_pid
@@ -131,7 +132,10 @@ class Scene:
 
     @cached_property
     def only_roles(self) -> bool:
-        """True if all ranks are in one collective with a root, called from one function: they differ by role only."""
+        """True if all ranks are in one collective with a root, called from one function.
+
+        They differ only by their role in it.
+        """
         groups = self.stacked
         if len(groups) != 2 or not all(group.waits for group in groups):
             return False
@@ -143,7 +147,11 @@ class Scene:
         return None not in called_by and len(places) == 1
 
     def may_be_late(self, member: Member) -> bool:
-        """True if the other ranks may be waiting for this rank, by its measurements. See `rules`."""
+        """True unless measurements show that this rank waits for another rank or for its GPU.
+
+        False for a rank that was seen waiting for ranks before, waits for its GPU, waits for a lock or store key of
+        another rank, or spins without the GIL while another rank is blocked.
+        """
         if member.stack.waited_before or member.signature is Signature.BEHIND_GPU:
             return False
         if member.waits.shares_lock or lock_holder(member) in self.processes or member.waits.awaits_store is not None:
@@ -152,12 +160,18 @@ class Scene:
         return not (self.is_blocked_outside and spins)
 
     def neighbours(self, group: Group) -> int:
-        """Return the number of ranks with a stack on a node of this group: the lowest one of its nodes."""
+        """Return the number of ranks with a stack on the same node.
+
+        If the group has several nodes, return the lowest number.
+        """
         return min(self.stacks_by_node.get(member.id.node, 0) for member in group.members)
 
 
 def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
-    """Sort a grouping for the rules. `ranks_here` is the same as in `judge`."""
+    """Return the facts of a grouping for the rules.
+
+    `ranks_here` is the number of the job's ranks on the captured node; None if the whole job was captured.
+    """
     launchers = tuple(member for member in grouping.members if member.waiting)
     if launchers:
         ranks = tuple(keep_groups(grouping.groups, lambda member: not member.waiting))
@@ -199,9 +213,9 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
 
 
 def _is_about_rank(group: Group, stacks_by_node: Mapping[str | None, int]) -> bool:
-    """True if a failed dump is the fault of the rank itself.
+    """True if the rank itself is the cause of its failed dump.
 
-    A refused dump counts if another rank of the node could be dumped.
+    A dump that was refused counts only if another rank on the same node could be dumped.
     """
     if group.fault is None or group.fault.about != "target":
         return False
@@ -270,7 +284,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
 
 
 def open_operations(member: Member) -> Iterator[EnqueuedOperation]:
-    """Yield the operations of a rank that its flight recorders show as open in the first and in the last round."""
+    """Yield the operations of a rank that stay open: in the first and in the last round of its flight recorders."""
     for recorder in member.recorder.libraries:
         for records in recorder.groups:
             yield from (one for one in records.operations if one.stays_open)
@@ -282,7 +296,10 @@ def count_ranks(groups: Iterable[Group]) -> int:
 
 
 def waits_for(group: Group) -> str:
-    """Return the kind of wait of a group; "nothing" if it runs Python in an unknown function."""
+    """Return the kind of wait of a group: "ranks", "gpu", "lock", "thread", "nothing" or "unknown".
+
+    It is "nothing" if the group runs Python code in an unknown function.
+    """
     return "nothing" if group.runs_python else group.waits_for
 
 
@@ -297,15 +314,15 @@ def lock_holder(member: Member) -> Process | None:
 
 
 def may_be_behind_gpu(member: Member) -> bool:
-    """True if a rank was seen in one round only, with a kernel on its GPU.
-
-    A second round shows if the rank waits for that kernel.
-    """
+    """True if a rank was seen in only one round, with a kernel on its GPU. It may wait for that kernel."""
     return member.rounds < 2 and (member.gpu.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
 
 
 def waits_in_program(group: Group) -> bool:
-    """True if each rank waits for a lock, or polls, sleeps or waits for a thread in the program's own code."""
+    """True if all ranks of the group wait for a lock, or if all poll or rest in the program's own code.
+
+    A rank rests if it sleeps or waits for a thread.
+    """
     if group.waits_for == "lock":
         return True
     waits = (member.signature is Signature.POLLS or member.kernel.rests is not None for member in group.members)
@@ -313,23 +330,32 @@ def waits_in_program(group: Group) -> bool:
 
 
 def asks_unknown_thread(group: Group) -> bool:
-    """True if the group waits for a thread, and one of its threads is in unknown functions: it may wait for ranks."""
+    """True if the group waits for a thread and one of its threads is in unknown functions.
+
+    That thread may wait for ranks.
+    """
     threads = (activity.find_activity(thread.activity) for thread in group.threads)
     return group.waits_for == "thread" and any(known.waits_for == "unknown" for known in threads)
 
 
 def wants_gil(group: Group) -> bool:
-    """True if a thread of the group waits for the GIL. Running Python code gives up the GIL; a waiting call may not."""
+    """True if a thread of the group waits for the GIL.
+
+    A rank that runs Python code gives up the GIL again and again. A call that waits may keep it.
+    """
     return any(frame.function.startswith("take_gil") for thread in group.threads for frame in thread.frames)
 
 
 def is_rooted(group: Group) -> bool:
-    """True if the group waits in a collective with a root rank. The root may call it from other code or lines."""
+    """True if the group waits in a collective with a root. The root may call it from another function or line."""
     return group.waits and activity.is_marked("rooted", group.operation or "")
 
 
 def is_collective(group: Group) -> bool:
-    """True if the group waits for ranks to join the same call, not for an answer, a request or the end of the job."""
+    """True if the group waits for ranks to join the same call.
+
+    False if it waits for a reply, a request or the end of the job.
+    """
     known = activity.find_activity(group.activity)
     return group.waits and known.work_is_in is None and not known.leaves_the_job
 
@@ -340,14 +366,14 @@ def is_between_two(group: Group) -> bool:
 
 
 def functions_of(group: Group) -> tuple[object, ...]:
-    """Return the functions of a group, without lines."""
+    """Return the activity and the Python functions of a group, without line numbers."""
     return group.activity, *(frame.place for frame in python_frames(group))
 
 
 def keep_members(group: Group, wanted: Callable[[Member], bool]) -> Group | None:
     """Return the group with only the members for which `wanted` is true; None if there are none.
 
-    Its frames have the lines of the first of these members.
+    The frames of the returned group have the line numbers of its first member.
     """
     members = tuple(member for member in group.members if wanted(member))
     if not members:
@@ -358,12 +384,12 @@ def keep_members(group: Group, wanted: Callable[[Member], bool]) -> Group | None
 
 
 def keep_groups(groups: Iterable[Group], wanted: Callable[[Member], bool]) -> list[Group]:
-    """Return the groups with only the members for which `wanted` is true, without empty groups."""
+    """Return the groups with only the members for which `wanted` is true. Groups without such members are left out."""
     parts = (keep_members(group, wanted) for group in groups)
     return [part for part in parts if part]
 
 
 def remove_suspects(suspects: Sequence[Group], groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Return the groups without the suspected members."""
+    """Return the groups without the ranks in `suspects`."""
     suspected = {member.id for group in suspects for member in group.members}
     return tuple(keep_groups(groups, lambda member: member.id not in suspected))

@@ -1,1 +1,1 @@
-"""Stacks to groups: what each rank does, and whether it progresses. Pure."""
+"""From stacks to groups: the activity of each rank, and if it progresses. Pure."""

@@ -1,4 +1,4 @@
-"""Pure: classify what a stack is doing, by the rules of activities.toml."""
+"""The activity of a stack, by the rules of activities.toml. Pure."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Mark = Literal[
 GPU_SYNC = "gpu_sync"
 """The activity of a rank in a call that waits for its GPU."""
 SERVING = "serving"
-"""The activity of a rank that measurements show waiting for clients. The names of its functions do not matter."""
+"""The activity of a rank that was measured waiting for clients, whatever its functions are called."""
 EXITING = "exiting"
-"""The activity of a rank that is exiting: its interpreter or an exit handler waits for threads or processes."""
+"""The activity of an exiting rank: its interpreter or an exit handler waits for threads or processes."""
 _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
 _CHECKOUT = r"/(?:/(?:.*/)?)?"  # the root, or any folder of a whole path: a short path that still begins with `/`
@@ -71,7 +71,7 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def is_collective(self) -> bool:
-        """True if the rank waits for other ranks to join the same call; false for any other wait."""
+        """True if the rank waits for other ranks to join the same call. False for every other wait."""
         return self.waits_for == "ranks" and self.work_is_in is None and not self.leaves_the_job
 
 
@@ -106,7 +106,10 @@ class _Tables(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class StackActivity(NamedTuple):
-    """The activity of a stack and its operation (None if unknown). `waits`: the stack waits for other ranks."""
+    """The activity and the operation of a stack. `operation` is None if unknown.
+
+    `waits` is true if the stack waits for other ranks.
+    """
 
     activity: str
     operation: str | None
@@ -114,7 +117,10 @@ class StackActivity(NamedTuple):
 
 
 class Match(NamedTuple):
-    """The match of a rule: the activity of the stack, and the index of the frame that matched (-1: no frame)."""
+    """The result of matching a stack against the rules. `doing` is the activity of the stack.
+
+    `depth` is the index of the frame that matched a rule, -1 if no frame did.
+    """
 
     doing: StackActivity
     depth: int
@@ -123,8 +129,8 @@ class Match(NamedTuple):
 class _Globs:
     """A set of globs, see fnmatch(3).
 
-    The globs are compiled when the first name contains the literal part of a glob. Most names contain none, and
-    compiling all globs takes longer than reading the table.
+    It compiles the globs only when a name contains the literal part of one of them. Few names do, and compiling all
+    globs takes longer than reading the table.
     """
 
     def __init__(self, globs: Iterable[str], expression: Callable[[str], str]) -> None:
@@ -143,12 +149,15 @@ class _Globs:
 
 
 def _literal(glob: str) -> str:
-    """Return the longest literal part of a glob: every name that matches contains it. Text after a `[` is ignored."""
+    """Return the longest part of a glob without wildcards. Every name that matches contains it.
+
+    The text after a `[` is ignored.
+    """
     return max(re.split(r"[*?]", glob.partition("[")[0]), key=len)
 
 
 class _Names:
-    """A set of plain names and globs."""
+    """A set of names. A name may be a glob."""
 
     def __init__(self, names: Iterable[str]) -> None:
         parted = {name: _WILD.isdisjoint(name) for name in names}
@@ -156,12 +165,12 @@ class _Names:
         self.globs = _Globs((name for name, is_plain in parted.items() if not is_plain), translate)
 
     def match(self, name: str) -> bool:
-        """True if the name is in the set."""
+        """True if the set contains the name or a glob that matches it."""
         return name in self.plain or self.globs.match(name)
 
 
 class _Candidates:
-    """An index of the rules by the literal words in their patterns. It limits the rules that are tried on a frame."""
+    """An index of the rules by the literal words in their patterns, so that few rules are tried on each frame."""
 
     def __init__(self, rules: Iterable[_CompiledRule]) -> None:
         self._by_name: dict[str, set[int]] = {}
@@ -177,7 +186,7 @@ class _Candidates:
                     found.setdefault(word, set()).add(number)
 
     def find(self, function: str, file: str) -> list[int]:
-        """Return the numbers of the rules that may match, in order."""
+        """Return the numbers of the rules that may match a frame, in ascending order."""
         by_function = self._by_name.get(function, set()).union(*_find_by_word(function, self._by_word))
         return sorted(by_function & set[int]().union(*_find_by_word(file, self._by_file)))
 
@@ -198,7 +207,10 @@ class _CompiledRule(NamedTuple):
     runs_program: bool
 
     def applies_to(self, of_user: bool | None) -> bool:
-        """True if the rule applies to a frame. `of_user`: the frame belongs to the user's program; None if unknown."""
+        """True if the rule applies to a frame.
+
+        `of_user` is true if the frame belongs to the user's program, None if unknown.
+        """
         return {"anybody": True, "library": of_user is not True, "installed": of_user is False}[self.whose]
 
 
@@ -209,13 +221,13 @@ def _compile(rule: _Rule) -> _CompiledRule:
 
 
 def _patterns(row: _Rule | _Marked) -> tuple[_Names, _Globs]:
-    """Return the patterns of a row: for a function's plain name, and for a file's short path with a `/` before it."""
+    """Return the patterns of a row: for the plain name of a function, and for the short path of a file after a `/`."""
     files = row.files or ((row.file,) if row.file else ("*/*",))
     return _Names(row.functions), _Globs(files, _path)
 
 
 def _path(pattern: str) -> str:
-    """Return the regular expression of a file pattern. It matches a path from the root of a package on.
+    """Return the regular expression of a file pattern. It matches a path that begins at the root of a package.
 
     Exceptions: a pattern that begins with `*/` matches at any depth. A package in `checkouts` also matches within a
     whole path, because such a path does not show where the package begins.
@@ -228,9 +240,9 @@ def _path(pattern: str) -> str:
 
 
 class Table:
-    """The compiled rules. Results are cached per frame and per stack, since most ranks have the same stacks.
+    """The compiled rules. Results are cached by frame and by stack, because most ranks have the same stacks.
 
-    `installed_frames` of a stack separates library frames from frames of the user's program, see `model.Thread`.
+    The parameter `installed_frames` separates library frames from frames of the user's program, see `model.Thread`.
     """
 
     def __init__(self, rules: Sequence[_Rule]) -> None:
@@ -240,7 +252,7 @@ class Table:
         self._of_stack: dict[tuple[tuple[stack_frames.Place, ...], int | None], Match] = {}
 
     def classify(self, frames: Sequence[Frame], installed_frames: int | None = None) -> StackActivity:
-        """Return the activity of a stack (innermost frame first)."""
+        """Return the activity of a stack. The innermost frame comes first."""
         return self.match(frames, installed_frames).doing
 
     def classify_thread(self, thread: Thread) -> StackActivity:
@@ -248,7 +260,7 @@ class Table:
         return self.classify(thread.frames, thread.installed_frames)
 
     def match(self, frames: Sequence[Frame], installed_frames: int | None = None) -> Match:
-        """Return the activity of a stack, and the frame that matched."""
+        """Return the activity of a stack and the index of the frame that matched."""
         stack = tuple(frame.place for frame in frames)
         found = self._of_stack.get((stack, installed_frames))
         if found is None:
@@ -259,16 +271,16 @@ class Table:
         return found
 
     def context(self, frames: Sequence[Frame]) -> StackActivity | None:
-        """Return the activity of the program around the innermost call. None if no frame matches a "context" rule.
+        """Return the activity of the program that surrounds the innermost call.
 
-        Functions of the user's program may match, too.
+        None if no frame matches a "context" rule. Functions of the user's program may match, too.
         """
         stack = _with_unknown_owner(frames)
         found = self._first(stack, _python(stack), "context")
         return self._extend_outwards(stack, *found).doing if found else None
 
     def phase(self, frames: Sequence[Frame]) -> str | None:
-        """Return the phase of the program, as the name of its activity ("evaluation"). None if no frame matches."""
+        """Return the phase of the program: the name of an activity such as "evaluation". None if no frame matches."""
         for owned in _with_unknown_owner(frames):
             rule = self._rules_of(owned).get("context")
             if rule and find_activity(rule.activity).phase:
@@ -303,12 +315,12 @@ class Table:
         return None
 
     def _is_around_wait(self, stack: Sequence[_OwnedFrame], index: int) -> bool:
-        """True if the call that this frame made is now in a wait, a lock or I/O for which the table has a rule."""
+        """True if the frame at `index` has called a function that the table knows as a wait, a lock or I/O."""
         within = (place for place in _python(stack)[:_LEAF_DEPTH] if place < index)
         return any(self._rules_of(stack[place]).keys() & {"leaf", "base"} for place in within)
 
     def _extend_outwards(self, stack: Sequence[_OwnedFrame], index: int, rule: _CompiledRule) -> Match:
-        """Extend a match outwards to the call that the program made: the outermost frame of the same file.
+        """Extend a match to the outermost frame of the same file. This frame is the call that the program made.
 
         If the rank waits for other ranks, frames of thin wrappers (loggers, context managers) are skipped.
         """
@@ -347,14 +359,17 @@ class Table:
 
 
 class _OwnedFrame(NamedTuple):
-    """A frame, and True if it belongs to the user's program; None if unknown."""
+    """The place of a frame. `by_user` is true if the frame belongs to the user's program, None if unknown."""
 
     place: stack_frames.Place
     by_user: bool | None
 
 
 def _refine_by_native(stack: Sequence[_OwnedFrame], native: Sequence[int], match: Match) -> Match:
-    """Refine a match by compiled frames: a collective creates its communicator, or a read is from a device."""
+    """Return the match with a more exact activity if compiled frames show it.
+
+    They show that a collective still creates its communicator, or that data is read from a device.
+    """
     row, doing = find_activity(match.doing.activity), match.doing
     if row.if_creating and any(is_marked("creates", *stack[index].place) for index in native):
         return match._replace(doing=doing._replace(activity=row.if_creating))
@@ -365,10 +380,10 @@ def _refine_by_native(stack: Sequence[_OwnedFrame], native: Sequence[int], match
 
 
 def _rooted_path(owned: _OwnedFrame) -> str:
-    """Return the short path with `/` before it.
+    """Return the short path of a frame's file with `/` before it.
 
-    A user's file that has the name of a standard module (`queue.py`) gets the folder `/./`, which no pattern matches.
-    Exception: a whole path keeps its folder, since the standard library may lie in an archive with a whole path.
+    A user's file with the name of a standard module (`queue.py`) gets the folder `/./`, which no pattern matches.
+    Exception: a whole path keeps its folder, because the standard library may lie in an archive with a whole path.
     """
     file = stack_frames.short_path(owned.place[1])
     is_users = owned.by_user is True and not owned.place[1].startswith("/")
@@ -377,7 +392,10 @@ def _rooted_path(owned: _OwnedFrame) -> str:
 
 
 def _is_of_program(owned: _OwnedFrame) -> bool:
-    """True for Python code of the user's program. If the owner is unknown: true unless the table has its package."""
+    """True for a Python frame of the user's program.
+
+    If the owner of the frame is unknown, true unless the table contains its package.
+    """
     if stack_frames.is_native(*owned.place):
         return False
     file = stack_frames.short_path(owned.place[1])
@@ -386,7 +404,7 @@ def _is_of_program(owned: _OwnedFrame) -> bool:
 
 
 def _root(file: str) -> str:
-    """Return the package or module of a short path; empty for an absolute path."""
+    """Return the package or module with which a short path begins; "" for an absolute path."""
     return file.partition("/")[0].removesuffix(".py")
 
 
@@ -394,7 +412,10 @@ _Places = tuple[tuple[Order, list[int]], ...]
 
 
 def _places_by_order(python: list[int], native: list[int]) -> _Places:
-    """Return the orders of rules in the sequence in which they are tried, each with the frames that it applies to."""
+    """Return the orders of rules in the sequence in which they are tried. Each comes with the frames to try them on.
+
+    `python` and `native` are the indexes of the Python frames and of the compiled frames.
+    """
     return (
         ("entered", python),
         ("certain", python),
@@ -417,15 +438,16 @@ def _python(stack: Sequence[_OwnedFrame]) -> list[int]:
 
 
 def _leaf(stack: Sequence[_OwnedFrame]) -> int:
-    """Return the index of the innermost Python frame, 0 if there is none."""
+    """Return the index of the innermost Python frame; 0 if there is none."""
     return next(iter(_python(stack)), 0)
 
 
 def _label(stack: Sequence[_OwnedFrame], index: int) -> str:
-    """Return the name of a frame. A frame without a name (a lambda, an address) gets that of the next caller with one.
+    """Return the name of a frame.
 
-    For compiled code, the compiled frames directly around it come first, then the Python frames. If no frame has a
-    name, an address becomes the name of its library.
+    A frame without a name (a lambda, an address) gets the name of the next caller with one. For compiled code, the
+    compiled frames directly around it are tried before the Python frames. If no frame has a name, an address gets the
+    name of its library.
     """
     around = [owned.place for owned in stack[index:]]
     compiled = itertools.takewhile(lambda place: stack_frames.is_native(*place), around)
@@ -437,7 +459,7 @@ def _label(stack: Sequence[_OwnedFrame], index: int) -> str:
 
 
 def is_importing(stack: Sequence[stack_frames.Place], python: Sequence[int]) -> bool:
-    """True if only module bodies lie between the innermost frame and the import machinery."""
+    """True if the import machinery has called the innermost frame, directly or through module bodies only."""
     for index in python:
         if stack_frames.is_import(stack[index][1]):
             return True
@@ -452,10 +474,10 @@ def _built_in() -> _Tables:
 
 
 def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
-    """Return the built-in table with the `extra_rules` of the configuration. These come first, with order `certain`.
+    """Return the built-in table with the `extra_rules` of the configuration.
 
-    Raises config.ConfigError if the activity of a rule is not a lower_case name, or resembles one in the table: then it
-    is probably misspelt.
+    These are tried first, with order `certain`. Raises config.ConfigError if the activity of a rule is not a lower_case
+    name, or resembles one in the table: then it is probably misspelt.
     """
     built_in = _built_in()
     extra = []
@@ -485,13 +507,13 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
 
 
 def activity_names() -> tuple[str, ...]:
-    """Return the names of all activities of the built-in table."""
+    """Return the names of all activities in the built-in table."""
     return tuple(_built_in().activities)
 
 
 @cache
 def packages() -> frozenset[str]:
-    """Return the packages that are not part of a user's program: those in the rules, and `packages` of the table."""
+    """Return the packages that do not belong to a user's program: those in the rules, and `packages` of the table."""
     paths = (path for rule in _built_in().rules for path in (*rule.files, rule.file) if "/" in path)
     named = (path.partition("/")[0] for path in paths)
     return frozenset(package for package in named if package.isidentifier()).union(_built_in().packages)
@@ -499,7 +521,7 @@ def packages() -> frozenset[str]:
 
 @cache
 def find_activity(name: str) -> Activity:
-    """Return the row of an activity. An activity that only the user's rules define waits for nothing."""
+    """Return the activity of this name. If only rules of the configuration define it, it waits for nothing."""
     return _built_in().activities.get(name) or Activity("nothing", f"is in {name.replace('_', ' ')} ({{operation}})")
 
 
@@ -510,7 +532,7 @@ def _marks(mark: Mark) -> tuple[tuple[_Names, _Globs], ...]:
 
 @lru_cache(maxsize=_CACHE_LIMIT)
 def is_marked(mark: Mark, function: str, file: str = "") -> bool:
-    """True if a frame, or the name of a collective, has this mark in the table."""
+    """True if the table gives this mark to a function in a file, or to the name of a collective."""
     name, path = stack_frames.plain_name(function), f"/{stack_frames.short_path(file)}"
     return any(functions.match(name) and files.match(path) for functions, files in _marks(mark))
 
@@ -524,5 +546,8 @@ def describe_activity(name: str, operation: str | None) -> str:
 
 
 def describe_phase(name: str, phase: str | None) -> str:
-    """Return a phrase for the phase of the program: "during evaluation". Empty if the phase is the activity itself."""
+    """Return a phrase for the phase of the program: "during evaluation".
+
+    "" if there is no phase, or if the phase is the activity itself.
+    """
     return "" if phase is None or phase == name else find_activity(phase).phase or ""

@@ -1,9 +1,9 @@
-"""Pure: choose the CPU time and bytes that count as motion of a rank.
+"""Choice of the CPU time and bytes that count as motion of a rank. Pure.
 
 During a hang, a side thread that writes metrics still moves bytes. So only a part of the process may count:
-* The main thread is in a call about one object: the bytes of that object, and of workers and children.
-* The main thread is in a collective or waits for its GPU: the bytes of connections to other ranks, of all threads.
-* Any other wait: everything, since the main thread may wait for any thread of its process.
+* If the main thread is in a call about one object: the bytes of that object, and of workers and children.
+* If the main thread is in a collective or waits for its GPU: the bytes of all connections to other ranks.
+* In any other wait: everything, because the main thread may wait for any thread of its process.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from hangwatch.stacks.process_activity import ProcessPlace
 from hangwatch.stacks.rates import MainRates, Rates
 
 Awaited = Literal["object", "ranks", "gpu"]
-"""The thing that a main thread is known to wait for: the object of its call, other ranks, or its GPU."""
+"""The thing for which a main thread is known to wait: the object of its call, other ranks, or its GPU."""
 
 
 class AwaitedRates(NamedTuple):
-    """CPU time and bytes that count as motion of a rank: of its process (or a part of it), and of other processes.
+    """The rates of CPU time and bytes that count as motion of a rank.
 
-    `others` are the workers and children. `awaited` is None if the motion of every thread counts.
+    `process` are the rates of the rank's process or of a part of it. `others` are those of its workers and children.
+    `awaited` is None if the motion of every thread counts.
     """
 
     awaited: Awaited | None
@@ -32,7 +33,7 @@ class AwaitedRates(NamedTuple):
 
     @property
     def workers_count(self) -> bool:
-        """True if the main thread may wait for workers or children."""
+        """True if the main thread may wait for workers or children of the rank."""
         return self.awaited in (None, "object")
 
 
@@ -44,7 +45,10 @@ def measure_awaited(
     *,
     spins_behind_gpu: bool,
 ) -> AwaitedRates:
-    """Return the rates that count. If the counters of the awaited part are missing, the whole process counts."""
+    """Return the rates that count as motion of a rank. `standings` has its place in each round.
+
+    If the counters of the awaited part are missing, the whole process counts.
+    """
     process, awaited = rates.measure_process(rank.rounds), _find_awaited(standings, waits)
     if awaited is None and spins_behind_gpu:
         awaited = "gpu"
@@ -61,7 +65,7 @@ def measure_awaited(
 
 
 def _find_awaited(standings: Sequence[ProcessPlace | None], waits: Waits) -> Awaited | None:
-    """Return the thing that the main thread waits for in every round, by its call and stack; None if unknown."""
+    """Return the thing for which the main thread waits in every round, by its call and stack; None if unknown."""
     if waits.object is not None:
         return "object"
     doing = [None if stand is None else activity.find_activity(stand.doing.activity) for stand in standings]

@@ -1,4 +1,7 @@
-"""Pure: reduce a stack to the parts that are equal on every rank: plain names, short paths, no launcher frames."""
+"""Reduction of a stack to the parts that are equal on every rank: plain names, short paths, no launcher frames.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from functools import lru_cache
 from hangwatch.model import Frame, Thread
 
 Place = tuple[str, str]
-"""The function and the short path of a frame. Places are compared between ranks and nodes."""
+"""The function and the short path of a frame. Ranks and nodes are compared by these two."""
 
 # Folders of packages that are not the user's: a wheel or egg that is imported without unpacking, site-packages, the
 # standard library (also in an archive).
@@ -81,14 +84,14 @@ _BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)|\[[^\[\]]*\]")
 
 
 def plain_name(function: str) -> str:
-    """Return the name without class and enclosing functions: `Condition.wait` and `wait` are both `wait`."""
+    """Return the last part of a function's name: `Condition.wait` and `wait` are both `wait`."""
     name = function.rsplit(".", 1)[-1]
     return name or function
 
 
 @lru_cache(maxsize=1 << 16)
 def short_path(file: str) -> str:
-    """Return the path from the package on. It does not depend on where the package is installed."""
+    """Return the path of a file, beginning with its package. It does not depend on where the package is installed."""
     short = _ARCHIVE.sub("", _INSTALLED.sub("", file))
     if _INDUCTOR.match(short):
         return "<inductor>"
@@ -126,7 +129,7 @@ def _is_launcher(function: str, file: str) -> bool:
 def display_name(place: Place) -> str | None:
     """Return the name of a function for messages. None if it has no name (a lambda, an address, a C++ wrapper).
 
-    A C++ name has neither template nor function parameters: `c10d::Reducer::finalize_backward`.
+    A C++ name is shown without template and function parameters: `c10d::Reducer::finalize_backward`.
     """
     function, file = place
     if not is_native(function, file):
@@ -149,10 +152,11 @@ def is_standard(file: str) -> bool:
 
 
 def find_owners(files: Sequence[str], installed_frames: int | None) -> tuple[bool | None, ...]:
-    """Return for each file, innermost frame first: true if it belongs to the user's program, None if unknown.
+    """Return for each file true if it belongs to the user's program, false if to a library, None if unknown.
 
-    Frames before the index `installed_frames` (`model.Thread`) belong to libraries. For the other frames a whole path
-    decides. For a short path, the frame at that index is the user's, and so are files in the same package or folder.
+    The innermost frame comes first. Frames before the index `installed_frames` (`model.Thread`) belong to libraries.
+    For the other frames a whole path decides. For a short path, the frame at that index is the user's, and so are files
+    in the same package or folder.
     """
     cut = len(files) if installed_frames is None else installed_frames
     known = files[cut] if cut < len(files) else None
@@ -163,7 +167,10 @@ def find_owners(files: Sequence[str], installed_frames: int | None) -> tuple[boo
 
 
 def _is_user_file(file: str, user_file: str | None) -> bool | None:
-    """True if a file belongs to the user's program, None if unknown. `user_file` is known to belong to it."""
+    """True if a file belongs to the user's program, false if to a library, None if unknown.
+
+    `user_file` is a file of that program, if one is known.
+    """
     if _INSTALLED.match(file) or file.startswith("<frozen "):
         return False
     if file.startswith("<") or _GENERATED.match(file) or _INDUCTOR.match(file):
@@ -182,10 +189,10 @@ def _package(file: str) -> str:
 
 
 def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
-    """Return the frames by which two stacks are compared, innermost first.
+    """Return the frames by which two stacks are compared. The innermost comes first.
 
     Launcher frames at the outer end, frames of the import machinery and native frames are removed. If no frame remains,
-    native frames count.
+    the native frames are used.
     """
     end = len(frames)
     while end and _is_launcher(frames[end - 1].function, frames[end - 1].file):
@@ -199,7 +206,10 @@ def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
 
 
 def _native_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
-    """Return the native frames that stay the same while a thread spins: with a name, and outside of the C library."""
+    """Return the native frames that do not change while a thread spins.
+
+    These frames have a name and lie outside the C library.
+    """
     return tuple(
         (frame.function, short_path(frame.file))
         for frame in frames
@@ -219,5 +229,5 @@ def is_import(file: str) -> bool:
 
 
 def main_thread(threads: Iterable[Thread]) -> Thread | None:
-    """Return the thread that runs the program, None if the dump does not show it."""
+    """Return the thread that runs the program; None if the dump does not show it."""
     return next((thread for thread in threads if thread.is_main), None)

@@ -1,4 +1,4 @@
-"""Pure: group the ranks that are at the same place."""
+"""Groups of ranks that are in the same place. Pure."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ def group_ranks(
     settings: config.Capture,
     world_size: int | None = None,
 ) -> Grouping:
-    """Group ranks that are at the same place, by the last round that has stacks.
+    """Group the ranks of a capture that are in the same place. The last round with a stack decides.
 
-    `world_size` is the number of ranks of the job; None: use that of the capture. Ranks that could not be dumped are
-    grouped by the reason of their fault. Ranks with an ended process form one group, the ranks that died first another.
+    `world_size` is the number of ranks of the job; None to use that of the capture. Ranks that could not be dumped are
+    grouped by the reason of their fault. Ranks with an ended process form one group, and the ranks that died first
+    another.
     """
     notes: tuple[str, ...] = ()
     if isinstance(capture, Capture):
@@ -93,10 +94,10 @@ def group_ranks(
 
 
 def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterable[str]) -> Grouping:
-    """Merge groups with equal keys. Return the merged groups, the largest first.
+    """Merge groups with equal keys, for example from several nodes. Return the merged groups, the largest first.
 
-    A group is represented by its lowest rank. A rank in two groups stays in the group with the smaller key. So the
-    order of `groups` does not matter.
+    The lowest rank of a group represents it. If a rank is in two groups, it stays only in the group with the smaller
+    key. So the order of `groups` does not matter.
     """
     by_key: dict[str, list[Group]] = {}
     for group in groups:
@@ -128,7 +129,7 @@ _Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ..
 
 
 class _LastState(NamedTuple):
-    """The last state of a rank: its place with the dump that shows it, the fault instead of a stack, or `gone`."""
+    """The last state of a rank: the place of its process and the dump that shows it, or the fault, or `gone`."""
 
     key: str
     standing: ProcessPlace | None
@@ -138,7 +139,10 @@ class _LastState(NamedTuple):
 
 
 def _identity(rank: RankId) -> _Identity:
-    """Return a key that is equal for dumps of the same rank: node and global rank, else local rank, else pid."""
+    """Return a key that is equal for all dumps of the same rank.
+
+    It consists of the node and the global rank. Without a global rank it has the local rank, else the pid.
+    """
     if rank.rank is not None:
         return rank.node, rank.rank, None, None
     if rank.local_rank is not None:
@@ -147,7 +151,7 @@ def _identity(rank: RankId) -> _Identity:
 
 
 class _PlaceCache:
-    """A cache of the places of processes. Most ranks have the same stacks, so each stack is judged only once."""
+    """A cache of the places of processes. Most ranks have the same stacks, so each stack is classified only once."""
 
     def __init__(self, table: activity.Table) -> None:
         self.table = table
@@ -175,7 +179,7 @@ class _PlaceCache:
         return found
 
     def user_frames(self, thread: Thread) -> tuple[Frame, ...]:
-        """Return the user's frames, cached. See `user_code.user_frames`."""
+        """Return the result of `user_code.user_frames` for a thread. It is cached."""
         stack = thread.frames, thread.installed_frames
         found = self._user_frames.get(stack)
         if found is None:
@@ -205,16 +209,16 @@ def _answer(
 def _correct_by_measurement(
     standing: ProcessPlace, measured: progress.Measured, rank: RankDump, in_torch: Set[str]
 ) -> ProcessPlace:
-    """Correct the place of a rank by its measurements. The names of its functions do not matter.
+    """Return the place of a rank, corrected by its measurements. The names of its functions do not matter.
 
     * A rank waits for its GPU, a lock (of a file or in shared memory) or clients if measurements show that.
     * A rank in a call about a file, pipe or child waits for that object, even in code that usually waits for a GPU.
     * A rank asleep in torch's compiled code waits for its GPU or for other ranks. No Python frame shows such a wait.
     * A rank that receives from the store waits for the rank that must set the key.
 
-    Ranks at the same place without that measurement form another group: the corrected ranks may be waiting for one of
-    them. Exception: a rank that was not measured, or was awake in one round, joins the corrected ranks if its place is
-    in `in_torch`.
+    A rank in the same place without that measurement stays in another group: the corrected ranks may wait for it.
+    Exception: a rank that was not measured, or was awake in one round, joins the corrected ranks if its place is in
+    `in_torch`.
     """
     waits = measured.waits
     if waits.file_lock is not None and standing.waits_for not in ("ranks", "gpu"):
@@ -319,9 +323,10 @@ def _gpu_readings(rank: RankDump) -> GpuReadings:
 def _asks_rank(
     rank: RankDump, standing: ProcessPlace | None, waits: Waits, processes: Set[tuple[str | None, int]]
 ) -> AsksRank | None:
-    """Return the part of a rank that waits for another rank; None if no part does.
+    """Return the part of a rank that waits for another rank: its main thread, a thread or a child.
 
-    A worker counts as a child if the rank waits for its workers. `processes` are the (node, pid) of all ranks.
+    None if no part does. A worker counts as a child if the rank waits for its workers. `processes` are the (node, pid)
+    of all ranks.
     """
     own = waits.asks_rank
     if own is not None or standing is None or activity.find_activity(standing.doing.activity).work_is_in != "workers":
@@ -346,8 +351,8 @@ def _motion(
 ) -> Motion:
     """Return the motion of a rank by its flight recorders.
 
-    Its measured signature decides instead if the user's lines changed, if a round has no recorder, or if the recorders
-    do not show progress or its lack.
+    Its measured signature decides instead if the lines of the user's code changed, if a round has no flight recorder,
+    or if the flight recorders do not show the motion.
     """
     behaves = measured.signature.motion
     if len(rounds) < 2 or not all(dump.recorders for dump in rounds):
@@ -368,9 +373,9 @@ def _motion(
 
 
 def _find_stuck_task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
-    """Return the frame of the user's code that an executor's task was in during every round; None if there is none.
+    """Return the frame of the user's code in which an executor's task was in every round; None if there is none.
 
-    A single round is not enough.
+    None also if there is only one round.
     """
     if len(rounds) < 2:
         return None
@@ -379,7 +384,7 @@ def _find_stuck_task(rounds: Sequence[ProcessDump], table: activity.Table) -> Fr
 
 
 def _tasks(thread: Thread, table: activity.Table) -> tuple[Frame, ...]:
-    """Return the innermost user frame in the task of an executor's thread. Empty if the thread has no task."""
+    """Return the innermost frame of the user's code in the task of an executor thread; () if the thread has no task."""
     if thread.is_main or not any(_is_executor(frame) for frame in thread.frames):
         return ()
     frames = tuple(itertools.takewhile(lambda frame: not _is_executor(frame), thread.frames))
@@ -399,13 +404,16 @@ def _receives(rounds: Sequence[ProcessDump]) -> bool:
 
 
 def _is_joining(standing: ProcessPlace) -> bool:
-    """True if a rank waits for other ranks to join a call. False for a rank that shuts down or serves clients."""
+    """True if a rank waits for other ranks to join a call. False if it shuts down or waits for clients."""
     known = activity.find_activity(standing.doing.activity)
     return standing.waits_for == "ranks" and not known.leaves_the_job and not known.idles
 
 
 def _state(rounds: Sequence[ProcessDump]) -> str | None:
-    """Return the state in all rounds. If it changed: the last one other than `D`, since short disk waits are normal."""
+    """Return the kernel's state of a process over all rounds. None if it is unknown.
+
+    If the state changed, return the last state other than `D`, because short disk waits are normal.
+    """
     if len(rounds) == 1:
         return rounds[0].state
     states = [dump.state for dump in rounds if dump.state is not None]
@@ -442,7 +450,10 @@ def _thread_stack(thread: Thread, table: activity.Table) -> Stack:
 
 
 def _without_start(thread: Thread) -> Thread:
-    """Return the thread without the frames that started it, which look like a wait, unless it has no other frames."""
+    """Return the thread without the frames that started it, because they look like a wait.
+
+    A thread with no other frames keeps them.
+    """
     frames = thread.frames
     while frames and not thread.is_main and frames[-1].file.endswith(_STARTS):
         frames = frames[:-1]
@@ -450,7 +461,7 @@ def _without_start(thread: Thread) -> Thread:
 
 
 def _workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
-    """Return the stacks of a rank's worker processes. Equal stacks are listed once, the most common first."""
+    """Return the stacks of a rank's worker processes. Equal stacks are one entry, and the most common comes first."""
     counted: dict[tuple[stack_frames.Place, ...], list[tuple[WorkerDump, Thread]]] = {}
     for worker in rank.workers:
         threads = worker.rounds[-1].threads if worker.rounds else ()
@@ -462,7 +473,7 @@ def _workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
 
 
 def _worker(count: int, worker: WorkerDump, thread: Thread, table: activity.Table) -> Stack:
-    """Return one stack that stands for several equal workers."""
+    """Return the stack of one worker, with the number of workers that have the same stack."""
     title = process_title.read(worker.comm)
     return Stack(
         name=f"{count} x {title.family if title and title.numbers and count > 1 else worker.comm}",
@@ -475,7 +486,10 @@ def _worker(count: int, worker: WorkerDump, thread: Thread, table: activity.Tabl
 
 
 def _user_frame(thread: Thread) -> Frame | None:
-    """Return the innermost frame of the user's code in a worker's task. The parent's frames around it do not count."""
+    """Return the innermost frame of the user's code in a worker's task; None if there is none.
+
+    Frames that the worker inherited from its parent do not count.
+    """
     task = list(itertools.takewhile(lambda frame: not frame.file.endswith(_LOADER_LOOP), thread.frames))
     within = task[thread.installed_frames or 0 :] if len(task) < len(thread.frames) else []
     return next(iter(within), None)

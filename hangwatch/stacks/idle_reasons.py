@@ -1,4 +1,4 @@
-"""Pure: find a reason other than a hang for an idle job, by measurements and not by names of functions."""
+"""Reasons other than a hang for which a job is idle. Measurements show them, not the names of functions. Pure."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _WAITS_FOR_CLIENTS = frozenset({Signature.BLOCKED, Signature.POLLS, Signature.AW
 
 
 def find_resting_state(grouping: Grouping) -> JobState | None:
-    """Return the state of a job that is suspended or over; None for a job that must be judged.
+    """Return SUSPENDED or OVER if the job is suspended or over; None for a job that must be judged.
 
-    A job is suspended if every rank was stopped or frozen in every round, or if a tracer, such as gdb, holds a rank.
+    A job is suspended if every rank was stopped or frozen in every round, or if a tracer such as gdb has stopped a
+    rank.
 
-    A job of several ranks is over if its ranks have parted (see `_have_parted`), at most half of them progress, and
-    every live rank fulfils this: it uses no connection to another rank, its main thread rests or works by itself, and
-    its GPU is idle.
+    A job of several ranks is over if its ranks have parted (see `_have_parted`), at most half of them progress, and all
+    of this is true for every rank with a process: it uses no connection to another rank, its main thread rests or works
+    by itself, and its GPU is idle.
 
     A job is not over if one of these is true:
-    * A rank has no stack: it is unknown what the rank waits for.
-    * A rank's connection to the store is refused: the rank waits for another rank, which must serve the store.
+    * A rank has no stack, so its wait is unknown.
+    * A rank's connection to the store is refused. The rank waits for another rank, which must serve the store.
     * A rank waits for a lock file. The process that holds the lock may be alive, or may have died without removing it.
     * A rank waits for others to join through a file (`init_method="file://..."`), which needs no connection.
     """
@@ -49,7 +50,7 @@ def find_resting_state(grouping: Grouping) -> JobState | None:
 
 
 def _have_parted(members: Sequence[Member]) -> bool:
-    """True if the ranks of a job once worked together: a rank has left, or ranks were connected.
+    """True if the ranks of a job have worked together: a rank has ended, or ranks were connected to each other.
 
     An idle connection, an earlier scan or the collectives in a flight recorder show that ranks were connected. Ranks
     that always worked independently have none of these.
@@ -63,7 +64,7 @@ def _have_parted(members: Sequence[Member]) -> bool:
 
 
 def is_serving(grouping: Grouping) -> bool:
-    """True if this is an inference server without requests, not a training job.
+    """True if the job is an inference server without requests, not a training job.
 
     One of these is true:
     * Every rank waits for clients on a listening socket, or receives only from a process that waits for clients.
@@ -78,7 +79,7 @@ def is_serving(grouping: Grouping) -> bool:
 
 
 def is_refused(group: Group, member: Member) -> bool:
-    """True if a rank tries to join the other ranks at MASTER_ADDR, and each attempt to connect fails immediately."""
+    """True if a rank tries to connect to the store at MASTER_ADDR, and each attempt fails immediately."""
     if member.waits.store is None or member.waits.store.socket != "retries":
         return False
     return any(activity.is_marked("at_master", frame.function, frame.file) for frame in group.frames)
@@ -91,9 +92,9 @@ def _awaits_clients(member: Member) -> bool:
 
 
 def _awaits_turn(group: Group, member: Member) -> bool:
-    """True if a rank waits at a lock of several ranks, or polls, while a process of its job waits for clients.
+    """True if a rank waits at a lock shared by several ranks, or polls, while a process of its job waits for clients.
 
-    False if the rank has connections to other ranks, draws more than its floor power, or uses a core.
+    False if the rank has connections to other ranks, or if its GPU or its CPU is in use.
     """
     waits = member.waits
     if waits.job_server is None or waits.peers != 0 or waits.most_peers or group.waits_for in ("ranks", "gpu"):
@@ -108,10 +109,10 @@ def _is_idle(member: Member) -> bool:
 
 
 def _is_alone(group: Group, member: Member) -> bool:
-    """True if a rank works or rests without another rank.
+    """True if a rank works or rests and needs no other rank for it.
 
     A rank rests if its main thread sleeps, joins a thread, or waits in the shutdown of the interpreter. False for a
-    rank in `D`: the other ranks may be waiting for it.
+    rank in state `D`, because other ranks may be waiting for it.
     """
     has_lock = member.waits.shares_lock or member.waits.file_lock is not None  # the lock may be another rank's
     waits = has_lock or member.kernel.state in BLOCKED_STATES or member.waiting is not None
@@ -129,8 +130,8 @@ def _is_alone(group: Group, member: Member) -> bool:
 def _is_unconnected(member: Member) -> bool:
     """True if a rank uses no connection to another rank.
 
-    Idle connections do not count: DDP leaves some when its process group is destroyed. Exceptions: an operation is
-    open, or the rank polls and has no flight recorder that shows its operations.
+    An idle connection is not in use: DDP leaves some when its process group is destroyed. Exceptions: idle connections
+    do count if an operation is open, or if the rank polls and has no flight recorder that shows its operations.
     """
     waits = member.waits
     if waits.peers == 0:

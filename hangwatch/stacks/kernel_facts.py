@@ -1,4 +1,4 @@
-"""Pure: combine the kernel's facts about a rank over all rounds of a capture. A single round may be chance."""
+"""The kernel's facts about a rank, combined over all rounds of a capture. A single round may be chance. Pure."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _of_round: attrgetter[tuple[Any, ...]] = attrgetter(*_FIELDS)
 
 
 def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
-    """Return the waits that all rounds of a process have in common. A field that changed keeps its default.
+    """Return the waits that all rounds of a process have in common. A value that changed is left at its default.
 
-    Exception: `frozen_cgroup` and `awaited` may change from round to round. The value of the last round is returned if
-    every round has one.
+    Exception: `frozen_cgroup` and `awaited` may change between rounds. If every round has a value, the last one is
+    returned.
     """
     read = [_of_round(dump) for dump in rounds]
     if all(values == _of_round(_NOTHING) for values in read):
@@ -38,19 +38,25 @@ def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
 
 
 def find_object(rounds: Sequence[ProcessDump]) -> CallObject | None:
-    """Return the object of the call that the main thread was in during every round; None if unknown or changed."""
+    """Return the kind of object (file, pipe, child) that the main thread's call is about. None if unknown.
+
+    None also if the call changed between the rounds, or if there is only one round.
+    """
     calls = [dump.call for dump in rounds]
     known = {(call.number, call.descriptors[:1], call.child, call.object) for call in calls if call is not None}
     return known.pop()[-1] if len(rounds) > 1 and None not in calls and len(known) == 1 else None
 
 
 def awaits_object(waits: Waits) -> bool:
-    """True if the main thread waits for an object, not for a rank, the store, a GPU or a thread of its process."""
+    """True if the main thread waits for an object such as a file or pipe, and no other rank is behind that object."""
     return waits.object is not None and waits.asks_rank is None and waits.awaits_store is None
 
 
 def count_peers(rank: RankDump) -> int | None:
-    """Return the most connections to other ranks, of the rank or one worker in one round. None if one is unknown."""
+    """Return the number of connections to other ranks: the highest of all rounds, of the rank or one of its workers.
+
+    None if a number is unknown.
+    """
     rounds = [*rank.rounds, *(dump for worker in rank.workers for dump in worker.rounds)]
     found = [dump.peers for dump in rounds]
     known = [count for count in found if count is not None]
@@ -58,14 +64,20 @@ def count_peers(rank: RankDump) -> int | None:
 
 
 def count_active_peers(rank: RankDump) -> int | None:
-    """Return the most connections in use, of the rank or one worker in its last round. None if one is unknown."""
+    """Return the number of connections in use to other ranks, of the rank or one of its workers, whichever is higher.
+
+    Only the last round counts. None if a number is unknown.
+    """
     last = [rounds[-1].active_peers for rounds in (rank.rounds, *(worker.rounds for worker in rank.workers)) if rounds]
     known = [count for count in last if count is not None]
     return max(known) if known and len(known) == len(last) else None
 
 
 def find_rest(rounds: Sequence[ProcessDump]) -> Rests | None:
-    """Return the wait of a main thread that needs no other rank, else None. Rounds in which it ran are ignored."""
+    """Return the wait of a main thread that needs no other rank: "sleep" or "thread". None for any other wait.
+
+    Rounds in which the thread ran are ignored.
+    """
     calls = [dump.call for dump in rounds if dump.call is not None]
     if len(calls) < 2:
         return None
@@ -76,10 +88,10 @@ def find_rest(rounds: Sequence[ProcessDump]) -> Rests | None:
 
 
 def merge_store(rank: RankDump) -> Store | None:
-    """Return the store of a rank, with the state of the rank's sockets in the last round. None if no round has it.
+    """Return the store of a rank, with the state of its sockets in the last round. None if no round shows a store.
 
-    The state is "retries" only if no round showed a connection. One round without a sleep does not disprove it: the
-    process was about to try again.
+    The state is "retries" only if no round showed a connection. It stays "retries" if the rank did not sleep in one
+    round, because it was about to try again.
     """
     found = [dump.store for dump in rank.rounds if dump.store is not None]
     if not found or found[-1].has_connection:
@@ -93,12 +105,13 @@ def is_held_outside(rank: RankDump, waits: Waits) -> bool:
     """True if in every round the main thread was in a call that no other thread of its process can end.
 
     One of these is true:
-    * The process is in `D`.
+    * The process is in state `D`.
     * It waits for one object (see `find_object`), or for a child that receives from no other rank.
     * It waits for a file or pipe that no other process of its job has open.
-    * It waits for a lock that another process holds, or for a peer outside of the job.
+    * It waits for a lock that another process holds, or for a peer outside the job.
 
-    Other receives, and locks between threads, do not count: another thread may end them. Nor does a sleep.
+    Receiving from other peers and waiting for a lock of the same process do not count: another thread may end them. Nor
+    does a sleep.
     """
     if len(rank.rounds) < 2 or waits.asks_rank is not None:
         return False

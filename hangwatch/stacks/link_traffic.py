@@ -1,4 +1,4 @@
-"""Pure: traffic of a rank's GPU links and of its node's ports during a capture, and the use of its GPUs.
+"""Traffic of a rank's GPU links and of its node's network ports during a capture, and the use of its GPUs. Pure.
 
 The counters are read in each round. If a counter fell, it wrapped or was reset: that interval is ignored. A counter
 that wrapped unnoticed shows fewer bytes than were carried, so a rate may be too low but never too high.
@@ -18,14 +18,14 @@ _MOST_WORSE = 8
 
 
 class LinkRates(NamedTuple):
-    """Bytes per second of the busiest GPU, both directions added up; None if not counted."""
+    """The traffic of a rank's busiest GPU in bytes per second, both directions added up. None if it was not counted."""
 
     nvlink: float | None = None
     pcie: float | None = None
 
 
 def link_rates(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> LinkRates:
-    """Return the traffic of these GPUs' links between the first and the last of `sweeps`."""
+    """Return the traffic on the links of these GPUs, from the first to the last of `sweeps`."""
     read = _readings(uuids, sweeps)
     return LinkRates(
         nvlink=_most(_counted(readings, lambda one: one.nvlink_bytes) for readings in read),
@@ -42,7 +42,7 @@ def gpu_use(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> GpuUse | 
 def port_traffic(first: Sequence[PortCounters], last: Sequence[PortCounters], seconds: float) -> PortTraffic | None:
     """Return the traffic of a node's ports between two readings. None if no port was read twice.
 
-    A counter that fell was reset or has overflowed; its port counts as 0 bytes.
+    A counter that fell was reset or has overflowed. Its port then counts as 0 bytes.
     """
     before = {port.name: port for port in first}
     pairs = [(before[port.name], port) for port in last if port.name in before]
@@ -84,7 +84,10 @@ def _pcie(readings: Sequence[GpuTraffic]) -> float | None:
 
 
 def _counted(readings: Sequence[GpuTraffic], read: Callable[[GpuTraffic], _Pair | None]) -> float | None:
-    """Return the mean rate in bytes per second. Intervals are skipped if a count is missing at one end, or fell."""
+    """Return the mean rate in bytes per second. None if it cannot be calculated.
+
+    An interval is skipped if a counter is missing at one of its ends, or fell.
+    """
     carried = seconds = 0.0
     for one, two in pairwise(readings):
         before, after = read(one), read(two)

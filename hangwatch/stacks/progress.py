@@ -1,4 +1,4 @@
-"""Pure: find the signature of a rank by measurement. Names of functions decide nothing here.
+"""The signature of a rank, by measurement. Names of functions decide nothing here. Pure.
 
 The signature follows from the changes between the rounds of a capture: lines of code, carried bytes, CPU time and
 context switches of the main thread, power and links of the GPU. The thresholds and their sources: docs/verdicts.md.
@@ -42,7 +42,7 @@ _ASLEEP = frozenset("S") | BLOCKED_STATES | STOPPED_STATES
 
 
 class Measured(NamedTuple):
-    """The signature of a rank and the measurements that led to it.
+    """The signature of a rank, and the measurements from which it follows.
 
     `cpu_ratio` (of one core) and `io_bytes_per_second` include workers. Both are None after a single round.
     """
@@ -62,18 +62,19 @@ def measure(
     *,
     mount_holds_job: bool = False,
 ) -> Measured:
-    """Return the signature of one rank. `standings` has its place in each round; None for a round without a stack.
+    """Return the signature of one rank and its measurements.
 
-    `mount_holds_job`: a rank of the job, or a worker, waits for a file system that does not respond.
+    `standings` has its place in each round, None without a stack. `mount_holds_job` is true if a rank of the job, or a
+    worker, waits for a file system that does not respond.
 
     A rank that cannot be dumped is stopped or blocked if the kernel shows `T` or `D` in every round. py-spy cannot dump
     a process if a file system under its program does not respond. After three rounds without I/O such a rank is blocked
     if one of these is true:
     * It waits for that file system.
     * It slept in every round and used no CPU.
-    * `mount_holds_job`. It may then spin, like a rank that waits for other ranks.
+    * `mount_holds_job` is true. The rank may then spin, like a rank that waits for other ranks.
 
-    A single round shows only that a process has ended.
+    A single round shows only if a process has ended.
     """
     waits = replace(kernel_facts.read_waits(rank.rounds), object=kernel_facts.find_object(rank.rounds))
     if len(rank.rounds) < 2 and all(len(worker.rounds) < 2 for worker in rank.workers):
@@ -105,7 +106,7 @@ def measure(
 def polls_repeatedly(member: Member) -> bool:
     """True if a rank polls, or if its lines changed while it mostly slept, as in a polling loop.
 
-    False if several captures have shown that the awaited event does not happen.
+    False if several captures have shown that the event for which it polls does not happen.
     """
     if member.stack.sleep is not None and member.stack.sleep.is_polling:
         return False
@@ -117,7 +118,7 @@ def polls_repeatedly(member: Member) -> bool:
 
 
 class _Measurements(NamedTuple):
-    """All measurements of one rank. Its rates and `workers` are limited to the part that counts: `awaited_motion`."""
+    """All measurements of one rank. Rates and `workers` contain only the part that counts, see `awaited_motion`."""
 
     rank: RankDump
     places: Sequence[RoundPlace]
@@ -132,46 +133,49 @@ class _Measurements(NamedTuple):
 
     @property
     def uses_cpu(self) -> bool:
-        """True if its processes together use CPU."""
+        """True if the rank's processes together use CPU time."""
         return exceeds(self.total.cpu_ratio, self.settings.motion_cpu_ratio)
 
     def carries(self, used: Rates) -> bool:
-        """True if `used` has enough bytes per second to count as work."""
+        """True if `used` has enough bytes per second to count as progress."""
         return exceeds(used.io_bytes, self.settings.motion_io_bytes_per_second)
 
     def is_in(self, states: frozenset[str]) -> bool:
-        """True if the kernel showed its main thread in one of these states in every round."""
+        """True if the kernel showed the main thread in one of these states in every round."""
         return all(dump.state in states for dump in self.rank.rounds)
 
     @property
     def gpu_works(self) -> bool:
-        """True if its GPU draws as much power as at work, or its links carry more bytes than a hanging kernel."""
+        """True if the rank's GPU draws as much power as at work, or its links carry more than a hanging kernel does."""
         links = (self.rank.nvlink_bytes_per_second, self.rank.pcie_bytes_per_second)
         at_work = exceeds(self.rank.busy_power_ratio, GPU_AT_WORK_RATIO) and not self.rank.works_lightly
         return at_work or any(exceeds(carried, LINK_AT_WORK_BYTES_PER_SECOND) for carried in links)
 
     @property
     def gpu_tells_nothing(self) -> bool:
-        """True if the power of its GPU proves nothing: it is that of the job's work, but a hang may draw as much."""
+        """True if the GPU's power proves nothing: the job draws so little at work that a hang may draw as much."""
         ratio = self.rank.busy_power_ratio
         return self.rank.works_lightly and (ratio is None or ratio > GPU_AT_WORK_RATIO)
 
     @property
     def workers_work(self) -> bool:
-        """True if its workers compute, or its workers or children carry data."""
+        """True if a worker of the rank computes, or if a worker or child carries data."""
         if any(_worker_computes(worker.rounds, self.settings) for worker in self.workers):
             return True
         return any(map(self.carries, self.worker_rates))
 
     @property
     def spins(self) -> bool:
-        """True if its main thread runs at least half of the time. Without counters of threads the process counts."""
+        """True if the main thread runs at least half of the time.
+
+        If the thread's own counters are missing, the CPU time of the process decides.
+        """
         ratio = self.main_rates.cpu_ratio if self.main.runnable_ratio is None else self.main.runnable_ratio
         return ratio is not None and ratio >= SPINNING_RATIO
 
 
 def _signature(seen: _Measurements, *, mount_holds_job: bool) -> Signature:
-    """Return the first signature that fits. The most certain signatures are tried first."""
+    """Return the first signature that fits the measurements. The most certain signatures are tried first."""
     rounds = seen.rank.rounds
     if _is_gone(seen.rank):
         return Signature.GONE
@@ -189,7 +193,7 @@ def _signature(seen: _Measurements, *, mount_holds_job: bool) -> Signature:
 
 
 def _is_gone(rank: RankDump) -> bool:
-    """True if its process has ended."""
+    """True if the rank's process has ended."""
     return rank.gone or (bool(rank.rounds) and rank.rounds[-1].state in ENDED_STATES)
 
 
@@ -216,7 +220,10 @@ def _classify_by_stack(seen: _Measurements) -> Signature:
 
 
 def _is_in_lock(seen: _Measurements) -> bool:
-    """True if the rank is blocked in a lock. Its GPU is ignored, since it may still run a kernel started before."""
+    """True if the rank is blocked in a lock.
+
+    Its GPU does not matter, because it may run a kernel that was started before.
+    """
     return all(stood.in_lock for stood in seen.places) and _classify_standstill(seen) is Signature.BLOCKED
 
 
@@ -231,7 +238,7 @@ def _waits_for_another_process(seen: _Measurements) -> bool:
 def _find_code_region(seen: _Measurements, signature: Signature) -> CodeRegion | None:
     """Return the region of code in which a rank stayed, if only several captures can show whether it works.
 
-    None if this capture is enough, or if the rank was at too many places. Lines that alternate may be a loop that
+    None if this capture is enough, or if the rank was in too many places. Lines that alternate may be a loop that
     works, or a loop that polls for something that never happens.
     """
     is_moving = signature.motion is Motion.MOVING
@@ -247,21 +254,21 @@ def _find_code_region(seen: _Measurements, signature: Signature) -> CodeRegion |
 
 
 def _may_be_polling(seen: _Measurements, signature: Signature) -> bool:
-    """True if its changing lines are the only sign that it works."""
+    """True if changing lines of code are the only sign that the rank works."""
     if signature is not Signature.COMPUTES or seen.gpu_works or seen.gpu_tells_nothing:
         return False
     return not seen.carries(seen.main_rates) and not seen.workers_work
 
 
 def _may_carry_for_others(seen: _Measurements, signature: Signature) -> bool:
-    """True if carried bytes are the only sign that it works, and its main thread may not be waiting for them."""
+    """True if carried bytes are the only sign that the rank works, and its main thread may not be waiting for them."""
     if signature is not Signature.TRANSFERS or seen.awaited is not None or seen.is_in(BLOCKED_STATES):
         return False
     return not seen.gpu_works and not seen.gpu_tells_nothing and not seen.workers_work
 
 
 def _classify_standstill(seen: _Measurements) -> Signature:
-    """Return the signature of a rank that does not move and carries no data."""
+    """Return the signature of a rank with unchanged lines of code that carries no data."""
     if seen.spins:
         return Signature.SPINS
     if seen.main.polls or _sleeps_repeatedly(seen):
@@ -274,7 +281,7 @@ def _classify_standstill(seen: _Measurements) -> Signature:
 
 
 def _sleeps_repeatedly(seen: _Measurements) -> bool:
-    """True if at least two rounds show it asleep, and it woke between them. Such sleeps end by themselves.
+    """True if the rank was asleep in at least two rounds and woke between them. Such sleeps end by themselves.
 
     Rounds in which it was awake do not matter.
     """
@@ -283,7 +290,7 @@ def _sleeps_repeatedly(seen: _Measurements) -> bool:
 
 
 def _sleeps_in_program(seen: _Measurements) -> bool:
-    """True if it sleeps for longer than a poll of its GPU, or if its program itself called the sleep."""
+    """True if the rank sleeps for longer than a poll of its GPU lasts, or if its program itself called the sleep."""
     asleep = [dump for dump in seen.rank.rounds if dump.call is not None]
     lengths = [dump.call.left_seconds for dump in asleep if dump.call is not None and dump.call.kind == "sleeps"]
     known = [seconds for seconds in lengths if seconds is not None]
@@ -296,7 +303,7 @@ def _sleeps_in_program(seen: _Measurements) -> bool:
 
 
 def _is_behind_gpu(seen: _Measurements) -> bool:
-    """True if its GPU is in a kernel, and the deciding thread may be waiting for that kernel."""
+    """True if a kernel runs on the rank's GPU, and the deciding thread may be waiting for that kernel."""
     if kernel_facts.awaits_object(seen.waits) or _sleeps_in_program(seen):
         return False
     at_work = seen.rank.utilization_ratio
@@ -305,7 +312,7 @@ def _is_behind_gpu(seen: _Measurements) -> bool:
 
 
 def _classify_without_stack(seen: _Measurements, *, mount_holds_job: bool) -> Signature:
-    """Return the signature of a rank of which no round has a stack, by the facts of the kernel."""
+    """Return the signature of a rank without a stack in any round, by the facts of the kernel."""
     if seen.is_in(BLOCKED_STATES | STOPPED_STATES) and not exceeds(
         seen.main_rates.cpu_ratio, seen.settings.motion_cpu_ratio
     ):
@@ -320,9 +327,9 @@ def _classify_without_stack(seen: _Measurements, *, mount_holds_job: bool) -> Si
 
 
 def _computes(stood: Sequence[RoundPlace], main: MainRates, used: Rates, settings: config.Capture) -> bool:
-    """True if lines of the program changed, or if only library lines changed and it used CPU.
+    """True if lines of the program changed, or if only library lines changed while the process used CPU time.
 
-    A loop of a library, called from one line of the program, may only poll. Such a loop uses no CPU, or mostly system
+    A library loop that the program called from one line may only poll. Such a loop uses no CPU time, or mostly system
     time.
     """
     if any(before.user_lines != after.user_lines for before, after in pairwise(stood)):
@@ -339,7 +346,10 @@ def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) ->
 
 
 def _writes_back(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
-    """True if the data of a blocked write reaches the disk: by the counters of the file's device, else of the node."""
+    """True if the data of a blocked write reaches the disk.
+
+    The counters of the file's device decide. If they are missing, the node's amount of unwritten data decides.
+    """
     first, last = rounds[0], rounds[-1]
     seconds = last.taken_monotonic_seconds - first.taken_monotonic_seconds
     if seconds <= 0:

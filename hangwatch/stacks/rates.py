@@ -1,4 +1,4 @@
-"""Pure: compute rates of a process and of its main thread from counters of two or more rounds."""
+"""Rates of a process and of its main thread, from counters of two or more rounds. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _FEWEST_POLLS = 2
 
 
 class Rates(NamedTuple):
-    """CPU time and bytes per second between the first and the last round; None if a counter is missing.
+    """CPU time and bytes per second between the first and the last round. A value is None if its counter is missing.
 
-    `cpu_ratio` is a ratio of one core. `io_bytes` counts bytes of files and sockets.
+    `cpu_ratio` is a ratio of one core. `io_bytes` are bytes of files and sockets per second.
     """
 
     cpu_ratio: float | None
@@ -23,11 +23,11 @@ class Rates(NamedTuple):
 
 
 class MainRates(NamedTuple):
-    """Rates of the main thread between the dumps; None if a counter is missing.
+    """Rates of the main thread between the dumps. A value is None if its counter is missing.
 
     `cpu_ratio` is a ratio of one core. `runnable_ratio` adds the time in which the thread waited for a core. `switches`
-    counts voluntary context switches per second. `polls`: the thread switched voluntarily in every interval, and often
-    enough. `is_in_kernel`: more than half of its CPU time was system time.
+    are voluntary context switches per second. `polls` is true if the thread switched voluntarily in every interval and
+    often enough. `is_in_kernel` is true if more than half of its CPU time was system time.
     """
 
     cpu_ratio: float | None = None
@@ -40,7 +40,7 @@ class MainRates(NamedTuple):
 def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
     """Return the rates of the main thread.
 
-    An interval begins after one dump and ends before the next, since a dump itself causes context switches.
+    An interval begins after one dump and ends before the next, because a dump itself causes context switches.
     """
     spans = [(one.main_after, two.main_before) for one, two in pairwise(rounds)]
     known = [(after, before) for after, before in spans if after is not None and before is not None]
@@ -79,13 +79,13 @@ def measure_process(rounds: Sequence[ProcessDump]) -> Rates:
 
 
 def measure_ranks(rounds: Sequence[ProcessDump]) -> float | None:
-    """Return the bytes per second on connections to other ranks; None if the counters were not read."""
+    """Return the bytes per second on connections to other ranks; None if they were not counted."""
     seconds = _seconds(rounds)
     return None if seconds is None else _growth(rounds[0].rank_bytes, rounds[-1].rank_bytes, seconds)
 
 
 def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
-    """Return the bytes per second of the main thread, and of the connection that its call is about.
+    """Return the bytes per second that the main thread transfers, and those on the connection that its call is about.
 
     None if the counters of the main thread were not read.
     """
@@ -99,7 +99,7 @@ def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
 
 
 def measure_children(rounds: Sequence[ProcessDump]) -> Rates:
-    """Return the rates of the children of a process that are not its data-loader workers."""
+    """Return the rates of a process's children, except its data-loader workers."""
     seconds = _seconds(rounds)
     if seconds is None:
         return Rates(None, None)
@@ -127,11 +127,11 @@ def sum_rates(every: Sequence[Rates]) -> Rates:
 
 
 def sum_known(values: Sequence[float | None]) -> float | None:
-    """Return the sum of the known values, None if no value is known."""
+    """Return the sum of the known values; None if no value is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 def exceeds(value: float | None, limit: float) -> bool:
-    """True if the value is known and above the limit."""
+    """True if the value is known and above the limit. False for None."""
     return value is not None and value > limit

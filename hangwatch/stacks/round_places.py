@@ -1,4 +1,4 @@
-"""Pure: the lines of code at which a process was in each round, and the region that it did not leave."""
+"""The lines of code at which a process was in each round, and the region that it did not leave. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Line = tuple[str, str, int | None]
 
 
 class RoundPlace(NamedTuple):
-    """Place of a process in one round: lines of its program, and the library lines called from there.
+    """The place of a process in one round: the lines of its program, and the library lines called from there.
 
-    `owns_gil` is None if unknown. `in_lock` (the thread waits for a lock) and `at_loader` (it waits for the workers of
-    its data loader) come from the table of activities. These two distinguish kinds of standstill. They never make a
-    rank count as moving.
+    `owns_gil` is None if unknown. `in_lock` is true if the thread waits for a lock, `at_loader` if it waits for the
+    workers of its data loader. Both come from the table of activities. They only distinguish ranks that do not
+    progress.
     """
 
     user_lines: tuple[Line, ...]
@@ -31,7 +31,7 @@ class RoundPlace(NamedTuple):
 
     @classmethod
     def from_dump(cls, dump: ProcessDump, stand: ProcessPlace) -> RoundPlace:
-        """Return the place of the thread that decides."""
+        """Return the place of the thread that decides the activity of the process."""
         stood = cls.from_thread(None if stand.telling is None else dump.threads[stand.telling])
         at_loader = activity.find_activity(stand.doing.activity).work_is_in == "workers"
         return stood._replace(in_lock=stand.waits_for == "lock", at_loader=at_loader)
@@ -46,7 +46,7 @@ class RoundPlace(NamedTuple):
 
 
 def find_region(places: Sequence[RoundPlace]) -> CodeRegion | None:
-    """Return the region of code that a rank did not leave in any round; None if it was at too many places."""
+    """Return the region of code that a rank did not leave in any round; None if it was in too many places."""
     within = {(tuple(line[:2] for line in stood.user_lines[:1]), stood.user_lines[1:]) for stood in places}
     lines = {(stood.user_lines[:1], stood.library_lines) for stood in places}
     if len(within) > 1 or len(lines) > MOST_PLACES_OF_A_STAY:

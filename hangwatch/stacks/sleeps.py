@@ -1,4 +1,4 @@
-"""Pure: find sleeps and timed waits of main threads. These end by themselves."""
+"""Sleeps and timed waits of main threads, which end by themselves. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hangwatch.stacks.process_activity import ProcessPlace
 
 
 def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Sleep | None:
-    """Return the sleep of a rank that was asleep at one place in every round in which it did not run; else None.
+    """Return the sleep of a rank, if its main thread was asleep in the same place in every round; else None.
 
-    A timed wait that a library calls is no sleep: the library polls in a loop. Nor is a wait for ranks, the GPU, the
-    store, a peer outside of the job, or a thread of the process.
+    Rounds in which the thread ran are ignored. A timed wait that a library calls is no sleep: the library polls in a
+    loop. Nor is a wait for ranks, the GPU, the store, a peer outside the job, or a thread of the process.
     """
     asleep = [
         (dump, standing)
@@ -47,7 +47,7 @@ def _main_thread(dump: ProcessDump) -> Thread | None:
 
 
 def _is_called_by_program(thread: Thread) -> bool:
-    """True if the program called the innermost function, either itself or through Python's standard library."""
+    """True if the program called the innermost function, either directly or through Python's standard library."""
     owned = stack_frames.find_owners([frame.file for frame in thread.frames], thread.installed_frames)
     for frame, is_users in zip(thread.frames, owned, strict=True):
         is_standard = not is_users and stack_frames.is_standard(stack_frames.short_path(frame.file))

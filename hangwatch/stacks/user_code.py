@@ -1,4 +1,4 @@
-"""Pure: find the frames of the user's program in a stack, and the ranks at the same line of that program."""
+"""The frames of the user's program in a stack, and the ranks at the same line of that program. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ENTERS = ("__enter__", "__aenter__")
 
 
 def user_frames(thread: Thread) -> tuple[Frame, ...]:
-    """Return the innermost frames of the user's program in a stack, at most 16. Empty if all belong to libraries.
+    """Return the innermost frames of the user's program in a stack, at most 16. () if all frames belong to libraries.
 
-    A short path, as in py-spy's text, may not show the owner. Such a file belongs to the user unless the table has its
-    package.
+    If the owner of a file with a short path is unknown, as in py-spy's text, it is the user unless the table contains
+    its package.
     """
     places = tuple(frame.place for frame in thread.frames)
     frames = (thread.frames[index] for index in _user_frame_indexes(places, thread.installed_frames))
@@ -30,7 +30,10 @@ def user_frames(thread: Thread) -> tuple[Frame, ...]:
 
 @lru_cache(maxsize=1 << 10)
 def _user_frame_indexes(places: tuple[stack_frames.Place, ...], installed_frames: int | None) -> tuple[int, ...]:
-    """Return the indexes of the user's frames. Cached, since most ranks have the same stack."""
+    """Return the indexes of the frames of the user's program.
+
+    They are cached, because most ranks have the same stack.
+    """
     owned = stack_frames.find_owners([file for _, file in places], installed_frames)
     found = (
         index
@@ -48,20 +51,20 @@ def _is_library(function: str, file: str) -> bool:
 
 
 def python_frames(group: Group) -> list[Frame]:
-    """Return the frames that represent a group, without compiled ones."""
+    """Return the frames that represent a group, without compiled frames."""
     return [frame for frame in group.frames if not stack_frames.is_native(frame.function, frame.file)]
 
 
 def innermost_user_frame(group: Group) -> Frame | None:
-    """Return the innermost named frame of the user's program in the rank that represents the group.
+    """Return the innermost named frame of the user's program in the stack that represents the group.
 
-    None if that rank has no frame of the user's program. If no frame has a name, the innermost one is returned.
+    If no frame has a name, return the innermost one. None if the stack has no frame of the user's program.
     """
     return _innermost_named(group.members[0].stack.user_frames)
 
 
 def innermost_user_frames(group: Group) -> list[Frame]:
-    """Return the innermost named frame of the user's program of each rank in a group. Each line is listed once."""
+    """Return the innermost named frame of the user's program of each rank in a group. Equal lines are returned once."""
     frames = (_innermost_named(member.stack.user_frames) for member in group.members)
     return list(dict.fromkeys(frame for frame in frames if frame is not None))
 
@@ -72,7 +75,7 @@ def _innermost_named(frames: Sequence[Frame]) -> Frame | None:
 
 
 def is_in_user_code(group: Group) -> bool:
-    """True if the innermost Python frame of the group is the user's, so the group is not inside a library."""
+    """True if the innermost Python frame of the group belongs to the user's program, not to a library."""
     own, python = group.members[0].stack.user_frames, python_frames(group)
     return bool(own and python) and own[0].place == python[0].place
 
@@ -81,8 +84,8 @@ def is_at_earlier_line(group: Group, other: Group) -> bool:
     """True if `group` is at an earlier line than `other` in a function in which both are.
 
     At that line, `group` runs the function's own code or enters a `with` block. The frames around the function must be
-    equal, with equal lines. Such a group may wait for a lock that the other group holds. If a line is unknown, true
-    also if the order of the two lines is unknown.
+    equal, with equal lines. Such a group may wait for a lock that the other group holds. If a line is unknown, `group`
+    counts as being at the earlier line.
     """
     own, others = python_frames(group)[::-1], python_frames(other)[::-1]
     for place, (frame, ahead) in enumerate(zip(own, others, strict=False)):
@@ -100,7 +103,10 @@ def is_at_earlier_line(group: Group, other: Group) -> bool:
 
 
 def find_caller(frames: Sequence[Frame]) -> Frame | None:
-    """Return the caller of a collective: the innermost Python frame outside of the library that runs collectives."""
+    """Return the caller of a collective: the innermost Python frame outside the library that runs collectives.
+
+    None if there is no such frame.
+    """
     for frame in frames:
         is_library_call = activity.is_marked("collective", frame.function, frame.file)
         if not is_library_call and not stack_frames.is_native(frame.function, frame.file):
@@ -109,16 +115,16 @@ def find_caller(frames: Sequence[Frame]) -> Frame | None:
 
 
 def split_groups_by_line(grouping: Grouping) -> Grouping:
-    """Split the groups by the lines of the user's code, largest part first. Ranks of one part are at the same lines."""
+    """Split the groups by the lines of the user's code. The largest part comes first."""
     parts = (part for group in grouping.groups for part in split_by_line(group))
     ordered = sorted(parts, key=lambda part: (-part.size, part.members[0].id.sort_key()))
     return structs.replace(grouping, groups=tuple(ordered))
 
 
 def split_by_line(group: Group) -> tuple[Group, ...]:
-    """Split a group by the lines of the user's code, largest part first.
+    """Split a group by the lines of the user's code. The largest part comes first.
 
-    The group stays whole if a line is missing, or if its ranks are at more than eight different places: then they are
+    The group stays whole if a line is missing, or if its ranks are in more than eight different places: then they are
     running.
     """
     lines = dict.fromkeys(member.stack.user_frames for member in group.members)
@@ -138,7 +144,7 @@ def split_by_line(group: Group) -> tuple[Group, ...]:
 
 
 def at_lines(frames: Sequence[Frame], user_lines: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the frames of one rank with the lines of another rank that is in the same functions."""
+    """Return the frames of one rank with the line numbers of another rank that is in the same functions."""
     left, found = list(user_lines), []
     for frame in frames:
         same = bool(left) and frame.place == left[0].place

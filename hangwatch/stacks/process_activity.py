@@ -1,4 +1,4 @@
-"""Pure: find the place of a process by all of its Python threads together."""
+"""The place of a process, by all its Python threads together. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hangwatch.stacks import frames as stack_frames
 
 
 class ProcessPlace(NamedTuple):
-    """Place of a process: its activity, and a key that is equal for all processes at the same place.
+    """The place of a process: its activity, and a key that is equal for all processes in the same place.
 
-    `telling` is the index of the thread that decides, `others` are those of the threads to show in addition. Both are
-    indexes into the threads of the dump.
+    `telling` is the index of the thread that decides the activity. `others` are the indexes of other threads to show.
+    Both are indexes into the threads of the dump.
     """
 
     key: str
@@ -30,8 +30,8 @@ def find_standing(threads: Sequence[Thread], table: activity.Table) -> ProcessPl
     """Return the place of a process with these threads.
 
     MainThread decides. Another thread decides in three cases: MainThread waits for that thread, MainThread is in the
-    backward pass (its hooks run in autograd's threads), or the dump does not show MainThread. The key includes the
-    stacks of threads in a collective, but not those of other threads: ranks may differ in these.
+    backward pass (its hooks run in autograd's threads), or the dump does not show MainThread. The key contains the
+    stacks of threads in a collective, but not those of other threads, because ranks may differ in these.
     """
     main = stack_frames.main_thread(threads)
     others = tuple(thread for thread in threads if thread is not main and _python(thread))
@@ -61,7 +61,10 @@ def find_standing(threads: Sequence[Thread], table: activity.Table) -> ProcessPl
 
 
 def _doing(thread: Thread, table: activity.Table) -> activity.StackActivity:
-    """Return the activity of a thread. If it waits for a thread, queue or child: that of the program around it."""
+    """Return the activity of a thread.
+
+    If it waits for a thread, queue or child, return that of the program around the wait.
+    """
     doing = table.classify_thread(thread)
     if activity.find_activity(doing.activity).waits_for == "thread":
         around = table.context(thread.frames)
@@ -73,7 +76,11 @@ def _doing(thread: Thread, table: activity.Table) -> activity.StackActivity:
 def _find_replacing_threads(
     doing: activity.StackActivity, others: Sequence[Thread], table: activity.Table
 ) -> tuple[Thread, ...]:
-    """Return the threads that show the real wait. A loader that waits for its pin-memory thread waits for the GPU."""
+    """Return the threads that show the real wait of MainThread, which waits for them.
+
+    For example, if the data loader waits for its pin-memory thread, and this thread waits for the GPU, return this
+    thread.
+    """
     operation = activity.find_activity(doing.activity).unless_a_thread_is_in
     if operation is None:
         return ()
@@ -98,14 +105,14 @@ def _choose_thread(
 
 
 def _is_autograd_thread(thread: Thread) -> bool:
-    """True for a thread of compiled code that runs Python hooks. It has no name, and threading.py did not start it."""
+    """True for a thread of compiled code that runs Python hooks: it has no name, and threading.py did not start it."""
     return not thread.name and not thread.frames[-1].file.endswith("threading.py")
 
 
 def _best(threads: Iterable[Thread], table: activity.Table) -> Thread | None:
-    """Return the thread with the lowest number in the column `tells`; None if no thread has one.
+    """Return the thread with the lowest number in the column `tells` of the table; None if no thread has one.
 
-    Of equal numbers, the smallest stack key decides.
+    Among equal numbers, the thread with the smallest stack key is returned.
     """
     telling = [
         (tells, stack_frames.key_places(thread.frames), thread)

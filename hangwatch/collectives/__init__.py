@@ -1,1 +1,1 @@
-"""Pure: the operations that the ranks of a job have enqueued, their sequence numbers, and the wait-for graph."""
+"""The operations that the ranks of a job have enqueued, their sequence numbers, and the wait-for graph. Pure."""

@@ -1,4 +1,4 @@
-"""Pure: the strongly connected components of a graph."""
+"""The strongly connected components of a graph. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Node = TypeVar("Node")
 def strongly_connected(ways: Mapping[Node, Sequence[Node]]) -> Iterator[list[Node]]:
     """Yield the strongly connected components of a graph, by Tarjan's algorithm without recursion.
 
-    `ways` maps each node to the nodes to which it has an edge. Each node is in one component. The time is linear in
-    nodes and edges.
+    `ways` maps each node to the nodes to which it has an edge. Each node is in exactly one component. The time grows
+    linearly with the number of nodes and edges.
     """
     order: dict[Node, int] = {}
     lowest: dict[Node, int] = {}

@@ -1,4 +1,4 @@
-"""Pure: finds members of one process group that enqueued different operations, or the same ones in another order."""
+"""Search for members of a process group that enqueued different operations, or the same ones in another order. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Sides: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
-    """Return the operations that members enqueued under one number, if they differ and a rank waits there; else ().
+    """Return the different operations that members enqueued under the same number while a rank waits in it.
 
-    The operations are compared first, then their data types, then their sizes.
+    () if they agree. The names of the operations are compared first, then their data types, then their sizes.
     """
     for group in groups:
         numbers = {wait.number for wait in group.waits.values()}
@@ -57,7 +57,7 @@ _COMPARED: tuple[tuple[Callable[[EnqueuedOperation], tuple[Any, ...]], Callable[
 
 
 def find_other_order(groups: Sequence[ProcessGroup]) -> Sides:
-    """Return the ranks that enqueued the open operations of two groups in opposite orders; () if there are none."""
+    """Return the ranks that enqueued the open operations of two groups in opposite orders. () if there are none."""
     open_operations: dict[tuple[int, Library], list[tuple[int, int]]] = defaultdict(list)
     for index, group in enumerate(groups):
         for rank, wait in group.waits.items():

@@ -1,8 +1,9 @@
-"""Pure: answers of NCCL's RAS on communicators -> the counts of each rank, and the wait-for graph by these counts.
+"""The numbers of operations that each rank has launched, by NCCL's RAS, and the wait-for graph by these counts. Pure.
 
 NCCL counts on the host the operations that each rank has launched. A launched operation may be complete, so a higher
 count alone does not show a wait. The rank with the lowest count of a communicator has not joined if its count is the
-same in all answers. A count that rises shows nothing, and neither does a communicator with a rank that did not respond.
+same in all answers of NCCL. A count that rises shows nothing. A communicator with a rank that did not respond shows
+nothing either.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _SHOWN = 4
 _MOST_IDS = 64
 
 Names = Mapping[tuple[str, int], ProcessId]
-"""The processes of the ranks of a node, by their address and their pid in their own PID namespace."""
+"""The process of each rank on a node, keyed by its address and its pid in its own PID namespace."""
 
 
 def counts_by_rank(
@@ -43,7 +44,7 @@ def counts_by_rank(
 ) -> dict[ProcessId, NcclRas]:
     """Return the counts of the ranks of one node. Ranks that are in no communicator are left out.
 
-    `answers` are the answers of NCCL with their times in seconds, the newest last.
+    `answers` are the answers of NCCL, each with its time in seconds. The newest comes last.
     """
     unchanged = _unchanged([status for _, status in answers])
     counts: dict[ProcessId, list[LaunchCount]] = defaultdict(list)
@@ -79,10 +80,10 @@ def _unchanged(statuses: Sequence[RasStatus]) -> set[str]:
 def _ranks_by_process(
     communicator: Communicator, names: Names, ranks: Iterable[ProcessId], world_size: int | None
 ) -> dict[ProcessId, list[RasRank]]:
-    """Return the ranks of a communicator that are processes of this node.
+    """Return the ranks of a communicator for each process of this node.
 
-    A rank that NCCL does not list has launched `rest`. A communicator as large as the job contains every rank of the
-    job.
+    A rank that NCCL does not list has launched the counts in `rest`. If a communicator is as large as the job, it
+    contains every rank of the job.
     """
     by_process: dict[ProcessId, list[RasRank]] = defaultdict(list)
     for rank in (*communicator.ranks, *communicator.unreached):
@@ -106,9 +107,9 @@ def _is_even(communicator: Communicator) -> bool:
 def _uneven(
     communicator: Communicator, by_process: Mapping[ProcessId, Sequence[RasRank]], names: Names
 ) -> Iterator[tuple[ProcessId, LaunchCount]]:
-    """Yield the counts of each process, for each operation that the ranks did not launch equally often.
+    """Yield each process with its count of an operation that the ranks have launched a different number of times.
 
-    A process that NCCL does not reach has the count None.
+    The count is None for a process that NCCL does not reach.
     """
     unreached = communicator.unreached
     lost = {process for process, ranks in by_process.items() if any(rank in unreached for rank in ranks)}
@@ -147,7 +148,7 @@ def _launched(
 
 
 def _on_other_nodes(ranks: Iterable[RasRank], names: Names) -> tuple[str, ...]:
-    """Return texts on the ranks that are processes of other nodes, at most four."""
+    """Return descriptions of the ranks that are processes of other nodes, at most four."""
     texts = (
         f"its rank {rank.rank} (process {rank.pid} at {rank.host})"
         for rank in ranks
@@ -165,21 +166,22 @@ def build(
     world_size: int | None,
     may_wait: Callable[[Member], bool],
 ) -> WaitGraph:
-    """Return the wait-for graph by counts. Only ranks for which `may_wait` is true wait for ranks with a lower count.
+    """Return the wait-for graph by NCCL's counts.
 
-    Equal counts do not show that a rank has joined, so `joined` is empty.
+    Only ranks for which `may_wait` is true wait for ranks with a lower count. `joined` is empty, because equal counts
+    do not show that a rank has joined.
     """
     recorded = [_as_recorded(member, is_open=may_wait(member)) for member in members]
     return wait_graph.build(recorded, stance, world_size)._replace(joined=frozenset())
 
 
 def is_lost(member: Member) -> bool:
-    """True if NCCL does not reach the rank in one of its communicators."""
+    """True if NCCL cannot reach the rank in one of its communicators."""
     return any(launched.count is None for launched in _launched_by(member))
 
 
 def is_ahead(member: Member) -> bool:
-    """True if the rank has launched more operations than other ranks. It may wait for them."""
+    """True if the rank has launched more operations than another rank of a communicator. It may wait for that rank."""
     return any(launched.count is not None and launched.count > launched.lowest for launched in _launched_by(member))
 
 
@@ -196,10 +198,10 @@ def _launched_by(member: Member) -> tuple[LaunchCount, ...]:
 
 
 def _as_recorded(member: Member, *, is_open: bool) -> Member:
-    """Return the member with its counts in the form of flight recorder records.
+    """Return the member with its NCCL counts in the form of flight recorder records.
 
-    With `is_open`, the operations that other ranks have not launched are open. A communicator with a rank that did not
-    respond is left out, because its last rank is not known.
+    With `is_open`, operations that other ranks have not launched are open. A communicator with a rank that did not
+    respond is left out, because the lowest count is then unknown.
     """
     seconds = member.recorder.nccl_ras.seconds if member.recorder.nccl_ras else 0.0
     groups = tuple(
@@ -223,7 +225,7 @@ def _as_recorded(member: Member, *, is_open: bool) -> Member:
 
 
 def _open_operation(launched: LaunchCount, seconds: float) -> EnqueuedOperation:
-    """Return the first operation that other ranks have not launched, as an open operation."""
+    """Return the first operation that another rank has not launched, as an open operation."""
     return EnqueuedOperation(
         number=launched.lowest + 1,
         operation=launched.operation,
@@ -234,7 +236,7 @@ def _open_operation(launched: LaunchCount, seconds: float) -> EnqueuedOperation:
     )
 
 
-# --- in words --------------------------------------------------------------------------------------------------------
+# --- evidence -------------------------------------------------------------------------------------------------------
 
 
 def evidence(members: Iterable[Member]) -> tuple[Evidence, ...]:
@@ -262,7 +264,10 @@ def _evidence(ras: NcclRas, ids: Sequence[RankId], text: str) -> Evidence:
 
 
 def _describe_counts(counts: Sequence[tuple[RankId, LaunchCount]]) -> str:
-    """Return the counts of ranks in one communicator, the lowest first, with ranks of other nodes that are behind."""
+    """Return the counts of ranks in one communicator as text, the lowest first.
+
+    Ranks of other nodes are added if they are behind or not reached.
+    """
     first = counts[0][1]
     by_count: dict[int | None, list[RankId]] = defaultdict(list)
     for rank, launched in counts:

@@ -1,7 +1,7 @@
-"""Pure: finds the process groups in which ranks wait, and the newest collective of each member, from all records.
+"""The process groups in which ranks wait, and the newest collective of each member, from all records. Pure.
 
 A rank *has joined* a collective of a group if it has a record there with that number or a higher one. It *has not
-joined* if it has no such record, and its recorder reaches back to before the first record of that collective. In all
+joined* if it has no such record, and its flight recorder begins before the first record of that collective. In all
 other cases this is *unknown*.
 """
 
@@ -22,7 +22,7 @@ _MOST_MEMBERS = 1 << 20
 class ProcessGroup(NamedTuple):
     """A process group in which a rank waits.
 
-    `records` are the records of each rank that has some in this group. `waits` is the collective in which each waiting
+    `records` are the records of this group on each rank that has any. `waits` is the collective in which each waiting
     rank is. `members` are the known ranks of the group; all its ranks if `is_whole`. `newest` is the number of the
     newest collective that each member has enqueued, 0 if none. For the members in `unknown` that number is not known.
     """
@@ -38,9 +38,9 @@ class ProcessGroup(NamedTuple):
 
     @property
     def generations(self) -> set[int]:
-        """The different counts of groups of this name that its members have made.
+        """The generations of the group on its members: the number of groups that a member has created under this name.
 
-        Members are compared only if all counts are equal.
+        Members are compared only if all have the same generation.
         """
         return {records.generation for records in self.records.values()}
 
@@ -49,7 +49,7 @@ class ProcessGroup(NamedTuple):
 
 
 def waits_in(records: GroupRecords) -> EnqueuedOperation | None:
-    """Return the collective in which a rank waits in one group: the oldest one that stays open; None if none does."""
+    """Return the collective in which a rank waits: the oldest one of a group that stays open. None if there is none."""
     stay_open = (one for one in records.operations if one.stays_open and not one.is_p2p)
     return min(stay_open, key=lambda one: one.number, default=None)
 
@@ -75,10 +75,10 @@ def find_groups(by_rank: Mapping[int, Member], world_size: int | None) -> list[P
 def _members(
     records: Mapping[int, GroupRecords], by_rank: Mapping[int, Member], world_size: int | None
 ) -> tuple[tuple[int, ...], bool]:
-    """Return the known members of a group, and True if these are all members.
+    """Return the known members of a group, and true if these are all its members.
 
-    The default group has all ranks. Other groups have the ranks that NCCL lists, else the ranks with a record in the
-    group.
+    The default group contains all ranks. Other groups contain the ranks that NCCL lists. If NCCL lists none, they
+    contain the ranks with a record in the group.
     """
     first = next(iter(records.values()))
     if (first.name, first.description) == DEFAULT_GROUP:
@@ -98,7 +98,10 @@ def _newest_numbers(
     members: tuple[int, ...],
     by_rank: Mapping[int, Member],
 ) -> dict[int, int]:
-    """Return the number of the newest collective of each member, 0 if it has none. Unknown numbers are left out."""
+    """Return the number of the newest collective of each member, 0 if it has none.
+
+    Members without a known number are left out.
+    """
     generations = {one.generation for one in records.values()}
     newest = {rank: one.number for rank, one in records.items()} if len(generations) == 1 else {}
     if generations == {1}:
@@ -115,9 +118,10 @@ def _newest_numbers(
 
 
 def _reaches_back(member: Member | None, library: Library, earliest: Mapping[str | None, float]) -> bool:
-    """True if the recorder of a rank without a record in a group begins before the `earliest` records of the group.
+    """True if a rank's flight recorder begins before `earliest`, so that it would contain a record of the group.
 
-    `earliest` is the time of the earliest record on each node, in seconds since the epoch. Clocks of nodes may differ.
+    `earliest` is the time of the group's first record on each node, in seconds since the epoch. The clocks of other
+    nodes may differ by up to a minute.
     """
     recorder = next((one for one in member.recorder.libraries if one.library == library), None) if member else None
     if member is None or recorder is None:

@@ -1,4 +1,7 @@
-"""Pure: the flight recorder of a rank, read once or in several rounds -> the records that count; see `wait_graph`."""
+"""The records of one rank's flight recorder that count. It was read once or in several rounds; see `wait_graph`.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ MOST_GROUPS = 64
 NEWEST_KEPT = 4
 _OPEN_KEPT = 8
 _MOST_DIMENSIONS = 8
-_STANDS_SECONDS = 10.0  # most steps of healthy jobs take less time; a wrong guess costs one more round
+_STANDS_SECONDS = 10.0  # longer than most steps of healthy jobs; a wrong guess costs only a second round
 
 # torch/distributed/flight_recorder/components/types.py: operations with equal input sizes on all ranks.
 _EQUAL_SIZES = frozenset(
@@ -24,10 +27,10 @@ _EQUAL_SIZES = frozenset(
 
 
 def drop_unneeded(records: RankRecords) -> RankRecords:
-    """Return a recorder with only the records that a rule needs: the oldest record, and a few of each group.
+    """Return the flight recorder with only the records that a rule needs: the oldest record, and a few of each group.
 
-    The oldest is the first record after which none is missing. The few are the newest records of a group and its oldest
-    open ones. If there are more than 64 groups, the last used ones are kept.
+    The oldest is the first record after which none is missing. Of each group, the newest and the oldest open records
+    are kept. If there are more than 64 groups, the last used ones are kept.
     """
     by_group: dict[tuple[str, int], list[FlightRecord]] = {}
     for record in records.records:
@@ -51,12 +54,12 @@ def drop_unneeded(records: RankRecords) -> RankRecords:
 def merge_rounds(
     rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None = None
 ) -> tuple[RecorderState, ...]:
-    """Return the records that count, from the recorders of one process in each round.
+    """Return the records that count, from the flight recorders of one process in each round.
 
     For each library these are the records of the last round in which it was read. An operation stays open if it was
-    also open in the first round. A recorder that was read in only one round does not count. If a library has two
-    recorders (two copies of torch), the last one counts. `main_thread_id` is `model.Thread.pthread_id` of the main
-    thread, None if unknown.
+    also open in the first round. A flight recorder that was read in only one round does not count. If a library has two
+    flight recorders (two copies of torch), the last one counts. `main_thread_id` is `model.Thread.pthread_id` of the
+    main thread, None if unknown.
     """
     if not any(rounds):
         return ()
@@ -69,9 +72,9 @@ def merge_rounds(
 
 
 def faults(rounds: Sequence[Sequence[Fault]], usable: Iterable[RecorderState]) -> tuple[Fault, ...]:
-    """Return the reasons why recorders were not read in the last round, except recorders in `usable`.
+    """Return the reasons why flight recorders were not read in the last round.
 
-    Recorders in `usable` were read in two other rounds.
+    Libraries in `usable` are left out, because their flight recorders were read in two other rounds.
     """
     last = next(filter(None, reversed(rounds)), None)
     if last is None:
@@ -81,12 +84,15 @@ def faults(rounds: Sequence[Sequence[Fault]], usable: Iterable[RecorderState]) -
 
 
 def find_library(fault: Fault) -> Library | None:
-    """Return the library of the recorder that a fault is about; None if the fault is about the whole process."""
+    """Return the library with the flight recorder that caused a fault; None if the fault is about the whole process."""
     return next((library for library in get_args(Library) if fault.subject.endswith(f" {library}")), None)
 
 
 def has_old_open_operation(recorders: Iterable[RankRecords]) -> bool:
-    """True if an operation had been open for ten seconds when it was read. Then its rank may be blocked."""
+    """True if an operation had been open for ten seconds when the flight recorder was read.
+
+    The rank may be blocked in it.
+    """
     return any(
         recorder.read_unix_seconds - record.created_unix_ns / 1e9 >= _STANDS_SECONDS
         for recorder in recorders
@@ -96,7 +102,7 @@ def has_old_open_operation(recorders: Iterable[RankRecords]) -> bool:
 
 
 def read_single_round(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[RecorderState, ...]:
-    """Return the records that count, from recorders that were read once.
+    """Return the records that count, from flight recorders that were read once.
 
     Open operations count only if they were enqueued before `opened_before_unix_seconds`. By then every rank of a
     healthy job would have joined. Timeouts are left out, because they have expired.
@@ -116,13 +122,13 @@ def read_single_round(recorders: Sequence[RankRecords], opened_before_unix_secon
 
 def _recorded(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> RecorderState | None:
     if first.reset_epoch != last.reset_epoch or last.next_id < first.next_id:
-        return None  # the recorder was emptied or replaced between the rounds
+        return None  # it was emptied or replaced between the rounds
     stays_open = {_identity(record) for record in first.records if _counts_as_open(record)}
     return _with_open(last, stays_open, main_thread_id)
 
 
 def _with_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None) -> RecorderState:
-    """Return a recorder by its groups. Its open operations in `stays_open` are marked as such."""
+    """Return the records of a flight recorder by group. An open operation in `stays_open` is marked as staying open."""
     by_name: dict[str, dict[int, list[FlightRecord]]] = {}
     for record in last.records:
         if record.group_name:  # "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: groups cannot be distinguished
@@ -145,7 +151,7 @@ def _group(
     stays_open: set[tuple[int, int, int]],
     main_thread_id: int | None,
 ) -> GroupRecords:
-    """Return the records of the newest group of this name in this process."""
+    """Return the records of the newest group with this name in this process."""
     newest = max(by_id)
     records = by_id[newest]
     statuses = (status for status in last.groups if status.group_id == newest)
@@ -170,9 +176,10 @@ def _group(
 
 
 def _has_lost_record(status: GroupStatus, completed: list[FlightRecord]) -> bool:
-    """True if an operation that torch does not count as completed no longer has a record in its group.
+    """True if the group no longer has a record of an operation that torch does not count as completed.
 
-    Gloo completes operations in several threads. So the last completed one may be older than the last enqueued one.
+    Gloo completes operations in several threads. So the last completed operation may be older than the last enqueued
+    one.
     """
     not_counted = range(status.last_completed + 1, status.last_enqueued + 1)
     shown = {record.collective_seq for record in completed if record.collective_seq in not_counted}
@@ -205,7 +212,7 @@ def _identity(record: FlightRecord) -> tuple[int, int, int]:
 
 
 def _counts_as_open(record: FlightRecord) -> bool:
-    """True if an operation has not completed. In NCCL, parts of a batch never complete, so they do not count.
+    """True if the operation has not completed. The parts of an NCCL batch never complete, so they do not count.
 
     The record that closes the batch counts for them.
     """
@@ -215,7 +222,8 @@ def _counts_as_open(record: FlightRecord) -> bool:
 class Progress(NamedTuple):
     """The progress of a process in one round: its oldest open operation, and the newest operation of its main thread.
 
-    Both are (library, reset epoch, record id); None if there is none. `by_main`: the main thread enqueued the open one.
+    Each operation is (library, reset epoch, record id), None if there is none. `by_main` is true if the main thread
+    enqueued the open operation.
     """
 
     opened: tuple[str, int, int] | None
@@ -224,7 +232,10 @@ class Progress(NamedTuple):
 
 
 def progress(recorders: Iterable[RankRecords], main_thread_id: int | None) -> Progress:
-    """Return the progress of a process. Open operations of other threads count if the main thread has none."""
+    """Return the progress of a process in one round.
+
+    Open operations of other threads count only if the main thread has none.
+    """
     every = [
         (record.created_unix_ns, (recorder.library, recorder.reset_epoch, record.id), record)
         for recorder in recorders
@@ -239,10 +250,11 @@ def progress(recorders: Iterable[RankRecords], main_thread_id: int | None) -> Pr
 
 
 def motion(rounds: Sequence[Progress]) -> Motion:
-    """Return the motion of a process by the progress of each round; unknown if the recorders do not show it.
+    """Return the motion of a process by its progress in each round.
 
-    A process moves if its main thread has another open operation than before. It is frozen if its oldest open operation
-    stays the same and its main thread enqueues nothing. Operations of other threads are no progress of the job.
+    It is unknown if the flight recorders do not show it. A process moves if its main thread has a new open operation.
+    It is frozen if its oldest open operation stays the same and its main thread enqueues nothing. Operations of other
+    threads are no progress of the job.
     """
     if len(rounds) < 2:
         return Motion.UNKNOWN

@@ -1,4 +1,4 @@
-"""Pure: the wait-for graph of a job: the ranks that wait in each operation, and the ranks that they wait for.
+"""The wait-for graph of a job: the ranks that wait in each operation, and the ranks for which they wait. Pure.
 
 The graph states facts. `verdict.sequence_rules` decides what follows from them, and docs/verdicts.md explains the
 rules. Only operations that are open in the first and in the last round of a capture count. A single reading of a
@@ -34,11 +34,11 @@ _MOST_NUMBERS = 8  # pending operations of one group
 
 
 class PendingOperation(NamedTuple):
-    """An operation of a group in which ranks wait for others.
+    """An operation of a process group in which ranks wait for other ranks.
 
     `members` are the known ranks of the group; all its ranks if `is_whole`. The ranks in `waiting` have had the
-    operation open for at least `seconds`. The ranks in `missing` have not joined. It is not known if the ranks in
-    `unknown` have joined.
+    operation open for at least `seconds`. The ranks in `missing` have not joined. The ranks in `unknown` may or may not
+    have joined.
     """
 
     library: Library
@@ -56,18 +56,18 @@ class PendingOperation(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """True if its group is the default group, which contains all ranks."""
+        """True if this is an operation of the default group, which contains all ranks."""
         return (self.name, self.description) == DEFAULT_GROUP
 
 
 class WaitGraph(NamedTuple):
-    """The facts that the records of all ranks show. Without pending operations they show nothing.
+    """The facts that follow from the flight recorders of all ranks. Without pending operations nothing follows.
 
-    `waiting` ranks wait in an operation. `awaited` ranks have not joined an operation; each has its stance, in the
-    order of ranks. `busy` are the awaited ranks that have an open operation themselves. `joined` ranks are known to
-    have joined all operations in which others wait. `cycle` are ranks that wait for each other. `is_complete`: all
-    members of all pending groups are known and have joined. `is_partial`: the records of a rank of the job were not
-    read.
+    Ranks in `waiting` wait in an operation. Ranks in `awaited` have not joined an operation; each comes with its
+    stance. Ranks in `busy` are awaited, but have an open operation themselves. Ranks in `joined` are known to have
+    joined all operations in which others wait. Ranks in `cycle` wait for each other. `is_complete` is true if all
+    members of all pending groups are known and have joined. `is_partial` is true if the flight recorder of a rank was
+    not read.
     """
 
     pending: tuple[PendingOperation, ...] = ()
@@ -82,14 +82,14 @@ class WaitGraph(NamedTuple):
 
     @property
     def have_communicated(self) -> bool:
-        """True if no pending operation is the first of its group: the ranks have communicated before."""
+        """True if the ranks have communicated before: no pending operation is the first of its group."""
         return bool(self.pending) and all(one.number > 1 for one in self.pending)
 
 
 def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_size: int | None = None) -> WaitGraph:
     """Return the wait-for graph of these ranks. `world_size` is the number of ranks of the job, None if unknown.
 
-    The graph is empty if two ranks have the same number. Members without a rank number are ignored.
+    The graph is empty if two members have the same rank number. Members without a rank number are ignored.
     """
     by_rank = _by_rank(members)
     groups = find_groups(by_rank, world_size)
@@ -113,16 +113,16 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
 
 
 def is_busy(member: Member) -> bool:
-    """True if the rank has an open operation, which other ranks may have to join, and is not stopped or frozen."""
+    """True if the rank has an open operation that other ranks may have to join. False if it is stopped or frozen."""
     is_stopped = member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None
     return _has_open(member) and not is_stopped
 
 
 def _has_open(member: Member) -> bool:
-    """True if an operation of a rank stays open for which its main thread may wait, or is open without a record.
+    """True if the rank has an operation for which its main thread may wait.
 
-    The main thread may also wait for an operation of another thread, except in a system call that no thread of its
-    process ends.
+    Such an operation stays open, or has lost its record. The main thread may also wait for an operation of another
+    thread, unless it is in a system call that no thread of its process can end.
     """
     return any(
         records.has_lost_open
@@ -133,25 +133,31 @@ def _has_open(member: Member) -> bool:
 
 
 def _by_rank(members: Iterable[Member]) -> dict[int, Member]:
-    """Return the members by rank; {} if a number occurs twice, which means two worlds in one job."""
+    """Return the members, keyed by rank. {} if two members have the same rank, because the job then has two worlds."""
     numbered = [(member.id.rank, member) for member in members if member.id.rank is not None]
     by_rank = dict(numbered)
     return by_rank if len(by_rank) == len(numbered) else {}
 
 
 def _joined(group: ProcessGroup) -> set[int]:
-    """Return the members with a known number, except a single waiting rank: others may not wait for its operation."""
+    """Return the members of a group with a known newest collective. A rank that waits alone is left out.
+
+    Other ranks may not wait for the operation of a rank that waits alone.
+    """
     return group.newest.keys() - (group.waits.keys() if len(group.waits) == 1 else set())
 
 
 def _is_partial(by_rank: Mapping[int, Member], groups: Iterable[ProcessGroup], world_size: int | None) -> bool:
-    """True if the recorder of a rank of the job, or of a member of these groups, was not read."""
+    """True if the flight recorder of a rank of the job, or of a member of these groups, was not read."""
     read = {rank for rank, member in by_rank.items() if member.recorder.libraries}
     return len(read) < max(len(by_rank), world_size or 0) or any(not read.issuperset(group.members) for group in groups)
 
 
 def _pending(group: ProcessGroup) -> Iterator[PendingOperation]:
-    """Yield a pending operation for each number at which ranks wait: at most the seven lowest and the highest."""
+    """Yield a pending operation for each number at which ranks wait.
+
+    Of many numbers, yield the seven lowest and the highest.
+    """
     by_number: dict[int, list[int]] = defaultdict(list)
     for rank, wait in group.waits.items():
         by_number[wait.number].append(rank)
@@ -176,10 +182,11 @@ def _pending(group: ProcessGroup) -> Iterator[PendingOperation]:
 
 
 def _find_cycle(groups: Sequence[ProcessGroup]) -> tuple[int, ...]:
-    """Return ranks that wait for each other; () if there are none. Of several cycles, return that with the lowest rank.
+    """Return the ranks that wait for each other; () if there are none.
 
-    A rank waits for all members of a group that have a lower number. The members are sorted by number. Each place in
-    that order is a node with an edge to the place before it, so the graph stays linear in size.
+    Of several cycles, return the one with the lowest rank. A rank waits for all members of a group that have a lower
+    number. The members are sorted by number. Each position in that order is a node of the graph, with an edge to the
+    position before it. So the size of the graph stays linear.
     """
     edges: dict[_Node, list[_Node]] = defaultdict(list)
     for index, group in enumerate(groups):

@@ -1,7 +1,7 @@
 """Crashed ranks: their crash artifacts, the rank that died first, and the cause. A normal exit makes no incident.
 
 `collect_artifacts` reads the machine, `judge` decides. The kernel log can be trusted. The owner of the job can change
-error files and cores, which can affect only the verdict on that job. A rank with an error file that blames other ranks
+error files and cores, which affects only the verdict on that job. A rank with an error file that blames other ranks
 died after another rank.
 """
 

@@ -17,14 +17,15 @@ ABORTED = "SIGABRT"
 FAULTS = frozenset({"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS", ABORTED})
 """Signals that a program raises by its own fault.
 
-Other signals are sent by a process. For example, gcore writes the core of a process that continues to run.
+A process sends the other signals. For example, gcore writes the core of a process that continues to run.
 """
 
 
 class Exit(NamedTuple):
     """The exit code of a rank, from the kernel or from the log of its launcher. It is negative for a signal.
 
-    `is_first`: the launcher reports this failure as the first. That may be any of the failures within one second.
+    `is_first` is true if the launcher reports this failure as the first. If several ranks fail within one second, it
+    may be any of them.
     """
 
     code: int
@@ -33,7 +34,7 @@ class Exit(NamedTuple):
 
     @property
     def signal(self) -> str:
-        """The name of the signal that ended the rank; empty if it ended without a signal."""
+        """The name of the signal that ended the rank; "" if no signal ended it."""
         try:
             return signal.Signals(-self.code).name
         except ValueError:
@@ -41,7 +42,7 @@ class Exit(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The signal or exit code with its source, such as `SIGSEGV, by its exit status`."""
+        """The signal or exit code, with its source: `SIGSEGV, by its exit status`."""
         source = "its exit status" if self.by_kernel else "its launcher's log"
         return f"{self.signal or f'exit code {self.code}'}, by {source}"
 
@@ -49,8 +50,8 @@ class Exit(NamedTuple):
 class CrashArtifacts(NamedTuple):
     """The crash artifacts of a rank: lines of the kernel log, the failure in its error file, its core and native stack.
 
-    `gone_unix_seconds` is when its end was noticed. `exit` is None if the exit code is unknown. `refused` lists
-    artifacts that exist but were not read, with the reason.
+    `gone_unix_seconds` is the time at which hangwatch noticed its end. `exit` is None if the exit code is unknown.
+    `refused` lists artifacts that exist but were not read, each with the reason.
     """
 
     id: RankId

@@ -1,4 +1,4 @@
-"""Collects the crash artifacts of the dead ranks of a job."""
+"""Collection of the crash artifacts of a job's dead ranks."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def collect_artifacts(
     proc_root: Path = procfs.PROC,
     kernel_log_path: Path = Path("/dev/kmsg"),
 ) -> list[CrashArtifacts]:
-    """Return the artifacts of each dead rank. It starts a child process and takes seconds; with a core up to 3 minutes.
+    """Return the crash artifacts of each dead rank of a job.
 
-    Without `cores`, gdb does not read the core; only the signal of the core is read.
+    It starts a child process and takes seconds; with a core up to 3 minutes. If `cores` is false, gdb does not run, and
+    only the signal of a core is read.
     """
     log = kmsg.SHARED.read(kernel_log_path)
     log_lines = log.lines if isinstance(log, kmsg.KernelEvents) else ()
@@ -79,7 +80,7 @@ def collect_artifacts(
 def _exits(
     readable: Sequence[tuple[crash_artifacts.RankSnapshot, Path]],
 ) -> Iterable[tuple[crash_artifacts.RankSnapshot, Exit]]:
-    """Yield the exit codes of ranks that the logs of their launchers report."""
+    """Yield the exit codes that the launchers' logs report, each with its rank."""
     from hangwatch.explain.logs import launcher_text  # only a crash needs it
 
     exits_by_log = {path: launcher_text.exits(text) for path, text in crash_artifacts.read_log_ends(readable).items()}
@@ -111,7 +112,10 @@ def _with_error_file(dead: CrashArtifacts, file: crash_artifacts.ErrorFile) -> C
 
 
 def _is_of_its_end(core: crash_artifacts.Core, dead: CrashArtifacts) -> bool:
-    """True if a core shows this death. Cores of earlier processes with the same pid and of sent signals do not."""
+    """True if the core was written at this death of the rank.
+
+    False for the core of an earlier process with the same pid, and for a core that a sent signal caused.
+    """
     return core.signal in FAULTS and abs(core.unix_seconds - dead.gone_unix_seconds) < _NEAR_SECONDS
 
 
@@ -122,7 +126,10 @@ def _with_core(dead: CrashArtifacts, core: crash_artifacts.Core) -> CrashArtifac
 
 
 def _frames(text: str) -> tuple[str, ...]:
-    """Return the innermost frames of the thread that died (thread 1 in gdb); without frames, the message of gdb."""
+    """Return the innermost frames of the thread that died (thread 1 in gdb).
+
+    Without frames, return the message of gdb.
+    """
     from hangwatch.explain.stacks import gdb_text  # only a core needs it
 
     lines = [line[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()]

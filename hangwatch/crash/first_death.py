@@ -1,4 +1,4 @@
-"""Finds the rank that died first and the cause, and makes the incident of the crash."""
+"""Search for the rank that died first and for the cause, and the incident of the crash."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _TERMINATION_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
 class Cause(NamedTuple):
     """The cause and time of a rank's death.
 
-    `order` is the source: 0 the kernel or a core, 1 the rank's own report, 2 an abort or another signal, 3 a report
-    that blames other ranks. `text` contains no exception text, because metrics, pages and the daemon's log show it.
-    `detail` contains the exception text; only the incident shows it.
+    `order` is the kind of source: 0 the kernel or a core, 1 the rank's own report, 2 an abort or another signal, 3 a
+    report that blames other ranks. `text` contains no exception text, because metrics, pages and the daemon's log show
+    it. `detail` contains the exception text; only the incident shows it.
     """
 
     artifacts: CrashArtifacts
@@ -54,18 +54,21 @@ class Cause(NamedTuple):
 
     @property
     def is_kill(self) -> bool:
-        """True if only the exit status or the launcher's log reports a SIGKILL, and no line of the kernel log does."""
+        """True if only the exit status or the launcher's log reports a SIGKILL. The kernel log has no line about it."""
         end = self.artifacts.exit
         return self.order == 2 and self.artifacts.core is None and end is not None and end.signal == "SIGKILL"
 
     @property
     def full_text(self) -> str:
-        """The detail; without a detail, the text. It is for readers of the incident."""
+        """The detail for readers of the incident. If there is none, the text."""
         return self.detail or self.text
 
 
 def find_causes(dead: Iterable[CrashArtifacts]) -> list[Cause]:
-    """Return the known causes of death, the first death first. Ranks without a known cause are left out."""
+    """Return the known causes of death. The death that came first is first.
+
+    Ranks without a known cause are left out.
+    """
     causes = [cause for left in dead if (cause := _cause(left)) is not None]
     certain = [cause for cause in causes if cause.order < 2]
     proven = min((cause for cause in certain if cause.order == 0), key=lambda cause: cause.unix_seconds, default=None)
@@ -80,7 +83,10 @@ def _by_time(cause: Cause) -> tuple[int, float, tuple[int, str, int, int]]:
 
 
 def _cause(dead: CrashArtifacts) -> Cause | None:
-    """Return the cause with the strongest evidence for one rank; None if no artifact shows a crash."""
+    """Return the cause of a rank's death for which there is the strongest evidence.
+
+    None if no artifact shows a crash.
+    """
     if (line := dead.end) is not None:
         where = f" in {line.where}" if line.where else ""
         return Cause(dead, 0, line.unix_seconds, f"{line.name.replace('_', ' ')}{where}, according to the kernel's log")
@@ -107,7 +113,10 @@ def _cause(dead: CrashArtifacts) -> Cause | None:
 
 
 def _find_first_deaths(causes: Sequence[Cause]) -> list[RankId]:
-    """Return the ranks that died first: several if they died in one second, none if all reports blame other ranks."""
+    """Return the ranks that died first. There may be several if they died within one second.
+
+    () if all reports blame other ranks.
+    """
     first = causes[0]
     if first.order == 3:
         return []
@@ -120,8 +129,8 @@ def _find_first_deaths(causes: Sequence[Cause]) -> list[RankId]:
 def judge(job: Job, dead: Sequence[CrashArtifacts], *, was_open: bool = False) -> Verdict | None:
     """Return the verdict on a crash; None if no artifact shows a crash.
 
-    `was_open`: the job had an open incident. A person or a launcher ends such a job with SIGKILL. That is no crash,
-    even if other ranks then report errors about the killed ranks.
+    `was_open` is true if the job had an open incident. A person or a launcher ends such a job with SIGKILL. That is no
+    crash, even if other ranks then report errors about the killed ranks.
     """
     causes = find_causes(dead)
     if not causes or (
@@ -160,7 +169,10 @@ def judge(job: Job, dead: Sequence[CrashArtifacts], *, was_open: bool = False) -
 
 
 def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
-    """Return the verdict if all ranks ended in the same second with their own errors: they have a common cause."""
+    """Return the verdict if all ranks ended within one second, each with its own error.
+
+    They probably have a common cause.
+    """
     message = (
         f"no rank can be named: {words.count(len(ended))} ended in the same second ({words.utc(first.unix_seconds)}), "
         f"each with its own error. The first report is of {words.name_ranks([first.artifacts.id])}: {first.text}."
@@ -171,9 +183,10 @@ def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
 def _find_ranks_without_report(
     job: Job, dead: Sequence[CrashArtifacts], causes: Sequence[Cause]
 ) -> Iterable[CheckFirst]:
-    """Yield the ranks without a report, if more ranks have a report that blames others. A signal leaves no report.
+    """Yield the ranks without a report, if more ranks have a report that blames others.
 
-    A job that also runs on other nodes, or has running ranks, yields no rank.
+    A rank that a signal ended leaves no report. If the job also runs on other nodes or has running ranks, yield
+    nothing.
     """
     reporting = {cause.artifacts.id for cause in causes}
     silent = [left.id for left in dead if left.id not in reporting]
@@ -205,7 +218,7 @@ def _more(dead: Sequence[CrashArtifacts], named: Sequence[RankId]) -> Iterable[E
 
 
 def _folded(kind: str, texts: Iterable[tuple[RankId, str]]) -> Iterable[Evidence]:
-    """Yield evidence for the first three texts, each once with all its ranks."""
+    """Yield evidence for the first three different texts, each with all its ranks."""
     ranks: dict[str, list[RankId]] = {}
     for rank, text in texts:
         ranks.setdefault(text, []).append(rank)
@@ -215,7 +228,7 @@ def _folded(kind: str, texts: Iterable[tuple[RankId, str]]) -> Iterable[Evidence
 
 
 def _with_died(job: Job, dead: Sequence[CrashArtifacts]) -> Job:
-    """Return the job with the causes of death of its ended ranks. Other ranks may wait for these and hang."""
+    """Return the job with the causes of death of its ended ranks. Other ranks may wait for these ranks and hang."""
     causes = find_causes(dead)
     firsts = _find_first_deaths(causes) if causes else []
     deaths = {
@@ -238,7 +251,7 @@ def _with_died(job: Job, dead: Sequence[CrashArtifacts]) -> Job:
 def make_incident(
     job: Job, node: str, dead: Sequence[CrashArtifacts], verdict: Verdict, activities: Table, *, unix_now: float
 ) -> Incident:
-    """Return the incident of a crash. It is closed at once, because a crash does not continue."""
+    """Return the incident of a crash. It is closed, because a crash does not continue."""
     job = _with_died(job, dead)
     deaths = {process.id.pid: process.died for process in job.ended}
     ranks = tuple(

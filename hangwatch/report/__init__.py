@@ -1,1 +1,1 @@
-"""Rendering of an incident as text, HTML or JSON."""
+"""Reports: an incident as text, HTML or JSON."""

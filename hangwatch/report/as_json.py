@@ -1,4 +1,4 @@
-"""The JSON of verdicts that `explain`, `merge` and `dump` print, see docs/json.md."""
+"""The JSON documents that `explain`, `merge` and `dump` print, see docs/json.md."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from hangwatch.stacks.user_code import split_by_line
 from hangwatch.verdict.wording.next_steps import next_step
 
 SCHEMA_VERSION = 1
-"""Version of `Answer` and `Dump`. It increases if a field is removed or changes its meaning, not for new fields."""
+"""The version of `Answer` and `Dump`.
+
+It increases if a field is removed or changes its meaning, not for a new field.
+"""
 
 
 class JobHead(Value, frozen=True):
-    """The job of an answer. `job_key` is equal on all nodes. `owner` is reported by the kernel. `user` may be null."""
+    """The job of an answer. `job_key` is equal on all nodes. The kernel reports the `owner`. `user` may be null."""
 
     job_id: str
     job_key: str
@@ -27,7 +30,7 @@ class JobHead(Value, frozen=True):
 
 
 class StackForm(Value, frozen=True):
-    """Another thread or a worker process of a group's representative."""
+    """The stack of another thread or of a worker process of the rank that represents a group."""
 
     name: str
     activity: str
@@ -35,7 +38,7 @@ class StackForm(Value, frozen=True):
 
 
 class PartForm(Value, frozen=True):
-    """Ranks of a group that are at the same lines of the user's code. `frames` have these lines."""
+    """The ranks of a group that are at the same lines of the user's code. `frames` contain these lines."""
 
     ranks: tuple[int, ...]
     members: tuple[RankId, ...]
@@ -43,11 +46,10 @@ class PartForm(Value, frozen=True):
 
 
 class GroupForm(Value, frozen=True):
-    """Ranks with the same stack. `ranks` are the known global ranks, `members` all ranks of the group.
+    """A group of ranks with the same stack. `ranks` are the known global ranks, `members` all ranks of the group.
 
-    `frames` are "function (file:line)", innermost first. `fault` is set instead of `frames` if there is no stack.
-    `gone` is true if the processes do not exist. `parts` is empty if all ranks are at the same lines of the user's
-    code.
+    `frames` have the form "function (file:line)", innermost first. If there is no stack, `fault` is set instead. `gone`
+    is true if the processes do not exist. `parts` is empty if all ranks are at the same lines of the user's code.
     """
 
     ranks: tuple[int, ...]
@@ -70,9 +72,9 @@ class GroupForm(Value, frozen=True):
 class Answer(Value, frozen=True):
     """The verdict on one job, with its groups of ranks.
 
-    `absent` are the ranks that should exist and did not respond: [first, last] of each range. `job` is null if the
-    input was only dumps. `capture` has every stack of every round, as in incident.json; it is null except in
-    `dump`. `next_step` is the first step to take after this kind of verdict, for people.
+    `absent` are the ranks that should exist and did not respond, as [first, last] of each range. `job` is null if the
+    input was only dumps. `capture` contains every stack of every round, as in incident.json. It is null except in
+    `dump`. `next_step` tells people the first step to take after this kind of verdict.
     """
 
     schema_version: int
@@ -87,7 +89,7 @@ class Answer(Value, frozen=True):
 
 
 class Dump(Value, frozen=True):
-    """`hangwatch dump --json`: an answer for each job on this node."""
+    """The output of `hangwatch dump --json`: an answer for each job on this node."""
 
     schema_version: int
     node: str
@@ -95,17 +97,17 @@ class Dump(Value, frozen=True):
 
 
 class FailedNodes(Value, frozen=True):
-    """Nodes that could be reached but failed, with the reason."""
+    """Nodes that could be reached but failed, and the reason."""
 
     nodes: tuple[str, ...]
     reason: str
 
 
 class NodesDump(Value, frozen=True):
-    """`hangwatch dump --nodes ... --json`: an answer for each job on the nodes.
+    """The output of `hangwatch dump --nodes ... --json`: an answer for each job on the nodes.
 
-    `without_job` are the `answered` nodes without a job. `unanswered` nodes did not respond by the deadline, or
-    could not be reached.
+    `without_job` are the `answered` nodes without a job. `unanswered` nodes did not respond by the deadline, or could
+    not be reached.
     """
 
     schema_version: int
@@ -117,12 +119,12 @@ class NodesDump(Value, frozen=True):
 
 
 def failed_nodes(failed: Iterable[tuple[str, Iterable[str]]]) -> tuple[FailedNodes, ...]:
-    """Convert pairs of reason and nodes."""
+    """Convert pairs of a reason and its nodes."""
     return tuple(FailedNodes(nodes=tuple(sorted(nodes)), reason=why) for why, nodes in failed)
 
 
 def answer(grouping: Grouping, verdict: Verdict, job: Job | None = None, capture: Capture | None = None) -> Answer:
-    """Return the answer on one job."""
+    """Return the JSON form of a verdict on one job. `job` and `capture` are None if the input was only dumps."""
     return Answer(
         schema_version=SCHEMA_VERSION,
         job=None if job is None else _job_head(job),
@@ -137,7 +139,7 @@ def answer(grouping: Grouping, verdict: Verdict, job: Job | None = None, capture
 
 
 def dump(node: str, incidents: Iterable[Incident]) -> Dump:
-    """Return the answers on jobs that were dumped, with their stacks."""
+    """Return the JSON form of the jobs that were dumped on this node, with their stacks."""
     return Dump(
         schema_version=SCHEMA_VERSION,
         node=node,
@@ -148,7 +150,7 @@ def dump(node: str, incidents: Iterable[Incident]) -> Dump:
 
 
 def render(form: Value) -> str:
-    """Return the form as JSON text that ends with a line feed."""
+    """Return the form as JSON text with a line feed at its end."""
     return msgspec.json.format(msgspec.json.encode(form), indent=1).decode() + "\n"
 
 

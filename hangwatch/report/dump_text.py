@@ -16,7 +16,8 @@ _SEPARATOR = "-" * 80  # between the processes of a rank, as in `py-spy dump --s
 def prefix(rank: RankId) -> str:
     """Return the prefix of a rank's lines: `[host:rank]`.
 
-    Without a rank it is `[host:local rank]:` as in torchrun's --tee. Without both it is `host: ` as in pdsh.
+    If the rank is unknown, the prefix is `[host:local rank]:` as in torchrun's --tee. If the local rank is unknown,
+    too, it is `host: ` as in pdsh.
     """
     node = _UNFIT.sub("_", printable(rank.node or "unknown"))
     if rank.rank is not None:
@@ -25,14 +26,17 @@ def prefix(rank: RankId) -> str:
 
 
 def rank_lines(dump: RankDump, command: str, round_number: int | None = None) -> Iterator[str]:
-    """Yield the lines of a rank and its workers. `round_number` counts from 0; None is the last round with a stack."""
+    """Yield the lines of a rank and its workers in one round.
+
+    `round_number` counts from 0. If it is None, the last round with a stack is shown.
+    """
     lead = prefix(dump.id)
     for line in _rank_lines(dump, printable(command) or "python", round_number):
         yield f"{lead}{line}"
 
 
 def process_lines(dump: ProcessDump) -> Iterator[str]:
-    """Yield the threads of a process in one round. Without a stack, yield the error and the state in the kernel."""
+    """Yield the threads of a process in one round. If it has no stack, yield the error and the kernel's state."""
     if dump.fault is not None:
         yield f"Error: {printable(dump.fault.detail or dump.fault.reason)}"
         yield f"Fault: {printable(dump.fault.reason)}"
@@ -46,9 +50,10 @@ def process_lines(dump: ProcessDump) -> Iterator[str]:
 
 
 def dump_files(incident: Incident) -> dict[str, str]:
-    """Return a file for each rank and round of each capture, for `store.save`: `dumps/<UTC time>-round1/rank7.txt`.
+    """Return the text of each file by its path: one file for each rank and round, `dumps/<UTC time>-round1/rank7.txt`.
 
-    A folder has all ranks of this node in one round. `hangwatch explain` can read the folder.
+    One folder contains all ranks of this node in one round. `hangwatch explain` can read it. `store.save` writes the
+    files.
     """
     files: dict[str, str] = {}
     for capture in incident.captures:
@@ -61,13 +66,13 @@ def dump_files(incident: Incident) -> dict[str, str]:
 
 
 def raw_lines(capture: Capture, command: str) -> Iterator[str]:
-    """Yield the last stack of every rank of a capture, in the order of ranks."""
+    """Yield the lines of every rank of a capture, in the order of ranks. The last round with a stack is shown."""
     for dump in sorted(capture.ranks, key=lambda rank: rank.id.sort_key()):
         yield from rank_lines(dump, command)
 
 
 def shown_round(dump: RankDump) -> int:
-    """Return the last round with a stack, else the last round."""
+    """Return the index of the last round with a stack. If no round has a stack, return that of the last round."""
     with_threads = [number for number, process in enumerate(dump.rounds) if process.threads]
     return with_threads[-1] if with_threads else len(dump.rounds) - 1
 
@@ -117,7 +122,10 @@ def _local_lines(frame: Frame) -> Iterator[str]:
 
 
 def file_name(rank: RankId) -> str:
-    """Return a rank's file name: `rank7.txt`. If the rank is unknown, the name has the local rank or the pid."""
+    """Return the name of a rank's file: `rank7.txt`.
+
+    If the rank is unknown, the name contains the local rank or the pid.
+    """
     if rank.rank is not None:
         return f"rank{rank.rank}.txt"
     return f"local-rank{rank.local_rank}.txt" if rank.local_rank is not None else f"pid{rank.pid}.txt"

@@ -1,4 +1,4 @@
-"""The report of an incident as one HTML page, without scripts and without other files."""
+"""The report of an incident as one HTML page. It needs no scripts and no other files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_TEXT = 1_000
 
 
 class RawStacks(Value, frozen=True):
-    """The stacks of one rank. `rounds` says which round is shown."""
+    """The stacks of one rank. `rounds` names the shown round."""
 
     rank_name: str
     lines: tuple[str, ...]
@@ -38,7 +38,7 @@ class RawStacks(Value, frozen=True):
 
 
 class Bounds(Value, frozen=True):
-    """Limits on the content of a page. A page that is too large is made again with lower limits."""
+    """Limits on the content of a page. If a page is too large, it is rendered again with lower limits."""
 
     groups: int
     raw_characters: int
@@ -52,7 +52,7 @@ _BOUNDS = (
 
 
 class Section(Value, frozen=True):
-    """A group on the page, with raw stacks of some ranks. `more` is the number of its other ranks."""
+    """A group on the page, with the raw stacks of some ranks. `more` is the number of ranks without raw stacks."""
 
     group: Group
     odd: bool
@@ -61,12 +61,12 @@ class Section(Value, frozen=True):
 
 
 def render(incident: Incident) -> str:
-    """Return the page of an incident, smaller than 2 MB for any number of ranks."""
+    """Return the HTML page of an incident. It is smaller than 2 MB for any number of ranks."""
     return _page(incident.grouping, incident.verdict, incident)
 
 
 def render_grouping(grouping: Grouping, verdict: Verdict) -> str:
-    """Return the page of dumps without an incident: no power, no timeline, no host."""
+    """Return the HTML page of dumps that belong to no incident. It has no power chart, timeline or host section."""
     return _page(grouping, verdict, None)
 
 
@@ -101,14 +101,14 @@ def _bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | Non
 
 
 def _tone(verdict: Verdict, incident: Incident | None) -> str:
-    """Return the colour class of the headline: a rank is named, no rank is named, or the incident is closed."""
+    """Return the CSS class of the headline: "named", "open" if no rank is named, "over" for a closed incident."""
     if incident is not None and incident.closed_unix_seconds is not None:
         return "over"
     return "named" if verdict.named else "open"
 
 
 def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident | None, bounds: Bounds) -> list[Section]:
-    """Return the groups with raw stacks of a few ranks each. Stacks of suspects have priority."""
+    """Return a section for each group, with the raw stacks of a few ranks. Groups of suspects get theirs first."""
     dumps = {dump.id: dump for dump in incident.captures[-1].ranks} if incident and incident.captures else {}
     command = incident.job.command if incident else ""
     remaining_characters = bounds.raw_characters
@@ -134,7 +134,7 @@ def _raw(dump: RankDump, command: str) -> RawStacks:
 
 
 def _rounds(dump: RankDump) -> str:
-    """Return `the same in 3 rounds`, or the number of the shown round."""
+    """Return `the same in 3 rounds`, or the number of the shown round; "" if there is only one."""
     stacks = [tuple(thread.frames for thread in process.threads) for process in dump.rounds]
     if len(stacks) < 2:
         return ""
@@ -144,12 +144,12 @@ def _rounds(dump: RankDump) -> str:
 
 
 def _bar(count: int, total: int) -> str:
-    """Return the width of a bar in percent. A small part stays visible."""
+    """Return the width of a bar in percent, as text. It is at least 1.5, so that a small bar stays visible."""
     return f"{max(100 * count / max(total, 1), 1.5):.1f}"
 
 
 def _text(value: object) -> object:
-    """Shorten a text and escape its control characters. The template escapes HTML."""
+    """Return a text shortened and with its control characters escaped. The template itself escapes HTML."""
     return words.elided(value, _MAX_TEXT) if type(value) is str else value
 
 

@@ -1,4 +1,4 @@
-"""Phrases that all reports share: the shown groups, their numbers, the state of the incident."""
+"""Phrases that all reports share: the shown groups, their measurements, the state of the incident."""
 
 from __future__ import annotations
 
@@ -44,12 +44,15 @@ _STATES = {
 
 
 def named(verdict: Verdict) -> list[str]:
-    """Return the named ranks, one per line. More than four ranks are folded into one line."""
+    """Return the named ranks, one entry per rank. More than four ranks are one folded entry.
+
+    `["no rank"]` if none is named.
+    """
     return _listed(verdict.named) or ["no rank"]
 
 
 def first_look(verdict: Verdict) -> list[str]:
-    """Return the ranks to check first in the form of `named`. Empty if the verdict has none."""
+    """Return the ranks to check first, in the same form as `named`. Empty if there are none."""
     return _listed(verdict.first_look)
 
 
@@ -61,12 +64,15 @@ def _listed(ids: Sequence[RankId]) -> list[str]:
 
 
 def notes(grouping: Grouping) -> tuple[str, ...]:
-    """Return notes on the input, and the reasons why some ranks have no sequence numbers."""
+    """Return the notes on the input, and the reasons why the sequence numbers of some ranks are missing."""
     return (*grouping.notes, *_unread(grouping.members))
 
 
 def _unread(members: Iterable[Member]) -> Iterator[str]:
-    """Yield the reasons why flight recorders or NCCL's counts could not be read, each once with its remedy."""
+    """Yield the reasons why flight recorders or NCCL's counts could not be read.
+
+    Each reason comes once, with its remedy.
+    """
     recorders: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
     counts: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
     for member in members:
@@ -84,37 +90,37 @@ def _unread(members: Iterable[Member]) -> Iterator[str]:
 
 
 def nodes(ids: Iterable[RankId]) -> str:
-    """Return the nodes of these ranks, folded: `gpu[01-40]`. Empty if no node is known."""
+    """Return the nodes of these ranks in folded form: `gpu[01-40]`. "" if no node is known."""
     names = {rank.node for rank in ids if rank.node}
     return elided(fold_nodes(names), _FOLDED) if names else ""
 
 
 def group_ids(group: Group) -> list[RankId]:
-    """Return the ranks of the group, in the order of ranks."""
+    """Return the ranks of the group, sorted by rank."""
     return sorted((member.id for member in group.members), key=RankId.sort_key)
 
 
 def odd_groups(groups: Sequence[Group], verdict: Verdict) -> frozenset[str]:
-    """Return the keys of the groups with a named rank, or with a rank to check first if no rank is named."""
+    """Return the keys of the groups with a named rank. If no rank is named, return those with a rank to check first."""
     ranks = verdict.named or verdict.first_look
     ids = {RankId(**{name: getattr(rank, name) for name in RankId.__struct_fields__}) for rank in ranks}
     return frozenset(group.key for group in groups if any(member.id in ids for member in group.members))
 
 
 def mark(verdict: Verdict) -> str:
-    """Return the mark for groups with named ranks, or with ranks to check first if no rank is named."""
+    """Return the mark for the groups of suspects: "named", or "check first" if no rank is named."""
     return "named" if verdict.named else "check first"
 
 
 def all_odd(groups: Iterable[Group], odd: frozenset[str]) -> bool:
-    """True if a branch has only odd groups. Then the whole branch is marked."""
+    """True if all groups of a branch of the stack tree are odd. Then the whole branch is marked."""
     return all(group.key in odd for group in groups)
 
 
 def shown_groups(groups: Sequence[Group], odd: frozenset[str], limit: int) -> tuple[list[Group], list[Group]]:
-    """Return the groups that a report shows, largest first, and the groups that it only counts.
+    """Return the groups that a report shows, the largest first, and the groups that it only counts.
 
-    Odd groups are shown before larger groups.
+    If there are more groups than `limit`, odd groups are shown in preference to larger ones.
     """
     ordered = sorted(groups, key=lambda group: -len(group.members))
     first = {id(group) for group in sorted(ordered, key=lambda group: group.key not in odd)[:limit]}
@@ -122,13 +128,13 @@ def shown_groups(groups: Sequence[Group], odd: frozenset[str], limit: int) -> tu
 
 
 def more_groups(rest: Sequence[Group]) -> str:
-    """Return the sentence about the groups that are not shown."""
+    """Return the sentence that counts the groups that are not shown."""
     ranks = sum(len(group.members) for group in rest)
     return f"and {count(len(rest), 'smaller group')} with {count(ranks, 'rank')}: see incident.json"
 
 
 def own_places(groups: Iterable[Group]) -> frozenset[tuple[str, str]]:
-    """Return function and file of the frames of the user's own program, in the shown stacks of these groups."""
+    """Return the function and file of all frames of the user's program in the shown stacks of these groups."""
     found: set[tuple[str, str]] = set()
     for group in groups:
         own = [group.members[0].stack.user_frames] if group.members else []
@@ -139,12 +145,12 @@ def own_places(groups: Iterable[Group]) -> frozenset[tuple[str, str]]:
 
 
 def noun(members: Sequence[Member]) -> str:
-    """Return the noun for the members of a group: "rank", or "launcher" for launchers without ranks."""
+    """Return "rank", or "launcher" if the members are launchers that have started no rank."""
     return "launcher" if members and all(member.waiting for member in members) else "rank"
 
 
 def motion(group: Group) -> str:
-    """Return `frozen`, `moving` or `3 of 8 moving`. Empty after a single round, and if the processes do not exist."""
+    """Return `frozen`, `moving` or `3 of 8 moving`. "" if the motion is unknown or the processes do not exist."""
     if group.gone:
         return ""
     moving = sum(member.motion is Motion.MOVING for member in group.members)
@@ -154,7 +160,7 @@ def motion(group: Group) -> str:
 
 
 def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
-    """Return measurements of some ranks, as name and range: state, CPU and I/O of the process, its GPU."""
+    """Return the measurements of some ranks as pairs of name and range: ("GPU power", "95-102 W")."""
     states = Counter(_STATES.get(member.kernel.state, member.kernel.state) for member in members if member.kernel.state)
     uses = [member.gpu.use for member in members if member.gpu.use is not None]
     wchans = Counter(
@@ -182,7 +188,7 @@ def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
 
 
 def vote(evidence: Evidence) -> str:
-    """Return `for`, `against` or `context`."""
+    """Return "for" if the evidence supports the verdict, "against" if it contradicts it, else "context"."""
     return _VOTES[evidence.supports]
 
 
@@ -195,7 +201,10 @@ def ranks_row(job: Job) -> str:
 
 
 def state_row(incident: Incident) -> tuple[str, str]:
-    """Return the state of the job as a row: `State` and `hung; opened ...`. A dump by hand has `Taken` and its time."""
+    """Return the state of the job as the name and text of a row: `State` and `hung; opened ...`.
+
+    For a dump by hand, return `Taken` and its time.
+    """
     opened = utc(incident.opened_unix_seconds)
     if incident.verdict.kind == CRASHED:
         return "State", f"crashed; found {opened}"
@@ -208,8 +217,10 @@ def state_row(incident: Incident) -> tuple[str, str]:
 
 
 def time_out(incident: Incident) -> str:
-    """Return when torch.distributed ends the job, by `ending.forecast_timeout`. Empty if that is unknown."""
-    from hangwatch.verdict import timeout_forecast as ending  # with the rules, which a report needs for nothing else
+    """Return the sentence when torch.distributed will end the job; "" if that is unknown."""
+    from hangwatch.verdict import (
+        timeout_forecast as ending,
+    )  # it imports the rules, which other parts of a report do not need
 
     found = ending.forecast_timeout(incident)
     if found is None:
@@ -259,7 +270,7 @@ def _kilobytes(bytes_per_second: float | None) -> float | None:
 
 
 def details(process: ProcessDetails) -> Iterator[str]:
-    """Yield the process details that psutil read, a line for each kind."""
+    """Yield the process details that psutil has read, one line for each kind of detail."""
     sizes = (("resident", process.resident_bytes), ("shared", process.shared_bytes), ("swapped", process.swap_bytes))
     parts = [f"{size / (1 << 20):,.0f} MiB {name}" for name, size in sizes if size is not None]
     counts = (("thread", process.threads), ("descriptor", process.descriptors))
@@ -274,5 +285,5 @@ def details(process: ProcessDetails) -> Iterator[str]:
 
 
 def variables(common: Iterable[tuple[str, str]]) -> str:
-    """Return the variables that are equal on all ranks, in the form of a shell assignment."""
+    """Return the variables that are equal on all ranks, written like shell assignments."""
     return " ".join(f"{name}={value or repr(value)}" for name, value in common)

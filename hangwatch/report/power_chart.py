@@ -1,4 +1,4 @@
-"""The geometry of the power chart, with a bounded size for any number of GPUs and samples. Pure."""
+"""The geometry of the power chart. Its size is bounded for any number of GPUs and samples. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GAP = 6  # a pause of this many sample intervals is drawn as a gap
 
 
 class Line(Value, frozen=True):
-    """One GPU, or the median of many: the line and its row of the legend."""
+    """A line of the chart and its row in the legend. It shows one GPU, or the median of many."""
 
     path: str
     name: str
@@ -36,7 +36,7 @@ class Line(Value, frozen=True):
 
 
 class Mark(Value, frozen=True):
-    """A tick, a capture, or the time in a state. `label` is empty if it would collide with another one."""
+    """A tick, a capture, or a period in one state. `label` is "" if it would collide with another label."""
 
     at: float
     label: str = ""
@@ -71,7 +71,10 @@ class _Plane(Value, frozen=True):
 
 
 def chart(incident: Incident) -> Chart | None:
-    """Return the chart of an incident; None without power samples. More than 16 GPUs become a band and a median."""
+    """Return the chart of an incident; None if there are no power samples.
+
+    More than 16 GPUs are drawn as a band and a median line.
+    """
     gpus = [gpu for gpu in incident.power if len(gpu.watts) > 1]
     if not gpus:
         return None
@@ -94,7 +97,7 @@ def chart(incident: Incident) -> Chart | None:
 
 
 def named_gpus(incident: Incident) -> frozenset[str]:
-    """Return the GPUs on this node of the ranks that the verdict names."""
+    """Return the UUIDs of the GPUs on this node that belong to named ranks."""
     named = [rank for rank in incident.verdict.named if rank.node in (None, incident.node)]
     ranks = {rank.rank for rank in named} - {None}
     pids = {rank.pid for rank in named} - {None}
@@ -130,7 +133,7 @@ def _line(gpu: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
 
 
 def _many(gpus: Sequence[PowerSeries], odd: frozenset[str], plane: _Plane) -> tuple[list[Line], str]:
-    """Return lines for the median and the named GPUs, and an area from the lowest to the highest GPU."""
+    """Return lines for the median and for the GPUs of named ranks, and an area from the lowest to the highest GPU."""
     times = [plane.start + (plane.end - plane.start) * number / 240 for number in range(241)]
     columns = [[watts for gpu in gpus if (watts := _at(gpu, time)) is not None] for time in times]
     sampled = [(time, column) for time, column in zip(times, columns, strict=True) if column]
@@ -149,13 +152,16 @@ def _many(gpus: Sequence[PowerSeries], odd: frozenset[str], plane: _Plane) -> tu
 
 
 def _at(gpu: PowerSeries, unix_seconds: float) -> float | None:
-    """Return the latest sample at a time; None before the first and after the last sample."""
+    """Return the power in watts at a time, by the latest sample. None before the first and after the last sample."""
     index = bisect_right(gpu.unix_seconds, unix_seconds) - 1
     return gpu.watts[index] if index >= 0 and unix_seconds <= gpu.unix_seconds[-1] else None
 
 
 def _path(times: Sequence[float], watts: Sequence[float], plane: _Plane) -> str:
-    """Return an SVG path through the samples. Peaks and dips are kept, and a long pause is a gap."""
+    """Return an SVG path through the samples. Peaks and dips are kept.
+
+    A long pause in the samples is drawn as a gap.
+    """
     kept = _thinned(watts)
     steps = sorted(b - a for a, b in pairwise(times))
     gap = _GAP * steps[len(steps) // 2]
@@ -167,7 +173,10 @@ def _path(times: Sequence[float], watts: Sequence[float], plane: _Plane) -> str:
 
 
 def _thinned(watts: Sequence[float]) -> list[int]:
-    """Return the indexes to draw: all, or the lowest and the highest of each slice."""
+    """Return the indexes of the samples to draw.
+
+    If there are too many samples, draw the lowest and the highest of each slice of time.
+    """
     size, slices = len(watts), _MAX_POINTS // 2
     if size <= _MAX_POINTS:
         return list(range(size))
@@ -188,7 +197,7 @@ def _clock(plane: _Plane) -> Iterable[Mark]:
 
 
 def _levels(top_watts: float) -> list[float]:
-    """Return four to eight round levels from 0 to the top."""
+    """Return four to eight round power levels from 0 W to the top of the chart."""
     magnitude = 10.0 ** (len(str(int(top_watts))) - 1)
     step = next(step for step in (magnitude / 5, magnitude / 2, magnitude, magnitude * 2) if top_watts / step <= 8)
     return [step * number for number in range(int(top_watts / step) + 1)]
@@ -215,7 +224,7 @@ def _captures(incident: Incident, plane: _Plane) -> Iterable[Mark]:
 
 
 def _states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
-    """Yield the job's states for the strip below the clock, with a label if it fits."""
+    """Yield a mark for each state of the job, for the strip below the clock. A state gets a label only if it fits."""
     steps = incident.timeline[-_MAX_MARKS:]
     for number, step in enumerate(steps):
         end = steps[number + 1].unix_seconds if number + 1 < len(steps) else plane.end
@@ -227,7 +236,7 @@ def _states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
 
 
 def _summary(gpus: Sequence[PowerSeries], plane: _Plane) -> str:
-    """Describe the chart in a sentence, for screen readers."""
+    """Return a sentence that describes the chart, for screen readers."""
     first = [gpu.watts[0] for gpu in gpus]
     last = [gpu.watts[-1] for gpu in gpus]
     return (

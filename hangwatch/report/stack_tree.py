@@ -1,4 +1,4 @@
-"""Prefix trees of the stacks of all groups, outermost frame first. A node has the ranks that are in it. Pure."""
+"""Prefix trees of the stacks of all groups, the outermost frame first. A node lists the ranks that are in it. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hangwatch.model import Frame, Group, RankId, Value
 
 
 class Node(Value, frozen=True):
-    """Consecutive frames without a branch, with the ranks that are in them and the branches that follow.
+    """Consecutive frames without a branch, the ranks that are in them, and the branches that follow.
 
     `ends` are the groups with a stack that ends here. A group without a stack is a node without frames.
     """
@@ -20,7 +20,7 @@ class Node(Value, frozen=True):
     ends: tuple[Group, ...] = ()
 
     def below(self) -> Iterator[Group]:
-        """Yield the groups with a stack that ends here or in a branch."""
+        """Yield the groups with a stack that ends at this node or below it."""
         yield from self.ends
         for child in self.children:
             yield from child.below()
@@ -30,10 +30,10 @@ _Paths: TypeAlias = "list[tuple[tuple[Frame, ...], Group]]"
 
 
 def merge_tree(groups: Sequence[Group]) -> tuple[Node, ...]:
-    """Merge the representatives' stacks into as few trees as possible, larger branches first.
+    """Merge the stacks of all groups into as few trees as possible. The larger branches come first.
 
-    Frames with the same function and file are merged. The line is kept if all of them have the same line. Stacks
-    that differ only in lines branch at the first different line. A rank is counted in each node of its path.
+    Frames with the same function and file are merged. The line is kept if all of them have the same line. Stacks that
+    differ only in lines branch at the first different line. A rank is listed in each node of its path.
     """
     paths = [(tuple(reversed(group.frames)), group) for group in groups]
     stackless = [_node([((), group)]) for group in groups if not group.frames]
@@ -41,9 +41,10 @@ def merge_tree(groups: Sequence[Group]) -> tuple[Node, ...]:
 
 
 def _node(paths: _Paths) -> Node:
-    """Return the node of stacks that begin with the same frame, or of one group without a stack.
+    """Return the node of stacks that begin with the same frame, or the node of one group without a stack.
 
-    The loop follows the common frames. The function recurses only at branches, which are fewer than the groups.
+    The loop follows the common frames. The function calls itself only at branches, and there are fewer branches than
+    groups.
     """
     ids = sorted((member.id for _, group in paths for member in group.members), key=RankId.sort_key)
     frames = []
@@ -67,7 +68,7 @@ def _branches(paths: _Paths) -> list[_Paths]:
 
 
 def _by_line(branch: _Paths) -> list[_Paths]:
-    """Split the branch by the line of this frame if some of its stacks differ only in lines."""
+    """Split the branch by the line of its first frame, if some of its stacks differ only in lines."""
     if len({path[0].line for path, _ in branch}) == 1:
         return [branch]
     lines: dict[int | None, _Paths] = {}

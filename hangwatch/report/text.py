@@ -1,4 +1,4 @@
-"""The report of an incident as text, for a terminal, a mail or grep: verdict first, raw stacks last."""
+"""The report of an incident as text, for a terminal, a mail or grep. The verdict comes first, raw stacks come last."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class _Style(Value, frozen=True):
-    """The layout of lines: ANSI escapes, width, and the places of the user's code, which are highlighted."""
+    """The layout of lines: colors, width, and the places of the user's code, which are highlighted."""
 
     color: bool
     width: int
@@ -57,8 +57,8 @@ class _Style(Value, frozen=True):
 def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
     """Return the whole report: verdict, groups, tree, evidence, power, timeline, host, and all raw stacks.
 
-    `color` adds ANSI escapes. All lines wrap at `width`, except frames. Only the stacks at the end are in py-spy's
-    text format, with the prefix `[host:rank]`, so `hangwatch explain report.txt` can read them.
+    `color` adds ANSI escapes. All lines wrap at `width`, except frames. Only the stacks at the end are in py-spy's text
+    format, with the prefix `[host:rank]`, so `hangwatch explain report.txt` can read them.
     """
     style = _style(incident.grouping, color, width)
     lines = _head_lines(incident, style)
@@ -73,9 +73,10 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
 
 
 def render_answer(incident: Incident, *, color: bool = False, width: int = 110, stacks: bool = False) -> str:
-    """Return a short report: verdict, groups, evidence and details of ranks. With `stacks`, add all raw stacks.
+    """Return a short report: verdict, groups, evidence and details of ranks.
 
-    It has no incident name, because the incident of a dump is not stored.
+    If `stacks` is true, it ends with all raw stacks. It has no incident name, because the incident of a dump is not
+    stored.
     """
     style = _style(incident.grouping, color, width)
     rows = [row for row in _heading(incident) if row[0] != "Incident"]
@@ -86,7 +87,7 @@ def render_answer(incident: Incident, *, color: bool = False, width: int = 110, 
 
 
 def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False, width: int = 110) -> str:
-    """Return the verdict, groups, tree and evidence, without an incident."""
+    """Return the verdict, groups, tree and evidence of dumps that belong to no incident."""
     style = _style(grouping, color, width)
     rows = [("Verdict", _judgement(verdict)), *_whom(verdict), *_ranks_rows(grouping)]
     lines = _verdict_lines(verdict, style) + _table(rows, style) + _grouping_lines(grouping, verdict, style)
@@ -99,7 +100,7 @@ def _style(grouping: Grouping, color: bool, width: int) -> _Style:
 
 
 def _rank_sections(incident: Incident, style: _Style) -> list[str]:
-    """Return the sections on single ranks: process details, environment and logs."""
+    """Return the sections about single ranks: process details, environment and last log lines."""
     lines = _section("Process details", _detail_lines(incident, style), style)
     lines += _section("Environment, differences first", _environment_lines(incident, style), style)
     return lines + _section("Last log lines", _log_lines(incident), style)
@@ -213,7 +214,7 @@ def _frame_lines(frames: Sequence[Frame], style: _Style) -> Iterator[str]:
 
 
 def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> Iterator[str]:
-    """Yield the lines of the tree: ranks on the left, frames on the right, `>` at the branch of a suspect."""
+    """Yield the lines of the tree. Ranks are on the left and frames on the right. `>` marks the branch of a suspect."""
     for node, lead, rail in (row for tree in trees for row in _laid_out(tree, "", "")):
         marked = [group.key in odd for group in node.below()]
         ranks = words.elided(words.fold_ids(node.ids), _TREE_FOLD_CHARACTERS)
@@ -230,7 +231,7 @@ def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> It
 
 
 def _laid_out(node: Node, lead: str, rail: str) -> Iterator[tuple[Node, str, str]]:
-    """Yield each node with the text before its first line and the text before its other lines."""
+    """Yield each node with two texts: the one before its first line, and the one before its other lines."""
     yield node, lead, rail
     for child in node.children:
         last = child is node.children[-1]
@@ -291,7 +292,10 @@ def _levels(series: PowerSeries) -> str:
 
 
 def _sparks(series: PowerSeries, top: float, most: int) -> str:
-    """Return a line of blocks: the mean power of each slice of time, from 0 W to the highest power of all GPUs."""
+    """Return a row of block characters: the mean power in each slice of time.
+
+    The lowest block is 0 W, the highest is the highest power of all GPUs.
+    """
     size = len(series.watts)
     slices = min(most, _SPARKS, size)
     cuts = [size * number // slices for number in range(slices + 1)]

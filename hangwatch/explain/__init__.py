@@ -1,1 +1,1 @@
-"""Explain stack dumps and logs that people already have: assign them to ranks."""
+"""Explains stack dumps and logs that people already have: assigns them to ranks."""

@@ -1,4 +1,4 @@
-"""Pure: find ranks in file names: `rank3.txt`, `trace-node7.out`, `attempt_0/3/stderr.log`, `gpu-a/101.txt`."""
+"""The ranks in file names: `rank3.txt`, `trace-node7.out`, `attempt_0/3/stderr.log`, `gpu-a/101.txt`. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ _NUMBERED_STACK = re.compile(
 
 
 class RankInName(NamedTuple):
-    """The rank in a file name. `is_log`: a launcher names its logs so. `is_old`: the file is of an earlier attempt."""
+    """The rank in a file name.
+
+    `is_log` is true if launchers give their logs such names. `is_old` is true if an earlier attempt wrote the file.
+    """
 
     id: RankId
     is_log: bool = False
@@ -47,10 +50,10 @@ class RankInName(NamedTuple):
 
 
 def read_names(names: Iterable[str]) -> dict[str, RankInName]:
-    """Return the rank in each name, by name.
+    """Return the rank in each file name, keyed by the name.
 
     With --log-dir, torchrun writes RUN/attempt_N/LOCAL_RANK/... (elastic/multiprocessing/api.py: DefaultLogsSpecs).
-    Only the last attempt of a run counts. Several runs are the logs of several nodes.
+    Only the last attempt of a run counts. If there are several runs, each contains the logs of one node.
     """
     paths = {name: name.replace("\\", "/") for name in names}
     elastic = {name: match for name, path in paths.items() if (match := _ELASTIC.match(path))}
@@ -72,9 +75,9 @@ def read_names(names: Iterable[str]) -> dict[str, RankInName]:
 
 
 def _read_host_rank_pid(paths: Mapping[str, str]) -> dict[str, RankId]:
-    """Return the ranks in names such as `trace-gpu-a-3-4711.txt`: host, local rank, pid.
+    """Return the rank in each name of the form `trace-gpu-a-3-4711.txt`: host, local rank, pid.
 
-    Empty unless several files have this form, with different ranks and pids, and the lowest rank is 0.
+    {} unless several files have this form, with different ranks and pids, and the lowest rank is 0.
     """
     matches = {name: match for name, path in paths.items() if (match := _HOST_RANK_PID.search(path))}
     ids = {name: RankId(node=match.group(1), local_rank=int(match.group(2))) for name, match in matches.items()}
@@ -84,10 +87,10 @@ def _read_host_rank_pid(paths: Mapping[str, str]) -> dict[str, RankId]:
 
 
 def _read_folders(names: Collection[str], paths: Mapping[str, str]) -> dict[str, RankId]:
-    """Return the folder of each file as its node, if files without a rank have the same names in several folders.
+    """Return the folder of each file as its node, if several folders contain files with the same names and no rank.
 
-    Folders may also be rounds: `round1/101.txt`. So a folder with such a name, or with only numbers in its name, is not
-    a node.
+    A folder may also be a round: `round1/101.txt`. So a folder with such a name, or with only numbers in its name, is
+    not a node.
     """
     unknown = RankId()
     bases: dict[str, set[str]] = defaultdict(set)
@@ -102,9 +105,9 @@ def _read_folders(names: Collection[str], paths: Mapping[str, str]) -> dict[str,
 
 
 def number_logs(ids: Mapping[str, RankId]) -> dict[str, RankId]:
-    """Number logs without a rank if their names differ in exactly one number: `job-7-3.out`.
+    """Return the rank of each log, with a rank from its name if the names differ in exactly one number: `job-7-3.out`.
 
-    The numbers must begin at 0 or 1 and have few gaps. Otherwise they are probably pids.
+    The numbers must begin at 0 or 1 and have few gaps. Other numbers are probably pids.
     """
     shapes: dict[str, list[tuple[str, list[int]]]] = defaultdict(list)
     for name in ids:
@@ -125,7 +128,7 @@ def number_logs(ids: Mapping[str, RankId]) -> dict[str, RankId]:
 def stack_ranks(names: Collection[str]) -> dict[str, int]:
     """Return the ranks of stack files with names that differ only in a number: `stack.0.txt`, `stack.1.txt`; `0.txt`.
 
-    Empty if the files are in several directories, if the numbers do not begin at 0, or if they have many gaps. Numbers
+    {} if the files are in several directories, if the numbers do not begin at 0, or if they have many gaps. Numbers
     with many gaps are probably pids. Numbers from 1 count something else. `node3.txt` has no rank in its name.
     """
     matches = {name: match for name in names if (match := _NUMBERED_STACK.search(name.replace("\\", "/")))}
@@ -137,16 +140,16 @@ def stack_ranks(names: Collection[str]) -> dict[str, int]:
 
 
 def are_processes(names: Iterable[str]) -> bool:
-    """True if the number in each name counts processes, not rounds: `proc_3.log`."""
+    """True if the number in each name is that of a process, not of a round: `proc_3.log`."""
     return all(_OF_PROCESS.search(name.replace("\\", "/")) for name in names)
 
 
 def dump_ranks(names: Iterable[str]) -> dict[str, tuple[int, bool]]:
     """Return the number in the name of each flight recorder dump, and true if the number is certainly a rank.
 
-    torch writes the rank at the end of the name. A number is certainly a rank if `rank` precedes it. It also is if
-    several names differ only in that number, and the numbers begin at 0 or 1 and have few gaps. Names without a number
-    are omitted.
+    torch writes the rank at the end of the name. A number is certainly a rank if `rank` precedes it, or if several
+    names differ only in that number, and the numbers begin at 0 or 1 and have few gaps. Names without a number are left
+    out.
     """
     ranks: dict[str, tuple[int, bool]] = {}
     shapes: dict[str, list[tuple[str, int]]] = defaultdict(list)

@@ -1,6 +1,6 @@
-"""Pure: find the rank in the prefix of a line (torchrun, mpirun, srun --label, pdsh, kubectl, Ray, vLLM and others).
+"""The rank in the prefix of a line (torchrun, mpirun, srun --label, pdsh, kubectl, Ray, vLLM and others). Pure.
 
-This module also unwraps lines from JSON logs, from quotes in mails and from HTML.
+This module also extracts lines from JSON logs, from quotes in mails and from HTML.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class _Entry(msgspec.Struct):
 
 
 def unwrap_json(line: str) -> list[str]:
-    """Return the text lines in a line of JSON (Docker's json-file log, journalctl -o json); else the line itself."""
+    """Return the text lines in a line of JSON (Docker's json-file log, journalctl -o json).
+
+    Return any other line unchanged.
+    """
     if not line.startswith("{"):
         return [line]
     try:
@@ -60,7 +63,7 @@ def unwrap_json(line: str) -> list[str]:
 
 
 def are_labelled(head: Sequence[str]) -> bool:
-    """True if lines begin with a label: `N: ` (srun --label) or `host: ` (pdsh, clush).
+    """True if the lines begin with a label: `N: ` (srun --label) or `host: ` (pdsh, clush).
 
     In a stack dump, a label precedes a line such as "Process 4711:". In a log, at least 90 % of the lines must begin
     with `N: `, and each number must occur twice on average.
@@ -73,7 +76,7 @@ def are_labelled(head: Sequence[str]) -> bool:
 
 
 def find_quote_prefix(head: Sequence[str]) -> str:
-    """Return the common prefix of a text that was indented or quoted in a mail: spaces or `> `. Empty without one."""
+    """Return the prefix that all lines of an indented or quoted text have: spaces or `> `. "" if there is none."""
     written = [line for line in head if line.strip("> \t")]
     first = next(iter(written), "")
     before = first[: len(first) - len(first.lstrip("> \t"))]
@@ -83,27 +86,33 @@ def find_quote_prefix(head: Sequence[str]) -> str:
 
 
 def remove_quote_prefix(pasted: str, line: str) -> str:
-    """Remove the prefix `pasted` from a line. Mail programs cut the trailing space of the prefix on an empty line."""
+    """Return a line without the prefix `pasted`.
+
+    On an empty line, mail programs cut the trailing space of the prefix.
+    """
     return "" if line.rstrip() == pasted.rstrip() else line.removeprefix(pasted)
 
 
 def is_partly_quoted(head: Sequence[str]) -> bool:
-    """True if a line of a stack dump is quoted with `>`. The mail around the dump may have unquoted lines."""
+    """True if a line of a stack dump is quoted with `>`. Other lines of the mail may have no quote mark."""
     return any(map(_QUOTED_DUMP.match, head))
 
 
 def remove_quote(line: str) -> str:
-    """Remove the quote marks (`>`) from the beginning of a line."""
+    """Return a line without the quote marks (`>`) at its beginning."""
     return _QUOTE.sub("", line) if line.startswith(">") else line
 
 
 def unescape_html(line: str) -> str:
-    """Return a line with HTML entities replaced, if it was copied from the source of a web page: `&lt;module&gt;`."""
+    """Return a line with its HTML entities replaced: `&lt;module&gt;` becomes `<module>`.
+
+    A text that was copied from the source of a web page contains such entities.
+    """
     return html.unescape(line) if "&" in line and _ENTITY.search(line) else line
 
 
 class Headings:
-    """Follows headings with a rank before a dump: `### Rank 2`, `==== rank2 ====`, `<summary>rank 2</summary>`.
+    """A reader of headings that name the rank of the next dump: `### Rank 2`, `<summary>rank 2</summary>`.
 
     The rank of a heading applies from the beginning of the dump after it to the next heading.
     """
@@ -115,7 +124,7 @@ class Headings:
         self._rank: int | None = None
 
     def follow(self, line: str) -> int | None:
-        """Return the rank that the last heading gives to this line; None if there is none."""
+        """Return the rank that the last heading gives to this line; None if no heading applies."""
         found = _HEADING.match(line) if len(line) < _LONGEST_HEADING else None
         if found:
             self._announced, self._lines_since, self._rank = int(found.group(1)), 0, None
@@ -131,8 +140,8 @@ class Headings:
 def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
     """Return the rank in the prefix of a line, true if it is certainly a rank, and the rest of the line.
 
-    Without a prefix, the rank is `file_id`. A time stamp before the prefix is kept in the rest. So is the host and pid
-    at the beginning of NCCL's lines. `labelled`: lines begin with a label, see `are_labelled`.
+    If there is no prefix, the rank is `file_id`. A time stamp before the prefix stays in the rest. So do the host and
+    pid at the beginning of NCCL's lines. `labelled` is the result of `are_labelled`.
     """
     if line.startswith("20") and (stamp := _STAMP.match(line)):
         rank, sure, rest = split(line[stamp.end() :], file_id, labelled=labelled)
@@ -153,7 +162,10 @@ def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, 
 
 
 def _split_actor(prefix: re.Match[str], line: str, file_id: RankId) -> tuple[RankId, bool, str]:
-    """Return the process in a prefix such as `(Worker_TP2 pid=4122)`. A torch prefix after it contains the rank."""
+    """Return the process in a prefix such as `(Worker_TP2 pid=4122)`.
+
+    If a torch prefix follows, it contains the rank.
+    """
     text, pid, address = prefix.groups()
     title, rest = process_title.read(text), line[prefix.end() :]
     inner = _OF_RANK.match(rest)

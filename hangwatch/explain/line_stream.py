@@ -1,4 +1,7 @@
-"""Pure: read one stream of lines (a file, or its lines with one prefix): stacks of any tool, and log lines."""
+"""Reader for one stream of lines: a file, or its lines with one prefix. It finds stacks of any tool, and log lines.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ def begins_dump(line: str) -> bool:
 
 
 class Reader:
-    """Reads one stream: stack dumps of any tool, and the remaining lines as `log`.
+    """A reader of one stream: it finds stack dumps of any tool, and passes the other lines to `log`.
 
-    `strange` counts lines outside of stack dumps. `has_dump`: the stream has the output of a tool. faulthandler does
-    not count, since it prints into a log. `is_log`: the stream is a log by its name, so "Error: " is not a line of
-    py-spy.
+    `strange` is the number of lines outside of stack dumps. `has_dump` is true if the stream contains the output of a
+    tool other than faulthandler, which prints into a log. `is_log` is true if the name of the stream is that of a log:
+    then "Error: " is not a line of py-spy.
 
-    Lines may begin with a time stamp (`kubectl logs --timestamps`, files in /var/log/pods). From the first dump line
-    after a stamp on, stamps are removed. In a log they are kept.
+    Lines may begin with a time stamp (`kubectl logs --timestamps`, files in /var/log/pods). After the first dump line
+    with a stamp, stamps are removed. In a log they are kept.
     """
 
     def __init__(self, interned: Interned, *, is_log: bool = False) -> None:
@@ -57,7 +60,7 @@ class Reader:
         self._is_stamped = False
 
     def feed(self, line: str, number: int) -> None:
-        """Read a line without its prefix and line end. `number` is its line number in the file.
+        """Read a line, without its prefix and line end. `number` is its line number in the file.
 
         Raises HugeStackError if a dump exceeds the limits.
         """
@@ -87,7 +90,7 @@ class Reader:
         return rest if self._is_stamped else line
 
     def end(self) -> None:
-        """Finish a dump or log entry that is still open at the end of the stream."""
+        """Close the dump or log entry that is still open at the end of the stream."""
         self._close_text()
         if self._pyspy is not None:
             self._pyspy.end()
@@ -98,7 +101,10 @@ class Reader:
         self._unclear = []
 
     def _found(self, process: ParsedProcess) -> None:
-        """Keep a process. An unknown error line counts as py-spy's only if the stream has no lines outside of dumps."""
+        """Keep a process that was read.
+
+        An unknown error line is py-spy's only if the stream has no lines outside of dumps.
+        """
         if not process.threads and process.fault is not None and process.fault.reason == UNHEARD:
             check_processes(len(self._unclear))
             self._unclear.append(process)

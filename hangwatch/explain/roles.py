@@ -1,4 +1,4 @@
-"""Pure: classify dumped processes by stack and command line: ranks, launchers, helpers, and other programs."""
+"""The roles of dumped processes by stack and command line: ranks, launchers, helpers, and other programs. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ _TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autogr
 class RankPrograms(NamedTuple):
     """The programs that ranks run; empty if unknown. A process of another program is not a rank.
 
-    `ranks_are_forked`: multiprocessing forked the ranks. `are_workers`: the ranks are workers numbered by their titles.
+    `ranks_are_forked` is true if multiprocessing forked the ranks. `are_workers` is true if the ranks are workers with
+    a number in their process title.
     """
 
     programs: frozenset[str]
@@ -53,8 +54,8 @@ class RankPrograms(NamedTuple):
     def is_tool(self, process: ParsedProcess) -> bool:
         """True for a process of another program: wandb, tensorboard, a system daemon, the parent server of workers.
 
-        A process in a collective is always a rank. Exception: a process without a number, if the ranks are workers that
-        are numbered by their titles.
+        A process in a collective is always a rank. Exception: if `are_workers` is true, a process without a number is
+        no rank.
         """
         if not self.programs:
             return False
@@ -101,15 +102,15 @@ def _is_foreign(process: ParsedProcess) -> bool:
 
 
 def _is_numbered(process: ParsedProcess) -> bool:
-    """True if the process has a title with a number: of a rank, or of a part of a model."""
+    """True if the title of the process contains a number: that of a rank, or that of a part of a model."""
     title = process_title.read(process.command)
     return title is not None and (title.is_worker or LOCAL_RANK.search(process.command) is not None)
 
 
 def _program(process: ParsedProcess) -> str:
-    """Return the script or module in the command line of a process, without interpreter and options.
+    """Return the script or module in the command line of a process, without interpreter and options; "" if unknown.
 
-    For a process with a title, return the family of the title. Empty if unknown.
+    For a process with a title, return the family of the title.
     """
     arguments = process.command.split()[:_WORDS_LOOKED_AT]
     if (title := process_title.read(process.command)) is not None:
@@ -135,9 +136,9 @@ def describe_tools(tools: Sequence[ParsedProcess]) -> str:
 
 
 def ids_by_command(prefix: RankId, candidates: Sequence[ParsedProcess]) -> dict[int | None, RankId]:
-    """Return the rank of each process from its command line, by pid.
+    """Return the rank in the command line of each process, keyed by pid.
 
-    If several processes have the same numbers, all ranks have only pid and title.
+    If two processes have the same numbers, each rank has only its pid and title.
     """
     ids = {process.pid: _id_by_command(prefix, process) for process in candidates}
     numbers = [
@@ -176,7 +177,7 @@ def is_launcher(process: ParsedProcess) -> bool:
 
 
 def is_helper(process: ParsedProcess, pids: set[int | None]) -> bool:
-    """True for a process that works for a rank: its parent is in the same stream, or it runs the loop of a worker."""
+    """True for a process that works for a rank: its parent is one of `pids`, or it runs the loop of a worker."""
     if process.parent_pid is not None and process.parent_pid in pids:
         return True
     if any(frame.function == "_serve_one" and _FORKSERVER.search(frame.file) for frame in _main(process)):
@@ -189,7 +190,7 @@ def is_helper(process: ParsedProcess, pids: set[int | None]) -> bool:
 def is_in_collective(process: ParsedProcess) -> bool:
     """True if a process is in a collective or a backward pass. Only ranks are.
 
-    Lightning starts the other ranks as children of rank 0, so a child in a collective is no helper.
+    Lightning starts the other ranks as children of rank 0, so a child in a collective is not a helper.
     """
     return any(_TAKES_PART.search(frame.file) for frame in _main(process))
 

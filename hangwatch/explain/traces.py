@@ -1,4 +1,4 @@
-"""Pure: read stack dumps and logs of any tool, and assign them to ranks.
+"""Reader for stack dumps and logs of any tool. It assigns them to ranks. Pure.
 
 A source is a name and its lines. A line may have a prefix with the rank, and lines of several ranks may be mixed.
 """
@@ -25,16 +25,16 @@ from hangwatch.model import ProcessDump, RankDump, RankId, WorkerDump
 
 _SNIFFED_LINES = 400
 _SNIFFED_CHARACTERS = 400
-_MOST_STREAMS = 1 << 17  # of one source: any program may write prefixes
+_MOST_STREAMS = 1 << 17  # of one source, because any program may write prefixes
 _MOST_UNRANKED = 4096
-_MOST_EMPTY_NAMED = 16  # files without a dump or log that are listed by name
+_MOST_EMPTY_NAMED = 16  # files without a dump or log, each listed by its name
 
 
 class Collected(NamedTuple):
-    """The result: ranks for `grouping.group_ranks`, notes for people, the given world size, and logs of ranks.
+    """The ranks and logs that were read, notes for people, and the world size that the caller gave.
 
     `kernel` are lines of the kernel log from any file. `works` are the sequence numbers of collectives in logs.
-    `unranked` are logs without a known rank that contain a failure or a message of NCCL.
+    `unranked` are logs of unknown ranks that contain a failure or a line of NCCL.
     """
 
     ranks: tuple[RankDump, ...]
@@ -47,7 +47,7 @@ class Collected(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """One stream of lines, and the rank in its prefix or file name. `sure`: that number is certainly a rank."""
+    """One stream of lines, and the rank in its prefix or file name. `sure` is true if that is certainly a rank."""
 
     name: str
     id: RankId
@@ -58,8 +58,8 @@ class _Source(NamedTuple):
 def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None = None) -> Collected:
     """Read the named sources and return their ranks and logs.
 
-    Each source is read once, line by line. The notes have the number of lines that belong neither to a dump nor to a
-    rank's log. A process that appears twice has two rounds.
+    Each source is read once, line by line. The notes contain the number of lines that belong neither to a dump nor to a
+    rank's log. If a process appears twice, it has two rounds.
     """
     interned = Interned()
     notes: list[str] = []
@@ -94,10 +94,10 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
 def _numbered_by_launcher(
     dumps: Sequence[RankDump], failed: Collection[RankId], notes: list[str]
 ) -> Sequence[RankDump]:
-    """Number dumps without a rank by their pids in torchrun's summary of failed ranks.
+    """Return the dumps with ranks from torchrun's summary of failed ranks, for dumps that have a pid but no rank.
 
     A pid in the summary does not count if it is listed twice or for another node, or if another dump has its rank. If
-    the summary has several nodes, only dumps with a node are numbered.
+    the summary has several nodes, only dumps with a node get a rank.
     """
     by_pid: dict[int | None, list[RankId]] = {}
     for rank in failed:
@@ -113,7 +113,7 @@ def _numbered_by_launcher(
         if sure and dump.id.node in nodes and dump.id.node in (None, listed[0].node):
             count += 1
             rank = structs.replace(dump.id, rank=listed[0].rank, local_rank=listed[0].local_rank)
-            dump = structs.replace(dump, id=rank)  # noqa: PLW2901 - the numbered one takes its place
+            dump = structs.replace(dump, id=rank)  # noqa: PLW2901 - the numbered dump takes its place
         numbered.append(dump)
     if count:
         notes.append(f"the numbers of {words.count(count, 'rank')} come only from the pids in torchrun's summary")
@@ -121,7 +121,7 @@ def _numbered_by_launcher(
 
 
 def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes: list[str]) -> Sequence[RankDump]:
-    """Number dumps by the names of their files, if no dump has a rank and each file has a different process.
+    """Return the dumps with ranks from their file names, if no dump has a rank and each file has a different process.
 
     Files with the same pid may be rounds of one process. Files without a pid may be rounds or ranks, unless the names
     count processes (`proc_3.log`).
@@ -151,7 +151,10 @@ def _base(source: str) -> str:
 
 
 class _LogCollector:
-    """Collects logs while the sources are read. `old` counts the files of earlier attempts of torchrun."""
+    """The logs that were found while the sources are read.
+
+    `old` is the number of files of earlier attempts of torchrun.
+    """
 
     def __init__(self, notes: list[str]) -> None:
         self.old = 0
@@ -168,12 +171,12 @@ class _LogCollector:
         self.unranked: list[RankLog] = []
 
     def add_note(self, note: str) -> None:
-        """Add a note once."""
+        """Add a note unless it has been added before."""
         if note not in self._notes:
             self._notes.append(note)
 
     def error_file(self, name: str, rank: RankId, text: str) -> None:
-        """Read torchelastic's error.json of a rank. It takes precedence over the log of the rank."""
+        """Read the error.json that torchelastic wrote for a rank. It takes precedence over the log of the rank."""
         log = rank_log.Log()
         try:
             log.failures.append(rank_log.parse_error_file(text))
@@ -187,7 +190,7 @@ class _LogCollector:
             self._strange[name] = [f"{name}: holds an error of an unknown rank: name the file error-rankN.json"]
 
     def add(self, name: str, streams: Sequence[_Source]) -> None:
-        """Keep the logs of a source. Lines without a rank or dump are reported in a note."""
+        """Keep the logs of a source. A note reports lines that belong to no rank and no dump."""
         strange, example, of_ranks_here = 0, "", False
         tells = not streams or any(source.reader.processes for source in streams)  # an error.json has no streams
         for source in streams:
@@ -232,7 +235,7 @@ class _LogCollector:
             self.unranked.append(merged_logs.read_unranked(name, rank, log))
 
     def _name_processes(self, dumped: Collection[RankId]) -> None:
-        """Assign each log of a process to its rank. Logs of processes that are not ranks become `unranked`."""
+        """Assign the log of each process to its rank. The logs of processes that are not ranks become `unranked`."""
         owners = find_owners([rank for _, rank, _ in self._parts], dumped)
         parts, self._parts = self._parts, []
         for name, writer, log in parts:
@@ -244,7 +247,7 @@ class _LogCollector:
     def logs(self, dumped: Collection[RankId]) -> tuple[RankLog, ...]:
         """Return one log for each rank. `dumped` are the ranks with a stack dump.
 
-        Logs without a rank are numbered if their names differ in one number.
+        If the names of logs without a rank differ in one number, that number is the rank.
         """
         self._name_processes(dumped)
         numbered = file_names.number_logs({name: rank for name, (rank, _) in self._unknown.items()})
@@ -270,7 +273,7 @@ class _LogCollector:
 
 
 class _Rank:
-    """A rank under construction: its rounds and its workers."""
+    """A rank while its dumps are read: its rounds and its workers."""
 
     def __init__(self, source: str, rank: RankId, process: ParsedProcess) -> None:
         self.source = source
@@ -290,7 +293,10 @@ class _Rank:
 
 
 def _rounds(processes: Sequence[ParsedProcess]) -> tuple[ProcessDump, ...]:
-    """Return the rounds in the order of the text. The text has no times, so one second is assumed between rounds."""
+    """Return the rounds of a process in the order of the text.
+
+    The text contains no times, so rounds are one second apart.
+    """
     return tuple(
         ProcessDump(taken_monotonic_seconds=float(number), threads=process.threads, fault=process.fault)
         for number, process in enumerate(processes)
@@ -298,10 +304,10 @@ def _rounds(processes: Sequence[ParsedProcess]) -> tuple[ProcessDump, ...]:
 
 
 def _add(by_place: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str]) -> None:
-    """Add a rank. If the process is there already, it gets another round. Of two processes of one rank, one is kept.
+    """Add a rank. If its process was added before, the process gets another round.
 
-    Local ranks and pids in two files may belong to different nodes. If no node is known, the file name is used as the
-    node.
+    If another process has the same rank, only one of the two is kept. Local ranks and pids in two files may belong to
+    different nodes. If no node is known, the file name is used as the node.
     """
     earlier = by_place.get(_place(rank.id))
     if earlier is not None and rank.id.node is None and rank.id.rank is None and earlier.source != rank.source:
@@ -321,7 +327,10 @@ def _add(by_place: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str
 
 
 def _precedence(rank: _Rank) -> tuple[bool, int]:
-    """Return a sort key for two processes of one rank: a process with a stack has precedence, then the higher pid."""
+    """Return the key by which one of two processes of the same rank is kept. The higher key is kept.
+
+    A process with a stack has precedence, then the one with the higher pid.
+    """
     return any(thread.frames for process in rank.rounds for thread in process.threads), rank.id.pid or 0
 
 
@@ -337,7 +346,7 @@ def _read(
     interned: Interned,
     hearsay: _LogCollector,
 ) -> list[_Source]:
-    """Read a source: pass each line to the reader of its prefix. Return one stream for each prefix.
+    """Pass each line of a source to the reader of its prefix. Return one stream for each prefix.
 
     Raises HugeStackError if a dump exceeds the limits.
     """
@@ -387,7 +396,7 @@ def _read(
 
 
 class _Processes(NamedTuple):
-    """The processes of one stream, without launchers. `are_ranks`: each candidate is a rank of its own."""
+    """The processes of one stream, without launchers. `are_ranks` is true if each candidate is a rank of its own."""
 
     source: _Source
     candidates: list[ParsedProcess]
@@ -396,7 +405,7 @@ class _Processes(NamedTuple):
 
 
 def _sort_processes(source: _Source, notes: list[str]) -> _Processes:
-    """Sort the processes of one stream into candidates and helpers. Launchers are skipped."""
+    """Divide the processes of one stream into candidates and helpers. Launchers are left out."""
     processes = [process for process in source.reader.processes if not roles.is_launcher(process)]
     if len(processes) < len(source.reader.processes):
         notes.append(f"{source.name}: {len(source.reader.processes) - len(processes)} launcher processes skipped")
@@ -411,7 +420,7 @@ def _sort_processes(source: _Source, notes: list[str]) -> _Processes:
 
 
 def _ranks(part: _Processes, programs: roles.RankPrograms, notes: list[str]) -> Iterator[_Rank]:
-    """Yield the ranks of one stream. Processes of other programs are skipped; helpers are workers of their rank."""
+    """Yield the ranks of one stream. Helpers become workers of their rank. Processes of other programs are left out."""
     source, candidates, helpers, are_ranks = part
     if tools := [process for process in candidates if are_ranks and programs.is_tool(process)]:
         notes.append(f"{source.name}: {roles.describe_tools(tools)}")
@@ -438,16 +447,16 @@ def _ranks(part: _Processes, programs: roles.RankPrograms, notes: list[str]) -> 
 
 
 def _title(source: _Source, process: ParsedProcess) -> str | None:
-    """Return the title of a process, by its command line or by the prefix of its lines."""
+    """Return the title of a process, from its command line or from the prefix of its lines."""
     title = process_title.read(process.command)
     return title.name if title else source.id.title
 
 
 def _keys(processes: Sequence[ParsedProcess]) -> Iterator[int | str | None]:
-    """Yield a key for each dump that is equal for dumps of the same process.
+    """Yield a key for each dump. Dumps of the same process have the same key.
 
-    The key is the pid, else the id of the main thread (faulthandler). A faulthandler dump of a single thread has
-    neither. It belongs to the process before it.
+    The key is the pid. Without a pid it is the id of the main thread (faulthandler). A faulthandler dump of a single
+    thread has neither. It belongs to the process before it.
     """
     last: int | str | None = None
     for process in processes:
@@ -460,7 +469,10 @@ def _keys(processes: Sequence[ParsedProcess]) -> Iterator[int | str | None]:
 
 
 def _number_unknown_ranks(source: _Source, ranks: Sequence[_Rank]) -> None:
-    """Number the processes of one stream without rank and pid, in their order. The number becomes part of the node."""
+    """Number the processes of one stream that have no rank and no pid, in their order.
+
+    The number becomes part of the node.
+    """
     unknown = [rank for rank in ranks if rank.id == structs.replace(source.id, pid=None)]
     if len(unknown) > 1:
         for number, rank in enumerate(unknown, 1):
@@ -469,7 +481,7 @@ def _number_unknown_ranks(source: _Source, ranks: Sequence[_Rank]) -> None:
 
 
 def _are_all_ranks(source: _Source, candidates: Sequence[ParsedProcess]) -> bool:
-    """True if each candidate is a rank: the stream has no number, or the number is a label of srun for a whole node."""
+    """True if each candidate is a rank: the stream has no number, or its number is a label of srun for a whole node."""
     if source.id.rank is None and source.id.local_rank is None:
         return True
     pids = {process.pid for process in candidates if process.pid is not None}

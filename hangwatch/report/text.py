@@ -27,7 +27,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class _Style(Value, frozen=True):
-    """The layout of lines: colors, width, and the places of the user's code, which are highlighted."""
+    """The layout of lines: colours, width, and the places of the user's code, which are highlighted."""
 
     color: bool
     width: int

@@ -1,10 +1,10 @@
-"""Pure: assign flight recorder dumps to ranks, and find the operations that can be compared.
+"""The rank of each flight recorder dump, and the operations in dumps that can be compared. Pure.
 
-A dump does not contain the time at which it was written; that is the time of its file, or of a copy of it. Dumps of a
-healthy job are not of the same moment, so they cannot be compared. Therefore dumps count only if an operation had
-passed its timeout when they were written: then the watchdog writes them, shortly before the job ends. Of these, an
-operation counts if it had been open for a minute when the first dump was written: all ranks had the time to join, even
-if the clocks of their nodes differ.
+A dump does not contain the time at which it was written. Only its file has a time, and that may be the time of a copy.
+Dumps of a healthy job show different moments, so they cannot be compared. Therefore dumps count only if an operation
+had passed its timeout when they were written: then the watchdog writes them, shortly before the job ends. In these
+dumps, an operation counts if it had been open for a minute when the first dump was written. In a minute all ranks had
+the time to join, even if the clocks of their nodes differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hangwatch.model.flight_records import RankRecords
 
 LATE_SECONDS = 60.0
 _MOST_CLOCK_SECONDS = 60.0
-_AFTER_TIME_OUT_SECONDS = 600.0  # the watchdog writes its dump some seconds after
+_AFTER_TIME_OUT_SECONDS = 600.0  # the watchdog writes its dump some seconds after the timeout
 _APART_SECONDS = 600.0
 _ONE_MOMENT_SECONDS = 5.0
 _SHOWN = 4
@@ -29,7 +29,7 @@ _NAME_CHARACTERS = 40
 
 
 class DumpFile(NamedTuple):
-    """A dump, and the name and time of its file."""
+    """A flight recorder dump, with the name and time of its file."""
 
     name: str
     written_unix_seconds: float
@@ -37,14 +37,14 @@ class DumpFile(NamedTuple):
 
     @property
     def is_timed(self) -> bool:
-        """True if the time of the file can be the time at which the dump was written."""
+        """True if the time of the file can be the time at which torch wrote the dump."""
         written, newest = self.written_unix_seconds, self.dump.newest_unix_seconds
         latest = written if self._times_out is None else self._times_out + _AFTER_TIME_OUT_SECONDS
         return newest - _MOST_CLOCK_SECONDS <= written <= latest
 
     @property
     def has_timed_out(self) -> bool:
-        """True if an operation had passed its timeout at the time of the file."""
+        """True if an open operation had passed its timeout at the time of the file."""
         return self._times_out is not None and self._times_out <= self.written_unix_seconds
 
     @property
@@ -54,9 +54,10 @@ class DumpFile(NamedTuple):
 
 
 class JoinedDumps(NamedTuple):
-    """The dumps of one job: `by_rank` has all ranks, `timed` the ranks with dumps of one timeout.
+    """The dumps of one job, keyed by rank. `by_rank` contains all ranks, `timed` only ranks with dumps of one timeout.
 
-    An operation enqueued before `opened_before_unix_seconds` had been open for a minute when all of them were written.
+    An operation enqueued before `opened_before_unix_seconds` had been open for a minute when the first of the `timed`
+    dumps was written.
     """
 
     by_rank: Mapping[int, tuple[RankRecords, ...]]
@@ -68,7 +69,7 @@ class JoinedDumps(NamedTuple):
 
 
 def join(files: Iterable[DumpFile]) -> JoinedDumps:
-    """Join the dumps of a job by rank. Dumps that do not count are reported in notes."""
+    """Join the dumps of a job by rank. The notes list the dumps that do not count."""
     notes: list[str] = []
     numbered = _numbered(list(files), notes)
     newest = {rank: _newest(of_rank) for rank, of_rank in sorted(numbered.items())}
@@ -92,7 +93,10 @@ def _recorders(files: Iterable[DumpFile]) -> tuple[RankRecords, ...]:
 
 
 def _numbered(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[DumpFile]]:
-    """Return the dumps by the number at the end of their names, if it does not contradict the groups in them."""
+    """Return the dumps by rank: the number at the end of the file's name.
+
+    It must not contradict the groups in the dump.
+    """
     numbers = file_names.dump_ranks(file.name for file in files)
     by_rank: dict[int, list[DumpFile]] = defaultdict(list)
     unknown, contradicted = [], []
@@ -122,7 +126,7 @@ def _example(files: Sequence[DumpFile]) -> str:
 
 
 def _newest(files: Sequence[DumpFile]) -> tuple[DumpFile, ...]:
-    """Return the latest dump of a rank, per library."""
+    """Return the latest dumps of a rank, one for each library."""
     latest: dict[tuple[str, ...], DumpFile] = {}
     for file in sorted(files, key=lambda file: (file.dump.newest_unix_seconds, file.written_unix_seconds, file.name)):
         latest[tuple(recorder.library for recorder in file.dump.recorders)] = file
@@ -130,7 +134,7 @@ def _newest(files: Sequence[DumpFile]) -> tuple[DumpFile, ...]:
 
 
 def _several_note(by_rank: Mapping[int, Sequence[DumpFile]]) -> Iterator[str]:
-    """Return a note on ranks with several dumps: of several formats or runs."""
+    """Yield a note if ranks have several dumps, because these are of several formats or runs."""
     if by_rank:
         ranks = words.name_ranks([RankId(rank=rank) for rank in by_rank])
         have = "has" if len(by_rank) == 1 else "have"
@@ -140,7 +144,7 @@ def _several_note(by_rank: Mapping[int, Sequence[DumpFile]]) -> Iterator[str]:
 
 
 def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict[int, tuple[DumpFile, ...]]:
-    """Return the ranks with dumps of the timeout: with a plausible time, and not long before the last one."""
+    """Return the ranks with dumps of the timeout. Their files have a plausible time, close to that of the last dump."""
     possible = {rank: files for rank, files in newest.items() if files and all(one.is_timed for one in files)}
     if untimed := sorted(newest.keys() - possible.keys()):
         who = words.name_ranks([RankId(rank=rank) for rank in untimed])
@@ -181,7 +185,7 @@ def _time_note(written: Sequence[float]) -> Iterator[str]:
 
 
 def _last_enqueued(newest: Mapping[int, tuple[DumpFile, ...]]) -> Iterator[Evidence]:
-    """Yield the last operation of each rank and the frame that enqueued it, folded; the fewest ranks first."""
+    """Yield the last operations of ranks, with the frame that enqueued them. Those of the fewest ranks come first."""
     places: dict[str, list[int]] = defaultdict(list)
     for rank, files in newest.items():
         last = next((one.dump.last for one in files if one.dump.last and one.dump.last.frame), None)

@@ -1,7 +1,7 @@
-"""Pure: parse a flight recorder dump of torch into the records that `probes.torch_recorder` reads of a live process.
+"""Parser for flight recorder dumps of torch. The records are those that `probes.torch_recorder` reads of a process.
 
-The watchdog writes a dump as a pickle when an operation times out, to TORCH_FR_DUMP_TEMP_FILE (formerly
-TORCH_NCCL_DEBUG_INFO_TEMP_FILE) plus the rank. A program writes one with `_dump_fr_trace()`, or as JSON with
+Pure. The watchdog writes a dump as a pickle when an operation times out. The file's name is TORCH_FR_DUMP_TEMP_FILE
+(formerly TORCH_NCCL_DEBUG_INFO_TEMP_FILE) plus the rank. A program writes one with `_dump_fr_trace()`, or as JSON with
 `_dump_fr_trace_json()`. The format by version: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, before torch 2.7
 NCCLUtils.hpp. The content is not trusted.
 """
@@ -52,7 +52,7 @@ _DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
 
 
 class LastEnqueued(NamedTuple):
-    """The newest operation of a process, and the innermost frame of the program that enqueued it, if known."""
+    """The newest operation of a process, and the innermost frame of the program that enqueued it; None if unknown."""
 
     operation: str
     number: int
@@ -61,11 +61,11 @@ class LastEnqueued(NamedTuple):
 
 
 class FlightDump(NamedTuple):
-    """The dump of one process; `version` is the version of the format.
+    """The dump of one process. `version` is the version of the format.
 
     `possible_ranks` are the global ranks that are members of all groups with operations in the dump, as [first, last]
-    of each range; it is not set if the groups have no list of members. The dump was written after
-    `newest_unix_seconds`, the latest time in it.
+    of each range; None if the groups have no list of members. The dump was written after `newest_unix_seconds`, which
+    is the latest time in it.
     """
 
     recorders: tuple[RankRecords, ...]
@@ -77,7 +77,7 @@ class FlightDump(NamedTuple):
 
     @property
     def opened(self) -> Iterator[FlightRecord]:
-        """Return the open operations."""
+        """Yield the operations that were open when the dump was written."""
         return (
             record
             for recorder in self.recorders
@@ -87,12 +87,12 @@ class FlightDump(NamedTuple):
 
 
 def begins_so(head: bytes) -> bool:
-    """True if a file begins like a dump: with a pickle or a JSON object that has a key of a dump."""
+    """True if a file begins like a dump: with a pickle, or with a JSON object that has a key of a dump."""
     return (_PICKLED.match(head) or _OPENS.match(head)) is not None and _KEY.search(head) is not None
 
 
 def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
-    """Parse a dump; `written_unix_seconds` is the time of its file. Raises ValueError with the reason."""
+    """Parse a dump. `written_unix_seconds` is the time of its file. Raises ValueError with the reason."""
     values = load_plain_values(content) if _PICKLED.match(content) else _json(content)
     if not isinstance(values, dict) or "version" not in values:
         raise ValueError("is not a flight recorder dump: it has no version")
@@ -123,7 +123,7 @@ def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
 
 
 def _json(content: bytes) -> object:
-    """Decode JSON. Raises ValueError if it is not JSON, or may take more memory than a dump."""
+    """Decode JSON. Raises ValueError if the content is not JSON or may take more memory than a dump."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
     if content.count(b"[") + content.count(b"{") > _MOST_CONTAINERS or content.count(b",") > _MOST_COMMAS:
@@ -145,7 +145,7 @@ def _text(value: object, name: str) -> str:
 
 
 def _integer(value: object, name: str, lowest: int = 0) -> int:
-    """Check and return an integer. In the pg_status of JSON, integers are written as text."""
+    """Return an integer after a check. In the pg_status of JSON dumps, integers are written as text."""
     if isinstance(value, str) and len(value) <= 20 and value.removeprefix("-").isdecimal() and value.isascii():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value < _MOST_SEQUENCE:
@@ -154,7 +154,7 @@ def _integer(value: object, name: str, lowest: int = 0) -> int:
 
 
 def _nanoseconds(value: object, name: str) -> int:
-    """Check and return a time. None, or 0 in JSON, means no time."""
+    """Return a time after a check. If there is none, the dump contains None, or 0 in JSON."""
     if value in (None, 0):
         return 0
     if not isinstance(value, int) or not EARLIEST_UNIX_NS < value < LATEST_UNIX_NS:
@@ -184,7 +184,7 @@ def _rows(value: object) -> Sequence[Mapping[str, object]]:
 
 
 def _record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:
-    """Parse one operation; returns its library and its latest time too."""
+    """Parse one operation. Return it with its library and the latest time in it."""
     operation = _text(row.get("profiling_name"), "profiling_name")
     library = _library(operation)
     names = row.get("process_group")
@@ -234,7 +234,7 @@ def _library(operation: str) -> Library:
 
 
 def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
-    """Return the first dimensions of the first tensors, as many as are compared."""
+    """Return the first dimensions of the first tensors: as many as are compared between ranks."""
     if not isinstance(value, (list, tuple)):
         raise ValueError("has sizes that are not a list")
     return tuple(
@@ -266,7 +266,7 @@ def _statuses(value: object) -> Iterator[GroupStatus]:
 
 
 def _members(value: object) -> Iterator[GroupMembers]:
-    """Yield the members of named groups. gloo has one unnamed entry, which each new group overwrites."""
+    """Yield the members of named groups. The entry of gloo has no name and is skipped: each new group overwrites it."""
     remaining = _MOST_MEMBERS
     for name, config in _mapping(value, "pg_config").items():
         told = _mapping(config, "pg_config")
@@ -284,7 +284,7 @@ def _members(value: object) -> Iterator[GroupMembers]:
 
 
 def _ranks(value: object) -> list[int]:
-    """Parse ranks as torch's ranks_str writes them: `[0, 1, 2]`, or without the brackets."""
+    """Parse a list of ranks in the form of torch's ranks_str: `[0, 1, 2]`, or without the brackets."""
     if not isinstance(value, str) or len(value) > _LONGEST_RANKS or not _RANKS.match(value):
         raise ValueError("has an invalid or too long list of ranks")
     numbers = sorted({int(number) for number in re.findall(r"\d{1,9}", value)})
@@ -297,7 +297,7 @@ def _ranks(value: object) -> list[int]:
 
 
 class _DumpParts(NamedTuple):
-    """The parts of a dump except its operations."""
+    """The parts of a dump without its operations."""
 
     statuses: tuple[GroupStatus, ...]
     members: tuple[GroupMembers, ...]
@@ -306,7 +306,10 @@ class _DumpParts(NamedTuple):
     written_unix_seconds: float
 
     def recorder(self, library: Library, records: Sequence[FlightRecord]) -> RankRecords:
-        """Return the recorder of these operations of one library. Raises ValueError if their order is wrong."""
+        """Return the flight recorder of one library with these operations.
+
+        Raises ValueError if their order is wrong.
+        """
         ids = [record.id for record in records]
         if any(later <= earlier for earlier, later in itertools.pairwise(ids)):
             raise ValueError("has entries that are not in the order in which they were recorded")
@@ -326,13 +329,13 @@ class _DumpParts(NamedTuple):
 
 
 def _omits_completed(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:
-    """True if the dump has only open operations (TORCH_INCLUDE_ONLY_ACTIVE), although some have completed."""
+    """True if the dump contains only open operations, although others have completed (TORCH_INCLUDE_ONLY_ACTIVE)."""
     all_open = all(record.state == "open" for record in records)
     return all_open and any(status.last_completed > 0 for status in statuses)
 
 
 def _complete_from(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> int:
-    """Return the id from which on no operation is missing."""
+    """Return the lowest id after which no operation is missing."""
     if _omits_completed(records, statuses):
         return records[-1].id + 1
     first = records[-1].id
@@ -344,9 +347,9 @@ def _complete_from(records: Sequence[FlightRecord], statuses: Sequence[GroupStat
 
 
 def _has_lost(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:
-    """True if earlier operations are missing: the first id is not 0, or a group begins above 1.
+    """True if earlier operations are missing: the first id is not 0, or the numbers of a group begin above 1.
 
-    A group begins above 1 after a reset of the recorder, which a dump does not report.
+    They begin above 1 after a reset of the flight recorder, which a dump does not report.
     """
     begins: dict[int, int] = {}
     for record in records:
@@ -358,7 +361,10 @@ def _has_lost(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) 
 def _possible_ranks(
     records: Sequence[FlightRecord], members: Sequence[GroupMembers]
 ) -> tuple[tuple[int, int], ...] | None:
-    """Return the ranks that are in all groups with operations. A send or recv shows the index of its rank."""
+    """Return the ranks that are in all groups with operations, as [first, last] of each range.
+
+    None if they are unknown. A send or recv contains the index of the rank that called it.
+    """
     listed = {group.name: group.ranks for group in members}
     possible: set[int] | None = None
     places: dict[str, str] = {}
@@ -389,7 +395,7 @@ def _last(rows: Sequence[Mapping[str, object]]) -> LastEnqueued | None:
 
 
 def _user_frame(frames: object) -> Frame | None:
-    """Return the innermost frame outside installed packages."""
+    """Return the innermost frame outside installed packages; None if there is none."""
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, (list, tuple)) else ():
         told = _mapping(frame, "frames")
         file, line = told.get("filename"), told.get("line")

@@ -1,9 +1,10 @@
-"""Pure: read a pickle of plain values, without its classes and within limits of memory and time.
+"""Reader for a pickle of plain values. It loads no classes and has limits of memory and time. Pure.
 
 A pickle is a program: it may import and call anything, and a few bytes of it may create a huge value. So all its
-opcodes are checked before one of them runs. Allowed are the opcodes that torch's pickler, or Python's, writes for
-dicts, lists, texts, numbers and pairs of texts. Each makes one value at most, and their number is limited. Opcodes and
-their arguments: pickletools in Python's library; the output of torch: torch/csrc/jit/serialization/pickler.cpp.
+opcodes are checked before the first one runs. Allowed are the opcodes that torch's pickler, or Python's, writes for
+dicts, lists, texts, numbers and pairs of texts. Each opcode makes one value at most, and their number is limited.
+Opcodes and their arguments: pickletools in Python's library; the output of torch:
+torch/csrc/jit/serialization/pickler.cpp.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WIDTHS = {
     for code, one in _OPCODES.items()
     if one.name in _ALLOWED
 }
-"""Number of bytes after each opcode. For opcodes in `_COUNTED`, these bytes are the number of further bytes."""
+"""The number of bytes after each opcode. After an opcode in `_COUNTED`, these bytes are the number of further bytes."""
 
 _CODES = {one.name: code for code, one in _OPCODES.items()}
 _TEXTS = frozenset({_CODES["BINUNICODE"], _CODES["SHORT_BINUNICODE"]})
@@ -49,8 +50,8 @@ _STOP, _LONG1, _TUPLE2, _MEMOIZE = (_CODES[name] for name in ("STOP", "LONG1", "
 def load_plain_values(content: bytes) -> object:
     """Return the value of a pickle of dicts, lists, pairs of texts, texts, numbers, booleans and None.
 
-    Lists and dicts may contain each other, and may be shared: a reader must limit how far it follows them. Raises
-    ValueError with the reason for any other pickle, before any object is built.
+    Lists and dicts may contain each other, and several may contain the same one. So the caller must limit the depth
+    that it reads. Raises ValueError with the reason for any other pickle, before any object is built.
     """
     _check_opcodes(content)
     try:
@@ -60,13 +61,13 @@ def load_plain_values(content: bytes) -> object:
 
 
 def _check_opcodes(content: bytes) -> None:
-    """Raise ValueError if an opcode is not allowed, too large or one too many, or if the pickle ends early.
+    """Raise ValueError if an opcode is not allowed or too large, if there are too many, or if the pickle ends early.
 
-    Only pairs of texts are allowed as tuples: the hash of a tuple within a tuple is recursive, in C.
+    Only pairs of texts are allowed as tuples, because the hash of a tuple within a tuple is recursive C code.
     """
     texts_on_top = 0
     memoized: set[int] = set()
-    texts: set[int] = set()  # places in the memo that hold a text
+    texts: set[int] = set()  # numbers of the memo entries that are texts
     for code, argument in _opcodes(content):
         if code in _TEXTS:
             texts_on_top += 1
@@ -85,7 +86,7 @@ def _check_opcodes(content: bytes) -> None:
 
 
 def _opcodes(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the opcodes up to the last one, each with its argument (for a text only its length). Raises ValueError."""
+    """Yield each opcode up to the last one with its argument. For a text, yield only its length. Raises ValueError."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
     place, left = 0, MOST_OPCODES
@@ -111,7 +112,7 @@ def _opcodes(content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Refuses all classes. No allowed opcode can request one; this is a second check."""
+    """An unpickler that refuses all classes. No allowed opcode can request one, so this is a second check."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise ValueError(f"names {module}.{name}")

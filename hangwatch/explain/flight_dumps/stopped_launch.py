@@ -1,8 +1,8 @@
-"""Pure: find ranks that enqueued nothing after the operation in which all ranks are stuck, by dumps of one timeout.
+"""Search for ranks that enqueued nothing after the operation in which all ranks are stuck, by dumps of one timeout.
 
-torch records an operation, then launches it, then counts it in its process group (pg_status). A rank that stopped right
-after an operation either waits for its GPU, as a healthy rank that reads a result does, or is inside the launch. Only
-in the second case its count is lower than its newest record.
+Pure. torch records an operation, then launches it, then counts it in its process group (pg_status). If a rank stopped
+right after an operation, it either waits for its GPU, as a healthy rank that reads a result does, or is inside the
+launch. Only inside the launch its count is lower than its newest record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ _SETTLE = "its stack with the frames below Python: `hangwatch dump --native --pi
 
 
 class _Stuck(NamedTuple):
-    """The oldest open collective of a rank, what it enqueued last, and true if torch has not counted that."""
+    """The oldest open collective of a rank, and its last enqueued operation.
+
+    `is_uncounted` is true if torch has not counted the collective. `has_timed_out` is true if it has passed its
+    timeout.
+    """
 
     record: FlightRecord
     last: FlightRecord
@@ -28,7 +32,7 @@ class _Stuck(NamedTuple):
 
 
 def supplement(timed: Mapping[int, Sequence[RankRecords]]) -> Supplement:
-    """Return the ranks that stopped, as evidence; those inside a launch are checked first."""
+    """Return evidence on the ranks that stopped after an operation. Ranks inside its launch are checked first."""
     by_operation: dict[tuple[str, int, str], dict[int, _Stuck]] = {}
     for rank, recorders in timed.items():
         for stuck in map(_read_stuck, recorders):
@@ -37,7 +41,8 @@ def supplement(timed: Mapping[int, Sequence[RankRecords]]) -> Supplement:
                 by_operation.setdefault(operation, {})[rank] = stuck
     evidence, check_first = [], []
     for ranks in by_operation.values():
-        if len(ranks) == len(timed):  # another rank has not joined, or is in another operation: that is the reason
+        # If a rank is missing here, it has not joined or is in another operation, which explains the hang.
+        if len(ranks) == len(timed):
             for found, hints in _describe(ranks):
                 evidence.append(found)
                 check_first += hints
@@ -63,7 +68,10 @@ def _read_stuck(recorder: RankRecords) -> _Stuck | None:
 
 
 def _describe(ranks: Mapping[int, _Stuck]) -> Iterator[tuple[Evidence, list[CheckFirst]]]:
-    """Yield the ranks that enqueued nothing after the operation, while more others did."""
+    """Yield evidence on the ranks that enqueued nothing after the operation, if more other ranks did.
+
+    Each piece of evidence comes with the ranks to check first.
+    """
     stopped = {rank: stuck for rank, stuck in ranks.items() if stuck.last is stuck.record and stuck.has_timed_out}
     others = [rank for rank, stuck in ranks.items() if stuck.last is not stuck.record]
     if not stopped or len(others) < max(_FEWEST_OTHERS, len(stopped) + 1):

@@ -1,8 +1,8 @@
-"""Pure: compare the sequence numbers in the logs of all ranks, to find ranks that have not joined a collective.
+"""Comparison of the sequence numbers in the logs of all ranks, to find ranks that have not joined a collective. Pure.
 
-A rank that has enqueued less than the number at which other ranks of the same process group timed out has not joined
-it. NCCL counts point-to-point operations apart, so a group that shows one is not compared. What is not certain is
-evidence, and no rank is checked first.
+If ranks of a process group timed out at a number, and another rank of the group has only enqueued lower numbers, that
+rank has not joined. NCCL counts point-to-point operations separately, so a group with such operations is not compared.
+If there is doubt, the numbers are evidence, and no rank is checked first.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hangwatch.model import RankId
 
 _FEWEST_SEEN = 3
 _SHOWN = 4
-_CLOCK_SECONDS = 1.0  # a rank that writes so much before the timeout of another one still answers it
+_CLOCK_SECONDS = 1.0  # numbers this much older than another rank's timeout still count as written after it
 
 
 class RankWork(NamedTuple):
-    """Sequence numbers in a log, and the rank that wrote them; None if unknown. `source` is the name of the log."""
+    """The sequence numbers in a log and the rank that wrote them; None if unknown. `source` is the name of the log."""
 
     id: RankId | None
     source: str
@@ -33,9 +33,9 @@ class RankWork(NamedTuple):
 
 
 class WorkFinding(NamedTuple):
-    """A sentence about numbers in logs. `behind` are the ranks to check first, with the reason `why`.
+    """A sentence about the numbers in logs. `behind` are the ranks to check first, `why` is the reason.
 
-    `since` is the time of the timeout, `source` the log of a rank that is behind.
+    `since` is the time of the timeout. `source` is the log of a rank that is behind.
     """
 
     text: str
@@ -47,7 +47,11 @@ class WorkFinding(NamedTuple):
 
 
 class _Standing(NamedTuple):
-    """The last numbers of one rank in one group."""
+    """The last sequence numbers of one rank in one process group.
+
+    `timed_out` is the number of the operation that timed out, None if none did. `is_answer` is true if the rank wrote
+    its numbers because another rank timed out.
+    """
 
     id: RankId
     timed_out: int | None
@@ -58,7 +62,10 @@ class _Standing(NamedTuple):
 
 
 def read_works(source: str, rank: RankId, log: Log) -> Iterator[RankWork]:
-    """Yield the numbers in a log. A line tells the rank only within its group, which is the job if it has no name."""
+    """Yield the sequence numbers in a log, with the rank that wrote them.
+
+    A line contains the rank's number within a process group. It is the rank of the job only in the default group.
+    """
     is_of_rank = merged_logs.is_of_process(rank)
     if rank.rank is None and log.told_rank is not None:
         rank = replace(rank, rank=log.told_rank)
@@ -69,7 +76,7 @@ def read_works(source: str, rank: RankId, log: Log) -> Iterator[RankWork]:
 
 
 def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFinding]:
-    """Return the findings of the comparison. Findings with ranks to check first come first."""
+    """Compare the numbers of all ranks. Return what was found; findings with ranks to check first come first."""
     groups: dict[str, dict[RankId, _Standing]] = defaultdict(dict)
     names: dict[str, str] = {}
     for rank, _, work in works:
@@ -109,7 +116,7 @@ def _updated(before: _Standing | None, rank: RankId, work: Work) -> _Standing:
 
 
 class _Operations(NamedTuple):
-    """The operation of each rank and number, and true if a log shows an operation between two ranks."""
+    """The names of operations, keyed by rank and number. `has_point_to_point` is true if one is between two ranks."""
 
     by_number: Mapping[tuple[RankId, int], str]
     has_point_to_point: bool
@@ -172,7 +179,7 @@ def _doubt(
     waiting: set[RankId],
     world_size: int | None,
 ) -> str:
-    """Return the reason not to check the ranks behind first; empty if there is no doubt."""
+    """Return the reason why the ranks that are behind are not checked first; "" if there is no doubt."""
     if any(standing.id in waiting for standing in behind):
         return "a rank that is behind timed out itself, so it waits, too"
     if seen < _FEWEST_SEEN and seen != world_size:
@@ -185,7 +192,7 @@ def _doubt(
 
 
 def _is_recent(standing: _Standing, timed: Sequence[_Standing]) -> bool:
-    """True if a rank wrote its number because of, or not before, the first timeout of the others."""
+    """True if the rank wrote its number as an answer to a timeout of another rank, or not before the first timeout."""
     moment = standing.written_at
     others = [other.timed_out_at for other in timed]
     if standing.is_answer or moment is None:
@@ -198,7 +205,7 @@ def _is_recent(standing: _Standing, timed: Sequence[_Standing]) -> bool:
 
 
 def _reports(works: Sequence[RankWork], groups: set[str]) -> Iterator[WorkFinding]:
-    """Yield torch's desync report (TORCH_NCCL_DESYNC_DEBUG=1)."""
+    """Yield what torch's desync report says (TORCH_NCCL_DESYNC_DEBUG=1)."""
     lagging, numbers = set[int](), set[int]()
     joined = {rank.rank for rank, _, (line, *_) in works if rank and rank.rank is not None and line.kind == "operation"}
     for _, _, (line, *_) in works:
@@ -219,7 +226,7 @@ def _reports(works: Sequence[RankWork], groups: set[str]) -> Iterator[WorkFindin
 
 
 def _mismatches(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
-    """Yield the mismatches that ProcessGroupWrapper logs (TORCH_DISTRIBUTED_DEBUG=DETAIL): two ranks per line."""
+    """Yield the different collectives that ProcessGroupWrapper logs for two ranks (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
     runs: dict[int, tuple[int, str]] = {}
     for _, _, (line, *_) in works:
         if line.kind == "running":
@@ -243,7 +250,7 @@ def _mismatches(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
 
 
 def _barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
-    """Yield the tasks that did not reach a barrier of JAX. At most some of them are listed."""
+    """Yield the tasks that did not reach a barrier of JAX. The log may list only some of them."""
     sizes = [line.ranks for _, _, (line, *_) in works if line.kind == "barrier"]
     tasks = {line.ranks[0] for _, _, (line, *_) in works if line.kind == "task"}
     if not sizes or not tasks:
@@ -256,7 +263,7 @@ def _barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
 
 
 def _is_of_job(works: Sequence[RankWork]) -> bool:
-    """True if each rank calls itself, in its own lines, by its number in the job: these are not numbers in a group."""
+    """True if every rank's own lines contain its number in the job. Then the numbers are not those within a group."""
     own_lines = [
         (rank.rank, line.ranks[0])
         for rank, _, (line, *_) in works

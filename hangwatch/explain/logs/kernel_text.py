@@ -1,6 +1,6 @@
-"""Pure: turn the kernel log, as dmesg, journalctl -k and syslog print it, into evidence.
+"""The kernel log, as dmesg, journalctl -k and syslog print it, as evidence. Pure.
 
-A file is a kernel log if all its lines have that shape. In other files, such lines are written by the job. Both are
+A file is a kernel log if all its lines have that shape. In other files, the job has written such lines. Both are
 evidence and do not make a rank a suspect.
 """
 
@@ -33,9 +33,9 @@ _SHAPE = re.compile(
 
 
 class KernelLogLine(NamedTuple):
-    """A line of the kernel log. `when` is its time as it is written, or an empty string.
+    """A line of the kernel log. `when` is its time as it is written, "" if there is none.
 
-    `writer` names the log that contains it, if that is not a kernel log.
+    `writer` is the name of the log that contains the line, if that is not a kernel log; else "".
     """
 
     matched: kernel_lines.MatchedLine
@@ -45,12 +45,12 @@ class KernelLogLine(NamedTuple):
 
 
 def has_shape(line: str) -> bool:
-    """True if a line begins as in the output of dmesg or journalctl -k."""
+    """True if a line begins like the output of dmesg or journalctl -k."""
     return _SHAPE.match(line) is not None
 
 
 def find(line: str) -> KernelLogLine | None:
-    """Match a log line, after its time and host, with kernel_lines.toml; None if no row matches."""
+    """Match a log line with the rows of kernel_lines.toml, without its time and host. None if no row matches."""
     before = _PREFIX.match(line)
     start = before.end() if before else 0
     said = kernel_lines.find(line[start : start + kernel_lines.LONGEST_LINE])
@@ -69,7 +69,10 @@ def ended(line: str) -> list[tuple[str, str]]:
 
 
 def supplement(heard: Sequence[KernelLogLine], ranks: Iterable[RankId]) -> Supplement:
-    """Return the kernel's lines as evidence. If a line has the pid of one of `ranks`, the rank is shown instead."""
+    """Return the kernel's lines as evidence.
+
+    If a line contains the pid of one of `ranks`, the rank is shown instead.
+    """
     evidence = tuple(_evidence(heard, {str(rank.pid): rank for rank in ranks if rank.pid is not None}))
     source = "Logs report" if any(line.writer for line in heard) else "The kernel log reports"
     headline = f"{source} {words.count(len(heard), 'problem')}: {evidence[0].message}"

@@ -1,4 +1,4 @@
-"""Pure: read the exit codes of ranks in the summary that torchrun prints at its end. Measured with torch 2.13.
+"""The exit codes of ranks in the summary that torchrun prints at its end. Measured with torch 2.13. Pure.
 
 The owner of the job can forge such lines, but only about that job.
 """
@@ -16,16 +16,20 @@ _ROOT_CAUSE = "Root Cause (first observed failure):"
 
 
 class RankExit(NamedTuple):
-    """The exit code of a rank, negative for a signal. `is_first`: the launcher reports it as the first failure."""
+    """The exit code of a rank, negative for a signal.
+
+    `is_first` is true if the launcher reports it as the first failure.
+    """
 
     code: int
     is_first: bool
 
 
 def exits(text: str) -> dict[int, RankExit]:
-    """Return the exits by the pid in the log. A later restart in the same log overrides an earlier one.
+    """Return the exit of each rank, keyed by the pid in the log.
 
-    Only the first `LONGEST_LINE` characters of each line are read.
+    A later restart in the same log overrides an earlier one. Only the first `LONGEST_LINE` characters of each line are
+    read.
     """
     text = "\n".join(line[:LONGEST_LINE] for line in text.split("\n"))
     all_exits = {int(pid): RankExit(int(code), is_first=False) for code, pid in _SUMMARY.findall(text)}

@@ -1,4 +1,4 @@
-"""Pure: turn the ends of the output files of a live job into one log for each rank."""
+"""One log for each rank of a live job, from the ends of its output files. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_PID = re.compile(r"^\S{1,64}:(\d{1,10}):\d{1,10} \[\d{1,3}\] ")  # format of
 
 
 def read_logs(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]) -> tuple[RankLog, ...]:
-    """Return the log of each rank. In a file that several ranks share, only lines with a rank or process id count.
+    """Return the log of each rank. In a file of several ranks, only lines with a rank or process id count.
 
     `inner_pids` are the process ids in the pid namespaces of the ranks.
     """
@@ -41,7 +41,7 @@ def read_logs(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[Ra
 
 
 def last_lines(ends: Iterable[OutputEnd]) -> tuple[LastLines, ...]:
-    """Return the last lines of each file, without secrets of known forms, for readers of the incident."""
+    """Return the last lines of each file for readers of the incident. Secrets of known forms are removed."""
     shown = []
     for end in ends:
         texts = [text for line in _lines(end) if (text := clean(line).strip())][-_LINES_MASKED:]
@@ -53,7 +53,10 @@ def last_lines(ends: Iterable[OutputEnd]) -> tuple[LastLines, ...]:
 
 
 def _lines(end: OutputEnd) -> Iterator[str]:
-    """Yield all complete lines as a terminal shows them. The first line of a longer file is incomplete."""
+    """Yield the complete lines of a file's end, as a terminal shows them.
+
+    If the file is longer than its end, the first line is incomplete and left out.
+    """
     lines = end.text.decode("utf-8", "replace").split("\n")
     for line in lines[1:] if end.size_bytes > len(end.text) else lines:
         text = line.replace("\0", "")  # a hole: the file was truncated while a process wrote to it
@@ -71,7 +74,7 @@ def _read(lines: Iterable[str]) -> Log:
 def _read_shared(
     lines: Iterable[str], ends: Mapping[RankId, object], inner_pids: Mapping[RankId, int]
 ) -> dict[RankId, Log]:
-    """Return the log of each rank in a shared file, by the rank or process id at the beginning of a line."""
+    """Return the log of each rank in a shared file. The rank or process id at the beginning of a line decides."""
     by_rank = {rank.rank: rank for rank in ends if rank.rank is not None}
     by_pid = {pid: rank for rank, pid in inner_pids.items()}
     logs: dict[RankId, Log] = {}

@@ -1,4 +1,4 @@
-"""Pure: group ranks by the ends of their logs. Find ranks that are behind, and logs that may be incomplete."""
+"""Groups of ranks with the same end of their logs, ranks that are behind, and logs that may be incomplete. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 class End(NamedTuple):
     """Ranks with the same end of their logs. `step` is the number in which they differ from the other ranks.
 
-    `text` is the line of the lowest rank, with a range for each integer that differs within the group.
+    `text` is the line of the lowest rank, with a range for each integer that differs within the group. `template` is
+    that line without its numbers.
     """
 
     ids: tuple[RankId, ...]
@@ -35,11 +36,16 @@ class End(NamedTuple):
 
 
 def fold(logs: Sequence[RankLog]) -> list[End]:
-    """Group the last lines by their text without numbers, and by the first number that a majority shares."""
+    """Group the ranks by the last lines of their logs.
+
+    Ranks of one group have the same text without numbers, and the same step (see `_step_column`).
+    """
     by_template: dict[tuple[str, int], list[RankLog]] = defaultdict(list)
     for log in logs:
         if log.last is not None:
-            by_template[without_numbers(log.last.text), len(_written(log))].append(log)  # a line may contain a "#"
+            by_template[without_numbers(log.last.text), len(_written(log))].append(
+                log
+            )  # the count matters because a line may contain a "#"
     ends: list[End] = []
     for (template, _), alike in by_template.items():
         column = _step_column([_numbers(log) for log in alike], _few_steps(alike))
@@ -58,7 +64,10 @@ def _end(logs: Sequence[RankLog], template: str, step: float) -> End:
 
 
 def _with_ranges(logs: Sequence[RankLog]) -> str:
-    """Return the last line of the first log, with ranges such as "299..300" for integers that differ."""
+    """Return the last line of the first log.
+
+    An integer that differs between the logs becomes a range such as "299..300".
+    """
     text = logs[0].last.text if logs[0].last else ""
     ranges = (_range(column, logs) for column in zip(*(_written(log) for log in logs), strict=True))
     return _NUMBER.sub(lambda match: next(ranges) or match.group(), text)
@@ -72,7 +81,7 @@ def _range(column: Sequence[str], logs: Sequence[RankLog]) -> str:
 
 
 def _is_step_column(column: Sequence[str], logs: Sequence[RankLog]) -> bool:
-    """True if these are different integers, and not the numbers (rank, local rank, pid) of the ranks themselves."""
+    """True if the column contains different integers that are not the ranks, local ranks or pids of the logs."""
     if len(set(column)) < 2 or not all(number.isdecimal() and len(number) <= _MOST_DIGITS for number in column):
         return False
     ids = [{log.id.rank, log.id.local_rank, log.id.pid} for log in logs]
@@ -88,15 +97,16 @@ def _numbers(log: RankLog) -> tuple[float, ...]:
 
 
 def _few_steps(logs: Sequence[RankLog]) -> list[int]:
-    """Return the positions of integers that may be steps: those with few different values."""
+    """Return the positions of integers that may be steps, because they have few different values."""
     columns = enumerate(zip(*(_written(log) for log in logs), strict=True))
     return [index for index, column in columns if len(set(column)) <= _MOST_STEPS and _is_step_column(column, logs)]
 
 
 def _step_column(rows: Sequence[tuple[float, ...]], few: Sequence[int]) -> int | None:
-    """Return the position of the number that shows a rank's progress: more than half share it, and some differ.
+    """Return the position of the number that shows a rank's progress; None if there is none.
 
-    The positions in `few` are tried first, because a number such as a loss may agree by chance.
+    More than half of the ranks share this number, and some differ. The positions in `few` are tried first, because a
+    number such as a loss may agree by chance.
     """
     positions: tuple[int, ...] = (*few, *range(len(rows[0])))
     for index in positions:
@@ -107,7 +117,10 @@ def _step_column(rows: Sequence[tuple[float, ...]], few: Sequence[int]) -> int |
 
 
 def find_behind(ends: Sequence[End]) -> End | None:
-    """Return the ranks with a log that ends at an earlier step than the logs of at least three times as many ranks."""
+    """Return the ranks with a log that ends at an earlier step than the others; None if there are none.
+
+    The logs of at least three times as many ranks must end at one later step.
+    """
     if not ends:
         return None
     most = ends[0]
@@ -119,8 +132,8 @@ def find_behind(ends: Sequence[End]) -> End | None:
 def find_unwritten(logs: Sequence[RankLog]) -> dict[RankId, str]:
     """Return the ranks with a log that may be incomplete because of a buffer, and the reason for each.
 
-    Its last line is the beginning of the last line of most others, or it ends minutes before theirs. Ranks of one job
-    wait for each other, so none can be so far ahead.
+    The last line of such a log is the beginning of the last line of most others, or the log ends minutes before theirs.
+    Ranks of one job wait for each other, so no rank can be so far ahead.
     """
     last = [(log.id, log.last) for log in logs if log.last is not None]
     counts = Counter(without_numbers(line.text) for _, line in last)
@@ -139,7 +152,7 @@ def find_unwritten(logs: Sequence[RankLog]) -> dict[RankId, str]:
 
 
 def seconds_apart(logs: Sequence[RankLog]) -> float:
-    """Return the time between the first and the last end of the logs; 0 if it is short or not known."""
+    """Return the time in seconds between the first and the last end of the logs. 0 if it is short or unknown."""
     moments = [log.last.moment for log in logs if log.last is not None]
     clock = common_clock(moments)
     times = [moment.seconds for moment in moments if moment and moment.clock == clock]
@@ -148,7 +161,7 @@ def seconds_apart(logs: Sequence[RankLog]) -> float:
 
 
 def caveat(ranks: Sequence[RankId], unwritten: Mapping[RankId, str]) -> str:
-    """Return a clause such as `; the log of rank 7 may be incomplete, ...`, or an empty string."""
+    """Return a clause such as `; the log of rank 7 may end in a buffer ...`; "" if all logs are complete."""
     unsure = [rank for rank in ranks if rank in unwritten]
     if not unsure:
         return ""
@@ -158,7 +171,7 @@ def caveat(ranks: Sequence[RankId], unwritten: Mapping[RankId, str]) -> str:
 
 
 def describe_ends(ends: Sequence[End]) -> str:
-    """Describe the ends, such as `63 ranks end at 'backward 812', rank 7 at 'backward 811'`."""
+    """Return a clause on the ends: `63 ranks end at 'backward 812', rank 7 at 'backward 811'`."""
     clauses = []
     for number, end in enumerate(ends[:SHOWN]):
         ranks = words.count(len(end.ids)) if len(end.ids) > SHOWN else words.name_ranks(end.ids)
@@ -170,5 +183,5 @@ def describe_ends(ends: Sequence[End]) -> str:
 
 
 def without_numbers(text: str) -> str:
-    """Replace each number by "#", so that lines of one kind are equal."""
+    """Return the text with "#" instead of each number, so that lines of one kind are equal."""
     return _NUMBER.sub("#", text)

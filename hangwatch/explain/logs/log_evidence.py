@@ -1,4 +1,4 @@
-"""Pure: the logs of all ranks -> evidence. The rank that fails first is to be checked first; it is never named."""
+"""Evidence from the logs of all ranks. The rank that fails first is to be checked first; it is never named. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _NOT_FLUSHED = "without PYTHONUNBUFFERED=1, the last output may still be in a bu
 
 
 class _Kind(NamedTuple):
-    """Failures of one kind, one for each rank that has it, the earliest first; `failure` is the earliest."""
+    """The logs of the ranks that have the same kind of failure. The rank that failed first is first.
+
+    `failure` is the failure of that rank.
+    """
 
     failure: Failure
     logs: tuple[RankLog, ...]
@@ -37,7 +40,10 @@ class _Kind(NamedTuple):
 
 
 class _FirstFailure(NamedTuple):
-    """The first failure that has a cause of its own. `order` tells how that is known; empty if there is only one."""
+    """The first failure that does not blame other ranks. `order` is the reason why it is the first.
+
+    `order` is "" if there is only one such kind of failure.
+    """
 
     kind: _Kind
     order: str
@@ -49,10 +55,10 @@ def supplement(
     world_size: int | None = None,
     unranked: Sequence[RankLog] = (),
 ) -> Supplement:
-    """Return what logs show, with or without stacks. The rank that fails first is checked first, but never named.
+    """Return the facts in the logs of ranks, with or without stacks.
 
-    If no rank fails first, the rank is checked first that has not joined a collective by the sequence numbers `works`.
-    Logs that are `unranked` are evidence only.
+    The rank that fails first is checked first, never named. If no rank fails first, the rank that has not joined a
+    collective, by the sequence numbers in `works`, is checked first. `unranked` logs are only evidence.
     """
     kinds, ends = _kinds(logs), log_ends.fold(logs)
     numbers = enqueued_work.compare(works, world_size)
@@ -70,10 +76,10 @@ def supplement(
 
 
 def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Supplement:
-    """Return what logs show of a live job with `ranks_here` ranks on this node.
+    """Return the facts in the logs of a live job with `ranks_here` ranks on this node.
 
-    A rank that alone fails or complains is checked first, if at least half of the ranks have a log. The sentence has no
-    line of a log, because metrics and pages show it.
+    A rank that alone fails or reports a problem is checked first, if at least half of the ranks have a log. The
+    sentence quotes no line of a log, because metrics and pages show it.
     """
     kinds = _kinds(logs)
     are_enough = len(logs) * 2 >= max(ranks_here, 3)
@@ -89,7 +95,7 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
 
 
 def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterator[CheckFirst]:
-    """Yield the ranks that failed first, else the only rank with a log line of NCCL about a problem.
+    """Yield the ranks that failed first. If none did, yield the only rank with a line of NCCL about a problem.
 
     There must be at least three times as many other ranks.
     """
@@ -109,9 +115,10 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
 
 
 class _Hint(NamedTuple):
-    """The rank to check first: `text` for the headline, `why` and what would settle it.
+    """The ranks to check first. `text` is for the headline, `why` is the reason, `settle` the check that would decide.
 
-    `ranks` is empty if too many are alike. `is_sure`: it is added to a verdict by stacks that names no rank.
+    `ranks` is empty if too many ranks are alike. If `is_sure` is true, the hint is added to a verdict by stacks that
+    names no rank.
     """
 
     text: str
@@ -124,7 +131,10 @@ class _Hint(NamedTuple):
 def _find_hint(
     logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End], numbers: Sequence[WorkFinding]
 ) -> _Hint | None:
-    """Return the strongest hint: the first failure, numbers, complaints of all others, the end of a log."""
+    """Return the strongest hint on a rank to check first; None if there is none.
+
+    Hints by strength: the first failure, sequence numbers, a rank that all others complain of, the end of a log.
+    """
     first = _first_failure(kinds, logs)
     pointing = next((finding for finding in numbers if finding.behind), None)
     if first is not None and not (pointing and _is_later(first.kind.failure.moment, pointing.since)):
@@ -141,7 +151,7 @@ def _find_hint(
     if (silent := _find_silent(logs, kinds)) is not None:
         return silent
     behind = log_ends.find_behind(ends)
-    if behind is None or work_lines.parse(behind.text):  # a number of the watchdog is no step of the program
+    if behind is None or work_lines.parse(behind.text):  # a number that the watchdog wrote is not a step of the program
         return None
     why = f"its log ends at '{words.elided(behind.text, LINE_CHARACTERS)}', before the other logs"
     text = f"the log of {words.name_ranks(behind.ids)} ends before the other logs: {log_ends.describe_ends(ends)}"
@@ -154,7 +164,10 @@ def _is_later(moment: Moment | None, other: Moment | None) -> bool:
 
 
 def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | None:
-    """Return the ranks without a failure if all others complain of others, and if their logs reach that time."""
+    """Return a hint on the ranks without a failure, if all other ranks report failures of others; else None.
+
+    The logs of these ranks must continue until after such a report.
+    """
     silent = [log for log in logs if not log.failures]
     complaining = len(logs) - len(silent)
     if not 0 < TIMES_AS_MANY * len(silent) <= complaining or not all(kind.failure.of_others for kind in kinds):
@@ -170,7 +183,10 @@ def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | Non
 
 
 def _find_signal(logs: Sequence[RankLog]) -> _Hint | None:
-    """Return the signal that ended the launcher: a person or the scheduler stopped the job."""
+    """Return a hint on the signal that ended the launcher; None if there was no signal.
+
+    A person or the scheduler has then stopped the job.
+    """
     signals = {log.messages[_LAUNCHER_SIGNAL].value for log in logs if _LAUNCHER_SIGNAL in log.messages}
     if not signals:
         return None
@@ -181,7 +197,7 @@ def _find_signal(logs: Sequence[RankLog]) -> _Hint | None:
 def _describe_without_hint(
     logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End], unranked: Sequence[RankLog]
 ) -> str:
-    """Describe logs that point at no rank, by what was compared."""
+    """Return a summary of logs that show no rank to check first: their failures and their ends."""
     if not logs:
         return f"{words.count(len(unranked), 'log')} of unknown ranks: see the evidence"
     own = sum(not kind.failure.of_others for kind in kinds)
@@ -197,7 +213,7 @@ def _describe_without_hint(
 
 
 def _describe_messages(logs: Sequence[RankLog]) -> str:
-    """Return which ranks have a line of NCCL about a problem; without one, that no log has a failure."""
+    """Return the ranks with lines of NCCL about a problem, as a clause. If there are none, the clause says so."""
     rows = nccl_messages.load()
     ids = [log.id for log in logs if any(rows[name].about != "setup" for name in log.messages)]
     have = "has" if len(ids) == 1 else "have"
@@ -210,12 +226,14 @@ def _numbers_evidence(finding: WorkFinding) -> Evidence:
     return _make_evidence("log_numbers", finding.text, finding.ranks)
 
 
-# --- the first failure
-# -------------------------------------------------------------------------------------------------
+# --- the first failure -----------------------------------------------------------------------------------------------
 
 
 def _kinds(logs: Sequence[RankLog]) -> list[_Kind]:
-    """Return the first failure of each rank, grouped by its text without numbers; failures with a cause come first."""
+    """Return the first failure of each rank, grouped by its text without numbers.
+
+    Failures that do not blame other ranks come first.
+    """
     found: dict[tuple[str, bool], list[tuple[Failure, RankLog]]] = defaultdict(list)
     for log in logs:
         if log.failures:
@@ -234,7 +252,10 @@ def _kinds(logs: Sequence[RankLog]) -> list[_Kind]:
 
 
 def _first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _FirstFailure | None:
-    """Return the first kind of failure that does not blame other ranks. None if the order is unknown."""
+    """Return the first kind of failure that does not blame other ranks.
+
+    None if there is none, or if the order is unknown.
+    """
     own = [kind for kind in kinds if not kind.failure.of_others]
     if len(own) <= 1:
         return _FirstFailure(own[0], "") if own else None
@@ -249,7 +270,7 @@ def _first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _FirstFai
 
 
 def _describe_first_failure(first: _FirstFailure) -> str:
-    """Describe the first failure: `first to fail: rank 7 at 2026-...: ValueError: ...`."""
+    """Return a clause on the first failure: `first to fail: rank 7 at 2026-...: ValueError: ...`."""
     failure, ids = first.kind.failure, first.kind.ids
     several = f", {words.count(len(ids))} alike," if len(ids) > 1 else ""
     order = f" ({first.order})" if first.order else ""
@@ -293,7 +314,10 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[En
 
 
 def _messages(logs: Sequence[RankLog]) -> Iterator[Evidence]:
-    """Yield the lines of NCCL in words. A setting counts only if ranks differ, or if it cannot reach another node."""
+    """Yield the meanings of NCCL's lines as evidence.
+
+    A line about a setting counts only if the setting differs between ranks, or cannot reach another node.
+    """
     said: dict[str, dict[str, list[RankLog]]] = defaultdict(lambda: defaultdict(list))
     for log in logs:
         for name, message in log.messages.items():
@@ -312,7 +336,7 @@ def _messages(logs: Sequence[RankLog]) -> Iterator[Evidence]:
 
 
 def _unranked_evidence(logs: Sequence[RankLog]) -> Iterator[Evidence]:
-    """Yield the first failure and the messages of NCCL in logs of which the rank is not known."""
+    """Yield the first failure and the lines of NCCL in each log of an unknown rank."""
     rows = nccl_messages.load()
     for log in logs[:_UNRANKED_SHOWN]:
         where = words.printable(log.source) + (f", {words.name_ranks([log.id])}" if log.id.pid is not None else "")
@@ -344,7 +368,7 @@ def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]
 
 
 def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
-    """Yield the rank that stopped writing long before the others.
+    """Yield evidence on the rank that stopped writing long before the others.
 
     The time from its last line to the median must be longer than the time from the median to the last line of all.
     """

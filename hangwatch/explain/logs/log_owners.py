@@ -1,7 +1,7 @@
-"""Pure: find the rank of each log that has a process id but no rank.
+"""The rank of each log that has a process id but no rank. Pure.
 
-The prefix is that of vLLM or Ray (`(Worker_TP2 pid=4122)`), or the beginning of NCCL's own lines. Servers and drivers
-write with such prefixes, too.
+The prefix of its lines is that of vLLM or Ray (`(Worker_TP2 pid=4122)`), or the beginning of NCCL's own lines. Servers
+and drivers write with such prefixes, too.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from hangwatch.model import RankId
 
 
 def find_owners(writers: Sequence[RankId], dumped: Collection[RankId]) -> dict[RankId, RankId | None]:
-    """Return the rank of each writer of a log; None if it is no rank.
+    """Return the rank of each writer of a log. None if the writer is not a rank.
 
-    A pid tells the rank of its dump, or of other lines of that process. Otherwise a process is a rank if its title has
-    a number of vLLM's or SGLang's workers; if no title has one, and no log a number, if most titles are of its kind.
+    If a dump or another line has the same pid and a rank, that is the rank. If not, a process is a rank if its title is
+    that of a numbered worker of vLLM or SGLang. If no title is one and no log has a number, a process is a rank if its
+    kind of title is the most common one.
     """
     by_pid: dict[tuple[str | None, int | None], RankId] = {
         (rank.node, rank.pid): rank for rank in writers if rank.pid is not None and _is_numbered(rank)

@@ -1,4 +1,4 @@
-"""Pure: merge the logs of many files and prefixes into one log for each rank."""
+"""The logs of many files and prefixes, merged into one log for each rank. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from hangwatch.model import RankId
 
 
 class RankLog(NamedTuple):
-    """The merged logs of one rank; `source` is the name of the longest one.
+    """The merged logs of one rank. `source` is the name of the longest one.
 
-    `failures` are in the order of reading; those reported by the launcher are last. `messages` are lines of NCCL.
+    `failures` are in the order of reading, and those that the launcher reported are last. `messages` are lines of NCCL,
+    keyed by the row of nccl_messages.toml that matches.
     """
 
     id: RankId
@@ -27,7 +28,7 @@ class RankLog(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """One log of a rank, or its error.json."""
+    """One of the logs of a rank, or its error.json."""
 
     source: str
     id: RankId
@@ -37,10 +38,11 @@ class _Part(NamedTuple):
 def join(
     parts: Iterable[tuple[str, RankId, Log]], launcher_failures: Iterable[tuple[str, Failure]] = ()
 ) -> tuple[RankLog, ...]:
-    """Return one log for each rank, by global rank, by local rank and node, or by pid and node; others are dropped.
+    """Return one log for each rank. Logs of unknown ranks are left out.
 
-    A global rank that torch wrote before a line applies to all logs of that local rank. A failure in
-    `launcher_failures` counts if the log of the rank has none; otherwise it only adds a missing time.
+    A rank is known by its global rank, by local rank and node, or by pid and node. A global rank that torch wrote
+    before a line applies to all logs of that local rank. A failure in `launcher_failures` counts if the log of the rank
+    contains none. If it does, the launcher's report only adds a missing time.
     """
     all_parts = [_Part(*part) for part in parts]
     global_ranks = _global_ranks(all_parts)
@@ -63,7 +65,10 @@ def join(
 
 
 def _global_ranks(parts: Iterable[_Part]) -> dict[tuple[str | None, int | None], int]:
-    """Return the global ranks in lines, by node and local rank, without contradictory ones."""
+    """Return the global ranks that lines contain, keyed by node and local rank.
+
+    Ranks that contradict each other are left out.
+    """
     by_place: dict[tuple[str | None, int | None], set[int]] = defaultdict(set)
     for part in parts:
         if part.log.told_rank is not None:
@@ -78,7 +83,7 @@ def _numbered(rank: RankId, global_ranks: dict[tuple[str | None, int | None], in
 
 
 def is_of_process(rank: RankId) -> bool:
-    """True if a log is of one known process, with or without the number of a rank."""
+    """True if the log is of one known process: it has a rank, a local rank or a pid."""
     return rank.rank is not None or rank.local_rank is not None or rank.pid is not None
 
 
@@ -89,7 +94,7 @@ def _key(rank: RankId) -> tuple[object, ...]:
 
 
 def read_unranked(source: str, rank: RankId, log: Log) -> RankLog:
-    """Return a log without a known rank."""
+    """Return the log of an unknown rank."""
     return _joined([_Part(source, rank, log)])
 
 

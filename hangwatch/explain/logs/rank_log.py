@@ -1,6 +1,6 @@
-"""Pure: read the log of a rank: its last line with its time, and its failures. All kept texts are bounded.
+"""Reader for the log of a rank: its last line with its time, and its failures. All kept texts are bounded. Pure.
 
-A log is written by the job: it is evidence, but never makes a rank the culprit.
+The job writes its log. So a log is evidence, but never makes a rank the culprit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CODE = re.compile(
 _EXCEPTION_TYPE = re.compile(r"((?:[A-Za-z_]\w{0,63}\.){0,8}_{0,2}(?:[A-Z]\w{0,63}|error|timeout)):(?: |$)", re.ASCII)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")
 _LAST_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error|Exception|Interrupt|Exit): \S")
-"""The last line of a log that begins with the type of an exception: its traceback may not have been copied."""
+"""The last line of a log, if it begins with the type of an exception. Its traceback may not have been copied."""
 
 _FATAL = re.compile(
     r"Watchdog caught collective operation timeout|Fatal Python error: |terminate called after throwing"
@@ -82,14 +82,15 @@ _LOST_IN_THE_JOB = re.compile(
     rf"|^RuntimeError: (?:{_LOST})",
     re.IGNORECASE,
 )
-"""A lost connection within the job: the line must name NCCL, gloo or the store, because databases fail alike.
+"""A lost connection within the job.
 
-"[address]:port" is the form of gloo; for its store, torch before 2.1 prints only RuntimeError.
+The line must mention NCCL, gloo or the store, because databases fail in the same way. "[address]:port" is the form of
+gloo. For gloo's store, torch before 2.1 prints only RuntimeError.
 """
 _OUTSIDE = re.compile(
     r"https?://|HTTPS?Connection|urlopen error|\bport[ =](?:80|443)\b|[\w\]]:(?:80|443)\b", re.IGNORECASE
 )
-"""An endpoint outside of the job: a lost connection to it is an error of this rank itself."""
+"""An endpoint outside the job. A lost connection to it is an error of this rank itself."""
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}|\[([\da-f]*:[\d:a-f.]+)\]", re.IGNORECASE)
 _LIBRARY = re.compile(r"\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|Dist\w+Error", re.IGNORECASE)
 _ANOTHER = r"(?:rank|worker|peer)s?[ :#=]{0,2}\[?(\d{1,7})\b"
@@ -107,9 +108,10 @@ _SUMMARY_RANK = re.compile(r"^(\d{1,7}) \(local_rank: (\d{1,7})\)$")
 
 
 class Moment(NamedTuple):
-    """A time in a log: `text` as it is written; `seconds` can be compared only with times on the same `clock`.
+    """A time in a log. `text` is the time as it is written.
 
-    "unix": since 1970, UTC; "local": a wall clock of unknown zone; "yearless": a wall clock without a year.
+    `seconds` can be compared only with times on the same `clock`. "unix": since 1970, UTC; "local": a wall clock of
+    unknown zone; "yearless": a wall clock without a year.
     """
 
     clock: str
@@ -118,18 +120,18 @@ class Moment(NamedTuple):
 
 
 def common_clock(moments: Sequence[Moment | None]) -> str:
-    """Return the most frequent clock."""
+    """Return the clock that most of the moments use."""
     clocks = Counter(moment.clock for moment in moments if moment)
     return clocks.most_common(1)[0][0] if clocks else ""
 
 
 def time_on(moment: Moment | None, clock: str) -> tuple[bool, float]:
-    """Return a sort key by time. Moments without a time on this clock are last."""
+    """Return a key that sorts by time. Moments without a time on this clock come last."""
     return (False, moment.seconds) if moment and moment.clock == clock else (True, 0.0)
 
 
 class Line(NamedTuple):
-    """A log line without its leading time."""
+    """A log line without the time at its beginning."""
 
     number: int
     text: str
@@ -137,10 +139,10 @@ class Line(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An exception or another fatal error. `where` is the line of the program; `rank` is set if the text names it.
+    """An exception or another fatal error. `where` is the line of the program. `rank` is set if the text names a rank.
 
-    `text` has no secrets of known forms. `of_others`: it reports a lost or silent rank, so it follows a failure or hang
-    of another rank. `exception` is its type, or an empty string.
+    `text` contains no secrets of known forms. `of_others` is true if the failure reports a lost or silent rank, so that
+    it follows a failure or hang of another rank. `exception` is the type of the exception, "" if there is none.
     """
 
     text: str
@@ -153,7 +155,7 @@ class Failure(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Sequence numbers in a log, the time of their line and its number."""
+    """The sequence numbers in a line of a log, the time of the line, and its line number."""
 
     line: work_lines.WorkLine
     moment: Moment | None
@@ -161,7 +163,7 @@ class Work(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The first line that matches a row of nccl_messages.toml, its value and its line number."""
+    """The first line that matches a row of nccl_messages.toml, the value in it, and its line number."""
 
     value: str
     text: str
@@ -169,12 +171,13 @@ class Message(NamedTuple):
 
 
 class Log:
-    """Reads the lines of one log.
+    """A reader for the lines of one log.
 
-    `told_rank` is the global rank that torch wrote before its lines. `messages` are lines of NCCL by the names of the
-    table's rows. `kernel` has the first kernel line of each row and subject, without cleared ones; `is_kernel_cut` if
-    there were too many. `is_kernels`: all lines have the shape of a kernel log. `processes` are the ranks in torchrun's
-    summary. `works` are the last lines with sequence numbers of each group and kind.
+    `told_rank` is the global rank that torch wrote before its lines. `messages` are lines of NCCL, keyed by the row of
+    nccl_messages.toml. `kernel` contains the first kernel line of each row and subject, except cleared ones.
+    `is_kernel_cut` is true if there were too many. `is_kernels` is true if all lines have the shape of a kernel log.
+    `processes` are the ranks in torchrun's summary. `works` are the last lines with sequence numbers of each group and
+    kind.
     """
 
     def __init__(self) -> None:
@@ -196,7 +199,7 @@ class Log:
         self._summary: dict[str, str] = {}
 
     def feed(self, line: str, number: int) -> None:
-        """Read a line without its prefix and line end; `number` is its line number in the file."""
+        """Read a line, without its prefix and line end. `number` is its line number in the file."""
         text = clean(line)
         if match := _TOLD_RANK.match(text):
             text, self.told_rank = text[match.end() :], int(match.group(1))
@@ -225,7 +228,7 @@ class Log:
                 self.kernel.pop(over, None)
 
     def end(self) -> None:
-        """Finish an open summary and set `last`. Only the last line's time is read, to save time."""
+        """Close a summary that is still open, and set `last`. To save time, only the time of the last line is read."""
         self._end_summary(0)
         _, number, text = self._ordinary_line
         if text:
@@ -260,7 +263,10 @@ class Log:
         return True
 
     def _read_summary(self, text: str, number: int) -> bool:
-        """Read torchrun's summary of each failed rank: `time`, `host`, `rank`, `exitcode`, `traceback`."""
+        """Read a line of torchrun's summary of failed ranks: `time`, `host`, `rank`, `exitcode`, `traceback`.
+
+        True if the line belongs to the summary.
+        """
         if match := _SUMMARY.match(text):
             key, value = match.groups()
             if key == "time":
@@ -301,7 +307,7 @@ class Log:
 
 
 def _mask_and_cut(text: str) -> str:
-    """Remove secrets of known forms from a text, and limit its length."""
+    """Return a text without secrets of known forms and of limited length."""
     return secret_forms.mask(text)[:LONGEST_TEXT]
 
 
@@ -311,7 +317,7 @@ def _is_of_others(text: str) -> bool:
 
 
 def _names_the_internet(text: str) -> bool:
-    """True if a text names a web endpoint or a public address."""
+    """True if a text contains a web endpoint or a public address."""
     return _OUTSIDE.search(text) is not None or any(
         _is_public(match.group(1) or match.group()) for match in _ADDRESS.finditer(text)
     )
@@ -324,36 +330,42 @@ def _is_public(address: str) -> bool:
 
 
 def blames_another(failure: Failure, rank: int | None) -> bool:
-    """True if a failure of this rank reports a lost connection, or names another rank."""
+    """True if a failure of this rank reports a lost connection or names another rank."""
     numbers = (match.group(1) or match.group(2) for match in _OF_ANOTHER.finditer(failure.text))
     return failure.of_others or any(int(number) != rank for number in numbers)
 
 
 def latest(lines: Sequence[Line]) -> Line | None:
-    """Return the line with the latest time, on the clock of the first line with a time; without times the first."""
+    """Return the line with the latest time, on the clock of the first line with a time.
+
+    If no line has a time, the first line. None if there are no lines.
+    """
     clock = next((line.moment.clock for line in lines if line.moment), None)
     timed = [(line.moment.seconds, line) for line in lines if line.moment and line.moment.clock == clock]
     return max(timed, key=lambda entry: entry[0])[1] if timed else next(iter(lines), None)
 
 
 def clean(line: str) -> str:
-    """Remove colours and control characters from a log line."""
+    """Return a log line without colours and control characters."""
     return _ESCAPES.sub("", line[:LONGEST_LOG_LINE]).rstrip()
 
 
 def without_colours(line: str) -> str:
-    """Remove the escape sequences of a terminal from a line."""
+    """Return a line without the escape sequences of a terminal."""
     return _ESCAPES.sub("", line[:LONGEST_LINE])
 
 
 def last_written(line: str) -> str:
-    """Return the text that a terminal shows of a line with carriage returns. A progress bar is one line for hours."""
+    """Return the text that a terminal shows for a line with carriage returns.
+
+    A progress bar is one such line for hours.
+    """
     parts = [part for part in line[-LONGEST_LINE:].split("\r") if part.strip()]
     return parts[-1] if parts else ""
 
 
 def read_moment(text: str) -> Moment | None:
-    """Return the time at the beginning of a line (ISO 8601, glog, syslog); None without a valid one."""
+    """Return the time at the beginning of a line (ISO 8601, glog, syslog); None if there is no valid time."""
     for pattern, make in ((_DATED, _dated), (_GLOG, _glog), (_SYSLOG, _syslog)):
         if match := pattern.search(text, 0, _STAMP_WITHIN):
             try:
@@ -385,14 +397,14 @@ def _syslog(match: re.Match[str]) -> Moment:
 
 
 def _seconds(*parts: int, fraction: str | None) -> float:
-    """Return the seconds since 1970 of year, month, day, hour, minute and second, as if they were UTC."""
+    """Return the seconds since 1970 for year, month, day, hour, minute and second, as if these were UTC."""
     year, month, day, hour, minute, second = parts
     whole = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
     return whole + float(f"0.{fraction or 0}")
 
 
 def _without(text: str, moment: Moment | None) -> str:
-    """Remove the leading time from a text."""
+    """Return a text without the time at its beginning."""
     if moment is None:
         return text.strip()
     before, _, after = text.partition(moment.text)
@@ -417,12 +429,12 @@ _ERROR_FILE = decoding.decoder(_ErrorFile)
 
 
 def is_error_file(first_line: str) -> bool:
-    """True if a file begins as torchelastic's error.json."""
+    """True if a file begins like torchelastic's error.json."""
     return re.match(r'^\s*\{\s*"message"\s*:', first_line) is not None
 
 
 def parse_error_file(text: str) -> Failure:
-    """Read the error file of a failed rank (torch.distributed.elastic, error_handler.py: record_exception).
+    """Return the failure in the error file of a rank (torch.distributed.elastic, error_handler.py: record_exception).
 
     Its `timestamp` is in whole seconds since 1970. Raises ValueError for another file.
     """
@@ -442,10 +454,11 @@ def parse_error_file(text: str) -> Failure:
 
 
 def _raised_in(callstack: str, message: str) -> str:
-    """Return the innermost place in the program of the traceback before an exception's own line; empty without one.
+    """Return the innermost place in the program at which an exception was raised; "" if the call stack shows none.
 
-    `message` is "Type: text", as record_exception writes it, and the call stack has it after the module's name. Lines
-    of its text, and of exceptions that caused it, can look like a traceback and contain anything.
+    `message` is "Type: text", as record_exception writes it. In the call stack, this text follows the module's name.
+    Lines of the text, and of exceptions that caused it, can look like a traceback and contain anything, so only the
+    traceback just before it counts.
     """
     said = message.removesuffix(": ")
     before = callstack.removesuffix("\n").removesuffix(said)
@@ -459,7 +472,7 @@ def _raised_in(callstack: str, message: str) -> str:
 
 
 def _where(line: str) -> str:
-    """Return the place that a traceback line names, if it is in the program; empty for other lines."""
+    """Return the place that a line of a traceback contains, if it is in the program; "" for other lines."""
     found = _CODE.match(line)
     if found is None or pyspy_json.is_installed(found.group(1)):
         return ""

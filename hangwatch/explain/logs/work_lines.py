@@ -1,4 +1,4 @@
-"""Pure: read the sequence numbers that PyTorch, its wrapper for debugging and JAX write into logs at a timeout.
+"""The sequence numbers that PyTorch, its debugging wrapper and JAX write into logs at a timeout. Pure.
 
 Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (watchdog, PG status, dump signal), TraceUtils.h (desync
 report), ProcessGroupWrapper.cpp; xla coordination_service.cc (barrier). Forms of torch 2.0 to 2.9 were compared.
@@ -38,12 +38,18 @@ Kind = Literal["work", "operation", "lagging", "started", "running", "barrier", 
 
 
 class WorkLine(NamedTuple):
-    """The numbers of one line. A number that the line does not tell is None.
+    """The numbers in one log line. A number that the line does not contain is None.
 
-    "work": of a rank in a process group (`group` is its key, `name` the words for it; `rank` is counted within it).
-    "operation": which `operation` has the number `timed_out`. "lagging": `ranks` have not joined number `timed_out`;
-    "started": `ranks` have. "running": one rank and what it runs. "barrier": `ranks` holds how many tasks reached it,
-    and of how many; "task": one that did not. `is_answer`: the rank wrote it because of a timeout of another rank.
+    The meaning depends on `kind`:
+    * "work": the numbers of a rank in a process group. `group` is the key of the group, `name` its name for people.
+      `ranks` contains the rank's number within the group.
+    * "operation": the `operation` with the number `timed_out`.
+    * "lagging": `ranks` have not joined the number `timed_out`. "started": `ranks` have joined it.
+    * "running": one rank and its `operation`.
+    * "barrier": `ranks` contains the number of tasks that reached it, and the number of all tasks. "task": a task that
+      did not reach it.
+
+    `is_answer` is true if the rank wrote the line because another rank timed out.
     """
 
     kind: Kind
@@ -58,7 +64,7 @@ class WorkLine(NamedTuple):
 
 
 def parse(text: str) -> tuple[WorkLine, ...]:
-    """Return the numbers in a log line."""
+    """Return the sequence numbers in a log line; () if it contains none."""
     if not any(word in text for word in _WORDS):
         return ()
     if counts := _COUNTS.search(text):
@@ -87,7 +93,10 @@ def parse(text: str) -> tuple[WorkLine, ...]:
 
 
 def is_collective(operation: str) -> bool:
-    """True for an operation that all ranks of a group count alike; NCCL counts transfers between two ranks apart."""
+    """True for an operation that all ranks of a group count in the same way.
+
+    False for a transfer between two ranks, which NCCL counts separately.
+    """
     return bool(operation) and not any(word in operation for word in ("SEND", "RECV", "COALESCED", "UNKNOWN"))
 
 

@@ -1,7 +1,7 @@
-"""Pure: read the output of Python's `faulthandler`: `dump_traceback(_later)`, on a signal, on a fatal error.
+"""Reader for the output of Python's `faulthandler`: `dump_traceback(_later)`, on a signal, on a fatal error. Pure.
 
-The format is that of `_Py_DumpTracebackThreads` in CPython's Python/traceback.c: threads from the youngest to the main
-one, frames innermost first, no pid, and no names of threads before 3.14.
+The format is that of `_Py_DumpTracebackThreads` in CPython's Python/traceback.c. Threads come from the youngest to the
+main one, frames innermost first. There is no pid, and before 3.14 no names of threads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def begins(line: str) -> bool:
 
 
 class Reader:
-    """Reads one or more dumps, one below the other. After the end of a main thread the next dump begins."""
+    """A reader for one or more dumps that follow each other. After the end of a main thread the next dump begins."""
 
     def __init__(self, interned: Interned) -> None:
         self._interned = interned
@@ -48,7 +48,7 @@ class Reader:
         self._places: list[Place] = []
 
     def feed(self, line: str) -> bool:
-        """Read a line. Returns false if it is not part of a dump."""
+        """Read a line. False if it is not part of a dump."""
         if found := _THREAD.match(line):
             self._close_thread()
             thread_id = found.group(1) or NO_NUMBER
@@ -82,7 +82,10 @@ class Reader:
             self._close_process()
 
     def _close_process(self) -> None:
-        """Close a process. Its last thread is the main one: a stack of over 100 frames does not show its beginning."""
+        """Close a process. Its last thread becomes the main thread.
+
+        The stack alone may not show this: a stack of over 100 frames is cut at its outer end.
+        """
         if any(thread.places for thread in self._threads):
             check_processes(len(self._processes))
             self._processes.append(make_process(None, self._threads, self._threads[-1], self._interned))

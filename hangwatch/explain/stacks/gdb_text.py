@@ -1,7 +1,7 @@
-"""Pure: read the output of gdb for `bt`, `thread apply all bt` and `py-bt`, with and without python-gdb.
+"""Reader for the output of gdb for `bt`, `thread apply all bt` and `py-bt`, with and without python-gdb. Pure.
 
-Python frames come from python-gdb: as `Frame 0x..., for file F, line N, in NAME` among the arguments of the
-interpreter's own frames (until 3.10), or as the traceback of py-bt. Without it a stack has only compiled frames.
+Python frames come from python-gdb. Until 3.10 they are `Frame 0x..., for file F, line N, in NAME` among the arguments
+of the interpreter's own frames. With py-bt they are a traceback. Without python-gdb a stack has only compiled frames.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def begins(line: str) -> bool:
 
 
 def find_dead_frames(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the compiled frames of thread 1 of a core (which died), innermost first, with those of the C library."""
+    """Return the compiled frames of the thread that died (thread 1 of a core), innermost first.
+
+    Frames of the C library are included.
+    """
     found: list[str] = []
     is_it = False
     for line in lines:
@@ -61,7 +64,7 @@ def find_dead_frames(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 class Reader:
-    """Reads one or more processes, one below the other; threads count down to 1, which is the main one.
+    """A reader for one or more processes that follow each other. Threads count down to 1, which is the main one.
 
     Frames without a thread before them (`bt`) are a process of one thread.
     """
@@ -77,7 +80,7 @@ class Reader:
         self._clear()
 
     def feed(self, line: str) -> bool:
-        """Read a line. Returns false if it is not part of the output of gdb."""
+        """Read a line. False if it is not part of the output of gdb."""
         if found := _THREAD.match(line):
             number = int(found.group(1))
             self._close_thread()
@@ -116,7 +119,7 @@ class Reader:
     def _clear(self) -> None:
         self._places: list[Place] = []
         self._traced: list[Place] = []
-        self._shown = ""  # the address of the Python frame that was shown last: two compiled frames may print it
+        self._shown = ""  # address of the last Python frame: two compiled frames may print the same one
 
     def _frame(self, text: str) -> None:
         name = _name(text)
@@ -159,12 +162,12 @@ class Reader:
 
 
 def _is_of_c_library(place: Place) -> bool:
-    """True for a frame of the C library. It does not show the awaited object: every wait looks like a lock."""
+    """True for a frame of the C library. It shows no awaited object, because every wait in it looks like a lock."""
     return place.file.startswith(("libc.so", "libpthread", "libstdc++.so"))
 
 
 def _name(text: str) -> str:
-    """Return the function of a frame: the text before its arguments, which begin outside of template brackets."""
+    """Return the function of a frame: the text before its arguments. These begin outside of template brackets."""
     depth = 0
     for index, character in enumerate(text):
         if character == "<":

@@ -1,4 +1,4 @@
-"""Pure: the result of every reader of stacks: processes with their threads. Equal frames are stored once."""
+"""The result of all readers of stacks: processes with their threads. Equal frames are stored once. Pure."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ MOST_DIFFERENT_FRAMES = 1 << 16
 
 
 class HugeStackError(ValueError):
-    """An error for a text with more processes, threads or frames than any job. The message has the limit."""
+    """The error for a text with more processes, threads or frames than any job has. Its message contains the limit."""
 
 
 def check_threads(threads: int) -> None:
-    """Raise HugeStackError if no further thread fits into a process that already has this number."""
+    """Raise HugeStackError if a process already has the most threads that are read."""
     if threads >= MOST_THREADS:
         raise HugeStackError(f"a process has more than {MOST_THREADS:,} threads: this is not a stack dump")
 
 
 def check_processes(processes: int) -> None:
-    """Raise HugeStackError if no further process fits into a stream that already has this number."""
+    """Raise HugeStackError if a stream already has the most processes that are read."""
     if processes >= MOST_PROCESSES:
         raise HugeStackError(
             f"more than {MOST_PROCESSES:,} processes without distinct prefixes: put a prefix such as [host:rank] "
@@ -50,7 +50,7 @@ def check_processes(processes: int) -> None:
 
 
 class ParsedProcess(NamedTuple):
-    """A process of a text: its threads, or a fault instead. A `pid` that is not printed is not set."""
+    """A process in a text: its threads, or a fault instead. `pid` is None if the text does not contain it."""
 
     pid: int | None
     command: str
@@ -60,7 +60,7 @@ class ParsedProcess(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A frame of a tool that prints absolute paths. An unknown `line` is not set."""
+    """A frame of a tool that prints absolute paths. `line` is None if unknown."""
 
     function: str
     file: str
@@ -69,17 +69,20 @@ class Place(NamedTuple):
 
 
 class StackText(Protocol):
-    """The reader of one kind of text, from the first line that belongs to it to the first that does not."""
+    """A reader of one kind of text. It reads from the first line of the text to the first line after it."""
 
     def feed(self, line: str) -> bool:
-        """Read a line. Returns false if it is not part of this text; the text has ended then."""
+        """Read a line. False if it is not part of this text, which has then ended."""
 
     def end(self) -> list[ParsedProcess]:
         """Return the processes that were read."""
 
 
 class Interned:
-    """Stores equal frames and stacks once: thousands of ranks share them. `lines` are frames by their line of text."""
+    """A store that keeps equal frames and stacks once, because thousands of ranks share them.
+
+    `lines` contains the frame of each line of text.
+    """
 
     def __init__(self) -> None:
         self.lines: dict[str, Frame] = {}
@@ -88,11 +91,14 @@ class Interned:
         self._most_frames = MOST_DIFFERENT_FRAMES
 
     def begin_text(self) -> None:
-        """Count the different frames of the next text from here on."""
+        """Begin to count the different frames of the next text."""
         self._most_frames = len(self._frames) + MOST_DIFFERENT_FRAMES
 
     def frame(self, function: str, where: str) -> Frame:
-        """Return the frame of `function (file:line)`; `where` is the text in parentheses. Raises HugeStackError."""
+        """Return the frame `function (file:line)`. `where` is the text in parentheses.
+
+        Raises HugeStackError if the text has too many different frames.
+        """
         found = self._frames.get((function, where))
         if found is None:
             if len(self._frames) >= self._most_frames:
@@ -108,13 +114,16 @@ class Interned:
         return found
 
     def stack(self, frames: list[Frame]) -> tuple[Frame, ...]:
-        """Return the tuple of these frames; equal frames have the same object."""
+        """Return the stack with these frames as a tuple. Equal stacks are the same object."""
         stack = tuple(frames)
         return self._stacks.setdefault(stack, stack)
 
 
 def mark_main_thread(threads: list[Thread], pid: int | None) -> tuple[Thread, ...]:
-    """Return the threads with the main one marked: by its name, else by its id, else by the module at its outer end."""
+    """Return the threads with the main one marked.
+
+    It is found by its name, else by its id, which is the pid, else by the module at its outer end.
+    """
     if any(thread.is_main for thread in threads):
         return tuple(threads)
     unnamed = [thread for thread in threads if thread.name is None]
@@ -125,7 +134,7 @@ def mark_main_thread(threads: list[Thread], pid: int | None) -> tuple[Thread, ..
 
 
 class ParsedThread(NamedTuple):
-    """A thread of a tool that prints absolute paths, with its frames innermost first."""
+    """A thread of a tool that prints absolute paths. The innermost frame comes first."""
 
     thread_id: str
     places: list[Place]
@@ -136,7 +145,7 @@ class ParsedThread(NamedTuple):
 def make_process(
     pid: int | None, threads: Sequence[ParsedThread], main: ParsedThread | None, interned: Interned
 ) -> ParsedProcess:
-    """Return a process with these threads and with paths shortened as py-spy does.
+    """Return a process with these threads. Its paths are shortened in the same way as py-spy shortens them.
 
     A path begins at its package; a path of the program begins at the directory of the program.
     """
@@ -163,7 +172,7 @@ def _thread(thread: ParsedThread, folder: str, is_main: bool, interned: Interned
 
 
 def is_outermost(place: Place) -> bool:
-    """True if this is the outermost frame of a main thread; other threads end in `_bootstrap`."""
+    """True if this is the outermost frame of a main thread. Other threads end in `_bootstrap`."""
     return place.function in {"<module>", "_run_module_as_main"}
 
 

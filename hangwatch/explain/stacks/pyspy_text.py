@@ -1,4 +1,4 @@
-"""Pure: read the output of `py-spy dump`, of any version, line by line. Return the processes in it."""
+"""Reader for the output of `py-spy dump` of any version, line by line. Pure."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class _Pid(msgspec.Struct):
 
 
 def begins(line: str) -> bool:
-    """True if the output of py-spy may begin with this line. Earlier lines are not part of it."""
+    """True if the output of py-spy may begin with this line. Earlier lines do not belong to it."""
     return _BEGIN.match(line) is not None
 
 
 class Reader:
-    """Reads the lines of one stream (one file, or one prefix in it).
+    """A reader for the lines of one stream: one file, or its lines with one prefix.
 
-    Calls `add_process` with each process, and `odd` with each line outside py-spy's output.
+    It calls `add_process` with each process, and `odd` with each line outside py-spy's output.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Reader:
         self._clear()
 
     def feed(self, line: str) -> None:
-        """Read a line, without its prefix and line end. Raises HugeStackError."""
+        """Read a line, without its prefix and line end. Raises HugeStackError if the dump exceeds a limit."""
         frame = self._interned.lines.get(line)
         if frame is not None and self._thread is not None:
             self._add(frame)
@@ -88,7 +88,7 @@ class Reader:
             self._read(line)
 
     def end(self) -> None:
-        """Close open parts; more lines may follow."""
+        """Close the parts that are still open. More lines may follow."""
         if self._text:
             self._end_json()
         self._finish()
@@ -117,7 +117,7 @@ class Reader:
             self._odd(line)
 
     def _header(self, line: str) -> None:
-        """Read a header. A command line may span several lines; `Python v...` or a thread ends it."""
+        """Read a line of a header. A command line may have several lines; `Python v...` or a thread ends it."""
         if _PYTHON.match(line):
             self._read, self._is_python = self._body, True
         elif not self._common(line):
@@ -142,7 +142,7 @@ class Reader:
         self._frames.append(frame)
 
     def _error(self, line: str) -> None:
-        """Read the lines after an error: its causes, then a backtrace of py-spy itself, which is ignored."""
+        """Read a line after an error: a cause of it, or the backtrace of py-spy itself, which is ignored."""
         if found := _THREAD.match(line):
             self._start_thread(found)
         elif found := _CAUSE.match(line):
@@ -222,7 +222,7 @@ class Reader:
         return fault if is_heard else structs.replace(fault, reason=self._reason)
 
     def _json(self, line: str) -> None:
-        """Read a line of a JSON dump, which ends with a bracket that is not indented."""
+        """Read a line of a JSON dump. A bracket without indentation ends the dump."""
         self._text.append(line)
         self._size += len(line)
         if (line.rstrip().endswith("]") and not line.startswith((" ", "\t"))) or self._size > _LARGEST_JSON:

@@ -1,7 +1,7 @@
-"""Pure: read the output of `pystack remote` and `pystack core`, with and without --native and --locals.
+"""Reader for the output of `pystack remote` and `pystack core`, with and without --native and --locals. Pure.
 
-Frames come outermost first, threads from the youngest to the main one. A pid is not printed, but the main thread has
-its number (gettid(2)). With --native-all, threads without Python follow the main one.
+Frames come outermost first, threads from the youngest to the main one. The output contains no pid, but the number of
+the main thread is equal to it (gettid(2)). With --native-all, threads without Python follow the main one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def begins(line: str) -> bool:
 
 
 class Reader:
-    """Reads one or more processes, one below the other."""
+    """A reader for one or more processes that follow each other."""
 
     def __init__(self, interned: Interned) -> None:
         self._interned = interned
@@ -44,7 +44,7 @@ class Reader:
         self._main: ParsedThread | None = None
 
     def feed(self, line: str) -> bool:
-        """Read a line. Returns false if it is not part of a dump."""
+        """Read a line. False if it is not part of a dump."""
         if found := _THREAD.match(line):
             self._close_thread()
             if found.group(1) in self._thread_ids:

@@ -218,9 +218,8 @@ def state_row(incident: Incident) -> tuple[str, str]:
 
 def time_out(incident: Incident) -> str:
     """Return the sentence when torch.distributed will end the job; "" if that is unknown."""
-    from hangwatch.verdict import (
-        timeout_forecast as ending,
-    )  # it imports the rules, which other parts of a report do not need
+    # Imported late, because it imports the rules, which other parts of a report do not need.
+    from hangwatch.verdict import timeout_forecast as ending
 
     found = ending.forecast_timeout(incident)
     if found is None:

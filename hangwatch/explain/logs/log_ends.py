@@ -43,9 +43,8 @@ def fold(logs: Sequence[RankLog]) -> list[End]:
     by_template: dict[tuple[str, int], list[RankLog]] = defaultdict(list)
     for log in logs:
         if log.last is not None:
-            by_template[without_numbers(log.last.text), len(_written(log))].append(
-                log
-            )  # the count matters because a line may contain a "#"
+            # The count of numbers matters because a line may contain a "#".
+            by_template[without_numbers(log.last.text), len(_written(log))].append(log)
     ends: list[End] = []
     for (template, _), alike in by_template.items():
         column = _step_column([_numbers(log) for log in alike], _few_steps(alike))

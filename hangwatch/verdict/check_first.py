@@ -33,7 +33,7 @@ ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 # --- which ranks differ -----------------------------------------------------------------------------------------------
 
 
-def _only_group(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence[Group]]:
+def _find_only_group(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene], Sequence[Group]]:
     """Return a function that finds the only group for which `wanted` is true. It does not look at the largest group.
 
     It returns an empty list if no group matches, or if several groups do.
@@ -60,7 +60,7 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
     return kind == "unknown" or (kind == "gpu" and all(other.waits_for != "gpu" for other in alike))
 
 
-def _beside_frozen_programs(scene: Scene) -> Sequence[Group]:
+def _find_group_outside_jax_program(scene: Scene) -> Sequence[Group]:
     """Return the only group outside a JAX program over all processes, if it is in the program's own code.
 
     All other groups must be in such a program and must not move.
@@ -91,7 +91,7 @@ def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
     return group.size == 1 and scene.are_all_collective and not scene.has_pipeline_stages and not scene.only_roles
 
 
-def _is_few_in_a_collective(scene: Scene, group: Group) -> bool:
+def _is_in_a_collective(scene: Scene, group: Group) -> bool:
     return is_collective(group) and all(other.waits_for == "gpu" for other in scene.stacked if other is not group)
 
 
@@ -103,14 +103,14 @@ def _is_at_another_line(scene: Scene, _: Group) -> bool:
     return scene.are_at_different_lines and not scene.has_movers
 
 
-def _idles(group: Group) -> bool:
+def _idles_in_loop(group: Group) -> bool:
     """True if the group waits in a loop for something from outside the job."""
     return activity.find_activity(group.activity).idles
 
 
-def _idle_servers(scene: Scene) -> Sequence[Group]:
+def _find_idle_servers(scene: Scene) -> Sequence[Group]:
     """Return the ranks that wait for a request in a serving loop, while all other ranks are in collectives."""
-    return _beside_collectives(scene, _idles)
+    return _find_groups_outside_collectives(scene, _idles_in_loop)
 
 
 def _awaits_orders(group: Group) -> bool:
@@ -120,12 +120,12 @@ def _awaits_orders(group: Group) -> bool:
     return group.waits and receives and frame is not None and activity.is_marked("orders", frame.function, frame.file)
 
 
-def _idle_side(scene: Scene) -> Sequence[Group]:
+def _find_ranks_awaiting_orders(scene: Scene) -> Sequence[Group]:
     """Return the ranks that wait in a loop for their next order, while all other ranks are in collectives."""
-    return _beside_collectives(scene, _awaits_orders)
+    return _find_groups_outside_collectives(scene, _awaits_orders)
 
 
-def _awaits_answer(scene: Scene, group: Group) -> bool:
+def _awaits_process_or_events(scene: Scene, group: Group) -> bool:
     """True if the group waits for another process or for events and does not move. All others must wait for their GPUs.
 
     In a healthy inference engine, a rank may wait for its next request while other ranks are in a collective. But no
@@ -134,7 +134,7 @@ def _awaits_answer(scene: Scene, group: Group) -> bool:
     others = [other for other in scene.stacked if other is not group]
     moves = any(member.motion is Motion.MOVING for member in group.members)
     return (
-        (_awaits_another_process(group) or _idles(group))
+        (_awaits_another_process(group) or _idles_in_loop(group))
         and not moves
         and all(other.waits_for == "gpu" for other in others)
     )
@@ -146,12 +146,12 @@ def _awaits_another_process(group: Group) -> bool:
     return group.waits and known.work_is_in is not None and not known.idles
 
 
-def _asking_side(scene: Scene) -> Sequence[Group]:
+def _find_ranks_awaiting_reply(scene: Scene) -> Sequence[Group]:
     """Return the ranks that wait for a reply from another process, while all other ranks are in collectives."""
-    return _beside_collectives(scene, _awaits_another_process)
+    return _find_groups_outside_collectives(scene, _awaits_another_process)
 
 
-def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequence[Group]:
+def _find_groups_outside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequence[Group]:
     """Return the groups for which `wanted` is true, if all other groups are in collectives.
 
     Else return an empty list.
@@ -161,7 +161,7 @@ def _beside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequen
     return idle if inside and all(map(is_collective, inside)) else []
 
 
-def _logged_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
+def _find_by_kernel_log(*names: str) -> Callable[[Scene], Sequence[Group]]:
     """Return a function that finds the ranks for which the kernel log has a line with one of these names."""
 
     def suspects(scene: Scene) -> Sequence[Group]:
@@ -170,7 +170,7 @@ def _logged_by_kernel(*names: str) -> Callable[[Scene], Sequence[Group]]:
     return suspects
 
 
-def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
+def _is_outside_awaited_lock(scene: Scene, group: Group) -> bool:
     """True if the group is in the program's own code while others wait for a lock that no rank outside the group holds.
 
     `_is_in_own_code` decides if it is in the program's own code.
@@ -180,21 +180,21 @@ def _outside_of_a_lock(scene: Scene, group: Group) -> bool:
     return holders <= own and _is_in_own_code(scene, group)
 
 
-def _without_a_thread(scene: Scene, group: Group) -> bool:
+def _lacks_thread_in_collective(scene: Scene, group: Group) -> bool:
     """True if no thread of the group is in a collective, but every other group has a thread in one.
 
     All main threads must be in the same functions.
     """
-    if not scene.are_alike or _has_a_collective(group):
+    if not scene.are_alike or _has_thread_in_collective(group):
         return False
-    return all(_has_a_collective(other) for other in scene.stacked if other is not group)
+    return all(_has_thread_in_collective(other) for other in scene.stacked if other is not group)
 
 
-def _has_a_collective(group: Group) -> bool:
+def _has_thread_in_collective(group: Group) -> bool:
     return any(activity.find_activity(thread.activity).in_key for thread in group.threads)
 
 
-def _holders(scene: Scene) -> Sequence[Group]:
+def _find_lock_holders(scene: Scene) -> Sequence[Group]:
     """Return the ranks that hold a file lock for which another rank waits.
 
     Ranks that wait for their GPU are left out.
@@ -217,7 +217,7 @@ def _other_of_two(scene: Scene) -> Sequence[Group]:
     return found if len(found) == len(waiting) == 1 else []
 
 
-def _busy_half(scene: Scene) -> Sequence[Group]:
+def _find_busy_half(scene: Scene) -> Sequence[Group]:
     """Return the busy ranks, if all are in one activity and all other ranks are in one call of one collective."""
     busy = [group for group in scene.stacked if group.waits_for == "nothing"]
     others = [group for group in scene.stacked if group not in busy]
@@ -229,7 +229,7 @@ def _is_behind_gpu(_: Scene, group: Group) -> bool:
     return group.waits_for == "gpu"
 
 
-def _low_power(scene: Scene) -> Sequence[Group]:
+def _find_low_power(scene: Scene) -> Sequence[Group]:
     """Return the groups without a working GPU, if each of their GPUs draws less power than every working GPU.
 
     Return an empty list if the power of one of these GPUs is unknown.
@@ -248,7 +248,7 @@ def _gpu_works(signature: Signature) -> bool:
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-def _check_first(
+def _make_rule(
     description: str,
     suspects: Callable[[Scene], Sequence[Group]],
     waiting: tuple[str, ...],
@@ -303,9 +303,9 @@ CHECK_FIRST: tuple[Rule, ...] = (
         few=False,
         by_stack=False,
     ),
-    _check_first(
+    _make_rule(
         "hold a file lock for which other ranks wait",
-        _holders,
+        _find_lock_holders,
         ("ranks", "gpu", "lock"),
         check_first_reasons.holds_lock,
         deciding_steps.LOCK,
@@ -321,17 +321,17 @@ CHECK_FIRST: tuple[Rule, ...] = (
         few=False,
         may_name=True,
     ),
-    _check_first(
+    _make_rule(
         "do not progress in the program's own code",
-        _only_group(_is_in_own_code),
+        _find_only_group(_is_in_own_code),
         ("ranks", "gpu"),
         check_first_reasons.differs_from_others,
         deciding_steps.find_blocking_call,
         may_name=True,
     ),
-    _check_first(
+    _make_rule(
         "are in the program's own code, while the others do not progress in a JAX program over all processes",
-        _beside_frozen_programs,
+        _find_group_outside_jax_program,
         ("gpu",),
         check_first_reasons.differs_from_others,
         deciding_steps.find_blocking_call,
@@ -345,9 +345,9 @@ CHECK_FIRST: tuple[Rule, ...] = (
         deciding_steps.THREAD,
         may_name=True,
     ),
-    _check_first(
+    _make_rule(
         "do not progress in the program's own code, while the others wait for a lock",
-        _only_group(_outside_of_a_lock),
+        _find_only_group(_is_outside_awaited_lock),
         ("lock",),
         check_first_reasons.differs_from_others,
         deciding_steps.find_blocking_call,
@@ -359,24 +359,24 @@ CHECK_FIRST: tuple[Rule, ...] = (
         check_first_reasons.without_a_thread,
         deciding_steps.find_blocking_call,
     ),
-    _check_first(
+    _make_rule(
         "are in the same functions as all others, at another line of the user's code",
-        _only_group(_is_at_another_line),
+        _find_only_group(_is_at_another_line),
         ANYTHING,
         check_first_reasons.other_line,
         deciding_steps.numbers,
     ),
-    _check_first(
+    _make_rule(
         "wait for their next order, while the others have gone on into a collective",
-        _idle_side,
+        _find_ranks_awaiting_orders,
         ("ranks",),
         check_first_reasons.awaits_orders,
         deciding_steps.ORDERS,
         few=False,
     ),
-    _check_first(
+    _make_rule(
         "wait in a loop for clients or events, while the others have gone on into a collective",
-        _idle_servers,
+        _find_idle_servers,
         ("ranks",),
         check_first_reasons.has_not_joined,
         deciding_steps.LOOP,
@@ -389,9 +389,9 @@ CHECK_FIRST: tuple[Rule, ...] = (
         check_first_reasons.has_not_joined,
         deciding_steps.look_at,
     ),
-    _check_first(
+    _make_rule(
         "wait for another process or for events, while the others wait for their GPUs",
-        _only_group(_awaits_answer),
+        _find_only_group(_awaits_process_or_events),
         ("gpu",),
         check_first_reasons.differs_from_others,
         deciding_steps.look_at,
@@ -403,31 +403,31 @@ CHECK_FIRST: tuple[Rule, ...] = (
         check_first_reasons.other_call,
         deciding_steps.numbers,
     ),
-    _check_first(
+    _make_rule(
         "wait in a collective, while the others wait for their GPUs",
-        _only_group(_is_few_in_a_collective),
+        _find_only_group(_is_in_a_collective),
         ("gpu",),
         check_first_reasons.other_call,
         deciding_steps.numbers,
     ),
-    _check_first(
+    _make_rule(
         "are half of the job and busy with one activity, while the others wait in one call of a collective",
-        _busy_half,
+        _find_busy_half,
         ("ranks",),
         check_first_reasons.differs_from_others,
         deciding_steps.look_at,
         few=False,
     ),
-    _check_first(
+    _make_rule(
         "wait for their GPU, if the world size is unknown",
-        _only_group(_is_behind_gpu),
+        _find_only_group(_is_behind_gpu),
         ("ranks",),
         check_first_reasons.differs_from_others,
         deciding_steps.numbers,
     ),
-    _check_first(
+    _make_rule(
         "have GPUs that all draw less power than every working GPU",
-        _low_power,
+        _find_low_power,
         ("work",),
         check_first_reasons.low_power,
         deciding_steps.find_blocking_call,

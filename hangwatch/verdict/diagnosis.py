@@ -57,9 +57,9 @@ class Diagnosis(Value, frozen=True):
         """
         if not any(member.id in ranks and member.motion is Motion.MOVING for member in self.grouping.members):
             return self
-        groups = tuple(_without_motion_of(group, ranks) for group in self.grouping.groups)
+        groups = tuple(_remove_motion_of(group, ranks) for group in self.grouping.groups)
         grouping = replace(self.grouping, groups=groups)
-        return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here, self.logs))
+        return replace(self, grouping=grouping, verdict=_judge(grouping, self.capture, self.ranks_here, self.logs))
 
     def with_sleepers(self, polling: Collection[RankId], asleep: Collection[RankId]) -> Diagnosis:
         """Judge the capture again: `polling` ranks do not progress, and the motion of `asleep` ranks is unknown.
@@ -69,11 +69,11 @@ class Diagnosis(Value, frozen=True):
         if not any(member.id in polling or member.id in asleep for member in self.grouping.members):
             return self
         groups = tuple(
-            replace(group, members=tuple(_with_sleep(one, polling, asleep) for one in group.members))
+            replace(group, members=tuple(_mark_sleep(one, polling, asleep) for one in group.members))
             for group in self.grouping.groups
         )
         grouping = replace(self.grouping, groups=groups)
-        return replace(self, grouping=grouping, verdict=_verdict(grouping, self.capture, self.ranks_here, self.logs))
+        return replace(self, grouping=grouping, verdict=_judge(grouping, self.capture, self.ranks_here, self.logs))
 
     def hide_from_other_users(self, job: Job) -> Job:
         """Return the job with its uid only if this user owns all captured processes. Else return it without a uid.
@@ -117,7 +117,7 @@ def diagnose(
     return Diagnosis(
         capture=taken,
         grouping=grouping,
-        verdict=_verdict(grouping, taken, ranks_here, logs),
+        verdict=_judge(grouping, taken, ranks_here, logs),
         judged_unix_seconds=unix_now,
         host_facts=host_facts,
         ranks_here=ranks_here,
@@ -125,7 +125,7 @@ def diagnose(
     )
 
 
-def _verdict(grouping: Grouping, taken: Capture, ranks_here: int | None, logs: Sequence[RankLog]) -> Verdict:
+def _judge(grouping: Grouping, taken: Capture, ranks_here: int | None, logs: Sequence[RankLog]) -> Verdict:
     here = ranks_here or len(taken.ranks)
     verdict = judge.judge(grouping, here)
     if logs:
@@ -138,7 +138,7 @@ def _verdict(grouping: Grouping, taken: Capture, ranks_here: int | None, logs: S
     return verdict
 
 
-def _with_sleep(member: Member, polling: Collection[RankId], asleep: Collection[RankId]) -> Member:
+def _mark_sleep(member: Member, polling: Collection[RankId], asleep: Collection[RankId]) -> Member:
     sleep = member.stack.sleep
     if member.id in polling and sleep is not None:
         stack = replace(member.stack, sleep=replace(sleep, is_polling=True))
@@ -147,12 +147,12 @@ def _with_sleep(member: Member, polling: Collection[RankId], asleep: Collection[
     return replace(member, motion=Motion.UNKNOWN) if member.id in asleep and is_judged else member
 
 
-def _without_motion_of(group: Group, ranks: Collection[RankId]) -> Group:
-    members = (_without_motion(one) if one.id in ranks else one for one in group.members)
+def _remove_motion_of(group: Group, ranks: Collection[RankId]) -> Group:
+    members = (_remove_motion(one) if one.id in ranks else one for one in group.members)
     return replace(group, members=tuple(members))
 
 
-def _without_motion(member: Member) -> Member:
+def _remove_motion(member: Member) -> Member:
     """Return the member with unknown motion. It keeps its signature only if it was measured transferring bytes."""
     is_carrying = member.stack.stay is not None and member.stack.stay.carries
     signature = member.signature if is_carrying else Signature.UNKNOWN

@@ -39,12 +39,12 @@ def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
         if len(by_value) == 1:
             common += [(name, words.elided(value, _VALUE_CHARACTERS)) for value in by_value if value is not None]
         elif not row.differs and len(by_value) <= max(2, len(environs) // 2):
-            differences.append(_difference(name, row.why, by_value))
+            differences.append(_make_difference(name, row.why, by_value))
     differences.sort(key=lambda one: (sum(setting.count for setting in one.settings[:-1]), one.name))
     return Environment(differences=tuple(differences[:_MOST_DIFFERENCES]), common=tuple(common))
 
 
-def _difference(name: str, why: str, by_value: Mapping[str | None, list[RankId]]) -> Difference:
+def _make_difference(name: str, why: str, by_value: Mapping[str | None, list[RankId]]) -> Difference:
     rarest = sorted(by_value.items(), key=lambda entry: (len(entry[1]), entry[0] or ""))
     settings = tuple(
         Setting(

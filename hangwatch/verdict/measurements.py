@@ -111,22 +111,22 @@ def find_odd_gpu(members: Sequence[Member]) -> OddGpu | None:
     kernel while all others run one. The number must be known for all ranks, and for at least three.
     """
     odd: dict[object, OddGpu] = {}
-    if (lowest := _lowest(members, lambda one: one.gpu.power_watts)) is not None:
+    if (lowest := _find_lowest(members, lambda one: one.gpu.power_watts)) is not None:
         member, value, others = lowest
         if value < _POWER_RATIO * min(others):
             odd[member.id] = OddGpu(member, "power", value, others)
-    if (lowest := _lowest(members, lambda one: one.gpu.utilization_ratio)) is not None:
+    if (lowest := _find_lowest(members, lambda one: one.gpu.utilization_ratio)) is not None:
         member, value, others = lowest
         if value <= min(others) - UTILIZATION_GAP:
             odd[member.id] = OddGpu(member, "utilization", value, others)
-    if (lowest := _lowest(members, lambda one: one.gpu.use.sm_ratio if one.gpu.use else None)) is not None:
+    if (lowest := _find_lowest(members, lambda one: one.gpu.use.sm_ratio if one.gpu.use else None)) is not None:
         member, value, others = lowest
         if value < _SM_OF_NO_KERNEL and min(others) >= SM_OF_A_KERNEL:
             odd[member.id] = OddGpu(member, "kernel", value, others)
     return next(iter(odd.values())) if len(odd) == 1 else None
 
 
-def _lowest(members: Sequence[Member], read: Read) -> tuple[Member, float, list[float]] | None:
+def _find_lowest(members: Sequence[Member], read: Read) -> tuple[Member, float, list[float]] | None:
     """Return the member with the lowest value, that value, and the values of all others.
 
     None for fewer than three members, or if a value is missing.

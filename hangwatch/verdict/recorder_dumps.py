@@ -71,7 +71,7 @@ def qualify(finding: Finding, records: Records) -> Finding:
         caveat = sequence_numbers.ASYNCHRONOUS if is_unseen else sequence_numbers.ONE_MOMENT
         return finding._replace(confidence=confidence, caveat=caveat)
     if not is_by_number:
-        finding = finding._replace(open_then=_open_then(finding.scene.grouping.world_size, records))
+        finding = finding._replace(open_then=_decide_on_open_operations(finding.scene.grouping.world_size, records))
     if any(group.fault != _NO_STACK for group in groups):
         return finding
     return Finding(
@@ -84,7 +84,7 @@ def qualify(finding: Finding, records: Records) -> Finding:
     )
 
 
-def _open_then(world_size: int | None, records: Records) -> Answer:
+def _decide_on_open_operations(world_size: int | None, records: Records) -> Answer:
     """Return the result of all operations that are open in these dumps, even if they were enqueued just before."""
     members = tuple(Member(id=RankId(rank=rank)) for rank in sorted(records))
     group = Group(key="", activity="unknown", fault=_NO_STACK, members=members)

@@ -26,7 +26,7 @@ from hangwatch.verdict.wording import rank_headlines
 # --- which ranks are suspects, and how certain that is ---------------------------------------------------------------
 
 
-def _stacked_where(
+def _make_stack_finder(
     wanted: Callable[[Group], bool], also: Callable[[Group, Member], bool] = lambda _group, _member: True
 ) -> Callable[[Scene], Sequence[Group]]:
     """Return a function that finds the ranks in groups for which `wanted` is true, except ranks that may be victims.
@@ -48,7 +48,7 @@ def _stacked_where(
                     and not may_be_behind_gpu(member)
                     and member.waits.asks_rank is None
                     and also(group, member)
-                    and not _is_in_torch(group, member)
+                    and not _sleeps_in_torch(group, member)
                 ),
             )
 
@@ -57,7 +57,7 @@ def _stacked_where(
     return suspects
 
 
-def _without_lock_waiters(may_be_suspects: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
+def _remove_lock_waiters(may_be_suspects: Callable[[Scene], Sequence[Group]]) -> Callable[[Scene], Sequence[Group]]:
     """Return a function that leaves out the ranks of `may_be_suspects` that may wait for a lock of another rank.
 
     Such a rank is at an earlier line than a rank that waits, see `is_at_earlier_line`. A rank with measurements is
@@ -77,7 +77,7 @@ def _without_lock_waiters(may_be_suspects: Callable[[Scene], Sequence[Group]]) -
     return suspects
 
 
-def _is_in_torch(group: Group, member: Member) -> bool:
+def _sleeps_in_torch(group: Group, member: Member) -> bool:
     """True if a rank sleeps in torch's code below an unknown Python function.
 
     Some calls of torch, for example `work.wait()`, have no Python frame.
@@ -85,7 +85,7 @@ def _is_in_torch(group: Group, member: Member) -> bool:
     return member.waits.waits_in_torch is True and activity.find_activity(group.activity).waits_for == "unknown"
 
 
-def _is_blocked_elsewhere(group: Group, member: Member) -> bool:
+def _is_blocked_with_idle_gpu(group: Group, member: Member) -> bool:
     """True if the rank's GPU is idle and the rank was measured blocked, or waiting for a peer outside the job.
 
     A call that may read a tensor may also wait for the GPU. A rank in such a call counts only if its peer or file is
@@ -97,12 +97,12 @@ def _is_blocked_elsewhere(group: Group, member: Member) -> bool:
     return idle and may_be and member.signature in {Signature.BLOCKED, Signature.AWAITS_OUTSIDE}
 
 
-def _where(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
+def _find_members(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Group]:
     """Return the ranks for which `wanted` is true, with or without a stack. Ranks without a process are left out."""
     return keep_groups((group for group in scene.grouping.groups if group not in scene.gone), wanted)
 
 
-def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
+def _find_dead_with_cause(scene: Scene) -> Sequence[Group]:
     """Return the ended rank that died first.
 
     If it is unknown, return all ended ranks with a crash in the kernel log.
@@ -110,7 +110,7 @@ def _gone_for_a_reason(scene: Scene) -> Sequence[Group]:
     return died_first(scene) or keep_groups(scene.gone, has_crashed)
 
 
-def _gone_without_another(scene: Scene) -> Sequence[Group]:
+def _find_gone_by_themselves(scene: Scene) -> Sequence[Group]:
     """Return the ended ranks, except ranks with crash artifacts that blame another rank."""
 
     def followed(member: Member) -> bool:
@@ -136,12 +136,14 @@ def has_crashed(member: Member) -> bool:
     return any(line.name in DEADLY for line in member.kernel.lines)
 
 
-def _stopped(scene: Scene) -> Sequence[Group]:
+def _find_stopped(scene: Scene) -> Sequence[Group]:
     """Return the ranks in state T or t, and the ranks that the cgroup freezer has frozen."""
-    return _where(scene, lambda member: member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None)
+    return _find_members(
+        scene, lambda member: member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None
+    )
 
 
-def _blocked(scene: Scene) -> Sequence[Group]:
+def _find_blocked(scene: Scene) -> Sequence[Group]:
     """Return the ranks in state D in every round, and the ranks that wait for a file system that does not respond.
 
     A rank seen in only one round is left out if it waits for ranks or may wait for its GPU: that state may be short.
@@ -154,12 +156,12 @@ def _blocked(scene: Scene) -> Sequence[Group]:
             and not may_be_behind_gpu(member)
         )
 
-    blocked = _where(scene, is_blocked)
+    blocked = _find_members(scene, is_blocked)
     blocked = [group for group in blocked if not (group.waits and max(member.rounds for member in group.members) < 2)]
     return [*blocked, *scene.waiting_for_mount]
 
 
-def _undumpable(scene: Scene) -> Sequence[Group]:
+def _find_undumpable(scene: Scene) -> Sequence[Group]:
     """Return the ranks that could not be dumped because of a fault of the rank itself.
 
     Ranks that may wait for their GPU are left out.
@@ -179,7 +181,7 @@ def _deaf_master(scene: Scene) -> Sequence[Group]:
     return keep_groups(not_at_store, is_deaf)
 
 
-def _weigh_deaf_master(finding: Finding) -> Confidence:
+def _weigh_master_without_store(finding: Finding) -> Confidence:
     """Return medium confidence if rank 0 uses the CPU, because it may still be starting.
 
     Else return high confidence.
@@ -227,7 +229,7 @@ def _weigh_outside(finding: Finding, sure: Confidence) -> Confidence:
     return Confidence.MEDIUM if sure is Confidence.HIGH and (many or few) else sure
 
 
-def _outside(
+def _make_outside_rule(
     description: str,
     wanted: Callable[[Group], bool],
     waiting: tuple[str, ...],
@@ -242,11 +244,11 @@ def _outside(
 
     If `confidence` is low, three times as many ranks must wait. If `knows_size` is true, the rule applies only if the
     world size is known, because a rank that was not captured could be the cause. If `may_wait_for_lock` is false, the
-    rule leaves out ranks that may wait for a lock, see `_without_lock_waiters`.
+    rule leaves out ranks that may wait for a lock, see `_remove_lock_waiters`.
     """
-    may_be_suspects = _stacked_where(wanted, also)
+    may_be_suspects = _make_stack_finder(wanted, also)
     if not may_wait_for_lock:
-        may_be_suspects = _without_lock_waiters(may_be_suspects)
+        may_be_suspects = _remove_lock_waiters(may_be_suspects)
     return Rule(
         kind="OutsideCollective",
         description=description,
@@ -262,7 +264,7 @@ def _outside(
     )
 
 
-def _gone(description: str, suspects: Callable[[Scene], Sequence[Group]], says: Text) -> Rule:
+def _make_gone_rule(description: str, suspects: Callable[[Scene], Sequence[Group]], says: Text) -> Rule:
     return Rule("RankGone", description, suspects, says, half_of="dumped", weigh=_weigh_gone)
 
 
@@ -272,28 +274,28 @@ RULES: tuple[Rule, ...] = (
         _gone_for_a_reason,
         rank_headlines.gone_first,
     ),
-    _gone(
+    _make_gone_rule(
         "have ended (or are a zombie) on a node that responds, and no crash artifact blames another rank",
-        _gone_without_another,
+        _find_gone_by_themselves,
         rank_headlines.gone,
     ),
     Rule(
         kind="RankBlocked",
         description="are in state `D` in every round, or in a call on the file system that does not respond to py-spy",
-        suspects=_blocked,
+        suspects=_find_blocked,
         weigh=_weigh_blocked,
         says=rank_headlines.blocked,
     ),
     Rule(
         kind="RankStopped",
         description="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer), or frozen by their cgroup",
-        suspects=_stopped,
+        suspects=_find_stopped,
         says=rank_headlines.stopped,
     ),
     Rule(
         kind="RankUndumpable",
         description="cannot be dumped, because of a fault of the process itself",
-        suspects=_undumpable,
+        suspects=_find_undumpable,
         half_of="dumped",
         confidence=Confidence.MEDIUM,
         weigh=_weigh_undumpable,
@@ -304,7 +306,7 @@ RULES: tuple[Rule, ...] = (
         description="are rank 0 and do not serve the store, while it refuses the connections of other ranks",
         suspects=_deaf_master,
         waiting=("ranks",),
-        weigh=_weigh_deaf_master,
+        weigh=_weigh_master_without_store,
         says=rank_headlines.master_not_listening,
     ),
     _outside(
@@ -313,14 +315,14 @@ RULES: tuple[Rule, ...] = (
         ("ranks", "gpu", "lock", "thread"),
         Confidence.HIGH,
     ),
-    _outside(
+    _make_outside_rule(
         "leave the job, while the others wait in it",
         lambda group: activity.find_activity(group.activity).leaves_the_job,
         ("ranks",),
         Confidence.MEDIUM,
         gives_way=True,
     ),
-    _outside(
+    _make_outside_rule(
         "wait for a lock or a thread",
         lambda group: group.waits_for in {"lock", "thread"} and not asks_unknown_thread(group),
         ("ranks", "gpu"),
@@ -339,7 +341,7 @@ RULES: tuple[Rule, ...] = (
         lambda group: waits_for(group) == "unknown" or activity.find_activity(group.activity).by_name_alone,
         ("ranks", "gpu"),
         Confidence.MEDIUM,
-        _is_blocked_elsewhere,
+        _is_blocked_with_idle_gpu,
         gives_way=True,
     ),
     _outside(
@@ -349,13 +351,13 @@ RULES: tuple[Rule, ...] = (
         Confidence.LOW,
         may_wait_for_lock=False,
     ),
-    _outside(
+    _make_outside_rule(
         "wait for their GPU, but progress",
         lambda group: group.waits_for == "gpu" and group.motion is Motion.MOVING,
         ("ranks",),
         Confidence.MEDIUM,
     ),
-    _outside(
+    _make_outside_rule(
         "wait for their GPU, if the world size is known",
         lambda group: group.waits_for == "gpu",
         ("ranks",),

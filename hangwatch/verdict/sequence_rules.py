@@ -34,7 +34,7 @@ def decide(graph: WaitGraph) -> Answer:
     """Return the result of a wait-for graph. A mismatch comes first, then ranks that have not joined."""
     answer = Answer("unknown", graph)
     if graph.mismatch:
-        return answer._replace(kind="mismatch", check_first=_lone_side(graph))
+        return answer._replace(kind="mismatch", check_first=_find_lone_side(graph))
     if graph.awaited:
         return _decide_on_awaited(answer)
     return answer._replace(kind="all_joined") if graph.is_complete else answer
@@ -54,7 +54,7 @@ def _decide_on_awaited(answer: Answer) -> Answer:
     if busy := tuple(rank for rank, its in stances.items() if its in ("elsewhere", "held")):
         return answer._replace(kind="not_joined", check_first=busy)
     if graph.cycle:
-        return answer._replace(kind="cycle", check_first=_lone_waiter(graph))
+        return answer._replace(kind="cycle", check_first=_find_lone_waiter(graph))
     if still_open := _find_still_open(graph):
         others = (one for one in graph.pending if one not in still_open)
         return answer._replace(kind="still_open", graph=graph._replace(pending=(*still_open, *others)))
@@ -64,13 +64,13 @@ def _decide_on_awaited(answer: Answer) -> Answer:
     return answer._replace(kind="not_joined", check_first=idle if len(idle) == 1 else ())
 
 
-def _lone_side(graph: WaitGraph) -> tuple[int, ...]:
+def _find_lone_side(graph: WaitGraph) -> tuple[int, ...]:
     """Return the only rank with one operation, if several other ranks have another one. () if there is no such rank."""
     more, fewest = (ranks for _, ranks in graph.mismatch[-2:])
     return fewest if len(fewest) == 1 and len(more) > 1 else ()
 
 
-def _lone_waiter(graph: WaitGraph) -> tuple[int, ...]:
+def _find_lone_waiter(graph: WaitGraph) -> tuple[int, ...]:
     """Return the only rank of the cycle that is alone in its operations.
 
     () if there is no such rank, or more than one.

@@ -56,7 +56,9 @@ def holds_lock(finding: Finding) -> str:
     waiting, path = [rank for rank, _ in found], found[0][1]
     it, hold = ("it", "holds") if count_ranks(ranks) == 1 else ("they", "hold")
     wait = "waits" if len(waiting) == 1 else "wait"
-    return f"{it} {_doing(ranks)} and {hold} the lock of {path}, for which {words.name_ranks(waiting)} {wait}"
+    return (
+        f"{it} {_describe_activity(ranks)} and {hold} the lock of {path}, for which {words.name_ranks(waiting)} {wait}"
+    )
 
 
 def differs_from_others(finding: Finding) -> str:
@@ -100,17 +102,17 @@ def without_a_thread(finding: Finding) -> str:
 def has_not_joined(finding: Finding) -> str:
     """Describe ranks that wait for something outside the job, and the collective in which the others wait for them."""
     it = "it" if len(finding.members) == 1 else "they"
-    return f"{it} {_doing(finding.suspects)}, and {_not_joined(finding)}"
+    return f"{it} {_describe_activity(finding.suspects)}, and {_describe_wait(finding)}"
 
 
 def awaits_orders(finding: Finding) -> str:
     """Describe ranks that wait for their next order, and the collective in which the others wait for them."""
     it, wait = ("it", "waits") if len(finding.members) == 1 else ("they", "wait")
     loop = find_caller(finding.suspects[0].frames)
-    return f"{it} {wait} for the next order in {loop}, and {_not_joined(finding)}"
+    return f"{it} {wait} for the next order in {loop}, and {_describe_wait(finding)}"
 
 
-def _not_joined(finding: Finding) -> str:
+def _describe_wait(finding: Finding) -> str:
     others = finding.others
     has = "has" if len(finding.members) == 1 else "have"
     wait = "waits" if count_ranks(others) == 1 else "wait"
@@ -118,7 +120,7 @@ def _not_joined(finding: Finding) -> str:
     return f"{has} not joined {joined}, where {name_ranks(others)} {wait}"
 
 
-def _doing(ranks: Sequence[Group]) -> str:
+def _describe_activity(ranks: Sequence[Group]) -> str:
     several = count_ranks(ranks) > 1
     return words.join_words(
         [clauses.describe_activity(group, several=several) + clauses.describe_line(group) for group in ranks]

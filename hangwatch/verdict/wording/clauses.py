@@ -43,15 +43,15 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
             return f"wait for their loader workers (in {worker.own})"
         return f"waits for its loader worker ({_describe_worker(worker)}, in {worker.own})"
     clause = (
-        _waits_for_file_lock(group)
-        or _shares_lock(group)
-        or _awaits_store(group)
-        or _sleeps(group)
+        _describe_file_lock(group)
+        or _describe_shared_lock(group)
+        or _describe_store_wait(group)
+        or _describe_sleep(group)
         or activity.describe_activity(group.activity, group.operation)
     )
     if group.waits_for == "gpu" and activity.find_activity(group.activity).waits_for != "gpu":
-        by_stack = f"waits in PyTorch's own code ({_innermost(group)}), for other ranks or its GPU"
-        clause = by_stack if _is_in_torch(group) else f"waits for its GPU in {_innermost(group)}"  # by measurement
+        by_stack = f"waits in PyTorch's own code ({_find_innermost(group)}), for other ranks or its GPU"
+        clause = by_stack if _is_in_torch(group) else f"waits for its GPU in {_find_innermost(group)}"  # by measurement
     if several:
         for singular, plural in _SINGULAR:
             if clause.startswith(singular):
@@ -71,30 +71,30 @@ def ended_by(member: Member) -> str | None:
     return line.name.replace("_", " ") + (f" in {line.where}" if line.where else "")
 
 
-def _waits_for_file_lock(group: Group) -> str | None:
+def _describe_file_lock(group: Group) -> str | None:
     """Return a clause if measurements show that all ranks of the group wait for the same file lock; else None."""
     locks = {member.waits.file_lock for member in group.members}
     lock = locks.pop() if len(locks) == 1 else None
     if lock is None:
         return None
     child = "its child process, which waits for " if lock.by_child else ""
-    return f"waits for {child}the lock of {lock.path}{_held_by(lock)}"
+    return f"waits for {child}the lock of {lock.path}{_describe_holder(lock)}"
 
 
-def _shares_lock(group: Group) -> str | None:
+def _describe_shared_lock(group: Group) -> str | None:
     """Return a clause if measurements show that all ranks of the group wait for a lock in shared memory; else None."""
     shares = group.waits_for == "lock" and all(member.waits.shares_lock for member in group.members)
     return "waits for a lock in memory shared with another rank" if shares else None
 
 
-def _awaits_store(group: Group) -> str | None:
+def _describe_store_wait(group: Group) -> str | None:
     """Return a clause if measurements show that ranks in unknown functions wait for a key of the store; else None."""
     asks = group.waits and activity.find_activity(group.activity).waits_for == "unknown"
     waits = asks and all(member.waits.awaits_store == "main" for member in group.members)
-    return f"waits for a key of the store in {_innermost_function(group)}" if waits else None
+    return f"waits for a key of the store in {_find_innermost_function(group)}" if waits else None
 
 
-def _sleeps(group: Group) -> str | None:
+def _describe_sleep(group: Group) -> str | None:
     """Return a clause if measurements show that all ranks sleep.
 
     None if they do not, or if their stacks wait for ranks.
@@ -107,7 +107,7 @@ def _sleeps(group: Group) -> str | None:
     return None if is_short else words.describe_sleep(latest)
 
 
-def _held_by(lock: FileLock) -> str:
+def _describe_holder(lock: FileLock) -> str:
     if lock.holder_pid is None:
         return " (holder unknown: it has ended and a child inherited the lock, or it is on another node)"
     return f", held by pid {lock.holder_pid} ({lock.holder_comm})"
@@ -118,7 +118,7 @@ def describe_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
 
     None if the call was not read or the rank is in no call. `ranks` are the ranks on its node, keyed by pid.
     """
-    return None if member.kernel.call is None else _in_call(member.kernel.call, member, ranks)
+    return None if member.kernel.call is None else _describe_kernel_call(member.kernel.call, member, ranks)
 
 
 def describe_worker_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
@@ -135,13 +135,13 @@ def describe_worker_call(member: Member, ranks: Mapping[int, RankId]) -> str | N
         id=structs.replace(member.id, pid=worker.pid),
         kernel=structs.replace(member.kernel, state=None, wchan=None),
     )
-    return f"its worker (pid {worker.pid}) is in {_in_call(worker.call, of_worker, ranks)}"
+    return f"its worker (pid {worker.pid}) is in {_describe_kernel_call(worker.call, of_worker, ranks)}"
 
 
-def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
+def _describe_kernel_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
     rounds = "" if call.rounds < 2 else f", in each of {call.rounds} rounds"
     if call.file_lock is not None:
-        return f"{call.says} {call.file_lock.path}{_held_by(call.file_lock)}{rounds}"
+        return f"{call.says} {call.file_lock.path}{_describe_holder(call.file_lock)}{rounds}"
     about = [_describe_target(one, member, ranks) for one in call.behind]
     if call.descriptors > len(about) > 0:
         about.append(words.count(call.descriptors - len(about), "other descriptor"))
@@ -159,17 +159,17 @@ def tells_call(member: Member) -> bool:
 
     The name alone explains little. For example, every wait for a lock is a futex call.
     """
-    return _tells(member.kernel.call)
+    return _tells_target(member.kernel.call)
 
 
 def tells_what_holds(member: Member) -> bool:
     """True if more than the name is known of the rank's system call, or of the call of its worker."""
-    return _tells(member.kernel.call) or (
-        member.kernel.worker_call is not None and _tells(member.kernel.worker_call.call)
+    return _tells_target(member.kernel.call) or (
+        member.kernel.worker_call is not None and _tells_target(member.kernel.worker_call.call)
     )
 
 
-def _tells(call: KernelCall | None) -> bool:
+def _tells_target(call: KernelCall | None) -> bool:
     return call is not None and bool(call.behind or call.path or call.child_pid or call.file_lock)
 
 
@@ -224,12 +224,12 @@ def _describe_worker(worker: Stack) -> str:
     return f"pid {worker.pid}, {state}" if held else f"pid {worker.pid}"
 
 
-def _innermost(group: Group) -> str:
+def _find_innermost(group: Group) -> str:
     """Return the operation of a group, or its innermost function if the operation is unknown."""
-    return group.operation or _innermost_function(group)
+    return group.operation or _find_innermost_function(group)
 
 
-def _innermost_function(group: Group) -> str:
+def _find_innermost_function(group: Group) -> str:
     return stack_frames.plain_name(group.frames[0].function) if group.frames else "its own code"
 
 
@@ -278,7 +278,7 @@ def operations(groups: Iterable[Group]) -> str:
     """
     counts: dict[str, int] = {}
     for group in groups:
-        name = (group.operation if group.waits else None) or _measured(group) or _describe_place(group)
+        name = (group.operation if group.waits else None) or _find_measured_wait(group) or _describe_place(group)
         counts[name] = counts.get(name, 0) + len(group.members)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{name} ({words.count(number)})" for name, number in ordered[:4]]
@@ -299,11 +299,11 @@ def _describe_place(group: Group) -> str:
     return group.operation or group.activity.replace("_", " ")
 
 
-def _measured(group: Group) -> str | None:
+def _find_measured_wait(group: Group) -> str | None:
     """Return the innermost function of a group that waits for its GPU only by measurement; else None."""
     if group.activity != "unknown" or group.waits_for != "gpu":
         return None
-    own = _innermost_function(group)
+    own = _find_innermost_function(group)
     return f"PyTorch's own code ({own})" if _is_in_torch(group) else own
 
 

@@ -50,7 +50,7 @@ def describe_each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
     doings = [describe(group) for group in groups[:shown]]
     parts = [
         f"{name_ranks([group])} {doing}"
-        + (_apart_from(group, groups) if doings.count(doing) > 1 else _at(group, doing))
+        + (_describe_difference(group, groups) if doings.count(doing) > 1 else _describe_line(group, doing))
         for group, doing in zip(groups, doings, strict=False)
     ]
     if len(groups) > shown:
@@ -66,16 +66,16 @@ def describe_rank(group: Group) -> str:
     if group.activity == "unknown" and not (group.operation or group.runs_python) and group.frames:
         return f"is in {innermost_user_frame(group) or group.frames[0]}"
     doing = describe(group, several=False)
-    return f"{doing}{_at(group, doing)}"
+    return f"{doing}{_describe_line(group, doing)}"
 
 
-def _at(group: Group, doing: str) -> str:
+def _describe_line(group: Group, doing: str) -> str:
     """Return the line of the user's code: " at train.py:38"; "" if the clause `doing` already contains it."""
     at = clauses.describe_line(group)
     return "" if at.removeprefix(" at ") in doing else at
 
 
-def _apart_from(group: Group, others: Sequence[Group]) -> str:
+def _describe_difference(group: Group, others: Sequence[Group]) -> str:
     """Return the innermost frame that differs from another group with the same description; "" if no frame differs."""
     for other in others:
         if other is not group and describe(other) == describe(group):

@@ -32,13 +32,14 @@ def where_to_look(grouping: Grouping) -> str:
     if failed:
         them = "it" if failed == 1 else "them"
         return f" {words.count(failed)} could not be dumped: check {them} first, see the evidence."
-    found = list(dict.fromkeys(filter(None, map(_look_at, groups))))[:_MOST_SENTENCES]
+    found = list(dict.fromkeys(filter(None, map(_find_hint, groups))))[:_MOST_SENTENCES]
     return "".join(
-        f" {sentence}" for sentence in (*_missing_ranks(grouping), *(found or _general_hints(grouping, groups)))
+        f" {sentence}"
+        for sentence in (*_describe_missing_ranks(grouping), *(found or _list_general_hints(grouping, groups)))
     )
 
 
-def _look_at(group: Group) -> str | None:
+def _find_hint(group: Group) -> str | None:
     locks = {member.waits.file_lock for member in group.members}
     if len(locks) == 1 and (lock := locks.pop()):
         if lock.holder_pid is None:
@@ -49,10 +50,10 @@ def _look_at(group: Group) -> str | None:
     if len(awaited) == 1 and (outside := awaited.pop()):
         return f"Check {outside.who}" + (", which is gone." if outside.is_lost else ": does it respond?")
     known = activity.find_activity(group.activity)
-    return (known.meets_at_store and _store(group.members)) or known.look_at
+    return (known.meets_at_store and _describe_store(group.members)) or known.look_at
 
 
-def _store(members: Sequence[Member]) -> str | None:
+def _describe_store(members: Sequence[Member]) -> str | None:
     """Return a hint on the store at which ranks meet, from the state of their sockets. None if no socket was read."""
     seen = [(member, member.waits.store) for member in members if member.waits.store is not None]
     if not seen:
@@ -72,18 +73,18 @@ def _store(members: Sequence[Member]) -> str | None:
     return f"{parts[0]}: {words.join_words(parts[1:])}."
 
 
-def _missing_ranks(grouping: Grouping) -> list[str]:
+def _describe_missing_ranks(grouping: Grouping) -> list[str]:
     if grouping.unanswered:
         counted = words.count_ranges(grouping.unanswered)
         silent = f"{counted} ({words.fold_ranges(grouping.unanswered)}"
-        nodes = _silent_nodes(grouping)
+        nodes = _count_silent_nodes(grouping)
         whole = f", the size of {words.count(nodes, 'whole node')}" if nodes else ""
         them = "it" if counted == "1 rank" else "them"
         return [f"{silent}{whole}) did not respond: check {them} first."]
     return ["Check the other nodes, too."] if grouping.absent_not_queried else []
 
 
-def _general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:
+def _list_general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:
     """Return hints for groups for which neither a measurement nor the table of activities gives one."""
     if grouping.unanswered:
         return []
@@ -93,7 +94,7 @@ def _general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:
     return [f"Check for {_LINKS}." if alone else f"Check for {_LINKS}; {_BRANCH}."]
 
 
-def _silent_nodes(grouping: Grouping) -> int:
+def _count_silent_nodes(grouping: Grouping) -> int:
     """Return the number of whole nodes that did not respond, if all nodes have the same number of ranks.
 
     0 if the responding nodes have only one rank each, or if a node has no name.
@@ -102,10 +103,10 @@ def _silent_nodes(grouping: Grouping) -> int:
     ranks = max(per_node.values(), default=0)
     if ranks < 2 or None in per_node:
         return 0
-    return sum(_whole_nodes(silent, ranks) for silent in grouping.unanswered)
+    return sum(_count_whole_nodes(silent, ranks) for silent in grouping.unanswered)
 
 
-def _whole_nodes(silent: range, ranks: int) -> int:
+def _count_whole_nodes(silent: range, ranks: int) -> int:
     """Return the number of complete nodes in a range of ranks.
 
     Each node has `ranks` ranks, and the first begins at rank 0.

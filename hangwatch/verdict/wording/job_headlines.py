@@ -73,10 +73,10 @@ def launcher(member: Member) -> str:
     if not waiting.needs_several_nodes:
         return clause
     at = f" at {waiting.endpoint}" if waiting.endpoint else ""
-    return f"{clause} and waits for other nodes{at}{_shown_by_sockets(waiting)}"
+    return f"{clause} and waits for other nodes{at}{_describe_sockets(waiting)}"
 
 
-def _shown_by_sockets(waiting: Waiting) -> str:
+def _describe_sockets(waiting: Waiting) -> str:
     peers = words.join_words(waiting.peers) if waiting.peers else ""
     if waiting.socket == "serving":
         came = f"{peers} {'is' if len(waiting.peers) == 1 else 'are'}" if peers else "no other launcher is"
@@ -162,10 +162,10 @@ def at_different_lines(finding: Finding) -> str:
 
 def at_one_place(finding: Finding) -> str:
     """Return the headline for a job with all ranks in the same place, with hints on what to check."""
-    return _together(finding.others[0], finding.scene) + guidance.where_to_look(finding.scene.grouping)
+    return _describe_together(finding.others[0], finding.scene) + guidance.where_to_look(finding.scene.grouping)
 
 
-def _together(group: Group, scene: Scene) -> str:
+def _describe_together(group: Group, scene: Scene) -> str:
     answered, world_size = scene.answered, scene.grouping.world_size
     if answered == 1 and world_size == 1:
         return f"the only rank of the job, {name_ranks([group])}, {describe(group, several=False)}{during([group])}."

@@ -36,7 +36,7 @@ def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
     silent = [rank for rank in rank_ids(all_gone) if rank not in ids and rank not in told]
     also = "has ended, too" if len(silent) == 1 else "have ended, too"
     rest = f" {sentence(words.name_ranks(silent))} {also}; the cause is unknown." if silent else ""
-    return f"{words.name_ranks(ids)} {verb}{why}. {_others_wait(finding)}.{rest}"
+    return f"{words.name_ranks(ids)} {verb}{why}. {_describe_others(finding)}.{rest}"
 
 
 def why_gone(members: Sequence[Member]) -> str:
@@ -72,7 +72,7 @@ def _describe_blocked(finding: Finding, how: str) -> str:
     stacks = [describe_rank(group) for group in finding.suspects if group.frames]
     doing = f"; according to its stack it {stacks[0]}" if len(ids) == 1 and stacks else ""
     verb = "is" if len(ids) == 1 else "are"
-    return f"{words.name_ranks(ids)} {verb} {how}{where}{doing}. {_others_wait(finding)}."
+    return f"{words.name_ranks(ids)} {verb} {how}{where}{doing}. {_describe_others(finding)}."
 
 
 def master_not_listening(finding: Finding) -> str:
@@ -81,7 +81,7 @@ def master_not_listening(finding: Finding) -> str:
     return (
         f"{name_ranks(ranks)} does not listen at {store_endpoint(members)}: "
         f"it {'; '.join(describe(group) + clauses.describe_line(group) for group in ranks)}. "
-        f"{_others_wait(finding)}, and that address refuses their connections.{clauses.hint_at_progress(members)}"
+        f"{_describe_others(finding)}, and that address refuses their connections.{clauses.hint_at_progress(members)}"
     )
 
 
@@ -89,20 +89,20 @@ def undumpable(finding: Finding) -> str:
     """Return the headline for ranks that could not be dumped, with the number of dumped ranks on the same node."""
     neighbours = finding.fewest_neighbours
     also = f", but {words.count(neighbours, 'other rank')} of its node could" if neighbours else ""
-    return f"{name_ranks(finding.suspects)} could not be dumped{also}. {_others_wait(finding)}."
+    return f"{name_ranks(finding.suspects)} could not be dumped{also}. {_describe_others(finding)}."
 
 
 def outside(finding: Finding) -> str:
     """Return the headline for ranks that do not wait in the collective in which the other ranks wait."""
     ranks = finding.suspects
     if not any(group.motion is Motion.MOVING for group in ranks):
-        return f"{words.join_words(describe_each(ranks))}. {_others_wait(finding)}."
+        return f"{words.join_words(describe_each(ranks))}. {_describe_others(finding)}."
     ids = rank_ids(ranks)
     alone = len(ids) == 1
     doing = words.join_words([describe(group, several=not alone) for group in ranks[:_SHOWN]])
     return (
         f"the job waits for {words.name_ranks(ids)}: {'it' if alone else 'they'} {doing} and still "
-        f"{'progresses' if alone else 'progress'}. {_others_wait(finding)}."
+        f"{'progresses' if alone else 'progress'}. {_describe_others(finding)}."
     )
 
 
@@ -133,7 +133,7 @@ def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
     return f" These are all ranks of {words.join_words(nodes)}: check the node{'s' if len(nodes) > 1 else ''}."
 
 
-def _others_wait(finding: Finding) -> str:
+def _describe_others(finding: Finding) -> str:
     """Return a sentence on the wait of the other ranks, without the full stop."""
     awaited = " for it" if len(finding.members) == 1 else " for them"
     return sentence(others_wait(finding.others, awaited=awaited))

@@ -18,11 +18,11 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
     text = finding.says(finding)
     settle = finding.settle if isinstance(finding.settle, str) else finding.settle(finding)
     ids = sorted((member.id for member in finding.members), key=RankId.sort_key)
-    whys = {} if finding.is_named else {member.id: _why(finding, member, text) for member in finding.members}
+    whys = {} if finding.is_named else {member.id: _explain_check(finding, member, text) for member in finding.members}
     caveat = f" {finding.caveat}" if finding.caveat else ""
     return Verdict(
         kind=finding.kind,
-        message=_message(finding, text, settle) + _in_kernel(finding, evidence) + caveat,
+        message=_write_message(finding, text, settle) + _describe_call(finding, evidence) + caveat,
         named=tuple(ids) if finding.is_named else (),
         confidence=finding.confidence,
         evidence=tuple(evidence),
@@ -30,7 +30,7 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
     )
 
 
-def _message(finding: Finding, text: str, settle: str) -> str:
+def _write_message(finding: Finding, text: str, settle: str) -> str:
     """Return the text of the verdict: its headline, the ranks to check first, other ranks that differ, and hints."""
     grouping, here = finding.scene.grouping, job_headlines.limit_to_node(finding.scene)
     if finding.contradicted is not None:
@@ -41,7 +41,7 @@ def _message(finding: Finding, text: str, settle: str) -> str:
         look = f" Check {name_ranks(finding.suspects)} first. To decide: {settle}." if finding.suspects else ""
         return f"{text} No rank can be named.{look}{here}"
     if finding.rule is None and finding.suspects and not finding.is_named:
-        why = _why(finding, finding.members[0], text)
+        why = _explain_check(finding, finding.members[0], text)
         look = check_first_reasons.check_first(finding.suspects, why, settle)
         return f"{sentence(text)} {look.removeprefix(check_first_reasons.NOT_NAMED)}"
     if finding.rule is None:
@@ -54,7 +54,7 @@ def _message(finding: Finding, text: str, settle: str) -> str:
     return sentence(check_first_reasons.check_first(finding.suspects, text, settle)) + here + where_to_look
 
 
-def _why(finding: Finding, member: Member, text: str) -> str:
+def _explain_check(finding: Finding, member: Member, text: str) -> str:
     """Return the reason to check a rank first.
 
     It is `text` unless the ranks differ only by a GPU or by a stuck task.
@@ -66,7 +66,7 @@ def _why(finding: Finding, member: Member, text: str) -> str:
     return check_first_reasons.stuck_task(member)
 
 
-def _in_kernel(finding: Finding, evidence: Sequence[Evidence]) -> str:
+def _describe_call(finding: Finding, evidence: Sequence[Evidence]) -> str:
     """Return a sentence on the system call of the only suspect; "" if only the name of the call is known."""
     calls = [one.message for one in evidence if one.kind == "system_call"]
     is_one = len(calls) == len(finding.members) == 1 and clauses.tells_call(finding.members[0])

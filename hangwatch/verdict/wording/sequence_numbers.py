@@ -24,7 +24,7 @@ _NO_DESCRIPTION = "undefined"  # the description of a group without one, by torc
 
 def evidence(answer: Answer) -> tuple[Evidence, ...]:
     """Return the pending operations as evidence: their waiting ranks, missing ranks and timeout."""
-    return tuple(_sequence(one, _pending(one)) for one in answer.graph.pending[:_SHOWN])
+    return tuple(_make_evidence(one, _describe_pending(one)) for one in answer.graph.pending[:_SHOWN])
 
 
 def open_at_dump(answer: Answer) -> tuple[Evidence, ...]:
@@ -32,10 +32,10 @@ def open_at_dump(answer: Answer) -> tuple[Evidence, ...]:
 
     The text does not say for how long.
     """
-    return tuple(_sequence(one, _open_then(one)) for one in answer.graph.pending[:_SHOWN])
+    return tuple(_make_evidence(one, _describe_open_then(one)) for one in answer.graph.pending[:_SHOWN])
 
 
-def _sequence(pending: PendingOperation, message: str) -> Evidence:
+def _make_evidence(pending: PendingOperation, message: str) -> Evidence:
     ids = tuple(RankId(rank=rank) for rank in (*pending.missing, *pending.waiting)[:_MOST_IDS])
     return Evidence(kind="sequence", message=message, ranks=ids)
 
@@ -57,7 +57,7 @@ ASYNCHRONOUS = f"An open operation does not prove that its rank waits in it: onl
 _ALL_GPUS = "XIDs, NVLink, the fabric and NCCL; an earlier kernel may be stuck in the stream of one GPU."
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _name_ranks(ranks: Sequence[int]) -> str:
     return words.name_ranks([RankId(rank=rank) for rank in ranks])
 
 
@@ -66,42 +66,47 @@ def group_words(pending: PendingOperation) -> str:
     if pending.is_default:
         return "the default group"
     description = "" if pending.description == _NO_DESCRIPTION else pending.description
-    return f"{words.elided(description, _DESCRIPTION_SHOWN) or 'the group'} of {_ranks(pending.members)}"
+    return f"{words.elided(description, _DESCRIPTION_SHOWN) or 'the group'} of {_name_ranks(pending.members)}"
 
 
-def _operation(pending: PendingOperation) -> str:
+def _name_operation(pending: PendingOperation) -> str:
     return f"{words.elided(pending.operation, _DESCRIPTION_SHOWN)} #{pending.number} of {group_words(pending)}"
 
 
-def _operations(pending: Sequence[PendingOperation]) -> str:
-    shown = list(map(_operation, pending[:_SHOWN]))
+def _name_operations(pending: Sequence[PendingOperation]) -> str:
+    shown = list(map(_name_operation, pending[:_SHOWN]))
     return words.join_words(shown) if shown else "nothing"
 
 
-def _since(pending: PendingOperation) -> str:
+def _describe_duration(pending: PendingOperation) -> str:
     return f"for {words.duration(round(pending.seconds) or pending.seconds)}"
 
 
-def _pending(pending: PendingOperation) -> str:
+def _describe_pending(pending: PendingOperation) -> str:
     wait = "waits" if len(pending.waiting) == 1 else "wait"
-    parts = [f"{_ranks(pending.waiting)} {wait} in {_operation(pending)} {_since(pending)}", *_others(pending)]
+    parts = [
+        f"{_name_ranks(pending.waiting)} {wait} in {_name_operation(pending)} {_describe_duration(pending)}",
+        *_describe_others(pending),
+    ]
     if pending.timeout_seconds is not None and pending.timeout_seconds > pending.seconds:
         rest = words.duration(round(pending.timeout_seconds - pending.seconds))
         parts.append(f"the collective times out in {rest} (timeout {words.duration(pending.timeout_seconds)})")
     return "; ".join(parts)
 
 
-def _open_then(pending: PendingOperation) -> str:
-    return "; ".join([f"{_operation(pending)} was open on {_ranks(pending.waiting)}", *_others(pending)])
+def _describe_open_then(pending: PendingOperation) -> str:
+    return "; ".join(
+        [f"{_name_operation(pending)} was open on {_name_ranks(pending.waiting)}", *_describe_others(pending)]
+    )
 
 
-def _others(pending: PendingOperation) -> Iterator[str]:
+def _describe_others(pending: PendingOperation) -> Iterator[str]:
     """Yield clauses on the ranks that have not joined the operation, and on the ranks that may not have joined."""
     if pending.missing:
-        yield f"{_ranks(pending.missing)} {'has' if len(pending.missing) == 1 else 'have'} not joined"
+        yield f"{_name_ranks(pending.missing)} {'has' if len(pending.missing) == 1 else 'have'} not joined"
     if pending.unknown:
         have = "has" if len(pending.unknown) == 1 else "have"
-        yield f"it is unknown if {_ranks(pending.unknown)} {have} joined"
+        yield f"it is unknown if {_name_ranks(pending.unknown)} {have} joined"
     if not pending.missing and not pending.unknown:
         yield "all its ranks have joined" if pending.is_whole else "its other members are unknown"
 
@@ -114,13 +119,13 @@ def not_joined(finding: Finding) -> str:
         key=lambda one: (len(ranks.intersection(one.missing)), len(one.waiting)),
     )
     have, wait = "has" if len(ranks) == 1 else "have", "has" if len(pending.waiting) == 1 else "have"
-    late = "It" if len(ranks) == len(finding.suspects) == 1 else sentence(_ranks(sorted(ranks)))
-    doing = sentence("; ".join(_doing(group) for group in finding.suspects[:_SHOWN]))
-    joined = f"{late} {have} not joined {_operation(pending)}"
-    return f"{doing}. {joined}, where {_ranks(pending.waiting)} {wait} waited {_since(pending)}."
+    late = "It" if len(ranks) == len(finding.suspects) == 1 else sentence(_name_ranks(sorted(ranks)))
+    doing = sentence("; ".join(_describe_activity(group) for group in finding.suspects[:_SHOWN]))
+    joined = f"{late} {have} not joined {_name_operation(pending)}"
+    return f"{doing}. {joined}, where {_name_ranks(pending.waiting)} {wait} waited {_describe_duration(pending)}."
 
 
-def _doing(group: Group) -> str:
+def _describe_activity(group: Group) -> str:
     who = words.name_ranks([member.id for member in group.members])
     if group.fault is not None and group.fault.reason != "NoStack":
         return f"{who} could not be dumped"
@@ -153,7 +158,7 @@ def _why_not_named(finding: Finding) -> str:
     return "It is unknown if it waits for another rank in that operation."
 
 
-def _asks_by_call(member: Member, scene: Scene) -> Literal["main"] | None:
+def _find_asking_part(member: Member, scene: Scene) -> Literal["main"] | None:
     """Return "main" if the rank's system call receives data from another rank of the job, else None.
 
     If the data comes through a Unix socket, only the system call shows the sender.
@@ -170,16 +175,16 @@ def cycle(finding: Finding) -> str:
         pending = next(one for one in graph.pending if rank in one.waiting and set(one.missing) & set(graph.cycle))
         awaited = [other for other in pending.missing if other in graph.cycle]
         company = [other for other in pending.waiting if other != rank]
-        too = f", as {_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
-        waits.append(f"{_ranks([rank])} for {_ranks(awaited)} in {_operation(pending)}{too}")
-    return sentence(f"{_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
+        too = f", as {_name_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
+        waits.append(f"{_name_ranks([rank])} for {_name_ranks(awaited)} in {_name_operation(pending)}{too}")
+    return sentence(f"{_name_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
 
 
 def mismatch(finding: Finding) -> str:
     """Return the headline for ranks of one process group that enqueued different operations."""
     graph = finding.answer.graph
-    sides = "; ".join(f"{_ranks(ranks)}: {words.printable(text)}" for text, ranks in graph.mismatch[:_SHOWN])
-    return f"The ranks of one process group do not match ({_operations(graph.pending[:1])}). {sentence(sides)}."
+    sides = "; ".join(f"{_name_ranks(ranks)}: {words.printable(text)}" for text, ranks in graph.mismatch[:_SHOWN])
+    return f"The ranks of one process group do not match ({_name_operations(graph.pending[:1])}). {sentence(sides)}."
 
 
 def still_open(finding: Finding) -> str:
@@ -189,9 +194,10 @@ def still_open(finding: Finding) -> str:
     """
     first = finding.answer.graph.pending[0]
     root = "if one of them calls it with another root (src or dst), then " if _is_rooted(first) else ""
-    inside = f"{_ranks(first.waiting)} {'is' if len(first.waiting) == 1 else 'are'} still in it ({_since(first)})"
+    are = "is" if len(first.waiting) == 1 else "are"
+    inside = f"{_name_ranks(first.waiting)} {are} still in it ({_describe_duration(first)})"
     return (
-        f"All ranks have joined {_operation(first)}, and {inside}. No rank is late: the operations in which other "
+        f"All ranks have joined {_name_operation(first)}, and {inside}. No rank is late: the operations in which other "
         f"ranks wait come later. Check {root}{_ALL_GPUS}"
     )
 
@@ -203,7 +209,7 @@ def _is_rooted(pending: PendingOperation) -> bool:
 def not_reached(finding: Finding) -> str:
     """Return the headline for ranks that NCCL cannot reach."""
     lost = finding.answer.check_first
-    return f"NCCL does not reach {_ranks(lost)}, but reaches the other ranks of the same communicators."
+    return f"NCCL does not reach {_name_ranks(lost)}, but reaches the other ranks of the same communicators."
 
 
 def all_joined(finding: Finding) -> str:
@@ -217,14 +223,15 @@ def all_joined(finding: Finding) -> str:
         "and no more "
         "since the first answer: no rank's CPU is behind."
         if finding.answer.by_counts
-        else f"All ranks have joined {_operations(pending)}, open {_since(pending[0])}{_all_alike(finding)}."
+        else f"All ranks have joined {_name_operations(pending)}, open {_describe_duration(pending[0])}"
+        f"{_describe_equal_counts(finding)}."
     )
     if odd is None or odd.member.id.rank is None:
         return f"{joined} Check {_ALL_GPUS}"
-    return f"{joined} {sentence(_ranks([odd.member.id.rank]))}: {check_first_reasons.odd_gpu(odd)}."
+    return f"{joined} {sentence(_name_ranks([odd.member.id.rank]))}: {check_first_reasons.odd_gpu(odd)}."
 
 
-def _all_alike(finding: Finding) -> str:
+def _describe_equal_counts(finding: Finding) -> str:
     """Return a clause if the ranks of each pending group have enqueued the same number of operations; else ""."""
     groups = {(pending.library, pending.name) for pending in finding.answer.graph.pending}
     newest: dict[tuple[str, str], set[int]] = {}
@@ -250,6 +257,6 @@ def contradiction(finding: Finding) -> str:
     """
     ids = [member.id for member in finding.members]
     who, have = words.name_ranks(ids), "has" if len(ids) == 1 else "have"
-    joined = _operations(finding.answer.graph.pending)
+    joined = _name_operations(finding.answer.graph.pending)
     it = "it" if len(ids) == 1 else "they"
     return f"the stacks point at {who}, but by sequence numbers {it} {have} joined {joined}"

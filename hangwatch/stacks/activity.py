@@ -135,7 +135,7 @@ class _Globs:
 
     def __init__(self, globs: Iterable[str], expression: Callable[[str], str]) -> None:
         self._globs = tuple(globs)
-        self.literals = tuple(map(_literal, self._globs))
+        self.literals = tuple(map(_find_literal, self._globs))
         self._expression = expression
         self._pattern: re.Pattern[str] | None = None
 
@@ -148,7 +148,7 @@ class _Globs:
         return self._pattern.match(name) is not None
 
 
-def _literal(glob: str) -> str:
+def _find_literal(glob: str) -> str:
     """Return the longest part of a glob without wildcards. Every name that matches contains it.
 
     The text after a `[` is ignored.
@@ -215,18 +215,18 @@ class _CompiledRule(NamedTuple):
 
 
 def _compile(rule: _Rule) -> _CompiledRule:
-    patterns = _patterns(rule)
+    patterns = _make_patterns(rule)
     conditions = (rule.around_waits, rule.is_caller, rule.runs_program)
     return _CompiledRule(rule.activity, rule.order, *patterns, rule.whose, rule.operation, *conditions)
 
 
-def _patterns(row: _Rule | _Marked) -> tuple[_Names, _Globs]:
+def _make_patterns(row: _Rule | _Marked) -> tuple[_Names, _Globs]:
     """Return the patterns of a row: for the plain name of a function, and for the short path of a file after a `/`."""
     files = row.files or ((row.file,) if row.file else ("*/*",))
-    return _Names(row.functions), _Globs(files, _path)
+    return _Names(row.functions), _Globs(files, _make_path_pattern)
 
 
-def _path(pattern: str) -> str:
+def _make_path_pattern(pattern: str) -> str:
     """Return the regular expression of a file pattern. It matches a path that begins at the root of a package.
 
     Exceptions: a pattern that begins with `*/` matches at any depth. A package in `checkouts` also matches within a
@@ -276,7 +276,7 @@ class Table:
         None if no frame matches a "context" rule. Functions of the user's program may match, too.
         """
         stack = _with_unknown_owner(frames)
-        found = self._first(stack, _python(stack), "context")
+        found = self._first(stack, _find_python(stack), "context")
         return self._extend_outwards(stack, *found).doing if found else None
 
     def phase(self, frames: Sequence[Frame]) -> str | None:
@@ -288,18 +288,18 @@ class Table:
         return None
 
     def _find(self, stack: tuple[_OwnedFrame, ...]) -> Match:
-        python = _python(stack)
+        python = _find_python(stack)
         native = [index for index, owned in enumerate(stack) if stack_frames.is_native(*owned.place)]
         if is_importing([owned.place for owned in stack], python):
             return Match(StackActivity("import", None, waits=False), python[0])
         program = list(itertools.takewhile(lambda index: not is_marked("boot", *stack[index].place), python))
         # If the innermost frame is a boot frame, only `certain` rules apply to it, for example that of an idle actor.
         awaits_task: _Places = (("certain", python[:1]), ("native", native))
-        for order, indexes in _places_by_order(program, native) if program else awaits_task:
+        for order, indexes in _list_places_by_order(program, native) if program else awaits_task:
             found = self._first(stack, indexes, order)
             if found:
                 return _refine_by_native(stack, native, self._extend_outwards(stack, *found))
-        return Match(StackActivity("unknown", _label(stack, _leaf(stack)) if stack else None, waits=False), -1)
+        return Match(StackActivity("unknown", _find_name(stack, _find_leaf(stack)) if stack else None, waits=False), -1)
 
     def _first(
         self, stack: Sequence[_OwnedFrame], indexes: Sequence[int], order: Order
@@ -308,15 +308,15 @@ class Table:
             rule = self._rules_of(stack[index]).get(order)
             if rule is None or (rule.around_waits and not self._is_around_wait(stack, index)):
                 continue
-            if rule.is_caller and (index == _leaf(stack) or not _is_of_program(stack[index])):
+            if rule.is_caller and (index == _find_leaf(stack) or not _is_program_frame(stack[index])):
                 continue
-            if not (rule.runs_program and any(map(_is_of_program, stack[:index]))):
+            if not (rule.runs_program and any(map(_is_program_frame, stack[:index]))):
                 return index, rule
         return None
 
     def _is_around_wait(self, stack: Sequence[_OwnedFrame], index: int) -> bool:
         """True if the frame at `index` has called a function that the table knows as a wait, a lock or I/O."""
-        within = (place for place in _python(stack)[:_LEAF_DEPTH] if place < index)
+        within = (place for place in _find_python(stack)[:_LEAF_DEPTH] if place < index)
         return any(self._rules_of(stack[place]).keys() & {"leaf", "base"} for place in within)
 
     def _extend_outwards(self, stack: Sequence[_OwnedFrame], index: int, rule: _CompiledRule) -> Match:
@@ -334,7 +334,7 @@ class Table:
                 named, told = last, outer
             elif not (waits and is_marked("wrapper", *stack[last].place)):
                 break
-        name = _label(stack, _leaf(stack) if rule.order in _AROUND else named)
+        name = _find_name(stack, _find_leaf(stack) if rule.order in _AROUND else named)
         operation = told.operation or (name.lstrip("_") if waits else name)
         return Match(StackActivity(told.activity, operation, waits), named)
 
@@ -347,7 +347,7 @@ class Table:
         return found
 
     def _match_place(self, owned: _OwnedFrame) -> dict[Order, _CompiledRule]:
-        function, file = owned.place[0], _rooted_path(owned)
+        function, file = owned.place[0], _make_rooted_path(owned)
         if not stack_frames.is_native(*owned.place):
             function = stack_frames.plain_name(function)
         found: dict[Order, _CompiledRule] = {}
@@ -379,7 +379,7 @@ def _refine_by_native(stack: Sequence[_OwnedFrame], native: Sequence[int], match
     return match
 
 
-def _rooted_path(owned: _OwnedFrame) -> str:
+def _make_rooted_path(owned: _OwnedFrame) -> str:
     """Return the short path of a frame's file with `/` before it.
 
     A user's file with the name of a standard module (`queue.py`) gets the folder `/./`, which no pattern matches.
@@ -387,11 +387,11 @@ def _rooted_path(owned: _OwnedFrame) -> str:
     """
     file = stack_frames.short_path(owned.place[1])
     is_users = owned.by_user is True and not owned.place[1].startswith("/")
-    is_named_alike = is_users and _root(file) in sys.stdlib_module_names
+    is_named_alike = is_users and _find_root(file) in sys.stdlib_module_names
     return f"/./{file}" if is_named_alike else f"/{file}"
 
 
-def _is_of_program(owned: _OwnedFrame) -> bool:
+def _is_program_frame(owned: _OwnedFrame) -> bool:
     """True for a Python frame of the user's program.
 
     If the owner of the frame is unknown, true unless the table contains its package.
@@ -399,11 +399,11 @@ def _is_of_program(owned: _OwnedFrame) -> bool:
     if stack_frames.is_native(*owned.place):
         return False
     file = stack_frames.short_path(owned.place[1])
-    is_library = file.startswith("<") or _root(file) in packages()
+    is_library = file.startswith("<") or _find_root(file) in packages()
     return owned.by_user is True or (owned.by_user is None and not is_library)
 
 
-def _root(file: str) -> str:
+def _find_root(file: str) -> str:
     """Return the package or module with which a short path begins; "" for an absolute path."""
     return file.partition("/")[0].removesuffix(".py")
 
@@ -411,7 +411,7 @@ def _root(file: str) -> str:
 _Places = tuple[tuple[Order, list[int]], ...]
 
 
-def _places_by_order(python: list[int], native: list[int]) -> _Places:
+def _list_places_by_order(python: list[int], native: list[int]) -> _Places:
     """Return the orders of rules in the sequence in which they are tried. Each comes with the frames to try them on.
 
     `python` and `native` are the indexes of the Python frames and of the compiled frames.
@@ -433,16 +433,16 @@ def _with_unknown_owner(frames: Sequence[Frame]) -> list[_OwnedFrame]:
     return [_OwnedFrame(frame.place, None) for frame in frames]
 
 
-def _python(stack: Sequence[_OwnedFrame]) -> list[int]:
+def _find_python(stack: Sequence[_OwnedFrame]) -> list[int]:
     return [index for index, owned in enumerate(stack) if not stack_frames.is_native(*owned.place)]
 
 
-def _leaf(stack: Sequence[_OwnedFrame]) -> int:
+def _find_leaf(stack: Sequence[_OwnedFrame]) -> int:
     """Return the index of the innermost Python frame; 0 if there is none."""
-    return next(iter(_python(stack)), 0)
+    return next(iter(_find_python(stack)), 0)
 
 
-def _label(stack: Sequence[_OwnedFrame], index: int) -> str:
+def _find_name(stack: Sequence[_OwnedFrame], index: int) -> str:
     """Return the name of a frame.
 
     A frame without a name (a lambda, an address) gets the name of the next caller with one. For compiled code, the
@@ -526,15 +526,15 @@ def find_activity(name: str) -> Activity:
 
 
 @cache
-def _marks(mark: Mark) -> tuple[tuple[_Names, _Globs], ...]:
-    return tuple(_patterns(row) for row in _built_in().marks if row.mark == mark)
+def _load_marks(mark: Mark) -> tuple[tuple[_Names, _Globs], ...]:
+    return tuple(_make_patterns(row) for row in _built_in().marks if row.mark == mark)
 
 
 @lru_cache(maxsize=_CACHE_LIMIT)
 def is_marked(mark: Mark, function: str, file: str = "") -> bool:
     """True if the table gives this mark to a function in a file, or to the name of a collective."""
     name, path = stack_frames.plain_name(function), f"/{stack_frames.short_path(file)}"
-    return any(functions.match(name) and files.match(path) for functions, files in _marks(mark))
+    return any(functions.match(name) and files.match(path) for functions, files in _load_marks(mark))
 
 
 def describe_activity(name: str, operation: str | None) -> str:

@@ -32,8 +32,8 @@ class AwaitedRates(NamedTuple):
     others: tuple[Rates, ...]
 
     @property
-    def workers_count(self) -> bool:
-        """True if the main thread may wait for workers or children of the rank."""
+    def may_wait_for_workers(self) -> bool:
+        """True if the main thread may be waiting for workers or children of the rank."""
         return self.awaited in (None, "object")
 
 

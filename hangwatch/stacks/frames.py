@@ -179,11 +179,15 @@ def _is_user_file(file: str, user_file: str | None) -> bool | None:
         return True
     if is_standard(file):
         return False
-    same = user_file is not None and not user_file.startswith(("/", "<")) and _package(file) == _package(user_file)
+    same = (
+        user_file is not None
+        and not user_file.startswith(("/", "<"))
+        and _find_package(file) == _find_package(user_file)
+    )
     return True if same else None
 
 
-def _package(file: str) -> str:
+def _find_package(file: str) -> str:
     package, folder, _ = file.partition("/")
     return package if folder else ""
 
@@ -202,10 +206,10 @@ def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
         for frame in frames[:end]
         if not is_native(frame.function, frame.file) and not _is_importlib(frame.file)
     )
-    return kept or _native_places(frames) or tuple(dict.fromkeys(_without_address(frame) for frame in frames))
+    return kept or _find_native_places(frames) or tuple(dict.fromkeys(_without_address(frame) for frame in frames))
 
 
-def _native_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
+def _find_native_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
     """Return the native frames that do not change while a thread spins.
 
     These frames have a name and lie outside the C library.

@@ -77,19 +77,19 @@ def group_ranks(
     in_torch = {
         standing.key
         for standings, measured in zip(stood, every, strict=True)
-        if measured.waits.waits_in_torch and (standing := _last(standings)) is not None
+        if measured.waits.waits_in_torch and (standing := _find_last(standings)) is not None
     }
     processes = {(rank.id.node, rank.id.pid) for rank in ranks if rank.id.pid is not None}
     shown: dict[str, tuple[RankDump, _LastState]] = {}
     members: dict[str, list[Member]] = {}
     for rank, standings, measured in zip(ranks, stood, every, strict=True):
-        answer = _answer(rank, standings, measured, in_torch)
-        member = _member(rank, answer, standings, measured, memory)
-        if (asks_rank := _asks_rank(rank, answer.standing, measured.waits, processes)) is not None:
+        answer = _find_last_state(rank, standings, measured, in_torch)
+        member = _make_member(rank, answer, standings, measured, memory)
+        if (asks_rank := _find_asking_part(rank, answer.standing, measured.waits, processes)) is not None:
             member = structs.replace(member, waits=structs.replace(member.waits, asks_rank=asks_rank))
         members.setdefault(answer.key, []).append(member)
         shown.setdefault(answer.key, (rank, answer))
-    groups = (_group(key, tuple(found), *shown[key], table) for key, found in members.items())
+    groups = (_make_group(key, tuple(found), *shown[key], table) for key, found in members.items())
     return merge_groups(groups, world_size, notes)
 
 
@@ -109,7 +109,7 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
         found: dict[_Identity, Member] = {}
         for part in parts:
             for member in part.members:
-                found.setdefault(_identity(member.id), member)
+                found.setdefault(_make_identity(member.id), member)
         fresh = [member for identity, member in found.items() if identity not in taken]
         if fresh:
             taken.update(found)
@@ -138,7 +138,7 @@ class _LastState(NamedTuple):
     gone: bool
 
 
-def _identity(rank: RankId) -> _Identity:
+def _make_identity(rank: RankId) -> _Identity:
     """Return a key that is equal for all dumps of the same rank.
 
     It consists of the node and the global rank. Without a global rank it has the local rank, else the pid.
@@ -187,11 +187,11 @@ class _PlaceCache:
         return found
 
 
-def _last(standings: Sequence[ProcessPlace | None]) -> ProcessPlace | None:
+def _find_last(standings: Sequence[ProcessPlace | None]) -> ProcessPlace | None:
     return next((standing for standing in reversed(standings) if standing is not None), None)
 
 
-def _answer(
+def _find_last_state(
     rank: RankDump, standings: Sequence[ProcessPlace | None], measured: progress.Measured, in_torch: Set[str]
 ) -> _LastState:
     last = rank.rounds[-1] if rank.rounds else None
@@ -241,7 +241,7 @@ def _correct_by_measurement(
     return standing
 
 
-def _member(
+def _make_member(
     rank: RankDump,
     answer: _LastState,
     standings: Sequence[ProcessPlace | None],
@@ -254,7 +254,7 @@ def _member(
     found = rank_records.merge_rounds([dump.recorders for dump in rank.rounds], main.pthread_id if main else None)
     return Member(
         id=rank.id,
-        motion=_motion(rank.rounds, standings, measured, memory),
+        motion=_find_motion(rank.rounds, standings, measured, memory),
         signature=measured.signature,
         stack=StackFacts(
             user_frames=memory.user_frames(answer.dump.threads[told]) if answer.dump and told is not None else (),
@@ -266,11 +266,11 @@ def _member(
         ),
         rounds=len(rank.rounds),
         kernel=KernelFacts(
-            state=_state(rank.rounds),
+            state=_merge_states(rank.rounds),
             wchan=answer.dump.wchan if answer.dump else None,
             silent_mount=rank.silent_mount,
             waits_for_mount=rank.waits_for_mount,
-            receives=_receives(rank.rounds),
+            receives=_is_receiving(rank.rounds),
             rests=kernel_facts.find_rest(rank.rounds),
             is_held_outside=kernel_facts.is_held_outside(rank, waits),
             call=rank.kernel_call,
@@ -299,7 +299,7 @@ def _member(
 def _complete_waits(waits: Waits, rank: RankDump, standing: ProcessPlace | None) -> Waits:
     return structs.replace(
         waits,
-        awaits_store=_awaits_store(waits, standing),
+        awaits_store=_find_store_wait(waits, standing),
         store=kernel_facts.merge_store(rank),
         peers=kernel_facts.count_peers(rank),
         active_peers=kernel_facts.count_active_peers(rank),
@@ -320,7 +320,7 @@ def _gpu_readings(rank: RankDump) -> GpuReadings:
     )
 
 
-def _asks_rank(
+def _find_asking_part(
     rank: RankDump, standing: ProcessPlace | None, waits: Waits, processes: Set[tuple[str | None, int]]
 ) -> AsksRank | None:
     """Return the part of a rank that waits for another rank: its main thread, a thread or a child.
@@ -337,13 +337,13 @@ def _asks_rank(
     return "child" if is_locked or any(one.asks_rank is not None for one in of_workers) else None
 
 
-def _awaits_store(waits: Waits, standing: ProcessPlace | None) -> Literal["main", "thread"] | None:
+def _find_store_wait(waits: Waits, standing: ProcessPlace | None) -> Literal["main", "thread"] | None:
     found = waits.awaits_store
     is_asked = found == "main" or (standing is not None and standing.waits_for == "thread")
     return found if is_asked else None
 
 
-def _motion(
+def _find_motion(
     rounds: Sequence[ProcessDump],
     standings: Sequence[ProcessPlace | None],
     measured: progress.Measured,
@@ -379,11 +379,11 @@ def _find_stuck_task(rounds: Sequence[ProcessDump], table: activity.Table) -> Fr
     """
     if len(rounds) < 2:
         return None
-    found = [{frame: None for thread in dump.threads for frame in _tasks(thread, table)} for dump in rounds]
+    found = [{frame: None for thread in dump.threads for frame in _find_task_frames(thread, table)} for dump in rounds]
     return next((frame for frame in found[-1] if all(frame in one for one in found)), None)
 
 
-def _tasks(thread: Thread, table: activity.Table) -> tuple[Frame, ...]:
+def _find_task_frames(thread: Thread, table: activity.Table) -> tuple[Frame, ...]:
     """Return the innermost frame of the user's code in the task of an executor thread; () if the thread has no task."""
     if thread.is_main or not any(_is_executor(frame) for frame in thread.frames):
         return ()
@@ -398,7 +398,7 @@ def _is_executor(frame: Frame) -> bool:
     return frame.file.endswith("concurrent/futures/thread.py")
 
 
-def _receives(rounds: Sequence[ProcessDump]) -> bool:
+def _is_receiving(rounds: Sequence[ProcessDump]) -> bool:
     call = rounds[-1].call if rounds else None
     return call is not None and call.kind == "receives"
 
@@ -409,7 +409,7 @@ def _is_joining(standing: ProcessPlace) -> bool:
     return standing.waits_for == "ranks" and not known.leaves_the_job and not known.idles
 
 
-def _state(rounds: Sequence[ProcessDump]) -> str | None:
+def _merge_states(rounds: Sequence[ProcessDump]) -> str | None:
     """Return the kernel's state of a process over all rounds. None if it is unknown.
 
     If the state changed, return the last state other than `D`, because short disk waits are normal.
@@ -421,8 +421,10 @@ def _state(rounds: Sequence[ProcessDump]) -> str | None:
     return next(passing, states[-1] if states else None)
 
 
-def _group(key: str, members: tuple[Member, ...], rank: RankDump, answer: _LastState, table: activity.Table) -> Group:
-    workers = _workers(rank, table)
+def _make_group(
+    key: str, members: tuple[Member, ...], rank: RankDump, answer: _LastState, table: activity.Table
+) -> Group:
+    workers = _merge_workers(rank, table)
     if answer.standing is None or answer.dump is None:
         return Group(
             key=key, activity="unknown", members=members, workers=workers, fault=answer.fault, gone=answer.gone
@@ -436,20 +438,20 @@ def _group(key: str, members: tuple[Member, ...], rank: RankDump, answer: _LastS
         phase=standing.phase,
         members=members,
         frames=() if standing.telling is None else threads[standing.telling].frames,
-        threads=tuple(_thread_stack(threads[index], table) for index in standing.others[:_SHOWN]),
+        threads=tuple(_make_thread_stack(threads[index], table) for index in standing.others[:_SHOWN]),
         workers=workers,
     )
 
 
-def _thread_stack(thread: Thread, table: activity.Table) -> Stack:
+def _make_thread_stack(thread: Thread, table: activity.Table) -> Stack:
     return Stack(
         name=thread.name or f"thread {thread.thread_id}",
         frames=thread.frames,
-        activity=table.classify_thread(_without_start(thread)).activity,
+        activity=table.classify_thread(_remove_start_frames(thread)).activity,
     )
 
 
-def _without_start(thread: Thread) -> Thread:
+def _remove_start_frames(thread: Thread) -> Thread:
     """Return the thread without the frames that started it, because they look like a wait.
 
     A thread with no other frames keeps them.
@@ -460,7 +462,7 @@ def _without_start(thread: Thread) -> Thread:
     return structs.replace(thread, frames=frames) if frames else thread
 
 
-def _workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
+def _merge_workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
     """Return the stacks of a rank's worker processes. Equal stacks are one entry, and the most common comes first."""
     counted: dict[tuple[stack_frames.Place, ...], list[tuple[WorkerDump, Thread]]] = {}
     for worker in rank.workers:
@@ -469,10 +471,10 @@ def _workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
         if main and main.frames:
             counted.setdefault(stack_frames.key_places(main.frames), []).append((worker, main))
     ordered = sorted(counted.items(), key=lambda item: (-len(item[1]), item[0]))
-    return tuple(_worker(len(found), *found[0], table) for _, found in ordered[:_SHOWN])
+    return tuple(_make_worker_stack(len(found), *found[0], table) for _, found in ordered[:_SHOWN])
 
 
-def _worker(count: int, worker: WorkerDump, thread: Thread, table: activity.Table) -> Stack:
+def _make_worker_stack(count: int, worker: WorkerDump, thread: Thread, table: activity.Table) -> Stack:
     """Return the stack of one worker, with the number of workers that have the same stack."""
     title = process_title.read(worker.comm)
     return Stack(
@@ -480,12 +482,12 @@ def _worker(count: int, worker: WorkerDump, thread: Thread, table: activity.Tabl
         frames=thread.frames,
         activity=table.classify_thread(thread).activity,
         pid=worker.pid,
-        state=_state(worker.rounds),
-        own=_user_frame(thread),
+        state=_merge_states(worker.rounds),
+        own=_find_worker_frame(thread),
     )
 
 
-def _user_frame(thread: Thread) -> Frame | None:
+def _find_worker_frame(thread: Thread) -> Frame | None:
     """Return the innermost frame of the user's code in a worker's task; None if there is none.
 
     Frames that the worker inherited from its parent do not count.

@@ -21,9 +21,9 @@ def find_resting_state(grouping: Grouping) -> JobState | None:
     A job is suspended if every rank was stopped or frozen in every round, or if a tracer such as gdb has stopped a
     rank.
 
-    A job of several ranks is over if its ranks have parted (see `_have_parted`), at most half of them progress, and all
-    of this is true for every rank with a process: it uses no connection to another rank, its main thread rests or works
-    by itself, and its GPU is idle.
+    A job of several ranks is over if its ranks have worked together before (see `_have_worked_together`), at most half
+    of them progress, and all of this is true for every rank with a process: it uses no connection to another rank, its
+    main thread rests or works by itself, and its GPU is idle.
 
     A job is not over if one of these is true:
     * A rank has no stack, so its wait is unknown.
@@ -45,11 +45,16 @@ def find_resting_state(grouping: Grouping) -> JobState | None:
     doing = [activity.find_activity(group.activity) for group in grouping.groups]
     if any(one.held_elsewhere or one.meets_at_store for one in doing):
         return None
-    is_over = bool(living) and (grouping.world_size or 0) > 1 and moving * 2 <= len(members) and _have_parted(members)
-    return JobState.OVER if is_over and all(_is_alone(group, member) for group, member in living) else None
+    is_over = (
+        bool(living)
+        and (grouping.world_size or 0) > 1
+        and moving * 2 <= len(members)
+        and _have_worked_together(members)
+    )
+    return JobState.OVER if is_over and all(_needs_no_rank(group, member) for group, member in living) else None
 
 
-def _have_parted(members: Sequence[Member]) -> bool:
+def _have_worked_together(members: Sequence[Member]) -> bool:
     """True if the ranks of a job have worked together: a rank has ended, or ranks were connected to each other.
 
     An idle connection, an earlier scan or the collectives in a flight recorder show that ranks were connected. Ranks
@@ -75,7 +80,7 @@ def is_serving(grouping: Grouping) -> bool:
     waits = any(_awaits_clients(member) and member.waits.server == member.id.pid for member in members)
     behind = waits and all(_awaits_clients(one) or one.signature is Signature.BEHIND_GPU for one in members)
     every = [(group, member) for group in grouping.groups for member in group.members]
-    return behind or (bool(every) and all(_awaits_clients(one) or _awaits_turn(group, one) for group, one in every))
+    return behind or (bool(every) and all(_awaits_clients(one) or _waits_for_turn(group, one) for group, one in every))
 
 
 def is_refused(group: Group, member: Member) -> bool:
@@ -91,7 +96,7 @@ def _awaits_clients(member: Member) -> bool:
     return waits and _is_idle(member) and member.signature in _WAITS_FOR_CLIENTS
 
 
-def _awaits_turn(group: Group, member: Member) -> bool:
+def _waits_for_turn(group: Group, member: Member) -> bool:
     """True if a rank waits at a lock shared by several ranks, or polls, while a process of its job waits for clients.
 
     False if the rank has connections to other ranks, or if its GPU or its CPU is in use.
@@ -108,7 +113,7 @@ def _is_idle(member: Member) -> bool:
     return member.gpu.utilization_ratio is None or member.gpu.utilization_ratio < _IDLE_UTILIZATION_RATIO
 
 
-def _is_alone(group: Group, member: Member) -> bool:
+def _needs_no_rank(group: Group, member: Member) -> bool:
     """True if a rank works or rests and needs no other rank for it.
 
     A rank rests if its main thread sleeps, joins a thread, or waits in the shutdown of the interpreter. False for a

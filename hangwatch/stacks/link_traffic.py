@@ -28,7 +28,7 @@ def link_rates(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> LinkRa
     """Return the traffic on the links of these GPUs, from the first to the last of `sweeps`."""
     read = _readings(uuids, sweeps)
     return LinkRates(
-        nvlink=_most(_counted(readings, lambda one: one.nvlink_bytes) for readings in read),
+        nvlink=_most(_measure_rate(readings, lambda one: one.nvlink_bytes) for readings in read),
         pcie=_most(_pcie(readings) for readings in read),
     )
 
@@ -76,14 +76,14 @@ def _mean_use(uses: Sequence[GpuUse]) -> GpuUse:
 
 
 def _pcie(readings: Sequence[GpuTraffic]) -> float | None:
-    counted = _counted(readings, lambda one: one.pcie_bytes)
+    counted = _measure_rate(readings, lambda one: one.pcie_bytes)
     if counted is not None:
         return counted
     sampled = [sum(one.pcie_bytes_per_second) for one in readings if one.pcie_bytes_per_second is not None]
     return sum(sampled) / len(sampled) if sampled else None
 
 
-def _counted(readings: Sequence[GpuTraffic], read: Callable[[GpuTraffic], _Pair | None]) -> float | None:
+def _measure_rate(readings: Sequence[GpuTraffic], read: Callable[[GpuTraffic], _Pair | None]) -> float | None:
     """Return the mean rate in bytes per second. None if it cannot be calculated.
 
     An interval is skipped if a counter is missing at one of its ends, or fell.

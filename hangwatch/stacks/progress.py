@@ -78,7 +78,7 @@ def measure(
     """
     waits = replace(kernel_facts.read_waits(rank.rounds), object=kernel_facts.find_object(rank.rounds))
     if len(rank.rounds) < 2 and all(len(worker.rounds) < 2 for worker in rank.workers):
-        signature = Signature.GONE if _is_gone(rank) else Signature.UNKNOWN
+        signature = Signature.GONE if _has_ended(rank) else Signature.UNKNOWN
         return Measured(signature, waits=waits)
     own = rates.measure_process(rank.rounds)
     others = [*(rates.measure_process(worker.rounds) for worker in rank.workers), rates.measure_children(rank.rounds)]
@@ -90,16 +90,16 @@ def measure(
         if stand is not None
     ]
     seen = _Measurements(rank, stood, own, others, total, main, waits, settings)
-    spins_behind_gpu = seen.spins and _is_behind_gpu(seen) and not seen.gpu_tells_nothing
+    spins_behind_gpu = seen.spins and _is_behind_gpu(seen) and not seen.is_gpu_power_ambiguous
     counted = awaited_motion.measure_awaited(rank, standings, waits, main, spins_behind_gpu=spins_behind_gpu)
     seen = seen._replace(
         main_rates=counted.process,
         worker_rates=counted.others,
         total=rates.sum_rates([counted.process, *counted.others]),
-        workers=rank.workers if counted.workers_count else (),
+        workers=rank.workers if counted.may_wait_for_workers else (),
         awaited=counted.awaited,
     )
-    signature = _signature(seen, mount_holds_job=mount_holds_job)
+    signature = _classify(seen, mount_holds_job=mount_holds_job)
     return Measured(signature, total.cpu_ratio, total.io_bytes, main, _find_code_region(seen, signature), waits)
 
 
@@ -152,7 +152,7 @@ class _Measurements(NamedTuple):
         return at_work or any(exceeds(carried, LINK_AT_WORK_BYTES_PER_SECOND) for carried in links)
 
     @property
-    def gpu_tells_nothing(self) -> bool:
+    def is_gpu_power_ambiguous(self) -> bool:
         """True if the GPU's power proves nothing: the job draws so little at work that a hang may draw as much."""
         ratio = self.rank.busy_power_ratio
         return self.rank.works_lightly and (ratio is None or ratio > GPU_AT_WORK_RATIO)
@@ -174,10 +174,10 @@ class _Measurements(NamedTuple):
         return ratio is not None and ratio >= SPINNING_RATIO
 
 
-def _signature(seen: _Measurements, *, mount_holds_job: bool) -> Signature:
+def _classify(seen: _Measurements, *, mount_holds_job: bool) -> Signature:
     """Return the first signature that fits the measurements. The most certain signatures are tried first."""
     rounds = seen.rank.rounds
-    if _is_gone(seen.rank):
+    if _has_ended(seen.rank):
         return Signature.GONE
     if len(rounds) < 2:
         return Signature.UNKNOWN
@@ -192,7 +192,7 @@ def _signature(seen: _Measurements, *, mount_holds_job: bool) -> Signature:
     return _classify_by_stack(seen)
 
 
-def _is_gone(rank: RankDump) -> bool:
+def _has_ended(rank: RankDump) -> bool:
     """True if the rank's process has ended."""
     return rank.gone or (bool(rank.rounds) and rank.rounds[-1].state in ENDED_STATES)
 
@@ -207,7 +207,7 @@ def _classify_by_stack(seen: _Measurements) -> Signature:
     if seen.is_in(BLOCKED_STATES) and not exceeds(seen.main_rates.cpu_ratio, seen.settings.motion_cpu_ratio):
         return Signature.BLOCKED
     is_behind_gpu = _is_behind_gpu(seen)
-    if is_behind_gpu and not seen.gpu_tells_nothing:
+    if is_behind_gpu and not seen.is_gpu_power_ambiguous:
         if _is_in_lock(seen):
             return Signature.BLOCKED
         if not _waits_for_another_process(seen):
@@ -216,7 +216,7 @@ def _classify_by_stack(seen: _Measurements) -> Signature:
         return Signature.COMPUTES
     if any(map(seen.carries, seen.worker_rates)):
         return Signature.TRANSFERS
-    return Signature.UNKNOWN if is_behind_gpu and seen.gpu_tells_nothing else _classify_standstill(seen)
+    return Signature.UNKNOWN if is_behind_gpu and seen.is_gpu_power_ambiguous else _classify_standstill(seen)
 
 
 def _is_in_lock(seen: _Measurements) -> bool:
@@ -255,7 +255,7 @@ def _find_code_region(seen: _Measurements, signature: Signature) -> CodeRegion |
 
 def _may_be_polling(seen: _Measurements, signature: Signature) -> bool:
     """True if changing lines of code are the only sign that the rank works."""
-    if signature is not Signature.COMPUTES or seen.gpu_works or seen.gpu_tells_nothing:
+    if signature is not Signature.COMPUTES or seen.gpu_works or seen.is_gpu_power_ambiguous:
         return False
     return not seen.carries(seen.main_rates) and not seen.workers_work
 
@@ -264,7 +264,7 @@ def _may_carry_for_others(seen: _Measurements, signature: Signature) -> bool:
     """True if carried bytes are the only sign that the rank works, and its main thread may not be waiting for them."""
     if signature is not Signature.TRANSFERS or seen.awaited is not None or seen.is_in(BLOCKED_STATES):
         return False
-    return not seen.gpu_works and not seen.gpu_tells_nothing and not seen.workers_work
+    return not seen.gpu_works and not seen.is_gpu_power_ambiguous and not seen.workers_work
 
 
 def _classify_standstill(seen: _Measurements) -> Signature:

@@ -67,21 +67,24 @@ def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
 
 def measure_process(rounds: Sequence[ProcessDump]) -> Rates:
     """Return the rates of a process from the first round to the last."""
-    seconds = _seconds(rounds)
+    seconds = _measure_seconds(rounds)
     if seconds is None:
         return Rates(None, None)
     first, last = rounds[0], rounds[-1]
     files, sockets = (first.io_bytes, last.io_bytes), (first.socket_bytes, last.socket_bytes)
-    called, fetched = _growth(*files, seconds), _growth(first.fetched_bytes, last.fetched_bytes, seconds)
+    called, fetched = (
+        _measure_growth(*files, seconds),
+        _measure_growth(first.fetched_bytes, last.fetched_bytes, seconds),
+    )
     read = called if fetched is None else max(called or 0.0, fetched)  # both count storage reads
-    carried = sum_known([read, _growth(*sockets, seconds)])
-    return Rates(_growth(first.cpu_seconds, last.cpu_seconds, seconds), carried)
+    carried = sum_known([read, _measure_growth(*sockets, seconds)])
+    return Rates(_measure_growth(first.cpu_seconds, last.cpu_seconds, seconds), carried)
 
 
 def measure_ranks(rounds: Sequence[ProcessDump]) -> float | None:
     """Return the bytes per second on connections to other ranks; None if they were not counted."""
-    seconds = _seconds(rounds)
-    return None if seconds is None else _growth(rounds[0].rank_bytes, rounds[-1].rank_bytes, seconds)
+    seconds = _measure_seconds(rounds)
+    return None if seconds is None else _measure_growth(rounds[0].rank_bytes, rounds[-1].rank_bytes, seconds)
 
 
 def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
@@ -89,35 +92,38 @@ def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
 
     None if the counters of the main thread were not read.
     """
-    seconds = _seconds(rounds)
+    seconds = _measure_seconds(rounds)
     before, after = (dump.main_before.io_bytes if dump.main_before else None for dump in (rounds[0], rounds[-1]))
     if seconds is None or before is None or after is None:
         return None
     return sum_known(
-        [_growth(before, after, seconds), _growth(rounds[0].object_bytes, rounds[-1].object_bytes, seconds)]
+        [
+            _measure_growth(before, after, seconds),
+            _measure_growth(rounds[0].object_bytes, rounds[-1].object_bytes, seconds),
+        ]
     )
 
 
 def measure_children(rounds: Sequence[ProcessDump]) -> Rates:
     """Return the rates of a process's children, except its data-loader workers."""
-    seconds = _seconds(rounds)
+    seconds = _measure_seconds(rounds)
     if seconds is None:
         return Rates(None, None)
     first, last = rounds[0], rounds[-1]
     return Rates(
-        _growth(first.children_cpu_seconds, last.children_cpu_seconds, seconds),
-        _growth(first.children_bytes, last.children_bytes, seconds),
+        _measure_growth(first.children_cpu_seconds, last.children_cpu_seconds, seconds),
+        _measure_growth(first.children_bytes, last.children_bytes, seconds),
     )
 
 
-def _seconds(rounds: Sequence[ProcessDump]) -> float | None:
+def _measure_seconds(rounds: Sequence[ProcessDump]) -> float | None:
     if len(rounds) < 2:
         return None
     seconds = rounds[-1].taken_monotonic_seconds - rounds[0].taken_monotonic_seconds
     return seconds if seconds > 0 else None
 
 
-def _growth(first: float | None, last: float | None, seconds: float) -> float | None:
+def _measure_growth(first: float | None, last: float | None, seconds: float) -> float | None:
     return None if first is None or last is None else max(0.0, last - first) / seconds
 
 

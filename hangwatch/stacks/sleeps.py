@@ -23,7 +23,7 @@ def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Slee
     ]
     if not asleep or not all(_is_sleep(dump, standing) for dump, standing in asleep):
         return None
-    places = {_digest(_main_thread(dump)) for dump, _ in asleep}
+    places = {_hash_place(_find_main_thread(dump)) for dump, _ in asleep}
     left = [dump.call.left_seconds or 0.0 for dump, _ in asleep if dump.call]
     last = asleep[-1][0].call
     if len(places) > 1 or last is None or last.until_unix_seconds is None:
@@ -32,7 +32,7 @@ def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Slee
 
 
 def _is_sleep(dump: ProcessDump, standing: ProcessPlace) -> bool:
-    main, call = _main_thread(dump), dump.call
+    main, call = _find_main_thread(dump), dump.call
     if main is None or call is None or call.left_seconds is None or dump.waits_in_torch:
         return False
     if standing.waits_for == "ranks" or standing.telling is None or dump.threads[standing.telling] is not main:
@@ -42,7 +42,7 @@ def _is_sleep(dump: ProcessDump, standing: ProcessPlace) -> bool:
     return call.kind == "sleeps" or (dump.waits_in_torch is False and _is_called_by_program(main))
 
 
-def _main_thread(dump: ProcessDump) -> Thread | None:
+def _find_main_thread(dump: ProcessDump) -> Thread | None:
     return stack_frames.main_thread(dump.threads)
 
 
@@ -56,7 +56,7 @@ def _is_called_by_program(thread: Thread) -> bool:
     return False
 
 
-def _digest(thread: Thread | None) -> str:
+def _hash_place(thread: Thread | None) -> str:
     frames = () if thread is None else thread.frames
     lines = [(one.function, one.file, one.line) for one in frames if not stack_frames.is_native(*one.place)]
     return blake2b(repr(lines).encode(), digest_size=6).hexdigest()

@@ -24,12 +24,12 @@ def user_frames(thread: Thread) -> tuple[Frame, ...]:
     its package.
     """
     places = tuple(frame.place for frame in thread.frames)
-    frames = (thread.frames[index] for index in _user_frame_indexes(places, thread.installed_frames))
+    frames = (thread.frames[index] for index in _find_user_frame_indexes(places, thread.installed_frames))
     return tuple(structs.replace(frame, locals=()) if frame.locals else frame for frame in frames)
 
 
 @lru_cache(maxsize=1 << 10)
-def _user_frame_indexes(places: tuple[stack_frames.Place, ...], installed_frames: int | None) -> tuple[int, ...]:
+def _find_user_frame_indexes(places: tuple[stack_frames.Place, ...], installed_frames: int | None) -> tuple[int, ...]:
     """Return the indexes of the frames of the user's program.
 
     They are cached, because most ranks have the same stack.

@@ -46,17 +46,17 @@ def counts_by_rank(
 
     `answers` are the answers of NCCL, each with its time in seconds. The newest comes last.
     """
-    unchanged = _unchanged([status for _, status in answers])
+    unchanged = _find_unchanged([status for _, status in answers])
     counts: dict[ProcessId, list[LaunchCount]] = defaultdict(list)
     even: dict[ProcessId, int] = defaultdict(int)
     communicators: dict[ProcessId, int] = defaultdict(int)
     for communicator in answers[-1][1].communicators:
         is_unchanged = communicator.name in unchanged
-        by_process = _ranks_by_process(communicator, names, ranks, world_size)
+        by_process = _find_ranks_by_process(communicator, names, ranks, world_size)
         for process in by_process:
             communicators[process] += 1
             even[process] += is_unchanged and _is_even(communicator)
-        for process, launched in _uneven(communicator, by_process, names) if is_unchanged else ():
+        for process, launched in _find_uneven_counts(communicator, by_process, names) if is_unchanged else ():
             counts[process].append(launched)
     return {
         process: NcclRas(
@@ -71,13 +71,13 @@ def counts_by_rank(
     }
 
 
-def _unchanged(statuses: Sequence[RasStatus]) -> set[str]:
+def _find_unchanged(statuses: Sequence[RasStatus]) -> set[str]:
     """Return the names of the running communicators that are the same in every answer."""
     first, *others = ({one.name: one for one in status.communicators} for status in statuses)
     return {name for name, one in first.items() if one.is_running and all(other.get(name) == one for other in others)}
 
 
-def _ranks_by_process(
+def _find_ranks_by_process(
     communicator: Communicator, names: Names, ranks: Iterable[ProcessId], world_size: int | None
 ) -> dict[ProcessId, list[RasRank]]:
     """Return the ranks of a communicator for each process of this node.
@@ -104,7 +104,7 @@ def _is_even(communicator: Communicator) -> bool:
     return is_whole and len({rank.counts for rank in communicator.ranks}) == 1
 
 
-def _uneven(
+def _find_uneven_counts(
     communicator: Communicator, by_process: Mapping[ProcessId, Sequence[RasRank]], names: Names
 ) -> Iterator[tuple[ProcessId, LaunchCount]]:
     """Yield each process with its count of an operation that the ranks have launched a different number of times.
@@ -114,21 +114,21 @@ def _uneven(
     unreached = communicator.unreached
     lost = {process for process, ranks in by_process.items() if any(rank in unreached for rank in ranks)}
     for process in lost:
-        yield process, _launched(communicator, "", None, [0], _on_other_nodes(unreached, names))
+        yield process, _make_launch_count(communicator, "", None, [0], _describe_other_nodes(unreached, names))
     for operation in COLLECTIVES:
         by_rank = {rank: count for rank in communicator.ranks for name, count in rank.counts if name == operation}
         every = [*by_rank.values(), *(count for name, count in communicator.rest if name == operation)]
         if len(set(every)) < 2:
             continue
         late = [rank for rank, count in by_rank.items() if count == min(every)]
-        on_other_nodes = _on_other_nodes((*unreached, *late), names)
+        on_other_nodes = _describe_other_nodes((*unreached, *late), names)
         for process, ranks in by_process.items():
             counts = [count for rank in ranks for name, count in rank.counts if name == operation]
             if counts and process not in lost:
-                yield process, _launched(communicator, operation, min(counts), every, on_other_nodes)
+                yield process, _make_launch_count(communicator, operation, min(counts), every, on_other_nodes)
 
 
-def _launched(
+def _make_launch_count(
     communicator: Communicator,
     operation: str,
     count: int | None,
@@ -147,7 +147,7 @@ def _launched(
     )
 
 
-def _on_other_nodes(ranks: Iterable[RasRank], names: Names) -> tuple[str, ...]:
+def _describe_other_nodes(ranks: Iterable[RasRank], names: Names) -> tuple[str, ...]:
     """Return descriptions of the ranks that are processes of other nodes, at most four."""
     texts = (
         f"its rank {rank.rank} (process {rank.pid} at {rank.host})"
@@ -171,18 +171,20 @@ def build(
     Only ranks for which `may_wait` is true wait for ranks with a lower count. `joined` is empty, because equal counts
     do not show that a rank has joined.
     """
-    recorded = [_as_recorded(member, is_open=may_wait(member)) for member in members]
+    recorded = [_convert_to_records(member, is_open=may_wait(member)) for member in members]
     return wait_graph.build(recorded, stance, world_size)._replace(joined=frozenset())
 
 
 def is_lost(member: Member) -> bool:
     """True if NCCL cannot reach the rank in one of its communicators."""
-    return any(launched.count is None for launched in _launched_by(member))
+    return any(launched.count is None for launched in _get_launch_counts(member))
 
 
 def is_ahead(member: Member) -> bool:
     """True if the rank has launched more operations than another rank of a communicator. It may wait for that rank."""
-    return any(launched.count is not None and launched.count > launched.lowest for launched in _launched_by(member))
+    return any(
+        launched.count is not None and launched.count > launched.lowest for launched in _get_launch_counts(member)
+    )
 
 
 def is_even(member: Member) -> bool:
@@ -193,11 +195,11 @@ def is_even(member: Member) -> bool:
     )
 
 
-def _launched_by(member: Member) -> tuple[LaunchCount, ...]:
+def _get_launch_counts(member: Member) -> tuple[LaunchCount, ...]:
     return member.recorder.nccl_ras.launched if member.recorder.nccl_ras is not None else ()
 
 
-def _as_recorded(member: Member, *, is_open: bool) -> Member:
+def _convert_to_records(member: Member, *, is_open: bool) -> Member:
     """Return the member with its NCCL counts in the form of flight recorder records.
 
     With `is_open`, operations that other ranks have not launched are open. A communicator with a rank that did not
@@ -210,9 +212,11 @@ def _as_recorded(member: Member, *, is_open: bool) -> Member:
             name=f"{launched.communicator} {launched.operation}",
             description=f"communicator {launched.communicator}",
             number=launched.count,
-            operations=(_open_operation(launched, seconds),) if is_open and launched.count > launched.lowest else (),
+            operations=(_make_open_operation(launched, seconds),)
+            if is_open and launched.count > launched.lowest
+            else (),
         )
-        for launched in _launched_by(member)
+        for launched in _get_launch_counts(member)
         if launched.count is not None and launched.is_whole
     )
     return replace(
@@ -224,7 +228,7 @@ def _as_recorded(member: Member, *, is_open: bool) -> Member:
     )
 
 
-def _open_operation(launched: LaunchCount, seconds: float) -> EnqueuedOperation:
+def _make_open_operation(launched: LaunchCount, seconds: float) -> EnqueuedOperation:
     """Return the first operation that another rank has not launched, as an open operation."""
     return EnqueuedOperation(
         number=launched.lowest + 1,

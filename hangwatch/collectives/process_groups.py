@@ -65,14 +65,14 @@ def find_groups(by_rank: Mapping[int, Member], world_size: int | None) -> list[P
     for (library, name), by_member in sorted(every.items()):
         waits = {rank: wait for rank, records in by_member.items() if (wait := waits_in(records)) is not None}
         if waits:
-            members, is_whole = _members(by_member, by_rank, world_size)
-            newest = _newest_numbers(by_member, waits, members, by_rank)
+            members, is_whole = _find_members(by_member, by_rank, world_size)
+            newest = _find_newest_numbers(by_member, waits, members, by_rank)
             unknown = frozenset(members) - newest.keys()
             groups.append(ProcessGroup(library, name, by_member, waits, members, is_whole, newest, unknown))
     return groups
 
 
-def _members(
+def _find_members(
     records: Mapping[int, GroupRecords], by_rank: Mapping[int, Member], world_size: int | None
 ) -> tuple[tuple[int, ...], bool]:
     """Return the known members of a group, and true if these are all its members.
@@ -92,7 +92,7 @@ def _members(
     return tuple(sorted(records)), False
 
 
-def _newest_numbers(
+def _find_newest_numbers(
     records: Mapping[int, GroupRecords],
     waits: Mapping[int, EnqueuedOperation],
     members: tuple[int, ...],

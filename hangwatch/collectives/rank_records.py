@@ -67,7 +67,7 @@ def merge_rounds(
     for recorders in rounds:
         for library, recorder in {one.library: one for one in recorders}.items():
             read.setdefault(library, []).append(recorder)
-    found = (_recorded(each[0], each[-1], main_thread_id) for _, each in sorted(read.items()) if len(each) > 1)
+    found = (_merge_recorders(each[0], each[-1], main_thread_id) for _, each in sorted(read.items()) if len(each) > 1)
     return tuple(one for one in found if one is not None)
 
 
@@ -110,24 +110,24 @@ def read_single_round(recorders: Sequence[RankRecords], opened_before_unix_secon
 
     def of_one(recorder: RankRecords) -> RecorderState:
         late = {
-            _identity(record)
+            _make_identity(record)
             for record in recorder.records
             if _counts_as_open(record) and record.created_unix_ns < opened_before_unix_seconds * 1e9
         }
         records = tuple(replace(record, timeout_ms=-1) for record in recorder.records)
-        return _with_open(replace(recorder, records=records), late, None)
+        return _mark_open(replace(recorder, records=records), late, None)
 
     return tuple(sorted(map(of_one, recorders), key=lambda one: one.library))
 
 
-def _recorded(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> RecorderState | None:
+def _merge_recorders(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> RecorderState | None:
     if first.reset_epoch != last.reset_epoch or last.next_id < first.next_id:
         return None  # it was emptied or replaced between the rounds
-    stays_open = {_identity(record) for record in first.records if _counts_as_open(record)}
-    return _with_open(last, stays_open, main_thread_id)
+    stays_open = {_make_identity(record) for record in first.records if _counts_as_open(record)}
+    return _mark_open(last, stays_open, main_thread_id)
 
 
-def _with_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None) -> RecorderState:
+def _mark_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None) -> RecorderState:
     """Return the records of a flight recorder by group. An open operation in `stays_open` is marked as staying open."""
     by_name: dict[str, dict[int, list[FlightRecord]]] = {}
     for record in last.records:
@@ -135,7 +135,7 @@ def _with_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_th
             by_name.setdefault(record.group_name, {}).setdefault(record.group_id, []).append(record)
     whole = (record for record in last.records if record.id >= last.oldest_id)
     oldest = next((record.created_unix_ns / 1e9 for record in whole), None)
-    groups = (_group(name, by_id, last, stays_open, main_thread_id) for name, by_id in sorted(by_name.items()))
+    groups = (_make_group(name, by_id, last, stays_open, main_thread_id) for name, by_id in sorted(by_name.items()))
     return RecorderState(
         library=last.library,
         is_wrapped=last.is_wrapped or last.reset_epoch > 0,
@@ -144,7 +144,7 @@ def _with_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_th
     )
 
 
-def _group(
+def _make_group(
     name: str,
     by_id: dict[int, list[FlightRecord]],
     last: RankRecords,
@@ -164,7 +164,7 @@ def _group(
         number=max((record.collective_seq for record in records), default=0),
         generation=len(by_id),
         operations=tuple(
-            _enqueued(record, last.read_unix_seconds, stays_open, main_thread_id)
+            _convert_record(record, last.read_unix_seconds, stays_open, main_thread_id)
             for record in records
             if not record.is_coalesced_part
         ),
@@ -186,7 +186,7 @@ def _has_lost_record(status: GroupStatus, completed: list[FlightRecord]) -> bool
     return status.last_enqueued - status.last_completed > len(shown)
 
 
-def _enqueued(
+def _convert_record(
     record: FlightRecord, read_unix_seconds: float, stays_open: set[tuple[int, int, int]], main_thread_id: int | None
 ) -> EnqueuedOperation:
     operation = record.operation.rpartition(":")[2]
@@ -198,7 +198,7 @@ def _enqueued(
         order=record.id,
         created_unix_seconds=created,
         open_seconds=max(0.0, read_unix_seconds - created) if record.is_open else 0.0,
-        stays_open=_counts_as_open(record) and _identity(record) in stays_open,
+        stays_open=_counts_as_open(record) and _make_identity(record) in stays_open,
         is_p2p=record.is_p2p,
         dtypes=record.input_dtypes[:_MOST_DIMENSIONS] if are_equal else (),
         sizes=tuple(size[:_MOST_DIMENSIONS] for size in record.input_sizes[:_MOST_DIMENSIONS]) if are_equal else (),
@@ -207,7 +207,7 @@ def _enqueued(
     )
 
 
-def _identity(record: FlightRecord) -> tuple[int, int, int]:
+def _make_identity(record: FlightRecord) -> tuple[int, int, int]:
     return record.id, record.group_id, record.collective_seq
 
 

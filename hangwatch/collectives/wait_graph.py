@@ -91,11 +91,11 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
 
     The graph is empty if two members have the same rank number. Members without a rank number are ignored.
     """
-    by_rank = _by_rank(members)
+    by_rank = _key_by_rank(members)
     groups = find_groups(by_rank, world_size)
     if not groups:
         return WaitGraph()
-    pending = tuple(operation for group in groups for operation in _pending(group))
+    pending = tuple(operation for group in groups for operation in _make_pending_operations(group))
     awaited = {rank for operation in pending for rank in operation.missing}
     unknown = frozenset[int]().union(*(group.unknown for group in groups))
     is_complete = not awaited and not unknown and all(group.is_whole for group in groups)
@@ -104,7 +104,7 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
         waiting=frozenset(rank for group in groups for rank in group.waits),
         awaited={rank: stance(by_rank[rank]) for rank in sorted(awaited)},
         busy=frozenset(rank for rank in awaited if is_busy(by_rank[rank])),
-        joined=frozenset(rank for group in groups for rank in _joined(group)) - awaited - unknown,
+        joined=frozenset(rank for group in groups for rank in _find_joined(group)) - awaited - unknown,
         cycle=_find_cycle(groups) if awaited else (),
         mismatch=find_other_operation(groups) or (find_other_order(groups) if is_complete else ()),
         is_complete=is_complete,
@@ -132,14 +132,14 @@ def _has_open(member: Member) -> bool:
     )
 
 
-def _by_rank(members: Iterable[Member]) -> dict[int, Member]:
+def _key_by_rank(members: Iterable[Member]) -> dict[int, Member]:
     """Return the members, keyed by rank. {} if two members have the same rank, because the job then has two worlds."""
     numbered = [(member.id.rank, member) for member in members if member.id.rank is not None]
     by_rank = dict(numbered)
     return by_rank if len(by_rank) == len(numbered) else {}
 
 
-def _joined(group: ProcessGroup) -> set[int]:
+def _find_joined(group: ProcessGroup) -> set[int]:
     """Return the members of a group with a known newest collective. A rank that waits alone is left out.
 
     Other ranks may not wait for the operation of a rank that waits alone.
@@ -153,7 +153,7 @@ def _is_partial(by_rank: Mapping[int, Member], groups: Iterable[ProcessGroup], w
     return len(read) < max(len(by_rank), world_size or 0) or any(not read.issuperset(group.members) for group in groups)
 
 
-def _pending(group: ProcessGroup) -> Iterator[PendingOperation]:
+def _make_pending_operations(group: ProcessGroup) -> Iterator[PendingOperation]:
     """Yield a pending operation for each number at which ranks wait.
 
     Of many numbers, yield the seven lowest and the highest.

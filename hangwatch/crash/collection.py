@@ -44,7 +44,7 @@ def collect_artifacts(
     lines = kernel_log.find_lines(job, log_lines, now=time.monotonic(), unix_now=time.time(), proc_root=proc_root)
     dead = [process for process in job.ended if not process.is_worker]
     living = [*(launcher.pid for launcher in job.launcher_ids), *(rank.id.pid for rank in job.ranks)]
-    artifacts = {process.id: _artifacts(process, node, lines.get(process.id.pid, ())) for process in dead}
+    artifacts = {process.id: _make_artifacts(process, node, lines.get(process.id.pid, ())) for process in dead}
     readable = []
     for process in dead:
         last_seen = seen.find(process.id)
@@ -65,8 +65,8 @@ def collect_artifacts(
         artifacts[rank.id] = _with_error_file(artifacts[rank.id], file)
     for (rank, _), core in zip(readable, crash_artifacts.find_cores(readable, proc_root), strict=True):
         if core is not None and core.path and (core.refused or _is_of_its_end(core, artifacts[rank.id])):
-            artifacts[rank.id] = _with_core(artifacts[rank.id], core)
-    for rank, exited in _exits(readable):
+            artifacts[rank.id] = _add_core(artifacts[rank.id], core)
+    for rank, exited in _read_exits(readable):
         if artifacts[rank.id].exit is None:
             artifacts[rank.id] = artifacts[rank.id]._replace(exit=exited)
     first = next(iter(find_causes(list(artifacts.values()))), None)
@@ -77,7 +77,7 @@ def collect_artifacts(
     return list(artifacts.values())
 
 
-def _exits(
+def _read_exits(
     readable: Sequence[tuple[crash_artifacts.RankSnapshot, Path]],
 ) -> Iterable[tuple[crash_artifacts.RankSnapshot, Exit]]:
     """Yield the exit codes that the launchers' logs report, each with its rank."""
@@ -90,7 +90,7 @@ def _exits(
             yield rank, Exit(exited.code, by_kernel=False, is_first=exited.is_first)
 
 
-def _artifacts(process: EndedProcess, node: str, lines: tuple[KernelLine, ...]) -> CrashArtifacts:
+def _make_artifacts(process: EndedProcess, node: str, lines: tuple[KernelLine, ...]) -> CrashArtifacts:
     rank = RankId(node=node, rank=process.rank, local_rank=process.local_rank, pid=process.id.pid)
     return CrashArtifacts(rank, process.gone_unix_seconds, lines)
 
@@ -119,7 +119,7 @@ def _is_of_its_end(core: crash_artifacts.Core, dead: CrashArtifacts) -> bool:
     return core.signal in FAULTS and abs(core.unix_seconds - dead.gone_unix_seconds) < _NEAR_SECONDS
 
 
-def _with_core(dead: CrashArtifacts, core: crash_artifacts.Core) -> CrashArtifacts:
+def _add_core(dead: CrashArtifacts, core: crash_artifacts.Core) -> CrashArtifacts:
     if core.refused:
         return dead._replace(refused=(*dead.refused, secret_forms.mask(f"its core {core.refused}")))
     return dead._replace(core=core)

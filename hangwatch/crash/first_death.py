@@ -69,20 +69,20 @@ def find_causes(dead: Iterable[CrashArtifacts]) -> list[Cause]:
 
     Ranks without a known cause are left out.
     """
-    causes = [cause for left in dead if (cause := _cause(left)) is not None]
+    causes = [cause for left in dead if (cause := _find_cause(left)) is not None]
     certain = [cause for cause in causes if cause.order < 2]
     proven = min((cause for cause in certain if cause.order == 0), key=lambda cause: cause.unix_seconds, default=None)
     earliest = min((cause.unix_seconds for cause in certain), default=0.0)
     if proven is not None and proven.unix_seconds <= earliest + _TIE_SECONDS + _DRIFT * time.monotonic():
-        return [proven, *sorted((cause for cause in causes if cause is not proven), key=_by_time)]
-    return sorted(causes, key=_by_time)
+        return [proven, *sorted((cause for cause in causes if cause is not proven), key=_sort_key)]
+    return sorted(causes, key=_sort_key)
 
 
-def _by_time(cause: Cause) -> tuple[int, float, tuple[int, str, int, int]]:
+def _sort_key(cause: Cause) -> tuple[int, float, tuple[int, str, int, int]]:
     return max(1, cause.order), cause.unix_seconds, cause.artifacts.id.sort_key()
 
 
-def _cause(dead: CrashArtifacts) -> Cause | None:
+def _find_cause(dead: CrashArtifacts) -> Cause | None:
     """Return the cause of a rank's death for which there is the strongest evidence.
 
     None if no artifact shows a crash.
@@ -141,7 +141,7 @@ def judge(job: Job, dead: Sequence[CrashArtifacts], *, was_open: bool = False) -
         return None
     first, named = causes[0], _find_first_deaths(causes)
     if len(named) == len(dead) > 1:
-        return _all_alike(first, named)
+        return _make_common_verdict(first, named)
     rest = len(dead) - max(1, len(named))
     others = f"; {words.count(rest, 'other rank')} of this node ended, too" if rest else ""
     still = f"; {words.count(len(job.ranks), 'rank')} still running" if job.ranks else ""
@@ -164,11 +164,11 @@ def judge(job: Job, dead: Sequence[CrashArtifacts], *, was_open: bool = False) -
         first_look=looks,
         named=tuple(named),
         confidence=Confidence.LOW if len(named) > 1 else confidence,
-        evidence=(*(_evidence(cause, named) for cause in causes[: 2 * _SHOWN]), *_more(dead, named)),
+        evidence=(*(_evidence(cause, named) for cause in causes[: 2 * _SHOWN]), *_list_more_evidence(dead, named)),
     )
 
 
-def _all_alike(first: Cause, ended: Sequence[RankId]) -> Verdict:
+def _make_common_verdict(first: Cause, ended: Sequence[RankId]) -> Verdict:
     """Return the verdict if all ranks ended within one second, each with its own error.
 
     They probably have a common cause.
@@ -205,7 +205,7 @@ def _evidence(cause: Cause, named: Sequence[RankId]) -> Evidence:
     return Evidence(kind="crash", message=message, ranks=(rank,), supports=True if rank in named else None)
 
 
-def _more(dead: Sequence[CrashArtifacts], named: Sequence[RankId]) -> Iterable[Evidence]:
+def _list_more_evidence(dead: Sequence[CrashArtifacts], named: Sequence[RankId]) -> Iterable[Evidence]:
     yield from evidence.kernel_log((Member(id=left.id, kernel=KernelFacts(lines=left.lines)) for left in dead), named)
     for left in dead:
         if left.stack:
@@ -213,11 +213,11 @@ def _more(dead: Sequence[CrashArtifacts], named: Sequence[RankId]) -> Iterable[E
             yield Evidence(
                 kind="core", message=f"native stack of {words.name_ranks([left.id])}: {stack}", ranks=(left.id,)
             )
-    yield from _folded("exit", ((left.id, left.exit.text) for left in dead if left.exit is not None and left.exit.code))
-    yield from _folded("not_read", ((left.id, why) for left in dead for why in left.refused))
+    yield from _fold("exit", ((left.id, left.exit.text) for left in dead if left.exit is not None and left.exit.code))
+    yield from _fold("not_read", ((left.id, why) for left in dead for why in left.refused))
 
 
-def _folded(kind: str, texts: Iterable[tuple[RankId, str]]) -> Iterable[Evidence]:
+def _fold(kind: str, texts: Iterable[tuple[RankId, str]]) -> Iterable[Evidence]:
     """Yield evidence for the first three different texts, each with all its ranks."""
     ranks: dict[str, list[RankId]] = {}
     for rank, text in texts:
@@ -227,7 +227,7 @@ def _folded(kind: str, texts: Iterable[tuple[RankId, str]]) -> Iterable[Evidence
         yield Evidence(kind=kind, message=message, ranks=tuple(ids[:_MOST_IDS]))
 
 
-def _with_died(job: Job, dead: Sequence[CrashArtifacts]) -> Job:
+def _add_deaths(job: Job, dead: Sequence[CrashArtifacts]) -> Job:
     """Return the job with the causes of death of its ended ranks. Other ranks may wait for these ranks and hang."""
     causes = find_causes(dead)
     firsts = _find_first_deaths(causes) if causes else []
@@ -252,7 +252,7 @@ def make_incident(
     job: Job, node: str, dead: Sequence[CrashArtifacts], verdict: Verdict, activities: Table, *, unix_now: float
 ) -> Incident:
     """Return the incident of a crash. It is closed, because a crash does not continue."""
-    job = _with_died(job, dead)
+    job = _add_deaths(job, dead)
     deaths = {process.id.pid: process.died for process in job.ended}
     ranks = tuple(
         RankDump(id=left.id, gone=True, kernel_lines=left.lines, died=deaths.get(left.id.pid or 0)) for left in dead

@@ -62,23 +62,23 @@ class Section(Value, frozen=True):
 
 def render(incident: Incident) -> str:
     """Return the HTML page of an incident. It is smaller than 2 MB for any number of ranks."""
-    return _page(incident.grouping, incident.verdict, incident)
+    return _render_page(incident.grouping, incident.verdict, incident)
 
 
 def render_grouping(grouping: Grouping, verdict: Verdict) -> str:
     """Return the HTML page of dumps that belong to no incident. It has no power chart, timeline or host section."""
-    return _page(grouping, verdict, None)
+    return _render_page(grouping, verdict, None)
 
 
-def _page(grouping: Grouping, verdict: Verdict, incident: Incident | None) -> str:
+def _render_page(grouping: Grouping, verdict: Verdict, incident: Incident | None) -> str:
     for bounds in _BOUNDS:
-        page = _bounded_page(grouping, verdict, incident, bounds)
+        page = _render_bounded_page(grouping, verdict, incident, bounds)
         if len(page.encode()) < MAX_BYTES:
             break
     return page
 
 
-def _bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | None, bounds: Bounds) -> str:
+def _render_bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | None, bounds: Bounds) -> str:
     parts = split_groups_by_line(grouping).groups
     odd = phrases.odd_groups(parts, verdict)
     shown, rest = phrases.shown_groups(parts, odd, bounds.groups)
@@ -93,21 +93,23 @@ def _bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | Non
         own=phrases.own_places(shown),
         seen=sum(len(group.members) for group in grouping.groups),
         trees=merge_tree(shown),
-        sections=_sections(shown, odd, incident, bounds),
+        sections=_make_sections(shown, odd, incident, bounds),
         more_groups=phrases.more_groups(rest) if rest else "",
         chart=power_chart.chart(incident) if incident is not None else None,
-        tone=_tone(verdict, incident),
+        tone=_choose_headline_class(verdict, incident),
     )
 
 
-def _tone(verdict: Verdict, incident: Incident | None) -> str:
+def _choose_headline_class(verdict: Verdict, incident: Incident | None) -> str:
     """Return the CSS class of the headline: "named", "open" if no rank is named, "over" for a closed incident."""
     if incident is not None and incident.closed_unix_seconds is not None:
         return "over"
     return "named" if verdict.named else "open"
 
 
-def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident | None, bounds: Bounds) -> list[Section]:
+def _make_sections(
+    groups: Sequence[Group], odd: frozenset[str], incident: Incident | None, bounds: Bounds
+) -> list[Section]:
     """Return a section for each group, with the raw stacks of a few ranks. Groups of suspects get theirs first."""
     dumps = {dump.id: dump for dump in incident.captures[-1].ranks} if incident and incident.captures else {}
     command = incident.job.command if incident else ""
@@ -116,7 +118,7 @@ def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident |
     for group in sorted(groups, key=lambda group: group.key not in odd):
         kept = []
         for rank in [rank for rank in phrases.group_ids(group) if rank in dumps][:MAX_RAW_PER_GROUP]:
-            shown = _raw(dumps[rank], command)
+            shown = _make_raw_stacks(dumps[rank], command)
             remaining_characters -= sum(map(len, shown.lines))
             kept += [shown] if remaining_characters > 0 else []
         raw[id(group)] = tuple(kept)
@@ -126,14 +128,14 @@ def _sections(groups: Sequence[Group], odd: frozenset[str], incident: Incident |
     ]
 
 
-def _raw(dump: RankDump, command: str) -> RawStacks:
+def _make_raw_stacks(dump: RankDump, command: str) -> RawStacks:
     lines = [words.elided(line, _MAX_TEXT) for line in rank_lines(dump, command)]
     if len(lines) > _MAX_LINES_PER_RANK:
         lines = [*lines[:_MAX_LINES_PER_RANK], f"... {len(lines) - _MAX_LINES_PER_RANK} more lines in dumps/"]
-    return RawStacks(rank_name=words.name_ranks([dump.id]), lines=tuple(lines), rounds=_rounds(dump))
+    return RawStacks(rank_name=words.name_ranks([dump.id]), lines=tuple(lines), rounds=_describe_rounds(dump))
 
 
-def _rounds(dump: RankDump) -> str:
+def _describe_rounds(dump: RankDump) -> str:
     """Return `the same in 3 rounds`, or the number of the shown round; "" if there is only one."""
     stacks = [tuple(thread.frames for thread in process.threads) for process in dump.rounds]
     if len(stacks) < 2:
@@ -143,12 +145,12 @@ def _rounds(dump: RankDump) -> str:
     return f"round {shown_round(dump) + 1} of {len(stacks)}; rounds differ: see dumps/"
 
 
-def _bar(count: int, total: int) -> str:
+def _format_bar_width(count: int, total: int) -> str:
     """Return the width of a bar in percent, as text. It is at least 1.5, so that a small bar stays visible."""
     return f"{max(100 * count / max(total, 1), 1.5):.1f}"
 
 
-def _text(value: object) -> object:
+def _shorten(value: object) -> object:
     """Return a text shortened and with its control characters escaped. The template itself escapes HTML."""
     return words.elided(value, _MAX_TEXT) if type(value) is str else value
 
@@ -171,7 +173,7 @@ def _environment() -> Environment:
         loader=PackageLoader("hangwatch.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_text,
+        finalize=_shorten,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -182,7 +184,7 @@ def _environment() -> Environment:
         group_text=group_text,
         next_step=next_step,
         power=power_chart,
-        bar=_bar,
+        bar=_format_bar_width,
         max_rows=MAX_ROWS,
     )
     return environment

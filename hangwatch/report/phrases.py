@@ -48,15 +48,15 @@ def named(verdict: Verdict) -> list[str]:
 
     `["no rank"]` if none is named.
     """
-    return _listed(verdict.named) or ["no rank"]
+    return _list_ranks(verdict.named) or ["no rank"]
 
 
 def first_look(verdict: Verdict) -> list[str]:
     """Return the ranks to check first, in the same form as `named`. Empty if there are none."""
-    return _listed(verdict.first_look)
+    return _list_ranks(verdict.first_look)
 
 
-def _listed(ids: Sequence[RankId]) -> list[str]:
+def _list_ranks(ids: Sequence[RankId]) -> list[str]:
     if len(ids) <= _NAMED_LISTED:
         return [name_ranks([rank]) for rank in ids]
     where = nodes(ids)
@@ -65,10 +65,10 @@ def _listed(ids: Sequence[RankId]) -> list[str]:
 
 def notes(grouping: Grouping) -> tuple[str, ...]:
     """Return the notes on the input, and the reasons why the sequence numbers of some ranks are missing."""
-    return (*grouping.notes, *_unread(grouping.members))
+    return (*grouping.notes, *_explain_unread(grouping.members))
 
 
-def _unread(members: Iterable[Member]) -> Iterator[str]:
+def _explain_unread(members: Iterable[Member]) -> Iterator[str]:
     """Yield the reasons why flight recorders or NCCL's counts could not be read.
 
     Each reason comes once, with its remedy.
@@ -167,21 +167,21 @@ def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
         printable(member.kernel.wchan) for member in members if member.kernel.wchan and member.kernel.wchan != "0"
     )
     rows = (
-        ("state", _tally(states, len(members))),
-        ("wchan", _tally(wchans, len(members))),
-        ("GIL", _held(members)),
-        ("CPU", _range([_percent(member.usage.cpu_ratio) for member in members], "%")),
-        ("I/O", _range([_kilobytes(member.usage.io_bytes_per_second) for member in members], "kB/s")),
-        ("GPU power", _range([member.gpu.power_watts for member in members], "W")),
-        ("GPU utilisation", _range([_percent(member.gpu.utilization_ratio) for member in members], "%")),
-        ("NVLink", _range([_megabytes(member.gpu.nvlink_bytes_per_second) for member in members], "MB/s")),
-        ("PCIe", _range([_megabytes(member.gpu.pcie_bytes_per_second) for member in members], "MB/s")),
-        ("SMs with a kernel", _range([_percent(use.sm_ratio) for use in uses], "%")),
-        ("tensor cores", _range([_percent(use.tensor_ratio) for use in uses], "%")),
-        ("GPU memory bandwidth", _range([_percent(use.dram_ratio) for use in uses], "%")),
+        ("state", _describe_counts(states, len(members))),
+        ("wchan", _describe_counts(wchans, len(members))),
+        ("GIL", _describe_gil(members)),
+        ("CPU", _format_range([_percent(member.usage.cpu_ratio) for member in members], "%")),
+        ("I/O", _format_range([_kilobytes(member.usage.io_bytes_per_second) for member in members], "kB/s")),
+        ("GPU power", _format_range([member.gpu.power_watts for member in members], "W")),
+        ("GPU utilisation", _format_range([_percent(member.gpu.utilization_ratio) for member in members], "%")),
+        ("NVLink", _format_range([_megabytes(member.gpu.nvlink_bytes_per_second) for member in members], "MB/s")),
+        ("PCIe", _format_range([_megabytes(member.gpu.pcie_bytes_per_second) for member in members], "MB/s")),
+        ("SMs with a kernel", _format_range([_percent(use.sm_ratio) for use in uses], "%")),
+        ("tensor cores", _format_range([_percent(use.tensor_ratio) for use in uses], "%")),
+        ("GPU memory bandwidth", _format_range([_percent(use.dram_ratio) for use in uses], "%")),
         (
             "RDMA ports of the node",
-            _range([_megabytes(one.gpu.ports.bytes_per_second) for one in members if one.gpu.ports], "MB/s"),
+            _format_range([_megabytes(one.gpu.ports.bytes_per_second) for one in members if one.gpu.ports], "MB/s"),
         ),
     )
     return tuple((name, text) for name, text in rows if text)
@@ -235,20 +235,20 @@ def time_out(incident: Incident) -> str:
     return f"will be ended by its collective timeout {duration(left)} after this capture, at {at} ({found.source})"
 
 
-def _tally(counts: Counter[str], members: int) -> str:
+def _describe_counts(counts: Counter[str], members: int) -> str:
     if len(counts) == 1 and counts.total() == members:
         return next(iter(counts))
     return ", ".join(f"{number} {name}" for name, number in counts.most_common(4))
 
 
-def _held(members: Sequence[Member]) -> str:
+def _describe_gil(members: Sequence[Member]) -> str:
     holders = sum(member.stack.owns_gil is True for member in members)
     if not holders:
         return ""
     return "held" if holders == len(members) else f"held by {holders} of {len(members)}"
 
 
-def _range(values: Sequence[float | None], unit: str) -> str:
+def _format_range(values: Sequence[float | None], unit: str) -> str:
     readings = [value for value in values if value is not None]
     if not readings:
         return ""

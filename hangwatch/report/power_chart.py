@@ -78,21 +78,21 @@ def chart(incident: Incident) -> Chart | None:
     gpus = [gpu for gpu in incident.power if len(gpu.watts) > 1]
     if not gpus:
         return None
-    plane = _plane(gpus)
+    plane = _make_plane(gpus)
     odd = named_gpus(incident)
     if len(gpus) <= MAX_LINES:
-        lines, band = [_line(gpu, number, gpu.uuid in odd, plane) for number, gpu in enumerate(gpus)], ""
+        lines, band = [_draw_line(gpu, number, gpu.uuid in odd, plane) for number, gpu in enumerate(gpus)], ""
     else:
-        lines, band = _many(gpus, odd, plane)
+        lines, band = _draw_many(gpus, odd, plane)
     return Chart(
         lines=tuple(sorted(lines, key=lambda line: line.odd)),
         band=band,
-        clock=tuple(_clock(plane)),
-        levels=tuple(Mark(at=plane.y(watts), label=f"{watts:g}") for watts in _levels(plane.top_watts)),
-        quiet=_quiet(gpus, plane),
-        captures=tuple(_captures(incident, plane)),
-        states=tuple(_states(incident, plane)),
-        summary=_summary(gpus, plane),
+        clock=tuple(_mark_clock(plane)),
+        levels=tuple(Mark(at=plane.y(watts), label=f"{watts:g}") for watts in _choose_levels(plane.top_watts)),
+        quiet=_mark_quiet(gpus, plane),
+        captures=tuple(_mark_captures(incident, plane)),
+        states=tuple(_mark_states(incident, plane)),
+        summary=_describe_chart(gpus, plane),
     )
 
 
@@ -106,7 +106,7 @@ def named_gpus(incident: Incident) -> frozenset[str]:
     )
 
 
-def _plane(gpus: Sequence[PowerSeries]) -> _Plane:
+def _make_plane(gpus: Sequence[PowerSeries]) -> _Plane:
     highest = max(max(gpu.watts) for gpu in gpus)
     quiet = max((gpu.quiet_line_watts or 0.0 for gpu in gpus), default=0.0)
     return _Plane(
@@ -116,10 +116,10 @@ def _plane(gpus: Sequence[PowerSeries]) -> _Plane:
     )
 
 
-def _line(gpu: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
+def _draw_line(gpu: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
     end = plane.y(gpu.watts[-1])
     return Line(
-        path=_path(gpu.unix_seconds, gpu.watts, plane),
+        path=_draw_path(gpu.unix_seconds, gpu.watts, plane),
         name=f"GPU {gpu.index}",
         local_ranks=words.fold(gpu.local_ranks) if gpu.local_ranks else "",
         style=number,
@@ -132,37 +132,37 @@ def _line(gpu: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
     )
 
 
-def _many(gpus: Sequence[PowerSeries], odd: frozenset[str], plane: _Plane) -> tuple[list[Line], str]:
+def _draw_many(gpus: Sequence[PowerSeries], odd: frozenset[str], plane: _Plane) -> tuple[list[Line], str]:
     """Return lines for the median and for the GPUs of named ranks, and an area from the lowest to the highest GPU."""
     times = [plane.start + (plane.end - plane.start) * number / 240 for number in range(241)]
-    columns = [[watts for gpu in gpus if (watts := _at(gpu, time)) is not None] for time in times]
+    columns = [[watts for gpu in gpus if (watts := _find_watts(gpu, time)) is not None] for time in times]
     sampled = [(time, column) for time, column in zip(times, columns, strict=True) if column]
     upper = [f"{plane.x(time)},{plane.y(max(column))}" for time, column in sampled]
     lower = [f"{plane.x(time)},{plane.y(min(column))}" for time, column in reversed(sampled)]
     middle = [median(column) for _, column in sampled]
     line = Line(
-        path=_path([time for time, _ in sampled], middle, plane),
+        path=_draw_path([time for time, _ in sampled], middle, plane),
         name=f"median of {len(gpus)} GPUs",
         local_ranks="",
         style=0,
         now_watts=middle[-1],
     )
-    named = [_line(gpu, 1 + number, True, plane) for number, gpu in enumerate(gpus) if gpu.uuid in odd][:MAX_LINES]
+    named = [_draw_line(gpu, 1 + number, True, plane) for number, gpu in enumerate(gpus) if gpu.uuid in odd][:MAX_LINES]
     return [line, *named], f"M{' L'.join(upper + lower)} Z"
 
 
-def _at(gpu: PowerSeries, unix_seconds: float) -> float | None:
+def _find_watts(gpu: PowerSeries, unix_seconds: float) -> float | None:
     """Return the power in watts at a time, by the latest sample. None before the first and after the last sample."""
     index = bisect_right(gpu.unix_seconds, unix_seconds) - 1
     return gpu.watts[index] if index >= 0 and unix_seconds <= gpu.unix_seconds[-1] else None
 
 
-def _path(times: Sequence[float], watts: Sequence[float], plane: _Plane) -> str:
+def _draw_path(times: Sequence[float], watts: Sequence[float], plane: _Plane) -> str:
     """Return an SVG path through the samples. Peaks and dips are kept.
 
     A long pause in the samples is drawn as a gap.
     """
-    kept = _thinned(watts)
+    kept = _choose_samples(watts)
     steps = sorted(b - a for a, b in pairwise(times))
     gap = _GAP * steps[len(steps) // 2]
     parts: list[str] = []
@@ -172,7 +172,7 @@ def _path(times: Sequence[float], watts: Sequence[float], plane: _Plane) -> str:
     return " ".join(parts)
 
 
-def _thinned(watts: Sequence[float]) -> list[int]:
+def _choose_samples(watts: Sequence[float]) -> list[int]:
     """Return the indexes of the samples to draw.
 
     If there are too many samples, draw the lowest and the highest of each slice of time.
@@ -187,7 +187,7 @@ def _thinned(watts: Sequence[float]) -> list[int]:
     return sorted(kept)
 
 
-def _clock(plane: _Plane) -> Iterable[Mark]:
+def _mark_clock(plane: _Plane) -> Iterable[Mark]:
     span = plane.end - plane.start
     step = next((step for step in _STEPS_SECONDS if span / step <= 8), _STEPS_SECONDS[-1] * (1 + span // 691200))
     form = "%H:%M" if step >= 60 else "%H:%M:%S"
@@ -196,14 +196,14 @@ def _clock(plane: _Plane) -> Iterable[Mark]:
         yield Mark(at=plane.x(number * step), label=words.utc(number * step, form))
 
 
-def _levels(top_watts: float) -> list[float]:
+def _choose_levels(top_watts: float) -> list[float]:
     """Return four to eight round power levels from 0 W to the top of the chart."""
     magnitude = 10.0 ** (len(str(int(top_watts))) - 1)
     step = next(step for step in (magnitude / 5, magnitude / 2, magnitude, magnitude * 2) if top_watts / step <= 8)
     return [step * number for number in range(int(top_watts / step) + 1)]
 
 
-def _quiet(gpus: Sequence[PowerSeries], plane: _Plane) -> Mark | None:
+def _mark_quiet(gpus: Sequence[PowerSeries], plane: _Plane) -> Mark | None:
     lines = [gpu.quiet_line_watts for gpu in gpus if gpu.quiet_line_watts is not None]
     if not lines:
         return None
@@ -212,7 +212,7 @@ def _quiet(gpus: Sequence[PowerSeries], plane: _Plane) -> Mark | None:
     return Mark(at=plane.y(high), size=plane.y(low) - plane.y(high), label=label)
 
 
-def _captures(incident: Incident, plane: _Plane) -> Iterable[Mark]:
+def _mark_captures(incident: Incident, plane: _Plane) -> Iterable[Mark]:
     free = float(LEFT)
     for number, capture in enumerate(incident.captures[:_MAX_MARKS], 1):
         end = capture.started_unix_seconds + capture.duration_seconds
@@ -223,7 +223,7 @@ def _captures(incident: Incident, plane: _Plane) -> Iterable[Mark]:
             free = at + 80 if at >= free else free
 
 
-def _states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
+def _mark_states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
     """Yield a mark for each state of the job, for the strip below the clock. A state gets a label only if it fits."""
     steps = incident.timeline[-_MAX_MARKS:]
     for number, step in enumerate(steps):
@@ -235,7 +235,7 @@ def _states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
                 yield Mark(at=at, size=size, label=label, kind=step.state.value)
 
 
-def _summary(gpus: Sequence[PowerSeries], plane: _Plane) -> str:
+def _describe_chart(gpus: Sequence[PowerSeries], plane: _Plane) -> str:
     """Return a sentence that describes the chart, for screen readers."""
     first = [gpu.watts[0] for gpu in gpus]
     last = [gpu.watts[-1] for gpu in gpus]

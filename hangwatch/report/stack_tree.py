@@ -36,11 +36,11 @@ def merge_tree(groups: Sequence[Group]) -> tuple[Node, ...]:
     differ only in lines branch at the first different line. A rank is listed in each node of its path.
     """
     paths = [(tuple(reversed(group.frames)), group) for group in groups]
-    stackless = [_node([((), group)]) for group in groups if not group.frames]
-    return _larger_first([*map(_node, _branches(paths)), *stackless])
+    stackless = [_make_node([((), group)]) for group in groups if not group.frames]
+    return _sort_by_size([*map(_make_node, _find_branches(paths)), *stackless])
 
 
-def _node(paths: _Paths) -> Node:
+def _make_node(paths: _Paths) -> Node:
     """Return the node of stacks that begin with the same frame, or the node of one group without a stack.
 
     The loop follows the common frames. The function calls itself only at branches, and there are fewer branches than
@@ -48,26 +48,26 @@ def _node(paths: _Paths) -> Node:
     """
     ids = sorted((member.id for _, group in paths for member in group.members), key=RankId.sort_key)
     frames = []
-    while len(_branches(paths)) == 1 and all(path for path, _ in paths):
-        frames.append(_shared(path[0] for path, _ in paths))
+    while len(_find_branches(paths)) == 1 and all(path for path, _ in paths):
+        frames.append(_merge_frames(path[0] for path, _ in paths))
         paths = [(path[1:], group) for path, group in paths]
     return Node(
         frames=tuple(frames),
         ids=tuple(ids),
-        children=_larger_first(map(_node, _branches(paths))),
+        children=_sort_by_size(map(_make_node, _find_branches(paths))),
         ends=tuple(group for path, group in paths if not path),
     )
 
 
-def _branches(paths: _Paths) -> list[_Paths]:
+def _find_branches(paths: _Paths) -> list[_Paths]:
     branches: dict[tuple[str, str], _Paths] = {}
     for path, group in paths:
         if path:
             branches.setdefault(path[0].place, []).append((path, group))
-    return [part for branch in branches.values() for part in _by_line(branch)]
+    return [part for branch in branches.values() for part in _split_by_line(branch)]
 
 
-def _by_line(branch: _Paths) -> list[_Paths]:
+def _split_by_line(branch: _Paths) -> list[_Paths]:
     """Split the branch by the line of its first frame, if some of its stacks differ only in lines."""
     if len({path[0].line for path, _ in branch}) == 1:
         return [branch]
@@ -80,11 +80,11 @@ def _by_line(branch: _Paths) -> list[_Paths]:
     return list(lines.values()) if differ and None not in lines else [branch]
 
 
-def _shared(frames: Iterable[Frame]) -> Frame:
+def _merge_frames(frames: Iterable[Frame]) -> Frame:
     first, *others = frames
     same_line = all(other.line == first.line for other in others)
     return Frame(function=first.function, file=first.file, line=first.line if same_line else None)
 
 
-def _larger_first(nodes: Iterable[Node]) -> tuple[Node, ...]:
+def _sort_by_size(nodes: Iterable[Node]) -> tuple[Node, ...]:
     return tuple(sorted(nodes, key=lambda node: -len(node.ids)))

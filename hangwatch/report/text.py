@@ -89,7 +89,7 @@ def render_answer(incident: Incident, *, color: bool = False, width: int = 110, 
 def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False, width: int = 110) -> str:
     """Return the verdict, groups, tree and evidence of dumps that belong to no incident."""
     style = _style(grouping, color, width)
-    rows = [("Verdict", _judgement(verdict)), *_whom(verdict), *_ranks_rows(grouping)]
+    rows = [("Verdict", _describe_judgement(verdict)), *_suspect_rows(verdict), *_ranks_rows(grouping)]
     lines = _verdict_lines(verdict, style) + _table(rows, style) + _grouping_lines(grouping, verdict, style)
     return "\n".join(lines) + "\n"
 
@@ -130,8 +130,8 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
     job = incident.job
     size = f", world size {job.world_size:,}" if job.world_size is not None else ""
     return [
-        ("Verdict", _judgement(incident.verdict)),
-        *_whom(incident.verdict),
+        ("Verdict", _describe_judgement(incident.verdict)),
+        *_suspect_rows(incident.verdict),
         phrases.state_row(incident),
         ("Timeout", phrases.time_out(incident)),
         ("Job", f"{words.describe_job(job)}, {job.launcher}"),
@@ -143,12 +143,12 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
     ]
 
 
-def _whom(verdict: Verdict) -> list[tuple[str, str]]:
+def _suspect_rows(verdict: Verdict) -> list[tuple[str, str]]:
     rows = [("Named", "; ".join(phrases.named(verdict))), ("Check first", "; ".join(phrases.first_look(verdict)))]
     return [*rows, ("Do first", next_step(verdict))]
 
 
-def _judgement(verdict: Verdict) -> str:
+def _describe_judgement(verdict: Verdict) -> str:
     confidence = "" if verdict.confidence is Confidence.NONE else f", {verdict.confidence.value} confidence"
     return f"{verdict.kind}{confidence}"
 
@@ -215,7 +215,7 @@ def _frame_lines(frames: Sequence[Frame], style: _Style) -> Iterator[str]:
 
 def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> Iterator[str]:
     """Yield the lines of the tree. Ranks are on the left and frames on the right. `>` marks the branch of a suspect."""
-    for node, lead, rail in (row for tree in trees for row in _laid_out(tree, "", "")):
+    for node, lead, rail in (row for tree in trees for row in _lay_out(tree, "", "")):
         marked = [group.key in odd for group in node.below()]
         ranks = words.elided(words.fold_ids(node.ids), _TREE_FOLD_CHARACTERS)
         margin = f"{'>' if any(marked) else ' '} {len(node.ids):>6,}  {ranks:<{_TREE_FOLD_CHARACTERS}} "
@@ -230,12 +230,12 @@ def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> It
             yield style.odd(text) if is_odd else text
 
 
-def _laid_out(node: Node, lead: str, rail: str) -> Iterator[tuple[Node, str, str]]:
+def _lay_out(node: Node, lead: str, rail: str) -> Iterator[tuple[Node, str, str]]:
     """Yield each node with two texts: the one before its first line, and the one before its other lines."""
     yield node, lead, rail
     for child in node.children:
         last = child is node.children[-1]
-        yield from _laid_out(child, f"{rail}{'`- ' if last else '+- '}", f"{rail}{'   ' if last else '|  '}")
+        yield from _lay_out(child, f"{rail}{'`- ' if last else '+- '}", f"{rail}{'   ' if last else '|  '}")
 
 
 def _evidence_lines(verdict: Verdict, style: _Style) -> Iterator[str]:
@@ -276,22 +276,22 @@ def _power_lines(incident: Incident, style: _Style) -> Iterator[str]:
         if series.watts:
             ranks = f" (local rank {words.fold(series.local_ranks)})" if series.local_ranks else ""
             named = f"gpu {series.index}{ranks}"
-            now, levels = f" {series.watts[-1]:>5.0f} W now", _levels(series)
+            now, levels = f" {series.watts[-1]:>5.0f} W now", _describe_levels(series)
             width = style.width - _NAMED - len(now)
             width_with_levels = width - len(levels)
             fits = width_with_levels >= _SPARKS // 2  # else the levels go to the next line
-            sparks = _sparks(series, top, width_with_levels if fits else max(width - 1, 1))
+            sparks = _draw_sparks(series, top, width_with_levels if fits else max(width - 1, 1))
             yield from style.wrapped(f"{named:<{_NAMED - 1}} {sparks}{now}{levels}", " " * _NAMED)
     if len(incident.power) > _MAX_GPUS:
         yield f"and {len(incident.power) - _MAX_GPUS} more GPUs: see report.html"
 
 
-def _levels(series: PowerSeries) -> str:
+def _describe_levels(series: PowerSeries) -> str:
     levels = (("busy", series.busy_watts), ("quiet below", series.quiet_line_watts), ("limit", series.limit_watts))
     return "".join(f", {name} {watts:.0f} W" for name, watts in levels if watts is not None)
 
 
-def _sparks(series: PowerSeries, top: float, most: int) -> str:
+def _draw_sparks(series: PowerSeries, top: float, most: int) -> str:
     """Return a row of block characters: the mean power in each slice of time.
 
     The lowest block is 0 W, the highest is the highest power of all GPUs.

@@ -69,19 +69,19 @@ class Reader:
             line = last_written(line)
         if "\x1b" in line:
             line = without_colours(line)
-        line = self._without_stamp(line)
+        line = self._remove_stamp(line)
         if self._text is not None:
             if self._text.feed(line[:LONGEST_LINE]):
                 return
             self._close_text()
         if self._pyspy is None and not self.is_log and pyspy_text.begins(line):
-            self._pyspy = pyspy_text.Reader(self._interned, self._found, self._odd)
+            self._pyspy = pyspy_text.Reader(self._interned, self._add_process, self._read_other_line)
         if self._pyspy is None:
-            self._odd(line)
+            self._read_other_line(line)
         else:
             self._pyspy.feed(line)
 
-    def _without_stamp(self, line: str) -> str:
+    def _remove_stamp(self, line: str) -> str:
         if self.is_log or not (stamp := _STAMP.match(line)):
             return line
         rest = line[stamp.end() :]
@@ -100,7 +100,7 @@ class Reader:
             self.has_dump = self.has_dump or bool(self._unclear)
         self._unclear = []
 
-    def _found(self, process: ParsedProcess) -> None:
+    def _add_process(self, process: ParsedProcess) -> None:
         """Keep a process that was read.
 
         An unknown error line is py-spy's only if the stream has no lines outside of dumps.
@@ -114,7 +114,7 @@ class Reader:
         check_processes(len(self.processes))
         self.processes.append(process)
 
-    def _odd(self, line: str) -> None:
+    def _read_other_line(self, line: str) -> None:
         short = line[:LONGEST_LINE]
         for kind in _TEXTS:
             if kind.begins(short):

@@ -59,7 +59,7 @@ class RankPrograms(NamedTuple):
         """
         if not self.programs:
             return False
-        program = _program(process)
+        program = _find_program(process)
         is_other = program not in self.programs if program else _is_foreign(process)
         is_other &= not _is_numbered(process)
         if self.are_workers and is_other:
@@ -79,10 +79,10 @@ def find_programs(candidates: Sequence[ParsedProcess]) -> RankPrograms:
     must be forked.
     """
     inside = [process for process in candidates if is_in_collective(process)]
-    counts = Counter(program for process in candidates if (program := _program(process)))
-    titles = {_program(process) for process in inside if process_title.read(process.command) is not None}
-    programs = {_program(process) for process in inside} - {""} - {title for title in titles if counts[title] == 1}
-    workers = {_program(process) for process in inside if _is_numbered(process)} & programs
+    counts = Counter(program for process in candidates if (program := _find_program(process)))
+    titles = {_find_program(process) for process in inside if process_title.read(process.command) is not None}
+    programs = {_find_program(process) for process in inside} - {""} - {title for title in titles if counts[title] == 1}
+    workers = {_find_program(process) for process in inside if _is_numbered(process)} & programs
     if not inside:
         common = counts.most_common(2)
         if common and common[0][1] > 1 and (len(common) == 1 or common[1][1] < common[0][1]):
@@ -93,7 +93,7 @@ def find_programs(candidates: Sequence[ParsedProcess]) -> RankPrograms:
 
 
 def _was_forked(process: ParsedProcess) -> bool:
-    return any(_FORKED.search(frame.file) for frame in _main(process))
+    return any(_FORKED.search(frame.file) for frame in _find_main_frames(process))
 
 
 def _is_foreign(process: ParsedProcess) -> bool:
@@ -107,7 +107,7 @@ def _is_numbered(process: ParsedProcess) -> bool:
     return title is not None and (title.is_worker or LOCAL_RANK.search(process.command) is not None)
 
 
-def _program(process: ParsedProcess) -> str:
+def _find_program(process: ParsedProcess) -> str:
     """Return the script or module in the command line of a process, without interpreter and options; "" if unknown.
 
     For a process with a title, return the family of the title.
@@ -126,7 +126,9 @@ def _program(process: ParsedProcess) -> str:
 def describe_tools(tools: Sequence[ParsedProcess]) -> str:
     """Return a note on processes that are not ranks: "not ranks of this job: pid 7 (wandb-service), pid 9 (...)"."""
     with_pid = [
-        f"pid {tool.pid} ({words.elided(_program(tool), _TOOL_CHARACTERS)})" for tool in tools if tool.pid is not None
+        f"pid {tool.pid} ({words.elided(_find_program(tool), _TOOL_CHARACTERS)})"
+        for tool in tools
+        if tool.pid is not None
     ]
     without_pid = len(tools) - len(with_pid)
     parts = with_pid[:_TOOLS_SHOWN]
@@ -140,7 +142,7 @@ def ids_by_command(prefix: RankId, candidates: Sequence[ParsedProcess]) -> dict[
 
     If two processes have the same numbers, each rank has only its pid and title.
     """
-    ids = {process.pid: _id_by_command(prefix, process) for process in candidates}
+    ids = {process.pid: _read_id(prefix, process) for process in candidates}
     numbers = [
         (rank.node, rank.rank, rank.local_rank)
         for rank in ids.values()
@@ -151,7 +153,7 @@ def ids_by_command(prefix: RankId, candidates: Sequence[ParsedProcess]) -> dict[
     return {pid: structs.replace(rank, rank=None, local_rank=None) for pid, rank in ids.items()}
 
 
-def _id_by_command(prefix: RankId, process: ParsedProcess) -> RankId:
+def _read_id(prefix: RankId, process: ParsedProcess) -> RankId:
     host, rank, local = (pattern.search(process.command) for pattern in (_NODE_RANK, _GLOBAL_RANK, LOCAL_RANK))
     node = f"node {host.group(1)}" if host else None
     if node is None and prefix.rank is not None:
@@ -169,7 +171,7 @@ def _id_by_command(prefix: RankId, process: ParsedProcess) -> RankId:
 
 def is_launcher(process: ParsedProcess) -> bool:
     """True for a process that starts ranks and waits for them: torchrun, deepspeed, accelerate, or mp.spawn."""
-    frames = _main(process)
+    frames = _find_main_frames(process)
     spawned = any(
         frame.function.endswith("join") and frame.file.endswith("multiprocessing/spawn.py") for frame in frames
     )
@@ -180,11 +182,14 @@ def is_helper(process: ParsedProcess, pids: set[int | None]) -> bool:
     """True for a process that works for a rank: its parent is one of `pids`, or it runs the loop of a worker."""
     if process.parent_pid is not None and process.parent_pid in pids:
         return True
-    if any(frame.function == "_serve_one" and _FORKSERVER.search(frame.file) for frame in _main(process)):
+    if any(frame.function == "_serve_one" and _FORKSERVER.search(frame.file) for frame in _find_main_frames(process)):
         return False  # a child of the fork server keeps its command line and outer frames
     if _HELPER_COMMAND.search(process.command):
         return True
-    return any(_HELPER_FRAMES.match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}") for frame in _main(process))
+    return any(
+        _HELPER_FRAMES.match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}")
+        for frame in _find_main_frames(process)
+    )
 
 
 def is_in_collective(process: ParsedProcess) -> bool:
@@ -192,8 +197,8 @@ def is_in_collective(process: ParsedProcess) -> bool:
 
     Lightning starts the other ranks as children of rank 0, so a child in a collective is not a helper.
     """
-    return any(_TAKES_PART.search(frame.file) for frame in _main(process))
+    return any(_TAKES_PART.search(frame.file) for frame in _find_main_frames(process))
 
 
-def _main(process: ParsedProcess) -> tuple[Frame, ...]:
+def _find_main_frames(process: ParsedProcess) -> tuple[Frame, ...]:
     return next((thread.frames for thread in process.threads if thread.is_main), ())

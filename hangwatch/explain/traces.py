@@ -74,7 +74,7 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
             continue
         interned.begin_text()
         try:
-            streams = _read(name, named[name], lines, interned, hearsay)
+            streams = _read_source(name, named[name], lines, interned, hearsay)
         except HugeStackError as error:
             notes.append(f"{name}: not read: {error}")
             continue
@@ -82,18 +82,16 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
         hearsay.add(name, streams)
     programs = roles.find_programs([process for part in read if part.are_ranks for process in part.candidates])
     for part in read:
-        for rank in _ranks(part, programs, notes):
-            _add(by_place, rank, notes)
-    by_launcher = _numbered_by_launcher([rank.dump() for rank in by_place.values()], hearsay.processes, notes)
-    ranks = _numbered_by_files(by_launcher, [rank.source for rank in by_place.values()], notes)
+        for rank in _make_ranks(part, programs, notes):
+            _add_rank(by_place, rank, notes)
+    by_launcher = _number_by_launcher([rank.dump() for rank in by_place.values()], hearsay.processes, notes)
+    ranks = _number_by_files(by_launcher, [rank.source for rank in by_place.values()], notes)
     logs = hearsay.logs([rank.id for rank in ranks])
     kernel, works = tuple(hearsay.kernel.values()), tuple(hearsay.works)
     return Collected(tuple(ranks), tuple(notes), world_size, logs, kernel, works, tuple(hearsay.unranked))
 
 
-def _numbered_by_launcher(
-    dumps: Sequence[RankDump], failed: Collection[RankId], notes: list[str]
-) -> Sequence[RankDump]:
+def _number_by_launcher(dumps: Sequence[RankDump], failed: Collection[RankId], notes: list[str]) -> Sequence[RankDump]:
     """Return the dumps with ranks from torchrun's summary of failed ranks, for dumps that have a pid but no rank.
 
     A pid in the summary does not count if it is listed twice or for another node, or if another dump has its rank. If
@@ -120,14 +118,14 @@ def _numbered_by_launcher(
     return numbered
 
 
-def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes: list[str]) -> Sequence[RankDump]:
+def _number_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes: list[str]) -> Sequence[RankDump]:
     """Return the dumps with ranks from their file names, if no dump has a rank and each file has a different process.
 
     Files with the same pid may be rounds of one process. Files without a pid may be rounds or ranks, unless the names
     count processes (`proc_3.log`).
     """
     ids = [
-        structs.replace(dump.id, node=None) if dump.id.node == _base(source) else dump.id
+        structs.replace(dump.id, node=None) if dump.id.node == _find_base_name(source) else dump.id
         for dump, source in zip(dumps, sources, strict=True)
     ]
     has_rank = any(rank.rank is not None or rank.local_rank is not None or rank.node is not None for rank in ids)
@@ -146,7 +144,7 @@ def _numbered_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes:
     ]
 
 
-def _base(source: str) -> str:
+def _find_base_name(source: str) -> str:
     return source.replace("\\", "/").rpartition("/")[2]
 
 
@@ -284,15 +282,15 @@ class _Rank:
     def dump(self) -> RankDump:
         return RankDump(
             id=self.id,
-            rounds=_rounds(self.rounds),
+            rounds=_make_rounds(self.rounds),
             workers=tuple(
-                WorkerDump(pid=pid or 0, comm="child process", rounds=_rounds(rounds))
+                WorkerDump(pid=pid or 0, comm="child process", rounds=_make_rounds(rounds))
                 for pid, rounds in self.workers.items()
             ),
         )
 
 
-def _rounds(processes: Sequence[ParsedProcess]) -> tuple[ProcessDump, ...]:
+def _make_rounds(processes: Sequence[ParsedProcess]) -> tuple[ProcessDump, ...]:
     """Return the rounds of a process in the order of the text.
 
     The text contains no times, so rounds are one second apart.
@@ -303,19 +301,19 @@ def _rounds(processes: Sequence[ParsedProcess]) -> tuple[ProcessDump, ...]:
     )
 
 
-def _add(by_place: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str]) -> None:
+def _add_rank(by_place: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str]) -> None:
     """Add a rank. If its process was added before, the process gets another round.
 
     If another process has the same rank, only one of the two is kept. Local ranks and pids in two files may belong to
     different nodes. If no node is known, the file name is used as the node.
     """
-    earlier = by_place.get(_place(rank.id))
+    earlier = by_place.get(_make_place(rank.id))
     if earlier is not None and rank.id.node is None and rank.id.rank is None and earlier.source != rank.source:
-        rank.id = structs.replace(rank.id, node=_base(rank.source))
-        earlier = by_place.get(_place(rank.id))
+        rank.id = structs.replace(rank.id, node=_find_base_name(rank.source))
+        earlier = by_place.get(_make_place(rank.id))
     if earlier is None or earlier.id.pid != rank.id.pid:
-        kept = rank if earlier is None else max(earlier, rank, key=_precedence)
-        by_place[_place(rank.id)] = kept
+        kept = rank if earlier is None else max(earlier, rank, key=_make_precedence)
+        by_place[_make_place(rank.id)] = kept
         if earlier is not None:
             name = f"rank {rank.id.rank}" if rank.id.rank is not None else f"local rank {rank.id.local_rank}"
             lower, higher = sorted((earlier.id.pid or 0, rank.id.pid or 0))
@@ -326,7 +324,7 @@ def _add(by_place: dict[tuple[object, ...], _Rank], rank: _Rank, notes: list[str
         earlier.workers.setdefault(pid, []).extend(rounds)
 
 
-def _precedence(rank: _Rank) -> tuple[bool, int]:
+def _make_precedence(rank: _Rank) -> tuple[bool, int]:
     """Return the key by which one of two processes of the same rank is kept. The higher key is kept.
 
     A process with a stack has precedence, then the one with the higher pid.
@@ -334,12 +332,12 @@ def _precedence(rank: _Rank) -> tuple[bool, int]:
     return any(thread.frames for process in rank.rounds for thread in process.threads), rank.id.pid or 0
 
 
-def _place(rank: RankId) -> tuple[object, ...]:
+def _make_place(rank: RankId) -> tuple[object, ...]:
     numbered = rank.rank is not None or rank.local_rank is not None
     return rank.node, rank.rank, rank.local_rank, None if numbered else rank.pid
 
 
-def _read(
+def _read_source(
     name: str,
     named: file_names.RankInName,
     lines: Iterable[str],
@@ -419,7 +417,7 @@ def _sort_processes(source: _Source, notes: list[str]) -> _Processes:
     return _Processes(source, candidates, helpers, _are_all_ranks(source, candidates))
 
 
-def _ranks(part: _Processes, programs: roles.RankPrograms, notes: list[str]) -> Iterator[_Rank]:
+def _make_ranks(part: _Processes, programs: roles.RankPrograms, notes: list[str]) -> Iterator[_Rank]:
     """Yield the ranks of one stream. Helpers become workers of their rank. Processes of other programs are left out."""
     source, candidates, helpers, are_ranks = part
     if tools := [process for process in candidates if are_ranks and programs.is_tool(process)]:
@@ -427,12 +425,12 @@ def _ranks(part: _Processes, programs: roles.RankPrograms, notes: list[str]) -> 
         candidates = [process for process in candidates if not programs.is_tool(process)]
     ids = roles.ids_by_command(source.id, candidates) if are_ranks else {}
     ranks: dict[int | str | None, _Rank] = {}
-    for process, key in zip(candidates, _keys(candidates), strict=True):
+    for process, key in zip(candidates, _make_keys(candidates), strict=True):
         if key in ranks:
             ranks[key].rounds.append(process)
         elif are_ranks or not ranks:
             identity = ids.get(process.pid) or structs.replace(
-                source.id, pid=process.pid, title=_title(source, process)
+                source.id, pid=process.pid, title=_find_title(source, process)
             )
             ranks[key] = _Rank(source.name, identity, process)
         else:
@@ -446,13 +444,13 @@ def _ranks(part: _Processes, programs: roles.RankPrograms, notes: list[str]) -> 
     yield from ranks.values()
 
 
-def _title(source: _Source, process: ParsedProcess) -> str | None:
+def _find_title(source: _Source, process: ParsedProcess) -> str | None:
     """Return the title of a process, from its command line or from the prefix of its lines."""
     title = process_title.read(process.command)
     return title.name if title else source.id.title
 
 
-def _keys(processes: Sequence[ParsedProcess]) -> Iterator[int | str | None]:
+def _make_keys(processes: Sequence[ParsedProcess]) -> Iterator[int | str | None]:
     """Yield a key for each dump. Dumps of the same process have the same key.
 
     The key is the pid. Without a pid it is the id of the main thread (faulthandler). A faulthandler dump of a single
@@ -476,7 +474,7 @@ def _number_unknown_ranks(source: _Source, ranks: Sequence[_Rank]) -> None:
     unknown = [rank for rank in ranks if rank.id == structs.replace(source.id, pid=None)]
     if len(unknown) > 1:
         for number, rank in enumerate(unknown, 1):
-            place = rank.id.node or _base(source.name)
+            place = rank.id.node or _find_base_name(source.name)
             rank.id = structs.replace(rank.id, node=f"{place} process {number}")
 
 

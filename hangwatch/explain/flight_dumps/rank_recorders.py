@@ -71,28 +71,28 @@ class JoinedDumps(NamedTuple):
 def join(files: Iterable[DumpFile]) -> JoinedDumps:
     """Join the dumps of a job by rank. The notes list the dumps that do not count."""
     notes: list[str] = []
-    numbered = _numbered(list(files), notes)
-    newest = {rank: _newest(of_rank) for rank, of_rank in sorted(numbered.items())}
+    numbered = _find_ranks(list(files), notes)
+    newest = {rank: _find_newest(of_rank) for rank, of_rank in sorted(numbered.items())}
     several = {rank: numbered[rank] for rank, of_rank in newest.items() if len(of_rank) < len(numbered[rank])}
-    notes += _several_note(several)
-    timed = _timed(newest, notes)
+    notes += _note_several_dumps(several)
+    timed = _find_dumps_of_timeout(newest, notes)
     written = [file.written_unix_seconds for of_rank in timed.values() for file in of_rank]
     sizes = {file.dump.world_size for of_rank in newest.values() for file in of_rank} - {None}
     return JoinedDumps(
-        by_rank={rank: _recorders(of_rank) for rank, of_rank in newest.items()},
-        timed={rank: _recorders(of_rank) for rank, of_rank in timed.items()},
+        by_rank={rank: _join_recorders(of_rank) for rank, of_rank in newest.items()},
+        timed={rank: _join_recorders(of_rank) for rank, of_rank in timed.items()},
         opened_before_unix_seconds=min(written, default=0.0) - LATE_SECONDS,
         world_size=sizes.pop() if len(sizes) == 1 else None,
-        evidence=tuple(_last_enqueued(newest)),
-        notes=(*_time_note(written), *notes),
+        evidence=tuple(_describe_last_enqueued(newest)),
+        notes=(*_note_times(written), *notes),
     )
 
 
-def _recorders(files: Iterable[DumpFile]) -> tuple[RankRecords, ...]:
+def _join_recorders(files: Iterable[DumpFile]) -> tuple[RankRecords, ...]:
     return tuple(recorder for file in files for recorder in file.dump.recorders)
 
 
-def _numbered(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[DumpFile]]:
+def _find_ranks(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[DumpFile]]:
     """Return the dumps by rank: the number at the end of the file's name.
 
     It must not contradict the groups in the dump.
@@ -121,11 +121,11 @@ def _numbered(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[Dum
     return by_rank
 
 
-def _example(files: Sequence[DumpFile]) -> str:
+def _describe_example(files: Sequence[DumpFile]) -> str:
     return f"{words.printable(files[0].name)}{' and others' if len(files) > 1 else ''}: "
 
 
-def _newest(files: Sequence[DumpFile]) -> tuple[DumpFile, ...]:
+def _find_newest(files: Sequence[DumpFile]) -> tuple[DumpFile, ...]:
     """Return the latest dumps of a rank, one for each library."""
     latest: dict[tuple[str, ...], DumpFile] = {}
     for file in sorted(files, key=lambda file: (file.dump.newest_unix_seconds, file.written_unix_seconds, file.name)):
@@ -133,17 +133,19 @@ def _newest(files: Sequence[DumpFile]) -> tuple[DumpFile, ...]:
     return tuple(latest.values())
 
 
-def _several_note(by_rank: Mapping[int, Sequence[DumpFile]]) -> Iterator[str]:
+def _note_several_dumps(by_rank: Mapping[int, Sequence[DumpFile]]) -> Iterator[str]:
     """Yield a note if ranks have several dumps, because these are of several formats or runs."""
     if by_rank:
         ranks = words.name_ranks([RankId(rank=rank) for rank in by_rank])
         have = "has" if len(by_rank) == 1 else "have"
-        counted = ", ".join(words.printable(file.name) for file in _newest(next(iter(by_rank.values()))))
+        counted = ", ".join(words.printable(file.name) for file in _find_newest(next(iter(by_rank.values()))))
         many = ", ..." if len(by_rank) > 1 else ""
         yield f"{ranks} {have} several dumps of a flight recorder; the newest is used: {counted}{many}"
 
 
-def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict[int, tuple[DumpFile, ...]]:
+def _find_dumps_of_timeout(
+    newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]
+) -> dict[int, tuple[DumpFile, ...]]:
     """Return the ranks with dumps of the timeout. Their files have a plausible time, close to that of the last dump."""
     possible = {rank: files for rank, files in newest.items() if files and all(one.is_timed for one in files)}
     if untimed := sorted(newest.keys() - possible.keys()):
@@ -173,7 +175,7 @@ def _timed(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict
     return fresh
 
 
-def _time_note(written: Sequence[float]) -> Iterator[str]:
+def _note_times(written: Sequence[float]) -> Iterator[str]:
     if written:
         apart = max(written) - min(written)
         when = "of one moment" if apart < _ONE_MOMENT_SECONDS else f"written within {words.duration(round(apart))}"
@@ -184,7 +186,7 @@ def _time_note(written: Sequence[float]) -> Iterator[str]:
         )
 
 
-def _last_enqueued(newest: Mapping[int, tuple[DumpFile, ...]]) -> Iterator[Evidence]:
+def _describe_last_enqueued(newest: Mapping[int, tuple[DumpFile, ...]]) -> Iterator[Evidence]:
     """Yield the last operations of ranks, with the frame that enqueued them. Those of the fewest ranks come first."""
     places: dict[str, list[int]] = defaultdict(list)
     for rank, files in newest.items():

@@ -93,7 +93,7 @@ def begins_so(head: bytes) -> bool:
 
 def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
     """Parse a dump. `written_unix_seconds` is the time of its file. Raises ValueError with the reason."""
-    values = load_plain_values(content) if _PICKLED.match(content) else _json(content)
+    values = load_plain_values(content) if _PICKLED.match(content) else _decode_json(content)
     if not isinstance(values, dict) or "version" not in values:
         raise ValueError("is not a flight recorder dump: it has no version")
     version = values["version"]
@@ -103,13 +103,15 @@ def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
     by_library: dict[Library, list[FlightRecord]] = defaultdict(list)
     newest = 0
     for row in rows:
-        record, library, latest = _record(row)
+        record, library, latest = _parse_record(row)
         by_library[library].append(record)
         newest = max(newest, latest)
-    statuses = tuple(_statuses(values.get("pg_status", {})))
-    members = tuple(_members(values.get("pg_config", {})))
+    statuses = tuple(_read_statuses(values.get("pg_status", {})))
+    members = tuple(_read_members(values.get("pg_config", {})))
     library_version = values.get("comm_lib_version", values.get("nccl_version", ""))
-    described = _DumpParts(statuses, members, _text(library_version, "comm_lib_version"), version, written_unix_seconds)
+    described = _DumpParts(
+        statuses, members, _read_text(library_version, "comm_lib_version"), version, written_unix_seconds
+    )
     recorders = tuple(described.recorder(library, found) for library, found in sorted(by_library.items()))
     world = next((one.ranks for one in members if (one.name, one.description) == _DEFAULT_GROUP), ())
     return FlightDump(
@@ -117,12 +119,12 @@ def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
         version=version,
         newest_unix_seconds=newest / 1e9,
         world_size=world[0][1] + 1 if len(world) == 1 and world[0][0] == 0 else None,
-        possible_ranks=_possible_ranks(by_library.get("nccl", ()), members),
-        last=_last(rows),
+        possible_ranks=_find_possible_ranks(by_library.get("nccl", ()), members),
+        last=_find_last(rows),
     )
 
 
-def _json(content: bytes) -> object:
+def _decode_json(content: bytes) -> object:
     """Decode JSON. Raises ValueError if the content is not JSON or may take more memory than a dump."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
@@ -138,13 +140,13 @@ def _json(content: bytes) -> object:
 # --- the content: every value may be of any type ---------------------------------------------------------------------
 
 
-def _text(value: object, name: str) -> str:
+def _read_text(value: object, name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"has a {name} that is not a text")
     return words.elided(value[: 4 * _MOST_NAME], _MOST_NAME)
 
 
-def _integer(value: object, name: str, lowest: int = 0) -> int:
+def _read_integer(value: object, name: str, lowest: int = 0) -> int:
     """Return an integer after a check. In the pg_status of JSON dumps, integers are written as text."""
     if isinstance(value, str) and len(value) <= 20 and value.removeprefix("-").isdecimal() and value.isascii():
         value = int(value)
@@ -153,7 +155,7 @@ def _integer(value: object, name: str, lowest: int = 0) -> int:
     return value
 
 
-def _nanoseconds(value: object, name: str) -> int:
+def _read_time(value: object, name: str) -> int:
     """Return a time after a check. If there is none, the dump contains None, or 0 in JSON."""
     if value in (None, 0):
         return 0
@@ -168,13 +170,13 @@ def _flag(value: object, name: str) -> bool:
     return value
 
 
-def _mapping(value: object, name: str) -> Mapping[object, object]:
+def _read_mapping(value: object, name: str) -> Mapping[object, object]:
     if not isinstance(value, dict) or len(value) > MOST_GROUPS:
         raise ValueError(f"has a {name} that is not a map, or is too large")
     return value
 
 
-def _rows(value: object) -> Sequence[Mapping[str, object]]:
+def _read_rows(value: object) -> Sequence[Mapping[str, object]]:
     if not isinstance(value, (list, tuple)):
         raise ValueError("has entries that are not a list")
     rows = value[-MOST_RECORDS:]
@@ -183,9 +185,9 @@ def _rows(value: object) -> Sequence[Mapping[str, object]]:
     return rows
 
 
-def _record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:
+def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:
     """Parse one operation. Return it with its library and the latest time in it."""
-    operation = _text(row.get("profiling_name"), "profiling_name")
+    operation = _read_text(row.get("profiling_name"), "profiling_name")
     library = _library(operation)
     names = row.get("process_group")
     if not isinstance(names, (list, tuple)) or len(names) != 2:
@@ -193,34 +195,34 @@ def _record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:
     state, is_retired = row.get("state"), _flag(row.get("retired"), "retired")
     if state not in ("scheduled", "started", "completed"):
         raise ValueError("has an unknown state")
-    created = _nanoseconds(row.get("time_created_ns"), "time_created_ns")
+    created = _read_time(row.get("time_created_ns"), "time_created_ns")
     if not created:
         raise ValueError("has an entry without a time")
     seen = (_nanoseconds(row.get(key), key) for key in ("time_discovered_started_ns", "time_discovered_completed_ns"))
     is_p2p = row.get("is_p2p", operation.partition(":")[2].startswith(("send", "recv")))
     thread_id = row.get("thread_id", "")
     record = FlightRecord(
-        id=_integer(row.get("record_id"), "record_id"),
+        id=_read_integer(row.get("record_id"), "record_id"),
         reset_epoch=0,
-        group_id=_integer(row.get("pg_id"), "pg_id"),
-        group_name=_text(names[0], "process_group"),
-        group_description=_text(names[1], "process_group"),
-        collective_seq=_integer(row.get("collective_seq_id"), "collective_seq_id"),
-        p2p_seq=_integer(row.get("p2p_seq_id"), "p2p_seq_id"),
-        op_id=_integer(row.get("op_id"), "op_id"),
+        group_id=_read_integer(row.get("pg_id"), "pg_id"),
+        group_name=_read_text(names[0], "process_group"),
+        group_description=_read_text(names[1], "process_group"),
+        collective_seq=_read_integer(row.get("collective_seq_id"), "collective_seq_id"),
+        p2p_seq=_read_integer(row.get("p2p_seq_id"), "p2p_seq_id"),
+        op_id=_read_integer(row.get("op_id"), "op_id"),
         is_p2p=_flag(is_p2p, "is_p2p"),
         operation=operation,
         state="completed" if (is_retired if library == "gloo" else state == "completed") else "open",
         is_started=state != "scheduled",
         is_retired=is_retired,
         created_unix_ns=created,
-        timeout_ms=_integer(row.get("timeout_ms", -1), "timeout_ms", -1),
-        input_sizes=_sizes(row.get("input_sizes", ())),
-        output_sizes=_sizes(row.get("output_sizes", ())),
-        input_dtypes=_types(row.get("input_dtypes", ())),
-        output_dtypes=_types(row.get("output_dtypes", ())),
+        timeout_ms=_read_integer(row.get("timeout_ms", -1), "timeout_ms", -1),
+        input_sizes=_read_sizes(row.get("input_sizes", ())),
+        output_sizes=_read_sizes(row.get("output_sizes", ())),
+        input_dtypes=_read_types(row.get("input_dtypes", ())),
+        output_dtypes=_read_types(row.get("output_dtypes", ())),
         thread_id=int(thread_id) if isinstance(thread_id, str) and re.fullmatch(r"[0-9]{1,20}", thread_id) else 0,
-        thread_name=_text(row.get("thread_name", ""), "thread_name"),
+        thread_name=_read_text(row.get("thread_name", ""), "thread_name"),
     )
     return record, library, max(created, *seen)
 
@@ -233,57 +235,57 @@ def _library(operation: str) -> Library:
     raise ValueError(f"has an operation of a library other than gloo and NCCL: {words.elided(operation, 32)}")
 
 
-def _sizes(value: object) -> tuple[tuple[int, ...], ...]:
+def _read_sizes(value: object) -> tuple[tuple[int, ...], ...]:
     """Return the first dimensions of the first tensors: as many as are compared between ranks."""
     if not isinstance(value, (list, tuple)):
         raise ValueError("has sizes that are not a list")
     return tuple(
-        tuple(_integer(number, "size") for number in size[:_MOST_SIZES])
+        tuple(_read_integer(number, "size") for number in size[:_MOST_SIZES])
         for size in value[:_MOST_SIZES]
         if isinstance(size, (list, tuple))
     )
 
 
-def _types(value: object) -> tuple[str, ...]:
+def _read_types(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise ValueError("has types that are not a list")
     return tuple(_text(name, "type") for name in value[:_MOST_SIZES])
 
 
-def _statuses(value: object) -> Iterator[GroupStatus]:
-    for group, status in _mapping(value, "pg_status").items():
-        told = _mapping(status, "pg_status")
+def _read_statuses(value: object) -> Iterator[GroupStatus]:
+    for group, status in _read_mapping(value, "pg_status").items():
+        told = _read_mapping(status, "pg_status")
         enqueued, started, completed = (
-            _integer(told.get(f"last_{what}_collective", -1), "pg_status", -1)
+            _read_integer(told.get(f"last_{what}_collective", -1), "pg_status", -1)
             for what in ("enqueued", "started", "completed")
         )
         yield GroupStatus(
-            group_id=_integer(group, "pg_status"),
+            group_id=_read_integer(group, "pg_status"),
             last_enqueued=enqueued,
             last_started=started,
             last_completed=completed,
         )
 
 
-def _members(value: object) -> Iterator[GroupMembers]:
+def _read_members(value: object) -> Iterator[GroupMembers]:
     """Yield the members of named groups. The entry of gloo has no name and is skipped: each new group overwrites it."""
     remaining = _MOST_MEMBERS
-    for name, config in _mapping(value, "pg_config").items():
-        told = _mapping(config, "pg_config")
+    for name, config in _read_mapping(value, "pg_config").items():
+        told = _read_mapping(config, "pg_config")
         if not name:
             continue
-        ranks = _ranks(told.get("ranks"))
+        ranks = _parse_ranks(told.get("ranks"))
         remaining -= len(ranks)
         if remaining < 0:
             raise ValueError(f"lists more than {_MOST_MEMBERS:,} members of groups")
         yield GroupMembers(
-            name=_text(name, "pg_config"),
-            description=_text(told.get("desc", ""), "pg_config"),
+            name=_read_text(name, "pg_config"),
+            description=_read_text(told.get("desc", ""), "pg_config"),
             ranks=spans(range(rank, rank + 1) for rank in ranks),
         )
 
 
-def _ranks(value: object) -> list[int]:
+def _parse_ranks(value: object) -> list[int]:
     """Parse a list of ranks in the form of torch's ranks_str: `[0, 1, 2]`, or without the brackets."""
     if not isinstance(value, str) or len(value) > _LONGEST_RANKS or not _RANKS.match(value):
         raise ValueError("has an invalid or too long list of ranks")
@@ -319,7 +321,7 @@ class _DumpParts(NamedTuple):
             groups=self.statuses,
             members=self.members if library == "nccl" else (),
             next_id=ids[-1] + 1,
-            oldest_id=_complete_from(records, self.statuses),
+            oldest_id=_find_complete_start(records, self.statuses),
             is_wrapped=_has_lost(records, self.statuses),
             capacity=len(ids),
             library_version=self.library_version,
@@ -328,15 +330,15 @@ class _DumpParts(NamedTuple):
         )
 
 
-def _omits_completed(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:
+def _lacks_completed(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:
     """True if the dump contains only open operations, although others have completed (TORCH_INCLUDE_ONLY_ACTIVE)."""
     all_open = all(record.state == "open" for record in records)
     return all_open and any(status.last_completed > 0 for status in statuses)
 
 
-def _complete_from(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> int:
+def _find_complete_start(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> int:
     """Return the lowest id after which no operation is missing."""
-    if _omits_completed(records, statuses):
+    if _lacks_completed(records, statuses):
         return records[-1].id + 1
     first = records[-1].id
     for record in reversed(records):
@@ -355,10 +357,10 @@ def _has_lost(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) 
     for record in records:
         if not record.is_p2p:
             begins[record.group_id] = min(begins.get(record.group_id, record.collective_seq), record.collective_seq)
-    return _complete_from(records, statuses) > 0 or any(number > 1 for number in begins.values())
+    return _find_complete_start(records, statuses) > 0 or any(number > 1 for number in begins.values())
 
 
-def _possible_ranks(
+def _find_possible_ranks(
     records: Sequence[FlightRecord], members: Sequence[GroupMembers]
 ) -> tuple[tuple[int, int], ...] | None:
     """Return the ranks that are in all groups with operations, as [first, last] of each range.
@@ -382,27 +384,27 @@ def _possible_ranks(
     return None if possible is None else spans(range(rank, rank + 1) for rank in possible)
 
 
-def _last(rows: Sequence[Mapping[str, object]]) -> LastEnqueued | None:
+def _find_last(rows: Sequence[Mapping[str, object]]) -> LastEnqueued | None:
     if not rows:
         return None
-    record, _, _ = _record(rows[-1])
+    record, _, _ = _parse_record(rows[-1])
     return LastEnqueued(
         operation=record.operation.rpartition(":")[2],
         number=record.collective_seq,
         group_description=record.group_description,
-        frame=_user_frame(rows[-1].get("frames", ())),
+        frame=_find_user_frame(rows[-1].get("frames", ())),
     )
 
 
-def _user_frame(frames: object) -> Frame | None:
+def _find_user_frame(frames: object) -> Frame | None:
     """Return the innermost frame outside installed packages; None if there is none."""
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, (list, tuple)) else ():
-        told = _mapping(frame, "frames")
+        told = _read_mapping(frame, "frames")
         file, line = told.get("filename"), told.get("line")
         if isinstance(file, str) and not pyspy_json.is_installed(file) and file.endswith(".py"):
             return Frame(
-                function=_text(told.get("name"), "frames"),
-                file=_text(file.rpartition("/")[2], "frames"),
+                function=_read_text(told.get("name"), "frames"),
+                file=_read_text(file.rpartition("/")[2], "frames"),
                 line=line if isinstance(line, int) and 0 < line < 1 << 31 else None,
             )
     return None

@@ -83,17 +83,21 @@ def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFindi
         if work.line.kind == "work" and rank is not None:
             names[work.line.group] = work.line.name
             ranks = groups[work.line.group]
-            ranks[rank] = _updated(ranks.get(rank), rank, work)
+            ranks[rank] = _update_standing(ranks.get(rank), rank, work)
     waiting = {
         standing.id for ranks in groups.values() for standing in ranks.values() if standing.timed_out is not None
     }
-    operations = _operations(works)
+    operations = _find_operations(works)
     findings = [
         finding
         for group, ranks in groups.items()
         if (finding := _compare_group(names[group], ranks, operations, waiting, world_size)) is not None
     ]
-    findings += [*_reports(works, set(groups)), *_mismatches(works), *_barriers(works)]
+    findings += [
+        *_compare_desync_reports(works, set(groups)),
+        *_compare_running_collectives(works),
+        *_compare_barriers(works),
+    ]
     sources = {rank: source for rank, source, _ in works}
     findings = [
         finding._replace(source=sources.get(finding.behind[0], finding.source)) if finding.behind else finding
@@ -102,7 +106,7 @@ def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFindi
     return sorted(findings, key=lambda finding: not finding.behind)
 
 
-def _updated(before: _Standing | None, rank: RankId, work: Work) -> _Standing:
+def _update_standing(before: _Standing | None, rank: RankId, work: Work) -> _Standing:
     line = work.line
     is_timeout = line.timed_out is not None
     return _Standing(
@@ -122,7 +126,7 @@ class _Operations(NamedTuple):
     has_point_to_point: bool
 
 
-def _operations(works: Sequence[RankWork]) -> _Operations:
+def _find_operations(works: Sequence[RankWork]) -> _Operations:
     by_number: dict[tuple[RankId, int], str] = {}
     is_mixed = False
     for rank, _, (line, *_) in works:
@@ -161,7 +165,7 @@ def _compare_group(
     counts = f"only {numbers}" if numbers else "nothing"
     has = "has" if len(late) == 1 else "have"
     text += f"; {words.name_ranks(late)} {has} enqueued {counts}"
-    doubt = _doubt(at_number, behind, len(ranks), waiting, world_size)
+    doubt = _find_doubt(at_number, behind, len(ranks), waiting, world_size)
     if not all(map(is_collective, told or {""})) or operations.has_point_to_point:
         doubt = "point-to-point operations are counted separately" if told else "the operation is not in the logs"
     if doubt:
@@ -172,7 +176,7 @@ def _compare_group(
     return WorkFinding(text, (*late, *ids), tuple(late), why, since)
 
 
-def _doubt(
+def _find_doubt(
     timed: Sequence[_Standing],
     behind: Sequence[_Standing],
     seen: int,
@@ -204,7 +208,7 @@ def _is_recent(standing: _Standing, timed: Sequence[_Standing]) -> bool:
 # --- reports that compare the ranks themselves -----------------------------------------------------------------------
 
 
-def _reports(works: Sequence[RankWork], groups: set[str]) -> Iterator[WorkFinding]:
+def _compare_desync_reports(works: Sequence[RankWork], groups: set[str]) -> Iterator[WorkFinding]:
     """Yield what torch's desync report says (TORCH_NCCL_DESYNC_DEBUG=1)."""
     lagging, numbers = set[int](), set[int]()
     joined = {rank.rank for rank, _, (line, *_) in works if rank and rank.rank is not None and line.kind == "operation"}
@@ -217,7 +221,7 @@ def _reports(works: Sequence[RankWork], groups: set[str]) -> Iterator[WorkFindin
     if not lagging:
         return
     what = f"collective #{min(numbers):,}" if numbers else "any collective"
-    ids = _ids(lagging, works)
+    ids = _find_ids(lagging, works)
     text = f"by torch's desync report, {words.name_ranks(ids)} did not join {what}"
     if groups - {DEFAULT_GROUP} or not _is_of_job(works) or len(lagging) >= len(joined - lagging):
         yield WorkFinding(f"{text}; no rank to check first: these may be numbers within a group", ids)
@@ -225,7 +229,7 @@ def _reports(works: Sequence[RankWork], groups: set[str]) -> Iterator[WorkFindin
     yield WorkFinding(text, ids, ids, f"by torch's desync report it did not join {what}")
 
 
-def _mismatches(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
+def _compare_running_collectives(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
     """Yield the different collectives that ProcessGroupWrapper logs for two ranks (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
     runs: dict[int, tuple[int, str]] = {}
     for _, _, (line, *_) in works:
@@ -238,25 +242,25 @@ def _mismatches(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
         return
     ordered = sorted(by_call.items(), key=lambda item: (len(item[1]), item[1]))
     parts = [
-        f"{words.name_ranks(_ids(ranks, works))} {'runs' if len(ranks) == 1 else 'run'} {operation}"
+        f"{words.name_ranks(_find_ids(ranks, works))} {'runs' if len(ranks) == 1 else 'run'} {operation}"
         + (f" #{number:,}" if number >= 0 else "")
         for (number, operation), ranks in ordered[:_SHOWN]
     ]
     few, most = ordered[0][1], ordered[-1][1]
-    ids = _ids(few, works)
+    ids = _find_ids(few, works)
     is_clear = len(by_call) == 2 and len(few) == 1 < len(most) and _is_of_job(works)
     text = f"ranks call different collectives: {', '.join(parts)}"
     yield WorkFinding(text, ids, ids if is_clear else (), f"it runs another collective: {', '.join(parts)}")
 
 
-def _barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
+def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
     """Yield the tasks that did not reach a barrier of JAX. The log may list only some of them."""
     sizes = [line.ranks for _, _, (line, *_) in works if line.kind == "barrier"]
     tasks = {line.ranks[0] for _, _, (line, *_) in works if line.kind == "task"}
     if not sizes or not tasks:
         return
     reached, size = sizes[-1]
-    ids = _ids(tasks, works)
+    ids = _find_ids(tasks, works)
     text = f"{reached:,} of {size:,} tasks reached a barrier of JAX; {words.name_ranks(ids)} did not"
     is_clear = len(tasks) == size - reached < reached
     yield WorkFinding(text, ids, ids if is_clear else (), f"it did not reach a barrier that {reached:,} tasks reached")
@@ -272,6 +276,6 @@ def _is_of_job(works: Sequence[RankWork]) -> bool:
     return all(rank == told for rank, told in own_lines)
 
 
-def _ids(ranks: Iterable[int], works: Sequence[RankWork]) -> tuple[RankId, ...]:
+def _find_ids(ranks: Iterable[int], works: Sequence[RankWork]) -> tuple[RankId, ...]:
     known = {rank.rank: rank for rank, _, _ in works if rank is not None}
     return tuple(known.get(rank, RankId(rank=rank)) for rank in sorted(ranks))

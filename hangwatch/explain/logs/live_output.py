@@ -32,10 +32,10 @@ def read_logs(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[Ra
     for rank, rank_ends in ends.items():
         for end in rank_ends:
             if users[end.file] == 1:
-                parts.append((end.path, rank, _read(_lines(end))))
+                parts.append((end.path, rank, _read_log(_read_lines(end))))
             elif end.file not in shared_files:
                 shared_files.add(end.file)
-                logs = _read_shared(_lines(end), ends, inner_pids)
+                logs = _read_shared(_read_lines(end), ends, inner_pids)
                 parts += [(end.path, writer, log) for writer, log in logs.items()]
     return merged_logs.join(parts)
 
@@ -44,7 +44,7 @@ def last_lines(ends: Iterable[OutputEnd]) -> tuple[LastLines, ...]:
     """Return the last lines of each file for readers of the incident. Secrets of known forms are removed."""
     shown = []
     for end in ends:
-        texts = [text for line in _lines(end) if (text := clean(line).strip())][-_LINES_MASKED:]
+        texts = [text for line in _read_lines(end) if (text := clean(line).strip())][-_LINES_MASKED:]
         if texts:
             lines = secret_forms.mask("\n".join(texts)).split("\n")[-_SHOWN_LINES:]
             path = end.path + (" (deleted)" if end.is_deleted else "")
@@ -52,7 +52,7 @@ def last_lines(ends: Iterable[OutputEnd]) -> tuple[LastLines, ...]:
     return tuple(shown)
 
 
-def _lines(end: OutputEnd) -> Iterator[str]:
+def _read_lines(end: OutputEnd) -> Iterator[str]:
     """Yield the complete lines of a file's end, as a terminal shows them.
 
     If the file is longer than its end, the first line is incomplete and left out.
@@ -63,7 +63,7 @@ def _lines(end: OutputEnd) -> Iterator[str]:
         yield (last_written(text) if "\r" in text else text)[:LONGEST_LINE]
 
 
-def _read(lines: Iterable[str]) -> Log:
+def _read_log(lines: Iterable[str]) -> Log:
     log = Log()
     for number, line in enumerate(lines, 1):
         log.feed(line, number)

@@ -38,41 +38,41 @@ class End(NamedTuple):
 def fold(logs: Sequence[RankLog]) -> list[End]:
     """Group the ranks by the last lines of their logs.
 
-    Ranks of one group have the same text without numbers, and the same step (see `_step_column`).
+    Ranks of one group have the same text without numbers, and the same step (see `_find_step_column`).
     """
     by_template: dict[tuple[str, int], list[RankLog]] = defaultdict(list)
     for log in logs:
         if log.last is not None:
             # The count of numbers matters because a line may contain a "#".
-            by_template[without_numbers(log.last.text), len(_written(log))].append(log)
+            by_template[without_numbers(log.last.text), len(_find_numbers(log))].append(log)
     ends: list[End] = []
     for (template, _), alike in by_template.items():
-        column = _step_column([_numbers(log) for log in alike], _few_steps(alike))
+        column = _find_step_column([_read_numbers(log) for log in alike], _find_few_steps(alike))
         by_step: dict[float, list[RankLog]] = defaultdict(list)
         for log in alike:
-            by_step[0.0 if column is None else _numbers(log)[column]].append(log)
-        ends += (_end(same_step, template, step) for step, same_step in by_step.items())
+            by_step[0.0 if column is None else _read_numbers(log)[column]].append(log)
+        ends += (_make_end(same_step, template, step) for step, same_step in by_step.items())
     return sorted(ends, key=lambda end: (-len(end.ids), end.ids[0].sort_key()))
 
 
-def _end(logs: Sequence[RankLog], template: str, step: float) -> End:
+def _make_end(logs: Sequence[RankLog], template: str, step: float) -> End:
     moments = [log.last.moment for log in logs if log.last]
     clock = common_clock(moments)
     last = max(moments, key=lambda moment: time_on(moment, clock)[1] if moment else float("-inf"))
-    return End(tuple(log.id for log in logs), _with_ranges(logs), last, template, step)
+    return End(tuple(log.id for log in logs), _write_ranges(logs), last, template, step)
 
 
-def _with_ranges(logs: Sequence[RankLog]) -> str:
+def _write_ranges(logs: Sequence[RankLog]) -> str:
     """Return the last line of the first log.
 
     An integer that differs between the logs becomes a range such as "299..300".
     """
     text = logs[0].last.text if logs[0].last else ""
-    ranges = (_range(column, logs) for column in zip(*(_written(log) for log in logs), strict=True))
+    ranges = (_make_range(column, logs) for column in zip(*(_find_numbers(log) for log in logs), strict=True))
     return _NUMBER.sub(lambda match: next(ranges) or match.group(), text)
 
 
-def _range(column: Sequence[str], logs: Sequence[RankLog]) -> str:
+def _make_range(column: Sequence[str], logs: Sequence[RankLog]) -> str:
     if not _is_step_column(column, logs):
         return ""
     numbers = [int(number) for number in column]
@@ -87,21 +87,21 @@ def _is_step_column(column: Sequence[str], logs: Sequence[RankLog]) -> bool:
     return not all(int(number) in rank_ids for number, rank_ids in zip(column, ids, strict=True))
 
 
-def _written(log: RankLog) -> list[str]:
+def _find_numbers(log: RankLog) -> list[str]:
     return _NUMBER.findall(log.last.text) if log.last else []
 
 
-def _numbers(log: RankLog) -> tuple[float, ...]:
-    return tuple(float(int(text, 16)) if text.startswith("0x") else float(text) for text in _written(log))
+def _read_numbers(log: RankLog) -> tuple[float, ...]:
+    return tuple(float(int(text, 16)) if text.startswith("0x") else float(text) for text in _find_numbers(log))
 
 
-def _few_steps(logs: Sequence[RankLog]) -> list[int]:
+def _find_few_steps(logs: Sequence[RankLog]) -> list[int]:
     """Return the positions of integers that may be steps, because they have few different values."""
-    columns = enumerate(zip(*(_written(log) for log in logs), strict=True))
+    columns = enumerate(zip(*(_find_numbers(log) for log in logs), strict=True))
     return [index for index, column in columns if len(set(column)) <= _MOST_STEPS and _is_step_column(column, logs)]
 
 
-def _step_column(rows: Sequence[tuple[float, ...]], few: Sequence[int]) -> int | None:
+def _find_step_column(rows: Sequence[tuple[float, ...]], few: Sequence[int]) -> int | None:
     """Return the position of the number that shows a rank's progress; None if there is none.
 
     More than half of the ranks share this number, and some differ. The positions in `few` are tried first, because a

@@ -60,18 +60,18 @@ def supplement(
     The rank that fails first is checked first, never named. If no rank fails first, the rank that has not joined a
     collective, by the sequence numbers in `works`, is checked first. `unranked` logs are only evidence.
     """
-    kinds, ends = _kinds(logs), log_ends.fold(logs)
+    kinds, ends = _group_failures(logs), log_ends.fold(logs)
     numbers = enqueued_work.compare(works, world_size)
     hint = _find_hint(logs, kinds, ends, numbers) or _find_signal([*unranked, *logs])
     caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
     headline = f"{words.sentence(hint.text if hint else _describe_without_hint(logs, kinds, ends, unranked))}{caveat}"
     why = f"{hint.why}{caveat}" if hint else ""
     return Supplement(
-        evidence=(*_evidence(logs, kinds, ends), *map(_numbers_evidence, numbers), *_unranked_evidence(unranked)),
+        evidence=(*_evidence(logs, kinds, ends), *map(_numbers_evidence, numbers), *_describe_unranked_logs(unranked)),
         headline=f"{headline}. Logs alone cannot name a rank."
         " Take stacks: `hangwatch dump`, or py-spy on each live rank",
         sentence=f"By the logs, {hint.text}{caveat}." if hint and hint.is_sure else "",
-        check_first=tuple(_look(rank, why, hint.settle) for rank in hint.ranks) if hint else (),
+        check_first=tuple(_make_check(rank, why, hint.settle) for rank in hint.ranks) if hint else (),
     )
 
 
@@ -81,7 +81,7 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
     A rank that alone fails or reports a problem is checked first, if at least half of the ranks have a log. The
     sentence quotes no line of a log, because metrics and pages show it.
     """
-    kinds = _kinds(logs)
+    kinds = _group_failures(logs)
     are_enough = len(logs) * 2 >= max(ranks_here, 3)
     ranks = tuple(_find_first_error(kinds, logs)) if are_enough else ()
     are = "are" if len(ranks) > 1 else "is"
@@ -99,7 +99,7 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
 
     There must be at least three times as many other ranks.
     """
-    first = _first_failure(kinds, logs)
+    first = _find_first_failure(kinds, logs)
     if first is not None:
         if len(first.kind.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.kind.ids) == 1:
             why = f"its log shows the first failure: {_describe_failure(first.kind.failure)}"
@@ -111,7 +111,7 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
     if len({log.id for _, log, _ in troubles}) == 1 and len(logs) > TIMES_AS_MANY:
         row, log, told = min(troubles, key=lambda trouble: trouble[2].number)
         why = f"only its log has an error: {row.meaning} ({words.elided(told.text, _TEXT_CHARACTERS)})"
-        yield _look(log.id, why, row.remedy)
+        yield _make_check(log.id, why, row.remedy)
 
 
 class _Hint(NamedTuple):
@@ -135,7 +135,7 @@ def _find_hint(
 
     Hints by strength: the first failure, sequence numbers, a rank that all others complain of, the end of a log.
     """
-    first = _first_failure(kinds, logs)
+    first = _find_first_failure(kinds, logs)
     pointing = next((finding for finding in numbers if finding.behind), None)
     if first is not None and not (pointing and _is_later(first.kind.failure.moment, pointing.since)):
         failure, ids = first.kind.failure, first.kind.ids
@@ -173,7 +173,7 @@ def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | Non
     if not 0 < TIMES_AS_MANY * len(silent) <= complaining or not all(kind.failure.of_others for kind in kinds):
         return None
     complaints = [kind.failure.moment for kind in kinds]
-    if not all(any(_is_later(_moment(log), complaint) for complaint in complaints) for log in silent):
+    if not all(any(_is_later(_find_moment(log), complaint) for complaint in complaints) for log in silent):
         return None
     ids = tuple(log.id for log in silent)
     text = f"all {words.count(complaining)} with a failure blame others; no failure of {words.name_ranks(ids)}"
@@ -229,7 +229,7 @@ def _numbers_evidence(finding: WorkFinding) -> Evidence:
 # --- the first failure -----------------------------------------------------------------------------------------------
 
 
-def _kinds(logs: Sequence[RankLog]) -> list[_Kind]:
+def _group_failures(logs: Sequence[RankLog]) -> list[_Kind]:
     """Return the first failure of each rank, grouped by its text without numbers.
 
     Failures that do not blame other ranks come first.
@@ -251,7 +251,7 @@ def _kinds(logs: Sequence[RankLog]) -> list[_Kind]:
     )
 
 
-def _first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _FirstFailure | None:
+def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _FirstFailure | None:
     """Return the first kind of failure that does not blame other ranks.
 
     None if there is none, or if the order is unknown.
@@ -274,9 +274,8 @@ def _describe_first_failure(first: _FirstFailure) -> str:
     failure, ids = first.kind.failure, first.kind.ids
     several = f", {words.count(len(ids))} alike," if len(ids) > 1 else ""
     order = f" ({first.order})" if first.order else ""
-    return (
-        f"first to fail: {words.name_ranks(ids[:1])}{several}{_at(failure.moment)}{order}: {_describe_failure(failure)}"
-    )
+    when = _describe_time(failure.moment)
+    return f"first to fail: {words.name_ranks(ids[:1])}{several}{when}{order}: {_describe_failure(failure)}"
 
 
 def _describe_failure(failure: Failure) -> str:
@@ -291,9 +290,9 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[En
     for kind in kinds[:SHOWN]:
         blames = ", which blames other ranks" if kind.failure.of_others else ""
         first = (
-            f", {words.name_ranks(kind.ids[:1])} first{_at(kind.failure.moment)}"
+            f", {words.name_ranks(kind.ids[:1])} first{_describe_time(kind.failure.moment)}"
             if len(kind.ids) > 1
-            else _at(kind.failure.moment)
+            else _describe_time(kind.failure.moment)
         )
         yield _make_evidence(
             "log_failure", f"{words.name_ranks(kind.ids)}{first}: {_describe_failure(kind.failure)}{blames}", kind.ids
@@ -309,11 +308,11 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[En
         )
     if ends:
         yield _make_evidence("log_end", log_ends.describe_ends(ends), ())
-    yield from _stopped(logs)
-    yield from _messages(logs)
+    yield from _find_first_stopped(logs)
+    yield from _describe_nccl_lines(logs)
 
 
-def _messages(logs: Sequence[RankLog]) -> Iterator[Evidence]:
+def _describe_nccl_lines(logs: Sequence[RankLog]) -> Iterator[Evidence]:
     """Yield the meanings of NCCL's lines as evidence.
 
     A line about a setting counts only if the setting differs between ranks, or cannot reach another node.
@@ -325,7 +324,7 @@ def _messages(logs: Sequence[RankLog]) -> Iterator[Evidence]:
     for name, row in nccl_messages.load().items():
         by_value = said.get(name, {})
         if row.about == "setup":
-            yield from _setup(row, by_value)
+            yield from _describe_setup(row, by_value)
         elif by_value:
             ranks = sorted({log.id for found in by_value.values() for log in found}, key=RankId.sort_key)
             first = next(log for found in by_value.values() for log in found if log.id == ranks[0])
@@ -335,14 +334,14 @@ def _messages(logs: Sequence[RankLog]) -> Iterator[Evidence]:
             )
 
 
-def _unranked_evidence(logs: Sequence[RankLog]) -> Iterator[Evidence]:
+def _describe_unranked_logs(logs: Sequence[RankLog]) -> Iterator[Evidence]:
     """Yield the first failure and the lines of NCCL in each log of an unknown rank."""
     rows = nccl_messages.load()
     for log in logs[:_UNRANKED_SHOWN]:
         where = words.printable(log.source) + (f", {words.name_ranks([log.id])}" if log.id.pid is not None else "")
         if log.failures:
             failure = log.failures[0]
-            text = f"{where}, line {failure.number}{_at(failure.moment)}: {_describe_failure(failure)}"
+            text = f"{where}, line {failure.number}{_describe_time(failure.moment)}: {_describe_failure(failure)}"
             yield _make_evidence("log_failure", f"{text} (rank not known)", ())
         for name, message in log.messages.items():
             if rows[name].about != "setup":
@@ -355,7 +354,7 @@ def _unranked_evidence(logs: Sequence[RankLog]) -> Iterator[Evidence]:
         )
 
 
-def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]) -> Iterator[Evidence]:
+def _describe_setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]) -> Iterator[Evidence]:
     if len(by_value) < 2 and not by_value.keys() & (INTERFACES_OF_ONE_NODE | {_NO_DEVICE}):
         return
     rarest = sorted(by_value.items(), key=lambda entry: (len(entry[1]), entry[0]))
@@ -367,7 +366,7 @@ def _setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]
     yield _make_evidence("nccl_message", f"{row.meaning}: {listed}; {row.remedy}", [log.id for log in rarest[0][1]])
 
 
-def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
+def _find_first_stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
     """Yield evidence on the rank that stopped writing long before the others.
 
     The time from its last line to the median must be longer than the time from the median to the last line of all.
@@ -389,12 +388,12 @@ def _stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
         until = end.last.moment.text if end.last and end.last.moment else ""
         yield _make_evidence(
             "log_end",
-            f"stopped first: {words.name_ranks([log.id])}{_at(_moment(log))}, the last rank at {until}",
+            f"stopped first: {words.name_ranks([log.id])}{_describe_time(_find_moment(log))}, the last rank at {until}",
             [log.id],
         )
 
 
-def _look(rank: RankId, why: str, settle: str) -> CheckFirst:
+def _make_check(rank: RankId, why: str, settle: str) -> CheckFirst:
     return CheckFirst(**structs.asdict(rank), why=why, settle=settle)
 
 
@@ -405,9 +404,9 @@ def _make_evidence(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence
 # --- words and times -------------------------------------------------------------------------------------------------
 
 
-def _moment(log: RankLog) -> Moment | None:
+def _find_moment(log: RankLog) -> Moment | None:
     return log.last.moment if log.last else None
 
 
-def _at(moment: Moment | None) -> str:
+def _describe_time(moment: Moment | None) -> str:
     return f" at {words.printable(moment.text)}" if moment else ""

@@ -45,26 +45,26 @@ def join(
     contains none. If it does, the launcher's report only adds a missing time.
     """
     all_parts = [_Part(*part) for part in parts]
-    global_ranks = _global_ranks(all_parts)
+    global_ranks = _find_global_ranks(all_parts)
     by_rank: dict[tuple[object, ...], list[_Part]] = defaultdict(list)
     for part in all_parts:
-        rank = _numbered(part.id, global_ranks)
+        rank = _add_global_rank(part.id, global_ranks)
         if is_of_process(rank):
-            by_rank[_key(rank)].append(part._replace(id=rank))
-    logs = {key: _joined(rank_parts) for key, rank_parts in by_rank.items()}
+            by_rank[_make_key(rank)].append(part._replace(id=rank))
+    logs = {key: _merge_parts(rank_parts) for key, rank_parts in by_rank.items()}
     for source, failure in launcher_failures:
         if failure.rank is None:
             continue
-        log = logs.setdefault(_key(failure.rank), RankLog(failure.rank, source, None, ()))
+        log = logs.setdefault(_make_key(failure.rank), RankLog(failure.rank, source, None, ()))
         if not log.failures:
             log = log._replace(failures=(failure._replace(of_others=blames_another(failure, failure.rank.rank)),))
         elif log.failures[0].moment is None:
             log = log._replace(failures=(log.failures[0]._replace(moment=failure.moment), *log.failures[1:]))
-        logs[_key(failure.rank)] = log
+        logs[_make_key(failure.rank)] = log
     return tuple(sorted(logs.values(), key=lambda log: log.id.sort_key()))
 
 
-def _global_ranks(parts: Iterable[_Part]) -> dict[tuple[str | None, int | None], int]:
+def _find_global_ranks(parts: Iterable[_Part]) -> dict[tuple[str | None, int | None], int]:
     """Return the global ranks that lines contain, keyed by node and local rank.
 
     Ranks that contradict each other are left out.
@@ -76,7 +76,7 @@ def _global_ranks(parts: Iterable[_Part]) -> dict[tuple[str | None, int | None],
     return {place: min(ranks) for place, ranks in by_place.items() if len(ranks) == 1}
 
 
-def _numbered(rank: RankId, global_ranks: dict[tuple[str | None, int | None], int]) -> RankId:
+def _add_global_rank(rank: RankId, global_ranks: dict[tuple[str | None, int | None], int]) -> RankId:
     if rank.rank is not None or rank.local_rank is None:
         return rank
     return replace(rank, rank=global_ranks.get((rank.node, rank.local_rank)))
@@ -87,7 +87,7 @@ def is_of_process(rank: RankId) -> bool:
     return rank.rank is not None or rank.local_rank is not None or rank.pid is not None
 
 
-def _key(rank: RankId) -> tuple[object, ...]:
+def _make_key(rank: RankId) -> tuple[object, ...]:
     if rank.rank is not None:
         return (rank.rank,)
     return (rank.node, rank.local_rank) if rank.local_rank is not None else (rank.node, None, rank.pid)
@@ -95,10 +95,10 @@ def _key(rank: RankId) -> tuple[object, ...]:
 
 def read_unranked(source: str, rank: RankId, log: Log) -> RankLog:
     """Return the log of an unknown rank."""
-    return _joined([_Part(source, rank, log)])
+    return _merge_parts([_Part(source, rank, log)])
 
 
-def _joined(parts: list[_Part]) -> RankLog:
+def _merge_parts(parts: list[_Part]) -> RankLog:
     most = max(parts, key=lambda part: part.log.lines)
     lines = [part.log.last for part in (most, *parts) if part.log.last is not None]
     own_failures = (failure for part in parts for failure in part.log.failures if failure.rank is None)

@@ -233,9 +233,9 @@ class Log:
         _, number, text = self._ordinary_line
         if text:
             moment = read_moment(text)
-            if _LAST_EXCEPTION.match(_without(text, moment)):
+            if _LAST_EXCEPTION.match(_remove_time(text, moment)):
                 self._fail(text, "", moment, number)
-            self.last = Line(number, secret_forms.mask(_without(text, moment)), moment)
+            self.last = Line(number, secret_forms.mask(_remove_time(text, moment)), moment)
 
     def _read_ordinary(self, text: str, number: int) -> None:
         if text.endswith(_TRACEBACK):
@@ -301,7 +301,7 @@ class Log:
 
     def _fail(self, text: str, where: str, moment: Moment | None, number: int) -> None:
         if sum(failure.rank is None for failure in self.failures) < MOST_FAILURES:
-            text = _without(text, moment)
+            text = _remove_time(text, moment)
             of_others = _is_of_others(text[:LONGEST_TEXT])
             self.failures.append(Failure(_mask_and_cut(text), where, moment, number, of_others))
 
@@ -366,7 +366,7 @@ def last_written(line: str) -> str:
 
 def read_moment(text: str) -> Moment | None:
     """Return the time at the beginning of a line (ISO 8601, glog, syslog); None if there is no valid time."""
-    for pattern, make in ((_DATED, _dated), (_GLOG, _glog), (_SYSLOG, _syslog)):
+    for pattern, make in ((_DATED, _read_iso_time), (_GLOG, _read_glog_time), (_SYSLOG, _read_syslog_time)):
         if match := pattern.search(text, 0, _STAMP_WITHIN):
             try:
                 return make(match)
@@ -375,35 +375,35 @@ def read_moment(text: str) -> Moment | None:
     return None
 
 
-def _dated(match: re.Match[str]) -> Moment:
+def _read_iso_time(match: re.Match[str]) -> Moment:
     *parts, fraction, zone = match.groups()
-    seconds = _seconds(*map(int, parts), fraction=fraction)
+    seconds = _count_seconds(*map(int, parts), fraction=fraction)
     if zone is None:
         return Moment("local", seconds, match.group(0))
     ahead = 0 if zone == "Z" else int(f"{zone[0]}1") * (int(zone[1:3]) * 60 + int(zone[-2:])) * 60
     return Moment("unix", seconds - ahead, match.group(0))
 
 
-def _glog(match: re.Match[str]) -> Moment:
+def _read_glog_time(match: re.Match[str]) -> Moment:
     *parts, fraction = match.groups()
-    seconds = _seconds(_LEAP_YEAR, *map(int, parts), fraction=fraction)
+    seconds = _count_seconds(_LEAP_YEAR, *map(int, parts), fraction=fraction)
     return Moment("yearless", seconds, match.group(0).lstrip("[IWEFD"))
 
 
-def _syslog(match: re.Match[str]) -> Moment:
+def _read_syslog_time(match: re.Match[str]) -> Moment:
     month, *parts = match.groups()
-    seconds = _seconds(_LEAP_YEAR, _MONTHS.index(month) + 1, *map(int, parts), fraction=None)
+    seconds = _count_seconds(_LEAP_YEAR, _MONTHS.index(month) + 1, *map(int, parts), fraction=None)
     return Moment("yearless", seconds, match.group(0))
 
 
-def _seconds(*parts: int, fraction: str | None) -> float:
+def _count_seconds(*parts: int, fraction: str | None) -> float:
     """Return the seconds since 1970 for year, month, day, hour, minute and second, as if these were UTC."""
     year, month, day, hour, minute, second = parts
     whole = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
     return whole + float(f"0.{fraction or 0}")
 
 
-def _without(text: str, moment: Moment | None) -> str:
+def _remove_time(text: str, moment: Moment | None) -> str:
     """Return a text without the time at its beginning."""
     if moment is None:
         return text.strip()
@@ -445,7 +445,7 @@ def parse_error_file(text: str) -> Failure:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ValueError(f"is not an error.json of torchelastic: {error}") from None
     message = _Message(message=content) if isinstance(content, str) else content
-    where = _raised_in(message.extraInfo.py_callstack, message.message)
+    where = _find_raising_place(message.extraInfo.py_callstack, message.message)
     first_line = clean(message.message.partition("\n")[0])
     text, of_others = _mask_and_cut(first_line), _is_of_others(first_line[:LONGEST_TEXT])
     exception = None if isinstance(content, str) else _EXCEPTION_TYPE.match(text)
@@ -453,7 +453,7 @@ def parse_error_file(text: str) -> Failure:
     return Failure(text, where, moment, 1, of_others, exception=exception.group(1) if exception else "")
 
 
-def _raised_in(callstack: str, message: str) -> str:
+def _find_raising_place(callstack: str, message: str) -> str:
     """Return the innermost place in the program at which an exception was raised; "" if the call stack shows none.
 
     `message` is "Type: text", as record_exception writes it. In the call stack, this text follows the module's name.

@@ -68,16 +68,16 @@ def parse(text: str) -> tuple[WorkLine, ...]:
     if not any(word in text for word in _WORDS):
         return ()
     if counts := _COUNTS.search(text):
-        return _work(text, counts)
+        return _parse_work(text, counts)
     if work := _WORK.search(text):
         rank = _RANK.search(text)
         number = int(work.group(1)) if work.group(1) else None
         ranks = (int(rank.group(1)),) if rank else ()
         return (WorkLine("operation", ranks, timed_out=number, operation=work.group(2)),)
     if lagging := _LAGGING.search(text):
-        return (WorkLine("lagging", _numbers(lagging.group(1)), timed_out=int(lagging.group(3))),)
+        return (WorkLine("lagging", _parse_numbers(lagging.group(1)), timed_out=int(lagging.group(3))),)
     if never := _NEVER_JOINED.search(text):
-        return (WorkLine("lagging", _numbers(never.group(1))),)
+        return (WorkLine("lagging", _parse_numbers(never.group(1))),)
     if runs := _RUNS.findall(text):
         return tuple(
             WorkLine("running", (int(rank),), timed_out=int(number) if number else None, operation=operation)
@@ -88,7 +88,7 @@ def parse(text: str) -> tuple[WorkLine, ...]:
     if task := _TASK.match(text.strip()):
         return (WorkLine("task", (int(task.group(1)),)),)
     if started := _STARTED.match(text):
-        return (WorkLine("started", _numbers(started.group(1)), operation=started.group(2)),)
+        return (WorkLine("started", _parse_numbers(started.group(1)), operation=started.group(2)),)
     return ()
 
 
@@ -100,7 +100,7 @@ def is_collective(operation: str) -> bool:
     return bool(operation) and not any(word in operation for word in ("SEND", "RECV", "COALESCED", "UNKNOWN"))
 
 
-def _work(text: str, counts: re.Match[str]) -> tuple[WorkLine, ...]:
+def _parse_work(text: str, counts: re.Match[str]) -> tuple[WorkLine, ...]:
     enqueued, completed = int(counts.group(1)), int(counts.group(2))
     timed_out, group = _TIMED_OUT.search(text), _GROUP.search(text)
     if group is None or enqueued > _HIGHEST:
@@ -121,5 +121,5 @@ def _work(text: str, counts: re.Match[str]) -> tuple[WorkLine, ...]:
     )
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_numbers(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(","))

@@ -59,7 +59,7 @@ def find_dead_frames(lines: Iterable[str]) -> tuple[str, ...]:
         elif is_it and len(found) < MOST_FRAMES and (frame := _FRAME.match(line)):
             where = _WHERE.search(frame.group(2))
             file = (where.group(2) or where.group(4)).rpartition("/")[2] if where else "?"
-            found.append(f"{_name(frame.group(2))} ({file})")
+            found.append(f"{_find_name(frame.group(2))} ({file})")
     return tuple(found)
 
 
@@ -122,7 +122,7 @@ class Reader:
         self._shown = ""  # address of the last Python frame: two compiled frames may print the same one
 
     def _frame(self, text: str) -> None:
-        name = _name(text)
+        name = _find_name(text)
         python = _PYTHON.search(text, len(name)) if name.startswith(("_PyEval_", "PyEval_")) else None
         if python is not None:
             address, file, line, function = python.groups()
@@ -166,7 +166,7 @@ def _is_of_c_library(place: Place) -> bool:
     return place.file.startswith(("libc.so", "libpthread", "libstdc++.so"))
 
 
-def _name(text: str) -> str:
+def _find_name(text: str) -> str:
     """Return the function of a frame: the text before its arguments. These begin outside of template brackets."""
     depth = 0
     for index, character in enumerate(text):

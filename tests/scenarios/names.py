@@ -34,8 +34,8 @@ def assert_names_do_not_matter(look: Diagnosis, settings: Settings) -> None:
     """Assert that an empty activity table finds the same numbers of frozen, moving and unjudged ranks.
 
     Other function names in the program must change neither these numbers nor the named ranks. Exception: fewer than
-    three ranks wait, so there is no clear majority. A function name may then decide if a rank is named (`_outside`
-    in `hang.rules`), but never for a different rank.
+    three ranks wait, so there is no clear majority. A function name may then decide if a rank is named (see
+    `_make_outside_rule` in verdict/rules.py), but never for a different rank.
     """
     is_small = sum(group.size for group in look.grouping.groups if group.waits) < CLEAR_MAJORITY
     seen = counted(look)

@@ -42,7 +42,7 @@ Names = Mapping[tuple[str, int], ProcessId]
 def counts_by_rank(
     answers: Sequence[tuple[float, RasStatus]], names: Names, ranks: Sequence[ProcessId], world_size: int | None
 ) -> dict[ProcessId, NcclRas]:
-    """Return the counts of the ranks of one node. Ranks that are in no communicator are left out.
+    """Return the numbers of operations that each rank of one node has launched. Ranks in no communicator are left out.
 
     `answers` are the answers of NCCL, each with its time in seconds. The newest comes last.
     """
@@ -268,7 +268,7 @@ def _evidence(ras: NcclRas, ids: Sequence[RankId], text: str) -> Evidence:
 
 
 def _describe_counts(counts: Sequence[tuple[RankId, LaunchCount]]) -> str:
-    """Return the counts of ranks in one communicator as text, the lowest first.
+    """Return a text on the counts of ranks in one communicator, the lowest count first.
 
     Ranks of other nodes are added if they are behind or not reached.
     """

@@ -60,7 +60,7 @@ class Cause(NamedTuple):
 
     @property
     def full_text(self) -> str:
-        """The detail for readers of the incident. If there is none, the text."""
+        """The text for readers of the incident: `detail`, or `text` if there is no detail."""
         return self.detail or self.text
 
 

@@ -147,7 +147,10 @@ def _read_text(value: object, name: str) -> str:
 
 
 def _read_integer(value: object, name: str, lowest: int = 0) -> int:
-    """Return an integer after a check. In the pg_status of JSON dumps, integers are written as text."""
+    """Check and return an integer. In the pg_status of JSON dumps, integers are written as text.
+
+    Raises ValueError with `name`.
+    """
     if isinstance(value, str) and len(value) <= 20 and value.removeprefix("-").isdecimal() and value.isascii():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value < _MOST_SEQUENCE:
@@ -156,7 +159,10 @@ def _read_integer(value: object, name: str, lowest: int = 0) -> int:
 
 
 def _read_time(value: object, name: str) -> int:
-    """Return a time after a check. If there is none, the dump contains None, or 0 in JSON."""
+    """Check and return a time in nanoseconds since 1970; 0 if there is none. Raises ValueError with `name`.
+
+    Without a time, a dump contains None, or 0 in JSON.
+    """
     if value in (None, 0):
         return 0
     if not isinstance(value, int) or not EARLIEST_UNIX_NS < value < LATEST_UNIX_NS:

@@ -209,7 +209,7 @@ def _is_recent(standing: _Standing, timed: Sequence[_Standing]) -> bool:
 
 
 def _compare_desync_reports(works: Sequence[RankWork], groups: set[str]) -> Iterator[WorkFinding]:
-    """Yield what torch's desync report says (TORCH_NCCL_DESYNC_DEBUG=1)."""
+    """Yield the ranks that torch's desync reports call late (TORCH_NCCL_DESYNC_DEBUG=1)."""
     lagging, numbers = set[int](), set[int]()
     joined = {rank.rank for rank, _, (line, *_) in works if rank and rank.rank is not None and line.kind == "operation"}
     for _, _, (line, *_) in works:

@@ -265,7 +265,7 @@ class Log:
     def _read_summary(self, text: str, number: int) -> bool:
         """Read a line of torchrun's summary of failed ranks: `time`, `host`, `rank`, `exitcode`, `traceback`.
 
-        True if the line belongs to the summary.
+        Return true if the line belongs to the summary.
         """
         if match := _SUMMARY.match(text):
             key, value = match.groups()

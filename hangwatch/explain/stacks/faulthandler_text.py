@@ -48,7 +48,7 @@ class Reader:
         self._places: list[Place] = []
 
     def feed(self, line: str) -> bool:
-        """Read a line. False if it is not part of a dump."""
+        """Read a line. Return false if it is not part of a dump."""
         if found := _THREAD.match(line):
             self._close_thread()
             thread_id = found.group(1) or NO_NUMBER

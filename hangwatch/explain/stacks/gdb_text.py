@@ -80,7 +80,7 @@ class Reader:
         self._clear()
 
     def feed(self, line: str) -> bool:
-        """Read a line. False if it is not part of the output of gdb."""
+        """Read a line. Return false if it is not part of the output of gdb."""
         if found := _THREAD.match(line):
             number = int(found.group(1))
             self._close_thread()

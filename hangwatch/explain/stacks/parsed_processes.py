@@ -35,13 +35,13 @@ class HugeStackError(ValueError):
 
 
 def check_threads(threads: int) -> None:
-    """Raise HugeStackError if a process already has the most threads that are read."""
+    """Raise HugeStackError if a process already has the maximum number of threads."""
     if threads >= MOST_THREADS:
         raise HugeStackError(f"a process has more than {MOST_THREADS:,} threads: this is not a stack dump")
 
 
 def check_processes(processes: int) -> None:
-    """Raise HugeStackError if a stream already has the most processes that are read."""
+    """Raise HugeStackError if a stream already has the maximum number of processes."""
     if processes >= MOST_PROCESSES:
         raise HugeStackError(
             f"more than {MOST_PROCESSES:,} processes without distinct prefixes: put a prefix such as [host:rank] "
@@ -72,7 +72,7 @@ class StackText(Protocol):
     """A reader of one kind of text. It reads from the first line of the text to the first line after it."""
 
     def feed(self, line: str) -> bool:
-        """Read a line. False if it is not part of this text, which has then ended."""
+        """Read a line. Return false if it is not part of this text, which has then ended."""
 
     def end(self) -> list[ParsedProcess]:
         """Return the processes that were read."""

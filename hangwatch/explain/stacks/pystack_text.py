@@ -44,7 +44,7 @@ class Reader:
         self._main: ParsedThread | None = None
 
     def feed(self, line: str) -> bool:
-        """Read a line. False if it is not part of a dump."""
+        """Read a line. Return false if it is not part of a dump."""
         if found := _THREAD.match(line):
             self._close_thread()
             if found.group(1) in self._thread_ids:

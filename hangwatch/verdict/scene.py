@@ -78,7 +78,7 @@ class Scene:
 
     @cached_property
     def stance(self) -> Callable[[Member], Stance]:
-        """A function that returns the stance of a rank: if it waits for ranks, by its stack and the kernel."""
+        """A function that returns the kind of wait of a rank, by its stack and the kernel: see `Stance`."""
         return stance_of(self.grouping)
 
     @cached_property
@@ -88,7 +88,7 @@ class Scene:
 
     @cached_property
     def by_line(self) -> Scene:
-        """The same scene with groups split by the lines of the user's code."""
+        """The same facts, with the groups split by the lines of the user's code."""
         fine = user_code.split_groups_by_line(self.grouping)
         stacked = tuple(group for group in fine.groups if group.fault is None and not group.gone)
         return replace(self, grouping=fine, stacked=stacked)
@@ -228,7 +228,7 @@ def _is_blocked_outside(group: Group) -> bool:
 
 
 def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
-    """Return a function that returns the stance of a member of `grouping` by its stack and the kernel."""
+    """Return a function that returns the kind of wait of a member of `grouping`: see `Stance`."""
     described = [(group, waits_for(group), is_in_user_code(group)) for group in grouping.groups if group.members]
     groups = {member.id.rank: (group, kind, in_code) for group, kind, in_code in described for member in group.members}
     processes = frozenset(map(process_of, grouping.members))
@@ -241,10 +241,10 @@ def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
 
 
 def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str, is_in_code: bool) -> Stance:
-    """Return the stance of a rank by its stack, system call and state. `kind` is the kind of wait of its group.
+    """Return the kind of wait of a rank (see `Stance`) by its stack, system call and state.
 
-    A rank that waits for a lock of another rank waits for that rank. A rank that sleeps in torch's code waits, too,
-    though no Python frame shows it. These ranks may wait for any rank:
+    `kind` is `waits_for` of its group. A rank that waits for a lock of another rank waits for that rank. A rank that
+    sleeps in torch's code waits, too, though no Python frame shows it. These ranks may wait for any rank:
     * a rank that receives from an unknown sender,
     * a rank that waits for a lock in memory which another rank also maps,
     * a rank that waits for a lock or a thread, while one of its other threads waits for ranks,

@@ -16,14 +16,14 @@ Text: TypeAlias = "Callable[[Finding], str]"
 class Rule(NamedTuple):
     """A rule that names its `suspects` if enough other ranks wait for them.
 
-    `description` completes the sentence "Ranks that ..." in docs/verdicts.md. At least half of the ranks in `half_of`
-    must wait for one of the kinds in `waiting`. `half_of` is "dumped" (the other ranks with a stack), "others" (the
-    other ranks that responded) or "answered" (all ranks that responded). `outnumber` is the required number of waiting
-    ranks: "as many" as suspects, "more" than suspects (or one against one), or "three times" as many.
+    `description` completes "Ranks that ..." in docs/verdicts.md. At least half of the ranks in `half_of` must wait for
+    one of the kinds in `waiting`. `half_of` is "dumped" (the other ranks with a stack), "others" (the other ranks that
+    responded) or "answered" (all ranks that responded). `outnumber` is the required number of waiting ranks: "as many"
+    as suspects, "more" than suspects (or one against one), or "three times" as many.
 
     `by_stack` is true if the rule finds suspects by their stacks. A rank in the same place as a suspect does not wait
     for it. After such a rule with suspects no other rule is tried, unless `gives_way` is true. `weigh` returns a
-    confidence for a finding, which replaces `confidence`.
+    confidence, which replaces `confidence`.
 
     A rule in `check_first` names no rank unless `may_name` is true and the measurements agree. `settle` is the check
     that would decide. `render` makes the text from `says` and `settle`.
@@ -86,10 +86,7 @@ class Finding(NamedTuple):
         return min(map(self.scene.neighbours, self.suspects))
 
     def waiting(self, *kinds: str) -> int:
-        """Return the number of other ranks that wait for one of `kinds`.
-
-        If `kinds` contains "work", return the number of other ranks with a working GPU.
-        """
+        """Return the number of other ranks in one of these waits; for "work", of other ranks with a working GPU."""
         same_place = {group.key for group in self.suspects} if self.rule is not None and self.rule.by_stack else set()
         if "work" in kinds:
             return sum(member.signature is Signature.GPU_WORKS for group in self.others for member in group.members)

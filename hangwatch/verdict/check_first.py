@@ -275,7 +275,7 @@ def _make_rule(
 
 
 CHECK_FIRST: tuple[Rule, ...] = (
-    _check_first(
+    _make_rule(
         "have ended, and died first according to their crash artifacts, while the others are not known to wait for "
         "ranks",
         died_first,
@@ -285,18 +285,18 @@ CHECK_FIRST: tuple[Rule, ...] = (
         few=False,
         by_stack=False,
     ),
-    _check_first(
+    _make_rule(
         "have a thread that has been blocked in state `D` for minutes, according to the kernel's log",
-        _logged_by_kernel("hung_task"),
+        _find_by_kernel_log("hung_task"),
         ("ranks", "gpu"),
         check_first_reasons.hung_task,
         deciding_steps.HUNG_TASK,
         few=False,
         by_stack=False,
     ),
-    _check_first(
+    _make_rule(
         "have lost a worker process to a fault or the OOM killer, according to the kernel's log",
-        _logged_by_kernel(*DEADLY),
+        _find_by_kernel_log(*DEADLY),
         ("ranks", "gpu"),
         check_first_reasons.lost_worker,
         deciding_steps.whether_it_waits,
@@ -312,7 +312,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         few=False,
         by_stack=False,
     ),
-    _check_first(
+    _make_rule(
         "is one of two ranks and in no known wait, while the other rank waits",
         _other_of_two,
         ("ranks",),
@@ -337,9 +337,9 @@ CHECK_FIRST: tuple[Rule, ...] = (
         deciding_steps.find_blocking_call,
         few=False,
     ),
-    _check_first(
+    _make_rule(
         "wait for one of their threads, which is in functions that no rule matches",
-        _only_group(_asks_unknown_thread),
+        _find_only_group(_asks_unknown_thread),
         ("ranks",),
         check_first_reasons.differs_from_others,
         deciding_steps.THREAD,
@@ -352,9 +352,9 @@ CHECK_FIRST: tuple[Rule, ...] = (
         check_first_reasons.differs_from_others,
         deciding_steps.find_blocking_call,
     ),
-    _check_first(
+    _make_rule(
         "have no thread in a collective, while all other ranks have one; all main threads are at the same place",
-        _only_group(_without_a_thread),
+        _find_only_group(_lacks_thread_in_collective),
         ANYTHING,
         check_first_reasons.without_a_thread,
         deciding_steps.find_blocking_call,
@@ -382,9 +382,9 @@ CHECK_FIRST: tuple[Rule, ...] = (
         deciding_steps.LOOP,
         few=False,
     ),
-    _check_first(
+    _make_rule(
         "wait for an answer from another process, while the others have gone on into a collective",
-        _asking_side,
+        _find_ranks_awaiting_reply,
         ("ranks",),
         check_first_reasons.has_not_joined,
         deciding_steps.look_at,
@@ -396,9 +396,9 @@ CHECK_FIRST: tuple[Rule, ...] = (
         check_first_reasons.differs_from_others,
         deciding_steps.look_at,
     ),
-    _check_first(
+    _make_rule(
         "is a single rank in another collective, or in another call of the same collective",
-        _only_group(_is_alone_in_a_collective),
+        _find_only_group(_is_alone_in_a_collective),
         ("ranks",),
         check_first_reasons.other_call,
         deciding_steps.numbers,

@@ -269,9 +269,9 @@ def _make_gone_rule(description: str, suspects: Callable[[Scene], Sequence[Group
 
 
 RULES: tuple[Rule, ...] = (
-    _gone(
+    _make_gone_rule(
         "have ended, and died first according to their crash artifacts or a fault in the kernel's log",
-        _gone_for_a_reason,
+        _find_dead_with_cause,
         rank_headlines.gone_first,
     ),
     _make_gone_rule(
@@ -309,7 +309,7 @@ RULES: tuple[Rule, ...] = (
         weigh=_weigh_master_without_store,
         says=rank_headlines.master_not_listening,
     ),
-    _outside(
+    _make_outside_rule(
         "are busy or blocked by themselves, or hold the GIL in a function that no rule matches",
         lambda group: waits_for(group) == "nothing",
         ("ranks", "gpu", "lock", "thread"),
@@ -328,7 +328,7 @@ RULES: tuple[Rule, ...] = (
         ("ranks", "gpu"),
         Confidence.MEDIUM,
     ),
-    _outside(
+    _make_outside_rule(
         "wait for their GPU, but hold the GIL, and none of their threads waits for the GIL (weaker: extensions may "
         "hold the "
         "GIL while they wait)",
@@ -336,7 +336,7 @@ RULES: tuple[Rule, ...] = (
         ("ranks", "gpu"),
         Confidence.MEDIUM,
     ),
-    _outside(
+    _make_outside_rule(
         "are blocked in functions that no rule matches, or wait for a peer outside the job, with an idle GPU",
         lambda group: waits_for(group) == "unknown" or activity.find_activity(group.activity).by_name_alone,
         ("ranks", "gpu"),
@@ -344,7 +344,7 @@ RULES: tuple[Rule, ...] = (
         _is_blocked_with_idle_gpu,
         gives_way=True,
     ),
-    _outside(
+    _make_outside_rule(
         "are in functions that no rule matches (by stacks alone: not at an earlier line than a rank that waits)",
         lambda group: waits_for(group) == "unknown",
         ("ranks",),

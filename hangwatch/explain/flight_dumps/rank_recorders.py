@@ -114,10 +114,10 @@ def _find_ranks(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[D
             by_rank[number].append(file)
     if unknown:
         of = f"{words.count(len(unknown), 'dump')} of a flight recorder: the rank is unknown"
-        notes.append(f"{_example(unknown)}{of}; end the file name with `rank` and the number, as torch does")
+        notes.append(f"{_describe_example(unknown)}{of}; end the file name with `rank` and the number, as torch does")
     if contradicted:
         of = f"{words.count(len(contradicted), 'dump')} of a flight recorder ignored"
-        notes.append(f"{_example(contradicted)}{of}: the number in the file name is not a rank of its groups")
+        notes.append(f"{_describe_example(contradicted)}{of}: the number in the file name is not a rank of its groups")
     return by_rank
 
 

@@ -99,7 +99,7 @@ def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
     version = values["version"]
     if not isinstance(version, str) or not _VERSION.match(version):
         raise ValueError(f"has the unknown format {words.elided(str(version)[:_MOST_NAME], 16)}")
-    rows = _rows(values.get("entries", ()))
+    rows = _read_rows(values.get("entries", ()))
     by_library: dict[Library, list[FlightRecord]] = defaultdict(list)
     newest = 0
     for row in rows:
@@ -204,7 +204,7 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
     created = _read_time(row.get("time_created_ns"), "time_created_ns")
     if not created:
         raise ValueError("has an entry without a time")
-    seen = (_nanoseconds(row.get(key), key) for key in ("time_discovered_started_ns", "time_discovered_completed_ns"))
+    seen = (_read_time(row.get(key), key) for key in ("time_discovered_started_ns", "time_discovered_completed_ns"))
     is_p2p = row.get("is_p2p", operation.partition(":")[2].startswith(("send", "recv")))
     thread_id = row.get("thread_id", "")
     record = FlightRecord(
@@ -255,7 +255,7 @@ def _read_sizes(value: object) -> tuple[tuple[int, ...], ...]:
 def _read_types(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise ValueError("has types that are not a list")
-    return tuple(_text(name, "type") for name in value[:_MOST_SIZES])
+    return tuple(_read_text(name, "type") for name in value[:_MOST_SIZES])
 
 
 def _read_statuses(value: object) -> Iterator[GroupStatus]:

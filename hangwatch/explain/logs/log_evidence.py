@@ -103,7 +103,9 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
     if first is not None:
         if len(first.kind.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.kind.ids) == 1:
             why = f"its log shows the first failure: {_describe_failure(first.kind.failure)}"
-            yield from (_look(rank, why, f"read the end of {first.kind.logs[0].source}") for rank in first.kind.ids)
+            yield from (
+                _make_check(rank, why, f"read the end of {first.kind.logs[0].source}") for rank in first.kind.ids
+            )
         return
     rows = nccl_messages.load()
     said = [(rows[name], log, told) for log in logs for name, told in log.messages.items()]

@@ -148,7 +148,7 @@ def _why_not_named(finding: Finding) -> str:
         return "In another communicator other ranks are behind it: it may wait for them."
     if by_counts and any(waits_for(group) in {"ranks", "gpu"} for group in finding.suspects):
         return "Its stack shows a wait, too; NCCL's counts do not show for which rank."
-    if len(members) == 1 and (asks := members[0].waits.asks_rank or _asks_by_call(members[0], finding.scene)):
+    if len(members) == 1 and (asks := members[0].waits.asks_rank or _find_asking_part(members[0], finding.scene)):
         return f"{_ASKS_RANK[asks]} waits in the kernel for something that another rank of the job may provide."
     still_open = [operation for member in members for operation in open_operations(member)]
     if any(operation.by_main for operation in still_open):

@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/checks_cost.py [--ranks 8] [--workers 8] [--rounds 20]
 
-The checks run as in the daemon, repeatedly and with their windows, next to a job of real ranks and loader workers.
-CPU time includes the children that a check starts and reaps. Checks of GPUs find no driver and cost only that test.
-`benchmarks/daemon_cost.py` measures the whole daemon with eight fake GPUs.
+Each check runs repeatedly and keeps its window, as in the daemon, next to a job of real ranks and loader workers.
+CPU time includes the children that a check starts and reaps. The machine needs no GPU: then a GPU check only finds
+that the driver is missing. `benchmarks/daemon_cost.py` measures the whole daemon with eight fake GPUs.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/cli.py [--ranks 8] [--workers 8] [--rounds 5] [--python PATH]
 
-Each command and its counterpart run in turn, so that other load on the machine affects both. The ratios are those
-of their median CPU times (user and system, with children) and of their wall clock times. Modules are compiled
-before, as by pip. `--python` is the Python of another installation, as on nodes.
+Each command and its counterpart run in turn, so that other load on the machine affects both. The results are the
+ratio of their median CPU times (user and system, with children) and the ratio of their median wall clock times. All
+modules are compiled first, as pip does. `--python` runs the Python of another installation, as on a node.
 
 The start of a command is compared with an empty Python. `hangwatch dump` of a job of real processes is compared
 with one `py-spy dump --nonblocking --json` for each of these processes, one after the other. A dump of one process
@@ -64,7 +64,10 @@ def quietly(*command: object) -> Callable[[], object]:
 
 
 def run_in_turns(runs: Sequence[Callable[[], object]], rounds: int) -> list[list[Cost]]:
-    """Run all `runs` in turn, `rounds` times, after one turn that is not measured. Return the costs of each of them."""
+    """Call each of `runs` in turn, `rounds` times. Return the costs of each.
+
+    One more turn at the start is not measured.
+    """
     for run in runs:
         run()
     turns = [[cost_of(run) for run in runs] for _ in range(rounds)]
@@ -89,7 +92,10 @@ def children_of(pid: int) -> Iterator[int]:
 
 
 def job(stack: ExitStack, ranks: int, workers: int) -> list[int]:
-    """Start processes like a launcher. Return the pids of ranks and workers. They end when their input ends."""
+    """Start `ranks` processes with `workers` children each, as a launcher does.
+
+    Return all pids. A process ends when its standard input is closed.
+    """
     pids = []
     for rank in range(ranks):
         environ = {

@@ -4,12 +4,13 @@
 
 A real `hangwatch run` runs with its defaults (1 Hz, 8 GPUs of the fake driver, all checks on). Next to it are idle
 processes and a healthy torchrun-like job of 8 ranks. CPU seconds come from /proc/PID/stat of the daemon, its child
-and the children that both have reaped. Memory is Rss, and Pss, which divides pages that other Pythons also use.
-The benchmark also watches TracerPid of every rank and counts py-spy processes: both must stay 0 without a
-suspicion.
+and the children that both have reaped. Memory is Rss, and Pss, which counts only a part of each page that other
+processes share. The benchmark also watches TracerPid of every rank and counts py-spy processes: both must stay 0
+without a suspicion.
 
-PATH is the Python of an installation as on nodes (`pip install .` into a separate environment). There the daemon
-loads no module that only the tests install: msgspec imports typing_extensions if it is installed.
+PATH is the Python of an installation as on nodes (`pip install .` into a separate environment). Such an
+installation lacks the modules that only the tests need. The daemon could load them here: msgspec imports
+typing_extensions if it is installed.
 """
 
 from __future__ import annotations

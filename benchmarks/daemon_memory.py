@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/daemon_memory.py [--lives 40]
 
-A real `hangwatch run` with short holds runs next to one job of 8 ranks. Again and again the job trains, hangs at a
-lock, is captured and paged, and is restarted by its launcher. Memory is Rss of /proc/PID/smaps_rollup, and VmHWM,
-its maximum. Power is sampled five times a second: the history of 15 minutes has five times as many samples as by
-default.
+A real `hangwatch run` with short holds runs next to one job of 8 ranks. In each of its lives the job trains and
+hangs at a lock. The daemon captures it and pages, and the launcher restarts it. Memory is Rss of
+/proc/PID/smaps_rollup, and VmHWM, its maximum. Power is sampled five times a second: the history of 15 minutes has
+five times as many samples as by default.
 """
 
 from __future__ import annotations

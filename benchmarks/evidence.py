@@ -1,13 +1,13 @@
-"""Cost of each source of evidence: a diagnosis with all sources, with only the stacks, and with one source each.
+"""Cost of each source of evidence: a diagnosis with all sources, with only stacks, with stacks and one source.
 
     .venv/bin/python benchmarks/evidence.py [--ranks 8] [--turns 5]
 
 A real job over gloo waits in a collective that one rank does not join. Each diagnosis has three rounds, 0.2 s
 apart, and runs in a separate process, so that its memory is measured alone. Times are medians of wall clock time,
-and of the CPU time of the diagnosis and its children. The ratio is to the diagnosis with only the stacks.
+and of the CPU time of the diagnosis and its children. Each ratio compares with the diagnosis with only the stacks.
 
-The clock of a rank shows that the job is not paused: one rank reads the time in a loop. Its longest gap is printed
-next to the gap without any diagnosis.
+One rank reads the time in a loop, which shows if a diagnosis pauses the job: the longest gap between two readings
+is printed, with and without a diagnosis.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def settings(chosen: str) -> config.Capture:
 
 
 def diagnose_once(chosen: str, pids: Sequence[int]) -> Cost:
-    """Run one diagnosis of these processes, with the sources `chosen`, in this process."""
+    """Diagnose the job of processes `pids` and return the cost. `chosen` is one source of evidence, ALL or NOTHING."""
     job = job_of_pids(pids)
     ranks = tuple(msgspec.structs.replace(rank, rank=number) for number, rank in enumerate(job.ranks))
     job = msgspec.structs.replace(job, ranks=ranks, world_size=len(pids))

@@ -1,4 +1,4 @@
-"""Cost of the alert rules on jobs in a Prometheus when one large job hangs, for several versions of the rules.
+"""Cost of the alert rules on jobs, in a Prometheus, while one large job hangs, for several versions of the rules.
 
     .venv/bin/python benchmarks/fleet_rule.py [--ranks 16384] [--nodes-of 8] RULES...
 
@@ -44,13 +44,16 @@ MOST_SECONDS = 300.0
 
 
 def rank(number: int, odd: int) -> Member:
-    """Return one rank that has used two more groups. It waits in number 6 of the default group, unless it is `odd`."""
+    """Return the progress of rank `number`.
+
+    It has joined collective 6 of the default group, unless `number` is `odd`. It has used two more groups.
+    """
     more = {f"tp{number // 8}": (900, 901), f"dp{number % 8}": (70, 71)}
     return standing(number, {WORLD: (5, 6) if number == odd else (6, 6), **more})
 
 
 def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
-    """Yield the series that all nodes export of the job, with the labels that Prometheus would add."""
+    """Yield the series about the job that all nodes export, with the labels that Prometheus would add."""
     odd = ranks * 3 // 5
     for node, first in enumerate(range(0, ranks, ranks_of_node)):
         here = [rank(number, odd) for number in range(first, min(first + ranks_of_node, ranks))]
@@ -102,10 +105,10 @@ def serve(body: bytes) -> ThreadingHTTPServer:
 
 
 class Fleet(RealPrometheus):
-    """A Prometheus that keeps the labels job and instance of the scraped series."""
+    """A Prometheus that keeps the labels `job` and `instance` of the scraped series."""
 
     def command(self) -> list[str]:
-        """Return the command, with a configuration that keeps these labels."""
+        """Return the command line of Prometheus, with a configuration that keeps these labels."""
         self._config["scrape_configs"][0]["honor_labels"] = True
         return super().command()
 
@@ -119,7 +122,7 @@ class Cost(NamedTuple):
 
 
 def measure(port: int, rules: Path, rounds: int) -> Cost:
-    """Measure the cost of `rounds` evaluations, after the first one that found a suspect rank."""
+    """Measure `rounds` evaluations after the rules have found a suspect rank. Return the cost of one evaluation."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Fleet(Path(folder), {"all": f"127.0.0.1:{port}"}, rules=[rules], scrape_seconds=SCRAPE_SECONDS) as prometheus,
@@ -140,7 +143,7 @@ def measure(port: int, rules: Path, rounds: int) -> Cost:
 
 
 def _spent(prometheus: RealPrometheus) -> tuple[int, float]:
-    """Return two of Prometheus' own metrics: the number of evaluations of the group, and its CPU seconds."""
+    """Return the number of evaluations of the group, and the CPU seconds of Prometheus, from its own metrics."""
     with urllib.request.urlopen(f"{prometheus.url}/metrics") as answer:
         text = answer.read().decode()
     iterations, missed = (
@@ -152,7 +155,7 @@ def _spent(prometheus: RealPrometheus) -> tuple[int, float]:
 
 
 def main() -> None:
-    """Measure each file of rules; print a table."""
+    """Measure each file of rules and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rules", type=Path, nargs="+")
     parser.add_argument("--ranks", type=int, default=16384)

@@ -8,7 +8,7 @@ text; threads, dumps and ranks are separate objects.
 
 "group" groups all ranks at once. "merge" merges the groups of nodes of 8 ranks. "judge" is the verdict. "peak" is
 the memory of the whole process with all dumps. "explain" reads the same stacks as py-spy text with prefixes (35
-lines per rank), then groups and judges them; its "peak" is that of its own process.
+lines per rank), then groups and judges them; its "peak" is the memory of a separate process.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def peak_mebibytes(pid: int) -> float:
 
 
 def scrape_seconds(daemon: RealDaemon) -> tuple[float, int]:
-    """Return seconds and bytes of one scrape."""
+    """Scrape the daemon once. Return the duration in seconds and the size in bytes."""
     began = time.monotonic()
     size = len(daemon.get("/metrics"))
     return time.monotonic() - began, size

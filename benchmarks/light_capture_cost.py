@@ -3,8 +3,7 @@
     .venv/bin/python benchmarks/light_capture_cost.py [--ranks 8] [--workers 8] [--rounds 10]
 
 A light capture takes three rounds, pauses no process and does not retry a dump. Here it captures a job of real
-ranks and loader workers that sleep. It differs from the daemon's captures only in the five seconds between rounds,
-which are left out.
+ranks and loader workers that sleep. Unlike the daemon, the benchmark does not wait five seconds between two rounds.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ frames, two other threads and a flight recorder. One rank in 1024 is in its data
 collective. The files are written first. Then the real command reads their folder in a separate process.
 
 "CPU" is the CPU time of that process, including the start of the interpreter, and "peak" its largest resident set.
-Each is the best of three turns. Other load on the machine increases CPU time, too. So "loop" is the CPU time of
-3,000,000 multiplications right before and after a turn. "loops" is the CPU time of a turn divided by that of its
-loop, the smallest of all turns.
+Each is the best of three turns. Other load on the machine increases CPU time, too. For comparison, "loop" is the
+CPU time of 3,000,000 multiplications right before and after a turn. "loops" is the CPU time of a turn divided by
+"loop"; the smallest value of all turns is shown.
 
 "whole" is a process that decodes the incidents with the full model, then merges and judges them, once. It shows the
-cost of reading more than merging uses. The first turn compiles the modules, as pip does once.
+cost of decoding the fields that merging does not use. The first turn compiles the modules, as pip does once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ OUTER = [f"layer_{number} (mine/model_{number % 3}.py:{100 + number})" for numbe
 
 
 def records(is_late: bool) -> RankRecords:
-    """Return the newest 24 records of a rank in three groups. Unless the rank is late, one more record is open."""
+    """Return the newest 24 completed records of a rank in three groups, and one open record unless the rank is late."""
     done = [_record(number, state="completed") for number in range(24)]
     newest = [] if is_late else [_record(24, state="open")]
     held = (*done, *newest)
@@ -127,7 +127,7 @@ def rank_dump(local: int, is_late: bool) -> RankDump:
 
 
 def node_file(nodes: int, *, has_late: bool) -> bytes:
-    """Return the incident.json of one node."""
+    """Return the incident.json of one of `nodes` nodes. With `has_late`, one of its ranks is late."""
     ranks = tuple(rank_dump(local, has_late and local == LATE) for local in range(RANKS_PER_NODE))
     taken = Capture(
         job_id="big",
@@ -169,7 +169,7 @@ def node_file(nodes: int, *, has_late: bool) -> bytes:
 
 
 def write_nodes(folder: Path, nodes: int) -> int:
-    """Write one folder for each node. Return the total size of the files in bytes."""
+    """Write one folder with an incident.json for each node. Return the total size of the files in bytes."""
     calm, late = (node_file(nodes, has_late=has_late) for has_late in (False, True))
     total = 0
     for number in range(nodes):
@@ -189,7 +189,7 @@ def late_ranks(nodes: int) -> list[int]:
 
 
 def whole(folder: Path) -> None:
-    """Merge with the full model instead of the types of `fleet.sighting`."""
+    """Merge the incidents in `folder` with the full model instead of `fleet.sighting`, and print the named ranks."""
     incidents = [incident_file.load(path) for path in sorted(folder.iterdir())]
     verdict = judge.judge(merge_all(incident.grouping for incident in incidents))
     print(json.dumps({"verdict": {"named": [{"rank": rank.rank} for rank in verdict.named]}}))
@@ -206,7 +206,7 @@ class Turn(NamedTuple):
 
 
 def run_measured(command: list[str], nodes: int) -> Turn:
-    """Run a merge command between two loops; return its costs. Its verdict must name the late ranks."""
+    """Run a merge command and return its cost. Fail unless its verdict names the late ranks."""
     before = loop()
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

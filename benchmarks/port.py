@@ -1,11 +1,11 @@
-"""Effect of hostile clients of the port on scrapes, over plain HTTP and over TLS.
+"""Effect of hostile clients of the daemon's port on scrapes, over plain HTTP and over TLS.
 
     .venv/bin/python benchmarks/port.py [--idle 1000] [--slow 50] [--requests 40] [--series 2000]
 
-The server of the daemon runs alone in a separate process. Three kinds of hostile connections are on both ports:
-some send nothing and are replaced when they are closed, some send a byte a second, and some request /metrics and
-read a byte a second. Meanwhile /metrics and health are requested in turn. The result is the median and maximum of
-their latencies, and memory, descriptors and CPU of the server.
+The server of the daemon runs alone in a separate process. Three kinds of hostile connections are on its port and on
+its health port. Some send nothing, and are replaced when the server closes them. Some send a byte a second. Some
+request /metrics and read a byte a second. Meanwhile the benchmark requests /metrics and the health page in turn.
+The result is the median and maximum of their latencies, and memory, descriptors and CPU of the server.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Crowd:
 
 
 def latency(port: int, path: str, context: ssl.SSLContext | None, deadline: float) -> float:
-    """Return the seconds from connect to the last byte; WRONG if there is no response with status 200."""
+    """Return the seconds from connect to the last byte. Return WRONG if there is no response with status 200."""
     began = time.monotonic()
     door = (
         HTTPSConnection("127.0.0.1", port, timeout=deadline, context=context)
@@ -155,9 +155,9 @@ def cpu_seconds(pid: int) -> float:
 
 @contextlib.contextmanager
 def server(folder: Path, tls: bool, series: int) -> Iterator[tuple[int, int, int, ssl.SSLContext | None]]:
-    """Start the server; yield its pid, its port, its port of health, and the TLS context of a client.
+    """Start the server. Yield its pid, its port, its health port, and the TLS context of a client.
 
-    The port of health is 0 if there is none, the context None without TLS.
+    The health port is 0 if there is none. The context is None without TLS.
     """
     pair, context = ["", ""], None
     if tls:
@@ -178,7 +178,7 @@ def server(folder: Path, tls: bool, series: int) -> Iterator[tuple[int, int, int
 
 
 def serve(series: int, certificate: str, key: str) -> None:
-    """Serve until standard input ends."""
+    """Serve `series` series until standard input ends. Print the port and the health port (0 if there is none)."""
     registry = CollectorRegistry()
     gauge = Gauge(
         "some", "So many series of the size that a rank has", ["job_id", "job_key", "rank"], registry=registry

@@ -5,8 +5,8 @@
 A real job over gloo with full buffers (2,000 records) waits in a collective that one rank does not join, as in a
 hang. Times are medians of wall clock time, and of the CPU time of the reader and its children.
 
-The clock of a rank shows that the job is not paused: one rank reads the time in a loop. Its longest gap is measured
-without any reader, while the recorder is read, and while py-spy dumps with a pause.
+One rank reads the time in a loop, which shows if a reader pauses the job. The longest gap between two readings is
+measured without any reader, while the recorder is read, and while py-spy dumps with a pause.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def cpu_seconds() -> float:
 
 
 def median(rounds: int, action: Callable[[], object]) -> tuple[float, float]:
-    """Return the median wall and CPU seconds of one call."""
+    """Call `action` `rounds` times. Return its median wall clock and CPU seconds."""
     walls, cpus = [], []
     for _ in range(rounds):
         wall, cpu = time.monotonic(), cpu_seconds()
@@ -89,7 +89,7 @@ def median(rounds: int, action: Callable[[], object]) -> tuple[float, float]:
 
 
 def gap_seconds(folder: Path, during: Callable[[], object]) -> float:
-    """Return the longest gap of the rank's clock during an action, in seconds."""
+    """Return the longest time, in seconds, in which the rank with the clock did not run during `during`."""
 
     def read_gap() -> float:
         (folder / "tell").touch()
@@ -114,7 +114,7 @@ def row(what: str, wall: float, cpu: float, reference_seconds: float) -> None:
 
 @contextlib.contextmanager
 def hung_job(ranks: int) -> Iterator[tuple[Path, list[int]]]:
-    """Start a job that waits in a collective which rank 0 does not join.
+    """Start a job that waits in a collective which rank 0 has not joined.
 
     Yield its folder, and its pids in rank order.
     """

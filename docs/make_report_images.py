@@ -1,7 +1,7 @@
 """Draw docs/img/report-*.png: screenshots of reports in headless Chromium. `make screenshots` runs it.
 
-The report of 8 ranks is that of a demo incident: real processes under py-spy, simulated power. The report of 16,384
-ranks is made of synthetic dumps that go through the real grouping and verdict.
+The report of 8 ranks comes from a demo: real processes under py-spy, simulated power. The report of 16,384 ranks is
+made of synthetic dumps that go through the real grouping and verdict.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ODD_RANK, SILENT_NODE = 9731, 77
 
 
 def main() -> int:
-    """Make the pages, then a picture of each. Return 1 if Chromium is missing."""
+    """Write the HTML pages, then a picture of each. Return 0, or 1 if Chromium is missing."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         sys.stderr.write("no chromium on PATH, and the pictures need one: apt-get install chromium fonts-dejavu-core\n")
@@ -44,7 +44,10 @@ def main() -> int:
 
 
 def demo_page(place: Path) -> Path:
-    """Run the demo in which a rank waits for a stuck loader. Return the path of its report."""
+    """Run the demo of a rank that waits for a stuck loader, with its files in `place`.
+
+    Return the path of its report.
+    """
     hangwatch = Path(sys.executable).with_name("hangwatch")
     command = [str(hangwatch), "demo", "--scenario", "loader", "--seed", "7", "--keep", str(place / "demo")]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -68,7 +71,7 @@ def fleet() -> Iterator[RankDump]:
 
 
 def stack(rank: int) -> tuple[Frame, ...]:
-    """Return the stack of a rank: in an all_reduce called from one of two places, or in the data loader."""
+    """Return the stack of a rank. Rank ODD_RANK is in its data loader, the others are in an all_reduce."""
     outer = [("main", "train.py", 214), ("<module>", "train.py", 231)]
     if rank == ODD_RANK:
         loader = "torch/utils/data/dataloader.py"
@@ -92,7 +95,7 @@ def stack(rank: int) -> tuple[Frame, ...]:
 
 
 def draw(browser: str, page: Path, name: str, scheme: str, height: int) -> None:
-    """Draw the top of a page, 1,150 pixels wide, as docs/img/`name`."""
+    """Save a screenshot of the top of `page` as docs/img/`name`: 1,150 pixels wide and `height` pixels high."""
     with tempfile.TemporaryDirectory() as profile:
         command = [
             *(browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"),

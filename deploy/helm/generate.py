@@ -83,7 +83,7 @@ def schema() -> str:
 
 
 def _narrow(root: dict[str, Any], parts: dict[str, Any]) -> None:
-    """Add the conditions of the templates: the port and the store's folder are required and valid for a pod."""
+    """Add the limits that a pod needs to the schema `root`: a fixed port and an absolute folder of the store."""
     root["required"] = ["http", "store"]
     parts["Http"]["required"] = ["port"]
     parts["Http"]["properties"]["port"]["minimum"] = 1
@@ -93,7 +93,7 @@ def _narrow(root: dict[str, Any], parts: dict[str, Any]) -> None:
 
 
 def _documented(text: str, values: dict[str, Any]) -> Iterator[tuple[list[str], str]]:
-    """Yield the path and comment of each value to list. A value with a comment represents all values below it."""
+    """Yield the path and comment of each value for the README. A value with a comment covers all values below it."""
     path: list[str] = []
     comment: list[str] = []
     done: list[str] | None = None

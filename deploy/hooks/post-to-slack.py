@@ -3,7 +3,8 @@
 
     on_hung = ["/etc/hangwatch/hooks/post-to-slack.py", "{incident}", "/etc/hangwatch/slack-url"]
 
-The file holds the URL of an incoming webhook; only the user hangwatch may read it. Each node of a job posts separately.
+The file slack-url holds the URL of an incoming webhook; only the user hangwatch may read it. Each node of a job
+posts separately.
 """
 
 import json

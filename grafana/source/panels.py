@@ -70,7 +70,7 @@ NEUTRAL = ((None, "blue"),)
 
 
 def query(expr: str, legend: str, *, as_table: bool = False, ref: str = "A") -> prometheus.Dataquery:
-    """Return one PromQL target. `as_table` requests its current value, with labels as columns."""
+    """Return one PromQL target. `as_table` requests only the current value, with labels as columns."""
     target = prometheus.Dataquery().expr(" ".join(expr.split())).legend_format(legend).ref_id(ref).datasource(SOURCE)
     return target.format(PromQueryFormat.TABLE).instant() if as_table else target.range()
 
@@ -250,7 +250,10 @@ def rows(  # noqa: PLR0913 - one parameter for each difference between tables, e
 
 
 def variable(name: str, label: str, values: str, *, many: bool = False) -> builders.QueryVariable:
-    """Return a variable that lists the values of a label. `many` permits several, and selects all at first."""
+    """Return a variable that lists the values of a label.
+
+    With `many` the user may select several values; at first all are selected.
+    """
     built = (
         builders.QueryVariable(name)
         .label(label)
@@ -267,7 +270,10 @@ def variable(name: str, label: str, values: str, *, many: bool = False) -> build
 
 
 def job_variable(where: str = "", *, many: bool = False) -> builders.QueryVariable:
-    """Return a variable that lists jobs by their title. Its value is the key. `where` are label matchers."""
+    """Return a variable that shows the titles of jobs. Its value is the job's key.
+
+    `where` are label matchers of PromQL.
+    """
     # One title per job: nodes may give different titles while one of them has no rank yet.
     values = f"query_result(topk by (job_key) (1, max by (job_key, title) (hangwatch_job_info{{{where}}})))"
     return (
@@ -280,7 +286,10 @@ def job_variable(where: str = "", *, many: bool = False) -> builders.QueryVariab
 def page(
     uid: str, title: str, about: str, variables: Sequence[Builder[dashboard.VariableModel]], where: str
 ) -> builders.Dashboard:
-    """Return a dashboard without panels, but with variables, annotations and links. `where` are label matchers."""
+    """Return a dashboard without panels, but with variables, annotations and links.
+
+    `where` are label matchers of PromQL.
+    """
     opened = f"max by (job_id, job_key) (hangwatch_incident_opened_timestamp_seconds{{{where}}}) * 1000"
     built = (
         builders.Dashboard(title)
@@ -316,9 +325,9 @@ def as_json(built: builders.Dashboard) -> str:
 
 
 class _Event(Builder[dashboard.AnnotationQuery], dashboard.AnnotationQuery):
-    """An annotation at the Unix time that is the value of a series.
+    """An annotation that marks the time which a series has as its value, in milliseconds.
 
-    The library's model lacks Prometheus' own fields.
+    The library's model lacks some fields of Prometheus annotations.
     """
 
     def __init__(self, name: str, expr: str) -> None:
@@ -359,7 +368,7 @@ def _thresholds(steps: Sequence[tuple[float | None, str]]) -> builders.Threshold
 
 
 class _Override(Builder[dashboard.DashboardFieldConfigSourceOverrides]):
-    """Properties of the field `name` that differ from the defaults."""
+    """Display properties of the field `name`, in place of the panel's defaults."""
 
     def __init__(self, name: str, properties: Mapping[str, Any]) -> None:
         self._built = dashboard.DashboardFieldConfigSourceOverrides(

@@ -1,4 +1,7 @@
-"""Abandoned children that cannot be ended: limits in total and per user. A child that ends no longer counts."""
+"""Limits on abandoned children, in total and per user.
+
+An abandoned child is a helper process that cannot be ended. When it ends at last, it no longer counts.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ def target(number: int) -> ProcessId:
 
 
 def fill(abandoned: AbandonedChildren, child: Child, share: int, count: int) -> int:
-    """Abandon children of user `share` until the limit is reached, at most `count`. Return their number."""
+    """Abandon children of user `share`, at most `count`, until the limit is reached.
+
+    Return the number of abandoned children.
+    """
     for number in range(count):
         if not abandoned.begin(f"uid {share}", 0.0):
             return number

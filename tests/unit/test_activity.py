@@ -1,4 +1,4 @@
-"""The activity of a stack, according to the rules of activities.toml and of the configuration."""
+"""The activity of a stack, by the rules of activities.toml and by the user's rules in the configuration."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_a_library_is_a_package_of_its_own_and_no_folder_of_a_program(file: str,
 
 
 def rooted_patterns() -> list[str]:
-    """Return all file patterns of the table that start at the root of a package."""
+    """Return the file patterns of the table that begin with the name of a package."""
     tables = activity._built_in()
     rows = (*tables.rules, *tables.marks)
     found = dict.fromkeys(pattern for row in rows for pattern in (*row.files, row.file))

@@ -1,4 +1,4 @@
-"""The schedule of the daemon, stopped at any moment."""
+"""The daemon's schedule can be stopped at any moment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tests.conftest import wait_for
 
 
 def test_it_can_be_stopped_while_it_starts_what_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop the schedule while its thread starts tasks. An error of the thread would be printed after each Ctrl-C."""
+    """Stop the schedule while its thread starts due tasks.
+
+    The thread must not fail: users would see its traceback after Ctrl-C.
+    """
     died: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", died.append)
     chance, calls = random.Random(0), [0]

@@ -66,9 +66,9 @@ def test_numbers_name_and_stacks_say_what_it_does() -> None:
 
 
 def test_who_sleeps_in_torch_behind_a_line_of_its_own_waits_too() -> None:
-    """Treat a rank that sleeps in torch's code as waiting, because `work.wait()` has no frame in Python.
+    """Count a rank that sleeps in torch's code as waiting: `work.wait()` has no Python frame.
 
-    A lock or sleep of the program itself has no frame either, but is not in torch's code.
+    A lock or sleep of the program has no Python frame either, but does not sleep in torch's code.
     """
     own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
     unknown = {"activity": "unknown", "waits_for": "unknown"}
@@ -80,9 +80,9 @@ def test_who_sleeps_in_torch_behind_a_line_of_its_own_waits_too() -> None:
 
 
 def test_who_has_the_numbers_is_not_sent_for_them() -> None:
-    """Do not recommend to collect sequence numbers that the evidence already has.
+    """Do not recommend collecting sequence numbers that the evidence already has.
 
-    By stacks, rank 3 is the rank to check first: it is alone in a group with otherwise unknown ranks.
+    By its stack, rank 3 is the rank to check first: no other rank is in its barrier.
     """
     pair = {"eval": (0, 1)}
     others = [standing(rank, waits(6)) for rank in range(3)]
@@ -127,7 +127,7 @@ def test_who_waits_for_a_lock_that_another_rank_may_hold_is_not_named(waits_for:
 def test_waiter_in_own_code_is_low_while_another_rank_is_outside(
     activity: str, waits_for: str, rests: Rests | None, other_waits_for: str, confidence: Confidence
 ) -> None:
-    """Let rank 2 wait for its hung GPU. Rank 3, a waiter in its own code, may wait for rank 2."""
+    """Rank 2 waits for its hung GPU. Rank 3 waits in its own code, possibly for rank 2, so its confidence is low."""
     suspect = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED, kernel=KernelFacts(rests=rests))
     other = structs.replace(outside(standing(2, done(5)), activity="gpu_sync", waits_for=other_waits_for), key="g")
     verdict = judged(waiting(*THREE[:2]), other, outside(suspect, activity=activity, waits_for=waits_for))
@@ -165,7 +165,7 @@ def test_of_who_does_not_stand_still_it_is_said_that_it_may_come() -> None:
 
 
 def test_a_stack_against_the_numbers_accuses_nobody_and_both_are_shown() -> None:
-    """Name no rank: a group has two more members that were not captured. They may not have joined."""
+    """Name no rank: a process group has two more members that were not captured, and these may not have joined."""
     pair = {WORLD: (5, 6), "1": (4, 4)}
     verdict = judged(waiting(*(standing(rank, pair) for rank in range(3))), outside(standing(3, pair)))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("Contradiction", (), [3])
@@ -193,9 +193,9 @@ def test_who_waits_for_a_lock_that_a_rank_holds_waits_for_that_rank() -> None:
 
 
 def test_ranks_in_joined_collective_are_not_blocked_by_rank_ahead() -> None:
-    """Let rank 2 be ahead, as in a broadcast with another root.
+    """Rank 2 is one collective ahead, which is normal after a broadcast with another root.
 
-    By stacks alone, it would be the rank to check first.
+    By stacks alone, rank 2 would be the rank to check first.
     """
     ahead = structs.replace(waiting(standing(2, waits(8))), operation="barrier", key="ahead")
     behind = waiting(standing(0, waits(7)), standing(1, waits(6)), standing(3, waits(6)))
@@ -234,7 +234,7 @@ ASKS = pytest.mark.parametrize(
 
 @ASKS
 def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, waiting_part: str, words: str) -> None:
-    """Do not name a rank that waits for another rank, in any function. The other rank may be the cause."""
+    """Do not name a rank that waits for another rank, in any function: the other rank may be the cause."""
     own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
     assert [one.rank for one in judged(waiting(*THREE), outside(own, activity=activity)).named] == [3]
     asks = structs.replace(own, waits=structs.replace(own.waits, asks_rank=waiting_part))
@@ -276,7 +276,7 @@ def test_by_stacks_too_who_asks_another_rank_is_not_named(activity: str, waiting
 
 
 def test_who_asks_another_rank_in_a_wait_for_ranks_waits_as_the_others_do() -> None:
-    """Receive in the main thread, as MPI does."""
+    """A rank that receives in its main thread, as with MPI, waits like the ranks in the collective."""
     asks = structs.replace(standing(3, done(5)), waits=Waits(asks_rank="main"))
     assert judged(waiting(*THREE), outside(asks, activity="point_to_point", waits_for="ranks")).first_look == ()
 
@@ -293,7 +293,10 @@ def test_nodes_are_judged_together_as_one() -> None:
 
 
 def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:
-    """Return the verdict on ranks that have all joined. Each has the power (watts) and utilisation of its GPU."""
+    """Return the verdict on ranks that have all joined.
+
+    Each item is the GPU's power (watts) and utilization ratio of one rank.
+    """
     members = (
         structs.replace(standing(rank, waits(6)), gpu=GpuReadings(power_watts=watts, utilization_ratio=ratio))
         for rank, (watts, ratio) in enumerate(numbers)
@@ -307,7 +310,7 @@ SPINS, IDLE, LOWER = (118.0, 1.0), (117.0, 0.0), (90.0, 1.0)
 
 
 def test_rank_with_different_gpu_is_checked_first_without_numbers() -> None:
-    """Check the rank with the different GPU first only if all ranks of the job are captured.
+    """Check the rank with the different GPU first only if all ranks are captured.
 
     Otherwise the culprit may be on another node.
     """
@@ -328,7 +331,10 @@ def test_rank_with_different_gpu_is_checked_first_without_numbers() -> None:
 
 
 def with_kernels(*sm_ratios: float | None, tensor_ratio: float = 0.0, dram_ratio: float = 0.0) -> Verdict:
-    """Return the verdict on ranks that have all joined. Each GPU has this ratio of SMs that run a kernel."""
+    """Return the verdict on ranks that have all joined.
+
+    `sm_ratios` are the ratios of SMs that run a kernel, one per GPU.
+    """
     members = [
         structs.replace(
             standing(rank, waits(6)),

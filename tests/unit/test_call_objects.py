@@ -1,4 +1,7 @@
-"""Objects of system calls. A call that another thread or a GPU may serve has no object. A rank in it has not joined."""
+"""The object of a rank's system call, such as a file or a connection.
+
+A call that another thread or a GPU may complete has no object. A rank in such a call has not joined.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def test_object_of_a_call(call: SystemCall, link: str, expected: CallObject | No
 
 
 def rank(number: int, call: SystemCall | None, *frames: Frame) -> RankDump:
-    """Make a rank in `train_step`: in this call in three rounds, with a GPU at 100 % that draws little power."""
+    """Return a rank that is in `call` in all three rounds. Its GPU is at 100 % but draws little power."""
     main = Thread("MainThread", "1", (*frames, Frame("train_step", "train.py", 30)), is_main=True, installed_frames=0)
     main = structs.replace(main, installed_frames=sum("/" in frame.file for frame in frames))
     counters = ThreadCounters(read_monotonic_seconds=0.0, cpu_seconds=0.0, voluntary_switches=0)

@@ -1,4 +1,4 @@
-"""The end of a sleep or timed wait, read from the arguments of a system call and from the memory of its process."""
+"""The end time of a sleep or timed wait, from the arguments of the system call and the memory of the process."""
 
 from __future__ import annotations
 

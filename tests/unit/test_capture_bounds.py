@@ -1,6 +1,6 @@
 """The order, limits and texts of a capture, on a fake /proc, with a shell script as py-spy.
 
-`test_capture` captures real processes. Here each process can have any state, and the script changes it.
+`tests/integration/test_capture.py` captures real processes. Here the script gives a process any state.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def stacks(function: str, thread_id: int = 1, name: str | None = "MainThread") -
 
 
 class Node:
-    """A node with ranks and workers that are only files in a /proc, and a py-spy that logs each call."""
+    """A node with a fake py-spy that logs each call. Its ranks and workers exist only as files of a fake /proc."""
 
     def __init__(self, folder: Path, ranks: int = 2, workers: int = 0) -> None:
         self.folder, self.proc = folder, folder / "proc"
@@ -83,7 +83,7 @@ class Node:
         stat.write_text(stat.read_text().replace(") S ", f") {letter} "))
 
     def pyspy(self, body: str = f"echo '{stacks('train')}'") -> Path:
-        """Write a py-spy. `body` can use the pid of the process as $pid."""
+        """Write the fake py-spy, a shell script. In `body`, $pid is the pid of the process to dump."""
         return fake_pyspy(self.folder, f'echo "$*" >> {self.folder}/calls\nfor pid; do :; done\n{body}')
 
     def take(
@@ -338,7 +338,10 @@ def test_numbers_of_one_sweep_count_and_without_any_there_are_none(tmp_path: Pat
 
 
 def traffic(seconds: float, *carried: int) -> TrafficSweep:
-    """Return a reading of NVLink counters: one per GPU has carried `carried`, the other does not change."""
+    """Return a reading of the NVLink counters of some GPUs.
+
+    Each GPU has two counters: the first is its number in `carried` (bytes), the second is 0.
+    """
     return TrafficSweep(
         gpus=tuple(
             GpuTraffic(index=number, uuid=f"GPU-{number}", taken_monotonic_seconds=seconds, nvlink_bytes=(count, 0))
@@ -389,7 +392,7 @@ def test_absent_ranks_have_a_number_only_where_those_present_agree_on_it(tmp_pat
 
 
 def test_absent_rank_keeps_pid_and_artifacts(tmp_path: Path) -> None:
-    """Keep the pid: the kernel's log identifies a dead rank only by its pid."""
+    """Keep the pid of a dead rank: lines of the kernel's log name only a pid."""
     node, died = Node(tmp_path), Died(text="it was killed", unix_seconds=8.0)
     rank = EndedProcess(id=identity(FIRST + 40), rank=31, local_rank=4, gone_unix_seconds=9.0, died=died)
     worker = EndedProcess(id=identity(FIRST + 50), rank=14, local_rank=5, gone_unix_seconds=9.0, is_worker=True)
@@ -426,7 +429,7 @@ def test_workers_up_to_the_bound_are_no_news(tmp_path: Path) -> None:
 
 
 def test_who_was_stopped_meanwhile_is_named_with_the_command_that_lets_him_run_on(tmp_path: Path) -> None:
-    """Name only ranks that were stopped during the capture. The program that stopped them is unknown."""
+    """List only the ranks that were stopped during the capture. The first rank was stopped before it."""
     node = Node(tmp_path, ranks=3)
     node.state(FIRST, "T")
     stops = f"sed -i 's/) [ST] /) T /' {node.proc}/$pid/stat; echo '{stacks('train')}'"

@@ -1,4 +1,4 @@
-"""clock_skew: the kernel's clock discipline, a real chronyd on loopback, peers by SNTP, and jumps of the clock."""
+"""clock_skew: the kernel's clock state, a real chronyd on loopback, peers by SNTP, and jumps of the clock."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_chronyc_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_chronyc_that_cannot_be_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Simulate a chronyc that is blocked in the kernel: SIGKILL has no effect until the test ends."""
+    """The fake chronyc ignores SIGKILL until the test ends, as a process that is blocked in the kernel does."""
     kept: list[subprocess.Popen[bytes]] = []
     program = tmp_path / "chronyc"
     program.write_text("#!/bin/sh\nexec sleep 20\n")
@@ -190,7 +190,10 @@ def free_port() -> int:
 
 @contextmanager
 def real_chronyd(folder: Path) -> Iterator[tuple[int, int]]:
-    """Run a chronyd that serves this machine's time on loopback and sets no clock; yield its two ports."""
+    """Run a chronyd that serves this machine's time on loopback and sets no clock.
+
+    Yield its NTP port and its command port.
+    """
     program = shutil.which("chronyd", path="/usr/sbin:/usr/bin")
     if program is None:
         pytest.skip("chronyd is not installed: apt-get install chrony")

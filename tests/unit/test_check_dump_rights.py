@@ -1,4 +1,4 @@
-"""dump_rights: the right to take stacks as the kernel grants it, for fixture trees and for real processes."""
+"""dump_rights: the kernel's permission to take stacks, on fixture trees and for real processes."""
 
 from __future__ import annotations
 

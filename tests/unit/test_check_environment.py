@@ -1,4 +1,4 @@
-"""environment: variables and versions that are known to cause hangs, each with its source."""
+"""environment: variables and versions that are known to cause hangs. Each names its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fd_limit: the node's table of files, and the limits and use of ranks, loader workers and job launchers."""
+"""fd_limit: open files of the node, of ranks, of loader workers and of job launchers, and their limits."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_any_text_gives_a_limit_or_a_fault(text: str) -> None:
 
 @pytest.fixture
 def started(tree: NodeTree) -> NodeTree:
-    """Add systemd, and pam_limits for logins, to a node."""
+    """Add systemd, and pam_limits for logins, to the node. Return the node."""
     tree.process(1, comm="systemd")
     tree.write("proc/sys/fs/nr_open", "1048576\n")
     tree.write("etc/pam.d/common-session", "# comment\nsession required pam_limits.so\n")

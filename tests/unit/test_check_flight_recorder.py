@@ -1,4 +1,4 @@
-"""flight_recorder: presence of PyTorch's flight recorder in each job, and the setting to enable it."""
+"""flight_recorder: whether each job records its collectives, and the setting that enables the recorder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def recording(tree: NodeTree, pid: int, capacity: int = 2000, library: str = "cuda", share: str = "") -> Job:
-    """Make a job of one rank. Its recorder has one collective."""
+    """Return a job of one rank. Its flight recorder has one collective."""
     tree.process(pid)
     memory = Memory(0x200000)
     address = recorder(memory, NEWEST, [Operation(is_completed=True, is_retired=True)], capacity=capacity)
@@ -49,7 +49,7 @@ def test_a_recorder_that_is_there_is_told(tree: NodeTree) -> None:
 
 
 def test_each_process_is_read_once(tree: NodeTree) -> None:
-    """Do not read the recorder again after the timeout check has read it."""
+    """The collective_timeout check has read the flight recorder. This check must not read it again."""
     node = tree.node(recording(tree, 10), dump_after_seconds=135.0)
     assert "from its flight recorder" in run("collective_timeout", node).verdict.message
     (tree.proc / "10" / "mem").unlink()

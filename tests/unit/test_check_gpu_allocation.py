@@ -26,7 +26,7 @@ TAKEN, RESERVED = 3 << 30, 600 << 20
 
 
 class Gpus:
-    """A node of four GPUs behind the real pynvml. `set` writes the driver's data of the GPUs in order."""
+    """A node of four GPUs, read through the real pynvml."""
 
     def __init__(self, driver: FakeDriver, sampler: NvmlSampler) -> None:
         self.driver, self.sampler = driver, sampler
@@ -67,7 +67,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def member(tree: NodeTree, pid: int, cgroup: str, *, uid: int = 1004, began: int = 1_000_000, gpus: str = "") -> None:
-    """Make a process in this control group that started `began` ticks after boot."""
+    """Add a process in this control group. It started `began` ticks after boot."""
     tree.process(pid, uid=uid, start_ticks=began, environ={"SLURM_JOB_GPUS": gpus} if gpus else {})
     tree.write(f"proc/{pid}/cgroup", f"0::{cgroup}\n")
 
@@ -88,7 +88,10 @@ def entry(devices: object, pod: str = POD_UID, resource: str = "nvidia.com/gpu")
 
 
 def looks(tree: NodeTree, gpus: Gpus, check: Checked, minutes: int) -> tuple[tuple[str, str], CheckVerdict]:
-    """Run the check once and then after each of `minutes` minutes. Return the last status, reason and verdict."""
+    """Run the check now and then once a minute for `minutes` minutes.
+
+    Return its last status and reason, and its last verdict.
+    """
     result = check.run(tree.node(gpus=gpus.sampler))
     for _ in range(minutes):
         tree.time.pass_seconds(60)
@@ -124,7 +127,10 @@ def test_gpus_of_an_idle_slurm_job_are_a_warning_after_half_an_hour(tree: NodeTr
 
 
 def test_the_steps_of_a_job_hold_what_each_was_given(tree: NodeTree, gpus: Gpus) -> None:
-    """Set variables like Slurm 22.05: SLURM_STEP_GPUS for children of srun, none for slurmstepd and the extern step."""
+    """Set SLURM_STEP_GPUS only for children of srun, as Slurm 22.05 does.
+
+    slurmstepd and the extern step do not have it.
+    """
     member(tree, 500, SLURM, uid=0)
     for pid, number in ((511, "3"), (512, "1")):
         member(tree, pid, SLURM)

@@ -1,4 +1,4 @@
-"""memory_pressure: available memory, and the share of time in which tasks wait for memory."""
+"""memory_pressure: available memory, and the ratio of time in which tasks wait for memory."""
 
 from __future__ import annotations
 

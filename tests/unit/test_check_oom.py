@@ -1,4 +1,4 @@
-"""oom: processes killed for lack of memory, and the exceeded limit, from kernel lines and the kernel's counter."""
+"""oom: processes that were killed for lack of memory, and the exceeded limit, from the kernel's log and counter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VMSTAT = "nr_free_pages 100\noom_kill {kills}\nnuma_hit 1\n"
 def summary(
     pid: int, *, limit: str | None = SLURM, cgroup: str = f"{SLURM}/step_0", comm: str = "python", uid: int = 1004
 ) -> str:
-    """Return a summary line of Linux 6.18, recorded on a real node, with other paths."""
+    """Return the kernel's summary line of a kill, recorded on Linux 6.18, with other paths."""
     constraint = "CONSTRAINT_NONE" if limit is None else "CONSTRAINT_MEMCG"
     where = "global_oom" if limit is None else f"oom_memcg={limit}"
     return (
@@ -69,9 +69,9 @@ def test_a_job_at_its_own_limit_is_a_warning_that_says_whose(tree: NodeTree) -> 
 
 
 def test_all_processes_of_a_pod_are_one_finding(tree: NodeTree) -> None:
-    """Join the lines of one pod: with memory.oom.group, the kernel writes a summary and a line per process.
+    """Join the lines of one pod.
 
-    The kubelet sets memory.oom.group.
+    With memory.oom.group, which the kubelet sets, the kernel writes one summary and a line for each killed process.
     """
     container = f"{POD}/cri-containerd-12.scope"
     group = f"Tasks in {container} are going to be killed due to memory.oom.group set"
@@ -142,7 +142,7 @@ def test_the_name_of_a_process_blames_nobody_else(tree: NodeTree) -> None:
 
 
 def test_a_line_of_another_kill_is_not_joined(tree: NodeTree) -> None:
-    """Do not join a kill without a summary to the summary of another. The kernel omits summaries if many are killed."""
+    """Do not add a kill without a summary to the kill before. The kernel omits summaries if it kills many processes."""
     log(tree, summary(4713), killed(4713), killed(9, uid=1005))
     assert "uid 1005: python (pid 9, uid 1005) was killed" in run("oom", tree.node()).verdict.message
 
@@ -169,7 +169,10 @@ def test_owners_and_names_are_bounded(tree: NodeTree) -> None:
 
 
 def test_looks_at_a_quiet_log_share_what_they_hold(tree: NodeTree) -> None:
-    """Share the list of kills between results: the daemon keeps ten minutes of results with up to 2,000 kills each."""
+    """Two results without a new kill share one list of kills.
+
+    The daemon keeps ten minutes of results with up to 2,000 kills each.
+    """
     follower = kmsg.KernelLog()
     log(tree, killed(1))
     first, second = (follower.read(tree.dev / "kmsg") for _ in range(2))
@@ -212,9 +215,9 @@ def test_a_node_with_neither(tree: NodeTree) -> None:
 
 
 def test_lines_as_a_kernel_wrote_them(tree: NodeTree) -> None:
-    """Read recorded lines of Linux 6.18, for a process of root in a group of cgroup v1.
+    """Parse recorded lines of Linux 6.18 about a process of root in a cgroup v1.
 
-    New real lines would make the machine look sick.
+    A real kill would leave lines in the kernel's log, and other checks would report them.
     """
     group = "/process_api/7c1c5d5f3435a0820cbd2a16758518ea/hangwatch-test-y9kkxntx"
     log(

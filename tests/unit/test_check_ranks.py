@@ -1,4 +1,4 @@
-"""ranks: all ranks are present, and none is stuck, stopped or dead. Fixture trees and real processes."""
+"""ranks: each rank exists and none is stuck, stopped or dead. On fixture trees and with real processes."""
 
 from __future__ import annotations
 

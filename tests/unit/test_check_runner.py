@@ -1,4 +1,4 @@
-"""The runner of checks: errors inside a check, discovery, settings, exit codes, and both output formats."""
+"""The runner of checks: errors inside a check, discovery of checks, settings, exit codes, text and JSON output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""storage: every network file system responds. A dead mount (real FUSE, never served) blocks no other check."""
+"""storage: every network file system responds.
+
+A dead mount (a real FUSE mount without a server) blocks no other check.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def mounted(tree: NodeTree, *mounts: tuple[str, str], view: str = "self") -> None:
-    """Add network mounts, given as (path below the tree, type), for `build_status`. The folders are real."""
+    """Add network mounts to the mount table that `build_status` reads.
+
+    Each is (path below the tree, type of file system).
+    """
     lines = []
     for number, (name, kind) in enumerate(mounts, 60):
         folder = tree.root / name
@@ -226,7 +232,7 @@ def test_the_living_answer_beside_the_dead(tmp_path: Path) -> None:
 
 
 def test_a_child_that_the_kernel_holds_is_left_behind_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Abandon a child that SIGKILL does not end, as with a hard NFS mount. Start no second child."""
+    """Abandon a child that SIGKILL does not end, as happens with a hard NFS mount. Start no second child."""
     stubborn = tmp_path / "child.py"
     stubborn.write_text("import os, time\nos.close(1)\ntime.sleep(600)\n")
     monkeypatch.setattr(filesystems, "CHILD", stubborn)

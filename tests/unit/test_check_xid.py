@@ -178,7 +178,7 @@ def test_a_log_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_reader_that_fell_behind_goes_on(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Continue with the oldest record after EPIPE. The kernel returns EPIPE after it has overwritten records."""
+    """After EPIPE, continue with the oldest record. The kernel returns EPIPE if it has overwritten the next record."""
     record = f"4,900,1000000,-;{FELL_OFF}\n".encode()
     answers: list[Any] = [b"4,1,5,-;first\n", BrokenPipeError(32, "Broken pipe"), record, BlockingIOError(11, "again")]
 
@@ -199,7 +199,7 @@ def test_a_reader_that_fell_behind_goes_on(tree: NodeTree, monkeypatch: pytest.M
 
 
 def test_the_real_kernel_log() -> None:
-    """Read a line that this test writes into /dev/kmsg."""
+    """Write a line to /dev/kmsg and read it."""
     device = Path("/dev/kmsg")
     if not os.access(device, os.R_OK | os.W_OK):
         pytest.skip("needs root and a /dev/kmsg that can be written")
@@ -257,7 +257,7 @@ def test_a_record_keeps_its_number_and_time(sequence: int, microseconds: int, te
 
 
 def test_kernel_line_is_looked_at_in_its_first_1024_characters() -> None:
-    """Ignore characters after the first 1,024: the time of a pattern grows with the square of a line's length."""
+    """Ignore text after the first 1,024 characters: matching time grows with the square of the length of a line."""
     said = "task a:1 blocked for more than 120 seconds"
     records = [kmsg.parse_record(f"6,1,1,-;{'x' * before} {said}") for before in (900, 1020)]
     assert [record is not None and kmsg.parse_event(record) is not None for record in records] == [True, False]

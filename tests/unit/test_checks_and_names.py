@@ -1,4 +1,4 @@
-"""Test that two users' jobs with one name, or a job's containers, give no duplicate series."""
+"""No duplicate series for two users' jobs with the same name, or for two containers of one job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def namesake(tree: NodeTree, key: str, *pids: int) -> Job:
-    """Make a job named "100" in its own mount namespace."""
+    """Return a job named "100". Its processes have a separate mount namespace."""
     memory = Memory(0x200000)
     address = recorder(memory, layouts.candidates("")[-1], [Operation()])
     for pid in pids:

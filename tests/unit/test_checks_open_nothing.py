@@ -1,4 +1,4 @@
-"""Test that checks read the machine only through probes: no module of checks/ opens, lists or stats a file.
+"""Checks read the machine only through probes: no module of checks/ opens, lists or stats a file.
 
 import-linter forbids modules such as `os`. This test covers `open` and the methods of `pathlib.Path`.
 """
@@ -19,10 +19,7 @@ TOUCHING = {name for name in set(dir(Path)) - set(dir(PurePath)) if not name.sta
 
 
 def touches(source: str) -> Iterator[str]:
-    """Yield the calls in a module that access a file.
-
-    Functions of an imported module (`network.resolve`) do not count.
-    """
+    """Yield the calls of a module that access a file. Calls of functions of an imported module do not count."""
     tree = ast.parse(source)
     modules = {
         alias.asname or alias.name

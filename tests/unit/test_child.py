@@ -1,4 +1,4 @@
-"""The runner of child processes: environment and limits of a child, and no leftovers."""
+"""The runner of child processes: environment and limits of a child. Nothing remains after its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def printed(answer: Printed | Fault) -> bytes:
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """Open more files than select(2) supports, until the end of `with`."""
+    """Hold more open files than select(2) supports."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[1], 4096), limits[1]))
     kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]

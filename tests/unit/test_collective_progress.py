@@ -1,4 +1,4 @@
-"""The series of a node about its ranks' collectives: bounded, distinct, and only with known values."""
+"""The series about the collectives of a node's ranks: bounded, distinct, and only with known values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def find_progress(*members: Member, most: int = 100) -> JobProgress:
 
 
 def numbers(progress: JobProgress) -> dict[tuple[int, str], tuple[int, int | None]]:
-    """Return the newest collective of each rank in each group, and the collective in which it waits (None: in none)."""
+    """Return two sequence numbers for each rank and group.
+
+    The first is that of the newest collective, the second that of the collective in which the rank waits, or None.
+    """
     return {
         (one.place.rank, one.group): (one.number, one.waits_in.number if one.waits_in else None)
         for one in progress.reached
@@ -50,13 +53,13 @@ def hung(key: str, *members: Member, share: str = "uid 1") -> JobEntry:
 
 
 def busy(rank: int, groups: int) -> Member:
-    """Make a rank that has used this many groups, in the order of their names, and waits in the first."""
+    """Return a rank that has used `groups` groups, in the order of their names, and waits in the first of them."""
     pairs = {f"g{place:02}": (2, 2 if place == 0 else 3) for place in range(groups)}
     return standing(rank, {WORLD: (5, 6), **pairs})
 
 
 def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
-    """Show number 8 as the newest collective of rank 1, and number 6 as its oldest open one."""
+    """Rank 1 has enqueued collective 8 of the default group, and waits in collective 6."""
     ahead = standing(1, {WORLD: (8, 6), "1": (2, 3)})
     told = find_progress(standing(0, waits(6)), ahead)
     assert numbers(told) == {(0, "gloo:default_pg"): (6, 6), (1, "gloo:default_pg"): (8, 6), (1, "gloo:1"): (2, None)}
@@ -69,10 +72,10 @@ def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
 
 
 def test_who_has_no_record_in_the_default_group_says_since_when_it_would() -> None:
-    """Report the time since which a rank's record would be in the recorder.
+    """Report since when each rank without a record in the default group would have one.
 
-    It is 0 if the buffer has not wrapped, else the time of its oldest record. A rank with a second library is not
-    reported.
+    The time is 0 if its buffer has not wrapped, else the time of its oldest record. A rank with a second library is
+    not reported.
     """
     kept = record(900, "9")
     wrapped = member(1, recorder(kept, is_wrapped=True))
@@ -132,7 +135,7 @@ def test_what_a_job_wrote_is_short_and_printable() -> None:
 
 
 def test_owners_share_what_a_node_shows() -> None:
-    """Limit the shown collectives per owner: a user at the limit takes nothing from another owner's job."""
+    """Limit the exported collectives per owner. An owner at its limit takes nothing from another owner's job."""
     theirs = [hung(f"j{place}", *(busy(rank, 8) for rank in range(64))) for place in range(12)]
     families = scraped([*theirs, hung("mine", busy(0, 3), busy(1, 3), share="uid 2")])
     shown: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Test that docs/commands.md and the man page are made from the commands, and that shell completion works."""
+"""docs/commands.md and the man page are made from the commands. Shell completion works."""
 
 from __future__ import annotations
 

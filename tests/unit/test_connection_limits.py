@@ -1,4 +1,7 @@
-"""Limits on a caller's connections, in number and per second, while others connect, and the log lines about them."""
+"""Limits on the connections of one caller, in number and per second, and the log lines about them.
+
+Callers below their limits still connect.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first dead rank, found by the crash artifacts."""
+"""The first dead rank of a job, by the crash artifacts of all dead ranks."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_who_died_first(artifacts: list[CrashArtifacts], named: list[int], confi
 def test_how_a_rank_ended_is_said_and_a_signal_is_a_reason(
     exits: list[crash.Exit | None], named: list[int], confidence: Confidence
 ) -> None:
-    """Do not name a rank by its exit code.
+    """A signal is a reason to name a rank, an exit code is not.
 
     Other ranks fail in the same second, and the launcher may report any of them first.
     """
@@ -261,7 +261,7 @@ def test_the_incident_is_closed_and_can_be_shown() -> None:
 
 
 def test_a_report_of_a_crash_says_who_died_and_how_in_all_forms() -> None:
-    """Report a crash without missing ranks, differing ranks, or stacks: there was no capture."""
+    """A crash report lists no missing or differing ranks and no stacks, because there was no capture."""
     found = [make_artifacts(0, error=RESET), make_artifacts(1, segfault=1.0), make_artifacts(2)]
     whole = job(*found, world_size=8)
     verdict = crash.judge(whole, found)
@@ -371,7 +371,7 @@ def test_who_lost_a_rank_or_the_store_of_the_job_followed_somebody(error: str) -
 
 
 def crashed_by(error: str, at: float) -> crash.CrashArtifacts:
-    """Return the artifacts of a rank that was gone at NOW and has an error file of time `at`."""
+    """Return the artifacts of a rank that was gone at time NOW. It wrote its error file `at` seconds after NOW."""
     told = json.dumps({"message": {"message": error, "extraInfo": {"timestamp": str(int(NOW + at))}}})
     return collection._with_error_file(
         make_artifacts(0)._replace(gone_unix_seconds=NOW), crash_artifacts.ErrorFile(text=told)
@@ -379,9 +379,9 @@ def crashed_by(error: str, at: float) -> crash.CrashArtifacts:
 
 
 def test_an_error_from_long_before_its_end_or_after_it_is_not_what_it_died_of() -> None:
-    """Ignore an error file of the wrong time.
+    """Ignore an error file that is much older than the end of its rank, or newer.
 
-    `@record` also writes it for an exception that the program catches. The program may then train for hours.
+    `@record` also writes one for an exception that the program catches. The program may then train for hours.
     """
     assert [crashed_by("OSError: busy", at).failure is None for at in (-3600, -10, 0, 3600)] == [
         True,
@@ -398,7 +398,7 @@ def test_what_an_exception_says_of_secrets_is_not_told() -> None:
 
 
 def raised(code: str) -> str:
-    """Run a program that fails; return its error file, written by torchelastic's `record`."""
+    """Run the failing program `code` under torchelastic's `record`. Return the text of its error file."""
     try:
         exec(compile(code, "/data/train.py", "exec"), {})
     except Exception as error:
@@ -434,15 +434,15 @@ _AS_TRACEBACK = (
     ],
 )
 def test_place_of_an_exception_is_of_its_own_traceback(code: str, where: str) -> None:
-    """Ignore tracebacks of other processes in the text. DataLoader, Ray and RPC put them there."""
+    """Ignore tracebacks of other processes in the text of an exception. DataLoader, Ray and RPC add them."""
     assert rank_log.parse_error_file(raised(_FAILS + code)).where == where
 
 
 @pytest.mark.parametrize("name", secret_texts.FORMS | secret_texts.MORE)
 def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: str) -> None:
-    """Put only the exception's type into the verdict, which is in metrics, pages and the log.
+    """The verdict goes to metrics, pages and the log: it has only the exception's type.
 
-    The incident has the text, without secrets.
+    The incident has the text without secrets.
     """
     case = (secret_texts.FORMS | secret_texts.MORE)[name]
     found = [crashed_by(f"ShardError: zebra {case.text}", -1)]

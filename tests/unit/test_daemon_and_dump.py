@@ -1,6 +1,7 @@
-"""Verdicts of the daemon and of `hangwatch dump` on the same captures.
+"""The daemon and `hangwatch dump` give the same verdicts on the same captures.
 
-`python -m tests.daemon_and_dump` compares them on all scenarios."""
+`python -m tests.daemon_and_dump` compares them on all scenarios.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Test that types are prepared under one lock.
+"""Decoders of types are prepared under one lock.
 
-Without the lock, a process of this test dies of a segmentation fault, mostly in the first tries.
+Without the lock, a process of this test soon dies of a segmentation fault.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The detector on power series: it must catch measured hangs and ignore healthy look-alikes."""
+"""The detector on series of power samples.
+
+It must find the measured hangs, and must not page healthy jobs that look similar.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def job(ranks: int = 8, pid: int = 100, world_size: int | None = None) -> Job:
 
 
 def assert_times_mean_something(watch: JobWatch) -> None:
-    """Assert that the parts of the watch are set in the states that their docstrings name."""
+    """Assert that each part of the watch is set exactly in the job states that the part's docstring names."""
     is_open = watch.state in OPEN_STATES
     is_suspected = is_open or watch.state is S.SUSPECTED
     assert (watch.silence is not None) == (is_suspected or watch.state is S.QUIET)
@@ -61,7 +64,7 @@ def assert_times_mean_something(watch: JobWatch) -> None:
 
 
 def is_the_hold(seconds: float) -> bool:
-    """True if a suspicion `seconds` after the fall of power was at the hold.
+    """True if a suspicion `seconds` after power fell is at the hold.
 
     The detector uses the median of five samples, so it detects the fall some seconds late.
     """
@@ -69,7 +72,7 @@ def is_the_hold(seconds: float) -> bool:
 
 
 class Series:
-    """A feed of one sample a second. It records the detector's actions."""
+    """A simulated job with one power sample a second. It records the detector's actions."""
 
     def __init__(self, ranks: int = 8, limit: float = 700.0, rules: Detector = DEFAULTS) -> None:
         self.now, self.limit, self.rules, self.ranks = 1000.0, limit, rules, ranks
@@ -257,7 +260,7 @@ def test_by_the_plain_rule_a_watt_over_the_share_of_the_limit_is_not_quiet(worki
 
 
 def test_plain_rule_learned_level_above_limit_changes_nothing_below() -> None:
-    """Treat 84 W of 700 W as low power, as the rule says, because only 85 W was seen at work."""
+    """84 W of 700 W stay low power under the plain rule: the learned baseline is higher, at 85 W."""
     series = Series(rules=PLAIN)
     series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
     series.feed(600, 300).feed(85, HELD).glanced(frozen=0, moving=8)
@@ -276,9 +279,9 @@ def test_the_plain_line_stands_beside_the_learnt_one() -> None:
 
 
 def test_by_the_plain_rule_a_job_that_was_never_over_it_waits_for_the_startup_hold() -> None:
-    """Wait for the startup hold: a job downloads or loads its model at low power first.
+    """Wait for the startup hold, because a job first loads its data and model at low power.
 
-    A moment of more power is not work.
+    A single moment of higher power does not count as work.
     """
     series = Series(rules=PLAIN).feed(72, 300).feed(140, 30).feed(72, STARTUP - 350)
     assert series.states == []
@@ -424,9 +427,9 @@ def test_a_glance_that_finds_half_of_the_ranks_standing_still_begins_a_suspicion
 
 
 def test_learned_level_with_mostly_unjudged_ranks_is_forgotten() -> None:
-    """Forget a learned level if most ranks are unjudged: they spin while their GPUs are at 0 %.
+    """Forget a learned baseline if most ranks spin while their GPUs are at 0 %: they may compute or wait.
 
-    They may compute or wait. Learned work must not hide a hang forever.
+    Else the learned baseline would hide a hang forever.
     """
     series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
     while series.watch.capture_record.light_capture_since is None:
@@ -715,7 +718,10 @@ outcomes = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 8))
 @example([([None] * 7 + [0.0], 60), 299.0, ([None] * 7 + [0.0], 1), (0, 1, 1), 90.0])  # a capture that returns late
 @settings(max_examples=150, deadline=None)
 def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
-    """Keep three promises: no page without a capture of stuck ranks, one capture at once, an end of every state."""
+    """Keep three promises for any input.
+
+    There is no page without a capture of stuck ranks. There is one capture at a time. Every state ends.
+    """
     rules = Detector(
         confirming_captures=1,
         hold_seconds=20,
@@ -767,7 +773,7 @@ def test_a_flapping_job_is_left_to_rest_between_captures() -> None:
 
 
 def suspended(world_size: int | None) -> Series:
-    """Return a series in which all 8 ranks of this node are stopped. The job has `world_size` ranks."""
+    """Return the series of a job of `world_size` ranks. All 8 ranks of this node are stopped."""
     series = Series()
     series.watch = job_watch.update_identity(series.watch, job(world_size=world_size))
     return series.feed(600, 100).feed(110, HELD).captured(8, 0, resting=S.SUSPENDED)
@@ -810,7 +816,10 @@ def test_hang_after_continue_is_hung_and_stop_keeps_hang_time() -> None:
 
 
 def looked_at(series: Series, seconds: int, moving: int = 0, takes: int = 12) -> Series:
-    """Continue the hang. Each requested capture returns after `takes` seconds with `moving` ranks that move."""
+    """Continue the hang for `seconds` seconds.
+
+    Each requested capture returns after `takes` seconds, with `moving` of the 8 ranks moving.
+    """
     for _ in range(seconds):
         series.feed(110, 1)
         if series.watch.capture_record.capturing and series.now - series.captures[-1] >= takes:
@@ -819,7 +828,7 @@ def looked_at(series: Series, seconds: int, moving: int = 0, takes: int = 12) ->
 
 
 def last_looks(series: Series) -> list[float]:
-    """Return the seconds before the collective timeout of 600 s at which each last capture was requested."""
+    """Return, for each last capture, the seconds from its request to the collective timeout of 600 s."""
     return [series.hung_at + 600 - at for at in series.told]
 
 
@@ -921,7 +930,7 @@ def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
 
 
 def paused(pause_seconds: int = 240, place: str = "a") -> Series:
-    """Return a job that worked, was frozen at `place` for a pause, and works again."""
+    """Return a job that worked, was frozen at `place` for `pause_seconds`, and works again."""
     series = Series().feed(600, 300).feed(110, HELD)
     series.places = frozenset({place})
     series.captured(frozen=8, moving=0).feed(110, pause_seconds - HELD)
@@ -929,7 +938,7 @@ def paused(pause_seconds: int = 240, place: str = "a") -> Series:
 
 
 def seconds_to_page(series: Series, place: str = "a") -> float:
-    """Return the seconds from the fall of power to the page. The capture finds all ranks frozen at `place`."""
+    """Return the seconds from the fall of power to the page. In each capture all ranks are frozen at `place`."""
     fell = series.now
     series.feed(110, HELD)
     series.places = frozenset({place})
@@ -1027,7 +1036,10 @@ def test_a_job_is_over_only_after_it_was_at_work() -> None:
 
 
 def at_two_lines(ranks: int, *, moving: bool) -> MotionCount:
-    """Count a capture of eight ranks: `ranks` of them stay at two lines, moving or unjudged; the others are frozen."""
+    """Return the counts of a capture of eight ranks.
+
+    `ranks` of them stay between two lines, moving or unjudged. The others are frozen.
+    """
     ids = [RankId(rank=number) for number in range(8)]
     stays = {rank: CodeRegion(within="loop", places=("1", "2")) for rank in ids[:ranks]}
     moved = ranks if moving else 0

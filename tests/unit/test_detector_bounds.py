@@ -35,7 +35,7 @@ def job(*pids: int, job_id: str = "42", job_key: str = "key") -> Job:
 
 
 class Played:
-    """A job of four GPUs, second by second, and the detector's actions."""
+    """A simulated job of four GPUs, and the actions of the detector."""
 
     def __init__(self, rules: Detector = RULES, gpus: int = 4) -> None:
         self.now, self.rules, self.gpus = 0.0, rules, gpus
@@ -45,7 +45,7 @@ class Played:
     def feed(
         self, seconds: int, *watts: float | None, every: int = 1, gap_seconds: float = SAMPLE_GAP_SECONDS
     ) -> Played:
-        """Feed `seconds` samples, `every` seconds apart. `watts` is one value per GPU, or one for all."""
+        """Feed `seconds` samples, `every` seconds apart. `watts` has one value per GPU, or one value for all GPUs."""
         powers = watts if len(watts) > 1 else watts * self.gpus
         for _ in range(seconds):
             self.now += every
@@ -469,9 +469,9 @@ def test_two_watches_of_one_job_are_the_first_with_what_the_second_knows() -> No
 
 
 def test_who_moved_in_an_earlier_hang_says_nothing_of_this_one() -> None:
-    """Forget which ranks moved in an earlier suspicion: ranks 0 and 1 move in the first, another rank in the next.
+    """Forget which ranks moved in an earlier suspicion.
 
-    The job of four ranks was never at work.
+    Ranks 0 and 1 move in the first suspicion, another rank in the second. The job was never at work.
     """
 
     def movers(*ranks: int) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The kept variables of a rank's environment, and the differences between ranks."""
+"""The environment variables that a capture keeps of a rank, and their differences between ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables kept from an environment of any size, read from files like those of /proc."""
+"""The environment variables that a scan keeps of a process, from /proc-like files of any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Users' texts in the forms of tests/data/logs.toml, and the numbers in them. Any text is read without a fault."""
+"""`hangwatch explain` on the texts of tests/data/logs.toml, and on altered texts, which must not make it fail."""
 
 from __future__ import annotations
 

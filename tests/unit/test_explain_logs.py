@@ -1,4 +1,7 @@
-"""Logs of ranks: their last lines and the first failure. They name no culprit and may contain any text."""
+"""Logs of ranks in `hangwatch explain`: their last lines and the first failure.
+
+A log names no culprit. It may contain any text.
+"""
 
 from __future__ import annotations
 
@@ -319,9 +322,9 @@ def test_a_signal_in_the_summary_is_a_failure() -> None:
 
 
 def test_lines_that_are_kept_as_json_are_read_as_the_text_in_them() -> None:
-    """Read the text inside JSON lines of Docker's json-file log and `journalctl -o json`.
+    """Read the text inside JSON lines of Docker's json-file log and of `journalctl -o json`.
 
-    Their own keys may be longer than the part of a line that is read.
+    The other keys may be longer than the part of a line that is read.
     """
     text = [*failing(3, "ValueError: bad shard"), "[rank3]: step 7"]
     docker = [json.dumps({"attrs": {"x": "y" * 5000}, "log": f"{line}\n", "stream": "stderr"}) for line in text]
@@ -358,7 +361,7 @@ def test_error_files_tell_who_failed_first_by_their_folder() -> None:
 
 
 def test_error_files_that_differ_in_one_number_are_of_ranks() -> None:
-    """Read error files with names that differ in the rank.
+    """Take the rank from the number in which the names of error files differ.
 
     `srun sh -c 'TORCHELASTIC_ERROR_FILE=error-$SLURM_PROCID.json ...'` creates such files.
     """

@@ -1,6 +1,6 @@
-"""Stacks by faulthandler, pystack and gdb, also of processes that are no ranks but match `pgrep -f python`.
+"""Stacks by faulthandler, pystack and gdb, also of processes that are not ranks but match `pgrep -f python`.
 
-These tools dumped a torchrun job in which rank 1 waits for a lock in its own code and the others wait for rank 1.
+The example is a torchrun job. Rank 1 waits for a lock in its own code and the other ranks wait for rank 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXAMPLES = DATA / "explain"
 
 
 def read(name: str) -> traces.Collected:
-    """Read the files of an example. Their names begin in the folder of the example."""
+    """Read all files of the example `name`."""
     path = EXAMPLES / name
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     return traces.collect(
@@ -41,7 +41,7 @@ def read(name: str) -> traces.Collected:
 
 
 def explained(collected: traces.Collected) -> tuple[Verdict, str]:
-    """Return the verdict and the output of `hangwatch explain`."""
+    """Return the verdict on these stacks, and the output of `hangwatch explain`."""
     grouping = group_ranks(collected.ranks, TABLE, config.Capture(), collected.world_size)
     verdict = complete(judge.judge(grouping) if collected.ranks else None, log_evidence.supplement(collected.logs))
     grouping = type(grouping)(groups=grouping.groups, world_size=grouping.world_size, notes=collected.notes)
@@ -78,7 +78,10 @@ def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
 
 @pytest.mark.parametrize("name", ["lock", "pystack.txt", "gdb-py-bt.txt"])
 def test_the_rank_in_its_own_lock_is_shown_whoever_dumped_it(name: str) -> None:
-    """Name no rank: two of three ranks wait, which is too few for a function without a rule."""
+    """Name no rank: only two of three ranks wait in the collective.
+
+    That is too few to name a rank in an unlisted function.
+    """
     found = read(name)
     assert len(found.ranks) == 3
     (locked,) = [rank for rank in found.ranks if "update_cache" in shown(rank)[0]]

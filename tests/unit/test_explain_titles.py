@@ -1,4 +1,4 @@
-"""Dumps of processes with titles, such as inference servers and Ray. A launcher or server is no rank."""
+"""Dumps of processes with changed titles, such as inference servers and Ray. A launcher or server is not a rank."""
 
 from __future__ import annotations
 

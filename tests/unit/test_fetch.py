@@ -1,4 +1,4 @@
-"""URLs, the requested incidents of a node, Prometheus' response about a job's nodes, and client credentials."""
+"""URLs of nodes, requested incidents, Prometheus' response about the nodes of a job, and client credentials."""
 
 from __future__ import annotations
 

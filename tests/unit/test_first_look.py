@@ -1,4 +1,4 @@
-"""The rank to check first, by measurements. The groups are made by hand, so that only the rule decides."""
+"""The rank to check first, by measurements. The groups are made by hand, so that only this rule decides."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_own_code_beside_frozen_jax_programs_is_checked_first(frozen: int, motio
 
 
 def test_rank_behind_gpu_without_power_history_supports_no_name() -> None:
-    """Name no rank without a power history: a GPU with little work has the same readings as a hung one."""
+    """Without a power history, name no rank by its GPU: a GPU with little work has the same readings as a hung one."""
     at_lock = group(range(1), OWN, "lock", "lock", signature=Signature.BLOCKED)
 
     def seen(busy_power_ratio: float | None) -> Group:
@@ -138,7 +138,7 @@ def test_rank_behind_gpu_without_power_history_supports_no_name() -> None:
 
 
 def test_line_is_that_of_the_rank_of_which_it_is_said() -> None:
-    """Show the line of the named rank. Its group is shown by the lowest rank, which is at another line."""
+    """Show the line of the named rank. The lowest rank of its group is at another line."""
     frames = [(Frame(function="read_part", file="shards.py", line=line),) for line in (10, 20)]
     alike = group(range(2), frames[0], "unknown", "unknown")
     members = tuple(
@@ -227,7 +227,7 @@ BARRIER = (Frame(function="barrier", file="torch/distributed/distributed_c10d.py
 
 
 def joined(thread: str, **parts: Any) -> Group:
-    """Make a group of one rank. Its main thread waits for another thread with the activity `thread`."""
+    """Return a group of one rank. Its main thread waits for a thread that does `thread`, a name of activities.toml."""
     alone = group(range(1), OWN, "thread_wait", "thread", **parts)
     return replace(alone, threads=(Stack(name="writer", frames=OWN, activity=thread),))
 
@@ -259,7 +259,7 @@ def test_rank_without_thread_in_collective_is_checked_first() -> None:
 
 @pytest.mark.parametrize(("holder", "first"), [(100, [0]), (None, [0]), (999, [])])
 def test_who_stands_in_own_code_while_others_wait_for_a_lock(holder: int | None, first: list[int]) -> None:
-    """Check the rank in its own code first, unless the kernel says that another process holds the lock."""
+    """Check the rank in its own code first, unless the kernel shows that another process holds the lock."""
     locked = group(
         range(1, 4), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/l", holder_pid=holder))
     )

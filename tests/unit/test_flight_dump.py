@@ -1,4 +1,7 @@
-"""Flight-recorder dumps of every torch version, and files that are no dumps. A pickle is a program."""
+"""Flight-recorder dumps of every torch version, and files that are not dumps.
+
+A dump is a pickle, so a hostile file could run a program.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ CREATED_NS = 1_795_338_000 * 10**9
 
 
 def entry(number: int, **given: object) -> dict[str, object]:
-    """Return an NCCL operation as in dumps of format 2.3 (torch 2.5)."""
+    """Return the record of an NCCL operation, as in dumps of format 2.3 (torch 2.5)."""
     return {
         "record_id": number,
         "pg_id": 0,
@@ -197,7 +200,7 @@ def test_a_torn_or_changed_dump_is_read_or_refused(noise: bytes, at: int) -> Non
 
 
 class _Calls:
-    """A value. Its pickle calls os.system."""
+    """A value with a hostile pickle: unpickling it calls os.system."""
 
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
         return os.system, (f"touch {TOUCHED}",)
@@ -214,7 +217,7 @@ def touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def programs(path: Path) -> dict[str, bytes]:
-    """Return hostile pickles. Each would run a program that creates the file `touched`."""
+    """Return hostile pickles by name. Unpickling any of them would run a program that creates `path`."""
     run = f"X{{}}touch {path}".encode()
     text = b"X" + struct.pack("<I", len(run) - 3) + run[3:]
     short = b"\x8c\x02os\x8c\x06system"
@@ -237,10 +240,7 @@ def programs(path: Path) -> dict[str, bytes]:
 
 
 def test_they_would_run(touched: Path) -> None:
-    """Show that Python's own unpickler runs the code in these pickles.
-
-    Otherwise the other tests would prove nothing.
-    """
+    """Python's own unpickler runs the code in these pickles. Otherwise the other tests would prove nothing."""
     for name in ("REDUCE 2", "GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "in a dump", "after a dump"):
         pickle.loads(programs(touched)[name])
         assert touched.exists(), name
@@ -304,7 +304,7 @@ print(int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_
 
 
 def in_a_child(content: bytes, folder: Path) -> tuple[str, int, float]:
-    """Parse `content` in a child process with 2 GiB. Return the reason, the used memory in MiB, and CPU seconds."""
+    """Parse `content` in a child process with 2 GiB. Return the reason of the fault, the used MiB, and CPU seconds."""
     path = folder / "bomb"
     path.write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -336,7 +336,10 @@ def test_json_that_grows_or_nests_is_refused_within_bounds(text: str, tmp_path: 
 
 
 def test_one_value_at_many_places_is_not_counted_out(tmp_path: Path) -> None:
-    """Reject a small pickle that expands: shared references make a list of 100,000 numbers appear 10^10 times."""
+    """Reject a small pickle that expands to 10^10 numbers.
+
+    Its list of 100,000 numbers is referenced many times.
+    """
     numbers = [7] * 100_000
     sizes = [numbers] * 100_000
     one = entry(0, input_sizes=sizes, frames=sizes)

@@ -1,4 +1,4 @@
-"""The analysis of flight-recorder dumps of one moment, compared with torch's own analyser, and its limits."""
+"""Analysis of flight-recorder dumps that were written at one moment, compared with torch's own analyzer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Program = list[tuple[str, str]]
 
 
 def recorder(rank: int, program: Program, first_open: int) -> dict[str, Any]:
-    """Return the dump of one rank's NCCL recorder. Operations from `first_open` on are open."""
+    """Return the NCCL dump of one rank. Operations from number `first_open` on are open."""
     numbers: dict[str, int] = {}
     entries = []
     for place, (group, operation) in enumerate(program):
@@ -69,9 +69,9 @@ def judged(dumps: Mapping[int, dict[str, Any]], seconds: float = TIME_OUT_SECOND
 
 
 def referee(dumps: Mapping[int, dict[str, Any]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:
-    """Return the result of torch's own analyser.
+    """Return the result of torch's own analyzer, for each collective that does not match.
 
-    For each collective that does not match: the missing ranks, and the ranks in another operation.
+    The key is (group, number). The value has the missing ranks, and the ranks in another operation.
     """
     builder = pytest.importorskip("torch.distributed.flight_recorder.components.builder")
     configured = pytest.importorskip("torch.distributed.flight_recorder.components.config_manager").JobConfig()
@@ -93,7 +93,7 @@ OWN = {0: ("1", "all_reduce"), 1: ("1", "all_reduce"), 2: ("2", "all_reduce"), 3
 
 @pytest.mark.torch
 def test_torch_finds_the_same_rank_missing() -> None:
-    """Leave rank 2 in its own code. All other ranks have enqueued one more collective."""
+    """Rank 2 is in its own code. All other ranks have enqueued one more collective."""
     dumps = {rank: recorder(rank, [WORLD] * (4 if rank == 2 else 5), 4) for rank in range(4)}
     answer, verdict = judged(dumps)
     assert referee(dumps) == {("0", 5): ({2}, set())}
@@ -103,7 +103,7 @@ def test_torch_finds_the_same_rank_missing() -> None:
 
 @pytest.mark.torch
 def test_torch_finds_the_same_skipped_collectives() -> None:
-    """Let rank 2 skip the third all_reduce of the default group and continue in tp, which rank 3 does not join."""
+    """Rank 2 skips the third all_reduce of the default group and continues in group tp, where rank 3 does not join."""
     dumps = {}
     for rank in range(4):
         program = [
@@ -132,9 +132,10 @@ def test_torch_finds_the_same_mismatch() -> None:
 
 
 def stopped_at(rank: int, counted: int | None, others: int = 8) -> Verdict:
-    """Return the verdict on ranks that are stuck in operation 5.
+    """Return the verdict on four ranks that are stuck in operation 5.
 
-    Rank `rank` has enqueued nothing more, the three others have enqueued `others` operations."""
+    Rank `rank` has enqueued nothing after it. The three other ranks have enqueued `others` operations.
+    """
     dumps = {one: recorder(one, [WORLD] * (5 if one == rank else others), 4) for one in range(4)}
     if counted is not None:
         status = {"last_enqueued_collective": counted, "last_started_collective": 4, "last_completed_collective": 4}
@@ -146,7 +147,7 @@ def stopped_at(rank: int, counted: int | None, others: int = 8) -> Verdict:
 
 
 def test_rank_that_enqueued_nothing_more_is_shown_and_not_checked_first() -> None:
-    """Do not check rank 0 first: an innocent rank 0 that reads a result has the same dump."""
+    """Do not check rank 0 first: a healthy rank 0 that reads a result has the same dump."""
     verdict = stopped_at(0, counted=5)
     assert (verdict.kind, verdict.named, verdict.first_look) == ("EverybodyCame", (), ())
     assert "no rank's CPU is behind" not in verdict.message
@@ -175,9 +176,10 @@ def test_ranks_that_all_enqueued_the_same_are_not_behind() -> None:
 
 
 def test_dump_without_completed_operations_proves_no_missing_join() -> None:
-    """Use a dump of rank 2 without any operation of the default group.
+    """The dump of rank 2 has no operation of the default group.
 
-    A whole dump then proves that rank 2 never joined. This dump may lack an operation that rank 2 has completed.
+    In a complete dump, this proves that rank 2 never joined. A dump without completed operations may lack one that
+    rank 2 completed.
     """
     dumps = {rank: recorder(rank, [WORLD, WORLD], 1) for rank in (0, 1, 3)}
     status = {"last_enqueued_collective": 4, "last_started_collective": 4, "last_completed_collective": 4}

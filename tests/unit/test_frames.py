@@ -1,4 +1,4 @@
-"""The key of a stack: only the parts that are the same on every rank."""
+"""The key of a stack has only the parts that are the same on every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control group that freezes a process, on trees as in cgroups(7). tests/integration uses real groups."""
+"""The control group that freezes a process, on written trees. tests/integration uses real groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from hangwatch.probes.process import cgroup_freezer
 
 
 def tree(root: Path, cgroup: str, **files: str) -> tuple[Path, Path]:
-    """Write /proc and /sys with process 7 in these groups. In the keys of `files`, "__" means a slash."""
+    """Write /proc with process 7 in control group `cgroup`, and /sys. Return both paths.
+
+    `files` are written below /sys/fs/cgroup. In their names, "__" means a slash and "_dot_" a dot.
+    """
     (root / "proc/7").mkdir(parents=True)
     (root / "proc/7/cgroup").write_text(cgroup)
     for name, text in files.items():

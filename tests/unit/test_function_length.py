@@ -1,4 +1,4 @@
-"""Test that no function is longer than 60 lines, except with a reason: `def name(...):  # long: REASON`.
+"""No function is longer than 60 lines, except with a reason: `def name(...): # long: REASON`.
 
 ruff limits parameters and complexity, see pyproject.toml.
 """
@@ -17,7 +17,7 @@ REASON = re.compile(r"# long: \w.*")
 
 
 def too_long(source: str) -> Iterator[str]:
-    """Yield the first line of each function that is too long without a reason."""
+    """Yield the first line of each function that is too long and has no reason."""
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.end_lineno is None:

@@ -1,4 +1,4 @@
-"""Sightings of many nodes merged to one job, in any order of arrival."""
+"""The data of many nodes is merged into one job. The order of arrival does not matter."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def at_line(line: int) -> Sighting:
 
 
 def calls_of_one_more(known_nodes: int) -> int:
-    """Return the number of function calls, also of compiled functions, that add a node to `known_nodes` others."""
+    """Return the number of function calls, also of C functions, that adding one node to `known_nodes` nodes needs."""
     gathering, calls = SightingCollector(), 0
     for line in range(known_nodes):
         gathering.add(at_line(line))

@@ -1,4 +1,4 @@
-"""The pure halves of the GPU checks: unusual inputs, and cases that do not occur on a fake node."""
+"""The pure functions of the GPU checks, with unusual inputs and with cases that a fake node cannot have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cycles of a graph, compared with the result of a walk from each node."""
+"""Cycles of a graph, compared with a walk from each node."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The next step of a verdict without a named rank. It checks the resource that the ranks wait for.
+"""The next step of a verdict without a named rank: a check of the resource that the ranks wait for.
 
-Links are checked only if all ranks wait.
+Network links are checked only if all ranks wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The daemon's heap, measured by the kernel's counters: all threads share it, and freed memory is returned."""
+"""The daemon's heap, by the kernel's counters: all threads share one heap, and freed memory is returned."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(arenas, before - kib("VmRSS"))
 
 
 def played(*arguments: str) -> tuple[int, int]:
-    """Return two measurements of a child: extra arenas while 8 threads hold 32 MB, and KiB returned after the free.
+    """Run a child that allocates 32 MB in 8 threads. Return its extra heaps, and the KiB returned after the free.
 
     The child frees all but 2 % of the blocks.
     """

@@ -1,4 +1,4 @@
-"""Hooks: their selection, their arguments, their missing capabilities, and their deadline."""
+"""Hooks: which hook runs, its arguments, its deadline, and that it has no capabilities."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_hook_has_no_capability_secret_or_open_file_of_the_daemon(
 
 @needs_root
 def test_hook_without_cap_setpcap_has_no_capabilities() -> None:
-    """Run as under deploy/systemd/hangwatch.service: own user, ambient capabilities, no CAP_SETPCAP."""
+    """Run the hook as under deploy/systemd/hangwatch.service: separate user, ambient capabilities, no CAP_SETPCAP."""
     rights = "-all,+sys_ptrace,+kill"
     caps = [f"--{kind}={rights}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
     child = [sys.executable, "-I", "-S", hooks.__file__.replace("hooks.py", "hook_process.py"), "60"]

@@ -1,4 +1,4 @@
-"""Access to the served pages on a real server on loopback."""
+"""The pages of a real server on loopback, and who may read them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Status(Value, frozen=True):
 
 
 class Incidents:
-    """A store of one incident with one page."""
+    """A store with one incident, which has one page."""
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
         if (incident_id, name) != ("20260101T000000Z-42", "report.html"):
@@ -97,7 +97,7 @@ def get(
 
 
 def sent(port: int, request: bytes) -> bytes:
-    """Return everything received on one connection until the server closes it."""
+    """Send `request` on a new connection. Return all received bytes until the server closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
         one.sendall(request)
         return rest(one)
@@ -351,7 +351,7 @@ def test_readers_that_do_not_read_give_their_place_away() -> None:
 
 
 def test_a_request_has_one_deadline_from_accept_to_its_end(pair: dict[str, str]) -> None:
-    """Count the handshake towards the deadline. A byte now and then does not extend it."""
+    """The TLS handshake counts towards the deadline. A client that sends single bytes does not extend it."""
 
     def seconds_until_closed(port: int, first: bytes) -> float:
         began = time.monotonic()
@@ -373,7 +373,7 @@ def test_a_request_has_one_deadline_from_accept_to_its_end(pair: dict[str, str])
 
 
 class Slow(Collector):
-    """A metric family that blocks until `go` is set. It counts its collections."""
+    """A metric family that blocks its collection until the event `go` is set. It counts the collections."""
 
     def __init__(self) -> None:
         self.begun, self.go = 0, threading.Event()
@@ -462,7 +462,7 @@ def test_a_listener_leaves_most_descriptors_to_the_others() -> None:
 
 
 class Drip:
-    """A body with parts that come slowly. It records that it was closed."""
+    """A response body whose parts come slowly. It records that it was closed."""
 
     def __init__(self, parts: int, pause_seconds: float) -> None:
         self.left, self.pause_seconds, self.closed = parts, pause_seconds, threading.Event()
@@ -545,7 +545,7 @@ def listener_of_five_connections() -> Iterator[tuple[Listener, int]]:
 
 
 def connected_as(uid: int, address: str, port: int) -> socket.socket:
-    """Return a connection from this address by this user. The thread takes on the user while it makes the socket."""
+    """Return a connection from `address` by user `uid`. The thread has this user only while it makes the socket."""
     with as_thread_of(uid):
         ours = socket.socket()
     ours.settimeout(10)

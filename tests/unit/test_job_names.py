@@ -1,4 +1,4 @@
-"""The readable names of jobs, also hostile ones. They come from the scheduler or the operator of the job's pods."""
+"""The readable names of jobs, from the scheduler or from the operator of the job's pods. Names may be hostile."""
 
 from __future__ import annotations
 
@@ -113,7 +113,10 @@ def test_a_pod_is_called_by_its_own_name_but_never_by_its_nodes(tmp_path: Path) 
 @example(text=HOSTILE)
 @given(text=st.text())
 def test_a_hostile_name_is_one_plain_word(text: str) -> None:
-    """Remove all that Slack, Markdown, HTML, a shell, a Go template or PromQL interprets. Limit the length."""
+    """Remove all characters that Slack, Markdown, HTML, a shell, a Go template or PromQL interprets.
+
+    Limit the length.
+    """
     job = replace(SLURM, job_name=text, program=text, user=text)
     for shown in (named({"SLURM_JOB_NAME": text}), words.plain_word(text)):
         assert re.fullmatch(r"[A-Za-z0-9._-]{0,48}", shown)
@@ -125,6 +128,6 @@ def test_a_hostile_name_is_one_plain_word(text: str) -> None:
 
 @pytest.mark.parametrize("row", launcher_table.TABLE.names, ids=lambda row: str(row.variable))
 def test_a_long_value_costs_no_time(row: launcher_table.NameVariable) -> None:
-    """Match long input: any user chooses it. A match takes at most the square of a host name's length in steps."""
+    """Any user chooses the value. The number of steps is at most the square of the length of a host name."""
     for text in ("1-" * 5000, "a-0-" * 3000, "-" * 9000, "a-1" * 4000 + ".a", "a" * 20000):
         assert len(named({row.variable: text})) <= 48

@@ -153,7 +153,7 @@ def test_spawned_processes_whose_parent_was_killed(tmp_path: Path) -> None:
 
 
 def on_two_gpus(tree: str, root: Path) -> tuple[Job, ...]:
-    """Return the jobs in the text of a tree. Processes 912 and 913 hold a GPU each."""
+    """Return the jobs of this tree. Processes 912 and 913 hold a GPU each."""
     return JobScan(lay_out(tree, root)).find(sweep({0: (912,), 1: (913,)}), node="").jobs
 
 
@@ -207,7 +207,7 @@ LIGHTNING = TREES["lightning"]
 
 
 def find_rank_slots(tree: str, root: Path) -> list[tuple[int | None, list[tuple[int | None, int | None, int]]]]:
-    """Return size and rank slots of each job in the text of a tree."""
+    """Return the world size and the rank slots of each job of this tree."""
     return [(job.world_size, seats(job)) for job in JobScan(lay_out(tree, root)).find(None, node="").jobs]
 
 
@@ -341,7 +341,10 @@ def test_a_run_inside_a_rank_is_a_job_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_start(tmp_path: Path) -> None:
-    """Add a higher attempt, a younger process, a launcher of the same run, or a server. Each once took a job over."""
+    """Another user copies a job's variables and adds one process that could take the job over.
+
+    It is a rank of a higher attempt, a younger rank, a launcher of the same run, or a server.
+    """
     text = (FOLDER / "hostile_neighbour.proc").read_text()
     alone = "\n".join(line for part in text.split("# ")[:2] for line in part.splitlines()[1:])
     (mine,) = discovery.find_jobs(ProcessScan(lay_out(alone, tmp_path)).processes(), node="n").jobs
@@ -384,7 +387,7 @@ def test_a_job_has_the_uid_of_all_its_ranks_as_the_node_knows_it(
 
 
 def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_path: Path) -> None:
-    """Start two containers of uid 0, each with all ranks of the same run."""
+    """Two containers of uid 0 each have all ranks of the same run."""
     text = (FOLDER / "two_containers.proc").read_text()
     intruder = text.replace("RANK=1", "RANK=0")
     first, second = discovery.find_jobs(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n").jobs
@@ -394,7 +397,7 @@ def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_
 
 
 def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path: Path) -> None:
-    """Exclude an unconnected pod.
+    """Exclude a pod without a connection to the job's store.
 
     In pods all users are uid 0, so a process that copies a job's variables can claim a rank.
     """
@@ -418,7 +421,10 @@ def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path
 
 @pytest.mark.parametrize("name", ["pytorchjob_pods", "torchrun_pods", "two_containers"])
 def test_pods_of_which_none_is_seen_connected_are_jobs_of_their_own(name: str, tmp_path: Path) -> None:
-    """Page for each pod separately until both are connected: another user's pod can copy every variable."""
+    """Each pod is a separate job, and pages separately, until both are connected to the store.
+
+    A pod of another user can copy all variables of a job.
+    """
     text = "".join(line for line in TREES[name].splitlines(keepends=True) if not line.strip().startswith(">"))
     first, second = JobScan(lay_out(text, tmp_path)).find(None, node="n").jobs
     assert (len(first.ranks), len(second.ranks)) == (1, 1)
@@ -431,9 +437,9 @@ def test_pods_of_which_none_is_seen_connected_are_jobs_of_their_own(name: str, t
 
 @pytest.mark.parametrize("space", ["user:[4026532999]", ""])
 def test_an_address_in_a_network_that_a_user_may_have_made_joins_nobody(space: str, tmp_path: Path) -> None:
-    """Do not join jobs by a store address in a user's own network.
+    """Do not join jobs by a store address in a network namespace that a user may have made.
 
-    A user is root of a user namespace and can give its network the store address of another user.
+    A user is root in its user namespace and can use the store address of another user there.
     """
     root = lay_out(TREES["pytorchjob_pods"], tmp_path)
     (root / "142/ns/user").unlink()
@@ -530,7 +536,7 @@ def test_a_pid_that_the_driver_named_before_the_process_began_is_not_its_gpu(tmp
 
 
 def test_of_two_jobs_of_one_key_the_one_on_the_gpus_keeps_it(tmp_path: Path) -> None:
-    """Keep the key for the job on the GPUs, even if the other is older: any process can copy the variables."""
+    """The job on the GPUs keeps the key, even if the other job is older: any process can copy the variables."""
     text = (FOLDER / "pytorchjob_pods.proc").read_text()
     pod = text[text.index("140 (") : text.index("= plain")]
     intruder = re.sub(r"\b14(\d)\b", r"12\1", pod).replace("RANK=3", "RANK=2").replace("3b7d9e04", "f00dcafe")
@@ -595,7 +601,7 @@ def test_what_a_command_line_runs(cmdline: tuple[str, ...], program: str) -> Non
     ],
 )
 def test_program_name_is_one_word_without_secrets(cmdline: tuple[str, ...], name: str) -> None:
-    """Cut the name to one word: setproctitle puts a whole command line into the first argument."""
+    """setproctitle puts a whole command line into the first argument."""
     assert process_role.program_name(cmdline) == name
 
 
@@ -708,7 +714,7 @@ def test_any_processes_give_jobs_with_safe_names_and_each_process_one_place(
 
 
 def _with_users(child: str, rank: str = "1004") -> str:
-    """Return the tree of a rank and a process below it, each with its user ids."""
+    """Return the tree of a rank and of a process below it. `child` and `rank` are their user ids."""
     variables = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=h MASTER_PORT=1"
     return f"""
 1 (systemd) S parent=0 start=1
@@ -728,7 +734,7 @@ def _with_users(child: str, rank: str = "1004") -> str:
 
 @pytest.mark.parametrize("child", ["0", "1005", "1004,0"])
 def test_what_runs_below_a_rank_as_somebody_else_is_left_out_and_told(tmp_path: Path, child: str) -> None:
-    """Omit processes of another user below a rank: the job's owner may read all stacks of the incident."""
+    """Omit processes of other users below a rank: the job's owner may read all stacks of the incident."""
     (job,) = JobScan(lay_out(_with_users(child), tmp_path)).find(None, "here").jobs
     assert ([worker.id.pid for worker in job.ranks[0].workers], job.uid) == ([12], 1004)
     assert "child processes of its ranks that run as another user are not dumped: 1" in job.notes
@@ -743,7 +749,7 @@ def test_the_incident_of_a_rank_that_is_a_setuid_program_is_not_its_users_to_rea
 
 
 def claimant(pid: int, uid: int, place: str, ranks: Iterable[int]) -> membership.Membership:
-    """Return the membership of these ranks, one process each. All of them claim the same run."""
+    """Return a membership with these ranks, one process each. All memberships claim the same run."""
     members = []
     for number in sorted(ranks):
         environ = {"RANK": str(number), "WORLD_SIZE": "8", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
@@ -756,9 +762,9 @@ def claimant(pid: int, uid: int, place: str, ranks: Iterable[int]) -> membership
 def joined_by_comparing_each_with_each(
     claimants: Sequence[membership.Membership], endpoints: Mapping[ProcessId, str]
 ) -> list[list[ProcessId]]:
-    """Apply the joining rule literally, as the reference.
+    """Join the claimants by comparing each with each, as the reference for the fast algorithm.
 
-    A claimant joins the first job of the same owner name without a common rank, of its user or at its stores.
+    A claimant joins the first job with the same owner that lacks its ranks and has the same user or a common store.
     """
     every: list[list[membership.Membership]] = []
 
@@ -806,7 +812,7 @@ def test_claimants_are_joined_as_if_each_were_compared_with_each(
 
 
 def test_claimants_of_one_rank_are_not_compared_each_with_each() -> None:
-    """Compare less than all pairs: one user can make thousands of claimants. Twice as many cost twice the calls."""
+    """Twice as many claimants need at most about twice as many calls: one user can start thousands of them."""
 
     def calls(count: int) -> int:
         found, made = [claimant(pid, 1, "", {0}) for pid in range(1, count + 1)], 0

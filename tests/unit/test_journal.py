@@ -1,4 +1,4 @@
-"""Log lines for the journal: every line has its priority. Only a real journal gets priorities."""
+"""Log lines for the systemd journal: each line has its priority. Other outputs get no priorities."""
 
 from __future__ import annotations
 

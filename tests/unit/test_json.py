@@ -1,4 +1,7 @@
-"""The JSON output of the commands: schemas are current, output matches them, earlier incidents can be read."""
+"""The JSON output of the commands.
+
+Schemas are current, output matches them, and incidents of earlier versions can be read.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,7 @@ def test_the_status_meets_its_schema() -> None:
 
 @pytest.fixture(params=EARLIER, ids=lambda path: path.stem)
 def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """The folder of an incident that an earlier version of hangwatch wrote."""
+    """Return the folder of an incident that an earlier version of hangwatch wrote."""
     folder = tmp_path / "incidents" / "20260314T031500Z-2180718"
     folder.mkdir(parents=True)
     (folder / incident_file.INCIDENT_FILE).write_bytes(request.param.read_bytes())
@@ -143,7 +146,7 @@ def side_by_side(member: dict[str, Any]) -> dict[str, Any]:
 
 
 def lost(before: Any, after: Any, path: str = "") -> list[str]:
-    """Return the paths at which `after` lacks a value of `before`. New fields are no loss."""
+    """Return the paths of values of `before` that `after` lacks. New fields in `after` do not count."""
     if isinstance(before, dict) and isinstance(after, dict):
         if "motion" in before and "recorder" in after:
             after = side_by_side(after)

@@ -1,4 +1,7 @@
-"""Kernel log lines about a job: each row has real lines of kernels, and similar lines that must not match."""
+"""Kernel log lines about a job.
+
+Each row of kernel_lines.toml matches real lines, and does not match similar lines.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,10 @@ def test_what_is_no_line_of_the_kernel(line: str) -> None:
 
 @given(comm=st.text(min_size=1, max_size=15).filter(lambda text: "\n" not in text))
 def test_no_comm_makes_a_pid_of_its_own(comm: str) -> None:
-    """Find the right pid: a process chooses only the 15 bytes before its pid. The kernel writes the rest."""
+    """Find the right pid.
+
+    A process can choose only its name, the 15 bytes before the pid; the kernel writes the rest.
+    """
     said = kernel_lines.find(f"{comm}[4242]: segfault at 0 ip 0 sp 0 error 4 in x[0+1]")
     assert said is None or said.subject == "4242"
 
@@ -146,9 +152,9 @@ def log(folder: Path, *lines: str, boot_seconds: float | None = None) -> tuple[k
 
 
 def said_of(job: Job, lines: tuple[kmsg.LoggedLine, ...]) -> dict[int, tuple[KernelLine, ...]]:
-    """Attribute lines in a /proc that seems to be in the initial pid namespace, like the pids in the log.
+    """Return the kernel lines about each pid of the job.
 
-    A test worker may be in another pid namespace.
+    The fake /proc is in the initial pid namespace, like the pids in the log. A test worker may be in another one.
     """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -159,7 +165,7 @@ def said_of(job: Job, lines: tuple[kmsg.LoggedLine, ...]) -> dict[int, tuple[Ker
 
 
 def own_job(*, ended: tuple[EndedProcess, ...] = ()) -> Job:
-    """Make a job with this process as its only rank."""
+    """Return a job with the process of this test as its only rank."""
     state = procfs.read_state(os.getpid())
     assert state is not None
     rank = Rank(id=state[0], rank=0, local_rank=0)
@@ -193,7 +199,7 @@ def test_a_worker_that_was_killed_is_told_of_its_rank(tmp_path: Path) -> None:
 
 
 def test_a_pid_that_was_another_process_is_none_of_the_job(tmp_path: Path) -> None:
-    """Ignore a line from before the start of the process, or from long after its end."""
+    """Ignore a line from before the process started, or from long after it ended."""
     now = time.monotonic()
     before = gone(999_999_004, began_seconds=now - 5)
     old = log(tmp_path, SEGFAULT.format(999_999_004), boot_seconds=max(1.0, now - 5000))
@@ -208,7 +214,7 @@ def test_a_thread_that_is_blocked_no_more_is_not_told(tmp_path: Path) -> None:
 
 
 def test_pids_of_another_namespace_are_not_believed(tmp_path: Path) -> None:
-    """Use a /proc with pids that may differ from those of the kernel's log."""
+    """The pids of this /proc may differ from the pids in the kernel's log."""
     ended = gone(4711, began_seconds=time.monotonic() - 5)
     lines = log(tmp_path, SEGFAULT.format(4711))
     job = own_job(ended=(ended,))
@@ -216,7 +222,7 @@ def test_pids_of_another_namespace_are_not_believed(tmp_path: Path) -> None:
 
 
 def test_a_file_system_that_a_rank_has_mounted(tmp_path: Path) -> None:
-    """Ignore lines about a server if no process of the job has mounted its file systems."""
+    """Ignore lines about a file server if no process of the job has mounted a file system of this server."""
     pid = 4711
     folder = tmp_path / "proc" / str(pid)
     folder.mkdir(parents=True)

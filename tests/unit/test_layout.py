@@ -1,4 +1,4 @@
-"""The layout of the package: few modules at the top, one subject per package, names that do not repeat."""
+"""The layout of the package: few modules at the top, one subject per package, no repeated names."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_an_incident_that_is_closed_is_exported_no_more() -> None:
 
 @given(st.lists(st.integers(min_value=0, max_value=4194304), min_size=1, max_size=60))
 def test_a_sentence_that_is_too_long_holds_no_other_number(pids: list[int]) -> None:
-    """Cut no number of a sentence: it is on the page, and `pid 372` cut to `pid 37` is another process."""
+    """Do not cut inside a number: `pid 372` cut to `pid 37` names another process on the page."""
     told = sentence_label("rank 5, pid " + " and pid ".join(map(str, pids)) + " stand in read")
     assert len(told) <= LABEL_LENGTH
     assert set(re.findall(r"pid (\d+)", told)) <= set(map(str, pids))
@@ -107,7 +107,7 @@ def test_a_sentence_that_is_too_long_holds_no_other_number(pids: list[int]) -> N
 
 
 def test_an_incident_says_where_its_report_is_served() -> None:
-    """Give the URL of the report if the site configured the daemon's external URL, which is the same on all nodes."""
+    """Add the URL of the report if the external URL of the daemon is configured."""
     assert 'url=""' in scrape(board())
     own = CollectorRegistry()
     own.register(
@@ -251,7 +251,10 @@ def test_ranks_without_a_stack_are_gone_or_undumpable() -> None:
 
 
 def test_stopped_rank_is_exported_as_waiting_for_nothing() -> None:
-    """Export that a stopped rank waits for nothing. By its stack, the fleet rule would count it as waiting."""
+    """By its stack a stopped rank waits, and the fleet rule would count it as waiting.
+
+    So export that it waits for nothing.
+    """
     (entry,) = board().snapshot.jobs.values()
     grouping = entry.incident.grouping
     stopped = tuple(

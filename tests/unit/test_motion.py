@@ -1,4 +1,4 @@
-"""The activity of a rank, by measurement. The names of its functions do not matter."""
+"""The signature of a rank, by measurement. The names of its functions do not matter."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ def measure(stack_dump: RankDump, settings: config.Capture = SETTINGS) -> progre
 
 
 def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
-    """Return rounds at one line with few switches. In each, the main thread is in this system call (None: it runs)."""
+    """Return one round for each call, at one line and with few switches.
+
+    The main thread is in this system call, or runs (None).
+    """
     found = dumps([STILL[0]] * len(calls), switches=0.1)
     return tuple(structs.replace(dump, call=call) for dump, call in zip(found, calls, strict=True))
 
@@ -81,9 +84,10 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
     main_io: float | None = None,
     **more: object,
 ) -> tuple[ProcessDump, ...]:
-    """Return rounds 5 s apart: `cpu`, `main`, `system`, `delay` in cores, `io` in bytes/s, `switches` per second.
+    """Return one round for each stack, 5 s apart. An empty stack is a failed dump.
 
-    An empty stack is a failed dump. Each dump itself makes `dump_switches`. Numbers in `more` are per second.
+    `cpu`, `main`, `system` and `delay` are in cores, `io` in bytes/s, `switches` and the numbers in `more` per
+    second. Taking a dump adds `dump_switches` switches.
     """
     main = cpu if main is None else main
 
@@ -138,9 +142,11 @@ def rank(
     pcie: float | None = None,
     light: bool = False,
 ) -> RankDump:
-    """Make a rank. `use` is the utilisation ratio of its GPU, `nvlink` and `pcie` are bytes per second.
+    """Return a rank with these rounds.
 
-    `power` is the position of its GPU's power between idle (0) and busy (1).
+    `use` is the utilization ratio of its GPU; `nvlink` and `pcie` are bytes per second.
+
+    `power` is the power of its GPU, as a ratio between idle (0) and busy (1).
     """
     workers = (WorkerDump(pid=2, comm="pt_data_worker", rounds=worker),) if worker else ()
     return RankDump(
@@ -370,7 +376,7 @@ SILENT = "/mnt/jfs (fuse.juicefs)"
 def shut(
     cpu: float = 0.0, io: float = 0.0, state: str = "S", rounds: int = 3, mount: str | None = SILENT, held: bool = False
 ) -> RankDump:
-    """Make a rank without any stack. Its program is on a file system that does not respond."""
+    """Return a rank without any stack, because its program is on a file system that does not respond."""
     found = dumps([[]] * rounds, cpu=cpu, io=io, state=state)
     return structs.replace(rank(found), silent_mount=mount, waits_for_mount=held)
 

@@ -1,4 +1,4 @@
-"""Test that the hand-written mutants still match: after a module is split, its lines are in another module."""
+"""The hand-written mutants still match their lines, also after a module was split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL's counts of its ranks: late ranks, slow ranks, and the verdict."""
+"""Late and slow ranks by the counts of NCCL, and the verdict."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_all_alike_is_everybody_came() -> None:
 def test_all_alike_acquits_nobody() -> None:
     """Name the rank by its stack although all counts are equal.
 
-    The other ranks may wait for something outside of NCCL: a barrier of the store, another library.
+    The other ranks may wait for something outside NCCL: a barrier of the store, or another library.
     """
     first, *rest, last = members(*[status([7, 7, 7, 7])] * 3)
     loads = structs.replace(outside(last), activity="data_loading", waits_for="nothing")
@@ -143,7 +143,7 @@ def test_whom_nccl_does_not_reach_is_a_first_look() -> None:
 
 
 def test_counts_name_nobody_where_a_rank_gave_no_answer() -> None:
-    """Name no rank by counts if a rank did not respond: NCCL may not reach that rank."""
+    """Name no rank by counts if one rank did not respond: perhaps only NCCL cannot reach it."""
     first, second, third, last = members(*[status([7, 7, 7, 6], lost=[2])] * 3)
     verdict = judged(waiting(first, second, third), outside(last))
     assert verdict.kind == "OutsideCollective", "so its stack alone, which is low"
@@ -161,7 +161,7 @@ def test_who_is_behind_on_another_node_is_said() -> None:
 
 
 def test_over_nodes_the_counts_name_who_is_behind() -> None:
-    """Merge nodes that were queried separately and gave the same data."""
+    """Merge two nodes. Each was queried separately and returned the same counts."""
     halves = members(*[status([7, 7, 7, 6])] * 3)
     apart = [
         structs.replace(member, id=structs.replace(member.id, node=f"gpu0{number // 2}"))

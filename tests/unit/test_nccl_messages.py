@@ -1,4 +1,4 @@
-"""The explanations of NCCL's messages. Each row has lines that versions of NCCL and PyTorch print."""
+"""The explanations of NCCL's messages. Each row matches lines that versions of NCCL and PyTorch print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last lines of ranks' output files. They lead at most to a rank to check first."""
+"""The last lines of the output of ranks. They name no rank; at most a rank is checked first."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_lines_and_evidence_of_a_log_have_no_secret_of_a_known_form(name: str) -
 
 
 def test_log_line_of_a_live_rank_is_looked_at_in_its_first_1024_characters() -> None:
-    """Ignore characters after the first 1,024: the time of a pattern grows with the square of a line's length."""
+    """Ignore text after the first 1,024 characters: matching time grows with the square of the length of a line."""
     near, far = (f"{' ' * before}{PEER}\n" for before in (900, 1024))
     found = [list(log.messages) for log in logs(f"{near}step\n", f"{far}step\n")]
     assert found == [["ib_pair_unreachable"], []]

@@ -1,4 +1,7 @@
-"""Passwords over the network: results and cost. No user can lock others out or keep the node busy."""
+"""Passwords over the network: which are accepted, and their cost.
+
+No user can lock out others or keep the node busy.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,10 @@ def test_an_unknown_user_costs_as_much_as_a_known_one(monkeypatch: pytest.Monkey
 
 
 def test_a_flood_of_tries_costs_a_part_of_a_core_and_keeps_nobody_out() -> None:
-    """Let an attacker at one address send at full speed. Next to it, a user sends a correct pair for the first time."""
+    """An attacker sends wrong passwords for alice at full speed.
+
+    Meanwhile alice sends the right one from another address.
+    """
     known = Passwords({"alice": hashed(b"secret", DEAR)})
     answers: list[Answer] = []
 

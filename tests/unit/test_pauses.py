@@ -1,7 +1,4 @@
-"""Pauses that ended by themselves.
-
-Tested are the definition of a place, the learned length, and the later page at such a place.
-"""
+"""Pauses that ended by themselves: the place of a pause, its learned length, and the later page at this place."""
 
 from __future__ import annotations
 

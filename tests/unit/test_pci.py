@@ -1,4 +1,4 @@
-"""The PCI bus of a /sys tree: distances, access control, IOMMU, NVIDIA devices."""
+"""The PCI bus in a /sys tree: distances between devices, access control, IOMMU, NVIDIA devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Titles of processes (setproctitle): their numbers, families and names; the titles of a live rank and its workers."""
+"""Process titles (setproctitle): the numbers and names in them, and the title of a live rank and its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of an incident: opened by a capture, taken through every transition, closed when the job resumes or ends."""
+"""The state of a job and its incident, from the first capture to the end, by the pure steps of the board."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def grouping(motion: Motion = Motion.FROZEN, gone: bool = False) -> Grouping:
 
 
 class Life:
-    """A replacement of the daemon: it calls the pure functions and keeps their actions."""
+    """A replacement of the daemon for one job: it calls the pure steps and records their actions."""
 
     def __init__(self) -> None:
         self.snapshot, self.now = Snapshot(), 1000.0
@@ -242,7 +242,10 @@ def test_a_job_of_which_nothing_is_left_is_not_hung() -> None:
 
 
 def test_a_job_keeps_its_name_while_its_ranks_live() -> None:
-    """Keep the name of a job although a second job in the allocation, or a killed launcher, changes the scan's name."""
+    """Keep the name of a job even if a scan would give another name.
+
+    This occurs if the allocation gets a second job, or if the launcher is killed.
+    """
     life = hung()
     renamed, other = replace(job(), job_id="42-p100"), job(pid=500, job_id="42-p500")
     life.discover(renamed, other)
@@ -262,14 +265,14 @@ def at_work(**changes: bool) -> Life:
 
 
 def apart() -> Job:
-    """Return the job as a scan finds it next to a job with a better claim to the key."""
+    """Return the same job under another key, as a scan returns it if a second job has a better claim to the key."""
     return replace(job(), job_id="42-p100", job_key="42-p100")
 
 
 def test_key_moves_to_job_that_holds_a_gpu() -> None:
     """Give the key to the job on a GPU.
 
-    Otherwise an earlier process with copied variables would be that job on all nodes.
+    Otherwise an older process with copied variables would have this key on all nodes.
     """
     life = at_work()
     real = replace(job(pid=500), holds_gpu=True)
@@ -328,7 +331,7 @@ def test_at_its_start_a_job_takes_the_name_that_the_scan_finds_later_and_goes_on
 
 @pytest.mark.parametrize("open_one", [100, 500])
 def test_two_pods_that_become_one_job_lose_neither_incident_nor_page(open_one: int) -> None:
-    """Merge two jobs into one: ranks in two pods count as two jobs until they have connected to their store."""
+    """Ranks in two pods count as two jobs until they have connected to their store. Then both become one job."""
     life = hung()
     other = replace(job(pid=500, ranks=1), job_id="42-p500", job_key="42-p500")
     life.discover(job(), other)
@@ -424,7 +427,10 @@ def test_jobs_do_not_disturb_each_other() -> None:
 
 
 def test_ranks_that_gave_a_stack_were_seen_whatever_they_do() -> None:
-    """Count ranks that spin next to idle GPUs as seen but unjudged. The job then pages after the stalled hold."""
+    """Count ranks with a stack as seen, even if they spin next to idle GPUs.
+
+    Then the job pages after the stalled hold.
+    """
     members = tuple(Member(id=RankId(node="n1", rank=i), signature=Signature.SPINS) for i in range(2))
     stack = (Frame(function="step", file="mine.py", line=7),)
     seen = steps.count_motion(Grouping(groups=(Group(key="k", activity="unknown", members=members, frames=stack),)))
@@ -452,10 +458,7 @@ def test_who_moves_is_said_as_everywhere() -> None:
 def test_who_may_not_read_one_capture_of_an_incident_reads_none(
     looks: tuple[int | None, ...], reader: int | None
 ) -> None:
-    """Capture a rank once as a setuid program and once as the user's own program.
-
-    Execve keeps the pid.
-    """
+    """A rank is captured once as a setuid program and once as the user's program: execve(2) keeps the pid."""
     life = Life()
     life.discover(replace(job(), uid=7))
     life.power(600, 60)
@@ -490,7 +493,7 @@ STORE = "10.0.0.5 port 23456"
 
 
 class Stranger(Value, frozen=True):
-    """The data that a user in another pod can make the kernel and the driver report about a process."""
+    """A process of a user in another pod, with the data that this user can control."""
 
     pid: int
     rank: int
@@ -514,7 +517,7 @@ _strangers = st.lists(
 
 
 class Shared(Life):
-    """A job in a pod, and foreign processes on the same node."""
+    """A job in a pod, on a node where other users run processes."""
 
     def scan(self, strangers: list[Stranger], mine: list[Process], is_listed: bool = True) -> None:
         processes = [*mine, *(rank_in_pod("f00dcafe-0000", one.pid, one.rank, one.start_ticks) for one in strangers)]
@@ -541,7 +544,7 @@ class Shared(Life):
         return entry
 
     def live(self, strangers: list[list[Stranger]], before: list[list[Stranger]]) -> list[tuple[JobState, bool, str]]:
-        """Start, work, hang, capture, and resume. Scan between the steps, each time with the next strangers."""
+        """Start, work, hang, capture and resume. Between the steps, scan with the next processes of strangers."""
         for beside in before:
             self.scan(beside, [])
             self.power(60, 2)
@@ -575,7 +578,7 @@ def test_no_strangers_who_come_change_key_state_or_page(strangers: list[list[Str
 def test_no_strangers_who_were_there_first_change_state_or_page(
     strangers: list[list[Stranger]], before: list[list[Stranger]]
 ) -> None:
-    """Start the strangers first. Only with a GPU may they take the key: no data shows which uid-0 pod is genuine."""
+    """The strangers start first. They may take the key only with a GPU: no data shows which uid-0 pod is genuine."""
     alone, told = Shared().live([], []), Shared().live(strangers, before)
     assert states(told) == states(alone)
     if not any(one.on_gpu for beside in (*before, *strangers) for one in beside):
@@ -583,7 +586,7 @@ def test_no_strangers_who_were_there_first_change_state_or_page(
 
 
 def started_again(saved: Incident, *jobs: Job, seconds_later: float = 30) -> Life:
-    """Return a new daemon that has found these jobs and read the incident saved by the old daemon."""
+    """Return a restarted daemon, which has found `jobs` and has read `saved`, the incident of the old daemon."""
     life = Life()
     life.now = saved.opened_unix_seconds - 1e9 + seconds_later
     life.discover(*jobs)
@@ -735,9 +738,10 @@ def test_link_errors_are_timed_while_the_check_warns() -> None:
 
 
 def life_with_a_pause(*after: Job, checks: tuple[CheckResult, ...] = ()) -> Life:
-    """Train, pause for 40 s with rank 0 elsewhere, train again, and pause again.
+    """Return the state of a job that trained, paused for 40 s, trained again, and now pauses again.
 
-    `checks` are recorded in the first pause. `after` are the jobs found while it trains again.
+    Rank 0 waits for a server in both pauses. `checks` are recorded in the first pause. `after` are the jobs that a
+    scan finds between the pauses.
     """
     life = Life()
     life.discover(job())
@@ -840,7 +844,7 @@ def test_a_pause_in_which_links_were_sick_taught_nothing() -> None:
 
 
 def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
-    """Remember the pids of dead processes for the kernel's log: ranks and their workers. Each epoch has new workers."""
+    """Remember the pids of dead ranks and workers for the kernel's log, up to a limit: each epoch has new workers."""
     life, all_here = Life(), job(ranks=2)
     life.discover(all_here)
     first, second = all_here.ranks
@@ -859,7 +863,7 @@ def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
 
 
 def dead_ranks_to_read(life: Life, *jobs: Job) -> list[tuple[list[int], int]]:
-    """Scan and find these jobs. For each job with dead ranks, return their pids and the number of live ranks."""
+    """Record a scan that found `jobs`. For each job with dead ranks, return their pids and the number of live ranks."""
     life.snapshot, actions = steps.record_scan(life.snapshot, jobs, life.now, life.unix)
     reads = [action.job for action in actions if isinstance(action, ReadCrashArtifacts)]
     return [([one.id.pid for one in read.ended], len(read.ranks)) for read in reads]
@@ -877,7 +881,7 @@ def test_what_a_rank_left_is_read_once_it_is_gone() -> None:
 
 
 def test_why_a_rank_died_is_known_of_the_job_that_goes_on_without_it() -> None:
-    """Keep the cause of a rank's death over later scans. If the other ranks hang, their capture reports it."""
+    """Keep the cause of a rank's death over later scans. If the other ranks hang, their verdict has it."""
     life, whole = Life(), job(ranks=3)
     dead_ranks_to_read(life, whole)
     without = replace(whole, ranks=whole.ranks[:2])
@@ -899,7 +903,7 @@ def test_what_ranks_left_is_read_when_others_take_their_place() -> None:
 
 
 def test_of_ranks_that_die_together_none_is_lost() -> None:
-    """Read the artifacts of all ranks that died together. The first is known only then; later ones stay, too."""
+    """All ranks except one die together, then the last rank dies. Read the artifacts of all of them."""
     life, whole = Life(), job(ranks=Jobs().max_ranks_per_owner)
     dead_ranks_to_read(life, whole)
     survivor = whole.ranks[0]
@@ -939,9 +943,9 @@ def test_a_crash_of_the_same_processes_is_one_incident_told_anew() -> None:
 
 
 def test_who_followed_does_not_take_the_place_of_the_rank_that_is_named() -> None:
-    """Keep the named crash.
+    """Keep the crash with the named rank.
 
-    The ranks of the next attempt only report each other, and its warning ends after seconds.
+    The ranks of the next attempt only report each other, and the warning of that attempt ends after seconds.
     """
     named = crash(1, 100)
     named = replace(named, verdict=replace(named.verdict, named=(RankId(rank=0),)))

@@ -1,4 +1,4 @@
-"""The pure functions of `progress` at their limits: the board's data of each job, lifetimes, counts and saved parts."""
+"""The pure steps of the board at their limits: data of each job, retention times, counts, and saved parts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.unit.test_progress import RULES, Life, grouping, hung, job, started_a
 
 
 def quiet() -> Life:
-    """Return a life in which the job has worked and is suspected. Its capture is in progress."""
+    """Return the state of a job that worked before and is now suspected. Its capture is running."""
     life = Life()
     life.discover(job())
     life.power(600, 60)
@@ -75,9 +75,9 @@ def test_sample_is_stored_and_learns_idle_level_of_free_gpus() -> None:
 
 
 def test_the_idle_level_that_was_learnt_is_the_floor_of_the_quiet_line() -> None:
-    """Use the learned idle level as the floor: a GPU that idles at 170 W has low power at 250 W.
+    """Use the measured idle level as the floor.
 
-    A GPU that idles at 60 W does not: at 250 W it may be at work.
+    At 250 W a GPU that idles at 170 W has low power. A GPU that idles at 60 W may be at work.
     """
     states = {}
     for idle in (60.0, 170.0):
@@ -351,7 +351,7 @@ def test_of_a_job_that_goes_up_and_down_the_last_sixty_lines_are_shown() -> None
 
 
 def test_what_was_closed_meanwhile_is_saved_without_power_and_with_its_end() -> None:
-    """Save the incident without power: the new daemon only has later power samples."""
+    """Save the incident without its power curve: the restarted daemon has only later power samples."""
     left = hung().saved[-1]
     life = Life()
     life.now = left.opened_unix_seconds - 1e9 + 30
@@ -425,7 +425,7 @@ def test_resumed_job_keeps_name_and_key_of_its_incident() -> None:
 
 
 def test_while_a_capture_is_under_way_nobody_takes_the_key_that_it_goes_by() -> None:
-    """Keep the key during a capture, because the job with that key gets its result."""
+    """Keep the key during a capture, because the result of the capture goes to the job with this key."""
     life = quiet()
     assert life.snapshot.jobs["42"].incident is None
     life.discover(replace(job(), job_id="42-p100", job_key="42-p100"), replace(job(pid=500), holds_gpu=True))

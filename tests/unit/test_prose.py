@@ -1,6 +1,7 @@
-"""Test that docstrings, comments, messages, names and docs follow the writing rules, see tests/prose.py.
+"""Check that docstrings, comments, messages, names and docs follow the writing rules of tests/prose.py.
 
-`NOT_YET` lists packages with findings and their number. When you correct some, lower the number or remove the line.
+`NOT_YET` is the number of findings that each folder may have. When you correct some, lower the number or remove the
+line.
 """
 
 from __future__ import annotations

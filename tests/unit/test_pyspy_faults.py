@@ -1,6 +1,6 @@
 """Faults of py-spy: its command line, the cases in which it may pause the target, the texts for users.
 
-The targets are folders like those of /proc, so that each can be in any state. py-spy is a shell script.
+The target is a folder of a fake /proc, so that it can have any state. py-spy is a shell script.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TORN = "echo 'Error: Failed to get stack traces' >&2; exit 1"
 
 
 class Target:
-    """A process in a fake /proc, and a py-spy that logs each call."""
+    """A process in a fake /proc, and a fake py-spy that logs each call."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.proc = folder, folder / "proc"
@@ -46,7 +46,10 @@ class Target:
             (process / f"task/{TARGET + number}/stat").write_text(stat)
 
     def pyspy(self, body: str, paused: str | None = None) -> Path:
-        """Write a py-spy that runs `body`, or `paused` if it may pause the target."""
+        """Write a py-spy that runs the shell script `body`.
+
+        If py-spy may pause the target, it runs `paused` instead.
+        """
         other = "" if paused is None else f'case "$*" in *--nonblocking*) ;; *) {paused}; exit;; esac\n'
         return fake_pyspy(self.folder, f'echo "$*" >> {self.folder}/calls\n{other}{body}')
 
@@ -67,7 +70,7 @@ def target(tmp_path: Path) -> Target:
 
 @pytest.fixture
 def silent_stdin() -> Iterator[None]:
-    """A standard input without data, like a terminal or the pipe of a service manager."""
+    """Give this process a standard input without data, like a terminal or the pipe of a service manager."""
     old = os.dup(0)
     reading, writing = os.pipe()
     os.dup2(reading, 0)
@@ -108,7 +111,7 @@ def test_target_is_paused_at_once_only_for_native_frames(
 
 
 def test_pyspy_gets_a_minimal_environment(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give py-spy no variables of ours: they may hold tokens."""
+    """Give py-spy no variables of the daemon: they may hold tokens."""
     monkeypatch.setenv("TOKEN", "secret")
     monkeypatch.setenv("PATH", f"/nowhere:{os.environ['PATH']}")
     target.dump(target.pyspy(f"env > {target.folder}/environ; {STACKS}"))
@@ -409,7 +412,7 @@ def test_unset_stop_event_changes_nothing(target: Target) -> None:
 
 @pytest.fixture
 def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Make SIGKILL ineffective until the end of the test, as in a blocked system call. Yield the children."""
+    """Make SIGKILL ineffective until the end of the test, as in a blocked system call. Yield the started children."""
     kept: list[subprocess.Popen[bytes]] = []
     monkeypatch.setattr(subprocess.Popen, "kill", lambda child: kept.append(child))
     monkeypatch.setattr(children, "KILL_SECONDS", 0.05)

@@ -122,7 +122,7 @@ def test_runaway_recursion_and_floods_of_threads_are_bounded() -> None:
 
 
 def test_whole_paths_are_cut_to_the_package_or_the_program() -> None:
-    """Shorten whole paths. pystack prints only whole paths."""
+    """Shorten whole paths, which pystack prints."""
     frames = [
         {"name": "wait", "filename": "/opt/py/lib/python3.13t/threading.py", "line": 7},
         {"name": "all_reduce", "filename": "/opt/py/lib/python3.13t/site-packages/torch/x.py", "line": 8},
@@ -135,7 +135,10 @@ def test_whole_paths_are_cut_to_the_package_or_the_program() -> None:
 
 
 def test_long_names_are_cut() -> None:
-    """Cut long names: py-spy reads 4,095 characters per name. A few processes could fill gigabytes of the daemon."""
+    """Cut long names: py-spy prints up to 4,095 characters per name.
+
+    A few processes could fill gigabytes of the daemon.
+    """
     long = "x" * 4000
     (read,) = pyspy_json.parse_json(json.dumps([thread(long, 7, (f"f{long}", f"/home/u/{long}/train.py", 3))]), 7)
     (frame,) = read.frames

@@ -1,6 +1,6 @@
 """The state of a node on which all ranks wait for other nodes.
 
-It is judged by stacks and world size, or exactly by flight recorders.
+Flight recorders show it exactly, else stacks and world size.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def grouping(*members: Member, waits_for: str = "ranks", world_size: int | None 
 
 
 def judge_remote_wait(seen: Grouping, *, is_elsewhere_too: bool = True) -> bool:
-    """Return the decision with the verdict that the rules give on `seen`."""
+    """Return whether all ranks of this node wait for other nodes, with the verdict of the rules on `seen`."""
     return waits_for_other_nodes(
         seen, judge(seen, ranks_here=len(seen.members)), has_ranks_on_other_nodes=is_elsewhere_too
     )
@@ -138,7 +138,10 @@ def waiting(motion: Motion = Motion.FROZEN, waits_for: str = "ranks") -> Groupin
 
 
 def at_the_hold(seen: Grouping | None = None, *checks: CheckResult) -> Life:
-    """Return a job with two of four ranks on this node. They train for a minute, then are captured as in `seen`."""
+    """Return the state of a job with two of four ranks on this node.
+
+    They train for a minute. Then power is low, and the capture finds `seen`.
+    """
     life = Life()
     life.discover(wide())
     life.power(600, 60)

@@ -1,4 +1,4 @@
-"""Replies of nodes, which are not trusted: valid replies, invalid replies, and the parts that are used."""
+"""Replies of nodes, which are not trusted: valid ones, invalid ones, and the parts that are used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def reply(output: bytes = ANSWER, status: int | None = 0, **changes: object) -> 
 
 
 def failed(reply: Reply) -> str:
-    """Return the reason why a reply is invalid."""
+    """Return the reason why `reply` is invalid."""
     replies = Replies()
     assert replies.take(reply) is None
     assert (replies.answered, replies.silent) == ([], [])

@@ -1,4 +1,4 @@
-"""The HTML report: self-contained, escaped, bounded, with the content of the text report."""
+"""The HTML report: self-contained, escaped, bounded, with the same content as the text report."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ BAD_TAGS = {
 
 
 class Page(HTMLParser):
-    """The page in a browser: tags with attributes, visible text, and if every tag is closed in order."""
+    """A parser of an HTML page.
+
+    It records tags with attributes and visible text, and checks that all tags are closed in order.
+    """
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The text report: verdict first, raw stacks last and greppable, no control characters for a terminal."""
+"""The text report: the verdict first, raw stacks last. grep(1) works on it, and it has no control characters."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_dump_file_for_each_rank_and_round() -> None:
 
 
 def seen(sources: list[tuple[str, list[str]]]) -> dict[RankId, tuple[object, ...]]:
-    """Return the data that `hangwatch explain` reads: stacks of each rank and its workers, and if there is an error."""
+    """Return the stacks of each rank and of its workers, as `hangwatch explain` reads them from `sources`."""
     return {
         rank.id: (_stacks(rank.rounds[-1]), {worker.pid: _stacks(worker.rounds[-1]) for worker in rank.workers})
         for rank in traces.collect(sources).ranks

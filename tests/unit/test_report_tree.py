@@ -1,4 +1,7 @@
-"""The merged stack tree: every rank is in each node of its path and in one end. Larger branches come first."""
+"""The merged tree of stacks.
+
+A rank is in each node of its path and in one leaf. Larger branches come first.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def nodes(trees: tuple[Node, ...]) -> Iterator[Node]:
 def paths(
     trees: tuple[Node, ...], above: tuple[tuple[str, str], ...] = ()
 ) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
-    """Yield the key of each group, with function and file of each frame on its path."""
+    """Yield each group's key with the functions and files of the frames on its path."""
     for tree in trees:
         way = above + tuple((frame.function, frame.file) for frame in tree.frames)
         yield from ((group.key, way) for group in tree.ends)
@@ -124,7 +127,7 @@ def test_a_stack_of_a_thousand_frames() -> None:
 def test_a_very_deep_stack_is_drawn_in_the_time_of_its_frames() -> None:
     """Draw a very deep tree within a time limit.
 
-    An earlier version compared each frame with all others, which took minutes of CPU time. The limit has a margin for
+    An earlier version compared each frame with all others, which took minutes of CPU time. The limit allows for
     slow machines.
     """
     frames = tuple(Frame(function="call", file="a.py", line=1) for _ in range(20_000))

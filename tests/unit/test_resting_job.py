@@ -1,4 +1,7 @@
-"""A resting job: the effect of one rank more or less, of one connection, or of one different signature."""
+"""A job at rest: the training has ended or the job serves requests.
+
+One rank more or less, one connection or one signature decides.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +140,7 @@ def test_job_of_one_or_unknown_size_is_never_over(
 
 
 def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
-    """Recognize the wait for a lock file by its stack. torch's FileBaton polls for the file; no kernel lock exists."""
+    """Recognize the wait for a lock file by the stack: torch's FileBaton polls for the file and uses no kernel lock."""
     asking = replace(LINGERS, signature=Signature.POLLS)
     (group,) = seated(asking, asking).groups
     assert find_resting_state(Grouping(groups=(group,), world_size=2)) is JobState.OVER
@@ -148,7 +151,7 @@ def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
 
 
 def test_who_meets_the_others_at_a_file_is_connected_to_nobody_and_not_over() -> None:
-    """Recognize ranks that poll a store in a file. One rank has not joined."""
+    """Ranks that poll a store in a file have no connections. They have not ended: one rank has not joined."""
     (late,), (meets,) = (
         seated(LINGERS).groups,
         seated(LINGERS, *[replace(LINGERS, signature=Signature.POLLS)] * 3).groups,
@@ -223,7 +226,7 @@ def test_a_job_at_rest_accuses_nobody() -> None:
 
 
 def test_ranks_that_are_refused_at_the_store_are_not_over() -> None:
-    """Recognize ranks that are refused: they have no connection, but they request one."""
+    """Ranks whose connection to the store is refused have not ended: they still try to connect."""
     store = Store(endpoint="10.0.0.1:29500", socket="retries")
     meet = seated(*[replace(LINGERS, waits=replace(LINGERS.waits, store=store))] * 2)
     assert find_resting_state(meet) is JobState.OVER, "they sleep anywhere"

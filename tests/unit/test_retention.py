@@ -1,4 +1,7 @@
-"""Removal of incidents when there are too many: the owner with most incidents loses its oldest closed incident."""
+"""The removal of incidents when there are too many.
+
+The owner with the most incidents loses its oldest closed incident.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ BIG = 1 << 40
 
 
 def make_incidents(owners: str, *, size_bytes: int = 1, is_open: str = "") -> list[Stored]:
-    """Return one incident for each letter, newest first. The letters in `is_open` are open incidents."""
+    """Return one incident for each letter of `owners`, newest first. `is_open` has the letters of open incidents."""
     return [
         Stored(name=f"{owner}{len(owners) - place}", owner=owner, size_bytes=size_bytes, is_open=owner in is_open)
         for place, owner in enumerate(owners)

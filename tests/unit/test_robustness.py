@@ -1,4 +1,7 @@
-"""Test that no innocent rank is named when a known hang has another form. `make robustness` runs all cases."""
+"""No innocent rank is named when a known hang is altered.
+
+These are a few cases; `make robustness` runs all.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate and the weights of the naming rules at their limits: one rank more or less changes the verdict.
+"""The limits of the naming rules: one rank more or less changes the verdict.
 
 Groups are made by hand, so that only the rule decides.
 """
@@ -54,7 +54,10 @@ SERVER = Awaited(who="10.0.0.9 port 443")
 
 
 class Ranks(NamedTuple):
-    """A number of equal ranks. `what` is the target of their wait, "gone", a state letter, or the reason of a fault."""
+    """Equal ranks.
+
+    `what` is the target of their wait, "gone", a letter of a process state, or the reason of a fault.
+    """
 
     count: int
     what: str
@@ -200,7 +203,10 @@ def test_what_was_measured_decides_who_is_suspect(parts: tuple[Ranks, ...], name
 def meeting(
     *stands: tuple[str, PortUse | None], endpoint: str = "10.0.0.1:29500", signature: Signature = Signature.UNKNOWN
 ) -> Verdict:
-    """Return the verdict on ranks with these stacks and sockets to the store. An empty name means not captured."""
+    """Return the verdict on ranks, given as (activity, use of a socket to the store).
+
+    An empty activity means that the rank was not captured.
+    """
     groups = []
     for name in dict(stands):
         members = tuple(
@@ -290,9 +296,9 @@ def test_ranks_that_no_other_node_can_reach(places: list[str | None], activity_n
 
 @pytest.mark.parametrize(("number", "kind"), [(1, "WrongInterface"), (465, "AllWaiting")])
 def test_ranks_that_have_met_before_have_a_way_to_each_other(number: int, kind: str) -> None:
-    """Let four of eight ranks wait in a collective of all ranks. They listen on loopback, as on a single node.
+    """Four of eight ranks wait in a collective of all ranks. They listen on loopback, which suggests a single node.
 
-    A sequence number above the first proves that they have met.
+    A sequence number above the first proves that all ranks have been connected.
     """
     mine = recorder(record(number, created_unix_ns=10**9, state="open"))
     found = [
@@ -312,9 +318,9 @@ def test_a_master_that_is_each_node_s_own_address() -> None:
 
 
 def test_where_a_rule_finds_too_many_the_weaker_ones_behind_it_stay_silent() -> None:
-    """Name no rank if a stronger rule finds too many: five ranks that hold the GIL cannot all be guilty.
+    """If a strong rule finds too many ranks, no weaker rule names another rank.
 
-    The rank that is blocked elsewhere is then not named instead.
+    Five ranks that hold the GIL cannot all be guilty. The rank that is blocked elsewhere is not named instead.
     """
     held = Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=0.0)
     assert [one.rank for one in verdict(held, Ranks(5, "gpu"), Ranks(3, "ranks")).named] == [0]
@@ -415,7 +421,7 @@ PARTS = st.builds(
 def test_ranks_that_did_not_answer_add_no_name_and_no_confidence(
     *, parts: list[Ranks], absent: int, more: int, on_one_node: bool
 ) -> None:
-    """Add absent ranks, and ranks that were not dumped for a reason that proves nothing about them."""
+    """Add ranks that are absent, and ranks whose failed dump proves nothing about them."""
     seen = sum(part.count for part in parts)
     here = seen if on_one_node else None
     before = verdict(*parts, world_size=seen + absent, ranks_here=here)

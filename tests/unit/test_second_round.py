@@ -1,4 +1,4 @@
-"""The conditions under which `hangwatch dump` takes a second round by itself."""
+"""The conditions for a second round of `hangwatch dump`."""
 
 from __future__ import annotations
 

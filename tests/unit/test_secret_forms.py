@@ -1,4 +1,7 @@
-"""Secrets in the texts of jobs: all forms are masked, plain texts do not change, hostile texts are quick to mask."""
+"""Secrets in the texts of jobs.
+
+All forms are masked, texts without secrets do not change, and hostile texts are masked quickly.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def test_mask_of_a_known_form_leaves_nothing_of_the_secret(name: str) -> None:
 
 @pytest.mark.parametrize("row", secret_forms.load())
 def test_mask_without_a_row_leaves_a_secret_of_its_cases(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove one row: a secret of its cases must then remain, so every row is needed."""
+    """Without a row of the table, at least one secret of the row's cases remains. So every row is needed."""
     rest = tuple(form for name, form in zip(secret_forms.load(), secret_forms._rows(), strict=True) if name != row)
     monkeypatch.setattr(secret_forms, "_rows", lambda: rest)
     told = {case.text: secret_forms.mask(case.text) for case in ALL.values() if case.row == row}
@@ -51,7 +54,7 @@ def test_mask_finds_a_form_behind_any_words(case: Text, before: str) -> None:
 
 
 def test_mask_of_a_hostile_text_takes_time_by_its_length() -> None:
-    """Repeat the words of all rows, as one word and as many.
+    """Repeat the words of all rows, as one word and as many words.
 
     A text of four times the length may not take 16 times as long.
     """

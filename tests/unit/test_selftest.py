@@ -1,4 +1,4 @@
-"""The verdict on the ranks of a selftest, and the bisection that finds the one bad device."""
+"""The verdict on the ranks of a selftest, and the bisection that finds the bad device."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_who_has_not_come_to_what_the_others_wait_in_is_named_with_what_it_did_l
 
 
 def test_who_waits_for_another_one_is_not_the_one_who_hangs() -> None:
-    """Put only rank 1 into its own code. The others wait in a barrier of all ranks or in a pair with rank 1."""
+    """Only rank 1 is in its own code. The other ranks wait in a barrier of all ranks or in a pair with rank 1."""
     events = [
         steps(0, inside=("barrier", ALL)),
         steps(1, inside=("compute", ())),

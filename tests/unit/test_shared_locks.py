@@ -1,4 +1,4 @@
-"""The shared memory of processes that have the maximal number of mappings."""
+"""Regions of shared memory of a process that has the maximum number of mappings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_regions_of_many_files_are_bounded(tmp_path: Path) -> None:
 
 
 def write_maps(proc_root: Path, inodes: Iterable[int]) -> None:
-    """Write a process that has mapped a page of each of these files."""
+    """Write the maps file of a process. It has mapped one page of each of these files."""
     starts = range(FIRST, OLDEST + 1, APART)
     lines = [
         f"{start:x}-{start + LENGTH:x} rw-s 00000000 00:01 {inode}    /dev/shm/sem.x (deleted)\n"

@@ -1,4 +1,4 @@
-"""Properties that suspects on several nodes share. They are reported only if they are unlikely by chance."""
+"""Properties that suspects on several nodes share. They are reported only if chance is unlikely to explain them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def find_shared(
     groups: Mapping[str, frozenset[int]] | None = None,
     nodes: int = NODES,
 ) -> dict[str, str]:
-    """Return the reports on ranks that load data while all others wait."""
+    """Return the reported properties, if the ranks `odd` load data while all other ranks wait."""
     ranks = range(nodes * LOCAL)
     loads = tuple(member(rank, groups or {}) for rank in ranks if rank in odd)
     waits = tuple(member(rank, groups or {}) for rank in ranks if rank not in odd)
@@ -107,7 +107,10 @@ def test_what_chance_does_is_not_said(odd: set[int], nodes: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.sets(st.integers(0, 31), min_size=2, max_size=6), st.frozensets(st.integers(0, 31), min_size=1))
 def test_a_group_is_said_exactly_where_few_draws_would_fall_into_it(odd: set[int], group: frozenset[int]) -> None:
-    """Count all sets of this many ranks: the group is reported only if at most 1 % of them are inside it."""
+    """Compare with a count of all sets of this many ranks.
+
+    The group is reported only if at most 1 % of the sets lie inside it.
+    """
     said = find_shared(odd, {}, {"g": group}, nodes=4)
     blind = sum(1 for drawn in combinations(sorted(group), len(odd)))
     rare = blind <= 0.01 * comb(32, len(odd))

@@ -1,4 +1,7 @@
-"""Ranks that sleep, from capture to capture. Their motion is unknown until they wake; frozen if they poll in vain."""
+"""Sleeping ranks, from capture to capture.
+
+Their motion is unknown until they wake. Ranks that poll without a result are frozen.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ UNIX = 1e9
 
 
 def slept(*sights: tuple[float, float], place: str = "here") -> Sleeper | None:
-    """Return the sleeper after captures at these times. Each item is a capture's time and the latest end of a sleep."""
+    """Return the sleeper after some captures. Each is given as (its time, the latest end of the sleep), in seconds."""
     known: dict[RankId, Sleeper] = {}
     for now, until in sights:
         sleep = Sleep(until_unix_seconds=UNIX + until, seconds=until - now, place=place)

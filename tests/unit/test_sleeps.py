@@ -1,4 +1,4 @@
-"""Sleeps of ranks, measured by the rounds of a capture."""
+"""Sleeps of ranks, as the rounds of a capture measure them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limits on a process's kept stacks. The main thread is kept first."""
+"""Limits on the stacks that are kept of a process. The main thread is kept first."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_of_a_long_main_stack_both_ends_are_kept() -> None:
 
 
 def test_jobs_as_people_have_them_fit() -> None:
-    """Keep all stacks of 16 ranks with 13 threads and 16 workers each, in three rounds, of one or two jobs."""
+    """Keep all stacks of 16 ranks with 13 threads and 16 workers each, in three rounds, for one job and for two."""
     rank = [thread("MainThread", 60, 60), *(thread(f"Thread-{number}", 12, 60) for number in range(12))]
     worker = [thread("MainThread", 20, 60), thread("QueueFeederThread", 6, 60)]
     for jobs, ranks in ((1, 16), (2, 8)):

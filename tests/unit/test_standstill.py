@@ -1,4 +1,4 @@
-"""Ranks that stay between the same few lines from capture to capture."""
+"""Ranks that stay between the same few lines over several captures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def stay(*places: str, within: str = "loop") -> CodeRegion:
 
 
 def after(*looks: CodeRegion | None, seconds: float = 100.0) -> Standstill | None:
-    """Return the standstill after captures `seconds` apart.
+    """Return the standstill of a rank after captures that are `seconds` apart.
 
-    None as a capture means that the rank was not at these lines.
+    None instead of a region means that the rank was not between the same few lines.
     """
     known: dict[RankId, Standstill] = {}
     for number, one in enumerate(looks):

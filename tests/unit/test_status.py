@@ -1,4 +1,4 @@
-"""Status: the daemon's data as a value. The driver, not an environment, decides which job holds a GPU."""
+"""The status value of the daemon. The driver decides which job holds a GPU; environments do not count."""
 
 from __future__ import annotations
 

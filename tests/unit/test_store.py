@@ -56,7 +56,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 class Disk:
-    """A record of the calls that make files durable, in order: ("sync", path) and ("rename", from, to)."""
+    """A record of the system calls that make files durable, in order: ("sync", path) and ("rename", old, new)."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, ...]] = []
@@ -154,7 +154,7 @@ def test_saving_again_replaces_all_but_dumps(tmp_path: Path) -> None:
 
 
 def test_a_reader_sees_the_old_or_the_new_and_never_a_half(tmp_path: Path) -> None:
-    """Replace the file instead of overwriting it: an open reader still reads the complete old file."""
+    """Replace the file instead of overwriting it: an open reader then reads the complete old file."""
     kept = open_writable(tmp_path)
     folder = kept.save(samples.loader_hang(), FILES)
     with (folder / "incident.json").open("rb") as old:
@@ -174,7 +174,7 @@ def test_two_incidents_of_one_name_are_two(tmp_path: Path) -> None:
 
 
 def test_two_owners_jobs_of_one_name_that_hang_in_one_second_are_two_incidents(tmp_path: Path) -> None:
-    """Use a folder and a report name per owner: neither may belong to another user."""
+    """Give each owner a separate folder and report name: neither may belong to another user."""
     kept = open_writable(tmp_path)
     keys = ("6d1c0f5a9e27b384", "0123456789abcdef", "0123456789abcdee")  # the last two are equal in names
     for key in keys:
@@ -282,7 +282,7 @@ def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_permission_says_what_to_do(tmp_path: Path) -> None:
-    """Test as user nobody if the tests run as root, which may write to every directory."""
+    """Run as user nobody if the tests run as root: root may write to every directory."""
     code = """
         import os, sys
         from pathlib import Path
@@ -420,7 +420,10 @@ def test_prune_by_count_oldest_first_and_never_the_open(tmp_path: Path) -> None:
 
 
 def test_the_crashes_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> None:
-    """Save crashes of one owner for days. At most an eighth of the limit is kept per owner, and half for all owners."""
+    """One owner's crashes are saved for days.
+
+    At most an eighth of the limit is kept for the crashes of one owner, and half for those of all owners.
+    """
     kept = open_writable(tmp_path, max_incidents=16, max_age_days=1000)
 
     def crash(number: int, share: str) -> str:
@@ -440,7 +443,7 @@ def test_the_crashes_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> 
 
 
 def test_the_hangs_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> None:
-    """Count all jobs of a user together. Slurm gives each job its own quota."""
+    """Count all jobs of a user together, although each Slurm job has a separate quota elsewhere."""
     kept = open_writable(tmp_path, max_incidents=4, max_age_days=1000)
 
     def hang(number: int, share: str, uid: int | None) -> str:
@@ -668,7 +671,7 @@ WRITER = """
 
 @pytest.mark.parametrize("saves", [1, 2, 3, 5, 6, 9])
 def test_kill_9_in_the_middle_of_saving_leaves_a_loadable_store(tmp_path: Path, saves: int) -> None:
-    """Kill the writer during the next save, of a new folder or of an update."""
+    """Kill the writer while it saves a new folder or updates an old one."""
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as writer:
@@ -699,7 +702,7 @@ def test_kill_9_in_the_middle_of_saving_leaves_a_loadable_store(tmp_path: Path, 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 2 MiB."""
+    """Mount a file system of 2 MiB and return its path."""
     place = tmp_path / "disk"
     place.mkdir()
     done = subprocess.run(

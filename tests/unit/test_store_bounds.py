@@ -50,7 +50,7 @@ def writable(root: Path, **bounds: float) -> Store:
 
 
 def error_of(call: Callable[[], object]) -> tuple[str, str]:
-    """Return the error, and the advice on the lines below it."""
+    """Return the error that `call` raises, and the advice on the lines below it."""
     with pytest.raises(StoreError) as error:
         call()
     first, newline, rest = str(error.value).partition("\n")
@@ -186,7 +186,7 @@ def test_ten_nodes_that_write_into_one_store_are_one_too_many(tmp_path: Path) ->
 
 
 def test_a_name_stands_for_the_incident_that_has_it_whole(tmp_path: Path) -> None:
-    """Find an incident by its whole name, although the name of the other contains it."""
+    """Find the incident with exactly this name, although the name of another incident contains it."""
     kept = writable(tmp_path)
     first, second = (kept.save(at(1e9, node=node), {}) for node in ("a", "b"))
     assert first.name in second.name
@@ -322,7 +322,10 @@ PLACES: dict[str, Callable[[Incident, int], Incident]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_no_number_that_no_cluster_has_is_believed(tmp_path: Path, place: str) -> None:
-    """Refuse numbers that no cluster has. The size of a report depends on the number of ranks in an environment."""
+    """Refuse numbers that no cluster reaches.
+
+    The size of a report depends on rank numbers, which come from an environment.
+    """
     (tmp_path / "dumps").mkdir()
     for number, sign in ((MOST_RANKS, 1), (MOST_RANKS, -1), (MOST_RANKS + 1, 1), (MOST_RANKS + 1, -1)):
         incident = PLACES[place](at(1e9), sign * number)

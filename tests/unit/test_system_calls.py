@@ -1,4 +1,4 @@
-"""The table of system calls: unique numbers, equal to those of the kernel headers."""
+"""The table of system calls: each number is unique and equals that of the kernel's headers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_system_call_numbers_are_unique(machine: str) -> None:
 
 @pytest.mark.parametrize("machine", HEADERS)
 def test_system_call_numbers_match_the_kernel_headers(machine: str) -> None:
-    """Compare with the headers where they are installed, which is wherever C is compiled."""
+    """The headers are installed on machines that compile C."""
     header = Path(HEADERS[machine])
     text = header.read_text() if header.exists() else ""
     found = {OTHER_NAMES.get(name, name): int(number) for name, number in IN_HEADER.findall(text)}

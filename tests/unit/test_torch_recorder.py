@@ -1,4 +1,4 @@
-"""The flight recorder of every torch version in written memories: complete, wrapped, reset, torn, hostile."""
+"""The flight recorder of every torch version, in synthetic memories: complete, wrapped, reset, torn, hostile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader of users' stack dumps: py-spy text of any version, prefixes, JSON."""
+"""The reader of stack dumps that users bring: py-spy text of any version, with prefixes, and JSON."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_who_a_dump_is_of(prefix: str, name: str, expected: RankId) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "[rank3] "])
 def test_the_colours_of_a_terminal_are_no_part_of_a_dump(prefix: str) -> None:
-    """Remove the colours of a terminal, which `script` keeps. They once hid the function names from all rules."""
+    """Remove terminal colors, which `script` records. They once hid the function names from all rules."""
     header, version, *rest = process(99, *WAITS)
     coloured = [re.sub(r"^( *)(.+)$", "\\1\x1b[1;32m\\2\x1b[0m", line) for line in rest]
     lines = [f"Process \x1b[1m99\x1b[0m{header.removeprefix('Process 99')}", version, *coloured]
@@ -97,7 +97,7 @@ def test_the_colours_of_a_terminal_are_no_part_of_a_dump(prefix: str) -> None:
 
 
 def test_in_a_log_a_stamp_of_time_stays_a_part_of_its_line() -> None:
-    """Keep the timestamp of a log line: it is the time of a failure."""
+    """Keep the timestamp of a log line: it may be the time of a failure."""
     (read,) = collect("2026-11-22T23:01:07Z RuntimeError: no", name="rank3.log").logs
     assert "2026-11-22" in str(read)
 
@@ -238,7 +238,7 @@ def test_where_anything_else_tells_a_rank_the_names_of_files_tell_none() -> None
 
 
 def failed(*failures: tuple[int, int], host: str = "localhost") -> list[str]:
-    """Return the end of torchrun's output, with (rank, pid) of each failed rank."""
+    """Return the last lines of torchrun's output. `failures` are (rank, pid) of the failed ranks."""
     rows = [
         [
             f"[{number}]:",

@@ -13,7 +13,7 @@ Pair = tuple[int, int] | None
 
 
 def sweeps(*nvlink: Pair, uuid: str = "GPU-0", pcie: tuple[Pair, ...] = (), seconds: float = 5.0) -> list[TrafficSweep]:
-    """Return readings, `seconds` apart, of the NVLink and PCIe counters of one GPU."""
+    """Return readings of the NVLink and PCIe counters of one GPU, `seconds` apart."""
     return [
         TrafficSweep(
             gpus=(

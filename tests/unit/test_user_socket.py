@@ -1,4 +1,4 @@
-"""The socket for users: its callers and their rate, changes of jobs, and the path of the socket."""
+"""The user socket: its callers, their rate limits, changes of jobs, and the path of the socket."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def look_at(job: Job, _rounds: int | None) -> Diagnosis:
 
 
 class Desk:
-    """A `UserSocket` over a board with these jobs, called without a socket. Its clock does not move."""
+    """A `UserSocket` that is called directly, without a socket.
+
+    Its board has these jobs, and its clock does not advance.
+    """
 
     def __init__(
         self,
@@ -294,14 +297,17 @@ def connected(path: Path) -> socket.socket:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder through which every user may pass, unlike pytest's folders."""
+    """Make a folder that all users may enter, unlike pytest's folders."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)
 
 
 def connected_as(uid: int, path: Path) -> socket.socket:
-    """Return a connection of this user. The thread has this user while it connects, for SO_PEERCRED."""
+    """Return a connection by user `uid`.
+
+    The thread has this user only while it connects, so that SO_PEERCRED shows it.
+    """
     with as_thread_of(uid):
         return connected(path)
 
@@ -338,7 +344,7 @@ def asked_by(connection: socket.socket, what: str) -> bytes:
 
 @needs_root
 def test_newcomer_between_idle_connections_of_many_users_is_answered(open_folder: Path) -> None:
-    """Connect all idle clients before the first is accepted, as in a flood."""
+    """All idle clients connect before the server accepts the first connection, as in a flood."""
 
     async def answer(_: Request) -> Answer:
         return text(HTTPStatus.OK, "here")

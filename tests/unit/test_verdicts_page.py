@@ -1,4 +1,4 @@
-"""The tables of docs/verdicts.md, which are made from the rules. `make golden` renews them."""
+"""The tables of docs/verdicts.md are made from the rules. `make golden` renews them."""
 
 from __future__ import annotations
 

@@ -79,7 +79,10 @@ def member(rank: int, *first: RankRecords, last: Sequence[RankRecords] | None = 
 
 
 def standing(rank: int, numbers: Numbers) -> Member:
-    """Make a rank with this progress in each group. Its newest operations are open."""
+    """Return a rank with these numbers (newest collective, oldest open one) for each group.
+
+    Its newest collectives are open.
+    """
     order = count()
     found = [
         record(number, group, id=next(order), state="open" if number >= open_from else "completed")
@@ -107,7 +110,7 @@ def judge(members: Sequence[Member], world_size: int | None = None, **by_rank: S
 
 
 def three_and(numbers: Numbers) -> list[Member]:
-    """Make ranks 0 to 2, which wait in number 6 of the default group, and rank 3 with these numbers."""
+    """Return ranks 0 to 2, which wait in collective 6 of the default group, and rank 3 with `numbers`."""
     return [*(standing(rank, waits(6)) for rank in range(3)), standing(3, numbers)]
 
 
@@ -151,7 +154,7 @@ def test_where_several_are_awaited_only_who_is_elsewhere_is_named() -> None:
 
 
 def test_more_ranks_than_wait_for_them_are_not_named() -> None:
-    """Name no rank if one was early: three of four ranks are still at work."""
+    """One rank of four joined early, and the three others are still at work. Name no rank."""
     job = [standing(0, waits(6)), *(standing(rank, done(5)) for rank in (1, 2, 3))]
     found = judge(job, r1="elsewhere", r2="elsewhere", r3="elsewhere")
     assert (found.kind, found.named, found.check_first) == ("not_joined", (), ())
@@ -398,7 +401,7 @@ def test_a_rank_that_is_not_read_never_makes_the_answer_surer(job: Drawn) -> Non
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=8), STANCES)
 def test_who_waits_alone_in_nothing_is_never_accused(numbers: list[int], stance: Stance) -> None:
-    """Judge a healthy job with any numbers: no operation stays open."""
+    """Judge a healthy job with any numbers. No collective stays open."""
     members = [standing(rank, done(number)) for rank, number in enumerate(numbers)]
     assert judge(members, **{f"r{rank}": stance for rank in range(len(numbers))}) == Answer("unknown")
 
@@ -414,7 +417,7 @@ def ring(ranks: int) -> list[Member]:
 @pytest.mark.parametrize("shape", [all_in_one, ring])
 def test_the_graph_is_linear(shape: Callable[[int], list[Member]]) -> None:
     def seconds(ranks: int) -> float:
-        """Return the best of three runs: other load makes a run slower, never faster."""
+        """Return the best time of three runs, in seconds: other load makes a run slower, never faster."""
         job, turns = shape(ranks), []
         for _ in range(3):
             began = time.process_time()

@@ -1,4 +1,4 @@
-"""A launcher without ranks: found, kept apart from its ranks, captured late, and judged by its own sockets."""
+"""A launcher that waits without ranks: how it is found, captured late, and judged by its sockets."""
 
 from __future__ import annotations
 
@@ -80,9 +80,10 @@ def test_a_child_that_has_not_executed_its_program_yet_changes_nothing(tmp_path:
 
 
 def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_path: Path) -> None:
-    """Read a process during its execve as the new program.
+    """Read a process during its execve(2) as the new program.
 
-    It once had the name of torchrun's child with a rank's command line and was taken for a waiting launcher.
+    An earlier version combined the old name, torchrun, with the command line of the rank, and reported a waiting
+    launcher.
     """
     above = "1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ python torchrun --nnodes 2 t.py\n"
     before = above + "51 (pt_elastic) S parent=50 start=60\n  $ python torchrun --nnodes 2 t.py\n @ uid=0 /u\n"
@@ -270,7 +271,7 @@ def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_start
 
 
 def test_rank_mistaken_for_launcher_trains_with_first_work() -> None:
-    """See the rank first between fork(2) and execve(2), which keeps the pid. Its power must be evaluated."""
+    """The scan sees the rank between fork(2) and execve(2), which keeps the pid. Later its power must count."""
     life = Life()
     rank = ranks().ranks[0]
     life.discover(replace(launcher(), launcher_id=rank.id, job_key="of-the-ranks"))
@@ -281,7 +282,10 @@ def test_rank_mistaken_for_launcher_trains_with_first_work() -> None:
 
 @pytest.mark.parametrize("first", [50, 60], ids=["the one that waited longer", "the one that came"])
 def test_two_launchers_of_one_job_on_one_node_are_both_over_when_their_ranks_come(first: int, tmp_path: Path) -> None:
-    """Start two launchers of one job, as two containers can. The ranks of either may have the best claim."""
+    """Two containers start a launcher each for one job.
+
+    The ranks of either launcher may have the best claim to the job.
+    """
     command = "'torchrun' '--nnodes' '2' '--rdzv-id' 'r' '--rdzv-endpoint' '127.0.0.1:29400' t.py"
     waiting = "1 (init) S parent=0 start=1\n"
     for pid in (50, 60):

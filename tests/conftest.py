@@ -43,7 +43,10 @@ TOGETHER = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Give each test to the next free worker. A file of `TOGETHER` goes to one worker as a whole and runs first."""
+    """Give each test to the next free worker.
+
+    A file of `TOGETHER` goes to one worker as a whole and runs first.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -70,10 +73,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
 
 
 def wait_for(probe: Callable[[], T], what: str, deadline_seconds: float = 60.0) -> T:
-    """Call `probe` until it returns a true value. Fail with `what` when the deadline passes.
+    """Call `probe` until it returns a true value, and return this value. Fail with `what` when the deadline passes.
 
-    The pause between calls grows to 0.1 s, because a probe may be a scrape. Other tests share the machine: the
-    deadline is twice `deadline_seconds`.
+    The pause between calls grows to 0.1 s, because a probe may be a scrape. The deadline is twice
+    `deadline_seconds`, because other tests share the machine.
     """
     deadline_seconds *= SHARED_MACHINE
     end = time.monotonic() + deadline_seconds
@@ -98,7 +101,7 @@ def obeys_ctrl_c() -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare text with tests/data/golden/<name>. `make golden` rewrites the file instead."""
+    """Return a function that compares a text with tests/data/golden/<name>. `make golden` rewrites the file instead."""
 
     def compare(name: str, text: str) -> None:
         path = DATA / "golden" / name
@@ -113,7 +116,10 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def golden_part(request: pytest.FixtureRequest) -> Callable[[Path, str, Iterable[str]], None]:
-    """Compare lines with the part of a page between its two marks. `make golden` rewrites the part instead."""
+    """Return a function that compares lines with the part of a page between two marks.
+
+    `make golden` rewrites the part instead.
+    """
 
     def compare(page: Path, name: str, lines: Iterable[str]) -> None:
         begin, end = (f"<!-- {name}: {word} -->" for word in ("begin, printed by `make golden`", "end"))

@@ -2,9 +2,9 @@
 
 usage: python -m tests.daemon_and_dump [--virtual] [NAME...]
 
-In scenarios with real processes, the job is dumped after each capture of the daemon, as by `hangwatch dump`. In
-scenarios in virtual time, a dump has no power history and only the last round of a capture (the last two if one may
-mislead). A dump may name fewer ranks than the daemon, but no other rank.
+In scenarios with real processes, the job is dumped after each capture of the daemon, as `hangwatch dump` does it.
+In scenarios in virtual time, a dump has no power history. It has only the last round of a capture, or the last two
+rounds if one round may mislead. A dump may name fewer ranks than the daemon, but no other ranks.
 
 For each scenario, print the first dump that names a rank which the daemon does not name. Then print the number of
 comparisons. Exit with 1 if there is such a dump. NAME is the beginning of a scenario's name.
@@ -34,7 +34,10 @@ Compared = tuple[str, Verdict, Verdict]
 
 
 def real(names: Sequence[str]) -> Iterator[Compared]:
-    """Run scenarios with real processes; yield the verdicts of daemon and dump."""
+    """Run scenarios with real processes.
+
+    For each capture, yield the verdict of the daemon and the verdict of a dump.
+    """
     stage.LookingDaemon.dumps_too = True
     for scenario in (*DEMO_SCENARIOS, *PROCESS_SCENARIOS, *CROWDS):
         if scenario.name.startswith(tuple(names)):
@@ -45,7 +48,7 @@ def real(names: Sequence[str]) -> Iterator[Compared]:
 
 
 def virtual(names: Sequence[str]) -> Iterator[Compared]:
-    """Play scenarios in virtual time; yield the verdicts of daemon and dump."""
+    """Play scenarios in virtual time. For each capture, yield the verdict of the daemon and the verdict of a dump."""
     table = activity.load()
     for scenario in (*HANG_SCENARIOS, *HEALTHY_SCENARIOS, *PAUSE_SCENARIOS):
         if scenario.name.startswith(tuple(names)):
@@ -55,7 +58,7 @@ def virtual(names: Sequence[str]) -> Iterator[Compared]:
 
 
 def dumped(look: Diagnosis, table: activity.Table, settings: config.Capture) -> Verdict:
-    """Return the verdict of a dump that took only the last rounds of a capture."""
+    """Return the verdict that `hangwatch dump` would give: it takes only the last rounds of the capture."""
     rounds = 1
 
     def shortened() -> Diagnosis:

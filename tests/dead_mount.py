@@ -21,7 +21,7 @@ SERVER = Path(__file__).with_name("fuse_server.py")
 def dead_mount(folder: Path) -> Iterator[Path]:
     """Mount a file system on `folder` that blocks every caller until it is unmounted.
 
-    The kernel queues each request at the descriptor of /dev/fuse. No process reads that descriptor. When it is
+    The kernel queues each request at the descriptor of /dev/fuse, which no process reads. When the descriptor is
     closed, all waiting processes get ENOTCONN.
     """
     with _fuse(folder):
@@ -50,9 +50,9 @@ def dying_mount(folder: Path, files: dict[str, Path]) -> Iterator[Callable[[], N
 
 @contextmanager
 def _fuse(folder: Path) -> Iterator[int]:
-    """Mount FUSE; yield the descriptor that receives the requests.
+    """Mount FUSE and yield the descriptor that receives the requests.
 
-    After it is closed, all waiting processes get ENOTCONN.
+    When the descriptor is closed, all waiting processes get ENOTCONN.
     """
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a file system")

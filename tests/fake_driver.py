@@ -1,4 +1,4 @@
-"""The fake NVIDIA driver: tests/fake_nvml/nvml.c, compiled once per session, and the scenario that it reads."""
+"""The fake NVIDIA driver: tests/fake_nvml/nvml.c, compiled once per session, and its scenario file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NODE, SYS = 40, 50  # nvmlGpuTopologyLevel_t
 
 
 def gpus(count: int, name: str, watts: float, limit_watts: float, memory_gib: int) -> list[str]:
-    """Return the scenario lines that are the same on all healthy nodes with `count` busy GPUs."""
+    """Return the scenario lines of `count` busy GPUs that are the same on all kinds of nodes."""
     return [
         "driver_version 570.86.15",
         f"gpus {count}",
@@ -71,7 +71,10 @@ def sockets(count: int, addresses: tuple[str, ...]) -> list[str]:
 
 
 def h100(count: int = 8) -> list[str]:
-    """Return a healthy, busy HGX node of H100: 600 W of 700 W per GPU, 18 NVLinks from each GPU to NVSwitches."""
+    """Return the scenario of a healthy, busy HGX node of H100s.
+
+    Each GPU draws 600 W of 700 W and has 18 NVLinks to NVSwitches.
+    """
     return [
         *gpus(count, "NVIDIA H100 80GB HBM3", 600, 700, 80),
         *sockets(count, HGX_ADDRESSES),
@@ -91,7 +94,10 @@ def h100(count: int = 8) -> list[str]:
 
 
 def pcie_box(count: int = 4) -> list[str]:
-    """Return a healthy PCIe node of L40S: no NVLink, no fabric. GPUs may read and write each other's memory."""
+    """Return the scenario of a healthy PCIe node of L40S GPUs.
+
+    It has no NVLink and no fabric. GPUs may access each other's memory.
+    """
     return [
         *gpus(count, "NVIDIA L40S", 300, 350, 48),
         *sockets(count, BOX_ADDRESSES),
@@ -103,7 +109,7 @@ def pcie_box(count: int = 4) -> list[str]:
 
 
 class FakeDriver:
-    """A scenario file, and the environment that makes pynvml load the fake library and read the file.
+    """A scenario file, and the environment variables that make pynvml load the fake library.
 
     `write` replaces the whole scenario atomically. `add` appends lines. The last line that matches a query applies.
     """
@@ -131,7 +137,7 @@ class FakeDriver:
         self.write([line for line in self.lines if line not in lines])
 
     def vanish(self) -> None:
-        """Unload the driver: from now on every call fails."""
+        """Unload the driver: all later calls fail."""
         self.scenario.unlink()
 
 
@@ -156,5 +162,5 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def fake_driver(fake_nvml_library: Path, tmp_path: Path) -> Iterator[FakeDriver]:
-    """A node of 8 healthy H100 GPUs until the test changes the scenario."""
+    """Return the driver of 8 healthy H100 GPUs. The test may change its scenario."""
     yield FakeDriver(fake_nvml_library, tmp_path / f"gpus{next(_numbers)}.scenario", h100())

@@ -1,9 +1,9 @@
-"""Test that pystack's engine reads a free-threaded Python, which py-spy cannot read.
+"""Check that pystack's engine reads the stacks of a free-threaded Python, which py-spy cannot read.
 
 usage: python -m tests.free_threaded PYTHON
 
 Start a Python with a second thread, capture it as a rank, and print both stacks. Exit with 1 if a stack is missing.
-The test suite does not run this: no distribution package that CI installs has such an interpreter.
+The test suite does not run this script: CI cannot install a free-threaded Python from a distribution package.
 """
 
 from __future__ import annotations

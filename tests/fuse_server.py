@@ -1,8 +1,8 @@
-"""A FUSE server for tests: serves a few files and stops responding on demand, like a client that lost its storage.
+"""A FUSE server for tests. It serves a few files and stops responding on request.
 
-Run it as a script with the descriptor of an open /dev/fuse and NAME=PATH for each file. It responds until SIGUSR1.
-After SIGUSR1 it still reads requests but does not respond. A process cannot be killed after the
-server has read its request; before that it can. Message layout: linux/fuse.h, see fuse(4).
+Run this module as a script with the descriptor of an open /dev/fuse and NAME=PATH for each file. It responds until
+SIGUSR1. After SIGUSR1 it still reads requests but does not respond. A process cannot be killed after the server has
+read its request; before that it can. Message layout: linux/fuse.h, see fuse(4).
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ MAX_WRITE = 128 << 10
 
 
 class Files:
-    """A folder of files.
-
-    Node 1 is the folder, node 2 the first file. Only the page cache caches data.
-    """
+    """A folder of files. Node 1 is the folder, node 2 the first file. Only the page cache caches data."""
 
     def __init__(self, files: dict[str, str]) -> None:
         self.names = list(files)
@@ -38,7 +35,7 @@ class Files:
         return ATTRIBUTES.pack(node, size, (size + 511) // 512, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
 
     def answer(self, operation: int, node: int, body: bytes) -> bytes | int:
-        """Return the response body (without header) or an errno."""
+        """Return the body of the response, without header, or an errno."""
         match operation:
             case 26:
                 return struct.pack("<IIIIHHIIHHI7I", 7, 31, MAX_WRITE, 0, 12, 9, MAX_WRITE, 1, 32, 0, *[0] * 8)

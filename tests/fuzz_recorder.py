@@ -1,11 +1,11 @@
-"""Fuzz the reader of flight recorders: changed memory must not crash it or pass as valid records.
+"""Fuzz the reader of flight recorders: changed memory must not crash it, and must not give impossible records.
 
 usage: python -m tests.fuzz_recorder [--count 1000000] [--seed 1] [--processes 2]
 
-Each memory holds a recorder of some version (`recorder_memory`). The fuzzer changes bytes, words, pointers or
-counts in it, one or several at once, or cuts parts off. The reader must return records or raise UnreadableError,
-within its bounds. Nonsense is data that no recorder can hold, see `find_nonsense`. The reader cannot detect a
-changed number that is still possible.
+Each memory holds a recorder of some version (`recorder_memory`). The fuzzer changes one or several bytes, words,
+pointers or counts in it, or cuts parts off. The reader must return records or raise UnreadableError, within its
+bounds. Records that no recorder can hold are reported, see `find_nonsense`. A changed number that is still possible
+cannot be detected.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def seeds() -> list[Seed]:
 def mutate(seed: Seed, chance: random.Random) -> Memory:
     """Return a changed copy of the memory.
 
-    Half of the changes hit the recorder object, which points to all other data.
+    Half of the changes are in the recorder object, which points to all other data.
     """
     memory = seed.memory.copy()
     first, end = memory.range
@@ -128,7 +128,7 @@ class BoundedMemory:
 
 
 def find_nonsense(found_records: RankRecords, newest: int | None = None) -> str:
-    """Return the names of the rules that these records break; empty if a recorder can hold them."""
+    """Return the names of the rules that these records break. The result is empty if a recorder can hold them."""
     records, groups = found_records.records, {group.group_id for group in found_records.groups}
     ids, all_ids = [record.id for record in records], range(found_records.oldest_id, found_records.next_id)
     rules = {
@@ -171,7 +171,10 @@ def find_nonsense(found_records: RankRecords, newest: int | None = None) -> str:
 
 
 def fuzz(count: int, seed: int) -> Counter[str]:
-    """Count the outcomes of `count` reads. The outcomes "NONSENSE ..." and "CRASH ..." are findings."""
+    """Read `count` changed memories. Return how often each outcome occurred.
+
+    The outcomes "NONSENSE ..." and "CRASH ..." are findings.
+    """
     chance, all_seeds, answers = random.Random(seed), seeds(), Counter[str]()
     for number in range(count):
         whole = chance.choice(all_seeds)
@@ -196,7 +199,6 @@ def fuzz(count: int, seed: int) -> Counter[str]:
 
 
 def main() -> int:
-    """Print the counts; return 1 if there is a finding."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--count", type=int, default=1_000_000)
     options.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""The known hangs and healthy look-alikes of tests/data/hangs.toml, as the dumps that the verdict rules receive."""
+"""The known hangs and healthy look-alikes of tests/data/hangs.toml, as dumps for the verdict rules."""
 
 from __future__ import annotations
 

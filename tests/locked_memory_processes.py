@@ -1,4 +1,4 @@
-"""Processes with a memory map that stays locked because a file system does not respond. Any user can make them."""
+"""Processes with a locked memory map: a file system does not respond. Any user can start such processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ libc.poll(array, 4, -1)
 
 @contextlib.contextmanager
 def locked(folder: Path, uid: int, count: int = 1) -> Iterator[list[int]]:
-    """Start `count` Python processes of user `uid` with locked memory; yield their pids. Needs root."""
+    """Start `count` Python processes of user `uid` with a locked memory map. Yield their pids. Needs root."""
     with _kept(_LOCKED, folder, uid, count) as children:
         for child in children:
             wait_for(lambda pid=child.pid: targets.state(pid) == "D", "a locked process")
@@ -68,7 +68,7 @@ def locked(folder: Path, uid: int, count: int = 1) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def polling(folder: Path, uid: int, count: int) -> Iterator[list[int]]:
-    """Start `count` processes of user `uid` that wait in poll(2) with an unreadable array; yield their pids.
+    """Start `count` processes of user `uid` that wait in poll(2). Its array cannot be read. Yield their pids.
 
     Needs root.
     """
@@ -83,7 +83,7 @@ def polling(folder: Path, uid: int, count: int) -> Iterator[list[int]]:
 def _kept(program: str, folder: Path, uid: int, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start `count` processes that run `program` on pages of one file.
 
-    Make the file system stop responding. Then let the processes continue.
+    Make the file system of the file stop responding. Then let the processes continue.
     """
     (folder / "content").write_bytes(bytes(4096 * count))
     environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

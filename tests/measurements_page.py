@@ -20,7 +20,7 @@ def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def part(name: str) -> str:
-    """Return the generated text of the table `name`."""
+    """Return the generated text of the table `name` on the page."""
     return re.findall(rf"<!-- {name}: begin -->\n(.*?)<!-- {name}: end -->", PAGE.read_text(), re.DOTALL)[0]
 
 

@@ -1,4 +1,7 @@
-"""A memory control group below the group of the test: the kernel counts the memory of a process and its children."""
+"""A memory control group below the group of the test.
+
+The kernel counts the memory of a process and its children in it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.conftest import wait_for
 
 
 class MemoryCgroup:
-    """A control group with a limit in bytes; version 2 or 1, see cgroup-v2.rst and cgroup-v1/memory.rst."""
+    """A control group with a memory limit in bytes. See cgroup-v2.rst and cgroup-v1/memory.rst."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,7 +28,7 @@ class MemoryCgroup:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak memory charged to the group, page cache included."""
+        """Return the largest memory of the group so far, page cache included."""
         return int((self.folder / ("memory.peak" if self._is_v2 else "memory.max_usage_in_bytes")).read_text())
 
     @property
@@ -34,7 +37,7 @@ class MemoryCgroup:
         return int(dict(row.split() for row in rows)["oom_kill"])
 
     def joining(self, *command: str) -> list[str]:
-        """Return a command that runs `command` in this group from its first page on."""
+        """Return a command that enters this group and then executes `command`."""
         return ["sh", "-c", f'echo $$ > "{self.folder}/cgroup.procs" && exec "$@"', "sh", *command]
 
 
@@ -49,7 +52,7 @@ def _own() -> Path:
 
 @contextlib.contextmanager
 def memory_cgroup(limit_bytes: int) -> Iterator[MemoryCgroup]:
-    """Make an empty group; remove it at the end. Skip the test if no group can be made or limited."""
+    """Make an empty group and remove it at the end. Skip the test if no group can be made or limited."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=_own()))
     except OSError as error:

@@ -1,11 +1,11 @@
-"""Mutation test: change one place of the code, run the tests, and list the changes that no test notices.
+"""Mutation test: change one place of the code, run the tests, and list the changes that no test detects.
 
 usage: python -m tests.mutations [--count 200] [--seed 1] [--only WORDS] [--workers 2]
 
 First run the mutants written by hand (`NAMED`). Then run `--count` others: `--seed` draws them from all mutants of
 the modules of `TESTS`. Each mutant runs in a copy of the tree against the tests of its module, up to the first
-failure. `tests/equivalent_mutants.toml` lists mutants that change nothing that matters, with the reason. Exit with
-1 if a named mutant survives, or if one in ten of the drawn mutants outside that list survives.
+failure. `tests/equivalent_mutants.toml` lists mutants that no test has to detect, with the reason. Exit with 1 if a
+named mutant survives, or if at least one in ten of the other drawn mutants survives.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ TESTS = {
 
 
 class Named(NamedTuple):
-    """A mutant that must not survive: replaces the only line that matches `line`, keeping its indentation.
+    """A mutant that must not survive. It replaces the only line that matches `line` and keeps the indentation.
 
-    `test` alone must notice it. On a loaded machine another test may fail for a different reason.
+    The test `test` must fail with it. On a loaded machine another test may fail for a different reason.
     """
 
     what: str
@@ -219,7 +219,7 @@ NAMED = (
 class Mutant(NamedTuple):
     """The source of a module with one change.
 
-    `line` is the first changed line, counted from 1. `tests` are the tests that must notice the change.
+    `line` is the first changed line, counted from 1. `tests` are the tests that must fail.
     """
 
     module: str
@@ -230,7 +230,7 @@ class Mutant(NamedTuple):
 
     @property
     def diff(self) -> tuple[str, str]:
-        """The removed and the added lines, without indentation: the key in the list of equivalents."""
+        """Return the removed and the added lines, without indentation: the key in the list of equivalents."""
         before, after = self.source.splitlines(), self.changed.splitlines()
         most = min(len(before), len(after))
         begin = next((at for at in range(most) if before[at] != after[at]), most)
@@ -247,7 +247,7 @@ class Mutant(NamedTuple):
 
 
 class Equivalent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A mutant that may survive: its removed lines, its added lines, and the reason why no test has to notice it."""
+    """A mutant that may survive: its removed lines, its added lines, and the reason why no test has to detect it."""
 
     module: str
     before: str
@@ -338,9 +338,10 @@ def _edits(tree: ast.Module, raw: bytes, starts: Sequence[int]) -> Iterator[Edit
 
 
 def _not_code(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield code that is not mutated: docstrings, annotations, decorators, class arguments, texts of f-strings.
+    """Yield the nodes that are not mutated: docstrings, annotations, decorators, class arguments, texts of
+    f-strings.
 
-    A change there is noticed by no test or by every test.
+    No test detects a change of them, or every test does.
     """
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
@@ -379,7 +380,7 @@ def _other_constants(value: object) -> tuple[str, ...]:
 
 
 def _left_out(begin: int, end: int, raw: bytes) -> Edit:
-    """Remove an argument with the comma after it, or the comma before it if it is the last."""
+    """Return the edit that removes an argument and the comma after it, or before it if it is the last argument."""
     behind = re.compile(rb"\s*,\s*").match(raw, end)
     if behind:
         return begin, behind.end(), ""
@@ -391,7 +392,7 @@ def _left_out(begin: int, end: int, raw: bytes) -> Edit:
 
 
 class Copy:
-    """A copy of the tree in its own folder. It tries mutants one after the other."""
+    """A copy of the tree in a separate folder. It runs the tests of one mutant after the other."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -410,7 +411,10 @@ class Copy:
         )
 
     def failing(self, mutant: Mutant) -> str:
-        """Return the first test that notices a mutant, and its error; empty if the mutant survives."""
+        """Return the first test that fails with this mutant, and its error.
+
+        The result is empty if the mutant survives.
+        """
         path = self.folder / "hangwatch" / mutant.module
         path.write_text(mutant.changed)
         try:
@@ -419,7 +423,7 @@ class Copy:
             path.write_text(mutant.source)
 
     def first_failure(self, tests: Sequence[str], run_seconds: float = RUN_SECONDS) -> str:
-        """Run these tests up to the first failure. Return the failed test and its error; empty if all pass."""
+        """Run these tests until one fails. Return the failed test and its error, or an empty text if all pass."""
         command = [
             ROOT / "tests" / "worker",
             sys.executable,
@@ -447,7 +451,7 @@ class Copy:
 
 
 def run(tried: Sequence[Mutant], copies: Sequence[Copy]) -> list[Mutant]:
-    """Try the mutants in parallel, one in each copy; return the survivors."""
+    """Run the tests of all mutants, in parallel in the copies. Return the mutants that survive."""
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     for copy in copies:
         free.put(copy)
@@ -470,7 +474,7 @@ def run(tried: Sequence[Mutant], copies: Sequence[Copy]) -> list[Mutant]:
 
 
 def source_of(module: str) -> str:
-    """Return the source of a module of hangwatch, by its path below the package."""
+    """Return the source of a module of hangwatch. `module` is its path below the package."""
     return (ROOT / "hangwatch" / module).read_text()
 
 
@@ -491,7 +495,10 @@ def named_mutants() -> list[Mutant]:
 
 
 def draw_mutants(count: int, seed: int, words: str = "") -> list[Mutant]:
-    """Draw `count` mutants at random from the modules with `words` in their path. Return them in source order."""
+    """Return `count` random mutants, in source order.
+
+    They are from the modules with `words` in their path.
+    """
     every = [mutant for module in TESTS if words in module for mutant in mutants(module, source_of(module))]
     chosen = sorted(random.Random(seed).sample(range(len(every)), min(count, len(every))))
     print(f"{len(chosen)} of {len(every)} mutants, seed {seed}")
@@ -499,7 +506,7 @@ def draw_mutants(count: int, seed: int, words: str = "") -> list[Mutant]:
 
 
 def equivalents() -> dict[tuple[str, str, str], str]:
-    """Return the reasons of the equivalent mutants, by module and diff. Exit if an entry is no longer a mutant."""
+    """Return the reasons of the equivalent mutants, by module and diff. Exit if one of them is no longer a mutant."""
     rows = msgspec.convert(tomllib.loads(EQUIVALENT.read_text()).get("mutant", []), list[Equivalent])
     known = {(row.module, row.before, row.after): row.why for row in rows}
     named_modules = {row.module for row in rows}

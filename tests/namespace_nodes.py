@@ -1,7 +1,7 @@
-"""Cluster nodes on this machine: each has its own network, host name and processes; a bridge connects them.
+"""Cluster nodes on this machine: each has a separate network, host name and processes. A bridge connects them.
 
-The code inside `with cluster(...)` is on the bridge, too, like an operator's machine. The programs that it starts
-reach only the nodes.
+The code inside `with cluster(...)` is on the bridge, too, like the machine of an operator. It and the programs that
+it starts reach only the nodes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _INIT = 'hostname "$1" && : >"$2" && sleep infinity; exit $?'
 
 
 class Node:
-    """A node with its own host name, address and processes. It shares the file systems of the machine."""
+    """A node with a separate host name, address and processes. It shares the file systems of the machine."""
 
     def __init__(self, name: str, address: str, folder: Path) -> None:
         self.name, self.address = name, address
@@ -62,7 +62,7 @@ class Node:
 
     @property
     def inside(self) -> list[str]:
-        """Command prefix that runs a command on this node."""
+        """Return the beginning of a command that runs the rest of the command on this node."""
         return ["nsenter", f"--target={self._init}", "--mount", "--net", "--uts", "--pid", "--"]
 
     def run(self, *command: str) -> None:
@@ -80,7 +80,10 @@ class Node:
             _ip("link", "set", self.name, "up")
 
     def delete(self) -> None:
-        """Delete the node as a power failure does: all processes vanish and no connection is closed."""
+        """Delete the node as a power failure does.
+
+        All its processes vanish and no connection is closed.
+        """
         if self._holder.poll() is None:
             _ip("link", "delete", self.name)
             os.kill(self._init, signal.SIGKILL)
@@ -89,9 +92,9 @@ class Node:
 
 @contextlib.contextmanager
 def cluster(folder: Path, names: Iterable[str]) -> Iterator[dict[str, Node]]:
-    """Make a node for each name; yield the nodes by name. Delete them at the end of `with`.
+    """Make a node for each name and yield the nodes by name. Delete the nodes at the end of `with`.
 
-    The calling thread is on their network until then.
+    Until then the calling thread is on their network.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_own_network())
@@ -123,7 +126,7 @@ def sshd_on(nodes: Mapping[str, Node], folder: Path) -> Iterator[Path]:
 
 
 class JobOverNodes:
-    """A torchrun job with one rank on each node, run as a different user. It is ended at the end of `with`."""
+    """A torchrun job with one rank on each node. It runs as another user and is ended at the end of `with`."""
 
     def __init__(
         self, folder: Path, program: str, nodes: Iterable[Node], *, uid: int, gpu: int, run_id: str, port: int
@@ -163,12 +166,12 @@ class JobOverNodes:
 
     @property
     def steps(self) -> int:
-        """Number of steps that rank 0 has finished."""
+        """Return the number of steps that rank 0 has finished."""
         return self.parts[0].steps(0)
 
     @property
     def seconds_since_step(self) -> float:
-        """Seconds since rank 0 finished a step."""
+        """Return the seconds since rank 0 finished a step."""
         return time.time() - (self.folder / "steps-0").stat().st_mtime
 
 

@@ -1,7 +1,8 @@
 """A fake NCCL RAS server and its responses: as JSON, and as text (before NCCL 2.28).
 
-As a program it is a rank: `python -m tests.nccl_ras FOLDER PORT HOW [netns]`. It listens as RAS does, writes the
-requests into FOLDER/asked and sends the content of FOLDER/answer. `HOW` selects a misbehaviour instead.
+As a program, this module is a rank: `python -m tests.nccl_ras FOLDER PORT HOW [netns]`. The rank listens as RAS
+does, writes each request into FOLDER/asked and sends the content of FOLDER/answer. Other values of `HOW` than
+"answer" make it misbehave.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MOST_SENT = 1 << 30
 
 
 def rank(number: int, pid: int, host: str = "127.0.0.1", **counts: int) -> dict[str, Any]:
-    """Return a rank of a communicator in the JSON of NCCL 2.28."""
+    """Return a rank of a communicator, in the JSON of NCCL 2.28."""
     return {
         "rank": number,
         "host": host,
@@ -49,7 +50,10 @@ def rank(number: int, pid: int, host: str = "127.0.0.1", **counts: int) -> dict[
 
 
 def missing(number: int, pid: int, host: str = "127.0.0.1", *, unresponsive: bool = True) -> dict[str, Any]:
-    """Return a missing rank: it did not respond to RAS, or it responded but does not have this communicator."""
+    """Return a missing rank, in the JSON of NCCL 2.28.
+
+    It did not respond to RAS, or it responded but does not have this communicator.
+    """
     status = {"unresponsive": unresponsive, "considered_dead": False}
     return {"rank": number, "host": host, "pid": pid, "cuda_dev": number, "nvml_dev": number, "status": status}
 
@@ -57,7 +61,7 @@ def missing(number: int, pid: int, host: str = "127.0.0.1", *, unresponsive: boo
 def communicator(
     ranks: Sequence[Mapping[str, Any]], lost: Sequence[Mapping[str, Any]] = (), name: str = "0x27a079b828ff1a75"
 ) -> dict[str, Any]:
-    """Return a communicator of these ranks in the JSON of NCCL 2.28."""
+    """Return a communicator of these ranks, in the JSON of NCCL 2.28."""
     return {
         "hash": name,
         "secondary_hash": "0x5:0x6",
@@ -163,7 +167,7 @@ def _answer(client: socket.socket, folder: Path, how: str) -> None:
 
 
 def own_network() -> None:
-    """Move to a new network namespace and bring its loopback up; see netdevice(7)."""
+    """Move this process to a new network namespace and start its loopback device. See netdevice(7)."""
     if ctypes.CDLL(None, use_errno=True).unshare(0x40000000) != 0:  # CLONE_NEWNET
         raise OSError(ctypes.get_errno(), "unshare")
     with socket.socket() as channel:
@@ -188,7 +192,7 @@ def block_forever() -> None:
 
 
 def main(folder: Path, port: int, how: str, *more: str) -> None:
-    """Run as a rank. With `how` "mute" it does not listen."""
+    """Run as a rank. If `how` is "mute", the rank does not listen."""
     if "netns" in more:
         own_network()
     if how != "mute":

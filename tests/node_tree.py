@@ -1,4 +1,4 @@
-"""Input for checks: a fixture tree of /proc and /sys, jobs with ranks in it, and single runs of a check."""
+"""Input for checks: fixture trees of /proc and /sys, jobs in these trees, and runs of one check."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALL_CAPABILITIES = "000001ffffffffff"
 
 
 class FakeClock:
-    """A monotonic and a wall clock that the test moves."""
+    """A monotonic clock and a wall clock, which advance only when the test moves them."""
 
     def __init__(self, monotonic: float = 1000.0, unix: float = 1.7e9) -> None:
         self.now_monotonic, self.now_unix = monotonic, unix
@@ -47,7 +47,7 @@ class FakeClock:
 
 
 class NodeTree:
-    """A node in a folder. Write files into `proc`, `sys` and `dev`, then call `node()`."""
+    """A node in a folder. Write files below `proc`, `sys` and `dev`, then call `node()`."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.proc, self.sys, self.dev = root, root / "proc", root / "sys", root / "dev"
@@ -91,7 +91,7 @@ class NodeTree:
         capabilities: str = ALL_CAPABILITIES,
         seccomp: int = 0,
     ) -> None:
-        """Write a process as /proc shows it."""
+        """Write the files of a process in /proc."""
         home = f"proc/{pid}"
         self.write(f"{home}/comm", comm + "\n")
         self.write(f"{home}/limits", LIMITS.format(soft=soft, hard=hard))
@@ -113,12 +113,12 @@ class NodeTree:
 
 
 def job(*ranks: Rank, job_id: str = "77", **others: Any) -> Job:
-    """Make a torchrun job with these ranks."""
+    """Return a torchrun job with these ranks."""
     return Job(job_id=job_id, launcher="torchrun", launcher_id=None, ranks=ranks, **others)
 
 
 def rank(pid: int, local_rank: int = 0, *, workers: Iterable[int] = (), start_ticks: int = 100, **others: Any) -> Rank:
-    """Make a rank with these loader workers, given by pid."""
+    """Return a rank. `workers` are the pids of its loader workers."""
     return Rank(
         id=ProcessId(pid=pid, start_ticks=start_ticks),
         rank=local_rank,
@@ -129,18 +129,18 @@ def rank(pid: int, local_rank: int = 0, *, workers: Iterable[int] = (), start_ti
 
 
 def own_start_ticks(pid: int) -> int:
-    """Return the start time of a real process from /proc, in ticks."""
+    """Return the start time of the real process `pid`, in ticks since boot."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def real_rank(pid: int | None = None, local_rank: int = 0, **others: Any) -> Rank:
-    """Make a rank for the real process `pid`, by default this process."""
+    """Return a rank that is the real process `pid`, by default this process."""
     number = pid or os.getpid()
     return rank(number, local_rank, start_ticks=own_start_ticks(number), **others)
 
 
 class Checked:
-    """A check that runs repeatedly with its window of observations, as in the daemon."""
+    """A check that runs repeatedly and keeps its window of observations, as in the daemon."""
 
     def __init__(self, name: str, **settings: Any) -> None:
         self.check = registry.checks()[name]
@@ -165,7 +165,7 @@ def run(name: str, node: Node, **settings: Any) -> CheckResult:
 
 
 def status_and_reason(result: CheckResult) -> tuple[str, str]:
-    """Return status and reason, e.g. ("WARNING", "ClockOff")."""
+    """Return status and reason of a result, e.g. ("WARNING", "ClockOff")."""
     return result.verdict.status.name, result.verdict.reason
 
 

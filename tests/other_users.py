@@ -1,4 +1,4 @@
-"""Commands and threads that run as another user of the machine, to test what the kernel permits."""
+"""Commands and threads that run as another user of the machine, for tests of the kernel's permissions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ exec "$@"
 
 
 def as_user(uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> list[str]:
-    """Return a command prefix that runs a command as user `uid`. `groups` are its groups besides `gid`."""
+    """Return the beginning of a command that runs the rest as user `uid`.
+
+    `groups` are the groups of the user besides `gid`.
+    """
     others = ",".join(map(str, groups))
     become = ["setpriv", f"--reuid={uid}", f"--regid={uid if gid is None else gid}"]
     become += [f"--groups={others}" if others else "--clear-groups", "--inh-caps=-all"]
@@ -54,7 +57,10 @@ def as_user(uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> lis
 
 @contextmanager
 def as_thread_of(uid: int) -> Iterator[None]:
-    """Change the user of this thread only. glibc's setresuid would change all threads."""
+    """Run this thread as user `uid` until the end of `with`.
+
+    glibc's setresuid would change the user of all threads.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.syscall(_SYS_SETRESUID, -1, uid, -1) == 0
     try:

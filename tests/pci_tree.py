@@ -1,4 +1,4 @@
-"""A /sys with a PCI bus, for probes and checks that take the root of /sys as an argument."""
+"""A tree of /sys with a PCI bus, for probes and checks that take the root of /sys as an argument."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def add_device(
     driver: str | None = None,
     config_size: int = 4096,
 ) -> Path:
-    """Add a device at the path `steps` ("pci0000:15", "0000:15:01.0", ...), and its link in bus/pci/devices."""
+    """Add a device and its link in bus/pci/devices.
+
+    `steps` is its path on the bus, e.g. "pci0000:15", "0000:15:01.0".
+    """
     folder = sys_root / "devices" / Path(*steps)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vendor").write_text(f"{vendor:#06x}\n")
@@ -47,9 +50,9 @@ def add_nic(sys_root: Path, name: str, *steps: str, numa_node: int = 0) -> None:
 
 
 def config_space(acs: int | None) -> bytes:
-    """Return 4096 bytes of configuration space with AER at 0x100.
+    """Return 4096 bytes of PCI configuration space with the AER capability at 0x100.
 
-    If `acs` is given, the space has ACS at 0x148 with this control register.
+    If `acs` is given, the ACS capability is at 0x148 and `acs` is its control register.
     """
     space = bytearray(4096)
     following = 0x148 if acs is not None else 0
@@ -60,13 +63,16 @@ def config_space(acs: int | None) -> bytes:
 
 
 def bridge(sys_root: Path, *steps: str, acs: int | None = None, numa_node: int = 0) -> tuple[str, ...]:
-    """Add a PCI bridge. Return its path, for devices below it."""
+    """Add a PCI bridge. Return its path, below which devices can be added."""
     add_device(sys_root, *steps, vendor=0x1000, class_code=0x060400, acs=acs, numa_node=numa_node)
     return steps
 
 
 def hgx(sys_root: Path, addresses: tuple[str, ...], *, switches: int = 4, acs: int | None = None) -> None:
-    """Add the devices of a DGX H100: a PCIe switch for each GPU and its RDMA card; a separate bus for NVSwitches."""
+    """Add the PCI devices of a DGX H100.
+
+    Each GPU shares a PCIe switch with its RDMA card. NVSwitches have a separate bus.
+    """
     for index, address in enumerate(addresses):
         bus = f"0000:{int(address[:2], 16) - 3:02x}"
         node = int(index >= len(addresses) // 2)
@@ -82,7 +88,7 @@ def hgx(sys_root: Path, addresses: tuple[str, ...], *, switches: int = 4, acs: i
 
 
 def box(sys_root: Path, addresses: tuple[str, ...], *, iommu: str = "identity") -> None:
-    """Add the devices of a PCIe server: each GPU on its own root port, no network card for RDMA."""
+    """Add the PCI devices of a PCIe server. Each GPU has its own root port. There is no RDMA card."""
     for index, address in enumerate(addresses):
         bus = f"0000:{int(address[:2], 16) - 1:02x}"
         port = bridge(sys_root, f"pci{bus}", f"{bus}:01.0", numa_node=int(index >= len(addresses) // 2))

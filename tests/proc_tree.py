@@ -32,7 +32,10 @@ _HEAD = re.compile(r"(\d+) \((.*)\) ([A-Zt]) parent=(\d+) start=(\d+)")
 
 
 def lay_out(text: str, root: Path) -> Path:
-    """Write the processes of `text` as a tree like /proc under `root`. Remove processes that are not in `text`."""
+    """Write the processes of `text` as a tree like /proc below `root`. Return `root`.
+
+    Processes in `root` that are not in `text` are removed.
+    """
     for old in root.glob("[0-9]*"):
         shutil.rmtree(old)
     pid = 0
@@ -62,12 +65,12 @@ def lay_out(text: str, root: Path) -> Path:
 
 
 def expected_jobs(text: str) -> list[str]:
-    """Return the expected jobs in the text of a tree, in the format of `describe`."""
+    """Return the jobs that the text of a tree expects, in the format of `describe`."""
     return [line.removeprefix("= ") for line in text.splitlines() if line.startswith("= ")]
 
 
 def describe(job: Job) -> str:
-    """Format a job as in the text of a tree."""
+    """Return the line of a job as in the text of a tree."""
     if job.waiting is not None:
         told = ", ".join(filter(None, (job.waiting.run_id, job.waiting.nodes, job.waiting.endpoint)))
         return f"{job.launcher} {job.job_id}, no ranks: waits at {job.processes[0].pid} ({told})"
@@ -88,7 +91,7 @@ def _begin(folder: Path, head: re.Match[str]) -> None:
 
 
 def _connect(folder: Path, address: str, port: int) -> None:
-    """Write an established connection into the tables of the process's own network namespace."""
+    """Write an established connection to this address into the process's own network tables."""
     (number,) = struct.unpack("=I", socket.inet_aton(address))
     inode = 90_000 + int(folder.name)
     for name in ("net", "fd", "ns"):
@@ -107,7 +110,10 @@ def _connect(folder: Path, address: str, port: int) -> None:
 def record(
     pids: list[int], names: str = "RANK|SIZE|TORCHELASTIC|MASTER_|SLURM_|OMPI_|PMI|MPI_LOCAL|VISIBLE_DEV"
 ) -> str:
-    """Return the tree of these real processes as text. The trees of real launchers were recorded with it."""
+    """Return the tree of these real processes as text.
+
+    The trees of real launchers were made with this function.
+    """
     lines = []
     for pid in pids:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -123,7 +129,10 @@ def record(
 
 
 def sweep(pids_by_gpu: dict[int, tuple[int, ...]], taken_monotonic_seconds: float = 1e9) -> GpuSweep:
-    """Return a GPU sample: each GPU is used by these processes. The GPU uuids are GPU-a0, GPU-a1, ..."""
+    """Return a GPU sample. `pids_by_gpu` are the processes that use each GPU.
+
+    The GPU uuids are GPU-a0, GPU-a1, ...
+    """
     return GpuSweep(
         taken_monotonic_seconds=taken_monotonic_seconds,
         taken_unix_seconds=0.0,

@@ -93,14 +93,14 @@ class Finding(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """A text for human readers, and its first line in the file."""
+    """A text for human readers, and the number of its first line in the file."""
 
     line: int
     text: str
 
 
 def _blank(match: re.Match[str]) -> str:
-    """Return a blank text as long as the match, with the same line ends. Positions in the source stay the same."""
+    """Return spaces and line ends in place of the match, so that positions in the source do not change."""
     return re.sub(r"[^\n]", "x", match[0])
 
 
@@ -216,7 +216,7 @@ def check_python(file: str, source: str) -> Iterator[Finding]:
 
 
 def check_table(file: str, source: str) -> Iterator[Finding]:
-    """Check a TOML or YAML file: comments and values alike."""
+    """Check the comments and values of a TOML or YAML file."""
     plain = re.sub(r"^(\s*)# ?", r"\1", source, flags=re.MULTILINE)
     yield from check_passage(file, Passage(1, plain))
 
@@ -256,7 +256,6 @@ def files(*paths: Path) -> Iterator[Path]:
 
 
 def main() -> int:
-    """Print the findings; return the exit code."""
     paths = [Path(name) for name in sys.argv[1:]] or [Path(name) for name in FOLDERS]
     findings = [finding for path in files(*paths) for finding in check(path.as_posix(), path.read_text())]
     print(*findings, sep="\n", end="\n" if findings else "")

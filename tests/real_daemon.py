@@ -1,4 +1,4 @@
-"""A real `hangwatch run` in its own process, on loopback, and the real torchrun jobs that it monitors."""
+"""A real `hangwatch run` in a separate process, on loopback, and real torchrun jobs for it to monitor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ QUICK = {
 
 
 class RealDaemon:
-    """`hangwatch run` with its own configuration. It is ready when `with` begins and is ended when `with` ends."""
+    """`hangwatch run` with a configuration of the test.
+
+    It is ready when `with` begins and is ended when `with` ends.
+    """
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class RealDaemon:
 
     @property
     def address(self) -> str:
-        """Return host:port, as in Prometheus' configuration."""
+        """Return HOST:PORT, as Prometheus' configuration has it."""
         return f"{self._host}:{self.port}"
 
     def get(self, path: str) -> str:
@@ -104,7 +107,7 @@ class RealDaemon:
         return json.loads(self.get("/status"))
 
     def samples(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
-        """Return all samples of a metric with at least these labels."""
+        """Return the labels and value of all samples of a metric that have at least these labels."""
         try:
             text = self.get("/metrics")
         except (URLError, ConnectionError, TimeoutError):
@@ -141,7 +144,10 @@ class TorchJob:
         prefix: Iterable[str] = (),
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """Start `ranks` ranks on one of `nodes` nodes. With `node_rank`, the ranks of this node are fixed."""
+        """Start `ranks` ranks on one of `nodes` nodes.
+
+        Without `node_rank`, torchrun assigns the numbers of the ranks.
+        """
         self.folder = folder
         self.run_id = run_id or f"test-{uuid.uuid4().hex[:8]}"
         self.ranks = ranks

@@ -1,7 +1,7 @@
-"""A memory with a flight recorder in the layout of any torch version, for cases that no CPU job can show.
+"""Synthetic memory with a flight recorder of any torch version, for cases that a job without GPUs cannot produce.
 
-`Memory` is an address space made of pieces. `recorder` writes a recorder with any number of records into it, by the
-table of layouts.
+`Memory` is an address space made of pieces. `recorder` writes a recorder with any number of records into it, as the
+table of layouts says.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ FLOAT = layouts.dtypes().index("Float")
 
 
 class Memory:
-    """Pieces of memory by address. `new` adds zeroed pieces one after the other, like malloc(3)."""
+    """Pieces of memory by address. `new` adds zeroed pieces one after the other, as malloc(3) does."""
 
     def __init__(self, first: int = 0x7F0000000000) -> None:
         self._first, self._bytes = first, bytearray()
 
     @property
     def range(self) -> tuple[int, int]:
-        """Return the first address and the end."""
+        """Return the first address and the end address."""
         return self._first, self._first + len(self._bytes)
 
     def new(self, size: int) -> int:
@@ -36,7 +36,7 @@ class Memory:
         return address
 
     def put(self, address: int, code: str, *values: object) -> None:
-        """Write values in the format `code` of struct.pack_into."""
+        """Write values at an address, in the format `code` of struct.pack_into."""
         struct.pack_into(f"<{code}", self._bytes, address - self._first, *values)
 
     def bytes_at(self, address: int, size: int) -> bytes:
@@ -44,7 +44,7 @@ class Memory:
         return bytes(self._bytes[start : start + size]) if 0 <= start < len(self._bytes) else b""
 
     def flip(self, address: int, value: int) -> None:
-        """Replace the byte at an address."""
+        """Replace the byte at an address by `value`."""
         self._bytes[address - self._first] = value
 
     def copy(self) -> Memory:
@@ -53,12 +53,12 @@ class Memory:
         return other
 
     def read(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of each place (address, size), like a reader of /proc/PID/mem."""
+        """Return the bytes of each place, given as (address, size), as a reader of /proc/PID/mem would."""
         return [self.bytes_at(address, size) for address, size in places]
 
 
 class Operation(NamedTuple):
-    """A record to be written. `sizes` are the shapes of its inputs and outputs."""
+    """A record to write. `sizes` are the shapes of its inputs and outputs."""
 
     group: int = 0
     name: str = "nccl:all_reduce"
@@ -75,7 +75,7 @@ class Operation(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A process group: its id in the process, its name, its description, its ranks, and the counts of its status."""
+    """A process group: its id in the process, its name, description, ranks, and the numbers in its status."""
 
     id: int = 0
     name: str = "0"
@@ -150,9 +150,10 @@ def recorder(
     epoch: int = 0,
     lead: int = 0,
 ) -> int:
-    """Write a recorder after these operations; return its address. It keeps the last `capacity` operations.
+    """Write a recorder that has recorded these operations. Return its address.
 
-    In an `epoch` after the first, the buffer also holds `lead` records of the previous epoch.
+    It keeps the last `capacity` operations. In an `epoch` after the first, the buffer also holds `lead` records of
+    the previous epoch.
     """
     seen = list(operations)
     address = memory.new(layout.recorder_bytes)

@@ -1,4 +1,4 @@
-"""Compare the flight recorder of another torch, as read from outside, with the dump that the process prints.
+"""Read the flight recorders of another torch from outside, and compare them with the dumps of the processes.
 
 usage: python -m tests.recorder_of_other_torch [--root FOLDER] [--environ NAME=VALUE]... [--turns 50] PYTHON
 
@@ -39,7 +39,7 @@ VERSIONS = "import sys, torch; print(f'Python {sys.version.split()[0]}, torch {t
 
 
 class Job(NamedTuple):
-    """The ranks of a job and the way to start them. `before` is a command prefix."""
+    """The ranks of a job, and how to start them. `before` is the beginning of their command."""
 
     ranks: int
     python: str = sys.executable
@@ -83,9 +83,9 @@ def have_met(paths: Sequence[Path], ranks: Sequence[subprocess.Popen[bytes]]) ->
 
 
 def without_symbols(library: Path, stripped: Path) -> tuple[str, ...]:
-    """Return a command prefix that puts a stripped copy of the library at the library's path.
+    """Return the beginning of a command that sees a stripped copy of the library at the library's path.
 
-    The command runs in a private mount namespace. Needs root.
+    The command runs in a private mount namespace, which needs root.
     """
     subprocess.run([shutil.which("strip") or "strip", "--strip-all", "-o", stripped, library], check=True)
     hide = 'mount --bind "$1" "$2"; shift 2; exec "$@"'
@@ -99,7 +99,10 @@ def identity(pid: int) -> ProcessId:
 
 
 def read(process: ProcessId) -> RankRecords:
-    """Read gloo's recorder, again if a read overran its deadline. Skip NCCL's unused recorder of a CUDA build."""
+    """Read gloo's recorder of a process. If a read overruns its deadline, read again.
+
+    A CUDA build also has an unused recorder of NCCL, which is skipped.
+    """
 
     def answered() -> RankRecords | Fault | None:
         answers = torch_recorder.SHARED.read(process)
@@ -112,7 +115,7 @@ def read(process: ProcessId) -> RankRecords:
 
 
 def as_row(record: FlightRecord) -> dict[str, Any]:
-    """Format a record as the recorder's own dump prints it, with the fields that gloo writes."""
+    """Return a record in the form of the recorder's own dump, with the fields that gloo writes."""
     return {
         "record_id": record.id,
         "pg_id": record.group_id,
@@ -142,7 +145,7 @@ def without_state(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class Comparison(NamedTuple):
-    """The counts of the compared data, and the ways in which the recorders were found."""
+    """The amounts of compared data, and how often each way to find a recorder was used."""
 
     snapshots: int
     rows: int
@@ -167,7 +170,7 @@ class Comparison(NamedTuple):
 def compare_with_own_dumps(folder: Path, ranks: Sequence[ProcessId], turns: int) -> Comparison:
     """Compare each rank's records with its own dump, `turns` times.
 
-    Read them while the rank runs and while it is blocked.
+    The records are read while the rank runs and again while it is blocked.
     """
     found: list[RankRecords] = []
     still_there = 0
@@ -199,10 +202,10 @@ def compare_with_own_dumps(folder: Path, ranks: Sequence[ProcessId], turns: int)
 
 
 def assert_same(own_dump: dict[str, Any], records: RankRecords, early: RankRecords) -> int:
-    """Assert that `records` equal the process's own dump and that `early` records were true.
+    """Assert that `records` equal the process's own dump, and that `early` records were true.
 
-    The early records were read while the process ran. Return the number of early rows that are still in the dump: 0
-    if newer rows have replaced them.
+    The early records were read while the process ran. Return the number of early rows that are still in the dump.
+    It is 0 if newer rows have replaced them.
     """
     assert [as_row(record) for record in records.records] == own_dump["entries"]
     assert {

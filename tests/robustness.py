@@ -1,11 +1,11 @@
-"""Test that the verdict on a hang is the same when its dumps have another form. Run by `make robustness`.
+"""Check that a hang gets the same verdict if its dumps have another form. `make robustness` runs this.
 
 usage: python -m tests.robustness [--verbose] [FOLDER...]
 
 The cases are those of tests/data/hangs.toml and the folders in FOLDER that hold `expect.json` and dumps
 (`trace-*.out`). Each case is judged as it is and in every form of `VARIATIONS`: another py-spy, another Python,
-half of the ranks. For each form, print the number of changed verdicts, of verdicts with an innocent rank to check
-first (column `elsewhere`), and of innocent ranks that are named. Exit with 1 if there are any.
+half of the ranks. For each form, print three numbers: changed verdicts, verdicts with an innocent rank to check
+first (column `elsewhere`), and named innocent ranks. Exit with 1 if an innocent rank is named.
 """
 
 from __future__ import annotations
@@ -48,23 +48,26 @@ class Case(NamedTuple):
     by_local_rank: bool = False
 
     def named_places(self, verdict: Verdict) -> frozenset[Place]:
-        """Return the named ranks as places, comparable with `guilty`."""
+        """Return the ranks that the verdict names, in the form of `guilty`."""
         return frozenset(map(self.place, verdict.named))
 
     def place(self, rank: RankId) -> Place:
-        """Convert a rank to a place, comparable with `guilty`."""
+        """Return the rank in the form of `guilty`."""
         return (rank.node, rank.local_rank) if self.by_local_rank else (None, rank.rank)
 
 
 def known_cases() -> Iterator[Case]:
-    """Yield the cases of tests/data/hangs.toml. If no rank is named, the `guilty` ranks of the table apply."""
+    """Yield the cases of tests/data/hangs.toml.
+
+    A case in which no rank can be named has its guilty ranks in the column `guilty`.
+    """
     for case in CASES:
         guilty = frozenset((None, rank) for rank in case.get("guilty", case.get("named", ())))
         yield Case(case["name"], tuple(rank_dumps(case)), case.get("world_size"), guilty)
 
 
 def cases_of(folder: Path) -> Iterator[Case]:
-    """Yield the cases of a folder that has one subfolder per case."""
+    """Yield the cases in a folder: each case is a subfolder."""
     for place in sorted(expectation.parent for expectation in folder.glob("*/expect.json")):
         expect = json.loads((place / "expect.json").read_text())
         local = expect.get("rank_kind") == "local"
@@ -108,7 +111,7 @@ def _native_leaf(thread: Thread) -> Thread:
 
 
 def _qualified_names(thread: Thread) -> Thread:
-    """Rename functions as Python 3.11 and later print them."""
+    """Return the thread with function names as Python 3.11 and later have them."""
     return _with_frames(thread, (replace(frame, function=_qualified(frame)) for frame in thread.frames))
 
 
@@ -118,7 +121,7 @@ def _qualified(frame: Frame) -> str:
 
 
 def _plain_names(thread: Thread) -> Thread:
-    """Rename functions as Python 3.10 and earlier print them."""
+    """Return the thread with function names as Python 3.10 and earlier have them."""
     return _with_frames(thread, (replace(frame, function=_plain(frame)) for frame in thread.frames))
 
 
@@ -128,7 +131,10 @@ def _plain(frame: Frame) -> str:
 
 
 def _whole_paths(thread: Thread) -> Thread:
-    """Use whole paths, like `py-spy --full-filenames`. A path shows the library of a file."""
+    """Return the thread with whole paths, as `py-spy --full-filenames` prints them.
+
+    A whole path shows the library of a file.
+    """
     whole = (replace(frame, file=_whole(frame.file, thread, index)) for index, frame in enumerate(thread.frames))
     return replace(_with_frames(thread, whole), installed_frames=None)
 
@@ -145,7 +151,7 @@ def _whole(file: str, thread: Thread, index: int) -> str:
 
 
 def _with_library_frame_counts(thread: Thread) -> Thread:
-    """Add the number of innermost library frames, as in py-spy's JSON."""
+    """Return the thread with its number of innermost library frames, which only py-spy's JSON has."""
     frames = itertools.takewhile(lambda place: _is_installed(place[1].file, thread, place[0]), enumerate(thread.frames))
     return replace(thread, installed_frames=sum(1 for _ in frames))
 
@@ -210,7 +216,7 @@ VARIATIONS: dict[str, Callable[[Sequence[RankDump]], Sequence[RankDump]]] = {
 
 
 class Judged(NamedTuple):
-    """A case in one form: its verdict in this form and in the original form."""
+    """A case in one form, with the verdict on this form and on the original form."""
 
     case: Case
     variation: str
@@ -224,7 +230,7 @@ class Judged(NamedTuple):
 
     @property
     def innocents(self) -> frozenset[Place]:
-        """Ranks that are named and not guilty."""
+        """Return the ranks that are named but not guilty."""
         return self.case.named_places(self.after) - self.case.guilty
 
     @property
@@ -237,7 +243,7 @@ class Judged(NamedTuple):
 
 
 def vary(case: Case) -> Iterator[Judged]:
-    """Judge the case in every form in which at least one rank remains."""
+    """Judge the case in every form that keeps at least one rank."""
     before = _verdict(case, case.ranks)
     yield Judged(case, "as it is", before, before)
     for name, variation in VARIATIONS.items():
@@ -258,7 +264,7 @@ def _row(name: str, judged: Sequence[Judged]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a row for each form and the totals. Return the exit status."""
+    """Print a row for each form, and the totals. Return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--verbose", action="store_true", help="also print each verdict that changes")

@@ -1,4 +1,4 @@
-"""Incidents as the daemon would write them, for tests and screenshots of the report.
+"""Incidents for tests and screenshots of the report, as the daemon would write them.
 
 They are written by hand. Only incidents with a rank to check first come from the verdict rules.
 """
@@ -193,7 +193,10 @@ def process_dump(pid: int, frames: tuple[Frame, ...], number: int) -> ProcessDum
 
 
 def blocked_dump(rank: int) -> RankDump:
-    """Return the dump of a rank in D state: py-spy could not read its stack; the kernel's data replaces it."""
+    """Return the dump of a rank in D state.
+
+    py-spy could not read its stack, so it has data of the kernel instead.
+    """
     found = ProcessDump(
         taken_monotonic_seconds=900.0,
         fault=D_STATE,
@@ -219,7 +222,10 @@ D_STATE = Fault(
 
 
 def power(odd_local_ranks: frozenset[int], gpus: int = 8, quiet_at: float = OPENED - 128.0) -> tuple[PowerSeries, ...]:
-    """Return power series of 15 minutes at 1 Hz: training at about 610 W, then the low power of a hang."""
+    """Return the power of the GPUs over 15 minutes, one sample a second.
+
+    They train at about 610 W. At `quiet_at` the low power of a hang begins.
+    """
     seconds = [OPENED - 880.0 + second for second in range(900)]
     return tuple(
         PowerSeries(
@@ -525,7 +531,7 @@ def parallel_groups() -> Incident:
 
 
 def alone(group: Group, rank: RankId) -> Group:
-    """Return the group with only the member `rank`."""
+    """Return the group with `rank` as its only member."""
     return Group(
         key=group.key, activity=group.activity, frames=group.frames, workers=group.workers, members=(Member(id=rank),)
     )
@@ -533,7 +539,10 @@ def alone(group: Group, rank: RankId) -> Group:
 
 @functools.cache
 def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77) -> Incident:
-    """Return 16,384 ranks on 2,048 nodes, merged. One rank is outside the collective; one node did not respond."""
+    """Return a merged incident of 16,384 ranks on 2,048 nodes.
+
+    One rank is outside the collective; one node did not respond.
+    """
     absent = tuple(range(absent_node * 8, absent_node * 8 + 8)) if absent_node is not None else ()
     names = [f"gpu-{number:04d}" for number in range(nodes)]
     gone = frozenset(absent)

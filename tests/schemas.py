@@ -1,4 +1,4 @@
-"""The JSON schemas of the commands' output, made from the encoded types. `make golden` writes them to docs/."""
+"""The JSON schemas of the commands' output, generated from its types. `make golden` writes them to docs/."""
 
 from __future__ import annotations
 

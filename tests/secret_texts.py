@@ -1,7 +1,7 @@
 """Exception texts, each with a secret in one form. All secrets are invented.
 
-The first 26 are from an audit. Each row of secret_forms.toml is needed by at least one of them or one of `MORE`.
-The texts of `PLAIN` hold no secret and must not change.
+The first 26 are from an audit. Each row of secret_forms.toml masks at least one of them or of `MORE`. The texts of
+`PLAIN` hold no secret and must not change.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Text(NamedTuple):
 
 
 def _hidden(name: str) -> str:
-    """Return a secret that no other text has. It contains a `/`, which passwords and keys may contain."""
+    """Return a secret that only one text has. It contains a `/`, as passwords and keys may."""
     return f"Qz9{name}/x7{name}Wv"
 
 
 def _long(name: str) -> str:
-    """Return a token without its prefix."""
+    """Return a long token without the prefix of a known service."""
     return f"Qz9{name}0123456789x7WvAbCdEf"
 
 

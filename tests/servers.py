@@ -1,4 +1,4 @@
-"""Real Prometheus and Alertmanager on loopback, and small servers that replace the other programs of a site.
+"""Real Prometheus and Alertmanager on loopback, and small fake servers in place of a site's other programs.
 
 Each server is a context manager: ready when `with` begins, ended when `with` ends. Each wait has a deadline.
 """
@@ -31,7 +31,7 @@ STOP_SECONDS = 10.0
 
 
 def program(name: str) -> str:
-    """Return the path of a system program. If it is missing, skip the test and name its Debian package."""
+    """Return the path of a system program. If it is missing, skip the test with the name of its Debian package."""
     package = {"prometheus": "prometheus", "promtool": "prometheus", "chromium": "chromium"}
     found = shutil.which(name)
     if found is None:
@@ -40,7 +40,7 @@ def program(name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a loopback port on which no process listens now."""
+    """Return a loopback port on which no process listens at present."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -163,7 +163,10 @@ class RealPrometheus(_Process):
         )
 
     def query_range(self, expression: str, seconds: float, step: float = 1.0) -> list[dict[str, Any]]:
-        """Return the last `seconds` of an expression: {"metric": labels, "values": [[time, text], ...]} per series."""
+        """Return the values of an expression over the last `seconds`.
+
+        Each series is {"metric": labels, "values": [[time, text], ...]}.
+        """
         now = time.time()
         return list(self.api("query_range", query=expression, start=now - seconds, end=now, step=step)["result"])
 
@@ -172,9 +175,9 @@ class RealPrometheus(_Process):
         return [alert for alert in self.api("alerts")["alerts"] if alert["state"] == state]
 
     def api(self, what: str, **parameters: object) -> Any:
-        """Return the `data` of a response of the HTTP API.
+        """Return the `data` of a response of Prometheus' HTTP API.
 
-        If the request fails, fail the test with Prometheus' own error.
+        If the request fails, fail the test with Prometheus' error.
         """
         url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         status, body = get(url)
@@ -195,7 +198,7 @@ class RealAlertmanager(_Process):
 
     @property
     def address(self) -> str:
-        """Return host:port, as in Prometheus' configuration."""
+        """Return HOST:PORT, as Prometheus' configuration has it."""
         return f"127.0.0.1:{self.port}"
 
     def command(self) -> list[str]:
@@ -247,7 +250,7 @@ class _Server:
                 self.wfile.write(answer)
 
             def log_message(self, *_: object) -> None:
-                """Log nothing. Tests read the received requests instead."""
+                """Log nothing: tests read the received requests instead."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -304,7 +307,7 @@ class WebhookReceiver(_Server):
 
 
 class TextExporter(_Server):
-    """A server of `text` as /metrics, for metrics that a test cannot provoke in a real hangwatch."""
+    """A server of `text` as /metrics, for metrics that a test cannot cause in a real hangwatch."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -324,7 +327,7 @@ def get(url: str, timeout_seconds: float = 30.0) -> tuple[int, bytes]:
 
 
 def run(*command: str | os.PathLike[str], deadline_seconds: float = 150.0) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end. Find its first word as `program` does."""
+    """Run a program to its end. The first word of `command` is found as by `program`."""
     first, *rest = command
     return subprocess.run(
         [program(str(first)), *map(str, rest)], capture_output=True, text=True, timeout=deadline_seconds, check=False

@@ -1,4 +1,4 @@
-"""A real Slurm on loopback with its own munge: a controller, and three nodes with one slurmd each."""
+"""A real Slurm on loopback with its own munge. It has a controller, and three nodes with one slurmd each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NODES = ("n0", "n1", "n2")
 
 @contextlib.contextmanager
 def slurm(folder: Path) -> Iterator[str]:
-    """Start three nodes and a job that holds them all; yield the job's number.
+    """Start three nodes and a job that uses them all. Yield the job's number.
 
     SLURM_CONF is set inside `with`.
     """
@@ -49,7 +49,7 @@ def slurm(folder: Path) -> Iterator[str]:
 
 
 def steps(job: str) -> str:
-    """Return the running steps of a job."""
+    """Return Slurm's list of the running steps of a job."""
     return _asked("squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i")
 
 

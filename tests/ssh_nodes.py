@@ -1,4 +1,4 @@
-"""Nodes with their own names behind a real sshd on loopback, for requests over ssh and pdsh."""
+"""Nodes with different names behind a real sshd on loopback, for requests over ssh and pdsh."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ needs_pdsh = pytest.mark.skipif(shutil.which("pdsh") is None, reason="needs pdsh
 
 @contextlib.contextmanager
 def sshd(folder: Path, names: list[str]) -> Iterator[Path]:
-    """Run an sshd with one port for each name; yield an ssh options file with these ports.
+    """Run an sshd with one port for each name. Yield an ssh options file with these ports.
 
-    A program started by sshd finds its port in the last word of SSH_CONNECTION. `folder`/PORT holds the node's
-    name.
+    A program started by sshd finds its port in the last word of SSH_CONNECTION. The file `folder`/PORT holds the
+    name of the node.
     """
     assert SSHD is not None
     make_keys(folder)
@@ -46,7 +46,7 @@ def sshd(folder: Path, names: list[str]) -> Iterator[Path]:
 
 
 def make_keys(folder: Path) -> None:
-    """Create `folder` with a host key and a user key, and the directory that sshd needs."""
+    """Make `folder`, with a host key and a user key, and the directory that sshd needs."""
     folder.mkdir(mode=0o700)
     for key in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key], check=True)
@@ -54,7 +54,10 @@ def make_keys(folder: Path) -> None:
 
 
 def server_config(folder: Path, listening: Iterable[str]) -> Path:
-    """Return the configuration of an sshd that listens on these addresses and accepts the user's key for root."""
+    """Write the configuration of an sshd that listens on these addresses. Return its path.
+
+    The sshd accepts the user's key for root.
+    """
     (folder / "sshd_config").write_text(
         "".join(f"ListenAddress {address}\n" for address in listening)
         + f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nPidFile none\nUsePAM no\n"
@@ -64,7 +67,7 @@ def server_config(folder: Path, listening: Iterable[str]) -> Path:
 
 
 def client_config(folder: Path, addresses: Mapping[str, tuple[str, int]]) -> Path:
-    """Write an ssh options file that maps these host names to their address and port."""
+    """Write an ssh options file with the address and port of each host name. Return its path."""
     hosts = (f"Host {name}\n  HostName {host}\n  Port {port}\n" for name, (host, port) in addresses.items())
     usual = f"User root\n  IdentityFile {folder}/user\n  IdentitiesOnly yes\n"
     known = f"  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking accept-new\n  LogLevel ERROR\n"

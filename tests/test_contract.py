@@ -1,4 +1,7 @@
-"""Test that one file and one test add a check: a copy of the tree gets one more file; nothing else changes."""
+"""Adding a check takes one file and one test.
+
+A copy of the tree gets one more file, and nothing else changes.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ CHECK = Check(
 
 
 class Tree:
-    """A copy of the package, run as a user would run it."""
+    """A copy of the package, and commands that run in it as a user would run them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -174,7 +177,7 @@ def test_it_is_in_the_page_of_checks(tree: Tree) -> None:
 
 @contextmanager
 def daemon(tree: Tree, folder: Path) -> Iterator[str]:
-    """Start `hangwatch run` from the copy; yield the address on which it serves."""
+    """Start `hangwatch run` from the copy. Yield the address at which it serves."""
     port = free_port()
     settings = folder / "hangwatch.toml"
     settings.write_text(f'[http]\nlisten = "127.0.0.1"\nport = {port}\n[store]\ndirectory = "{folder / "state"}"\n')

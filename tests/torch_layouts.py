@@ -2,8 +2,8 @@
 
 usage: python -m tests.torch_layouts [VERSION | WHEEL | FOLDER]... > hangwatch/probes/torch_recorder/layouts.toml
 
-For a VERSION, pip downloads the wheel for macOS on arm64, which is deleted afterwards. It has the same headers in a
-tenth of the size. A FOLDER holds `include` and `version.py`, like an installed torch. The script cuts the
+For a VERSION, pip downloads the wheel for macOS on arm64, which has the same headers and a tenth of the size. The
+wheel is deleted afterwards. A FOLDER holds `include` and `version.py`, like an installed torch. The script cuts the
 definition of the recorder out of its header and makes its members public. g++ then writes the offsets into a
 section of an object file. Nothing is linked or run. The offsets are those of the machine on which g++ runs; the
 table is for x86-64. On aarch64 a mutex of glibc has 48 bytes instead of 40, so later fields of the recorder would
@@ -93,11 +93,14 @@ extern const unsigned long long offsets[] __attribute__((used, section("{section
 
 
 class CannotTellError(Exception):
-    """The layout or the headers of a version were not found. The message is the reason."""
+    """The layout or the headers of a torch version were not found. The message is the reason."""
 
 
 def layout(include: Path) -> dict[str, int]:
-    """Return the byte offset of every field, by name; -1 if this version lacks the field. Raises CannotTellError."""
+    """Return the byte offset of every field, by name; -1 if this version lacks the field.
+
+    Raises CannotTellError.
+    """
     header = next((name for name in (HEADER, OLD_HEADER) if (include / name).exists()), None)
     if header is None:
         raise CannotTellError("no header of a flight recorder")
@@ -138,7 +141,7 @@ def _compiled(program: str, include: Path) -> list[int]:
 
 
 def dtypes(include: Path) -> list[str]:
-    """Return the names of c10::ScalarType in the order of their numbers."""
+    """Return the names of the values of c10::ScalarType, in the order of their numbers."""
     text = "".join((include / name).read_text() for name in SCALAR_TYPES if (include / name).exists())
     table = re.search(r"#define AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS\(_\)(.*?)\n\n", text, re.DOTALL)
     assert table is not None
@@ -146,7 +149,7 @@ def dtypes(include: Path) -> list[str]:
 
 
 def toml(offsets_by_version: dict[str, dict[str, int]], names: Sequence[str]) -> str:
-    """Format the table, oldest version first. Versions with the same layout share a row."""
+    """Return the text of the table, oldest version first. Versions with the same layout share a row."""
     rows: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for version in sorted(offsets_by_version, key=_release):
         rows.setdefault(tuple(offsets_by_version[version].items()), []).append(version)
@@ -167,7 +170,10 @@ def _release(version: str) -> tuple[int, ...]:
 
 @contextmanager
 def headers(source: str) -> Iterator[tuple[str, Path]]:
-    """Yield version and header folder of `source`: a version, a wheel or a folder. Raises CannotTellError."""
+    """Yield version and header folder of each torch in `source`: a version, a wheel or a folder.
+
+    Raises CannotTellError.
+    """
     with tempfile.TemporaryDirectory() as folder:
         if not Path(source).exists():
             source = _downloaded(source, Path(folder))
@@ -194,7 +200,7 @@ def _downloaded(version: str, folder: Path) -> str:
 
 
 def main() -> int:
-    """Print the table. Skipped versions go to stderr."""
+    """Print the table to stdout, and skipped versions to stderr."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("sources", nargs="+", metavar="VERSION|WHEEL|FOLDER")
     found: dict[str, dict[str, int]] = {}

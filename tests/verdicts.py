@@ -2,9 +2,10 @@
 
 usage: python -m tests.verdicts [FOLDER...]
 
-A line is: case, form, kind, confidence, named ranks, ranks to check first. The cases are those of
-tests/data/hangs.toml and of each FOLDER (see tests/robustness.py), in every form. Every capture of every scenario
-in virtual time follows. Verdict texts are omitted: they may change while the verdict stays the same.
+Each line has: case, form, kind, confidence, named ranks, ranks to check first. The cases are those of
+tests/data/hangs.toml and of each FOLDER (see tests/robustness.py), in every form. Then every capture of every
+scenario in virtual time follows. The texts of verdicts are omitted, because a text may change while its verdict
+stays the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.scenarios.simulation import play
 
 
 def lines(folders: Iterable[Path]) -> Iterator[str]:
-    """Yield all verdicts, in a fixed order."""
+    """Yield the line of each verdict, in a fixed order."""
     cases = [*robustness.known_cases(), *(case for folder in folders for case in robustness.cases_of(folder))]
     for case in cases:
         for judged in robustness.vary(case):

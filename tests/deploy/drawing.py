@@ -1,7 +1,8 @@
 """Draw a dashboard as one HTML page from its JSON and the responses of a Prometheus.
 
-It replaces Grafana for pictures, because Grafana's server is in no package registry. It supports the five kinds of
-panels of these dashboards, and their units, mappings, thresholds, overrides, transformations and repeats.
+This replaces Grafana for pictures, because Grafana's server is in no package registry. This module supports the
+five kinds of panels of these dashboards, and their units, mappings, thresholds, overrides, transformations and
+repeats.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ text { fill: #9a9aa8; font-size: 10px } text.in { fill: #111217; font-weight: bo
 
 
 class Source(NamedTuple):
-    """A source of data: an instant query, and a range query with (expression, seconds, step)."""
+    """A source of data: an instant query of an expression, and a range query of (expression, seconds, step)."""
 
     query: Callable[[str], list[dict[str, Any]]]
     query_range: Callable[[str, float, float], list[dict[str, Any]]]
 
 
 class View(NamedTuple):
-    """A view of a dashboard: the values of its variables, the last `seconds`, and the time at its right edge."""
+    """The data that a dashboard shows: values of its variables, the last `seconds`, and the time at the right edge."""
 
     source: Source
     variables: dict[str, str]
@@ -59,12 +60,12 @@ class View(NamedTuple):
         return self._replace(variables={**self.variables, **variables})
 
     def filled(self, expr: str) -> str:
-        """Replace the variables of a query by their values."""
+        """Return the query `expr` with the values of its variables."""
         return filled(expr, self.variables)
 
 
 def draw(board: dict[str, Any], source: Source, variables: Mapping[str, str], seconds: float) -> tuple[str, int]:
-    """Return the HTML page and its height in pixels."""
+    """Return the dashboard as an HTML page, and the page's height in pixels."""
     view = View(source, dict(variables), seconds, time.time())
     panels = list(_placed(board["panels"], view))
     bottom = max(place["y"] + place["h"] for _, place, _ in panels)
@@ -126,7 +127,7 @@ def _colour(name: str) -> str:
 
 
 def _mapped(config: dict[str, Any], value: str) -> tuple[str, str] | None:
-    """Return text and colour of a value by the mappings of a field; None if no mapping matches."""
+    """Return the text and the color that the field's mappings give a value. Return None if no mapping matches."""
     for mapping in config.get("mappings") or ():
         found = mapping["options"].get(value)
         if found:
@@ -226,7 +227,7 @@ def _lines(panel: dict[str, Any], view: View, width: int, height: int, marks: li
 
 
 def _stacked(series: list[tuple[str, list[tuple[float, float]]]]) -> list[tuple[str, list[tuple[float, float]]]]:
-    """Put each line on top of the previous lines."""
+    """Return the lines, each added to the sum of the lines before it."""
     below: dict[float, float] = {}
     done = []
     for name, points in series:
@@ -274,7 +275,7 @@ def _timeline(panel: dict[str, Any], view: View, width: int, height: int, marks:
 
 
 def _stretches(points: list[list[Any]], now: float) -> Iterator[tuple[float, float, str]]:
-    """Yield periods of equal value: (from, to, value)."""
+    """Yield the periods of equal value as (begin, end, value)."""
     began, value = points[0]
     for at, new in points[1:]:
         if new != value:
@@ -307,7 +308,7 @@ def _table(panel: dict[str, Any], view: View) -> str:
 
 
 def _merged(targets: list[dict[str, Any]], view: View, columns: list[str]) -> list[dict[str, str]]:
-    """Return the rows of all targets. Rows with equal labels are merged."""
+    """Return the rows of all targets. Rows with the same labels become one row."""
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     labels = [column for column in columns if not column.startswith("Value")]
     shared = labels[:1] if len(targets) > 1 else labels

@@ -1,7 +1,7 @@
 """Make docs/img/dashboard-*.png: `python -m tests.deploy.pictures`, about three minutes.
 
-Two simulated nodes train under two real hangwatch daemons, and a real Prometheus scrapes them. Then one rank is
-made to hang. drawing.py (not Grafana) draws the dashboards, and headless Chromium takes the pictures.
+Jobs train on two simulated nodes with two real hangwatch daemons, and a real Prometheus scrapes the daemons. Then
+one rank hangs. drawing.py (not Grafana) draws the dashboards, and headless Chromium takes the pictures.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def photograph(page: Path, picture: Path, height: int) -> None:
-    """Make a PNG of a page with this height in pixels, by headless Chromium."""
+    """Save a PNG picture of a page, `height` pixels high, with headless Chromium."""
     picture.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         [

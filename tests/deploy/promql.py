@@ -28,7 +28,7 @@ _IN_TEMPLATE = re.compile(r"(printf )?\"((?:[^\"\\]|\\.)*)\"[^|{}]*\| query")
 
 
 class Query(NamedTuple):
-    """A query: its place, its expression, and true for a range query."""
+    """A query: its place in the rules or dashboards, its expression, and if it is a range query."""
 
     where: str
     expr: str
@@ -56,7 +56,7 @@ def rule_queries(text: str) -> Iterator[Query]:
 
 
 def sample(metric: str, value: float = 1, **labels: str) -> dict[str, Any]:
-    """Format a sample like the tests of promtool."""
+    """Return a sample in the form of promtool's tests."""
     return {
         "labels": metric + "{" + ",".join(f'{name}="{text}"' for name, text in labels.items()) + "}",
         "value": value,
@@ -101,7 +101,7 @@ def variable_queries(board: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def filled(expr: str, variables: dict[str, str]) -> str:
-    """Replace Grafana's variables in an expression by these values."""
+    """Return the expression with these values instead of Grafana's variables."""
     for name, value in {"__rate_interval": "30s", "__range": "5m", "__interval": "5s", **variables}.items():
         expr = re.sub(rf"\$(\{{{name}\}}|{name}\b)", value.replace("\\", r"\\"), expr)
     assert "$" not in expr.replace("$)", ""), f"a variable is left: {expr}"

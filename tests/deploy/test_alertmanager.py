@@ -1,4 +1,4 @@
-"""The Alertmanager example: accepted by amtool; its routes, receivers and inhibition in a real Alertmanager."""
+"""The Alertmanager example: amtool accepts it. A real Alertmanager shows its routes, receivers and inhibition."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_amtool_takes_the_example() -> None:
 
 
 def test_the_example_holds_no_secret() -> None:
-    """Read secrets from files. All addresses are examples."""
+    """Secrets are in files, and all addresses are examples."""
     text = EXAMPLE.read_text()
     for receiver in CONFIG["receivers"]:
         for kind, entries in receiver.items():
@@ -52,7 +52,7 @@ def test_every_alert_reaches_who_it_should(alert: str) -> None:
 
 @pytest.mark.parametrize("alert", [name for name in ALERTS if name.startswith("HangwatchTraining")])
 def test_what_is_said_of_a_job_is_a_message_of_its_own(alert: str) -> None:
-    """Send the crash of one job at once, not a quarter of an hour later together with another job."""
+    """Send the crash of a job at once, not 15 minutes later together with another job."""
     labels = {"alertname": alert, "severity": ALERTS[alert], "job_id": "J1"}
 
     def is_met(matcher: str) -> bool:
@@ -79,7 +79,7 @@ def on_loopback(receiver: WebhookReceiver, quicker: bool = True) -> dict[str, An
 
 
 def _hurry(config: dict[str, Any]) -> None:
-    """Shorten the intervals, so that the test does not wait for repetitions."""
+    """Shorten the intervals of the configuration, so that repeated notifications come soon."""
     for route in (config["route"], *config["route"]["routes"]):
         for key in ("group_wait", "group_interval"):
             if key in route:
@@ -88,7 +88,7 @@ def _hurry(config: dict[str, Any]) -> None:
 
 
 def with_its_own_templates(inbox: WebhookReceiver, folder: Path) -> dict[str, Any]:
-    """Return the example with its receivers. Only their addresses and secrets are replaced."""
+    """Return the example with its receivers and templates. Only their addresses and secrets are replaced."""
     config = {**copy.deepcopy(CONFIG), "templates": [str(TEMPLATES)]}
     _hurry(config)
     secrets = {"routing_key_file": "key", "api_url_file": f"{inbox.url}/slack"}
@@ -106,7 +106,7 @@ def with_its_own_templates(inbox: WebhookReceiver, folder: Path) -> dict[str, An
 
 
 class Inbox(WebhookReceiver):
-    """A fake PagerDuty and Slack, which respond with their own texts."""
+    """A fake PagerDuty and a fake Slack in one server. Each responds as the real service does."""
 
     def answer(self, path: str, body: bytes) -> tuple[int, str, bytes]:
         super().answer(path, body)
@@ -140,9 +140,9 @@ def alertmanager(receiver: WebhookReceiver, tmp_path: Path) -> Iterator[RealAler
 
 
 def test_a_job_pages_once_and_resolves_once(alertmanager: RealAlertmanager, receiver: WebhookReceiver) -> None:
-    """Expect one page and one resolution per job, although Prometheus repeats its alerts.
+    """Prometheus repeats its alerts, but each job has one page and one resolution.
 
-    Jobs of two owners with one name are two jobs.
+    Jobs of two owners with the same name are two jobs.
     """
     jobs = [{"job_id": "J1", "job_key": "k1"}, {"job_id": "J1", "job_key": "other"}, {"job_id": "J2", "job_key": "k2"}]
     alertmanager.post([alert("HangwatchTrainingHung", **job) for job in jobs])
@@ -159,7 +159,7 @@ def test_a_job_pages_once_and_resolves_once(alertmanager: RealAlertmanager, rece
 
 
 def test_a_page_is_sent_without_waiting(receiver: WebhookReceiver, tmp_path: Path) -> None:
-    """Use the times of the example, not shortened ones."""
+    """Use the intervals of the example, not the shortened ones."""
     with RealAlertmanager(tmp_path, on_loopback(receiver, quicker=False)) as alertmanager:
         alertmanager.post(
             [
@@ -222,7 +222,7 @@ def test_one_message_per_kind_of_trouble_however_many_nodes_have_it(
 
 
 def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_another(tmp_path: Path) -> None:
-    """Render with the templates of the example, as PagerDuty and Slack receive the texts."""
+    """Render the texts that PagerDuty and Slack receive, with the templates of the example."""
 
     def said() -> list[tuple[str, str, str]]:
         return [
@@ -259,7 +259,7 @@ def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_anoth
 
 
 def test_a_page_leads_to_report_dashboard_runbook_and_silence_and_names_call_nobody(tmp_path: Path) -> None:
-    """Escape the name of a frame: a job's user chooses it, and Slack must show it as text."""
+    """The name of a function contains a Slack mention. Slack must show it as text: any user chooses such names."""
     hostile = "rank 3 is in <!channel> & `x` (train.py)"
     report, dashboard = "https://gpu-07:9836/incidents/I7", "https://grafana.example.com/d/x?var-job_key=k1"
     page = alert("HangwatchTrainingHung", job_id="J1", job_key="k1")

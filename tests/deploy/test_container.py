@@ -1,7 +1,7 @@
-"""The Dockerfile, step by step: each instruction is executed in a chroot over this machine's file system.
+"""The Dockerfile, step by step. Each instruction runs in a chroot.
 
-No base image can be pulled where tests run, so this machine replaces it. Every stage is a layer over `/`, COPY
-copies, RUN runs. deploy/test-container.sh builds and starts the real image with buildah.
+Tests cannot pull a base image, so the file system of this machine replaces it. Every stage is a layer over `/`;
+COPY copies, RUN runs. deploy/test-container.sh builds and starts the real image with buildah.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Instruction(NamedTuple):
 
 @dataclass
 class Stage:
-    """A FROM instruction and the instructions after it."""
+    """A FROM instruction of the Dockerfile and the instructions after it."""
 
     name: str
     steps: list[Instruction] = field(default_factory=list)
@@ -63,7 +63,10 @@ def stages() -> list[Stage]:
 
 
 def context() -> list[Path]:
-    """Return the files that the builder receives. The last matching pattern of .dockerignore decides about a file."""
+    """Return the files that the builder receives.
+
+    For each file, the last matching pattern of .dockerignore decides.
+    """
     patterns = [line for line in (REPOSITORY / ".dockerignore").read_text().split("\n") if line and line[0] != "#"]
     tracked = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=REPOSITORY, capture_output=True, text=True, check=True
@@ -125,7 +128,7 @@ def test_it_starts_as_nobody_in_particular() -> None:
 
 
 class Image(NamedTuple):
-    """The stages as folders. Each is laid over `/` inside a mount namespace."""
+    """The stages of the image, each in a folder. A stage is laid over `/` in a mount namespace."""
 
     layers: Path
 
@@ -207,7 +210,7 @@ def _copy(built: Image, stage: Stage, folder: str, rest: str) -> None:
 
 
 def as_started(image: Image, command: str, **environ: str) -> str:
-    """Run a command as the started container would. Its network has only a loopback."""
+    """Run a command as the started container would, with only a loopback network. Return its output."""
     final = stages()[-1]
     variables = {**final.environ(), **environ, "WORKDIR": "/"}
     return image.run(final, command, "--net", user=final.all("USER")[0], environ=variables)

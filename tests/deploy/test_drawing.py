@@ -1,4 +1,4 @@
-"""Test that the dashboard drawer supports every kind of panel and draws Prometheus' responses."""
+"""drawing.py supports every kind of panel and draws Prometheus' responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare the fleet rule with the daemon's own judgement of sequence numbers, on the same jobs.
+"""The fleet rule, compared with the daemon's judgment of sequence numbers for the same jobs.
 
 Each job is on two nodes. promtool evaluates the rule on the series that the nodes export. The expected result is
 that of `wait_graph` on all ranks. A rule cannot decide every case (docs/adr/026-fleet-rule.md): it may report
@@ -77,7 +77,7 @@ class Case(NamedTuple):
 
 
 def later(member: Member) -> Member:
-    """Move the times of the records from 1970 to this century, which the rule needs to compare them."""
+    """Return the rank with its record times moved from 1970 to this century, where the rule expects them."""
 
     def moved(records: GroupRecords) -> GroupRecords:
         operations = (
@@ -98,7 +98,7 @@ def later(member: Member) -> Member:
 
 
 def exported(case: Case) -> Iterator[dict[str, Any]]:
-    """Yield the series of a job on both nodes."""
+    """Yield the series that both nodes export about the job."""
     for node in NODES:
         grouping = case.on(node)
         job = structs.replace(
@@ -115,7 +115,7 @@ def exported(case: Case) -> Iterator[dict[str, Any]]:
 
 
 def complaints(cases: Sequence[Case], folder: Path) -> str:
-    """Return promtool's report of wrong results of the rule; empty if there are none."""
+    """Return promtool's report of the wrong results of the rule. It is empty if all are right."""
     tests = []
     for first in range(0, len(cases), JOBS_AT_ONCE):
         part = cases[first : first + JOBS_AT_ONCE]
@@ -128,7 +128,7 @@ def complaints(cases: Sequence[Case], folder: Path) -> str:
 
 
 def promtool(tests: Sequence[dict[str, Any]], folder: Path) -> str:
-    """Return promtool's failures; empty if there are none."""
+    """Run these tests with promtool. Return its failures, which are empty if all tests pass."""
     path = folder / "jobs.yaml"
     path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "5s", "tests": list(tests)}))
     done = run("promtool", "test", "rules", path)
@@ -158,7 +158,7 @@ def answer_of(case: Case) -> Answer:
 
 
 def kind_of(case: Case, answer: Answer) -> str:
-    """Return the kind of the result that the rule must give; "" if the rule cannot decide."""
+    """Return the kind of the result that the rule must give, or "" if the rule cannot decide."""
     missing = {rank for pending in answer.graph.pending for rank in pending.missing}
     if answer.named:
         return "NotCome"
@@ -176,7 +176,10 @@ def kind_of(case: Case, answer: Answer) -> str:
 
 
 def drawn(seed: int) -> Case:
-    """Draw a random job that hangs: one default group, pairs, and any defect (wrapped, unread, created twice)."""
+    """Return a random job that hangs.
+
+    It has a default group and pairs. Its recorders may have any defect: wrapped, unread, or created twice.
+    """
     chance = random.Random(seed)
     size = chance.choice([4, 4, 6])
     numbers: list[dict[str, tuple[int, int]]] = [{WORLD: (6, 6)} for _ in range(size)]
@@ -226,16 +229,19 @@ def test_a_rule_over_all_nodes_names_whom_the_daemon_would_name(tmp_path: Path) 
 
 
 def four(last: Numbers, stance: Stance = "elsewhere", *, key: str = "k1") -> Case:
-    """Make ranks 0 to 2, which wait in number 6 of the default group, and rank 3 with these numbers and this stance.
+    """Return a job of four ranks. Ranks 0 to 2 wait in collective 6 of the default group.
 
-    Rank 3 is on the other node.
+    Rank 3 has these numbers and this stance. Rank 3 is on the second node.
     """
     members = (*(standing(rank, waits(6)) for rank in range(3)), standing(3, last))
     return Case(key, members, ("waits", "waits", "waits", stance), 4)
 
 
 def odd_ranks(cases: Sequence[Case], odd: dict[str, tuple[int, ...]], folder: Path, *more: dict[str, Any]) -> str:
-    """Run the rule on these jobs. Return promtool's report if the odd ranks differ from `odd`."""
+    """Run the rule on these jobs.
+
+    Return promtool's report if the rule names other ranks than `odd`, given by job key.
+    """
     rows = [promql.sample("", job_key=key, rank=str(rank)) for key, ranks in odd.items() for rank in ranks]
     expr = "group by (job_key, rank) (hangwatch:odd_rank:held)"
     series = [*(one for case in cases for one in exported(case)), *more]
@@ -281,7 +287,10 @@ def test_edges_that_are_seldom_drawn(tmp_path: Path) -> None:
 
 
 def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: Path) -> None:
-    """Name rank 0 of k2 by its stack. Rank 3 seems not to have joined, but its buffer was overwritten."""
+    """Name rank 0 of job k2 by its stack.
+
+    Rank 3 seems not to have joined, but new records have overwritten the old ones in its buffer.
+    """
     kept = record(900, "9", created_unix_ns=900 * 10**9)
     last = member(3, recorder(kept, is_wrapped=True))
     stands: tuple[Stance, ...] = ("elsewhere", "waits", "waits", "waits")
@@ -297,7 +306,10 @@ def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: P
 
 
 def test_a_stack_accuses_nobody_who_has_come(tmp_path: Path) -> None:
-    """Name no rank of k1: rank 3 has joined and is in its own code. Rank 2 was not read and may not have joined."""
+    """Name no rank of job k1.
+
+    Rank 3 has joined and is in its own code. Rank 2 could not be read, so perhaps it has not joined.
+    """
     members = [standing(rank, waits(6)) for rank in range(4)]
     members[2] = structs.replace(members[2], recorder=structs.replace(members[2].recorder, libraries=()))
     stands: tuple[Stance, ...] = ("waits", "waits", "waits", "elsewhere")
@@ -307,7 +319,7 @@ def test_a_stack_accuses_nobody_who_has_come(tmp_path: Path) -> None:
 
 
 def test_the_kernel_stands_above_what_names_nobody(tmp_path: Path) -> None:
-    """Stop one rank after all ranks have joined."""
+    """Name rank 3, which has joined: by the verdict of its node it is stopped."""
     case = four(waits(6))
     labels = 'job="hangwatch",instance="node-b",job_id="k1",job_key="k1",verdict="RankStopped",named="node-b:3"'
     word = {"series": f"hangwatch_incident_info{{{labels}}}", "values": "1x2"}
@@ -317,7 +329,7 @@ def test_the_kernel_stands_above_what_names_nobody(tmp_path: Path) -> None:
 
 
 def test_two_worlds_in_one_job_are_not_compared(tmp_path: Path) -> None:
-    """Start two worlds: both nodes have a rank 0 and a rank 1."""
+    """Both nodes have a rank 0 and a rank 1, so the job has two worlds."""
     members = (standing(0, waits(6)), standing(1, waits(6)), standing(0, waits(3)), standing(1, done(2)))
     case = Case("k1", members, ("waits", "waits", "waits", "waits"), 2)
     assert answer_of(case).kind == "unknown"
@@ -325,7 +337,10 @@ def test_two_worlds_in_one_job_are_not_compared(tmp_path: Path) -> None:
 
 
 def wrong_group() -> Case:
-    """Make a job with every stack in all_reduce: rank 1 reduces over its pair, the others over all ranks."""
+    """Return a job in which all stacks are in all_reduce.
+
+    Rank 1 calls all_reduce in its pair, the other ranks in the default group.
+    """
     members = (
         standing(0, {WORLD: (10, 10), "1": (10, 11)}),
         standing(1, {WORLD: (9, 10), "1": (11, 11)}),
@@ -448,7 +463,10 @@ REAL = {
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", REAL)
 def test_a_real_job_over_two_nodes(name: str, tmp_path: Path) -> None:
-    """Run jobs of tests/data/waitfor.toml as if each half of their ranks were on its own node."""
+    """Use the jobs of tests/data/waitfor.toml as if they ran on two nodes.
+
+    The first half of the ranks is on one node, the second half on the other.
+    """
     with started(name, tmp_path) as job:
 
         def settled() -> Case | None:

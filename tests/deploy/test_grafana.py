@@ -1,4 +1,4 @@
-"""Test that the dashboards equal their source, are valid for Grafana, and that every query has a result."""
+"""The dashboards equal their source and are valid for Grafana. Every query has a result."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ def test_the_link_of_an_alert_opens_the_dashboard_of_its_job() -> None:
 
 
 def test_on_a_node_hangwatch_itself_comes_last_and_is_folded() -> None:
-    """Show the daemon's cost and the check runs last and folded: an on-call engineer looks for the job first."""
+    """An on-call engineer looks for the job first.
+
+    So the daemon's cost and the runs of checks come last and are folded.
+    """
     last = promql.dashboard("node")["panels"][-1]
     assert (last["type"], last["title"], last["collapsed"]) == ("row", "hangwatch itself", True)
     assert last["panels"][-1]["title"] == "Runs of the checks"
@@ -137,9 +140,9 @@ def test_panel_has_description_legend_and_chosen_datasource(board: dict[str, Any
 
 
 def test_what_every_exporter_has_is_asked_of_hangwatch_alone(board: dict[str, Any]) -> None:
-    """Select hangwatch's job in each query. Another exporter may have the same instance.
+    """Select hangwatch's job in each query: another exporter may have the same `instance`.
 
-    This occurs with pods if `instance` is the node's name.
+    This occurs with pods if `instance` is the name of the node.
     """
     for query in promql.dashboard_queries(board):
         for labels in re.findall(r"(?:(?<![\w:])(?:process|scrape)_\w+|(?<![\w:])up)(\{.*?\})?", query.expr):
@@ -168,7 +171,7 @@ def test_every_column_and_override_belongs_to_a_field_that_the_table_has(board: 
 
 
 def test_a_job_is_asked_for_by_its_key_and_shown_with_its_owner(board: dict[str, Any]) -> None:
-    """Select and count jobs by key: two owners' jobs with the same name are two jobs."""
+    """Select and count jobs by key, because jobs of two owners may have the same name."""
     for query in promql.dashboard_queries(board):
         assert not re.search(r"\{[^{}]*\bjob_id\b", query.expr), query
         for labels in re.findall(r"\b(?:on|by) ?\(([^()]*)\)", query.expr):
@@ -263,7 +266,7 @@ def test_a_panel_without_data_says_why_there_may_be_none(board: dict[str, Any]) 
 
 
 class Collectives(Collector):
-    """The sequence-number series of a node. The simulated ranks have no torch."""
+    """The sequence-number series of a node, made without torch: the simulated ranks do not have it."""
 
     def __init__(self, entry: JobEntry) -> None:
         self._snapshot = Snapshot(jobs={entry.job.key: entry})
@@ -275,7 +278,10 @@ class Collectives(Collector):
 
 @contextlib.contextmanager
 def recording(job: Job) -> Iterator[int]:
-    """Serve another node of this job. Rank 4 waits in its pair for rank 5, which waits in an unrecorded operation."""
+    """Serve the series of a second node of this job. Yield the server's port.
+
+    Rank 4 waits in its pair for rank 5. Rank 5 waits in an operation that has no record.
+    """
     members = (standing(4, waits(3, "1")), standing(5, done(2, "1")))
     group = Group(key="w", activity="recv", waits_for="ranks", members=members)
     incident = samples.replaced(samples.all_waiting(), job=job, grouping=Grouping(groups=(group,), world_size=6))
@@ -291,7 +297,7 @@ def recording(job: Job) -> Iterator[int]:
 
 
 class Watched:
-    """A hung job of four ranks in Prometheus."""
+    """A hung job of four ranks, and a Prometheus that has its series."""
 
     def __init__(self, prometheus: RealPrometheus, job_id: str) -> None:
         self.prometheus = prometheus
@@ -388,9 +394,9 @@ def wait_for_data(hung: Watched, query: promql.Query) -> bool:
 
 
 def test_a_dashboard_is_plain_json(board: dict[str, Any]) -> None:
-    """Import without an instance's `id` and without `__inputs`.
+    """A dashboard has no `id` of an instance and no `__inputs`.
 
-    Grafana imports such a file by hand, by provisioning and by its sidecar.
+    So Grafana can import it by hand, by provisioning and by its sidecar.
     """
     assert "id" not in board or board["id"] is None
     assert "__inputs" not in json.dumps(board)

@@ -1,6 +1,6 @@
-"""The chart under Helm's own engine.
+"""The Helm chart under Helm's own engine.
 
-The chart lints and renders, it refuses wrong values, and Kubernetes would accept the result.
+The chart passes lint and renders, refuses wrong values, and Kubernetes would accept the result.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def loaded(path: Path = CHART) -> chart.Chart:
 
 
 def manifests(values: dict[str, Any], kubernetes: str = "1.32", path: Path = CHART) -> dict[str, str]:
-    """Render the chart; return its files by name.
+    """Render the chart. Return the texts of its files, by file name.
 
-    This calls the engine below its Python interface, which does not pass a Kubernetes version.
+    This calls Helm's engine below its Python interface, which cannot pass a Kubernetes version.
     """
     options = {"name": "release", "namespace": "gpu", "kube_version": f"v{kubernetes.removesuffix('.0')}.0"}
     rendered = _native.call_string(
@@ -383,7 +383,10 @@ def test_a_network_policy_that_would_do_nothing_is_refused() -> None:
 def test_a_scrape_that_may_last_longer_than_its_interval_is_refused(
     interval: str, timeout: str, is_refused: bool
 ) -> None:
-    """Refuse a scrape timeout above the interval: the operator ignores such a PodMonitor and only logs it."""
+    """Refuse a scrape timeout longer than the interval.
+
+    The Prometheus operator only logs such a PodMonitor and ignores it.
+    """
     values = {"podMonitor": {"enabled": True, "interval": interval, "scrapeTimeout": timeout}}
     if is_refused:
         with pytest.raises(helm_python.HelmRenderError, match=f"scrapeTimeout={timeout} is longer than"):
@@ -459,10 +462,7 @@ def test_a_packaged_chart_needs_no_links(tmp_path: Path) -> None:
 
 
 def test_a_release_fits_into_its_secret(tmp_path: Path) -> None:
-    """Limit the packed chart: Helm keeps it in a Secret, and Kubernetes refuses one over 1 MiB.
-
-    base64 adds a third.
-    """
+    """Helm keeps the packed chart in a Secret, and Kubernetes refuses a Secret above 1 MiB. base64 adds a third."""
     archive = Path(chart.package(CHART, destination=tmp_path))
     assert archive.stat().st_size < 600_000
 

@@ -1,4 +1,4 @@
-"""The hooks of docs/hooks.md, run like the daemon runs them, with programs that record their calls."""
+"""The hooks of docs/hooks.md, run as the daemon runs them. Fake programs of a site record how they are called."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINE = re.compile(r"^#?\s+(on_\w+)\s*= \[(.*)\]$", re.MULTILINE)
 
 
 class Site:
-    """A folder with programs that replace those of a site. `calls` are the lines that they have written."""
+    """A folder with fake programs of a site. `calls` are the command lines that they have recorded."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._bin, self._log = folder, folder / "bin", folder / "calls"
@@ -44,7 +44,10 @@ class Site:
     def call(
         self, name: str, *arguments: str, moved_to: JobState = JobState.HUNG, status: int = 0, **job: object
     ) -> str:
-        """Run the example for an incident of this job; return its output. Its exit status must be `status`."""
+        """Run the hook `name` for an incident of this job. Return its output.
+
+        Fail unless its exit status is `status`.
+        """
         found = samples.mismatch()
         found = replace(found, job=replace(found.job, **job))
         incident = self.folder / "incidents" / "20260314T031500Z-42"
@@ -78,10 +81,10 @@ def test_of_many_nodes_one_requeues(site: Site) -> None:
 
 
 def test_what_slurm_refused_was_requeued_by_nobody(site: Site) -> None:
-    """Release the claim if Slurm refuses.
+    """Release the claim if Slurm refuses the requeue.
 
-    The next node must not report that another node requeued the job. The claim must not block a later, permitted
-    requeue.
+    Else the next node would report that another node has requeued the job, and a later permitted requeue would be
+    blocked.
     """
     claims = site.folder / "requeued"
     claims.mkdir()

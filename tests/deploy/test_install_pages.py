@@ -1,6 +1,6 @@
-"""docs/install-*.md.
+"""The pages docs/install-*.md.
 
-Commands, options, paths, values and checks exist, and the programs accept the snippets.
+Their commands, options, paths, values and checks exist, and the real programs accept their snippets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def typed(page: Path) -> list[str]:
 
 
 def hangwatch_calls(page: Path) -> list[list[str]]:
-    """Return the words after `hangwatch`, anywhere on a line."""
+    """Return the arguments of each `hangwatch` command on the page."""
     names = "|".join(_commands())
     found = []
     for line in typed(page):

@@ -1,4 +1,4 @@
-"""Test that every link of a page leads to an existing file of the repository and an existing heading."""
+"""Every link of a page leads to an existing file of the repository, and to an existing heading."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def links(page: Path) -> list[str]:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """Return the anchors that GitHub makes for the headings of a page."""
+    """Return the anchors that GitHub gives the headings of a page."""
     found: set[str] = set()
     for heading in re.findall(
         r"^#{1,6} (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE

@@ -1,4 +1,4 @@
-"""Compare rules and dashboards with the names that a real hangwatch exports."""
+"""All metric names in rules and dashboards are names that a real hangwatch exports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TYPE = re.compile(r"^# TYPE (\S+) (\w+)$", re.MULTILINE)
 
 
 def exported_by(code: Path, state: Path) -> set[str]:
-    """Return the sample names on the /metrics page of a hangwatch that runs from this copy of the code."""
+    """Run hangwatch from this copy of the code. Return the names of the samples on its /metrics page."""
     with subprocess.Popen(
         [sys.executable, "-c", DAEMON, str(state)],
         stdin=subprocess.PIPE,
@@ -82,7 +82,7 @@ def test_all_names_are_exported_or_recorded(tmp_path: Path) -> None:
 def test_a_metric_that_is_renamed_in_the_code_is_noticed(
     module: str, metric: str, where: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Rename a metric in a temporary copy of the code. The rules or dashboards in `where` must then fail."""
+    """Rename a metric in a copy of the code. The comparison must then find the old name in the files of `where`."""
     code = tmp_path / "code"
     shutil.copytree(Path(hangwatch.__file__).parent, code / "hangwatch", ignore=shutil.ignore_patterns("__pycache__"))
     source = code / f"hangwatch/metrics/{module}.py"

@@ -1,4 +1,4 @@
-"""Test that hangwatch's origin is only in pyproject.toml: no page, script or chart names another place."""
+"""hangwatch's addresses (repository, image) come from pyproject.toml: no page, script or chart has another one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BY_NAME = re.compile(
 
 
 def foreign(text: str) -> list[str]:
-    """Return the origins of hangwatch in a text that differ from the origin in pyproject.toml."""
+    """Return the addresses of hangwatch in a text that differ from pyproject.toml, and installations by name."""
     found = [place for place in CLONED.findall(text) if place != ORIGIN["repository"]]
     found += [place for place in PULLED.findall(text) if place != ORIGIN["image"] and not LOCAL.match(place)]
     ours = tuple(re.sub(r"^\w+://", "", place) for place in ORIGIN.values())

@@ -1,4 +1,4 @@
-"""The alert rules: promtool accepts them, every alert has three test cases, runbooks and metrics exist."""
+"""The alert rules: promtool accepts them. Every alert has three test cases, and its runbook and metrics exist."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_promtool_takes_the_rules() -> None:
 
 
 def test_the_file_of_a_site_records_what_the_rules_ask_of_it() -> None:
-    """Use each label of the site file. Labels that a site omits are not in the pages."""
+    """Set exactly the labels in the site file that the rules read, and describe each of them."""
     (rule,) = promql.rules(SITE_RULES.read_text())
     asked = set(re.findall(r"hangwatch:site:info\{(\w+)!=''\}", RULES.read_text()))
     assert {rule["record"]} == FROM_THE_SITE
@@ -58,7 +58,7 @@ def test_the_alerts_fire_and_resolve(path: Path) -> None:
 
 @pytest.mark.parametrize("alert", ALERT_NAMES)
 def test_every_alert_has_its_three_cases(alert: str) -> None:
-    """Test each alert in one case: silent, then firing, then silent again."""
+    """Each alert has a test case in which it is first silent, then fires, and then is silent again."""
     series = []
     for case in _cases():
         checks = sorted(
@@ -86,7 +86,7 @@ def test_every_alert_says_what_where_and_what_to_do(rule: dict[str, Any]) -> Non
 
 
 def test_a_critical_alert_is_about_one_job_and_has_no_node_in_its_labels() -> None:
-    """Send one page per job: a label that differs between nodes would give one page per node."""
+    """Each job has one page: a label that differs between nodes would give one page per node."""
     for rule in ALERTS:
         if rule["labels"]["severity"] == "critical":
             assert "instance" not in rule["labels"]
@@ -94,7 +94,7 @@ def test_a_critical_alert_is_about_one_job_and_has_no_node_in_its_labels() -> No
 
 
 def test_a_job_is_told_by_its_key_and_never_by_its_name_alone() -> None:
-    """Identify a job by its key: any user may copy a job's name, and "100" exists in two clusters."""
+    """Any user may copy a job's name, and two clusters may both have a job "100"."""
     for query in promql.rule_queries(RULES.read_text()):
         for labels in re.findall(r"\b(?:on|by|group_left|group_right) ?\(([^()]*)\)", query.expr):
             names = {name.strip() for name in labels.split(",")}
@@ -103,9 +103,9 @@ def test_a_job_is_told_by_its_key_and_never_by_its_name_alone() -> None:
 
 
 def test_the_fleet_rule_knows_what_every_activity_waits_for() -> None:
-    """Read the wait of each rank from its series.
+    """The rule reads from a rank's series what the rank waits for.
 
-    A new activity is a row in activities.toml and changes nothing in the rule.
+    So a new activity is only a row of activities.toml, and the rule does not change.
     """
     recorded = {rule["record"]: rule["expr"] for rule in promql.rules(RULES.read_text()) if "record" in rule}
     fleet = recorded["hangwatch:waiting_ranks:count"] + recorded["hangwatch:apart_rank:held"]
@@ -125,7 +125,7 @@ def test_the_alerts_name_checks_that_exist() -> None:
 
 
 def test_every_check_that_is_critical_has_exactly_one_alert(tmp_path: Path) -> None:
-    """Run the rules over every existing check with promtool: a new check needs no rule."""
+    """promtool runs the rules on every existing check, so a new check needs no new rule."""
     alerts = [
         ("HangwatchCannotDump", {}) if check == "dump_rights" else (UNHEALTHY, {"check": check})
         for check in registry.checks()
@@ -156,7 +156,7 @@ def test_the_runbook_of_checks_says_which_alert_when(golden_part: Callable[[Path
 
 
 def alert_rows() -> Iterator[str]:
-    """Yield the branches of the rule as rows of a Markdown table."""
+    """Yield the branches of the rule for unhealthy nodes as rows of a Markdown table: check, status, hold."""
     (expr,) = (rule["expr"] for rule in ALERTS if rule["alert"] == UNHEALTHY)
     branches = re.findall(r'check(=~?|!~)"([^"]*)"\}(?:\[(\d+)m:15s\]\))? >= ([23])', expr)
     assert len(branches) == expr.count("hangwatch_check_status{")

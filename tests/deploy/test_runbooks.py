@@ -1,4 +1,7 @@
-"""The runbooks and docs/tuning.md: commands and keys exist; the steps for a job's author work on a real torchrun."""
+"""The runbooks and docs/tuning.md: their commands and keys exist.
+
+The steps for the author of a job work on a real torchrun.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +62,9 @@ def commands(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [*PAGES, RULES], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_exist(page: Path) -> None:
-    """Check the page texts of the rules, too.
+    """The page texts of the alert rules count, too.
 
-    There the job is given by its key; in pods the command is behind kubectl.
+    They give the job by its key. For pods, the hangwatch command follows a kubectl command.
     """
     assert isinstance(hangwatch_command, click.Group)
     text = page.read_text()
@@ -128,7 +131,7 @@ def test_the_keys_of_the_tuning_page_exist_with_these_defaults() -> None:
 
 @pytest.mark.torch
 def test_runbook_settings_prefix_logs_compare_collectives_and_record_errors(tmp_path: Path) -> None:
-    """Follow sections 1, 2 and 7, and use the loopback device of section 12, in one job."""
+    """Follow sections 1, 2 and 7 of the runbook, and use the loopback device of section 12, in one job."""
     recorded = snippet("import faulthandler\n")
     body = textwrap.indent(MISMATCH.replace("MISMATCH", "True", 1), "    ")
     (tmp_path / "train.py").write_text(recorded.replace(" ...", body) + "\nmain()\n")
@@ -152,7 +155,10 @@ def test_runbook_settings_prefix_logs_compare_collectives_and_record_errors(tmp_
 def test_error_file_without_torchrun_leads_explain_to_the_cause(
     tmp_path: Path,
 ) -> None:
-    """Follow section 7 under srun: each task has its own number, and all start in the same folder."""
+    """Follow section 7 of the runbook under srun.
+
+    Each task has its own number, and all tasks start in the same folder.
+    """
     recorded = snippet("import faulthandler\n")
     body = "\n    import os, time\n    if os.environ['RANK'] == '1': time.sleep(1.5)\n"
     body += "    raise ValueError('shard of ' + os.environ['RANK'])"
@@ -211,7 +217,10 @@ read_shard()
 
 @contextlib.contextmanager
 def reader(folder: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a process with shell lines of the page; it waits in read(0, ...). Yield it; end it by its pid."""
+    """Start a process after the shell lines of the page. It waits in read(0, ...).
+
+    Yield the process; end it by its pid.
+    """
     (line,) = re.findall(r"`(faulthandler\.register\(.*?\))`", AUTHOR.read_text())
     (folder / "train.py").write_text(READER.replace("REGISTER", line))
     shell = "\n".join([*before, f"exec {sys.executable} train.py"])
@@ -265,7 +274,7 @@ def test_strace_leaves_the_line_open_in_which_a_thread_stands(tmp_path: Path) ->
 
 
 def snippet(beginning: str) -> str:
-    """Return the program of the page with this beginning."""
+    """Return the program on the page that starts with `beginning`."""
     (found,) = [
         text for text in re.findall(r"```python\n(.*?)```", AUTHOR.read_text(), re.DOTALL) if text.startswith(beginning)
     ]
@@ -273,7 +282,7 @@ def snippet(beginning: str) -> str:
 
 
 def shell_line(beginning: str) -> str:
-    """Return the command of the page with this beginning, in a block or in the text."""
+    """Return the command on the page that starts with `beginning`, from a code block or the text."""
     text = AUTHOR.read_text()
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     blocks = [line for language, block in fenced if not language for line in block.splitlines()]
@@ -283,7 +292,7 @@ def shell_line(beginning: str) -> str:
 
 
 def variables(beginning: str) -> dict[str, str]:
-    """Return the environment variables that the command with this beginning sets."""
+    """Return the environment variables that the command which starts with `beginning` sets."""
     words = shlex.split(shell_line(beginning))
     return dict(word.split("=", 1) for word in words[: words.index("torchrun")])
 

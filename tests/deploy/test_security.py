@@ -1,4 +1,4 @@
-"""Test that SECURITY.md is true: its links exist, and its settings have the names and defaults of the code."""
+"""SECURITY.md is true: its links exist, and the code has the settings and defaults that it lists."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_readers_are_led_to_it() -> None:
 
 
 def test_the_only_signal_to_a_process_of_somebody_else_is_sigcont() -> None:
-    """Search the code for signals by pid or group. hangwatch kills no process of others.
+    """Search the code for signals by pid or process group.
 
-    It signals only its own children, and ranks that a dump left stopped.
+    hangwatch signals only its own children, and sends SIGCONT to ranks that a dump left stopped.
     """
     sent = set()
     for path in (ROOT / "hangwatch").rglob("*.py"):

@@ -1,4 +1,4 @@
-"""The unit under systemd's own analysis, and install.sh run as root, in separate namespaces."""
+"""The unit file, analyzed by systemd, and install.sh, run as root in separate namespaces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: install.s
 
 @pytest.fixture
 def units(tmp_path: Path) -> Path:
-    """A folder with the unit. Its program need not be installed: this interpreter replaces it."""
+    """Return a folder with the unit file. This Python replaces the program, which need not be installed."""
     text = UNIT.read_text().replace("/opt/hangwatch/bin/hangwatch", sys.executable)
     (tmp_path / UNIT.name).write_text(text)
     return tmp_path
@@ -176,7 +176,7 @@ def refused(*arguments: str, script: Path = INSTALL, user: int | None = None) ->
 
 @pytest.fixture
 def public_copy() -> Iterator[Path]:
-    """A copy of install.sh where another user can read it."""
+    """Make a copy of install.sh that another user can read. Yield its path."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         copy = Path(shutil.copy(INSTALL, folder))
@@ -282,9 +282,9 @@ PROGRAM = {
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source distribution of `make dist`.
+    """Return the source distribution that `make dist` builds.
 
-    It is made from a copy, because setuptools leaves folders where it builds.
+    It is built in a copy of the tree, because setuptools leaves folders.
     """
     source = tmp_path_factory.mktemp("source")
     for name in tracked():
@@ -297,7 +297,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Wheels of hangwatch and all its dependencies, as a site without a network would carry them over."""
+    """Return a folder with wheels of hangwatch and of all its dependencies, as for a site without a network."""
     folder = tmp_path_factory.mktemp("wheels")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq"]
     subprocess.run([*pip, "wheel", "--wheel-dir", folder, sdist], check=True)
@@ -305,7 +305,7 @@ def wheels(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tracked(*under: str) -> set[str]:
-    """Return the files of the repository, including those that are not yet committed."""
+    """Return the files of the repository below these folders, also new files that are not yet committed."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", *under],
         cwd=REPOSITORY, capture_output=True, text=True, check=True,
@@ -386,7 +386,10 @@ def test_the_debian_package_puts_things_where_the_unit_looks_for_them() -> None:
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb (Debian: dpkg) is not installed")
 def test_the_debian_package_brings_program_unit_user_manual_and_completion(wheels: Path, tmp_path: Path) -> None:
-    """Build the package like `make deb`. deploy/deb/test-in-nspawn.sh tests its whole life."""
+    """Build the package as `make deb` does.
+
+    deploy/deb/test-in-nspawn.sh tests install, upgrade and removal.
+    """
     (wheel,) = wheels.glob("hangwatch-*.whl")
     pip = {"PIP": f"{sys.executable} -m pip -qq", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
     build = [str(DEB / "build.sh"), "--python", sys.executable, "--output", str(tmp_path), str(wheel)]

@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Type the commands of the first hour with hangwatch in the machine that make.sh boots, and record their output.
+"""Run the commands of a user's first hour with hangwatch, in the machine that make.sh boots, and record them.
 
-It uses only the standard library: it runs before anything is installed. It writes the transcript,
-/out/first-hour.md, and the results, /out/first-hour.table. Then it ends the machine with status 0, or with 1 if a
-step had an unexpected result.
+This script uses only the standard library, because it runs before anything is installed. It writes the transcript,
+/out/first-hour.md, and the results, /out/first-hour.table. Then it powers off the machine with status 0, or with 1
+if a step had an unexpected result.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class Transcript:
         self.results += f"| {clock(self)} | {step} | {result} |\n"
 
     def type(self, command: str, user: str = "root", statuses: tuple[int, ...] = (0,)) -> str:
-        """Run the command in a login shell of the user. Return its whole output; the transcript may have less of it."""
+        """Run the command in a login shell of the user. Return its whole output.
+
+        Fail unless the exit status is in `statuses`. The transcript may have less than the whole output.
+        """
         # A terminal of 120 columns, as for a person, but without colours.
         shell = f"stty cols 120 rows 400; export NO_COLOR=1 PAGER=cat; {command}"
         argv = ["script", "-qec", f"bash -lc {shlex.quote(shell)}", "/dev/null"]
@@ -79,7 +82,7 @@ class Transcript:
         return printed
 
     def quote(self, title: str, rows: list[tuple[str, str]]) -> None:
-        """Add a message in the form that its reader gets."""
+        """Add a message, such as a page, to the transcript in the form that its reader gets."""
         self.text += f"> **{_plain(title)}**\n>\n"
         for name, value in rows:
             value = re.sub(r"```", "", value).strip()
@@ -99,7 +102,7 @@ def _linked(value: str) -> str:
 
 
 def within(seconds: float, true: Callable[[], object], what: str) -> None:
-    """Wait until `true()` returns a true value. Raise AssertionError after this many seconds."""
+    """Wait until `true()` returns a true value. Raise AssertionError with `what` after this many seconds."""
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -108,7 +111,7 @@ def within(seconds: float, true: Callable[[], object], what: str) -> None:
 
 
 class Services(http.server.BaseHTTPRequestHandler):
-    """A fake Slack and PagerDuty that keeps the messages from Alertmanager."""
+    """A fake Slack and a fake PagerDuty. They keep the messages from Alertmanager."""
 
     received: ClassVar[list[tuple[str, dict]]] = []
 

@@ -2,7 +2,7 @@
 
 usage: torchrun --nproc-per-node RANKS train.py FOLDER
 
-Rank N reads FOLDER/shard-N, again and again.
+Rank N reads the file FOLDER/shard-N in each step.
 """
 
 import os

@@ -1,6 +1,7 @@
 """A job that crashes on request, started by torchrun: `crashes.py FOLDER HOW`.
 
-Each rank writes its pid to FOLDER/pid-<rank>. When FOLDER/go exists, rank 1 crashes. The others reduce or linger.
+Each rank writes its pid to FOLDER/pid-<rank>. When FOLDER/go exists, rank 1 crashes. The other ranks wait in
+all_reduce or keep running.
 """
 
 from __future__ import annotations

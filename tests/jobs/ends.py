@@ -1,8 +1,8 @@
 """A real job over gloo that ends while its processes linger: `LAUNCHER ends.py FOLDER [ddp]`.
 
-It makes steps until FOLDER/end exists, with `ddp` those of a model in DistributedDataParallel. Then all ranks destroy
-the process group together, write FOLDER/over-RANK and sleep. FOLDER/pid-RANK has the pid, FOLDER/step-RANK the last
-finished step.
+The job makes steps until FOLDER/end exists; with `ddp`, each is a step of a DistributedDataParallel model. Then all
+ranks destroy the process group together, write FOLDER/over-RANK and sleep. FOLDER/pid-RANK has the pid,
+FOLDER/step-RANK the last finished step.
 """
 
 import os

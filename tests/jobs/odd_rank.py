@@ -1,10 +1,10 @@
-"""A real job over gloo with all_reduce steps. A rank that finds an order does not join the next step.
+"""A real job over gloo with all_reduce steps. A rank with an order file does not join the next step.
 
 usage: LAUNCHER odd_rank.py FOLDER            with RANK and WORLD_SIZE from the launcher
        python odd_rank.py FOLDER spawn RANKS  with ranks from torch.multiprocessing.spawn
 
-FOLDER/order-RANK holds the name of a trouble from the list below and is removed when the trouble begins. SIGUSR1
-ends `sleep` and `spin`. Text written to the FIFO FOLDER/shard ends `loader`. FOLDER/pid-RANK has the pid,
+FOLDER/order-RANK holds the name of a fault from the list below and is removed when the fault begins. SIGUSR1 ends
+`sleep` and `spin`. Text written to the FIFO FOLDER/shard ends `loader`. FOLDER/pid-RANK has the pid,
 FOLDER/step-RANK the step that the rank is about to finish.
 """
 
@@ -30,9 +30,9 @@ def release(*_):
 
 
 class Shards(Dataset):
-    """Endless samples.
+    """Endless samples for a data loader.
 
-    A loader worker that finds the order `loader` reads a sample from storage that does not respond.
+    A loader worker that finds the order `loader` reads its sample from storage that does not respond.
     """
 
     def __init__(self, folder, rank):

@@ -1,7 +1,7 @@
 """A rank that dies of an exception under torchelastic's `record`: `raises_what_it_reads.py FIFO`.
 
-The text of the exception comes from FIFO. `record` is torch's own. The packages around it are replaced by empty
-ones: `import torch` takes 2 s of CPU time, and `record` does not need it.
+The text of the exception comes from FIFO. `record` is torch's own function. Its parent packages are replaced by
+empty ones, because `import torch` takes 2 s of CPU time and `record` does not need it.
 """
 
 import importlib.machinery
@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import record  # noqa: E40
 
 
 class ShardError(Exception):
-    """The type of the exception, which is not masked as a secret."""
+    """The type of the exception. Its name is not masked as a secret."""
 
 
 @record

@@ -72,7 +72,7 @@ LOCK = threading.Lock()
 
 
 def reserve() -> None:
-    """Take the lock in a thread of this rank that ends without releasing it."""
+    """Take the lock in a thread of this rank. The thread ends without releasing the lock."""
     with LOCK:
         pass
 
@@ -100,7 +100,7 @@ def another_line() -> None:
 
 
 def wait_for_file() -> int:
-    """Wait for a number from a pipe without a writer. No rank is late."""
+    """Wait for a number from a pipe without a writer. All ranks do this, so no rank is late."""
     os.mkfifo(FOLDER / "number")
     mark_arrival()
     return int(os.read(os.open(FOLDER / "number", os.O_RDONLY), 8))
@@ -117,7 +117,7 @@ def pipeline() -> None:
 
 
 def save_shard() -> None:
-    """Block ranks 0 and 1 writing their shards to full storage (a full pipe). The others wait for them."""
+    """Block ranks 0 and 1 while they write their shards to a full pipe. The others wait for them."""
     rank = dist.get_rank()
     if rank < 2:
         os.mkfifo(FOLDER / f"shard-{rank}")
@@ -130,14 +130,14 @@ def save_shard() -> None:
 
 
 def number_of_steps() -> int:
-    """Read from a pipe of a process that never writes."""
+    """Read the number of steps from a pipe. The process at its other end never writes."""
     os.mkfifo(FOLDER / "steps")
     mark_arrival()
     return int(os.read(os.open(FOLDER / "steps", os.O_RDONLY), 8))
 
 
 def two_ranks() -> None:
-    """Block rank 1 in a call of its own. Rank 0 waits for it in a collective."""
+    """Block rank 1 in its own code. Rank 0 waits for it in a collective."""
     if dist.get_rank() == 1:
         number_of_steps()
     mark_arrival()

@@ -1,8 +1,8 @@
-"""A real job over gloo that dumps its flight recorder: `recorded.py FOLDER`, with RANK etc. as variables.
+"""A real job over gloo that dumps its flight recorder: `recorded.py FOLDER`. RANK etc. are environment variables.
 
-It makes steps of collectives in two kinds of groups. When FOLDER/ask exists, all ranks end the same step. Rank 0
-has one more operation open, which no other rank has joined. Each rank writes its recorder's own dump to
-FOLDER/dump-RANK and waits until the content of FOLDER/go changes. FOLDER/pid-RANK has the pid.
+Each step has collectives in two kinds of groups. When FOLDER/ask exists, all ranks finish the same step, and rank 0
+alone starts one more operation. Then each rank writes its recorder's own dump to FOLDER/dump-RANK and waits until
+the content of FOLDER/go changes. FOLDER/pid-RANK has the pid.
 """
 
 import json
@@ -28,7 +28,7 @@ def step(x, mine, world_size):
 
 
 def read_own_dump(open_count):
-    """Return the recorder's own dump once gloo's workers have retired the finished operations."""
+    """Return the recorder's own dump after gloo's workers have completed all operations except `open_count`."""
     before, now = "", _dump_fr_trace_json().decode()
     while now != before or sum(not entry["retired"] for entry in json.loads(now)["entries"]) != open_count:
         time.sleep(0.005)

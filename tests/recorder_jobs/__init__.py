@@ -1,1 +1,1 @@
-"""Real gloo jobs with flight recorders for tests to read. `program` is a rank, `started` starts a job."""
+"""Real gloo jobs with flight recorders. `program` is a rank, and `started` starts a job."""

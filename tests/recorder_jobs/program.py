@@ -1,6 +1,7 @@
-"""The jobs of tests/data/waitfor.toml. Each line of stdin is a job: `{"name": ..., "folder": ..., "environ": {...}}`.
+"""The jobs of tests/data/waitfor.toml. Each line of stdin is a job: `{"name": ..., "folder": ..., "environ":
+{...}}`.
 
-One process imports torch once; jobs and their ranks are forked from it, because the import is most of the cost of a
+One process imports torch, and all jobs and their ranks are forked from it: the import is most of the cost of a
 short job. The program prints the pid of the job's first process and ends when its stdin ends. The pids of the ranks
 are in FOLDER/pids. Each rank writes FOLDER/at-<rank> right before its blocking call. gloo uses loopback. A job ends
 by itself.
@@ -77,7 +78,7 @@ LOCK = threading.Lock()
 
 
 def read_metrics() -> None:
-    """Wait for a lock that another thread of this rank has taken and keeps."""
+    """Wait for a lock that another thread of this rank holds forever."""
     LOCK.acquire()
     mark_arrival()
     with LOCK:
@@ -85,7 +86,7 @@ def read_metrics() -> None:
 
 
 def read_shard() -> None:
-    """Read from a pipe without a writer. Another rank may have to write, or none."""
+    """Read from a pipe without a writer. For the reader, another rank may be the missing writer."""
     out, _ = os.pipe()
     mark_arrival()
     os.read(out, 1)
@@ -98,7 +99,7 @@ def pairs(name: str) -> dist.ProcessGroup:
 
 
 def halves(name: str) -> dist.ProcessGroup:
-    """Return the group of the even ranks or the group of the odd ranks, whichever has this rank."""
+    """Return the group of the even ranks in an even rank, and the group of the odd ranks in an odd rank."""
     made = [dist.new_group(list(range(first, world(), 2)), group_desc=name) for first in range(2)]
     return made[rank() % 2]
 
@@ -123,7 +124,7 @@ def lock_in_own_code() -> None:
 
 
 def fifo_beside_metrics() -> None:
-    """Let rank 3 open a FIFO without a writer. In each rank a thread writes 200 kB/s."""
+    """Let rank 3 open a FIFO without a writer. In each rank a second thread writes 200 kB/s."""
     steps(5)
     threading.Thread(target=write_metrics, daemon=True).start()
     if rank() == 3:
@@ -145,7 +146,7 @@ SHARED = multiprocessing.get_context("fork").Lock()  # each job has its own
 
 
 def barrier_inside_of_a_shared_lock() -> None:
-    """Block rank 0, which holds a semaphore of all ranks, in a wait for rank 1. Rank 1 waits for the semaphore."""
+    """Let rank 0 hold a semaphore of all ranks and wait for rank 1. Rank 1 waits for the semaphore."""
     steps(5)
     if rank() == 0:
         SHARED.acquire()
@@ -169,7 +170,7 @@ def waits_for_skipped_send() -> None:
 
 
 def asks_for_skipped_send() -> None:
-    """Let rank 1 skip its send to rank 2, which polls for it: the poll may be work or a wait."""
+    """Let rank 1 skip its send to rank 2, which polls for it. Seen from outside, rank 2 may work or wait."""
     steps(3)
     if rank() == 2:
         work = dist.irecv(torch.ones(1), src=1)
@@ -195,7 +196,7 @@ def asleep_before_a_batch() -> None:
 
 
 def asks_the_store() -> None:
-    """Let rank 1 skip a key of the store. Rank 3 polls for the key."""
+    """Let rank 1 not set a key of the store. Rank 3 polls for the key."""
     store = dist.distributed_c10d._get_default_store()
     steps(3)
     if rank() == 3:
@@ -216,7 +217,7 @@ def pipe_in_own_code() -> None:
 
 
 def before_the_first() -> None:
-    """Block a rank that has no record of the default group."""
+    """Block rank 0 before its first operation in the default group."""
     tp = pairs("tp")
     steps(3, tp)
     if rank() == 0:
@@ -235,7 +236,10 @@ def early_return() -> None:
 
 
 def chain_of_groups() -> None:
-    """Block rank 5 of eight. Rank 4 waits for it in tp, the even ranks for rank 4 in dp, the odd ranks for rank 5."""
+    """Block rank 5 of eight.
+
+    Rank 4 waits for rank 5 in tp, as do the odd ranks in dp. The other even ranks wait for rank 4 in dp.
+    """
     tp, dp = pairs("tp"), halves("dp")
     for _ in range(3):
         reduce(tp)
@@ -272,7 +276,7 @@ def asleep_before_recv() -> None:
 
 
 def again() -> None:
-    """Use the group name `0` a second time, with lower numbers."""
+    """Create the default group a second time: its name is the same and its numbers start again."""
     steps(7)
     dist.barrier()
     dist.destroy_process_group()
@@ -322,7 +326,7 @@ def side_thread() -> None:
 
 
 def begin_a_checkpoint() -> None:
-    """Start a thread of rank 2 that enters a collective of its own group. The other ranks do not join it."""
+    """Start a thread of rank 2 that enters a collective of its own group. The other ranks do not join."""
     saving = dist.new_group(group_desc="checkpoint")
     steps(3, saving)
     steps(3)
@@ -331,14 +335,17 @@ def begin_a_checkpoint() -> None:
 
 
 def convert_shard() -> None:
-    """Wait for a child program. It ends with this process."""
+    """Wait for a child program. It ends when this process ends."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as tool:
         mark_arrival()
         tool.wait()
 
 
 def side_thread_open() -> None:
-    """Block the main thread of rank 2 in a wait for its child. The open operation is that of another thread."""
+    """Block the main thread of rank 2: it waits for its child program.
+
+    The open operation is that of another thread.
+    """
     begin_a_checkpoint()
     if rank() == 2:
         convert_shard()
@@ -347,7 +354,7 @@ def side_thread_open() -> None:
 
 
 def poll_checkpoint() -> None:
-    """Poll for the end of another thread of this rank."""
+    """Poll another thread of this rank until it ends."""
     mark_arrival()
     until(lambda: threading.active_count() == 1)
 
@@ -392,7 +399,7 @@ def fsdp_mesh() -> None:
 def wrapped_reaches_back() -> None:
     """Fill the buffer of rank 1 until it has no record of the default group.
 
-    It reaches further back than the last record of that group on the other ranks.
+    Its oldest record is older than the last record of the default group on the other ranks.
     """
     own = dist.new_group([1], group_desc="own")
     steps(3)
@@ -416,7 +423,7 @@ def stopped_before() -> None:
 
 
 def open_and_stuck() -> None:
-    """Block rank 2 in its own code while an operation of it is open in tp."""
+    """Block rank 2 in its own code. One of its operations is open in tp."""
     tp = pairs("tp")
     steps(2, tp)
     steps(2)
@@ -451,7 +458,7 @@ def skipped() -> None:
 
 
 def other_order() -> None:
-    """Let rank 0 of six call tp first. All others call the default group first."""
+    """Let rank 0 of six call tp before the default group. All other ranks call the default group first."""
     tp = pairs("tp")
     steps(2, tp)
     steps(2)
@@ -461,7 +468,7 @@ def other_order() -> None:
 
 
 def other_order_later() -> None:
-    """Let rank 0 of four call tp first. The others wait in `work.wait()`, for which Python has no frame."""
+    """Let rank 0 of four call tp first. The others wait in `work.wait()`, which has no Python frame."""
     tp = pairs("tp")
     steps(3, tp)
     steps(3)
@@ -475,7 +482,10 @@ def other_order_later() -> None:
 
 
 def ring_of_three() -> None:
-    """Make a cycle: 0 waits for 1 in group a, 1 for 2 in b, 2 for 0 in c. No rank is alone in its group."""
+    """Make three ranks wait in a cycle: 0 for 1 in group a, 1 for 2 in b, 2 for 0 in c.
+
+    No rank is alone in its group.
+    """
     made = [dist.new_group(ranks, group_desc=name) for name, ranks in (("a", [0, 1]), ("b", [1, 2]), ("c", [2, 0]))]
     mine = {0: (0, 2), 1: (1, 0), 2: (2, 1)}.get(rank(), ())
     for index in range(3):
@@ -515,7 +525,7 @@ def other_operation_of_half() -> None:
 
 
 def stopped_inside() -> None:
-    """Stop rank 3 after it has enqueued its operation, before gloo has executed it."""
+    """Stop rank 3 after it has enqueued its operation and before gloo has executed it."""
     steps(4)
     mark_arrival()
     if rank() == 3:
@@ -572,7 +582,7 @@ def detail() -> None:
 
 
 def pipeline() -> None:
-    """Let stages send and receive, which is not recorded. The last stage is stuck in its own code."""
+    """Let stages send and receive, which is not recorded. The last stage blocks in its own code."""
     steps(2)
     if rank() == world() - 1:
         prepare_batch()
@@ -644,7 +654,10 @@ def init() -> None:
 
 
 def ordered() -> str:
-    """Fork a process for each requested job. Return the job's name in that process, and "" when stdin has ended."""
+    """Read requests from stdin and fork a process for each.
+
+    Return the job's name in this process, and "" in the parent when stdin has ended.
+    """
     importlib.import_module("torch._dynamo")  # imported late by DDP and pickle dumps: here once, not per rank
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for a job
     for line in sys.stdin:
@@ -657,7 +670,7 @@ def ordered() -> str:
 
 
 def begin(name: str, folder: str, environ: dict[str, str]) -> None:
-    """Separate the job from the others: signals, streams, environment, the lock."""
+    """Separate the job from the other jobs: signals, streams, environment, the lock."""
     global FOLDER, SHARED
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()

@@ -1,4 +1,4 @@
-"""A job of tests/data/waitfor.toml as plain processes, and a capture of it like the daemon's."""
+"""A job of tests/data/waitfor.toml, run as plain processes, and a capture of it as the daemon takes it."""
 
 from __future__ import annotations
 
@@ -39,26 +39,29 @@ TABLE = activity.load()
 
 
 class Started(NamedTuple):
-    """The processes of a job by rank. Only those of `read` are captured."""
+    """The processes of a job, by rank. Only the ranks in `read` are captured."""
 
     folder: Path
     pids: dict[int, int]
     read: tuple[int, ...]
 
     def job(self) -> Job:
-        """Return the job in the form that a scan of the daemon gives it."""
+        """Return the job as a scan of the daemon would return it."""
         ranks_of = {pid: rank for rank, pid in self.pids.items()}
         job = job_of_pids([self.pids[rank] for rank in self.read])
         ranks = tuple(replace(rank, rank=ranks_of[rank.id.pid], local_rank=ranks_of[rank.id.pid]) for rank in job.ranks)
         return replace(job, ranks=ranks, world_size=len(self.pids))
 
     def look(self, pause_seconds: float = 0.5) -> Diagnosis:
-        """Capture the ranks of `read` in two rounds, `pause_seconds` apart; return the diagnosis."""
+        """Capture the ranks in `read` in two rounds, `pause_seconds` apart. Return the diagnosis."""
         settings = config.Capture(pause_seconds=pause_seconds)
         return diagnosis.diagnose_job(self.job(), CaptureRequest(settings=settings, node="here", rounds=2), TABLE)
 
     def dumps(self, ask: str) -> Path:
-        """Request new dumps from all ranks of `read`; return their folder. A stopped rank writes no dump."""
+        """Request new dumps from all ranks in `read`. Return the folder of the dumps.
+
+        A stopped rank writes no dump.
+        """
         (self.folder / "ask.new").write_text(ask)
         (self.folder / "ask.new").rename(self.folder / "ask")
         told = [self.folder / f"dumped-{rank}" for rank in self.read]
@@ -66,26 +69,26 @@ class Started(NamedTuple):
         return self.folder / "dumps"
 
     def recorders(self) -> dict[int, tuple[RankRecords, ...]]:
-        """Return the current content of the recorders of each rank."""
+        """Return the present records of each rank, one item per recorder."""
         states = {rank: procfs.read_state(self.pids[rank]) for rank in self.read}
         read = {rank: torch_recorder.SHARED.read(state[0]) for rank, state in states.items() if state is not None}
         return {rank: tuple(one for one in found if isinstance(one, RankRecords)) for rank, found in read.items()}
 
     def answer(self, taken: Diagnosis) -> Answer:
-        """Return the result of the sequence numbers alone."""
+        """Return the result of the sequence numbers alone, without stacks."""
         return decide_by_all_counts(taken.grouping.members, stance_of(taken.grouping), taken.grouping.world_size)
 
 
 @cache
 def source() -> subprocess.Popen[str]:
-    """Start the process from which all jobs of this session are forked. It ends when its stdin ends."""
+    """Start the process from which all jobs of this test session are forked. It ends when its stdin ends."""
     environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(PROGRAM)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
 
 
 def forked(name: str, folder: Path, environ: dict[str, str]) -> int:
-    """Start a job; return the pid of its first process, which forks its ranks."""
+    """Start a job. Return the pid of its first process, from which its ranks are forked."""
     stdin, stdout = source().stdin, source().stdout
     assert stdin is not None and stdout is not None
     stdin.write(json.dumps({"name": name, "folder": str(folder), "environ": environ}) + "\n")
@@ -95,7 +98,10 @@ def forked(name: str, folder: Path, environ: dict[str, str]) -> int:
 
 @contextmanager
 def started(name: str, folder: Path, **more: str) -> Iterator[Started]:
-    """Run a job; yield it when all ranks are at their blocking call. `more` are environment variables."""
+    """Run a job and yield it when all ranks are at their blocking call.
+
+    `more` are environment variables.
+    """
     row = KEY[name]
     (folder / "dumps").mkdir()
     environ = {

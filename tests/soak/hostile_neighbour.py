@@ -1,11 +1,11 @@
-"""Attack another user's job by all means of an unprivileged user of the node: nothing of the job may change.
+"""Attack another user's job as an unprivileged user of the node can. State, page and named rank must not change.
 
 usage: python -m tests.soak.hostile_neighbour [--minutes 20]      as root, on Linux with cgroup v1 `pids` or cgroup v2
 
 A real daemon monitors five GPUs of the fake driver and a job of eight ranks, run id 100, with four ranks on this
 node. The job trains, hangs at rank 2 and pages. Its neighbours are, in turn, a user (nobody) and a container (uid 0
-without capabilities, in a pod's own control group). They attack in all known ways, before the start of the job and
-after it.
+without capabilities, in a pod's own control group). They attack in all known ways: in some rows before the job
+starts, in others after it.
 
 Each row is one life of the job: its state, page and named rank. All load is bounded in number and time, and on
 loopback. The script ends only processes that it started.
@@ -92,7 +92,7 @@ def as_user(uid: int) -> Callable[[], None]:
 
 
 def in_pod(cgroup: Cgroup) -> Callable[[], None]:
-    """Return a function that enters this control group as uid 0 without any capability."""
+    """Return a function that moves the calling process into this control group, as uid 0 without capabilities."""
 
     def change() -> None:
         cgroup.join()
@@ -109,7 +109,7 @@ def libc_prctl(option: int, value: int) -> None:
 
 
 class Crowd:
-    """Processes that this script started. It ends them by pid."""
+    """The processes that this script has started. They are ended by pid."""
 
     def __init__(self, become: Callable[[], None]) -> None:
         self.become = become
@@ -134,7 +134,7 @@ class Crowd:
 
 
 def attack(crowd: Crowd, folder: Path, job: list[int]) -> None:
-    """Attack in many ways at once.
+    """Start all attacks at once.
 
     The attacks are: copied ranks, with the same and with a higher attempt; launchers and servers; floods; signals
     to the pids of the job.
@@ -184,7 +184,7 @@ def join(crowd: Crowd) -> None:
 
 @contextlib.contextmanager
 def slow_clients(port: int, idle: int = 100, slow: int = 20) -> Iterator[None]:
-    """Open connections that send nothing, and others that send a byte from time to time."""
+    """Open `idle` connections that send nothing, and `slow` connections that send only the beginning of a request."""
     doors: list[socket.socket] = []
     try:
         for number in range(idle + slow):
@@ -200,7 +200,7 @@ def slow_clients(port: int, idle: int = 100, slow: int = 20) -> Iterator[None]:
 
 
 class Visitor:
-    """A false rank 0 with the strongest evidence: a GPU in the driver's list and a connection to a store."""
+    """A false rank 0 with the strongest evidence: the driver lists it on a GPU, and it is connected to a store."""
 
     def __init__(self, crowd: Crowd, driver: FakeDriver) -> None:
         self.crowd, self.driver = crowd, driver
@@ -217,7 +217,7 @@ class Visitor:
 
 
 class Life:
-    """One life of the job: start, hang, diagnosis, recovery."""
+    """One run of the job: start, hang, diagnosis, recovery."""
 
     def __init__(self, daemon: RealDaemon, driver: FakeDriver, become: Callable[[], None], owner: str) -> None:
         self.daemon, self.driver, self.owner = daemon, driver, owner
@@ -240,7 +240,7 @@ class Life:
         return pids
 
     def look(self) -> tuple[str | None, bool, str]:
-        """Return state, page and named rank of the only job 100 of this owner that holds our ranks' GPUs."""
+        """Return the state, the page and the named rank of the job 100 that holds the GPUs of our ranks."""
         began = time.monotonic()
         keys = {
             row["job_key"]
@@ -260,11 +260,11 @@ class Life:
         return state, bool(page), named or ""
 
     def ranks(self) -> int:
-        """Return the number of the job's ranks in the daemon's metrics."""
+        """Return the number of ranks that the daemon exports for the job."""
         return int(sum(value for _, value in self.daemon.samples("hangwatch_job_ranks", job_key=self.key() or "none")))
 
     def key(self) -> str | None:
-        """Return the key of the job that holds our ranks' GPUs, according to the driver."""
+        """Return the key of the job that holds the GPUs of our ranks according to the driver."""
         rows = self.daemon.samples("hangwatch_job_gpu_info", job_id="100")
         owners = {row["job_key"] for row, _ in self.daemon.samples("hangwatch_job_info", owner=self.owner)}
         return next(
@@ -287,7 +287,7 @@ class Life:
 
 
 def play(daemon: RealDaemon, driver: FakeDriver, attacker: str, first: str) -> tuple[bool, str]:  # long: a sequence
-    """Play one row of the table. Return if it passed, and its text."""
+    """Run one row of the table. Return True if it passed, and its text."""
     cgroups = [Cgroup(pod) for pod in PODS]
     is_user = attacker == "another user"
     victim = as_user(ADA) if is_user else in_pod(cgroups[0])

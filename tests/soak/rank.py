@@ -1,4 +1,4 @@
-"""A rank of a job without torch: works in steps, hangs on request, then waits like victims and culprits.
+"""A rank of a job without torch. It works in steps, hangs on request, and then waits like a culprit or a victim.
 
 usage: rank.py FOLDER, with RANK in the environment. `FOLDER/hang` begins the hang, `FOLDER/end` ends the process.
 Rank 2 blocks in `read_shard` on a FIFO without a writer. The others block in a function with the name and file of

@@ -1,4 +1,4 @@
-"""Send SIGTERM at random moments of captures. Each must end the daemon within five seconds.
+"""Send SIGTERM to a daemon at random moments of captures. It must end within five seconds.
 
 usage: python -m tests.soak.sigterms [--count 200] [--lanes 3] [--seed 1]
 
@@ -30,7 +30,7 @@ BUSY = {
 
 
 def once(library: Path, node: SimulatedNode, seed: int) -> float | None:
-    """Return the seconds until the daemon ended; None if it overran the deadline."""
+    """Start a daemon and send it SIGTERM. Return the seconds until it ended, or None if it overran the deadline."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pids = [f"gpu {gpu} pids {pid}" for gpu, pid in enumerate(node.pids)]

@@ -1,4 +1,4 @@
-"""Send SIGTERM while an incident is written. The incident or its marker must remain readable, without a traceback.
+"""Send SIGTERM to a daemon that writes an incident. The incident or its marker must be readable afterwards.
 
 usage: python -m tests.soak.sigterms_at_writes [--count 50] [--lanes 2] [--seed 1]
 

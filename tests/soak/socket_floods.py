@@ -1,4 +1,4 @@
-"""Flood the daemon's unix socket and port. It must serve another user's dump, and its CPU time must stay bounded.
+"""Flood the daemon's unix socket and port. The daemon must still serve another user's dump, with bounded CPU time.
 
 usage: python -m tests.soak.socket_floods [--dumps 20] [--users 12] [--seconds 5]      as root
 
@@ -70,7 +70,7 @@ class Cost(NamedTuple):
 
 @contextmanager
 def node_with_jobs(uids: list[int]) -> Iterator[Node]:
-    """Run a real daemon with a socket for users, and for each user a job of one rank."""
+    """Run a real daemon with a user socket, and a job of one rank for each user."""
     folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
     folder.chmod(0o755)
     path = folder / "run" / "socket"
@@ -93,7 +93,7 @@ def node_with_jobs(uids: list[int]) -> Iterator[Node]:
 
 @contextmanager
 def flood(uid: int, mode: str, where: str, pid: int) -> Iterator[int]:
-    """Start a process of this user that sends requests without end; yield its pid."""
+    """Start a process of user `uid` that sends requests without end. Yield its pid."""
     command = [*as_user(uid), PYTHON, "-SE", "-c", FLOODER, mode, where, str(pid)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as flooder:
         try:
@@ -108,7 +108,10 @@ def cpu_seconds(pid: int) -> float:
 
 
 def cost(node: Node, uid: int, mode: str, where: str, seconds: float) -> Cost:
-    """Return the CPU seconds of daemon and flooder during a flood, without the daemon's usual cost."""
+    """Return the CPU seconds of the daemon and of the flooder during a flood.
+
+    The usual cost of the daemon without a flood is subtracted.
+    """
     ours = node.daemon.process.pid
     before = cpu_seconds(ours)
     time.sleep(seconds)
@@ -123,7 +126,7 @@ def cost(node: Node, uid: int, mode: str, where: str, seconds: float) -> Cost:
 
 
 def answered(node: Node, victim: int, users: list[int], dumps: int) -> int:
-    """Flood the socket by all users, each in one way. Return the number of successful dumps of `victim`."""
+    """Flood the socket by all users, each in one way. Return the number of dumps that `victim` could take."""
     with ExitStack() as stack:
         for number, uid in enumerate(users):
             stack.enter_context(flood(uid, OVER_UNIX[number % len(OVER_UNIX)], str(node.socket), node.pids[uid]))

@@ -226,7 +226,7 @@ def test_a_job_at_rest_accuses_nobody() -> None:
 
 
 def test_ranks_that_are_refused_at_the_store_are_not_over() -> None:
-    """Ranks whose connection to the store is refused have not ended: they still try to connect."""
+    """Ranks have not ended if the store refuses their connections: they still try to connect."""
     store = Store(endpoint="10.0.0.1:29500", socket="retries")
     meet = seated(*[replace(LINGERS, waits=replace(LINGERS.waits, store=store))] * 2)
     assert find_resting_state(meet) is JobState.OVER, "they sleep anywhere"

@@ -421,7 +421,7 @@ PARTS = st.builds(
 def test_ranks_that_did_not_answer_add_no_name_and_no_confidence(
     *, parts: list[Ranks], absent: int, more: int, on_one_node: bool
 ) -> None:
-    """Add ranks that are absent, and ranks whose failed dump proves nothing about them."""
+    """Add ranks that are absent, and ranks with a failed dump that proves nothing about them."""
     seen = sum(part.count for part in parts)
     here = seen if on_one_node else None
     before = verdict(*parts, world_size=seen + absent, ranks_here=here)

@@ -1,1 +1,1 @@
-"""Pass objects between the stages of a job, like libraries for model parallelism."""
+"""Functions that pass objects between the stages of a job, as libraries for model parallelism have them."""

@@ -1,4 +1,7 @@
-"""Real processes in every state that a dump may meet. Each is ready when it is yielded and is ended by its pid."""
+"""Real processes in every state that a dump may find.
+
+A process is ready when it is yielded, and is ended by its pid.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,10 @@ _READY = "folder = {folder!r}\ndef ready():\n    open(folder + '/ready', 'w').cl
 
 @contextlib.contextmanager
 def python(code: str, folder: Path, **environ: str) -> Iterator[int]:
-    """Run `code` in a new Python; yield its pid once it is ready. `code` calls `ready()` and may use `folder`."""
+    """Run `code` in a new Python. Yield its pid when the code has called `ready()`.
+
+    The code may use `folder`.
+    """
     if not (folder / "fifo").exists():
         os.mkfifo(folder / "fifo")
     (folder / "ready").unlink(missing_ok=True)
@@ -69,21 +75,18 @@ def python(code: str, folder: Path, **environ: str) -> Iterator[int]:
 
 
 def state(pid: int) -> str:
-    """Return the state letter of a process."""
+    """Return the state letter of a process, as in proc_pid_stat(5)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def scheduled(pid: int) -> tuple[float, float]:
-    """Return two times of the main thread in seconds: running, and runnable without a core."""
+    """Return two times of the main thread, in seconds: running, and runnable without a core."""
     ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9
 
 
 def futex_call(pid: int) -> tuple[int, int] | None:
-    """Return stack pointer and instruction pointer of a main thread that sleeps in futex(2).
-
-    None if it does not sleep there.
-    """
+    """Return the stack pointer and instruction pointer of a main thread that sleeps in futex(2), else None."""
     fields = Path(f"/proc/{pid}/syscall").read_text().split()
     is_futex = len(fields) == 9 and system_calls.names_by_number().get(int(fields[0])) == "futex"
     return (int(fields[7], 16), int(fields[8], 16)) if is_futex else None
@@ -95,7 +98,7 @@ def wait_for_state(pid: int, letter: str) -> None:
 
 
 def wait_for_call(pid: int, kind: str) -> None:
-    """Wait until the main thread is in a system call of `kind`. The target must call `ready()` before it."""
+    """Wait until the main thread is in a system call of `kind`. The program must call `ready()` before it."""
 
     def is_in_call() -> bool:
         call = main_thread.read_call(pid, procfs.PROC)

@@ -1,4 +1,7 @@
-"""`hangwatch dump --nodes --agentless`: nodes have only py-spy. They are one shell (`--via local`) or a real sshd."""
+"""`hangwatch dump --nodes --agentless`: the nodes have only py-spy.
+
+A node is a local shell (`--via local`) or a real sshd.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,9 @@ dist.barrier()
 
 
 def ask(*arguments: str, py_spy: str = PY_SPY, run_as: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """Run `hangwatch dump --agentless`.
+    """Run `hangwatch dump --agentless` with these arguments.
 
-    The deadline is long: on a loaded machine py-spy takes seconds per rank, up to half of the test's time.
+    The deadline is long, because py-spy may take seconds per rank on a loaded machine.
     """
     how = ("--agentless", "--deadline", "90", "--remote-command", py_spy)
     return subprocess.run(
@@ -120,7 +123,7 @@ def test_the_odd_rank_of_a_job_that_torchrun_started(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a job in its own session. All processes of the session are ended at the end."""
+    """Run a job in a new session. At the end, all processes of the session are ended."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options) as process:
         try:
             yield process

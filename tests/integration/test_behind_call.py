@@ -1,4 +1,4 @@
-"""Targets of blocked system calls of real processes: files, pipes, peers, locks and dead file systems."""
+"""Targets of the system calls in which real processes are blocked: files, pipes, peers, locks, dead file systems."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ CHILD = "import os, subprocess\nchild = subprocess.Popen(['sleep', '600'])\nread
 
 
 def read_call(pid: int, name: str, kin: tuple[int, ...] = ()) -> KernelCall:
-    """Return the system call `name` and its target, once process `pid` is blocked in it."""
+    """Wait until process `pid` is blocked in the system call `name`. Return the call with its target.
+
+    `kin` are the pids of related processes.
+    """
     wait_for(lambda: (call := main_thread.read_call(pid, procfs.PROC)) and call.name == name, f"{pid} to be in {name}")
     seen = [main_thread.read_call(pid, procfs.PROC)] * 2
     found = blocked_call.read(pid, seen, kin, time.monotonic() + 2, procfs.PROC)
@@ -107,7 +110,7 @@ def test_a_child_is_told(tmp_path: Path) -> None:
 
 
 def test_what_a_path_is_called_is_bounded_and_printable(tmp_path: Path) -> None:
-    """Open a FIFO with a hostile name; no process opens it for writing."""
+    """Block a process at a FIFO that has a hostile name and no writer."""
     code = "import os\nname = folder + '/a\\n\\x1b[31m' + 'b' * 220\nos.mkfifo(name)\nready()\nopen(name)"
     with targets.python(code, tmp_path) as pid:
         found = read_call(pid, "openat")
@@ -118,7 +121,7 @@ def test_what_a_path_is_called_is_bounded_and_printable(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 def test_a_file_of_a_silent_file_system_is_told_and_not_touched(tmp_path: Path) -> None:
-    """Take the file's path from /proc: access to the file or its folder would block."""
+    """Take the path from /proc only: any access to the file or its folder would block."""
     (tmp_path / "mnt").mkdir()
     content = tmp_path / "content"
     content.write_text("x" * (1 << 20))
@@ -183,7 +186,7 @@ def looked_at(pids: list[int], workers: Mapping[int, int] = {}, table: activity.
 
 
 def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) -> None:
-    """Read only the call of the named rank, not the calls of the other ranks."""
+    """Report only the call of the named rank, not the calls of the other ranks."""
     folders = [tmp_path / str(number) for number in range(4)]
     for folder in folders:
         folder.mkdir()
@@ -204,7 +207,7 @@ def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) 
 
 
 def test_what_is_to_be_looked_at_first_is_what_is_behind_that_call(tmp_path: Path) -> None:
-    """Do not recommend `--native`: native frames would show the same call."""
+    """Recommend to look at the target of the call. `--native` is useless: native frames would show the same call."""
     folders = [tmp_path / str(number) for number in range(2)]
     for folder in folders:
         folder.mkdir()
@@ -231,7 +234,7 @@ LOADS = (
 
 
 def test_of_a_rank_that_waits_for_its_worker_the_call_of_the_worker_is_told(tmp_path: Path) -> None:
-    """Name the file in the verdict: the user has to repair it."""
+    """Name the file in the verdict, because the user has to repair it."""
     folders = [tmp_path / str(number) for number in range(4)]
     for folder in folders:
         folder.mkdir()

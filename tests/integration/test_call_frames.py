@@ -1,4 +1,4 @@
-"""The frames of a real sleeping thread, read with the unwind tables of its process, intact and damaged."""
+"""The native frames of a sleeping thread, read with intact and damaged unwind tables of its process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HIGHEST = 1 << 64
 
 
 class Sleeping(NamedTuple):
-    """The place where the main thread of a process sleeps, its mappings, and its memory."""
+    """The main thread of a process: where it sleeps, the mappings of the process, and its memory."""
 
     place: int
     stack: int
@@ -86,7 +86,7 @@ def test_a_damaged_table_ends_the_walk_and_nothing_else(sleeping: Sleeping, data
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_memory_that_says_anything_ends_the_walk(data: st.DataObject) -> None:
-    """Read random memory. Some of it begins like a library, so that the code after the first checks runs, too."""
+    """Read random memory. Some of it begins like a library, so that the first checks pass."""
     head = b"\x7fELF\x02\x01" + bytes(26) + (64).to_bytes(8, "little") + bytes(14) + b"\x38\0\x02\0" + bytes(4)
     load = b"\x01\0\0\0\x05\0\0\0" + bytes(48)
     table = b"\x50\xe5\x74\x64\x04\0\0\0" + bytes(8) + (4096).to_bytes(8, "little") + bytes(32)

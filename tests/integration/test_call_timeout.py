@@ -1,4 +1,4 @@
-"""The end of sleeps and timed waits of real processes."""
+"""The end time of sleeps and timed waits of real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captures of real processes that act as ranks: rounds, deadlines, ranks that end, stop or do not exist."""
+"""Captures of real processes that act as ranks: rounds, deadlines, and ranks that end, stop or do not exist."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ train(sys.argv[1])
 
 @contextlib.contextmanager
 def ranks(folder: Path, count: int, workers: int = 0) -> Iterator[Job]:
-    """Start `count` sleeping ranks with `workers` children each. Yield their job as a scan finds it."""
+    """Start `count` sleeping ranks with `workers` children each. Yield their job, as a scan returns it."""
     name = f"run-{uuid.uuid4().hex[:12]}"
     children = [
         subprocess.Popen(
@@ -208,7 +208,7 @@ def test_the_kernels_log_is_evidence_unless_it_is_turned_off(tmp_path: Path) -> 
 
 
 def _once_after(count: int, call: object) -> object:
-    """Return an observer that calls `call` at the `count`th dump only."""
+    """Return an observer of dumps. It calls `call` once, at dump number `count`."""
     lock, left = threading.Lock(), [count]
 
     def observe(seconds: float, fault: Fault | None) -> None:
@@ -287,9 +287,9 @@ def test_stopped_and_blocked_ranks_are_dumped_as_they_are(tmp_path: Path) -> Non
 
 
 def _ranks_at(pid: int, place: str) -> tuple[RankDump, ...]:
-    """Capture the rank. Return its dumps if it is blocked at `place`, else nothing.
+    """Capture the rank. Return its dumps if it is blocked at `place`, else an empty tuple.
 
-    The file system may block the rank at another place for a moment before.
+    The file system may first block the rank at another place.
     """
     taken = capture(one_rank(pid), CaptureRequest(settings=QUICK, node="here", rounds=1)).ranks
     return taken if innermost(taken[0].rounds[0]) == place else ()
@@ -363,9 +363,9 @@ def test_a_shutdown_ends_a_capture_at_once(tmp_path: Path) -> None:
 
 
 def test_eight_ranks_and_64_workers_take_less_than_two_seconds(tmp_path: Path) -> None:
-    """Repeat the capture three times; one must be fast, or leave no core idle.
+    """Repeat the capture three times. At least one must take less than 2 s, unless other processes use the cores.
 
-    A capture may take longer while other processes use the machine. Then less than 10 % of the cores' time is idle.
+    Other processes use the cores if less than 10 % of the cores' time is idle.
     """
     quick = []
     with ranks(tmp_path, 8, workers=8) as job:
@@ -395,7 +395,7 @@ def test_pids_that_a_person_names(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_comes_from_nowhere_is_no_trouble() -> None:
-    """Capture a rank and a worker that both ended before the first round."""
+    """Capture a rank and a worker, both of which ended before the first round."""
     nobody, worker = ProcessId(pid=4_000_000, start_ticks=1), ProcessId(pid=4_000_001, start_ticks=1)
     rank = Rank(id=nobody, rank=0, local_rank=0, workers=(Worker(id=worker, comm="pt_data_worker"),))
     job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(rank,))
@@ -414,7 +414,7 @@ def test_the_number_of_rounds_may_be_asked_for(rounds: int) -> None:
 def test_a_process_that_is_not_the_readers_is_not_dumped(tmp_path: Path, ids: tuple[int, int], is_shown: bool) -> None:
     """Do not dump a process that has changed its user.
 
-    Any process of a job can do this: execve keeps the pid and gives it the rights of a setuid program.
+    Any process of a job can change its user: execve(2) of a setuid program keeps the pid.
     """
     real, effective = ids
     code = f"import os, time\nready()\nos.setresuid({real}, {effective}, {effective})\ntime.sleep(600)"
@@ -445,9 +445,9 @@ functions[0](0)
 
 
 def test_what_a_program_makes_of_its_stacks_fills_no_memory(tmp_path: Path) -> None:
-    """Limit the size of the kept stacks: 20 threads, each with 30 functions with names of 4,000 characters.
+    """Limit the size of the kept stacks.
 
-    py-spy prints 7 MB for them.
+    The process has 20 threads with 30 functions each. Each name has 4,000 characters, so py-spy prints 7 MB.
     """
     with targets.python(MANY_THREADS, tmp_path) as pid:
         job = job_of_pids([pid])

@@ -1,4 +1,7 @@
-"""The whole chain on real processes: torchrun over gloo, the fake driver, py-spy, incident folder, metrics."""
+"""All stages on real processes, from the scan to the metrics.
+
+torchrun over gloo, the fake driver, py-spy and the incident folder take part.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
 
 
 def test_ranks_that_stand_alike_are_told_apart_by_their_numbers(fake_driver: FakeDriver, tmp_path: Path) -> None:
-    """Four equal stacks. Rank 1 is in another group than the others and waits for rank 0; rank 0 waits for rank 1."""
+    """Use four equal stacks. Rank 1 calls all_reduce in another group, so ranks 0 and 1 wait for each other."""
     fake_driver.write([*h100(4), *COUNTED])
     with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon, TorchJob(tmp_path, "wrong_group.py") as job:
         job.wait_for_step(3)

@@ -1,4 +1,4 @@
-"""The scripts that run `hangwatch check` from Slurm and node-problem-detector, with the real command."""
+"""The scripts with which Slurm and node-problem-detector run `hangwatch check`, and the real command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ case "$*" in *show*) cat {state} ;; esac
 
 
 class Site:
-    """A node with hangwatch, a configuration, and a scontrol that records its calls."""
+    """A node with hangwatch, a configuration, and a fake scontrol that records its calls."""
 
     def __init__(self, folder: Path) -> None:
         self.config, self.calls, self.state = folder / "hangwatch.toml", folder / "calls", folder / "state"
@@ -119,7 +119,7 @@ def test_a_mistyped_configuration_neither_drains_nor_resumes(site: Site) -> None
 
 @pytest.mark.parametrize("status", [2, 3, 70, 124, 127])
 def test_without_a_finding_no_exit_code_drains_or_resumes(site: Site, status: int) -> None:
-    """Exit codes: 2 a mistyped option, 70 a bug of hangwatch, 124 a timeout, 127 a missing program."""
+    """Try these exit codes: 2 a mistyped option, 70 a bug of hangwatch, 124 a timeout, 127 a missing program."""
     site.hangwatch.write_text(f"#!/bin/sh\necho 'OK        pcie        fine'\nexit {status}\n")
     if status == 127:
         site.hangwatch.unlink()

@@ -1,4 +1,4 @@
-"""`hangwatch check --nodes`: real processes respond as nodes do. A "node" is only a name, `--via local`."""
+"""`hangwatch check --nodes`, with real processes in place of nodes. A "node" is only a name (`--via local`)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def keep(folder: Path, node: str, answer: dict[str, Any], ahead_seconds: int = 0
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Path:
-    """A folder in which `answer NODE` prints hangwatch's output of this node: n1 to n8 are healthy and equal."""
+    """Return a folder in which `answer NODE` prints the output of this node.
+
+    The nodes n1 to n8 are healthy and equal.
+    """
     for number in range(1, 9):
         keep(tmp_path, f"n{number}", answer_of())
     remote(tmp_path, "print")
@@ -53,7 +56,10 @@ def nodes(tmp_path: Path) -> Path:
 
 
 def remote(folder: Path, script: str) -> None:
-    """Write the script that `answer NODE` runs. In it, `print` prints the node's output with a clock that is ahead."""
+    """Write the script that `answer NODE` runs.
+
+    In the script, `print` prints the output of the node, with a clock that is ahead.
+    """
     now = '$(date -d "$(cat "$folder/$node.ahead") seconds" +%s.%N)'
     printing = f'sed "s/{PRINTED}/{now}/g" "$folder/$node"'
     (folder / "answer").write_text(f"node=$1\nfolder={folder}\nprint() {{ {printing}; }}\n{script}\n")
@@ -94,7 +100,7 @@ def test_nodes_with_equal_answers_stand_in_one_line_the_worst_first(
 
 
 def in_one_line(printed: str) -> str:
-    """Join the lines, so that the width of the terminal does not matter."""
+    """Join the lines of the output, so that the width of the terminal does not matter."""
     return " ".join(printed.split())
 
 

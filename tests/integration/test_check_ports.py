@@ -1,4 +1,4 @@
-"""`hangwatch check network --to`: real ports on loopback, also from "nodes" that are local processes."""
+"""`hangwatch check network --to`: real ports on loopback, also requested from "nodes" that are local processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def listening() -> Iterator[int]:
 
 @pytest.fixture
 def deaf() -> Iterator[int]:
-    """A port with a full queue: the kernel drops new connections, as a firewall does."""
+    """Yield a port with a full queue of connections: the kernel drops new connections, as a firewall does."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server, contextlib.ExitStack() as stack:
         for _ in range(4):
             client = stack.enter_context(socket.socket())
@@ -86,7 +86,7 @@ def test_what_is_no_port_is_refused() -> None:
 
 
 def nodes(folder: Path, *arguments: str, nodeset: str = "n[1-3]") -> subprocess.CompletedProcess[str]:
-    """Run the check from these nodes. n3 has its own network, which is not connected."""
+    """Run the check from the nodes of `nodeset`. The network of n3 is separate and not connected."""
     (folder / "answer").write_text(
         f"""node=$1; shift
 echo "$*" >{folder}/asked-$node

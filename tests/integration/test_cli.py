@@ -1,4 +1,4 @@
-"""The command line: help, output, and errors that explain. It never prints a traceback."""
+"""The command line: help, output, and errors that explain what to do. No command prints a traceback."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def test_incidents_of_two_owners_jobs_of_one_name_are_not_mixed(tmp_path: Path) 
 
 @contextlib.contextmanager
 def jobs_of(*wanted: tuple[str, int]) -> Iterator[set[int]]:
-    """Start a job of one rank for each (name, uid) in `wanted`; yield the pids."""
+    """Start a job of one rank for each (name, uid) in `wanted`. Yield the pids of the ranks."""
     environ = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     program = "import time; print('up', flush=True); time.sleep(120)"
@@ -391,7 +391,7 @@ def test_of_many_jobs_the_table_begins_with_those_of_whom_somebody_is_named(caps
 
 
 def test_a_job_is_chosen_by_key_id_or_what_its_user_calls_it() -> None:
-    """Choose a job by its key, its id or its name. A page shows the name."""
+    """Choose a job by its key, its id, or the name that a page shows."""
     job = replace(samples.job(range(2), 2), job_name="llama-70b")
     other = replace(job, job_id="7", job_key="fedcba9876543210", job_name=job.job_id)
     for wanted in (job.key, job.job_id, "llama-70b"):
@@ -431,7 +431,7 @@ def test_status_says_that_no_hang_is_noticed_where_no_gpu_is_read(
 
 
 def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    """Count from the time when the job's power fell, as the report does."""
+    """Count the time to the collective timeout from the moment when power fell, as the report does."""
     fell_quiet = time.time() - 140
     quiet = TimelineEntry(unix_seconds=fell_quiet, state=JobState.QUIET, message="quiet")
     incident = samples.replaced(samples.loader_hang(), timeline=(quiet,))
@@ -479,7 +479,7 @@ def test_version_and_module() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")
 def test_each_of_several_jobs_is_printed_and_a_line_for_each_at_the_end() -> None:
-    """Run as a user who sees only their own jobs. Other jobs on this node may exist."""
+    """Run as a user who sees only their own jobs, because other jobs may exist on this machine."""
     names = [f"several-{os.getpid()}-{number}" for number in range(2)]
     with jobs_of(*((name, NOBODY) for name in names)):
         command = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", "dump"]
@@ -492,9 +492,9 @@ def test_each_of_several_jobs_is_printed_and_a_line_for_each_at_the_end() -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")
 def test_the_answer_on_one_job_is_there_while_the_next_is_looked_at() -> None:
-    """Kill the second rank after the first job is printed, during its own capture.
+    """Kill the rank of the second job after the first job is printed, while the second is captured.
 
-    The output must say that it is gone.
+    The output must report that the rank is gone.
     """
     names = [f"as-they-come-{os.getpid()}-{number}" for number in range(2)]
     with jobs_of((names[0], NOBODY)) as first, jobs_of((names[1], NOBODY)) as second:
@@ -510,9 +510,9 @@ def test_the_answer_on_one_job_is_there_while_the_next_is_looked_at() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")
 def test_the_job_of_a_stranger_is_left_out_and_said(tmp_path: Path) -> None:
-    """Report another user's job that is found by its launcher.
+    """Report that a job of another user exists, without its data.
 
-    /proc shows all users which process started which. Everything else of the job is unreadable.
+    Its launcher shows the job: all users can read which process started which.
     """
     launcher = tmp_path / "torchrun"
     rank = "import time; print('up', flush=True); time.sleep(120)"
@@ -548,7 +548,7 @@ def test_dump_refuses_what_it_cannot_dump(arguments: tuple[str, ...], word: str)
 
 
 def test_foreign_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Print markup as plain text: a user name or a message may contain what a terminal library reads as markup."""
+    """Print markup as plain text: a user name or a message may contain markup of the terminal library."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     print_table(("job", "user"), [("42", "[/bold]x"), ("43", "[red]")], "no jobs")
     shown = capsys.readouterr().out

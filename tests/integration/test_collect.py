@@ -1,4 +1,4 @@
-"""The output of many nodes through one command. Its two streams may arrive in any order."""
+"""The output of many nodes through one command. Stdout and stderr of a node may arrive in any order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def labelled(line: bytes) -> tuple[str, bytes] | None:
 
 
 def test_a_complaint_that_comes_before_its_node_has_a_name_is_kept() -> None:
-    """Keep stderr of a node that arrives before its stdout: srun sends the two streams over separate connections."""
+    """Keep the stderr of a node if it arrives before the stdout: srun sends each over a separate connection."""
     late = (
         "echo '1: early' >&2; echo '7: nobody' >&2; sleep 0.3; printf '0: a\\n1: b\\n0: {}\\n1: {}\\n0: =0\\n1: =0\\n'"
     )

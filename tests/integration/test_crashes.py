@@ -1,4 +1,7 @@
-"""Real ranks that die: torchrun jobs that raise, segfault or end normally; cores; crash artifacts of hostile owners."""
+"""Real ranks that die.
+
+Torchrun jobs raise, segfault or end normally. There are cores, and crash artifacts of hostile owners.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ INITIAL = Path("pid:[4026531836]")  # the initial pid namespace, include/linux/p
 
 @contextlib.contextmanager
 def crashing(folder: Path, how: str, prefix: Sequence[str] = ()) -> Iterator[tuple[TorchJob, list[int]]]:
-    """Start a job and wait until its ranks wait for the file `go`; yield the job and the pids of its ranks."""
+    """Start a job that waits for the file `go`. Yield the job and the pids of its ranks."""
     folder.mkdir()
     os.chown(folder, folder.parent.stat().st_uid, folder.parent.stat().st_gid)
     files = [folder / f"pid-{rank}" for rank in range(RANKS)]
@@ -55,7 +58,7 @@ def crashing(folder: Path, how: str, prefix: Sequence[str] = ()) -> Iterator[tup
 
 
 class Watch:
-    """The daemon's scans of one job, one scan per call."""
+    """The daemon's scans of one job. Each call makes one scan."""
 
     def __init__(self, pids: list[int]) -> None:
         self._pids, self._scan, self._snapshot = set(pids), JobScan(), Snapshot()
@@ -85,7 +88,7 @@ class Watch:
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_rank_that_raises_is_the_root_cause(tmp_path: Path) -> None:
-    """Expect an incident and a metric from the daemon, but no page. The errors of the other ranks are evidence."""
+    """Expect an incident and a metric from the daemon, but no page. The errors of the other ranks are only evidence."""
     environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
     with crashing(tmp_path / "job", "raises") as (job, _), RealDaemon(tmp_path / "hw", environ) as daemon:
         here = {"job_id": job.run_id}
@@ -113,7 +116,7 @@ def test_a_rank_that_raises_is_the_root_cause(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
-    """Name the rank by the kernel's line, its only trace. The other ranks leave error files."""
+    """Name the rank by the line in the kernel's log. It has no error file, but the other ranks have one."""
     folder = tmp_path / "job"
     with crashing(folder, "segfaults") as (_, pids):
         watch = Watch(pids)
@@ -134,9 +137,10 @@ def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_of_owner: Path, tmp_path: Path) -> None:
-    """Judge while other ranks still run. Evidence: the kernel's line, and the native stack in the core, if any.
+    """Judge while other ranks still run.
 
-    torchrun is stopped: it would end the other ranks after half a minute.
+    Evidence is the line in the kernel's log, and the native stack if there is a core. torchrun is stopped, because
+    it would end the other ranks after half a minute.
     """
     folder = folder_of_owner / "job"
     prefix = ["prlimit", "--core=unlimited", "env", f"--chdir={folder}", *as_user(OWNER)]
@@ -165,9 +169,9 @@ def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_o
 
 
 def counted_as_the_kernel_does(folder: Path) -> Path:
-    """Return a /proc that seems to be in the initial pid namespace, like the pids of the kernel's log.
+    """Return a fake /proc in the initial pid namespace, like the pids of the kernel's log.
 
-    A test worker may run in another pid namespace.
+    A test worker may be in another pid namespace.
     """
     if Path("/proc/self/ns/pid").readlink() == INITIAL:
         return Path("/proc")
@@ -181,7 +185,7 @@ def counted_as_the_kernel_does(folder: Path) -> Path:
 
 
 def kernel_log_with_segfault_of(pid: int, folder: Path) -> Path:
-    """Return the kernel's log, or a file with such a line if the kernel's log is unreadable or has no segfaults."""
+    """Return /dev/kmsg if it has a line about the segfault of `pid`, else a file with such a line."""
     events = kmsg.KernelLog().read(Path("/dev/kmsg"))
     is_ours = Path("/proc/self/ns/pid").readlink() == INITIAL
     if is_ours and isinstance(events, kmsg.KernelEvents) and any(line.subject == str(pid) for line in events.lines):
@@ -203,7 +207,10 @@ def test_a_job_that_ends_in_order_is_no_crash(tmp_path: Path) -> None:
 
 
 def test_how_a_rank_ended_stands_with_the_kernel_and_in_the_log_of_its_launcher(tmp_path: Path) -> None:
-    """Read the exit of two ranks. One is a zombie; the exit of the other is in the log to which both write."""
+    """Read the exit code of two ranks.
+
+    One rank is a zombie. The log of the job has the exit code of the other rank.
+    """
     log = tmp_path / "job.log"
     with log.open("wb") as file:
         ranks = [subprocess.Popen(["sleep", "600"], stdout=file, stderr=file) for _ in range(2)]
@@ -237,7 +244,7 @@ def test_how_a_rank_ended_stands_with_the_kernel_and_in_the_log_of_its_launcher(
 def test_the_error_file_of_a_container_is_read_through_who_still_lives_there(tmp_path: Path) -> None:
     """Read a dead rank's error file through a process that still runs in its mount namespace.
 
-    Outside the namespace, the path leads to another file. Without a process in it, the file is not read.
+    Outside the namespace, the path leads to another file. If no process is in it, the file is not read.
     """
     folder = tmp_path / "log"
     folder.mkdir()
@@ -293,7 +300,7 @@ def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other(
 def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tmp_path: Path) -> None:
     """Kill 200 ranks that each have an error file.
 
-    The scan that finds them gone does not show the order of their ends.
+    One scan finds all of them gone, so it does not show which died first.
     """
     ranks = [Rank(id=ProcessId(pid=999_000_000 + n, start_ticks=1), rank=n, local_rank=n) for n in range(200)]
     job = Job(job_id="many", launcher="torchrun", launcher_id=None, ranks=tuple(ranks), share="uid 1")
@@ -314,7 +321,10 @@ def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tm
 
 
 def test_a_rank_that_ends_just_now_is_remembered_as_it_was(tmp_path: Path) -> None:
-    """Keep all data of a rank while the kernel removes its program, its folder and its namespaces, in this order."""
+    """Keep the data of a rank while it ends.
+
+    The kernel removes its program, its folder and its namespaces, in this order.
+    """
     rank = Rank(id=ProcessId(pid=999_000_000, start_ticks=1), rank=0, local_rank=0)
     known, process = (
         crash_artifacts.RankSnapshots(tree_of_ranks(tmp_path, [rank])),
@@ -330,7 +340,7 @@ def test_a_rank_that_ends_just_now_is_remembered_as_it_was(tmp_path: Path) -> No
 
 
 def tree_of_ranks(folder: Path, ranks: Sequence[Rank]) -> Path:
-    """Write a /proc in which a scan finds these ranks, in the mount namespace of the reader."""
+    """Write a /proc with these ranks, which are in the mount namespace of the reader. Return its path."""
     for name in ("self", *(str(rank.id.pid) for rank in ranks)):
         place = folder / "proc" / name
         (place / "ns").mkdir(parents=True)
@@ -341,7 +351,7 @@ def tree_of_ranks(folder: Path, ranks: Sequence[Rank]) -> Path:
 
 
 def left_by(rank: Rank, folder: Path, error: str, unix_seconds: float) -> Process:
-    """Return a rank as a scan finds it, with an error file of the time `unix_seconds`."""
+    """Return a rank as a scan returns it. Its error file has the time `unix_seconds`."""
     path = folder / f"error-{rank.rank}.json"
     extra = {"timestamp": str(int(unix_seconds)), "py_callstack": "Traceback\n" * 300}
     path.write_text(json.dumps({"message": {"message": error, "extraInfo": extra}}))
@@ -354,7 +364,7 @@ def left_by(rank: Rank, folder: Path, error: str, unix_seconds: float) -> Proces
 
 @pytest.fixture
 def folder_of_owner() -> Iterator[Path]:
-    """A folder that the owner, not root, owns and can reach."""
+    """Make a folder that belongs to user OWNER, not to root, and that this user can enter. Yield its path."""
     folder = Path(tempfile.mkdtemp(prefix="hangwatch-crash-"))
     os.chown(folder, OWNER, OWNER)
     folder.chmod(0o755)
@@ -369,7 +379,7 @@ def seen(
     error_file: str = "",
     memory: crash_artifacts.RankSnapshots | None = None,
 ) -> crash_artifacts.RankSnapshot:
-    """Return a process as a scan records it."""
+    """Record the process as a scan does. Return its snapshot."""
     state = procfs.read_state(process.pid)
     assert state is not None
     known = memory or crash_artifacts.RankSnapshots()
@@ -386,7 +396,7 @@ AS_OWNER = ["setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"]
 def shell_that_segfaults(
     folder: Path, prefix: Sequence[str] = (), as_user: Sequence[str] = AS_OWNER
 ) -> crash_artifacts.RankSnapshot:
-    """Return the snapshot of a shell of the owner, taken before the shell segfaulted."""
+    """Start a shell of the owner and let it segfault. Return its snapshot from before the segfault."""
     command = [*prefix, "prlimit", "--core=unlimited", *as_user, "sh", "-c", "read word; kill -SEGV $$"]
     process = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE)
     try:
@@ -404,9 +414,9 @@ def shell_that_segfaults(
 
 @needs_root
 def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> None:
-    """Read the core with any group id of the container's processes.
+    """Read the core with any group id that the processes of the container have.
 
-    The kernel shows /proc/PID/root only to a reader with the same group id.
+    The kernel opens /proc/PID/root only for a reader with the same group id.
     """
     launcher = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *AS_OWNER, "sleep", "600"])
     try:
@@ -428,7 +438,7 @@ def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> Non
 
 @needs_root
 def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
-    """Run gdb as the core's owner. If the kernel pipes cores to a program, the result says so."""
+    """Run gdb as the owner of the core. If the kernel pipes cores to a program, the result must say so."""
     known = shell_that_segfaults(folder_of_owner)
     (core,) = crash_artifacts.find_cores([(known, Path("/"))])
     assert core is not None
@@ -459,7 +469,7 @@ def test_native_stack_of_a_core_of_root_is_read_by_nobody(tmp_path: Path) -> Non
 
 
 def crash_artifacts_child_with(request: dict[str, object]) -> str:
-    """Run the child that reads crash artifacts; return its output for a request."""
+    """Run the child process that reads crash artifacts. Return its output for this request."""
     command = [sys.executable, "-I", "-m", crash_artifacts_child.__name__]
     return subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=60).stdout
 
@@ -468,7 +478,7 @@ def crash_artifacts_child_with(request: dict[str, object]) -> str:
 
 
 def hostile(kind: str, folder: Path) -> Path:
-    """Put something else in the place of an error file, as the owner."""
+    """Make an object of this kind, as the owner, and return the path at which the error file would be."""
     path = folder / "error.json"
     somebody = (os.geteuid() or OWNER, os.getegid() or OWNER)
     match kind:
@@ -540,7 +550,7 @@ def test_what_is_no_error_file_of_the_owner_is_refused(tmp_path: Path, kind: str
 def test_a_link_that_root_made_where_only_root_writes_is_followed(
     tmp_path: Path, target: str, mode: int, is_read: bool
 ) -> None:
-    """Follow a link that root made for a scratch folder, unless it leads above the rank's root."""
+    """Follow a link that root made for a scratch folder. Do not follow it above the root folder of the rank."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "error.json").write_text("{}")
     (tmp_path / "linked").symlink_to(target)
@@ -554,7 +564,7 @@ def test_a_link_that_root_made_where_only_root_writes_is_followed(
 
 @pytest.mark.parametrize("place", ["/dev/zero", "text", "notes"])
 def test_what_is_no_core_of_the_process_is_none(tmp_path: Path, place: str) -> None:
-    """Reject a device, a text, and a file with notes that end beyond the end of the file."""
+    """Reject a device, a text, and a file whose notes end beyond the end of the file."""
     process = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
     try:
         known = seen(process, uid=os.geteuid())

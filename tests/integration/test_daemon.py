@@ -1,4 +1,4 @@
-"""The life of a daemon: its messages to systemd, its work without a driver, and its exit in time."""
+"""The daemon from start to end: its messages to systemd, its work without a driver, its exit in time."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_systemd_hears_ready_watchdog_status_and_stopping(tmp_path: Path) -> Non
 
 
 def test_its_threads_share_one_heap(tmp_path: Path) -> None:
-    """Expect no second heap: glibc reserves up to 64 MiB of inaccessible memory for each.
+    """Expect no second heap: glibc would reserve up to 64 MiB of address space for each.
 
     See `tests/unit/test_heap.py`.
     """
@@ -140,9 +140,9 @@ def test_it_ends_in_time_in_the_middle_of_a_capture(fake_driver: FakeDriver, tmp
 
 
 def test_it_ends_whichever_thread_the_kernel_gives_the_signal_to(tmp_path: Path) -> None:
-    """Send the signal to a thread other than the main thread.
+    """Send SIGTERM to a thread other than the main thread.
 
-    The kernel may choose any thread. A sleeping main thread does not wake then.
+    The kernel may choose any thread. Then a sleeping main thread does not wake by itself.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     with RealDaemon(tmp_path / "hw", NO_DRIVER) as daemon:
@@ -154,7 +154,7 @@ def test_it_ends_whichever_thread_the_kernel_gives_the_signal_to(tmp_path: Path)
 
 
 def test_a_store_that_cannot_be_written_costs_reports_and_not_the_watch(tmp_path: Path) -> None:
-    """Continue to monitor with a full or broken disk. Save open incidents when the disk works again."""
+    """Continue to monitor while the disk is full or broken. Save the open incidents when the disk works again."""
     state = tmp_path / "taken"
     state.write_text("a file in the place of the folder")
     with RealDaemon(tmp_path / "hw", NO_DRIVER, store={"directory": str(state)}) as daemon:
@@ -206,7 +206,7 @@ def test_without_the_right_to_dump_the_incident_says_what_is_missing(fake_driver
 
 @contextlib.contextmanager
 def quick_daemon(node: SimulatedNode, folder: Path, **sections: object) -> Iterator[Daemon]:
-    """Run the daemon in this process over a simulated node. Yield it when its job is known and trains."""
+    """Run a daemon with short holds over a simulated node. Yield it when the node's job trains."""
     gpus = SimulatedGpus(node)
     daemon = Daemon(replace(playback.settings(folder), **sections), gpus, proc_root=node.proc_root)
     daemon.board.set(sweep=gpus.latest())  # the first scan needs to know which process holds which GPU
@@ -230,7 +230,7 @@ def state_of(daemon: Daemon) -> JobState | None:
 
 
 def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
-    """Make the capture itself raise: no thread can be started for the dumps. No configuration causes this."""
+    """Make the capture itself raise, as if no thread could be started. No configuration causes this."""
     with SimulatedNode(2) as node, quick_daemon(node, tmp_path, capture=config.Capture(parallel=0)) as daemon:
         node.order(1, "lock")
         wait_for(lambda: state_of(daemon) is JobState.STALLED, "the job to be held as stalled")
@@ -240,9 +240,9 @@ def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
 
 
 def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the check again when a job appears, although its next tick is five minutes away.
+    """Run the check when a job appears, although its next tick is five minutes away.
 
-    Otherwise "no training job runs on this node" would be shown next to the job.
+    Otherwise the status page would show "no training job runs on this node" next to the job.
     """
     monkeypatch.setattr(node_checks, "CHECK_AGAIN_SECONDS", 0.1)
     node = SimulatedNode(2)
@@ -278,7 +278,7 @@ def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, mo
 
 
 def test_jobs_that_hang_together_are_looked_at_together(tmp_path: Path) -> None:
-    """Capture hung jobs in parallel. A capture mostly sleeps, and dead storage stops many jobs at once."""
+    """Capture hung jobs in parallel: a capture mostly sleeps, and dead storage stops many jobs at once."""
     rounds = config.Capture(rounds=2, pause_seconds=60.0, parallel=1)
     with SimulatedNode(2) as node, SimulatedNode(2) as other:
         for pid in other.proc_root.glob("[0-9]*"):
@@ -298,9 +298,9 @@ def test_jobs_that_hang_together_are_looked_at_together(tmp_path: Path) -> None:
 
 
 def test_captures_that_wait_while_a_scan_runs_share_the_next_one(tmp_path: Path) -> None:
-    """Share one scan between waiting captures.
+    """Share one scan between all captures that wait for a scan.
 
-    With 10,000 processes, one scan per capture delayed another user's page by half a minute.
+    With 10,000 processes, one scan per capture delayed the page of another user by half a minute.
     """
     with (
         SimulatedNode(2) as node,
@@ -332,7 +332,7 @@ def states_of(daemon: Daemon) -> list[JobState]:
 
 
 def test_a_job_that_ends_while_it_is_looked_at_has_ended_and_is_not_hung(tmp_path: Path) -> None:
-    """Check the processes again in the capture itself. The scheduled scan is too slow to see the end."""
+    """Check in the capture itself that the processes still exist: the next scan would come too late."""
     rounds = config.Capture(rounds=2, pause_seconds=3.0)
     with (
         SimulatedNode(2) as node,

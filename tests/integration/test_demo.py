@@ -1,4 +1,4 @@
-"""`hangwatch demo`: real processes, the real daemon and py-spy, and the expected verdict for each scenario."""
+"""`hangwatch demo` with real processes, the real daemon and py-spy. Each scenario must give its expected verdict."""
 
 from __future__ import annotations
 

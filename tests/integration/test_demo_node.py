@@ -1,4 +1,7 @@
-"""The simulated node alone: real processes that block at the chosen place, power that follows, no leftovers."""
+"""The simulated node without a daemon.
+
+Real processes block where the test wants, power follows their activity, and no process remains.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +53,14 @@ def is_gone(pid: int) -> bool:
 
 
 def stack_of(pid: int) -> list[str]:
-    """Return the function names of all threads, innermost first."""
+    """Return the names of the functions in all threads, innermost first."""
     shown = subprocess.run([PY_SPY, "dump", "--pid", str(pid)], capture_output=True, text=True, check=True).stdout
     return [line.split("(")[0].strip() for line in shown.splitlines() if line.startswith("    ")]
 
 
 @pytest.fixture(scope="module")
 def training() -> SimulatedNode:
-    """A node with a training job; tests that use it inject no fault."""
+    """Yield a node with a training job. The tests that share it cause no fault."""
     with SimulatedNode(RANKS, nodes=2) as node:
         yield node
 

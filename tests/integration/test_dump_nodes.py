@@ -1,4 +1,4 @@
-"""`hangwatch dump --nodes`: real processes respond as nodes do, or fail to. A "node" is a name, `--via local`."""
+"""`hangwatch dump --nodes`, with real processes in place of nodes. Some fail. A "node" is a name (`--via local`)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VIA_HERE = ("--nodes", "one", "--via", "local")
 
 
 def incident_of(ranks: range, key: str = "") -> Incident:
-    """Return an incident: one rank of n2 is in its data loader; all other ranks wait."""
+    """Return an incident of these ranks. One rank of n2 is in its data loader; all other ranks wait."""
     incident = samples.all_waiting()
     groups = [samples.waiting([rank for rank in ranks if rank != 19], node="liar")]
     groups += [samples.loading([19])] if 19 in ranks else []
@@ -41,9 +41,9 @@ def incident_of(ranks: range, key: str = "") -> Incident:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Path:
-    """A folder in which `answer NODE` prints hangwatch's output of this node.
+    """Return a folder in which `answer NODE` prints the output of this node.
 
-    Nodes n0 to n3 respond. All of them give "liar" as their name.
+    The nodes n0 to n3 respond. All of them say that their name is "liar".
     """
     for number in range(4):
         keep(tmp_path / f"n{number}", [incident_of(range(8 * number, 8 * number + 8))])
@@ -52,7 +52,7 @@ def nodes(tmp_path: Path) -> Path:
 
 
 def keep(path: Path, incidents: list[Incident], ahead_seconds: int = 0, *, with_stacks: bool = False) -> None:
-    """Write the output of a node. Its clock is `ahead_seconds` ahead."""
+    """Write the output of a node into a file. The clock of the node is `ahead_seconds` ahead."""
     dump = as_json.render(sighting.make_grouped_dump("liar", incidents, PRINTED, with_stacks=with_stacks))
     path.write_text(dump)
     path.with_suffix(".ahead").write_text(str(ahead_seconds))
@@ -256,7 +256,7 @@ def test_a_variable_that_is_not_set_is_no_current_folder(arguments: tuple[str, .
 
 
 def running(folder: Path) -> list[psutil.Process]:
-    """Return the running processes of our requests to nodes."""
+    """Return the processes that still request data from the nodes of `folder`."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -281,7 +281,7 @@ def test_when_we_are_ended_so_is_what_runs_on_the_nodes(nodes: Path, ending: sig
 
 
 def test_command_whose_shell_is_slow_ends_with_us(nodes: Path, tmp_path: Path) -> None:
-    """Slow down the shell: one second passes between two of its commands, as when other processes use the cores."""
+    """Slow down the shell: one second passes between two of its commands, as on a busy machine."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("needs strace")
@@ -306,7 +306,7 @@ def test_command_whose_shell_is_slow_ends_with_us(nodes: Path, tmp_path: Path) -
 
 @contextlib.contextmanager
 def job_of_four() -> Iterator[set[int]]:
-    """Start four sleeping ranks of one job."""
+    """Start a job of four sleeping ranks. Yield the pids of the ranks."""
     environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "nodes"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", "SLURM_JOB_NAME": "llama-70b"}
     program = "import time; print('up', flush=True); time.sleep(600)"
@@ -367,7 +367,10 @@ POD=$pod exec "$@"
 
 @pytest.fixture
 def stand_ins(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put fake srun, squeue and kubectl first in PATH. They support the calls of these tests."""
+    """Put fake srun, squeue and kubectl first in PATH. Return the folder of the nodes.
+
+    They support only the calls of these tests.
+    """
     (nodes / "bin").mkdir()
     squeue = '#!/bin/sh\n[ "$*" = "--noheader --jobs=4711 --format=%N" ] && echo "n[0-3]"\n'
     for name, script in {"srun": SRUN, "kubectl": KUBECTL, "squeue": squeue}.items():

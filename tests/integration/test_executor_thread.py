@@ -1,4 +1,7 @@
-"""A hang in a ThreadPoolExecutor: one rank's worker is blocked in the program's code; all main threads are equal."""
+"""A hang in a ThreadPoolExecutor.
+
+A worker thread of one rank is blocked in the program's code. The stacks of all main threads are equal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hangwatch explain DIR` on folders in which other users may write, and on paths that are not regular files."""
+"""`hangwatch explain DIR` on folders in which other users may write, and on irregular files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_log_folder_of_torchrun() -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
 def test_what_a_shell_of_windows_has_written_is_text(encoding: str, tmp_path: Path) -> None:
-    """Read UTF-16 with a byte order mark, which PowerShell's `>` writes.
+    """Read UTF-16 with a byte order mark, as `>` of PowerShell writes it.
 
     Example: `kubectl exec POD -- py-spy dump --pid 1 > rank0.txt`.
     """
@@ -77,7 +77,7 @@ def test_no_link_in_a_folder_is_followed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def opened() -> Iterator[Path]:
-    """A folder that other users may enter. Only root may enter pytest's folders."""
+    """Make a folder that other users may enter: only root may enter pytest's folders. Yield its path."""
     folder = Path(tempfile.mkdtemp(prefix="explain-"))
     folder.chmod(0o755)
     yield folder
@@ -87,7 +87,7 @@ def opened() -> Iterator[Path]:
 
 
 def test_what_its_reader_may_not_read_is_left_out_and_told(opened: Path) -> None:
-    """Read a folder with unreadable files, such as /var/log/pods: the user's pods are next to pods of other users."""
+    """Read a folder with unreadable files, such as /var/log/pods, which also has logs of other users' pods."""
     for number in range(4):
         (opened / f"rank{number}").mkdir()
         (opened / f"rank{number}" / f"rank{number}.log").write_text(LOG)
@@ -181,9 +181,9 @@ TIMED_OUT_UNIX_SECONDS = 1_795_340_720.0
 
 
 def recorders(folder: Path) -> Path:
-    """Copy the dumps of a real gloo job. Their file time is that of the job's collective timeout (600 s).
+    """Copy the dumps of a real gloo job. Return their folder.
 
-    Rank 2 skipped its sixth all_reduce.
+    Rank 2 skipped its sixth all_reduce. The files have the time of the collective timeout (600 s).
     """
     shutil.copytree(RECORDER, folder)
     for path in folder.iterdir():

@@ -1,4 +1,4 @@
-"""The facts by which nodes are compared: those in `hangwatch check --json`."""
+"""The facts by which nodes are compared: these are the facts in `hangwatch check --json`."""
 
 from __future__ import annotations
 

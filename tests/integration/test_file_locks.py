@@ -1,4 +1,7 @@
-"""Real file locks: for a waiting process, hangwatch reports the file and the holder from the kernel's list."""
+"""Real file locks.
+
+For a process that waits, hangwatch reports the file, and the holder by the kernel's list of locks.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ FLOCK, LOCKF = "fcntl.flock(lock, fcntl.LOCK_EX)", "fcntl.lockf(lock, fcntl.LOCK
 
 @contextlib.contextmanager
 def held(path: Path, how: str, *, is_left: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Hold the lock of this file until the end. The holder is a process, or its child if `is_left`."""
+    """Hold the lock of this file until the end of `with`. Yield the process that took the lock.
+
+    If `is_left`, this process has ended, and its child still holds the lock.
+    """
     path.touch()
     program = HOLDS.format(how=how, is_left=is_left)
     command = [sys.executable, "-c", program, str(path)]

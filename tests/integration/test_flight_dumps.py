@@ -1,4 +1,4 @@
-"""Explain the flight-recorder dumps that real gloo jobs write. Expected results: tests/data/waitfor.toml."""
+"""`hangwatch explain` on flight-recorder dumps of real gloo jobs. Expected results: tests/data/waitfor.toml."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ranks(of: list[dict[str, Any]]) -> list[int]:
 
 
 def aged(folder: Path, seconds: float = AS_AT_A_TIME_OUT_SECONDS) -> Path:
-    """Make the files older by this time, as if the watchdog had written them at the timeout."""
+    """Make the files older by `seconds`, as if the watchdog had written them at the timeout. Return their folder."""
     for path in folder.iterdir():
         at = path.stat().st_mtime + seconds
         os.utime(path, (at, at))
@@ -44,7 +44,7 @@ def aged(folder: Path, seconds: float = AS_AT_A_TIME_OUT_SECONDS) -> Path:
 
 
 def settled(job: Started) -> Path:
-    """Return the dumps of a job that does not progress: two consecutive dumps are equal."""
+    """Return the folder of a job's dumps after the job has stopped: two consecutive dumps are equal."""
     before: list[bytes] = []
     for number in range(200):
         folder = job.dumps(str(number))
@@ -64,7 +64,7 @@ def settled(job: Started) -> Path:
     ],
 )
 def test_a_hang_by_its_dumps_alone(name: str, tmp_path: Path) -> None:
-    """Name no rank without a stack. A single suspect is the rank to check first."""
+    """Name no rank by dumps without stacks. A single suspect is only the rank to check first."""
     row = KEY[name]
     with started(name, tmp_path, DUMPS="1") as job:
         folder = settled(job)
@@ -100,7 +100,10 @@ def test_with_their_stacks_the_rank_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["healthy", "slow_rank"])
 def test_a_torn_cut_of_a_healthy_job_accuses_nobody(name: str, tmp_path: Path) -> None:
-    """Dump each rank at a different moment. The time of a file is that moment or, for a copy, much later."""
+    """Dump each rank at a different moment.
+
+    The file time is the time of the dump or, for a copied file, much later.
+    """
     with started(name, tmp_path, DUMPS="1") as job:
         cuts = [copytree(job.dumps(str(number)), tmp_path / f"cut-{number}") for number in range(40)]
     open_then = 0

@@ -1,4 +1,4 @@
-"""Ranks that are stopped, or frozen by a control group's freezer: a real group, a real capture."""
+"""Ranks that are stopped, or frozen by the freezer of a control group. The group and the capture are real."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ V2 = next((root for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgrou
 
 @contextlib.contextmanager
 def frozen(pid: int, root: Path) -> Iterator[str]:
-    """Move the process to a new group below a frozen group; yield the path of the frozen group."""
+    """Move the process to a new group below a frozen group. Yield the path of the frozen group."""
     is_v1 = root == V1
     switch, held, free = ("freezer.state", "FROZEN", "THAWED") if is_v1 else ("cgroup.freeze", "1", "0")
     try:

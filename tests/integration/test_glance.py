@@ -1,6 +1,6 @@
 """A light capture by the real daemon.
 
-A light job hangs with a power above low power: it is captured before a suspicion.
+A job hangs at a power that does not count as low, so only a light capture can find it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def _is_in(pid: int, function: str) -> bool:
 
 
 def _stand_in(pids: list[int], function: str) -> bool:
-    """True if all processes are in `function` and none ran meanwhile.
+    """True if all processes are in `function` and none ran during the dumps.
 
-    A process that ran could still have been in its previous call.
+    A process that ran may have left another call only then.
     """
     before = [_switches(pid) for pid in pids]
     return all(_is_in(pid, function) for pid in pids) and before == [_switches(pid) for pid in pids]

@@ -1,4 +1,4 @@
-"""The GPU checks over the fake driver, on whole nodes: only the right check reports the fault."""
+"""The GPU checks over the fake driver, on whole nodes. Only the right check may report a fault."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OK, UNKNOWN, WARNING, CRITICAL = CheckStatus.OK, CheckStatus.UNKNOWN, CheckStatu
 
 
 class Machine:
-    """A node under the fake driver. Its checks run repeatedly with a clock that the test moves."""
+    """A node with the fake driver. Its checks run repeatedly, with a clock that the test advances."""
 
     def __init__(self, driver: FakeDriver, root: Path) -> None:
         self.driver, self.sys_root, self.proc_root = driver, root / "sys", root / "proc"
@@ -90,7 +90,10 @@ HEALTHY_BOX = {**HEALTHY_HGX, "fabric": (OK, "NotPresent"), "nvlink_status": (OK
 
 
 def settled(machine: Machine, name: str, holds: Callable[[CheckResult], bool], what: str) -> CheckResult:
-    """Return the result of a check once the sampler has seen the change."""
+    """Run the check `name` until `holds` is true for its result. Return the result.
+
+    The sampler needs some time to see a change.
+    """
     results: list[CheckResult] = []
 
     def probe() -> bool:

@@ -1,4 +1,4 @@
-"""The traffic on the links of GPUs, read through the real pynvml from the fake driver library."""
+"""The traffic on the links of GPUs. The real pynvml reads it from the fake driver library."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_errors_of_one_gpu_are_its_faults_and_cost_only_its_numbers(fake_driver:
 
 
 def test_what_a_gpu_did_between_two_readings(fake_driver: FakeDriver, ask: Ask) -> None:
-    """Return the GPU's use between two readings from GPM, where the GPU has it.
+    """Return the use of a GPU between two readings, from GPM (NVML's performance counters) if the GPU has it.
 
     The fake driver reports 12.5 % of the SMs, no tensor cores, 0.4 % of the memory bandwidth.
     """

@@ -1,6 +1,7 @@
 """Hooks of a real daemon.
 
-The daemon calls them when a job hangs and lists them in the report. It refuses to start if a hook cannot run.
+The daemon runs them when a job hangs, and the report lists them. The daemon does not start with a hook that cannot
+run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Sleeping processes with hostile environments next to a job that hangs. The daemon stays small, and it pages."""
+"""Sleeping processes with hostile environments next to a job that hangs.
+
+The daemon stays small, and it pages.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +81,9 @@ def test_what_others_write_into_environments_keeps_no_page_back(fake_driver: Fak
 
 
 def test_a_scan_that_does_not_come_back_is_told_as_ill_health(tmp_path: Path) -> None:
-    """Block the scan at a file of /proc, here a FIFO.
+    """Block the scan at a FIFO in a fake /proc.
 
-    No real file is known that does this; see `locked_memory` for reads that do block.
+    No file of a real /proc is known to block a scan. The test of `locked_memory` has reads that do block.
     """
     lay_out("1 (init) S parent=0 start=1\n7 (python) S parent=1 start=9\n", tmp_path)
     (tmp_path / "7" / "stat").unlink()

@@ -1,4 +1,7 @@
-"""Hostile input through the real command line: one message, exit 2, in bounded memory and time."""
+"""Hostile input for the real commands.
+
+Each prints one message and exits with 2, with bounded memory and time.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ USER = 4001
 
 
 def hangwatch(*arguments: str, output: int = subprocess.PIPE, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command with bounded memory and CPU time; it must not end by a signal or report a bug."""
+    """Run a command with bounded memory and CPU time. Fail if a signal ends it or if it reports a bug."""
     memory_bytes, cpu_seconds = options.pop("memory_bytes", MEMORY_BYTES), options.pop("cpu_seconds", DEADLINE_SECONDS)
 
     def bound() -> None:
@@ -53,7 +56,7 @@ def hangwatch(*arguments: str, output: int = subprocess.PIPE, **options: Any) ->
 
 
 def refused(*arguments: str, says: str, **options: Any) -> None:
-    """Assert that the command prints one message and exits with 2."""
+    """Assert that the command prints one message that contains `says`, and exits with 2."""
     done = hangwatch(*arguments, **options)
     assert done.returncode == 2, (done.returncode, done.stderr)
     assert says in done.stderr
@@ -199,9 +202,9 @@ def test_an_incident_of_no_time_is_shown(times: tuple[float, float], tmp_path: P
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[Path]:
-    """A file below 1,500 nested folders.
+    """Make 1,500 nested folders. Yield the topmost.
 
-    Its path is too long for one call, so each folder is made from the one above.
+    The path is too long for one call, so each folder is made from the folder above.
     """
     top = tmp_path / "deep"
     top.mkdir()
@@ -267,7 +270,7 @@ def test_a_report_of_a_file(kept: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_a_pipe_that_the_shell_made_is_read(tmp_path: Path) -> None:
-    """Read a pipe that the shell made: `hangwatch explain <(ssh node1 ...)`."""
+    """Read a pipe that the shell made, as in `hangwatch explain <(ssh node1 ...)`."""
     (tmp_path / "dump").write_text('Process 7: python\nThread 7 (idle): "MainThread"\n    f (a.py:1)\n')
     read, written = os.pipe()
     with subprocess.Popen(["cat", str(tmp_path / "dump")], stdout=written), os.fdopen(read):
@@ -327,9 +330,9 @@ def test_text_of_a_million_frames_is_refused_in_time(case: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("case", ["processes", "threads of faulthandler"])
 def test_text_of_4_times_as_many_takes_less_than_7_times_the_cpu(case: str, tmp_path: Path) -> None:
-    """Compare the CPU time of two sizes: quadratic time would give a ratio of 11 or more.
+    """Compare the CPU time for two sizes of input: quadratic time would give a ratio of 11 or more.
 
-    A busy machine changes the seconds, but hardly the ratio.
+    A busy machine changes the seconds, but hardly their ratio.
     """
     seconds = []
     for count in (4_000, 16_000):
@@ -393,9 +396,9 @@ def test_a_full_disk_behind_standard_error() -> None:
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_streams_that_whoever_started_it_has_closed(closed: tuple[int, ...], kept: dict[str, str]) -> None:
-    """Run with closed streams, as after `>&-` in a shell or under some daemons.
+    """Run with closed standard streams, as after `>&-` in a shell.
 
-    The output is lost. No opened file may get the number of a closed stream.
+    The output is lost. No file that hangwatch opens may get the number of a closed stream.
     """
     shut = "".join(f" {number}>&-" for number in closed)
     page = Path(kept["CONFIG"]).with_name("page.html")
@@ -435,7 +438,10 @@ sys.meta_path.insert(0, Finder())
     [("click", -signal.SIGINT, ""), ("hangwatch.cli.incidents", 130, "\nstopped\n")],
 )
 def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says: str, tmp_path: Path) -> None:
-    """Interrupt the start in different modules. The console script starts in the same module as `python -m`."""
+    """Interrupt the start while different modules are imported.
+
+    The console script and `python -m` start in the same module.
+    """
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(name=module))
     done = subprocess.run(
         [sys.executable, "-m", "hangwatch", "report", "/nowhere"],
@@ -451,7 +457,7 @@ def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says
 
 
 def test_who_was_told_to_ignore_ctrl_c_does_so(kept: dict[str, str], tmp_path: Path) -> None:
-    """Ignore Ctrl-C if the parent did, as with `nohup` or `&` in a script."""
+    """Ignore Ctrl-C if the parent process ignored it, as after `nohup` or `&` in a script."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(name="click"))
     done = subprocess.run(
         ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "hangwatch", "report", kept["INCIDENT"]],
@@ -483,7 +489,7 @@ def test_a_working_directory_that_may_not_be_entered(command: str, tmp_path: Pat
 
 @contextmanager
 def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Run a server on loopback for one client."""
+    """Run a server on loopback that handles one client with `answer`. Yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(DEADLINE_SECONDS)
 

@@ -1,4 +1,7 @@
-"""Incidents over the network, for permitted users only: a real server over a store, real clients."""
+"""Incidents over the network: only permitted users may read them.
+
+A real server has a store, and the clients are real.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ TOKEN = "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates: authority `ca` signs `node` and `admin`; authority `other` signs `stranger`."""
+    """Return a folder with certificates.
+
+    Authority `ca` signs `node` and `admin`; authority `other` signs `stranger`.
+    """
     folder = tmp_path_factory.mktemp("pki")
     ca, other = make_authority(folder, "ca"), make_authority(folder, "other")
     make_certificate(ca, folder, "node", "DNS:localhost,IP:127.0.0.1")
@@ -63,7 +69,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @contextmanager
 def served(kept: Store, text: str | None = None, folder: Path | None = None, **settings: object) -> Iterator[int]:
-    """Run a server with this web configuration, saved in `folder` as web.yml; yield its port."""
+    """Run a server with this web configuration, saved in `folder` as web.yml. Yield its port."""
     if text is not None and folder is not None:
         (folder / "web.yml").write_text(text)
         settings["web_config_file"] = str(folder / "web.yml")
@@ -353,7 +359,7 @@ def test_a_certificate_and_users_that_change_are_taken_and_what_is_broken_is_not
 
 
 def curl(*arguments: str) -> tuple[int, str]:
-    """Return the exit code of curl(1) and the HTTP status that it saw."""
+    """Run curl(1). Return its exit code and the HTTP status that it received."""
     if shutil.which("curl") is None:
         pytest.skip("needs curl: apt-get install curl")
     command = [

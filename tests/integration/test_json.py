@@ -1,4 +1,4 @@
-"""Test that the output of each command with --json matches its schema in docs/json.md."""
+"""The output of each command with --json matches its schema in docs/json.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VERSIONS = {"report": 3, "status": 2}  # versions other than 1
 
 
 def printed(*arguments: str, code: int = 0) -> Any:
-    """Return the output of a command with --json after checking it against the command's schema."""
+    """Run a command with --json and check its output against the schema. Return the decoded output."""
     done = subprocess.run(
         [sys.executable, "-m", "hangwatch", *arguments, "--json"],
         capture_output=True,
@@ -48,7 +48,7 @@ def printed(*arguments: str, code: int = 0) -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """The folder of an incident, in a store that `tmp_path/hangwatch.toml` names."""
+    """Yield the folder of an incident. The configuration `tmp_path/hangwatch.toml` names its store."""
     (tmp_path / "hangwatch.toml").write_text(f'[store]\ndirectory = "{tmp_path}"\n')
     yield store.open_writable(tmp_path).save(samples.loader_hang(), {})
 

@@ -1,4 +1,4 @@
-"""Processes with memory that their user has locked for good. They must not block a reader of environments."""
+"""Processes with memory that their user has locked forever. They must not block a reader of environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ NOBODY = 65534
 
 
 def scanned(scan: ProcessScan) -> dict[int, Process]:
-    """Scan the processes; return them by pid. A scan that overruns its deadline is abandoned."""
+    """Scan the processes. Return them by pid.
+
+    A scan that overruns its deadline is abandoned.
+    """
     found: list[tuple[Process, ...]] = []
     thread = threading.Thread(target=lambda: found.append(scan.processes()), daemon=True)
     thread.start()
@@ -34,7 +37,7 @@ def scanned(scan: ProcessScan) -> dict[int, Process]:
 
 
 def reading_threads() -> set[threading.Thread]:
-    """Return the threads that now read the memory of processes."""
+    """Return the threads that read the memory of processes at present."""
     return {thread for thread in threading.enumerate() if thread.name == "memory"}
 
 
@@ -72,9 +75,9 @@ def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
 
 
 def test_who_holds_a_gpu_is_read_however_many_threads_wait_for_strangers() -> None:
-    """Read a process that holds a GPU although the limit of blocked threads is reached.
+    """Read a process that holds a GPU, even after the limit of blocked threads is reached.
 
-    The blocked threads read processes of many uids. All of these uids may belong to one person.
+    The blocked threads read processes of many uids, which may all belong to one person.
     """
     reads = locked_memory.Readers(deadline_seconds=0.02)
     free = threading.Event()

@@ -1,4 +1,7 @@
-"""Real ranks that cannot connect: the store does not listen, or only its own node reaches it. The kernel shows this."""
+"""Real ranks that cannot connect to their store, as the kernel shows it.
+
+The store does not listen, or only its own node can reach it.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,9 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def ranks(*programs: str, world_size: int, master: str = "127.0.0.1", is_served: bool = False) -> Iterator[set[int]]:
-    """Start the last ranks of a job, one per program; yield their pids.
+    """Start the last ranks of a job, one for each program. Yield their pids.
 
-    The test reserves their master port. It listens on the port only if `is_served`.
+    The test reserves the port of their master, and listens on it only if `is_served`.
     """
     with socket.socket() as kept:  # bound and not listening: no other process gets the port
         kept.bind(("", 0))
@@ -83,7 +86,10 @@ def ranks(*programs: str, world_size: int, master: str = "127.0.0.1", is_served:
 
 
 def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
-    """Return the groups of the job's ranks and the number of ranks on this node; None before the job is found."""
+    """Return the grouping of the job's ranks, and the number of ranks on this node.
+
+    Return None until the job is found.
+    """
     jobs = [
         job
         for job in discovery.find_jobs(ProcessScan().processes(pids)).jobs
@@ -96,7 +102,7 @@ def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
 
 
 def judged(pids: set[int]) -> Verdict | None:
-    """Return the verdict if it reports a refused connection, else None."""
+    """Return the verdict on the job if it reports a refused connection, else None."""
     found = looked_at(pids)
     verdict = judge.judge(*found) if found else None
     return verdict if verdict is not None and verdict.kind == "MasterRefused" else None

@@ -1,4 +1,4 @@
-"""Memory that cannot be read: the array of a poll(2) is in a user's file system that does not respond."""
+"""Memory that cannot be read: a rank is in poll(2), and its array is in a file that does not respond."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_so_many_children_are_left_behind_and_no_more(tmp_path: Path) -> None:
 
 
 def test_a_child_that_has_no_core_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Keep a busy child that runs beyond the deadline: it computes and is not blocked."""
+    """Keep a child that runs beyond its deadline if it computes: it is slow, not blocked."""
     busy = tmp_path / "busy_child.py"
     work = "end = time.monotonic() + 1.5\n        while time.monotonic() < end: pass\n        number, pieces = answer("
     busy.write_text(
@@ -60,7 +60,7 @@ def test_a_child_that_has_no_core_is_waited_for(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_ctrl_c_for_who_asks_does_not_reach_the_child() -> None:
-    """Send SIGINT to the process group, as a terminal does. The child must not print a traceback."""
+    """Send SIGINT to the process group, as a terminal does for Ctrl-C. The child must not print a traceback."""
     script = (
         "import os, signal\n"
         "from hangwatch.probes.process import process_memory as memory, procfs as procs\n"
@@ -79,7 +79,10 @@ def test_a_ctrl_c_for_who_asks_does_not_reach_the_child() -> None:
 
 @pytest.mark.parametrize("question", [b'["/proc/self/maps", [[0, 100000]]]\n', b'["/proc/self/ma'])
 def test_child_whose_parent_has_ended_ends_without_a_word(question: bytes) -> None:
-    """End the parent during a capture. The child must print nothing; earlier, its traceback was in the journal."""
+    """End the parent during a capture.
+
+    The child must print nothing: an earlier version wrote a traceback to the journal.
+    """
     reading, writing = os.pipe()
     command = [sys.executable, "-I", "-S", str(process_memory.CHILD)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writing, stderr=subprocess.PIPE) as child:

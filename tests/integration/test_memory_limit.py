@@ -1,4 +1,4 @@
-"""The daemon under the memory limits of its systemd unit and its Helm chart, next to hostile users."""
+"""The daemon within the memory limits of its systemd unit and its Helm chart, next to hostile users."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEBIBYTE = 1 << 20
 
 
 def limits_bytes() -> dict[str, int]:
-    """Return the memory limits in the files of deploy/. None of these files permits swap."""
+    """Return the memory limits of the systemd unit and of the Helm chart, in bytes, by name. Neither permits swap."""
     unit = (ROOT / "deploy/systemd/hangwatch.service").read_text()
     (megabytes,) = re.findall(r"^MemoryMax=(\d+)M$", unit, re.MULTILINE)
     values = yaml.safe_load((ROOT / "deploy/helm/hangwatch/values.yaml").read_text())
@@ -33,7 +33,7 @@ def _asks_for_a_page(daemon: RealDaemon, node: SimulatedNode) -> bool:
 
 
 def test_memory_limits_exceed_usage_under_hostile_users(fake_driver: FakeDriver) -> None:
-    """Count all memory of the daemon: its own, that of its children (NVML, py-spy), and the pages of files it read."""
+    """Count the memory of the daemon and its children (NVML, py-spy), and the cached pages of files that they read."""
     folder = fake_driver.scenario.parent
     limit_bytes = min(limits_bytes().values())
     crowd = [*hostile_environments.large_environments(40), *hostile_environments.claim_world(4_000_000, "0,1")]

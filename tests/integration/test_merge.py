@@ -1,4 +1,4 @@
-"""`hangwatch merge` as an on-call engineer uses it: folders with incidents of many nodes, some of them broken."""
+"""`hangwatch merge` on folders with the incidents of many nodes, as an on-call engineer runs it. Some are broken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ WORLD = 8 * NODES
 
 
 def waiting(node: int, *, late: bool = False) -> Incident:
-    """Return an incident: 8 ranks of one node wait in a collective. A late rank has the same stack as the others."""
+    """Return an incident of one node: its 8 ranks wait in a collective.
+
+    If `late`, one rank has not joined. It has the same stack as the others.
+    """
     incident = samples.all_waiting()
     group = samples.waiting(range(8 * node, 8 * node + 8), node=f"gpu-{node}")
     members = tuple(recorded(member, 6 if late and number == 3 else 7) for number, member in enumerate(group.members))
@@ -51,7 +54,7 @@ def recorded(member: Member, number: int) -> Member:
 
 
 def own_code(group: Group, rank: int) -> tuple[Group, ...]:
-    """Split the group: this rank alone in its own code, and the others."""
+    """Split the group in two: one rank, which is in its own code, and the other ranks."""
     alone = samples.own_code().grouping.groups[-1]
     (member,) = (member for member in group.members if member.id.rank == rank)
     rest = tuple(one for one in group.members if one is not member)
@@ -157,7 +160,7 @@ def test_what_nodes_print_is_merged_from_standard_input_and_files(tmp_path: Path
 
 
 def test_a_name_of_a_node_is_no_set_of_nodes(tmp_path: Path) -> None:
-    """Treat a node name as one name, although ClusterShell could expand it to many nodes or to a group of nodes."""
+    """Do not expand the name of a node, although ClusterShell could read it as a set or a group of nodes."""
     strange = [replace(waiting(node), node=name) for node, name in enumerate(["a[0-99999999]", "@*"])]
     for number, incident in enumerate(strange):
         members = tuple(

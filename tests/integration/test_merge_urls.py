@@ -1,4 +1,7 @@
-"""`hangwatch merge URL...`: servers of real daemons over their stores. Some do not respond, are strange or hostile."""
+"""`hangwatch merge URL...` with real servers over stores, as of daemons.
+
+Some servers do not respond, have data of another kind, or are hostile.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ TOKEN = "0123456789abcdef"
 
 
 def nodes() -> list[Incident]:
-    """Return the incidents of all nodes. Rank 19 on the third node has not joined; no node alone shows it."""
+    """Return the incidents of all nodes.
+
+    Rank 19 on the third node has not joined. No node alone shows this.
+    """
     found = [waiting(node, late=node == 2) for node in range(NODES)]
     (group,) = found[2].grouping.groups
     found[2] = replace(found[2], grouping=replace(found[2].grouping, groups=own_code(group, 19)))
@@ -37,7 +43,10 @@ def nodes() -> list[Incident]:
 
 @contextlib.contextmanager
 def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iterator[list[Server]]:
-    """Run a server for each incident, over its own store. Its metrics contain `port`."""
+    """Run a server for each incident, with a store that has only this incident. Yield the servers.
+
+    Their metrics contain `port`.
+    """
     with contextlib.ExitStack() as running:
         servers = []
         for number, incident in enumerate(incidents):
@@ -64,7 +73,7 @@ def port(server: Server) -> int:
 
 @contextlib.contextmanager
 def answering(answer: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[bytes]]]:
-    """Run a server that treats each connection with `answer`; yield its port and the received requests."""
+    """Run a server that handles each connection with `answer`. Yield its port and the list of received requests."""
     came: list[bytes] = []
 
     def serve() -> None:
@@ -107,7 +116,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_credentials(pki: Path, authority: str = "ca", shown: str = "admin", password: str = "password") -> str:
-    """Write a file with the client's credentials."""
+    """Write a file with the credentials of a client: authority, shown certificate, password. Return its path."""
     path = pki / f"{authority}-{shown}-{password}.yml"
     path.write_text(
         f"basic_auth:\n  username: alice\n  password_file: {password}\ntls_config:\n  ca_file: {authority}.pem\n"

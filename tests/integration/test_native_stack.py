@@ -1,6 +1,6 @@
-"""Find the library in which a real process sleeps.
+"""The library in which a real process sleeps.
 
-The jobs of the recorder tests and their expected results cover the waits of torch.
+The jobs of the recorder tests cover torch's own waits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NCCL's RAS in real processes with a fake server: the queried sockets, the limits, and the verdicts."""
+"""NCCL's RAS in real processes with a fake server: which sockets are queried, the limits, and the verdicts."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def read_requests(folder: Path) -> list[str]:
 
 @needs_networks
 def test_a_rank_is_asked_in_its_own_network(tmp_path: Path) -> None:
-    """Query a rank in its own network.
+    """Query a rank in its network namespace: this port is not open in the namespace of the test.
 
-    Nothing listens on the port of this network. The server gets only a STATUS request.
+    The server gets only a STATUS request.
     """
     (tmp_path / "answer").write_text(FOUR)
     with process(tmp_path) as pid:
@@ -88,7 +88,7 @@ def test_an_older_nccl_answers_in_text(tmp_path: Path) -> None:
     ],
 )
 def test_whatever_it_answers_is_bounded(how: str, reasons: set[str], tmp_path: Path) -> None:
-    """Limit every response in size and time. The last case never sends a status; the gigabyte is cut off."""
+    """Limit every response in size and in time."""
     (tmp_path / "answer").write_text('{"nccl_version": NaN' + "[" * 100_000)
     with process(tmp_path, how) as pid:
         found = door(pid)
@@ -100,9 +100,9 @@ def test_whatever_it_answers_is_bounded(how: str, reasons: set[str], tmp_path: P
 
 @needs_networks
 def test_a_stranger_who_listens_there_is_not_asked(tmp_path: Path) -> None:
-    """Query only a socket of the rank's owner: any user can listen on that port.
+    """Query only a socket of the rank's owner: any user can listen on this port.
 
-    If a foreign socket listens, too, even the rank's own socket is not queried.
+    If a socket of another user listens, too, the rank is not queried at all.
     """
     with process(tmp_path / "rank", "mute") as pid:
         assert door(pid) == Fault(subject="NCCL RAS", reason="NoListener", detail=nccl_ras.NOBODY)
@@ -143,7 +143,7 @@ def test_the_host_of_that_address_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_socket_at_an_address_that_is_not_its_own_is_not_asked() -> None:
-    """Do not query a socket that is bound to an address of another host. The connection would lead to that host.
+    """Do not query a socket at an address of another host: the connection would lead to that host.
 
     Any user may bind such a socket, see IP_FREEBIND in ip(7).
     """
@@ -187,7 +187,7 @@ def test_who_switched_it_off_or_is_young_is_not_asked(tmp_path: Path) -> None:
 
 @needs_networks
 def test_what_is_too_large_as_json_is_asked_as_text(tmp_path: Path) -> None:
-    """Request text if JSON is too large: with thousands of ranks, text lists only ranks that differ; JSON lists all."""
+    """Request text if JSON is too large: for thousands of ranks, JSON lists all, text only the ranks that differ."""
     (tmp_path / "answer").write_text(TEXT.format(pid=7, host="10.0.0.7"))
     with process(tmp_path, "gigabyte") as pid:
         found = answers(pid, min_age_seconds=0.0)
@@ -202,8 +202,7 @@ def test_what_is_too_large_as_json_is_asked_as_text(tmp_path: Path) -> None:
 def looked(stack: contextlib.ExitStack, folder: Path, *answers: list[int], ask_nccl: bool = True) -> Diagnosis:
     """Diagnose four ranks with the same stack.
 
-    RAS runs in the first rank. Its responses have the number of launched collectives of each rank, one of `answers`
-    after the other.
+    RAS runs in the first rank. Each of `answers` is one response: the number of launched collectives for each rank.
     """
     told = [{"RANK": str(number), "WORLD_SIZE": "4", "LOCAL_RANK": str(number)} for number in range(4)]
     hows = ["answer", "mute", "mute", "mute"]
@@ -235,7 +234,7 @@ def test_of_ranks_in_one_stack_the_counts_tell_whom_to_look_at(tmp_path: Path) -
 @needs_networks
 @pytest.mark.parametrize("ask_nccl", [True, False])
 def test_counts_that_rise_point_at_nobody(ask_nccl: bool, tmp_path: Path) -> None:
-    """Increase the counts, as between two steps of a healthy job. A light capture does not query RAS."""
+    """Let the counts increase, as between two steps of a healthy job. A light capture does not query RAS."""
     with contextlib.ExitStack() as stack:
         look = looked(stack, tmp_path, [9, 9, 8, 9], [9, 9, 9, 9], [10, 10, 9, 10], ask_nccl=ask_nccl)
     assert look.verdict.first_look == look.verdict.named == ()
@@ -246,7 +245,7 @@ def test_counts_that_rise_point_at_nobody(ask_nccl: bool, tmp_path: Path) -> Non
 @needs_networks
 @pytest.mark.parametrize(("how", "reason"), [("garbage", "BadAnswer"), ("silent", "NoAnswer")])
 def test_why_nccl_said_nothing_stands_in_the_notes(how: str, reason: str, tmp_path: Path) -> None:
-    """End the capture at the deadline, even if the server never responds."""
+    """End the capture at its deadline, even if the RAS server never responds."""
     settings = structs.replace(SETTINGS, nccl_ras_deadline_seconds=1.0)
     with process(tmp_path, how) as pid:
         look = diagnose_job(

@@ -1,4 +1,5 @@
-"""Four nodes with real daemons, Prometheus and sshd; two users' torchrun jobs run on all of them. All tests share them.
+"""Four nodes with real daemons, Prometheus and sshd. Two users' torchrun jobs run on all nodes. All tests share
+them.
 
 The jobs have the same run id and rendezvous address. In the first job, rank 2 on n2 is blocked in its own code. In
 the second, rank 1 on n1 calls all_reduce in another group than the others. At the end n2 dies. The tests depend on
@@ -56,7 +57,7 @@ SHOWN_LABELS = ("instance", "state", "rank", "group", "kind")
 
 
 class Fleet:
-    """The nodes with their daemons, their Prometheus and Alertmanager, and the two jobs."""
+    """The nodes with their daemons, Prometheus and Alertmanager, and the two jobs."""
 
     def __init__(self, folder: Path, library: Path, stack: contextlib.ExitStack) -> None:
         self.nodes: dict[str, Node] = stack.enter_context(cluster(folder, NAMES))
@@ -108,7 +109,7 @@ class Fleet:
         )
 
     def key(self, uid: int) -> str:
-        """Return the key of a user's job, which is the same on all nodes."""
+        """Return the key of this user's job. It is the same on all nodes."""
         if uid not in self._keys:
             trains = (
                 f'hangwatch_job_state{{state="training"}} == 1 and on (job_key) hangwatch_job_info{{owner="uid {uid}"}}'
@@ -117,7 +118,7 @@ class Fleet:
         return self._keys[uid]
 
     def states(self, uid: int) -> dict[str, str]:
-        """Return the state of a user's job by node."""
+        """Return the state of this user's job on each node."""
         asked = f'hangwatch_job_state == 1 and on (job_key) hangwatch_job_info{{owner="uid {uid}"}}'
         return {row["metric"]["instance"]: row["metric"]["state"] for row in self.prometheus.query(asked)}
 
@@ -126,7 +127,7 @@ class Fleet:
         return [one for one in self.webhook.received("/on-call") if one["groupLabels"]["job_key"] == self.key(uid)]
 
     def wait_for_state(self, uid: int, *states: str) -> None:
-        """Wait until the user's job is in one of these states on each node."""
+        """Wait until the job of this user is in one of these states on each node."""
 
         def is_so() -> bool:
             shown = self.states(uid)
@@ -139,7 +140,7 @@ class Fleet:
             driver.add(f"gpu {gpu} power_watts {watts}")
 
     def tell(self) -> None:
-        """Print a short history: changes of the series, the daemons' logs, their reports and the pages."""
+        """Print a short history: changes of the series, logs of the daemons, reports and pages."""
         owners = {key: uid for uid, key in self._keys.items()}
         for expression in HISTORY:
             print(expression)
@@ -157,7 +158,7 @@ class Fleet:
             print(page["status"], alert["startsAt"][11:19], alert["endsAt"][11:19], alert["annotations"]["summary"])
 
     def dump(self, uid: int, *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Run `hangwatch dump` on all nodes over ssh. Return its output, and its part about a user's job.
+        """Run `hangwatch dump` on all nodes over ssh. Return its output, and the part about this user's job.
 
         `more` are further options.
         """
@@ -170,7 +171,7 @@ class Fleet:
         return told, job
 
     def dump_of_one(self, uid: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Run `dump` with `--job`, for this job only."""
+        """Run `hangwatch dump` only for the job of this user, with `--job`. Return the same as `dump`."""
         return self.dump(uid, "--job", self.key(uid))
 
 
@@ -182,7 +183,7 @@ def _spans(values: list[tuple[float, str]]) -> Iterator[tuple[str, str, str]]:
 
 
 def _quick(config: dict[str, Any]) -> dict[str, Any]:
-    """Make Alertmanager send resolved pages at once."""
+    """Return the configuration changed so that Alertmanager sends resolved pages at once."""
     for route in config["route"]["routes"]:
         route["group_interval"] = "1s"
     return config
@@ -287,5 +288,5 @@ def test_a_node_that_dies_with_its_daemon_is_one_page_that_names_it_and_its_rank
 
 
 def rank_and_node(ranks: list[dict[str, Any]]) -> list[tuple[int, str]]:
-    """Return the ranks of a verdict, each with its node."""
+    """Return the number and the node of each rank of a verdict."""
     return [(rank["rank"], rank["node"]) for rank in ranks]

@@ -1,4 +1,4 @@
-"""GPU sampling through the real pynvml over the fake driver library."""
+"""Sampling of GPUs through the real pynvml and the fake driver library."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ DRIVER_PROCESS = b"hangwatch.probes.gpu.driver_process"
 
 
 def is_child(folder: Path) -> bool:
-    """True if this folder of /proc belongs to a sampling process of this test."""
+    """True if this folder of /proc is that of a sampling process which this test has started."""
     try:
         parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
         return parent == os.getpid() and DRIVER_PROCESS in (folder / "cmdline").read_bytes()
@@ -85,7 +85,10 @@ def is_child(folder: Path) -> bool:
 
 
 def child_pid() -> int:
-    """Return the pid of this test's sampling process. Fail if there is none: pid 0 would mean the test itself."""
+    """Return the pid of the sampling process of this test.
+
+    Fail if there is none: kill(2) of 0 would hit the test itself.
+    """
     pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if is_child(folder)]
     assert pids, "no sampling process runs"
     return pids[0]
@@ -223,7 +226,7 @@ def test_a_driver_that_blocks_is_given_up_within_its_deadline_and_replaced(
 
 
 def children() -> int:
-    """Return the number of sampling processes of this test, including zombies."""
+    """Return the number of sampling processes of this test. Zombies count."""
     return sum(1 for folder in Path("/proc").glob("[0-9]*") if is_child(folder))
 
 
@@ -365,9 +368,9 @@ def test_a_driver_that_blocks_while_it_opens_is_given_up(fake_driver: FakeDriver
 
 
 def test_gpus_that_take_long_to_open_are_waited_for(fake_driver: FakeDriver, start: Start) -> None:
-    """Wait for GPUs that open slowly. Without persistence mode each takes a second or more.
+    """Wait for GPUs that open slowly.
 
-    Eight of them together exceed the deadline of a sweep.
+    Without persistence mode each takes a second or more, so eight of them exceed the deadline of a sample.
     """
     fake_driver.add("gpu all fault nvmlDeviceGetHandleByIndex_v2 slow")
     sampler = start(deadline_seconds=0.8)
@@ -498,7 +501,7 @@ def test_wait_for_first_sweep_ends_with_sweep_or_reason(fake_driver: FakeDriver,
 
 @pytest.fixture
 def freezer() -> Iterator[Path]:
-    """A control group that freezes processes, as in a wedged driver: even SIGKILL does not end them."""
+    """Make a control group that freezes processes. Even SIGKILL does not end them, as in a driver that hangs."""
     try:  # a unique name: workers of the suite have their own pid namespaces and the same pids
         folder = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir="/sys/fs/cgroup/freezer"))
     except OSError as error:
@@ -572,9 +575,9 @@ def test_xids_that_the_driver_tells_are_kept_for_who_asks(fake_driver: FakeDrive
 
 
 def test_xids_of_the_driver_join_those_of_the_log(fake_driver: FakeDriver, start: Start, tmp_path: Path) -> None:
-    """Count an event once if it is in NVML and in the kernel's log, with both as its sources.
+    """Count an XID once if both NVML and the kernel's log have it, and list both sources.
 
-    Count NVML-only events, too.
+    XIDs that only NVML has count, too.
     """
     tree = NodeTree(tmp_path / "node")
     node = tree.node(gpus=start(), clock=Clock())

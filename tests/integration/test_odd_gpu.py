@@ -1,4 +1,7 @@
-"""A hang of ranks with the same stack. Only the GPU counters of one rank differ: no kernel runs on its GPU."""
+"""A hang of ranks with the same stack.
+
+Only the GPU counters of one rank differ: no kernel runs on its GPU.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Test that the configuration, the state folder and the alert rules of an older release still work.
+"""The configuration, the state folder and the alert rules of an older release still work.
 
 Commit fa48916 made tests/data/fa48916. `hangwatch.toml` has every key of that release with a non-default value, and
 a rule for each of its activities; its `config --check` accepts the file. `state.tar.gz` is its state folder after
-three hangs of real torchrun jobs: one recovered, one ended, one was open when the daemon was killed. Paths and the
-node's name were replaced. `hangwatch.rules.yaml.gz` contains its alert rules.
+three hangs of real torchrun jobs: one job recovered, one ended, and one was still hung when the daemon was killed.
+Paths and the node's name were replaced. `hangwatch.rules.yaml.gz` contains its alert rules.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RENAMED: dict[str, str] = {}
 
 
 def keys(table: dict[str, Any], *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield each key of a configuration with its value, except the rules of activities."""
+    """Yield the path and the value of each key of a configuration, except the rules of activities."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from keys(value, *path, key)
@@ -53,7 +53,7 @@ def keys(table: dict[str, Any], *path: str) -> Iterator[tuple[tuple[str, ...], A
 
 
 def text_of(path: tuple[str, ...], value: object) -> str:
-    """Format a configuration with one key. JSON values are valid TOML values, too."""
+    """Return a configuration that has only this key. JSON values are valid TOML values, too."""
     return f"[{'.'.join(path[:-1])}]\n{path[-1]} = {json.dumps(value)}\n"
 
 
@@ -86,7 +86,10 @@ def test_key_of_old_release_has_its_effect_or_names_its_successor(path: tuple[st
 
 @pytest.mark.parametrize("name", OLD_ACTIVITIES)
 def test_activity_of_old_release_is_known_or_names_its_successor(name: str) -> None:
-    """Accept the activity or name its successor. A rule for an unknown activity would define a new activity."""
+    """Accept the name of the activity, or give the new name.
+
+    If a rule has an unknown activity, it defines a new activity.
+    """
     rule = config.ActivityRule(activity=name, function="ours")
     if name in RENAMED:
         with pytest.raises(config.ConfigError, match=RENAMED[name]):
@@ -133,7 +136,7 @@ def test_incident_of_old_release_is_shown_and_explained(state: Path) -> None:
 
 
 def leaves(value: object) -> Iterator[object]:
-    """Yield all numbers and strings of a JSON value.
+    """Yield all numbers and strings in a JSON value.
 
     true, false and null are too common to prove that nothing was lost.
     """

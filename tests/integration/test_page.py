@@ -1,4 +1,4 @@
-"""A page end to end: real daemon, torchrun, Prometheus and Alertmanager. One rank blocks, and one page is sent."""
+"""From a blocked rank to its page, with a real daemon, torchrun, Prometheus and Alertmanager. One page is sent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ HOLD_SECONDS = QUICK["detector"]["hold_seconds"]
 
 
 def alertmanager_config(webhook: str) -> dict[str, object]:
-    """Return the example's routes and inhibitions. Each receiver posts to its own path on the test's server."""
+    """Return the routes and inhibitions of the example.
+
+    Each receiver posts to a separate path of the test's server.
+    """
     config = yaml.safe_load((DEPLOY / "alertmanager.example.yaml").read_text())
     config["receivers"] = [
         {"name": one["name"], "webhook_configs": [{"url": f"{webhook}/{one['name']}", "send_resolved": True}]}

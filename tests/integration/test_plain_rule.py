@@ -1,4 +1,7 @@
-"""The plain rule in the real daemon: power at or below a ratio of the limit for N seconds. No baseline is used."""
+"""The plain rule in the real daemon: power at or below a ratio of the limit for N seconds.
+
+The rule uses no power baseline.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def test_ranks_of_torchrun_are_dumped_once_their_gpus_draw_12_percent_for_the_ho
 
 
 def _draws(daemon: RealDaemon, driver: FakeDriver, job: TorchJob, watts: float) -> None:
-    """Set the GPUs to this power; wait until the daemon sees the job working at it."""
+    """Set the power of the GPUs. Wait until the daemon has seen the job at work with this power."""
     driver.write([*h100(2), f"gpu all power_watts {watts}"])
     wait_for(
         lambda: (

@@ -1,4 +1,7 @@
-"""psutil's data on real processes. A process that delays psutil uses up a deadline; its stack is still read."""
+"""Process details from psutil, on real processes.
+
+A process that delays psutil uses up a deadline, but its stack is still read.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ def test_files_connections_children_memory_and_cpus_of_a_process(tmp_path: Path)
 
 
 def test_a_file_that_is_open_many_times_is_listed_once(tmp_path: Path) -> None:
-    """List a file once that the loader threads opened forty times. Forty lines would hide all other files."""
+    """List a file once, although loader threads have opened it forty times. Forty lines would hide all other files."""
     code = "kept = [open(folder + '/shard', 'rb') for _ in range(40)]\nkept[0].read()\nother = open(folder + '/index')"
     (tmp_path / "shard").write_bytes(b"x" * 2000)
     (tmp_path / "index").touch()

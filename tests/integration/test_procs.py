@@ -1,4 +1,4 @@
-"""The data that a scan keeps of real processes over their lives: exec, titles, ends, other users' processes."""
+"""The data that a scan keeps of real processes: after execve(2), with titles, at their end, of other users."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_process_that_executes_another_program_is_read_again(tmp_path: Path) -
 
 
 def test_a_title_over_the_environment_does_not_take_the_rank_away(tmp_path: Path) -> None:
-    """Set the title like setproctitle: the comm changes, and the title overwrites the environment."""
+    """Set the title as setproctitle does: it changes the comm and overwrites the environment."""
     title = """
 import ctypes
 libc = ctypes.CDLL(None)
@@ -102,7 +102,10 @@ def test_an_environment_that_may_not_be_read_is_a_fault_with_the_remedy(tmp_path
 
 
 def _scan_as_nobody() -> tuple[Process, ...]:
-    """Scan as user `nobody` in a fork. That user could not execute an interpreter below a private folder."""
+    """Scan as user `nobody`, in a fork.
+
+    That user could not execute a Python below a private folder.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

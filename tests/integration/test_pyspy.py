@@ -1,4 +1,4 @@
-"""Dump a single real process with the real py-spy, in every state, without harm to the process."""
+"""Dumps of one real process by the real py-spy, in every state, without harm to the process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_sleeping_process(tmp_path: Path) -> None:
 
 
 def test_a_pod_whose_py_spys_hang_uses_up_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reach the limit of one pod, then dump a rank of another pod. The users of both pods are uid 0."""
+    """Reach the limit of one pod, then dump a rank of another pod. The users of both pods have uid 0."""
     left = AbandonedChildren()
     monkeypatch.setattr(pyspy.DUMPER, "abandoned", left)
     stuck = Child(["sleep", "600"])
@@ -129,7 +129,7 @@ def test_with_native_a_process_in_the_kernel_is_read_without_a_pause_all_the_sam
 
 
 def test_one_thread_in_the_kernel_forbids_the_pause(tmp_path: Path) -> None:
-    """Do not pause the process: py-spy waits for every thread to stop, so the pause would last until the deadline."""
+    """Do not pause the process: py-spy would wait for all threads to stop, and one cannot stop before the deadline."""
     with targets.python(targets.THREAD_IN_KERNEL, tmp_path) as pid:
         wait_for(lambda: "D" in procfs.read_thread_states(pid), "a thread in D")
         answer = dump(pid, pyspy_path=_torn_at_first(tmp_path), deadline_seconds=60.0)
@@ -212,7 +212,7 @@ sys.stdout.buffer.write(msgspec.json.encode((pyspy.dump(pid, deadline_seconds=5)
 
 
 def _refuse_ptrace() -> None:
-    """Make ptrace(2) fail with EPERM in this process and its children, by a seccomp filter of five instructions."""
+    """Make ptrace(2) fail with EPERM in this process and its children, with a seccomp filter."""
     number, errno_action = {"x86_64": 101, "aarch64": 117}[os.uname().machine], 0x00050001
     program = b"".join(
         struct.pack("HBBI", *one)
@@ -231,7 +231,10 @@ def _refuse_ptrace() -> None:
 
 
 def test_the_first_rung_never_uses_ptrace(tmp_path: Path) -> None:
-    """Dump without a pause where the kernel refuses ptrace(2). A dump with a pause fails: the filter works."""
+    """Dump without a pause where the kernel refuses ptrace(2).
+
+    A dump with a pause fails there, which shows that the filter works.
+    """
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
         call = [str(pyspy.find()), "dump", "--json", "--pid", str(pid)]
@@ -313,7 +316,10 @@ def test_what_was_stopped_before_is_not_for_hangwatch_to_continue(tmp_path: Path
 
 
 def wait_until_it_works(pid: int) -> None:
-    """Wait until the target has used a core. A stopped process does not; one that waits for a core does later."""
+    """Wait until the process has used CPU time.
+
+    A stopped process uses none. A process that waits for a core uses some later.
+    """
     used = procfs.read_counters(pid).cpu_seconds or 0.0
     wait_for(lambda: (procfs.read_counters(pid).cpu_seconds or 0.0) > used + 0.03, "the target to run on")
 
@@ -428,6 +434,9 @@ def test_dump_takes_little_time_of_a_core(tmp_path: Path) -> None:
 
 
 def _torn_at_first(folder: Path) -> Path:
-    """Return a fake py-spy: its dumps without a pause fail as when the stack changes; others use the real py-spy."""
+    """Return a fake py-spy.
+
+    Its dumps without a pause fail, as when the stack changes during the dump. All other calls run the real py-spy.
+    """
     torn = 'case "$*" in *nonblocking*) echo "Error: Failed to get stack traces" >&2; exit 1;; esac; '
     return fake_pyspy(folder, f'{torn}exec {pyspy.find()} "$@"')

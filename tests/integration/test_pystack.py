@@ -1,4 +1,4 @@
-"""Test that pystack's engine reads real processes that py-spy cannot read, without a pause."""
+"""pystack's engine reads real processes that py-spy cannot read, without a pause."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_it_reads_what_is_stopped_or_in_the_kernel_and_leaves_it_so(tmp_path: Pa
 
 
 def test_no_source_file_is_opened_by_the_name_that_the_target_gives(tmp_path: Path) -> None:
-    """Do not open the source file, here a FIFO: a process that opens a FIFO waits for a writer."""
+    """Do not open the source file, which is a FIFO here: a process that opens a FIFO waits for a writer."""
     with targets.python(NAMED, tmp_path) as pid:
         answer = pystack.dump(pid, UNREAD, deadline_seconds=60.0)
     assert answer.json is not None, answer.fault

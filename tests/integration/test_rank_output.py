@@ -1,4 +1,4 @@
-"""The last lines of files to which real processes write. Pipes, terminals and foreign files are not read."""
+"""The last lines of files to which real processes write. Pipes, terminals and other users' files are not read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ NCCL = "gpu-07:5776:5898 [1] NCCL WARN NET/IB : Got completion with error 12, op
 
 @contextlib.contextmanager
 def writing(code: str, *arguments: str, to: list[int], **environ: str) -> Iterator[list[ProcessId]]:
-    """Start a process per argument with its output in one of these descriptors. Yield the processes when all sleep."""
+    """Start a process for each argument, with its output in one of these descriptors.
+
+    Yield the processes when all of them sleep.
+    """
     children = [
         subprocess.Popen(
             [sys.executable, "-c", code, text],
@@ -106,7 +109,10 @@ def test_a_deleted_file_is_read_by_its_descriptor(tmp_path: Path) -> None:
 
 
 def test_a_fifo_is_not_opened(tmp_path: Path) -> None:
-    """Do not open a FIFO. A writer that waits for a reader would continue and then be killed by SIGPIPE."""
+    """Do not open a FIFO.
+
+    A writer that waits for a reader would continue, and SIGPIPE would then kill it.
+    """
     os.mkfifo(tmp_path / "log")
     fifo = os.open(tmp_path / "log", os.O_RDWR)
     with writing(SLEEPS, "", to=[fifo]) as (rank,):
@@ -169,7 +175,7 @@ def look(ranks: list[ProcessId], **settings: object) -> Diagnosis:
 def test_rank_with_only_error_in_log_among_equal_stacks_is_checked_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Give all ranks the same stack and a connection to a store. Only the log of rank 2 differs."""
+    """Give all ranks the same stack and a connection to the store. Only the log of rank 2 has an error."""
     logs = [opened(tmp_path / f"rank{number}.log") for number in range(4)]
     store = socket.create_server(("127.0.0.1", 0))
     monkeypatch.setenv("STORE", str(store.getsockname()[1]))

@@ -1,4 +1,4 @@
-"""Real ranks without a RANK variable: forks of one program, and processes that a program starts itself."""
+"""Real ranks without the RANK variable: forks of one program, and processes that a program starts itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ time.sleep(600)
 
 
 def pids(folder: Path, ranks: int) -> list[int]:
-    """Return the pids of the ranks in rank order, once each rank has written its pid."""
+    """Wait until each rank has written its pid. Return the pids in rank order."""
 
     def said() -> list[int]:
         files = [folder / f"pid-{rank}" for rank in range(ranks)]
@@ -44,7 +44,10 @@ def pids(folder: Path, ranks: int) -> list[int]:
 
 
 def job_of(ranks: list[int]) -> Job | None:
-    """Let each process hold one GPU. Return the job that has the first process as a rank; None if there is none."""
+    """Return the job of these ranks, or None if a scan does not find it.
+
+    Each rank holds one GPU.
+    """
     found = JobScan().find(sweep({gpu: (pid,) for gpu, pid in enumerate(ranks)}), node="here").jobs
     return next((job for job in found if ranks[0] in {rank.id.pid for rank in job.ranks}), None)
 

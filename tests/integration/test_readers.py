@@ -1,4 +1,7 @@
-"""Read access to an incident: for the owner of its job and the on-call group only; tested as each of them."""
+"""Read access to an incident: only the owner of its job and the on-call group may read it.
+
+The tests read as each of these users.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,7 @@ print(json.dumps({"listed": listed, "read": read, "changed": changed}))
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that every user may enter; pytest's folders are for their creator alone."""
+    """Make a folder that every user may enter, unlike pytest's folders. Yield its path."""
     folder = Path(tempfile.mkdtemp(prefix="readers-"))
     folder.chmod(0o755)
     yield folder
@@ -88,7 +91,7 @@ FILES = {"report.txt": "stacks", "dumps/r1/rank0.txt": "Process 1: x"}
 
 
 def kept(place: Path, *, group: str = str(ON_CALL)) -> tuple[Store, dict[int | None, str]]:
-    """Make a store like the daemon's with an incident of each owner, saved twice.
+    """Make a store as the daemon does, with an incident of each owner, saved twice.
 
     Return the store, and the names of the incident folders by owner.
     """
@@ -149,7 +152,7 @@ def test_without_a_group_only_the_owner_reads(place: Path) -> None:
 
 
 def test_a_store_that_is_not_shared_stays_ours(place: Path) -> None:
-    """Use an unshared store, as `hangwatch dump -o` does as root."""
+    """Use a store that is not shared, as `hangwatch dump -o` makes it as root."""
     store = Store(place / "state")
     store.make_writable()
     names: dict[int | None, str] = {OWNER: store.save(incident_of(OWNER, "x"), FILES).name}
@@ -168,10 +171,7 @@ def test_what_is_removed_leaves_the_owners_list(place: Path) -> None:
 
 
 def test_two_jobs_of_one_name_and_second_never_share_a_folder(place: Path) -> None:
-    """Use two folders.
-
-    A folder keeps its dumps when an incident is saved again: the second owner would read the first's.
-    """
+    """Use a folder per owner: a folder keeps its dumps, so the second owner could read those of the first."""
     store = Store(place / "state", shared=True)
     store.make_writable()
     first, second = (
@@ -221,7 +221,7 @@ def test_the_commands_show_what_may_be_read(place: Path, uid: int, groups: tuple
 
 
 def test_where_there_are_no_lists_the_group_alone_reads(place: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Use ramfs, which has no extended attributes."""
+    """Use ramfs, which has no access control lists."""
     (place / "state").mkdir()
     subprocess.run(["mount", "-t", "ramfs", "ramfs", str(place / "state")], check=True)
     try:
@@ -256,7 +256,7 @@ train_with_a_secret()
 
 
 def read_as(uid: int, folder: Path) -> dict[str, str]:
-    """Return what a child process of this user can read of a folder, by path; empty if nothing."""
+    """Return the texts that a child process of this user can read in a folder, by file name."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,6 +1,6 @@
-"""Real jobs that hang. py-spy dumps them as text, as a person would, and the verdict rules judge the text.
+"""Real jobs that hang, dumped by py-spy as text, as a person would do it. The verdict rules judge the text.
 
-torchrun starts one of them. The others fork their ranks, which costs one import of torch instead of five.
+torchrun starts one of the jobs. The others fork their ranks, which needs one import of torch instead of five.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TABLE = activity.load()
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """The folder of a job with the hang that the test requests."""
+    """Yield the folder of a running job with the hang that the test requests."""
     hang, ranks = request.param if isinstance(request.param, tuple) else (request.param, RANKS)
     with started(tmp_path, ranks, [sys.executable, PROGRAM, hang, tmp_path, str(ranks)]):
         yield tmp_path
@@ -43,7 +43,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def torchrun_folder(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a job that torchrun started."""
+    """Yield the folder of a running job that torchrun started."""
     options = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(RANKS)]
     with started(tmp_path, RANKS, [sys.executable, *options, PROGRAM, "one_batch_more", tmp_path]):
         yield tmp_path
@@ -51,7 +51,7 @@ def torchrun_folder(tmp_path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def started(folder: Path, ranks: int, command: Sequence[str | Path]) -> Iterator[None]:
-    """Run a job; yield when its ranks have arrived. At the end its processes are ended by their pids."""
+    """Run a job until the end of `with`. It begins when all ranks have reached their blocking call."""
     environ = {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with (folder / "log").open("wb") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env={**os.environ, **environ})
@@ -68,7 +68,7 @@ def started(folder: Path, ranks: int, command: Sequence[str | Path]) -> Iterator
 
 
 def explained(folder: Path, how: str = "--nonblocking") -> Verdict:
-    """Dump each rank under a `[host:rank]` prefix and judge the result."""
+    """Dump each rank, with the prefix `[host:rank]`. Return the verdict on the dumps."""
     lines, ranks = [], sorted(folder.glob("at-?"))
     for path in ranks:
         done = subprocess.run(
@@ -153,7 +153,10 @@ def test_whom_to_look_at_first_in_a_real_hang(folder: Path, kind: str, rank: int
     indirect=["folder"],
 )
 def test_whom_the_others_wait_for_in_a_real_hang(folder: Path, ranks: list[int], code: str, words: list[str]) -> None:
-    """Name no rank without a majority: half of the ranks write and half wait, or the job has two ranks."""
+    """Name no rank without a majority of waiting ranks.
+
+    In one job half of the ranks write and half wait. Another job has only two ranks.
+    """
 
     def settled() -> Verdict | None:
         verdict = explained(folder)

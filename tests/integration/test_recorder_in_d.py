@@ -1,4 +1,4 @@
-"""Read the recorder of a rank in D state, unless the rank holds the lock of its memory map."""
+"""The flight recorder of a rank in D state is read, unless the rank holds the lock of its memory map."""
 
 from __future__ import annotations
 

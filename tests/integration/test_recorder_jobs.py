@@ -1,4 +1,7 @@
-"""Real gloo jobs, read from outside: the wait-for graph of their ranks. Expected results: tests/data/waitfor.toml."""
+"""Real gloo jobs, read from outside, and the wait-for graph of their ranks.
+
+Expected results: tests/data/waitfor.toml.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ HANGS = sorted(KEY.keys() - set(GOES_ON))
 
 
 def traits(name: str) -> tuple[object, ...]:
-    """Return the kind of the expected result `name`, and which optional parts it has."""
+    """Return the kind of the expected result `name`, and for each optional part if it has the part."""
     row = KEY[name]
     return row["kind"], *(part in row for part in ("named", "first_look", "circle", "stacks", "environ", "read"))
 
@@ -52,7 +55,7 @@ def summarise(answer: Answer) -> tuple[str, tuple[int, ...], tuple[int, ...], tu
 
 
 def accuses_nobody_else(name: str, taken: Diagnosis, answer: Answer) -> None:
-    """Assert that no innocent rank is named, even in a capture taken before all ranks had stopped."""
+    """Assert that no innocent rank is named, even by a capture before all ranks had stopped."""
     row = KEY[name]
     may_be = {*row.get("named", ()), *row.get("stacks", ())}
     assert set(answer.named) <= set(row.get("named", ())), answer
@@ -77,7 +80,10 @@ Snapshot = dict[int, tuple[RankRecords, ...]]
 
 
 def have_gone_on(first: Snapshot, last: Snapshot) -> bool:
-    """True if some rank enqueued `GONE_ON` operations since `first`: all operations open in `first` have ended."""
+    """True if a rank has enqueued `GONE_ON` operations since `first`.
+
+    Then all operations that were open in `first` have ended.
+    """
     before = {(rank, one.library): one.next_id for rank, found in first.items() for one in found}
     after = {(rank, one.library): one.next_id for rank, found in last.items() for one in found}
     return any(after[key] - before[key] >= GONE_ON for key in before.keys() & after.keys())
@@ -86,7 +92,7 @@ def have_gone_on(first: Snapshot, last: Snapshot) -> bool:
 @pytest.mark.parametrize("wanted", [50, pytest.param(200, marks=pytest.mark.series)])
 @pytest.mark.parametrize("name", GOES_ON)
 def test_a_job_that_goes_on_accuses_nobody(name: str, wanted: int, tmp_path: Path) -> None:
-    """Repeat `wanted` times, at any stack of the ranks. Sometimes a recorder changes while it is read."""
+    """Judge a running job `wanted` times, at random moments. Sometimes a recorder changes while it is read."""
     looks = whole = 0
     with started(name, tmp_path) as job:
         pace = threading.Event()
@@ -138,7 +144,7 @@ def test_where_everybody_stands_alike_the_numbers_show_a_circle(tmp_path: Path) 
 
 
 def test_the_time_out_of_a_job_is_what_its_ranks_recorded(tmp_path: Path) -> None:
-    """Report 600 s, which the program set, not gloo's default of 1800 s."""
+    """Report 600 s, which the program set, instead of gloo's default of 1800 s."""
     with started("own_code", tmp_path) as job:
         node = Node(jobs=(job.job(),), dump_after_seconds=135.0)
         result = run("collective_timeout", node)

@@ -1,4 +1,7 @@
-"""The page of an incident on a phone, in a real Chromium. The whole chart and the drop in power must be visible."""
+"""The page of an incident on a phone, in a real Chromium.
+
+The whole chart and the fall of power must be visible.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ onload = () => {
 
 
 def seen(tmp_path: Path, hung_seconds: int) -> dict[str, list[list[float]]]:
-    """Return positions of page elements in pixels. The job's power fell `hung_seconds` before the last sample."""
+    """Return the positions of page elements in pixels, by name.
+
+    The power of the job fell `hung_seconds` before its last sample.
+    """
     incident = samples.loader_hang()
     times = tuple(FELL - 780 + 5 * number for number in range((900 + hung_seconds) // 5))
     power = tuple(

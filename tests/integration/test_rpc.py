@@ -1,6 +1,6 @@
 """A rank that waits for another rank by torch.distributed.rpc.
 
-It is blocked. The state of the other rank decides whether the job hangs.
+The rank is blocked. The job hangs only if the other rank does not progress.
 """
 
 from __future__ import annotations

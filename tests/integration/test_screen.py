@@ -1,4 +1,4 @@
-"""The output on a terminal: its width, its colours, and a pager if the output is longer than the screen."""
+"""The output on a terminal: its width, its colors, and a pager if the output is longer than the screen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ from tests.other_users import needs_root
 def in_terminal(
     *arguments: str, rows: int = 500, columns: int = 200, before: tuple[str, ...] = (), **environ: str | None
 ) -> str:
-    """Return the output of a command on a terminal of this size. A variable with the value None is removed."""
+    """Run a command on a terminal of this size. Return its output.
+
+    A variable with the value None is removed from its environment.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
@@ -56,7 +59,7 @@ def incident(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, ...]]]:
-    """Commands for each kind of output: a report, tables, a verdict on files, checks."""
+    """Yield commands by name, one for each kind of output: a report, tables, a verdict on files, checks."""
     kept = tmp_path_factory.mktemp("kept")
     folder = store.open_writable(kept).save(samples.loader_hang(), {})
     (kept / "hangwatch.toml").write_text(f'[store]\ndirectory = "{kept}"\n')
@@ -156,7 +159,7 @@ def test_what_is_longer_than_the_screen_goes_to_the_readers_pager(incident: str,
 
 
 def listing(tmp_path: Path, *arguments: str, columns: int) -> list[str]:
-    """Return the output of `hangwatch incidents` with two incidents on a terminal."""
+    """Return the output of `hangwatch incidents` on a terminal of this width. There are two incidents."""
     kept = store.open_writable(tmp_path)
     first = samples.loader_hang()
     for number in range(2):
@@ -197,7 +200,7 @@ def test_status_of_empty_node_fits_one_screen_and_explains_unknown() -> None:
 
 
 def test_explain_says_what_it_reads_while_it_reads_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
-    """Keep the input open until the progress line is seen."""
+    """Keep the input open until the progress line is visible."""
     stack = 'Process 9: python train.py\n\nThread 9 (idle): "MainThread"\n    wait (train.py:3)\n'
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 60, 0, 0))

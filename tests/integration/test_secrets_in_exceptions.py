@@ -1,4 +1,7 @@
-"""Real ranks that die of exceptions with secrets. No output of the daemon and no alert may contain the secrets."""
+"""Real ranks that die of exceptions with secrets.
+
+The secrets must be in no output of the daemon and in no alert.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ INSTANCE = "gpu-node-1"
 
 
 class DyingRank:
-    """A job of one rank on this node, without a launcher. It dies of an exception with a given text."""
+    """A job of one rank, without a launcher. It dies of an exception with a text that the test gives."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.job_id, self._fifo = f"dying-{name.replace('_', '-')}", folder / name
@@ -42,7 +45,7 @@ class DyingRank:
             self.process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=log, stderr=log)
 
     def die_of(self, text: str) -> None:
-        """Send the exception text as soon as the rank reads. Wait until the rank has died."""
+        """Send the text of the exception when the rank reads it. Wait until the rank has died."""
         pipe = wait_for(self._opened, f"{self.job_id} to read", 200)
         with os.fdopen(pipe, "w") as file:
             file.write(text)
@@ -55,13 +58,13 @@ class DyingRank:
         return None
 
     def end(self) -> None:
-        """Kill the process in any case."""
+        """Kill the process if it still runs."""
         self.process.kill()
         self.process.wait()
 
 
 def test_secrets_of_26_forms_are_in_no_metric_alert_or_log(tmp_path: Path) -> None:
-    """Search the daemon's open HTTP interface. The owner's incidents contain the texts without the secrets."""
+    """Search all public data of the daemon. The incidents of the owner have the texts, without the secrets."""
     forms, told = iter(FORMS.items()), {}
     with (
         RealDaemon(tmp_path / "hw", {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}) as daemon,
@@ -87,7 +90,7 @@ def test_secrets_of_26_forms_are_in_no_metric_alert_or_log(tmp_path: Path) -> No
 def die_side_by_side(
     wave: Mapping[str, Text], folder: Path, daemon: RealDaemon, prometheus: RealPrometheus
 ) -> dict[str, str]:
-    """Let these ranks die together. Return all data on their crashes that any user can read, by source."""
+    """Let these ranks die together. Return all data about their crashes that any user can read, by source."""
     ranks = {name: DyingRank(folder, name) for name in wave}
     try:
         for rank in ranks.values():
@@ -108,7 +111,7 @@ def die_side_by_side(
 
 
 def crash_alerts(prometheus: RealPrometheus, wanted: set[str]) -> list[dict[str, Any]]:
-    """Return the alerts of the jobs `wanted`, once each job has an alert."""
+    """Wait until each job of `wanted` has an alert. Return these alerts."""
     found = [one for one in prometheus.alerts() if one["labels"]["alertname"] == "HangwatchTrainingCrashed"]
     found = [one for one in found if one["labels"]["job_id"] in wanted]
     return found if len(found) == len(wanted) else []

@@ -1,4 +1,4 @@
-"""`hangwatch selftest` with real ranks over gloo: healthy ranks, and ranks that hang, are slow or are killed."""
+"""`hangwatch selftest` with real ranks over gloo: they are healthy, or some hang, are slow or are killed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ COMMAND = [sys.executable, "-m", "hangwatch", "selftest", "--python", sys.execut
 
 
 def planted(folder: Path, where: str, module: str, function: str, trouble: str) -> dict[str, str]:
-    """Return an environment in which processes run the code `trouble` before each call of a function.
+    """Return an environment in which a process runs the code `trouble` before each call of a function.
 
-    It applies to processes for which the expression `where` is true, after all ranks have connected.
+    Only processes for which the expression `where` is true run it, and only after all ranks have connected.
     """
     (folder / "sitecustomize.py").write_text(
         textwrap.dedent(f"""\
@@ -72,7 +72,7 @@ def test_the_rank_that_hangs_before_a_collective_is_named(tmp_path: Path) -> Non
 
 @pytest.mark.series  # in `make test`: over nodes
 def test_who_hangs_inside_a_collective_is_found_by_halves(tmp_path: Path) -> None:
-    """Test other pairs if both ranks of a pair join and neither returns. Only other pairs show the culprit."""
+    """Test other pairs if both ranks of a pair join and neither returns: only other pairs show the culprit."""
     done = subprocess.run(
         [*COMMAND, "--ranks", "4", "--timeout-seconds", "10", "--bisect", "--json"],
         env=planted(tmp_path, on_device(2), "torch.distributed", "all_reduce", "time.sleep(1e6)"),
@@ -115,7 +115,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_a_stopped_rank_is_named_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    """Let rank 2 stop itself after it prints its pid. All started processes are ended, including the stopped one."""
+    """Let rank 2 stop itself after it prints its pid. The selftest must end all its processes, also the stopped one."""
     pids: list[int] = []
 
     def keep_pid(line: str) -> None:
@@ -137,9 +137,9 @@ def test_a_stopped_rank_is_named_and_nothing_is_left_behind(tmp_path: Path) -> N
 
 
 def test_a_rank_under_a_launcher_says_who_is_missing(tmp_path: Path) -> None:
-    """Run the script alone, as torchrun starts it.
+    """Run the script of a rank without a launcher, as torchrun would start it.
 
-    The ranks exchange through the store which rank has not joined.
+    The ranks tell each other over the store which rank has not joined.
     """
     done = subprocess.run(
         [
@@ -160,7 +160,7 @@ def test_a_rank_under_a_launcher_says_who_is_missing(tmp_path: Path) -> None:
 
 
 def over_nodes(*options: str, remote: str = f"{sys.executable} -m hangwatch") -> list[str]:
-    """Return the command of a selftest over two nodes: two addresses of this machine, each used as a node name."""
+    """Return the command of a selftest over two nodes. The names of the nodes are two addresses of this machine."""
     nodes = ["--nodes", "127.0.0.2,127.0.0.3", "--via", "local", "--remote-command", remote]
     return [*COMMAND, *nodes, *options]
 
@@ -174,7 +174,7 @@ def test_ranks_of_two_nodes_meet_and_pass() -> None:
 
 
 def test_over_nodes_the_one_that_hangs_is_found_by_halves(tmp_path: Path) -> None:
-    """Test each node alone if both nodes join and neither returns. The first passes, so the other is the culprit."""
+    """Test each node alone if both nodes join and neither returns. The first passes, so the second is the culprit."""
     where = 'os.environ.get("HANGWATCH_TESTED") == "127.0.0.3" and "--events" in sys.orig_argv'
     remote = f"env HANGWATCH_TESTED=%h {sys.executable} -m hangwatch"
     done = subprocess.run(

@@ -1,4 +1,7 @@
-"""Real semaphores of multiprocessing. A rank that waits for a semaphore shared with another rank is not late itself."""
+"""Real semaphores of multiprocessing.
+
+A rank that waits for a semaphore of another rank is not the late rank.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @contextlib.contextmanager
 def held(name: str) -> Iterator[int]:
-    """Start a process that holds the semaphore of this name; yield its pid."""
+    """Start a process that holds the semaphore `name`. Yield its pid."""
     command = [sys.executable, "-c", HOLDS, name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
@@ -70,7 +73,7 @@ def held(name: str) -> Iterator[int]:
 
 
 def seen(*pids: int) -> Group:
-    """Capture these ranks. Return the group of the last rank, which waits in a futex."""
+    """Capture these ranks. Return the group of the last rank, which waits in futex(2)."""
     wait_for(lambda: targets.futex_call(pids[-1]), "the wait for the lock")
     groups = group_ranks(
         capture(job_of_pids(pids), CaptureRequest(settings=SETTINGS, node="here")), Table(()), SETTINGS

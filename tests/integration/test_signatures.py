@@ -1,4 +1,7 @@
-"""The activity of real processes, measured by a real capture without function names: the activity table is empty."""
+"""The signatures of real processes, measured by a real capture.
+
+The activity table is empty, so function names cannot matter.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,7 @@ LONE_CHILD = (
 
 @contextlib.contextmanager
 def server(send: bytes = b"") -> Iterator[int]:
-    """Accept connections on loopback and send `send` ten times a second; yield the port."""
+    """Accept connections on loopback, and send `send` to each ten times a second. Yield the port."""
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(60)
@@ -296,9 +299,9 @@ def test_what_a_rank_has_to_do_with_the_store_of_its_job(tmp_path: Path) -> None
 
 
 def test_which_thread_waits_for_an_answer_of_the_store(tmp_path: Path) -> None:
-    """Find the thread by the kernel's data, because `store.wait` has no Python frame.
+    """Find the thread that waits for the store by the kernel's data: `store.wait` has no Python frame.
 
-    Another thread counts if the main thread itself sleeps.
+    Another thread counts if the main thread sleeps.
     """
     joins = CONNECT + "import threading\nready()\n"
     joins += "waits = threading.Thread(target=lambda: peer.recv(1))\nwaits.start()\nwaits.join()"
@@ -353,9 +356,9 @@ def test_bytes_that_a_rank_receives_into_memory_are_motion(tmp_path: Path) -> No
 
 
 def test_who_stands_in_a_debugger_waits_for_the_person_at_his_terminal() -> None:
-    """Warn, and do not page before the stalled hold.
+    """Warn first, and page only after the stalled hold.
 
-    The rank waits for something outside the job, so it is not judged.
+    The rank waits for a person, not for the job, so it is not judged.
     """
     ours, theirs = os.openpty()
     child = subprocess.Popen([sys.executable, "-c", "breakpoint()\n"], stdin=theirs, stdout=theirs, stderr=theirs)
@@ -392,9 +395,9 @@ step = 1
 
 @pytest.mark.parametrize("comes", [False, True], ids=["nobody has come", "at a breakpoint"])
 def test_who_stands_in_the_debugger_of_an_editor_polls(comes: bool) -> None:
-    """Recognize debugpy without a terminal.
+    """Recognize debugpy, which uses no terminal.
 
-    Its main thread wakes 47 times a second to wait for the editor, and 5 times at a breakpoint.
+    Its main thread wakes 47 times a second while it waits for the editor, and 5 times at a breakpoint.
     """
     program = [sys.executable, "-Xfrozen_modules=off", "-c", DEBUGGED]
     child = subprocess.Popen(program, stdout=subprocess.PIPE)

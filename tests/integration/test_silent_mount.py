@@ -52,7 +52,7 @@ class Ranks(NamedTuple):
 
 @contextlib.contextmanager
 def ranks(folder: Path, *bodies: str) -> Iterator[Ranks]:
-    """Start ranks that run their body with a Python on a FUSE mount."""
+    """Start a rank for each program in `bodies`, with a Python on a FUSE mount."""
     program, data = Path(os.path.realpath(sys.executable)), folder / "content"
     data.write_text("x" * 4096)
     with dying_mount(folder / "mnt", {"python": program, "data": data}) as die:
@@ -102,7 +102,7 @@ def look(job: Job, settings: config.Capture = QUICK) -> Diagnosis:
 
 
 def dumpers() -> int:
-    """Return the number of py-spy children of this process."""
+    """Return the number of py-spy processes that this process has started."""
     found = 0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -171,7 +171,7 @@ def test_ranks_that_compute_over_a_silent_mount_that_none_waits_for_are_not_judg
 
 
 def assert_pages(seen: Diagnosis) -> None:
-    """Assert that the capture after the ordinary hold sets the job to hung, which pages."""
+    """Assert that a job is hung, and pages, after this capture and the ordinary hold."""
     count = count_motion(seen.grouping)
     assert (count.frozen, count.moving, count.unknown) == (len(seen.grouping.members), 0, 0)
     settings = config.Detector()

@@ -1,6 +1,7 @@
-"""Floods of the daemon's socket by users. They cost the daemon little, and another user's dump is still served.
+"""Floods of the daemon's user socket.
 
-Run `python -m tests.soak.socket_floods` for the whole test with its figures.
+They cost the daemon little, and another user still gets a dump. `python -m tests.soak.socket_floods` runs the whole
+test and prints its figures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Connections and main threads of real processes, as the kernel lists them."""
+"""Connections of real processes, and the calls of their main threads, as the kernel lists them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def test_a_unix_socket_tells_its_other_end_and_whether_it_listens(tmp_path: Path
 
 
 def test_an_ipv4_address_inside_ipv6_is_one_address() -> None:
-    """Compare the two ends of a connection. torch's store listens on IPv4 and IPv6, so one end may be in IPv6 form."""
+    """Compare the two ends of a connection.
+
+    torch's store listens on IPv4 and IPv6, so one end may have its IPv4 address in IPv6 form.
+    """
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True))
         ours = stack.enter_context(socket.create_connection(("127.0.0.1", listening.getsockname()[1])))
@@ -82,7 +85,7 @@ def test_an_ipv4_address_inside_ipv6_is_one_address() -> None:
 
 
 def test_where_another_namespace_may_not_be_entered_its_connections_are_still_listed(tmp_path: Path) -> None:
-    """Use a view of /proc in which this process seems to be in a namespace that cannot be entered."""
+    """Use a fake /proc that shows this process in a namespace that nobody can enter."""
     pid = os.getpid()
     (tmp_path / str(pid) / "ns").mkdir(parents=True)
     (tmp_path / str(pid) / "ns/net").symlink_to("net:[1]")
@@ -116,7 +119,7 @@ def test_who_is_gone_has_neither_counters_nor_a_call() -> None:
 
 
 def test_a_call_names_all_that_it_waits_for(tmp_path: Path) -> None:
-    """Read the descriptors of poll(2) from the process's memory."""
+    """Read the descriptors of a poll(2) call from the memory of the process."""
     code = """
 import os, select
 both = select.poll()
@@ -185,9 +188,9 @@ time.sleep(600)
 
 @pytest.fixture
 def in_its_own_network(tmp_path: Path) -> Iterator[tuple[int, list[int]]]:
-    """Start a process in its own network. Yield its pid and three of its descriptors.
+    """Start a process in a new network namespace. Yield its pid and three of its descriptors.
 
-    They are both ends of a used connection, and a Unix socket.
+    The descriptors are both ends of a used connection, and a Unix socket.
     """
     if os.geteuid() != 0:
         pytest.skip("needs root: makes a network namespace")
@@ -217,7 +220,7 @@ def test_bytes_are_counted_in_another_network_namespace(in_its_own_network: tupl
 def test_who_may_not_enter_a_network_namespace_still_sees_its_connections(
     in_its_own_network: tuple[int, list[int]],
 ) -> None:
-    """Read as root without CAP_SYS_ADMIN. Like the unit's daemon, it has only a few capabilities."""
+    """Read as root without CAP_SYS_ADMIN, with as few capabilities as the daemon's unit has."""
     pid, (ours, theirs, _) = in_its_own_network
     inodes = {sockets.sockets_of_process(pid, procfs.PROC)[end] for end in (ours, theirs)}
     code = (

@@ -1,4 +1,7 @@
-"""End the daemon while it writes an incident. Nothing of the incident is lost, and each abandoned task is logged."""
+"""The end of a daemon that writes an incident.
+
+Nothing of the incident is lost, and the log lists each abandoned task.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sigterm_while_an_incident_is_written_keeps_it(fake_nvml_library: Path, tmp_path: Path, seed: int) -> None:
-    """Run one of the 50 seeds of `python -m tests.soak.sigterms_at_writes`."""
+    """Run some of the seeds of `python -m tests.soak.sigterms_at_writes`."""
     with SimulatedNode(sigterms.RANKS) as node:
         node.order(1, "lock")
         driver = sigterms.driver_of(fake_nvml_library, tmp_path / "gpus.scenario", node)
@@ -47,7 +50,7 @@ def test_sigterm_while_an_incident_is_written_keeps_it(fake_nvml_library: Path, 
 
 @contextmanager
 def keeping_in(folder: Path) -> Iterator[tuple[DaemonContext, IncidentWriter]]:
-    """Yield the context and the incident writer of a daemon. Its scheduled tasks have ended; its store works."""
+    """Yield the context and the incident writer of a daemon whose scheduled tasks have ended. Its store still works."""
     kept = Store(folder)
     kept.make_writable()
     board = Board()

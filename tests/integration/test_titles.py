@@ -1,6 +1,7 @@
-"""Live processes with the titles of vLLM, SGLang and Ray: four ranks in a gloo collective, and their servers.
+"""Processes with the titles of vLLM, SGLang and Ray: four ranks in a gloo collective, and their servers.
 
-Each start method of multiprocessing, and a loop with Ray's name, has frames of its own below those of the program.
+Each start method of multiprocessing has frames of its own below the program's frames. So does a loop with Ray's
+name.
 """
 
 from __future__ import annotations

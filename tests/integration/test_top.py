@@ -1,4 +1,4 @@
-"""`hangwatch top` on a real terminal: its screen, and the restored terminal after any way to end it."""
+"""`hangwatch top` on a real terminal: its screen, and a terminal that works again after any way to end it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SEEN = Status(
 
 
 class Terminal:
-    """A terminal of 100 x 30 with `hangwatch top` on it. `output` holds everything that was drawn."""
+    """A terminal of 100 x 30 characters that shows `hangwatch top`. `output` is all output so far."""
 
     def __init__(self, port: int, *, kind: str = "xterm-256color", command: tuple[str, ...] = ("top",)) -> None:
         self.ours, theirs = pty.openpty()
@@ -84,7 +84,7 @@ class Terminal:
         os.write(self.ours, keys)
 
     def read(self) -> bytes:
-        """Return the output so far."""
+        """Read the new output of the terminal. Return all output so far."""
         while select.select([self.ours], [], [], 0)[0]:
             try:
                 part = os.read(self.ours, 1 << 16)
@@ -98,7 +98,10 @@ class Terminal:
         wait_for(lambda: text.encode() in self.read()[seen:], f"{text!r} on the terminal")
 
     def end(self) -> int:
-        """Read the output to its end and return the exit status. The command ends only if its output is read."""
+        """Read the output to its end and return the exit status.
+
+        The command ends only if its output is read.
+        """
         wait_for(lambda: self.read() and self.process.poll() is not None, "the end of top")
         self.read()
         return self.process.returncode
@@ -117,7 +120,7 @@ def terminal(port: int, **options: object) -> Iterator[Terminal]:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """Reserve a port on which nothing listens and on which only a server of this test can listen."""
+    """Reserve a port. Nothing listens on it, and only this test can start a server there."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))

@@ -1,6 +1,6 @@
-"""The recorder of real ranks, read from outside.
+"""The flight recorder of real ranks, read from outside.
 
-It equals the process's own dump in any state. A process without a recorder gives a fault.
+The records equal the process's own dump in any state. A process without a recorder gives a fault.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def fault(process: ProcessId) -> Fault:
 
 @pytest.mark.parametrize("turns", [8, pytest.param(TURNS, marks=pytest.mark.series)])
 def test_every_row_is_that_of_the_process_itself(tmp_path: Path, turns: int) -> None:
-    """Use a buffer of 500 operations, which wraps soon. A buffer of 2,000 gives the same at three times the cost."""
+    """Use a buffer of 500 operations, which wraps soon. A buffer of 2,000 takes three times as long."""
     with running(tmp_path, Job(RANKS, environ={"TORCH_FR_BUFFER_SIZE": "500"})) as ranks:
         seen = compare_with_own_dumps(tmp_path, ranks, turns)
     print(seen)
@@ -242,7 +242,10 @@ def test_a_library_below_a_link_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_a_child_that_has_had_no_core_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep a slow child: no Python reads a library within 0.01 s, so this child still runs at its deadline."""
+    """Keep a slow child.
+
+    No Python reads a library within 0.01 s, so this child still runs at its deadline.
+    """
     with targets.python(ALONE.format(more=""), tmp_path) as pid:
         read(identity(pid))  # puts the library into the page cache: the child waits for no disk
         monkeypatch.setattr(symbols, "SHARED", symbols.SymbolTables(deadline_seconds=0.01))

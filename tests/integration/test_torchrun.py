@@ -1,4 +1,7 @@
-"""Real jobs of four ranks under real launchers: found, captured, grouped. The rank that never joined is named."""
+"""Real jobs of four ranks under real launchers: found, captured and grouped.
+
+The verdict names the rank that has not joined.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ QUICK = config.Capture(rounds=3, pause_seconds=0.5)
 
 
 class RealJob:
-    """A running job, controlled through files in its folder."""
+    """A running job. The test controls it through files in its folder."""
 
     def __init__(self, folder: Path, launcher: subprocess.Popen[bytes]) -> None:
         self.folder, self.launcher = folder, launcher
@@ -54,7 +57,7 @@ class RealJob:
         return int((path.exists() and path.read_text()) or 0)
 
     def order(self, rank: int, trouble: str) -> None:
-        """Make `rank` miss the next collective. Wait until the other ranks make no more steps."""
+        """Let `rank` miss the next collective by the fault `trouble`. Wait until the other ranks make no more steps."""
         order = self.folder / f"order-{rank}.new"
         order.write_text(trouble)
         order.rename(self.folder / f"order-{rank}")
@@ -62,9 +65,9 @@ class RealJob:
         self.wait_until_the_others_wait_for(rank)
 
     def wait_until_the_others_wait_for(self, rank: int) -> None:
-        """Wait until the other ranks sleep and complete no step in half a second.
+        """Wait until all ranks except `rank` sleep and have completed no step for half a second.
 
-        A healthy job makes dozens of steps.
+        A healthy job makes dozens of steps in this time.
         """
         seen = (self.steps(), time.monotonic())
 
@@ -103,7 +106,7 @@ class RealJob:
 
 @contextlib.contextmanager
 def launched(folder: Path, *command: str) -> Iterator[RealJob]:
-    """Run a launcher in its own session. At the end its processes are ended by their pids."""
+    """Run a launcher in a new session. At the end its processes are ended by their pids."""
     os.mkfifo(folder / "shard")
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
     environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -135,7 +138,7 @@ def beside_python(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealJob]:
-    """One job under `torchrun` for all tests. After each trouble it continues to train."""
+    """Yield a job under `torchrun` that all tests share. After each fault it continues to train."""
     folder = tmp_path_factory.mktemp("torchrun")
     with launched(folder, beside_python("torchrun"), f"--nproc-per-node={RANKS}", str(PROGRAM), str(folder)) as one:
         yield one
@@ -178,7 +181,7 @@ def test_a_rank_that_sleeps_in_user_code_is_named(job: RealJob) -> None:
 
 
 def dumped(job: RealJob) -> dict[str, Any]:
-    """Return the output of `hangwatch dump` on the job, without options for the capture."""
+    """Return the JSON output of `hangwatch dump` on the job."""
     told = CliRunner().invoke(dump, ["--json", "--pid", str(job.launcher.pid)])
     (answer,) = json.loads(told.stdout)["jobs"]
     assert isinstance(answer, dict)
@@ -197,9 +200,9 @@ def test_dump_looks_again_at_a_job_that_stands_and_names_by_number(job: RealJob)
 
 
 def test_the_line_of_the_page_of_questions_gives_stacks_that_explain_reads(job: RealJob, tmp_path: Path) -> None:
-    """Run the command from the page, which needs no hangwatch on the node.
+    """Run the command from docs/faq.md, which needs no hangwatch on the node.
 
-    It runs from a file: pgrep would also match the arguments of a shell.
+    It runs from a file, because its pgrep would also match the arguments of a shell.
     """
     page = (Path(__file__).parents[2] / "docs/faq.md").read_text()
     (line,) = re.findall(r"^pgrep .* > stacks.txt$", page, re.MULTILINE)
@@ -271,7 +274,10 @@ def test_ranks_in_different_collectives_are_shown_and_nobody_is_accused(job: Rea
 
 
 def test_a_job_that_destroyed_its_process_group_is_over_and_before_that_it_is_not(tmp_path: Path) -> None:
-    """Destroy the process group. The connections between the ranks and to the store in torchrun's agent end with it."""
+    """Destroy the process group.
+
+    This closes the connections between the ranks, and those to the store in torchrun's agent.
+    """
     program = PROGRAM.with_name("ends.py")
     torchrun = beside_python("torchrun")
     with launched(tmp_path, torchrun, f"--nproc-per-node={RANKS}", str(program), str(tmp_path)) as one:
@@ -294,7 +300,8 @@ def idle_judgement(job: RealJob) -> tuple[Grouping, Verdict] | None:
 def test_a_job_with_ddp_that_destroyed_its_process_group_is_over(tmp_path: Path) -> None:
     """Count only connections on which a main thread receives.
 
-    DDP keeps idle connections to the store and between the ranks after the end of the group."""
+    With DDP, idle connections to the store and between the ranks remain after the end of the group.
+    """
     program = PROGRAM.with_name("ends.py")
     torchrun = beside_python("torchrun")
     with launched(tmp_path, torchrun, f"--nproc-per-node={RANKS}", str(program), str(tmp_path), "ddp") as one:

@@ -1,4 +1,4 @@
-"""A user queries the daemon about their own jobs over its socket. Data of other users is never returned."""
+"""The user socket: users query the daemon about their own jobs. It never returns data of other users."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Node(NamedTuple):
     pids: dict[int, int]
 
     def hangwatch(self, uid: int, *arguments: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        """Run a command as this user. The configuration names the socket."""
+        """Run a hangwatch command as this user. Its configuration names the user socket."""
         config = self.daemon.folder / "user.toml"
         config.write_text(
             f'[store]\ndirectory = "{self.daemon.state}"\n[http]\nport = 1\n[socket]\npath = "{self.socket}"\n'
@@ -65,7 +65,7 @@ class Node(NamedTuple):
         return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
 
     def get(self, uid: int, what: str) -> tuple[int, str]:
-        """Return status and text of the response to this user's request."""
+        """Send a request as this user. Return the status and the text of the response."""
         code = f"""
 import http.client, socket
 http.client.HTTPConnection.connect = lambda self: self.sock.connect({str(self.socket)!r})
@@ -82,7 +82,7 @@ print(answer.status, answer.read().decode())
 
 
 def names_of(status: Any) -> set[str]:
-    """Return the names of the jobs of these tests, without other jobs on the machine."""
+    """Return the names of the jobs of these tests. Other jobs may run on the machine."""
     return {job["job_id"] for job in status["jobs"]}
 
 
@@ -134,7 +134,10 @@ def test_nobody_has_anything_of_a_strangers_job(node: Node) -> None:
 
 
 def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> None:
-    """Simulate kernel.yama.ptrace_scope=1: the user finds their job, but cannot read its memory."""
+    """Simulate kernel.yama.ptrace_scope=1.
+
+    The user finds their job, but cannot read its memory.
+    """
     closed = node.daemon.folder / "closed"
     closed.touch(mode=0o600)
     code = "ready()\nimport time\ndef train_in_the_open(): time.sleep(600)\ntrain_in_the_open()"

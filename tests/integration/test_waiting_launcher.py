@@ -1,4 +1,7 @@
-"""A real torchrun that waits for a second node, under a real daemon: found, captured, reported. Then the node joins."""
+"""A real torchrun that waits for a second node, under a real daemon.
+
+The daemon finds, captures and reports it. Then the second node joins.
+"""
 
 from __future__ import annotations
 

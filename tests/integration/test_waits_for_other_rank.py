@@ -1,4 +1,7 @@
-"""Real ranks that wait for another rank in the main thread, another thread or a child. They are not late themselves."""
+"""Real ranks that wait for another rank in the main thread, in another thread or in a child.
+
+Such a rank is not the late rank.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def other_rank(folder: Path, *, accepts: bool = False) -> Iterator[subprocess.Po
 def seen(kind: str, pid: int, *ranks: int) -> tuple[Group, Member]:
     """Wait until process `pid`, one of its threads or a child is blocked in a call of `kind`.
 
-    Return its group and member.
+    Capture the ranks. Return the group and the member of `pid`.
     """
 
     def waits() -> bool:
@@ -126,10 +129,7 @@ def test_whose_child_receives_from_a_stranger_is_held_outside(code: str, tmp_pat
 
 
 def test_a_pipe_that_all_ranks_only_read_leads_to_none_of_them(tmp_path: Path) -> None:
-    """Read a pipe, for example the standard input that a launcher gives to all ranks.
-
-    The ranks give it to their children.
-    """
+    """Read a pipe to which no rank writes, such as the standard input that a launcher gives all ranks."""
     reads = "import os\nos.read(0, 1)"
     with subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE) as other, contextlib.ExitStack() as ends:
         ends.callback(other.kill)

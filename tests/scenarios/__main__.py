@@ -1,4 +1,4 @@
-"""Run every scenario and write the table of docs/measurements.md: `make scenarios`."""
+"""Run every scenario and write the table of docs/measurements.md. `make scenarios` runs this."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def crowd_rows(crowd: Crowd) -> list[tuple[str, ...]]:
 
 
 def _process_row(name: str, truth: str, expected: Expected, got: Observed) -> tuple[str, ...]:
-    """Format a table row.
+    """Return the table row of a job.
 
     Raises SystemExit if the result is not the expected one, or if this machine cannot run the scenario.
     """
@@ -70,7 +70,7 @@ def _page(paged: bool, named: tuple[int | None, ...], seconds: float | None) -> 
 
 
 def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
-    """Format the table: rows of both lists, equal rows once, with the counts of jobs.
+    """Return the Markdown table of both lists. Equal rows are shown once, with their number of jobs.
 
     A job that only trains next to a hang counts as healthy.
     """

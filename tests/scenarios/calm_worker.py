@@ -1,4 +1,4 @@
-"""`tests.scenarios.worker` with longer steps, so that many jobs can train on a small machine at the same time."""
+"""The program `tests.scenarios.worker` with longer steps, so that many jobs can train on a small machine at once."""
 
 from __future__ import annotations
 

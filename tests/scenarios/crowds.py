@@ -78,7 +78,7 @@ def late_ranks(stage: Stage) -> Observed:
 
 
 def give_order(rank: int | str, order: str) -> Callable[[Stage], Observed]:
-    """Return a function that gives `rank` the order which makes the job hang, and then waits for the page."""
+    """Return a function that sends `order` to `rank`, which makes the job hang, and then waits for the page."""
 
     def play(stage: Stage) -> Observed:
         stage.trouble(rank, order)

@@ -1,8 +1,8 @@
 """Run a day of all scenarios in virtual time, with the default settings: `python -m tests.scenarios.day [--write]`.
 
-Every healthy look-alike runs for 24 hours, every hang until it pages. Exit with 1 if a healthy job paged, or if a
-hang did not page in time. A job with pauses that must be learned may page once. `--write` renews the table of
-docs/measurements.md.
+Every healthy look-alike runs for 24 simulated hours, every hang until it pages. Exit with 1 if a healthy job paged,
+or if a hang did not page in time. A job with pauses that must be learned may page once. `--write` renews the table
+of docs/measurements.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCENARIOS = {scenario.name: scenario for scenario in (*HANG_SCENARIOS, *HEALTHY_
 class Outcome:
     """The result of one scenario: its pages, its captures, its light captures, and the time to page.
 
-    `seconds` run from the trouble to the first page of each job that hangs; the largest counts. None: a job never
+    `seconds` is the longest time from the fault of a job to its first page. It is None if a job that hangs never
     paged.
     """
 
@@ -59,7 +59,10 @@ class Outcome:
 
 
 def outcome(name: str, seconds: float | None = None) -> Outcome:
-    """Run one scenario. A healthy one runs for `seconds` (default: a day), a hang for the length of its script."""
+    """Run one scenario and return its result.
+
+    A healthy scenario runs for `seconds` (default: a day), a hang for the length of its script.
+    """
     scenario = SCENARIOS[name]
     length = (seconds or DAY) if scenario.truth == "healthy" else scenario.seconds
     played = play(scenario.node, length, scenario.settings).values()
@@ -78,7 +81,7 @@ def outcome(name: str, seconds: float | None = None) -> Outcome:
 
 
 def page(outcomes: list[Outcome]) -> str:
-    """Format the results as the table of docs/measurements.md."""
+    """Return the results as the table of docs/measurements.md."""
     healthy = [one for one in outcomes if one.scenario.truth == "healthy"]
     hangs = [one for one in outcomes if one.scenario.truth == "hang"]
     learnt = [one for one in healthy if one.scenario in PAUSE_SCENARIOS]
@@ -113,7 +116,7 @@ def page(outcomes: list[Outcome]) -> str:
 
 
 def main() -> int:
-    """Run all scenarios and print the wrong results."""
+    """Run all scenarios. Print the wrong results and return the exit status."""
     names = [name for name, scenario in SCENARIOS.items() if not scenario.weakness]
     done: dict[str, Outcome] = {}
     os.nice(10)

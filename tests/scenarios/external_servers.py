@@ -1,4 +1,4 @@
-"""Resources outside of a job for which its ranks wait: servers on loopback and a slow disk."""
+"""Resources outside a job that its ranks wait for: servers on loopback and a slow disk."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ _DROP_ALL = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # 
 
 
 class UnavailableError(Exception):
-    """This machine cannot run the scenario. The message names the missing part."""
+    """This machine cannot run the scenario. The message names what is missing."""
 
 
 @contextlib.contextmanager
 def serving(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator[int]:
-    """Run `serve` on a listening socket in a thread; yield the port. The event tells `serve` to return."""
+    """Run `serve` on a listening socket in a thread. Yield the port.
+
+    `serve` must return when its event is set.
+    """
     over = threading.Event()
     with socket.create_server((SERVER, 0)) as listening:
         listening.settimeout(DEADLINE_SECONDS)
@@ -47,7 +50,7 @@ def serving(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator
 
 
 def answering(after_seconds: float) -> contextlib.AbstractContextManager[int]:
-    """Run a server that responds to one request after this time."""
+    """Run a server that responds to one request after `after_seconds`. Yield its port."""
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         with listening.accept()[0] as peer:
@@ -58,7 +61,7 @@ def answering(after_seconds: float) -> contextlib.AbstractContextManager[int]:
 
 
 def sending(bytes_per_second: int, seconds: float) -> contextlib.AbstractContextManager[int]:
-    """Run a server that sends at this rate to one client for this time."""
+    """Run a server that sends at this rate to one client, for `seconds`. Yield its port."""
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         with listening.accept()[0] as peer:
@@ -70,7 +73,7 @@ def sending(bytes_per_second: int, seconds: float) -> contextlib.AbstractContext
 
 
 def taking(bytes_per_second: int) -> contextlib.AbstractContextManager[int]:
-    """Run a server that receives from all clients at this rate in total."""
+    """Run a server that receives at this rate from all clients together. Yield its port."""
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
@@ -89,7 +92,7 @@ def taking(bytes_per_second: int) -> contextlib.AbstractContextManager[int]:
 
 
 def vanishing() -> contextlib.AbstractContextManager[int]:
-    """Run a server that greets one client and then acts as after a power failure: it acknowledges nothing.
+    """Run a server that greets one client and then acknowledges nothing, as after a power failure. Yield its port.
 
     See socket(7).
     """
@@ -114,9 +117,10 @@ class Disk(NamedTuple):
 
 @contextlib.contextmanager
 def disk(folder: Path, bytes_per_second: int) -> Iterator[Disk]:
-    """Make a loop device with a small ext2. The control group of this process limits the write rate of the device.
+    """Make a loop device with a small ext2. Yield its file system.
 
-    Raises UnavailableError without root, loop devices, or that group (version 1, cgroup-v1/blkio-controller.rst).
+    The control group of this process limits the write rate. Raises UnavailableError without root, loop devices, or
+    this control group (version 1, cgroup-v1/blkio-controller.rst).
     """
     throttle = _throttle()
     image, mount = folder / "image", folder / "disk"

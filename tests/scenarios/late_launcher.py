@@ -1,6 +1,7 @@
-"""A launcher like the demo's. At first half of the ranks have no process: it prints `ready` and starts them later.
+"""A launcher like that of the demo. At first half of its ranks have no process.
 
-Its command line and input are those of `hangwatch.demo.launcher`. A second `ready` reports all ranks.
+It prints `ready`, starts the second half later and prints `ready` again. Its command line and input are those of
+`hangwatch.demo.launcher`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ NO_PROCESS = 0
 
 
 class LateLauncher(Launcher):
-    """A launcher with ranks that start late, for example because some pods still pull an image."""
+    """A launcher with ranks that start late, as when some pods still pull an image."""
 
     def start(self) -> None:
-        """Start the first half and schedule the second."""
+        """Start the first half of the ranks and schedule the start of the second half."""
         for local_rank in range(self.ranks // 2):
             self.start_rank(local_rank)
         come, bell = os.pipe()
@@ -31,7 +32,7 @@ class LateLauncher(Launcher):
         say(" ".join(["ready", *map(str, pids)]))
 
     def start_late(self) -> None:
-        """Start the second half."""
+        """Start the second half of the ranks."""
         self.readers.unregister(self.bell)
         for local_rank in range(self.ranks // 2, self.ranks):
             self.start_rank(local_rank)

@@ -1,4 +1,4 @@
-"""Test that the function names of a program affect neither states nor pages nor the named rank.
+"""Check that the function names of a program affect neither states nor pages nor the named rank.
 
 The detector only receives three numbers of a capture: frozen, moving and unjudged ranks. If each capture finds the
 same numbers under other names, the job has the same states and pages. Exception: the names of libraries'
@@ -52,7 +52,7 @@ def assert_names_do_not_matter(look: Diagnosis, settings: Settings) -> None:
 
 
 def counted(look: Diagnosis) -> MotionCount:
-    """Return the input of the detector without texts and place hashes, because a rename changes these."""
+    """Return the motion counts of a capture, without texts and hashes of places: these contain names."""
     return replace(count_motion(look.grouping), movers_text="", stays={})
 
 
@@ -61,7 +61,7 @@ def _waits(look: Diagnosis) -> bool:
 
 
 def with_names(capture: Capture, names: Sequence[str]) -> Capture:
-    """Rename the functions of the program itself, in ranks and in their workers."""
+    """Return the capture with other names of the program's own functions, in ranks and workers."""
 
     def frame(original: Frame) -> Frame:
         return (
@@ -82,7 +82,10 @@ def with_names(capture: Capture, names: Sequence[str]) -> Capture:
 
 
 def _is_own(frame: Frame) -> bool:
-    """True for a file of the simulated program. In a script: true for a file outside of all packages."""
+    """True for a file of the simulated program.
+
+    In a script, it is true for a file outside of all packages.
+    """
     if frame.function == "<module>" or frame.file.endswith(_COLLECTIVES):
         return False
     if any(folder in frame.file for folder in _PROGRAM):

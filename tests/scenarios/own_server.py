@@ -1,6 +1,7 @@
-"""A home-made inference server without requests. It accepts connections; each of its workers holds a GPU.
+"""A home-made inference server without requests.
 
-Its command line and input are those of `hangwatch.demo.launcher`.
+It accepts connections, and each of its workers holds a GPU. Its command line and input are those of
+`hangwatch.demo.launcher`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hangwatch.demo.process_setup import set_identity
 
 
 def answer(index: int, folder: str, parent: int, questions: Connection, ready: Connection) -> None:
-    """Wait for requests."""
+    """Run a worker: wait for requests, which never come."""
     set_identity("python", parent, Path(folder))
     Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
     ready.send(index)

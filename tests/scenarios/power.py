@@ -1,4 +1,7 @@
-"""Scenarios in virtual time: the activity of each rank second by second, with the daemon's default settings."""
+"""Scenarios in virtual time.
+
+Each says what every rank does, second by second. The settings are the daemon's defaults.
+"""
 
 from __future__ import annotations
 
@@ -173,9 +176,10 @@ LIGHTEST_AT_ITEM = replace(ITEM_IN_MAIN, watts=130.0)
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected result of one job. `named` are ranks. `within_seconds` is the limit from the trouble to the page.
+    """The expected result of one job. `named` are the named ranks.
 
-    `pages_before` is the number of permitted pages before the trouble, for pauses that are not learned yet.
+    `within_seconds` is the longest permitted time from the fault to the page. `pages_before` is the number of
+    permitted pages before the fault, for pauses that are not learned yet.
     """
 
     states: str
@@ -187,11 +191,10 @@ class Expected:
 
 @dataclass(frozen=True)
 class PowerScenario:
-    """A row of the table.
+    """A scenario, which is a row of the table in docs/measurements.md.
 
-    `truth` is `hang` or `healthy`. `trouble_at` is at or after the last progress of the last rank.
-
-    `weakness` describes a known defect. The test of such a row is expected to fail.
+    `truth` is `hang` or `healthy`. `trouble_at` is at or after the last progress of the last rank. `weakness`
+    describes a known defect. The test of such a row is expected to fail.
     """
 
     name: str
@@ -208,7 +211,7 @@ class PowerScenario:
 def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAITS, work: Doing = TRAINS) -> Node:
     """Return a node on which all ranks work until `at`. Then rank `odd` is stuck and the others wait for it.
 
-    If `stuck` is None, the process of the rank is gone.
+    If `stuck` is None, the process of rank `odd` is gone.
     """
 
     def doing(gpu: int, t: float) -> Doing | None:
@@ -220,9 +223,9 @@ def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAIT
 
 
 def _between(begin: float, end: float, odd: int | None, odd_does: Doing, others: Doing = WAITS_AT_BARRIER) -> Node:
-    """Return a node on which all ranks train, except from `begin` to `end`.
+    """Return a node on which all ranks train, except from `begin` to `end` (seconds).
 
-    Meanwhile rank `odd` does something else and the others wait for it.
+    Between these times rank `odd` does something else and the others wait for it.
     """
 
     def doing(gpu: int, t: float) -> Doing | None:
@@ -234,7 +237,10 @@ def _between(begin: float, end: float, odd: int | None, odd_does: Doing, others:
 
 
 def _cycle(*parts: tuple[Doing, float], shift_seconds: float = 0.0) -> Node:
-    """Return a node on which all GPUs repeat the parts, each for its seconds. GPU i is `i * shift_seconds` behind."""
+    """Return a node on which all GPUs repeat the parts, given as (activity, seconds).
+
+    GPU i is `i * shift_seconds` behind GPU 0.
+    """
     length = sum(seconds for _, seconds in parts)
 
     def doing(gpu: int, t: float) -> Doing | None:
@@ -249,14 +255,14 @@ def _cycle(*parts: tuple[Doing, float], shift_seconds: float = 0.0) -> Node:
 
 
 def _startup(seconds: float, first: Doing, others: Doing) -> Node:
-    """Return a node on which rank 0 starts up in one way and the others in another. Then all ranks train."""
+    """Return a node on which rank 0 does `first` and the other ranks `others` for `seconds`. Then all ranks train."""
     return Node(lambda gpu, t: TRAINS if t >= seconds else (first if gpu == 0 else others))
 
 
 def _pauses(odd: Doing, seconds: float, every: float, hang: tuple[int, Doing] | None = None) -> Node:
-    """Return a node on which rank 0 repeatedly does something else for `seconds`, and the others wait for it.
+    """Return a node on which rank 0 repeatedly does `odd` for `seconds`, while the others wait for it.
 
-    If `hang` is given, its rank hangs from noon on.
+    `every` is the time from one pause to the next. If `hang` is given, its rank hangs from noon on.
     """
 
     def doing(gpu: int, t: float) -> Doing | None:
@@ -302,7 +308,7 @@ PLAIN_RULE = Settings(detector=Detector(confirming_captures=1, quiet_fraction=0.
 
 
 def _plain(watts: float, how: str, states: str) -> PowerScenario:
-    """Return a hang in which every GPU draws this power. The limit of the plain rule is 84 W."""
+    """Return a hang in which every GPU draws `watts`. The limit of the plain rule is 84 W."""
     stuck = replace(LOCKED, watts=watts, utilization_ratio=0.0)
     node = replace(_after(HOUR, 5, stuck, replace(WAITS, watts=watts)), idle_watts=68.0, noise_ratio=0.0)
     return PowerScenario(

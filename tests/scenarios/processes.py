@@ -1,6 +1,6 @@
 """Scenarios with real processes, the real daemon and real py-spy in real time. Only the GPUs are simulated.
 
-The scenarios of the demo are among them. Times are those of the demo: 3 s hold, rounds 1 s apart.
+The scenarios include those of the demo and use its times: 3 s hold, rounds 1 s apart.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ from tests.scenarios.stage import (
 
 @dataclass(frozen=True)
 class ProcessScenario:
-    """A row of the table. The expected states are a pattern, because a slow machine may capture more often."""
+    """A row of the table.
+
+    The expected states are a regular expression, because a slow machine may capture more often.
+    """
 
     name: str
     what: str
@@ -90,7 +93,7 @@ def _have_met(stage: Stage) -> bool:
 
 
 def dead_file(order: str) -> Callable[[Path], tuple[Observed, ...]]:
-    """Return a function that runs a job with ranks that open a FIFO without a writer."""
+    """Return a function that runs a job. Its ranks open a FIFO without a writer after `order`."""
 
     def run(directory: Path) -> tuple[Observed, ...]:
         with training(settings(directory)) as (stage,):
@@ -267,7 +270,7 @@ def in_gdb(directory: Path) -> tuple[Observed, ...]:
 
 @contextlib.contextmanager
 def tracing(pid: int) -> Iterator[None]:
-    """Stop a process by ptrace until the end of `with`, like a debugger at its prompt."""
+    """Stop a process with ptrace(2) until the end of `with`, as a debugger at its prompt does."""
     attach = f"import ctypes, sys\nassert ctypes.CDLL(None).ptrace(16, {pid}, 0, 0) == 0\nprint(flush=True)\nsys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", attach], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as tracer:
         assert tracer.stdout is not None and tracer.stdout.readline()

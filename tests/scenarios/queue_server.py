@@ -1,6 +1,7 @@
-"""A home-made inference server without requests. Two workers wait at one queue, the others poll shared memory.
+"""A home-made inference server without requests.
 
-Its command line and input are those of `hangwatch.demo.launcher`.
+Two workers wait at one queue, the others poll shared memory. Its command line and input are those of
+`hangwatch.demo.launcher`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ QUEUE_WORKERS = 2
 def await_turn(
     requests: Queue[int], index: int, folder: str, parent: int, _questions: Connection, ready: Connection
 ) -> None:
-    """Wait for requests. One worker receives from the pipe of the queue, the other waits for its turn."""
+    """Run a worker: wait for requests.
+
+    One worker receives from the pipe of the queue, the other waits for its turn.
+    """
     set_identity("python", parent, Path(folder))
     Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
     ready.send(index)

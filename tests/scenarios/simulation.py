@@ -1,7 +1,8 @@
-"""Run a script (each rank's activity by second) through detector, grouping and verdict, in virtual time.
+"""Simulation of a node in virtual time: a script drives the real detector, grouping and verdict.
 
-This module makes no decisions. Power, stacks and counters follow from the script. `hangwatch.state.steps` gets them
-as from the daemon: a sweep each second, a scan every ten seconds, a capture of three rounds five seconds apart.
+The script says what each rank does, second by second. Power, stacks and counters follow from it. This module makes
+no decisions. `hangwatch.state.steps` gets the same data as from the daemon: a GPU sample each second, a scan every
+ten seconds, a capture of three rounds five seconds apart.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ AT_ONCE = 8  # captures: `beats` has this many threads for them
 
 @dataclass(frozen=True)
 class Doing:
-    """The activity of a rank: alternating stacks (innermost frame first), and the readings of its GPU and process.
+    """A kind of activity of a rank: its stacks (innermost frame first), and the readings of its GPU and process.
 
-    `main_cpu_ratio` and `switches_per_second` are those of the main thread; a spinning thread hardly switches. A
-    rank that `sleeps` is in a sleep in every round. A rank in a write sends `device_bytes_per_second` to the device. A
-    rank that `serves` waits on a listening socket.
+    The rounds of a capture see the stacks in turn. `main_cpu_ratio` and `switches_per_second` are those of the main
+    thread; a spinning thread hardly switches. A rank that `sleeps` is in a sleep in every round. A rank in a write
+    sends `device_bytes_per_second` to the device. A rank that `serves` waits on a listening socket.
     """
 
     stacks: tuple[tuple[str, ...], ...]
@@ -90,7 +91,7 @@ def _frame(text: str) -> Frame:
 
 @dataclass(frozen=True)
 class Node:
-    """A simulated node. `doing(gpu, t)` is None if the process of that GPU does not exist.
+    """A simulated node. `doing(gpu, t)` is the activity at second `t`, or None if the GPU has no process.
 
     `jobs` are job ids with their GPUs. Each job has `elsewhere` ranks on nodes that are not monitored.
     `limit_watts(t)` is the power limit. `lost(gpu, t)` is true if the driver cannot read a GPU, `silent(t)` if no
@@ -115,11 +116,11 @@ class Node:
 
     @property
     def gpus(self) -> range:
-        """Indexes of all GPUs."""
+        """Return the indexes of all GPUs."""
         return range(max(gpus.stop for _, gpus in self.jobs))
 
     def sweep(self, t: float, noise: random.Random) -> GpuSweep:
-        """Return the driver's readings at second `t`."""
+        """Return the driver's readings of all GPUs at second `t`."""
         lost = [gpu for gpu in self.gpus if self.lost(gpu, t)]
         return GpuSweep(
             taken_monotonic_seconds=t,
@@ -141,13 +142,13 @@ class Node:
         )
 
     def process(self, gpu: int, t: float) -> ProcessId:
-        """Return the process of the rank on a GPU."""
+        """Return the process of the rank on this GPU at second `t`."""
         generation = self.generation(t)
         began = 0 if generation == 0 else _began(self.generation, generation)
         return ProcessId(pid=1000 * (generation + 1) + gpu, start_ticks=100 * began)
 
     def found_jobs(self, t: float) -> Iterator[Job]:
-        """Yield the jobs that a scan of /proc finds."""
+        """Yield the jobs that a scan of /proc would find at second `t`."""
         for job_id, gpus in self.jobs:
             if not gpus:
                 yield Job(job_id=job_id, launcher="torchrun", launcher_id=LAUNCHER, ranks=(), waiting=self.waiting)
@@ -182,9 +183,10 @@ def _began(generation_at: Callable[[float], int], generation: int) -> int:
 
 @dataclass
 class Played:
-    """The result of one job: its states in order, its page times, the verdict of its first page or last capture.
+    """The result of one job: its states in order, the seconds of its pages, and a verdict.
 
-    `glances` counts its captures before a suspicion.
+    The verdict is that of the first page, or of the last capture if no page was sent. `glances` is the number of
+    light captures.
     """
 
     states: list[str] = field(default_factory=list)
@@ -196,7 +198,7 @@ class Played:
 
     @property
     def paged_at(self) -> float | None:
-        """Second of the first page; None if there is none."""
+        """Return the second of the first page, or None if no page was sent."""
         return self.pages[0] if self.pages else None
 
 
@@ -221,7 +223,7 @@ def play(
 
 
 class _Daemon:
-    """The daemon's scheduled tasks without its threads."""
+    """The scheduled tasks of the daemon, without its threads."""
 
     def __init__(self, node: Node, settings: Settings, seed: int) -> None:
         self.node = node
@@ -282,7 +284,7 @@ class _Daemon:
         self._note(actions, t)
 
     def _start_again(self, t: float) -> None:
-        """Restart with the data that a new daemon has: the saved incidents that are still open."""
+        """Restart the daemon. The new one has only the saved incidents that are still open."""
         incidents = [entry.incident for entry in self._snapshot.jobs.values() if entry.incident is not None]
         self._wanted, self._under_way = [], []
         self._snapshot, _ = steps.record_scan(Snapshot(), self.node.found_jobs(t), t, UNIX_START + t)
@@ -406,7 +408,7 @@ class _Daemon:
         )
 
     def _note(self, actions: Iterable[Action], t: float) -> None:
-        """Apply the actions as the daemon does: take captures, and add states to the results."""
+        """Do the actions as the daemon does: take captures, and add states and pages to the results."""
         for action in actions:
             if isinstance(action, TakeCapture):
                 self._wanted.append(action)
@@ -425,7 +427,7 @@ class _Daemon:
 
 @dataclass
 class _Taking:
-    """A capture in progress."""
+    """A capture in progress, with its rounds so far."""
 
     job_id: str
     began: float
@@ -434,7 +436,10 @@ class _Taking:
 
 
 def fold(states: list[str]) -> str:
-    """Format states in order as one line, a repeated block once: `a ⇄ b` for two, `(a → b → c) x4` for more."""
+    """Return the states in order as one line, with a repeated block shown once.
+
+    Two repeated states are `a ⇄ b`, more are `(a → b → c) x4`.
+    """
     parts: list[str] = []
     index = 0
     while index < len(states):
@@ -452,7 +457,7 @@ def fold(states: list[str]) -> str:
 
 
 def _repeated(states: list[str]) -> tuple[int, int]:
-    """Return length and count of the shortest repeated block at the begin of the list; (1, 1) if there is none.
+    """Return the length and the count of the shortest repeated block at the start of the list, or (1, 1).
 
     A block has two or more states.
     """

@@ -1,4 +1,4 @@
-"""Simulated nodes under the real daemon: the scenario on them and its result.
+"""Real daemons on simulated nodes: each runs a scenario and returns its result.
 
 Only the GPUs are simulated. Times are those of the demo: 3 s hold, rounds 1 s apart.
 """
@@ -42,7 +42,7 @@ _CGROUPS = Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/pids"), Path("/s
 
 
 class Observed(NamedTuple):
-    """The result of one job. `seconds` run from the trouble to the page; `pages` counts the pages that began.
+    """The result of one job. `seconds` is the time from the fault to the page; `pages` is the number of pages.
 
     `looks` are all captures of the job by the daemon. `unavailable` is the reason why this machine cannot run the
     job.
@@ -58,7 +58,10 @@ class Observed(NamedTuple):
 
 
 def problems(expected: Expected, got: Observed) -> list[str]:
-    """Return the differences from the expected result; empty if there are none. The expected states are a pattern."""
+    """Return the differences from the expected result; empty if there are none.
+
+    The expected states are a regular expression.
+    """
     found = []
     line = " → ".join(got.states)
     if not re.fullmatch(expected.states, line):
@@ -79,7 +82,7 @@ COMPARED: list[tuple[Verdict, Verdict]] = []
 
 
 class LookingDaemon(Daemon):
-    """A daemon that keeps all its captures for the tests."""
+    """A daemon that keeps the diagnosis of each capture for the tests."""
 
     dumps_too: ClassVar[bool] = False
     """True to dump the job like `hangwatch dump` after each capture that is not light."""
@@ -110,18 +113,18 @@ class LookingDaemon(Daemon):
         return diagnose_job(job, request, table).verdict
 
     def looks_at(self, job_id: str) -> tuple[Diagnosis, ...]:
-        """Return the captures of one job."""
+        """Return the diagnoses of one job."""
         return tuple(look for look in self.looks if look.capture.job_id == job_id)
 
 
 class CountingWatcher(Watcher):
-    """A watcher that counts the pages that begin."""
+    """A watcher of a job that also counts the pages."""
 
     pages = 0
     _pages_now = False
 
     def look(self) -> JobEntry | None:
-        """Read the job like the watcher, and count new pages."""
+        """Return the job's entry as the watcher does, and count a new page."""
         entry = super().look()
         pages = entry is not None and entry.page
         self.pages += pages and not self._pages_now
@@ -137,7 +140,10 @@ def as_simulated(gpu: GpuSample) -> GpuSample:
 
 
 def of_light_job(gpu: GpuSample) -> GpuSample:
-    """Return the reading of a light job: about 250 W at work and 140 W in the hang, with a limit of 700 W."""
+    """Return the GPU reading with the power of a light job.
+
+    It draws about 250 W at work and 140 W in the hang. The limit is 700 W.
+    """
     watts = gpu.power_watts
     if watts is None or watts < 80:
         return gpu
@@ -145,12 +151,12 @@ def of_light_job(gpu: GpuSample) -> GpuSample:
 
 
 def at_zero_in_a_hang(gpu: GpuSample) -> GpuSample:
-    """Return the reading of a driver that shows 0 % utilisation in a hang."""
+    """Return the GPU reading of a driver that shows 0 % utilization during a hang."""
     return gpu if gpu.power_watts is None or gpu.power_watts > 300 else replace(gpu, utilization_ratio=0.0)
 
 
 class StagedGpus(SimulatedGpus):
-    """Simulated GPUs. Some are lost; the readings of the others follow from the scenario of their job."""
+    """Simulated GPUs. Some are lost. The scenario of a job gives the readings of the others."""
 
     lost: frozenset[int] = frozenset()
 
@@ -160,7 +166,7 @@ class StagedGpus(SimulatedGpus):
         self._shown = [show for node, show in zip(nodes, every, strict=True) for _ in range(node.ranks)]
 
     def latest(self) -> GpuSweep:
-        """Return readings like the driver: a fault for each lost GPU."""
+        """Return the readings as the driver would, with a fault for each lost GPU."""
         sweep = super().latest()
         return replace(
             sweep,
@@ -173,7 +179,7 @@ class StagedGpus(SimulatedGpus):
 
 @dataclass
 class Stage:
-    """One job on a simulated node under the daemon, and methods to wait for its states."""
+    """One job on a simulated node with a daemon, and methods that wait for its states."""
 
     node: SimulatedNode
     gpus: StagedGpus
@@ -182,12 +188,12 @@ class Stage:
     began: float = field(default_factory=time.monotonic)
 
     def trouble(self, rank: int | str, order: str) -> None:
-        """Give `rank` an order. The time to the page counts from now."""
+        """Send `order` to `rank`, which causes the fault. The time to the page begins."""
         self.began = time.monotonic()
         self.node.order(rank, order)
 
     def until(self, *states: JobState) -> Stage:
-        """Wait for one of these states. The result also has any other states before it."""
+        """Wait until the job is in one of these states. Earlier states of the job are in the result, too."""
         wait_until(lambda: self.watcher.is_in(*states), DEADLINE_SECONDS)
         return self
 
@@ -196,12 +202,12 @@ class Stage:
         return self
 
     def until_resumed(self) -> Stage:
-        """Wait until all ranks train again and the daemon has seen it."""
+        """Wait until all ranks train again and the daemon has seen this."""
         wait_until(lambda: self.watcher.look() is None or self.node.has_said("resumed"), DEADLINE_SECONDS)
         return self.until(JobState.TRAINING, JobState.RECOVERED)
 
     def observed(self) -> Observed:
-        """Return the result so far."""
+        """Return the result of the job so far."""
         entry = self.watcher.look()
         incident = entry.incident if entry else None
         named = tuple(one.rank for one in incident.verdict.named) if incident and self.watcher.paged else ()
@@ -216,7 +222,7 @@ class Stage:
 
 
 def settings(directory: Path, startup_hold_seconds: float = 60.0, stalled_hold_seconds: float = 6.0) -> Settings:
-    """Return the settings of the demo in this store directory, with these holds."""
+    """Return the settings of the demo, with this store directory and these holds."""
     chosen = playback.settings(directory)
     holds = {"startup_hold_seconds": startup_hold_seconds, "stalled_hold_seconds": stalled_hold_seconds}
     return replace(chosen, detector=replace(chosen.detector, **holds))
@@ -224,7 +230,7 @@ def settings(directory: Path, startup_hold_seconds: float = 60.0, stalled_hold_s
 
 @contextlib.contextmanager
 def staged(chosen: Settings, *nodes: SimulatedNode, shown: Sequence[ShowGpu] = ()) -> Iterator[tuple[Stage, ...]]:
-    """Run several nodes as one node under the daemon, which sees all their processes."""
+    """Run several simulated nodes under one daemon, which sees their processes as one node. Yield a stage for each."""
     first, *others = nodes
     for other in others:
         shutil.rmtree(other.proc_root)
@@ -240,7 +246,7 @@ def staged(chosen: Settings, *nodes: SimulatedNode, shown: Sequence[ShowGpu] = (
 
 @contextlib.contextmanager
 def training(chosen: Settings, *others: SimulatedNode) -> Iterator[tuple[Stage, ...]]:
-    """Start a job and other jobs next to it. Yield them after some seconds of training."""
+    """Start a job, and the other jobs next to it. Yield their stages after some seconds of training."""
     with staged(chosen, SimulatedNode(RANKS, worker=WORKER), *others) as stages:
         for stage in stages:
             stage.until(JobState.TRAINING)
@@ -252,8 +258,8 @@ def training(chosen: Settings, *others: SimulatedNode) -> Iterator[tuple[Stage, 
 class Neighbour:
     """One job of a crowd.
 
-    `play` runs in its own thread when all jobs have begun. `shown` sets the readings of the job's GPUs. With
-    `is_apart` it has another owner, because it is in its own control group.
+    `play` runs in a thread when all jobs have begun. `shown` sets the readings of the job's GPUs. With `is_apart`
+    the job has another owner, because it is in its own control group.
     """
 
     name: str
@@ -269,11 +275,11 @@ class Neighbour:
     begins: JobState = JobState.TRAINING
 
     def node(self) -> SimulatedNode:
-        """Return a simulated node with this job's processes, not yet started."""
+        """Return a simulated node with the processes of this job. It is not started yet."""
         return SimulatedNode(self.ranks, self.nodes, self.program, "tests.scenarios.calm_worker")
 
     def observed(self, stage: Stage) -> Observed:
-        """Play the job on this stage; return its result."""
+        """Run the job on this stage. Return its result."""
         try:
             return self.play(stage)
         except UnavailableError as reason:
@@ -282,7 +288,10 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Jobs at the same time, on one node under one daemon. `startup_hold_seconds` is that of `settings`."""
+    """Jobs that run at the same time on one node, under one daemon.
+
+    `startup_hold_seconds` is that of `settings`.
+    """
 
     name: str
     neighbours: tuple[Neighbour, ...]
@@ -290,7 +299,7 @@ class Crowd:
     stalled_hold_seconds: float = 6.0
 
     def run(self, directory: Path) -> tuple[Observed, ...]:
-        """Run the jobs; return the result of each."""
+        """Run all jobs. Return the result of each."""
         chosen = settings(directory, self.startup_hold_seconds, self.stalled_hold_seconds)
         nodes = [one.node() for one in self.neighbours]
         shown = [one.shown for one in self.neighbours]
@@ -308,7 +317,10 @@ class Crowd:
 
 @contextlib.contextmanager
 def apart(node: SimulatedNode) -> Iterator[None]:
-    """Put all processes of a node into a control group. For the daemon this is a container, so another owner."""
+    """Put all processes of a node into a new control group.
+
+    For the daemon, a control group is a container and a separate owner.
+    """
     for root in _CGROUPS:
         try:
             group = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=root))

@@ -1,4 +1,4 @@
-"""Test the counts of a day of all scenarios, and the conditions for a wrong result."""
+"""A day of all scenarios: its counts, and the conditions for a wrong result."""
 
 from __future__ import annotations
 

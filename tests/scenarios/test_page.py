@@ -1,4 +1,4 @@
-"""Test that docs/measurements.md shows every existing scenario and no other."""
+"""docs/measurements.md has every scenario that exists, and no other."""
 
 from __future__ import annotations
 

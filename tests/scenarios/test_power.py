@@ -26,7 +26,7 @@ def row(scenario: PowerScenario) -> object:
 def begin_of(scenario: PowerScenario) -> float:
     """Return the second at which the simulation begins.
 
-    If the begin of the script is only training, the part that the detector forgets is skipped.
+    If the script begins with training only, the part that the detector would forget is skipped.
     """
     begin, node = HOUR - WORKED_SECONDS, scenario.node
     seconds = range(int(begin))
@@ -64,7 +64,7 @@ def test_the_last_look_of_a_hang_is_over_shortly_before_the_job_ends_itself() ->
 @pytest.mark.parametrize("hours", [3, pytest.param(24, marks=pytest.mark.series)])
 @pytest.mark.parametrize("scenario", [row(scenario) for scenario in PAUSE_SCENARIOS])
 def test_a_pause_that_comes_back_costs_one_page_and_no_hang_is_lost(scenario: PowerScenario, hours: int) -> None:
-    """Play the last `hours` before the trouble, or the whole script. Pauses are only counted in the whole script."""
+    """Run the last `hours` before the fault, or the whole script. Pauses are counted only in the whole script."""
     begin = max(0.0, scenario.trouble_at // HOUR - hours) * HOUR
     job = play(scenario.node, scenario.seconds, begin=begin)["job"]
     (expected,) = scenario.expected

@@ -1,4 +1,4 @@
-"""A server that looks like vLLM's without requests: a parent, and spawned workers that hold a GPU each.
+"""A server without requests that looks like vLLM: a parent, and spawned workers that hold a GPU each.
 
 Its command line and input are those of `hangwatch.demo.launcher`.
 """
@@ -17,7 +17,7 @@ from hangwatch.demo.process_setup import set_identity
 
 
 def worker_busy_loop(index: int, folder: str, parent: int, requests: Connection, ready: Connection) -> None:
-    """Wait for requests."""
+    """Run a worker: wait for requests, which never come."""
     set_identity(f"VLLM::Worker_{index}", parent, Path(folder))
     Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
     ready.send(index)

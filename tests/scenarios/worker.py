@@ -1,4 +1,7 @@
-"""A rank of the simulated job with more orders than the demo's: slow but real work. Standard library only."""
+"""A rank of the simulated job that accepts more orders than the demo's rank. It does slow but real work.
+
+It needs only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ _read_shard = loader.read_shard
 
 
 def read_shard(shard: str) -> bytes:
-    """Read a shard like the demo's rank. Reading the slow shard takes six seconds, in small pieces."""
+    """Return the bytes of a shard, as the demo's rank does.
+
+    Reading the slow shard takes six seconds, in small pieces.
+    """
     if shard != SLOW_SHARD:
         return _read_shard(shard)
     batch = b""
@@ -36,7 +42,7 @@ def read_shard(shard: str) -> bytes:
 
 
 def starve(me: Rank, steps: str) -> None:
-    """Train `steps` steps with slow batches."""
+    """Train `steps` steps, each with a slow batch."""
     for _ in range(int(steps)):
         me.begins(Phase.LOADING)
         batch = loader.next_batch(me.loader, SLOW_SHARD)
@@ -47,7 +53,7 @@ def starve(me: Rank, steps: str) -> None:
 
 
 def compile_model(me: Rank, seconds: str) -> None:
-    """Use only the CPU before the first step, as a compiler does."""
+    """Use only the CPU for `seconds` before the first step, as a compiler does."""
     me.begins(Phase.STARTING)
     end = time.monotonic() + float(seconds)
     while time.monotonic() < end:
@@ -67,7 +73,7 @@ def optimise(graph: int) -> None:
 
 
 def join_late(me: Rank, late: str) -> None:
-    """Let rank `late` wait for a lock before the first step. The others wait for that rank."""
+    """Let rank `late` wait for a lock before its first step. The others wait for it."""
     me.begins(Phase.STARTING)
     if me.rank == int(late):
         faults.deadlock(me)
@@ -75,7 +81,7 @@ def join_late(me: Rank, late: str) -> None:
 
 
 def evaluate_on_one(me: Rank, seconds: str) -> None:
-    """Let rank 0 evaluate. The others wait for it."""
+    """Let rank 0 evaluate for `seconds`. The others wait for it."""
     if me.rank == 0:
         me.begins(Phase.EVALUATION)
         evaluate(me, float(seconds))
@@ -84,7 +90,7 @@ def evaluate_on_one(me: Rank, seconds: str) -> None:
 
 
 def stop_all(me: Rank) -> None:
-    """Stop all ranks, as when a batch system suspends the job. All ranks continue together."""
+    """Stop all ranks, as when a batch system suspends the job. Later all ranks continue together."""
     me.begins(Phase.IDLE)
     faults.stop(me)
     barrier(me.peers)
@@ -94,7 +100,7 @@ MET: list[socket.socket] = []
 
 
 def meet(me: Rank) -> None:
-    """Connect to rank 0 over TCP, as every communication library does."""
+    """Connect to rank 0 over TCP, as communication libraries do. Rank 0 listens."""
     port = me.folder / "port"
     if me.rank == 0:
         MET.append(socket.create_server(("127.0.0.1", 0)))
@@ -107,7 +113,7 @@ def meet(me: Rank) -> None:
 
 
 def linger(me: Rank, seconds: str) -> None:
-    """Close all connections to other ranks and stay alive after the end of training."""
+    """Close all connections to other ranks after the end of training and stay alive for `seconds`."""
     for one in MET:
         one.close()
     me.begins(Phase.IDLE)
@@ -115,7 +121,7 @@ def linger(me: Rank, seconds: str) -> None:
 
 
 def read_dead_file(me: Rank, path: str) -> None:
-    """Open a file that does not respond, here a FIFO without a writer. Every rank does this by itself."""
+    """Open a file that does not respond, here a FIFO without a writer. Each rank opens it without the others."""
     me.begins(Phase.LOADING)
     Path(path).read_text()
 
@@ -128,7 +134,7 @@ def end_but_read(me: Rank, path: str, last: str) -> None:
 
 
 def behind_gpu(me: Rank, odd: str) -> None:
-    """Let rank `odd` wait for a lock. The others wait for their GPUs, as in `.read_loss()` with NCCL."""
+    """Let rank `odd` wait for a lock. The others wait for their GPUs, as `.read_loss()` does with NCCL."""
     if me.rank == int(odd):
         faults.deadlock(me)
     me.begins(Phase.COLLECTIVE)
@@ -136,7 +142,10 @@ def behind_gpu(me: Rank, odd: str) -> None:
 
 
 def read_loss() -> None:
-    """Spin in one call into C without the GIL, as CUDA does. Yield the core to others on a small machine."""
+    """Spin in one C call without the GIL, as CUDA does.
+
+    The call yields the core, because other processes need it on a small machine.
+    """
     os.nice(19)
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", (1 << 31) - 1)
 
@@ -153,7 +162,7 @@ def gpu_hangs(me: Rank, hung: str, asking: str) -> None:
 
 
 def poll_gpu(me: Rank, odd: str) -> None:
-    """Let rank `odd` wait for a lock. The others poll in Python for the end of their collective."""
+    """Let rank `odd` wait for a lock. The others poll in Python until their collective ends."""
     if me.rank == int(odd):
         faults.deadlock(me)
     me.begins(Phase.COLLECTIVE)
@@ -161,7 +170,7 @@ def poll_gpu(me: Rank, odd: str) -> None:
 
 
 def until_done(done: list[bool]) -> None:
-    """Poll as `while not work.is_completed()`. Both lines take time, so that captures see both."""
+    """Poll as `while not work.is_completed()` does. Both lines take time, so that captures see both."""
     os.nice(19)
     while not done:
         sum(range(10_000))
@@ -169,7 +178,10 @@ def until_done(done: list[bool]) -> None:
 
 
 def log_behind_gpu(me: Rank, odd: str, port: str) -> None:
-    """Let rank `odd` wait for a server. Rank 0 waits for its GPU in a call that logs, the others in the collective."""
+    """Let rank `odd` wait for a server.
+
+    Rank 0 waits for its GPU in a logging call, the others in the collective.
+    """
     if me.rank == int(odd):
         ask(port)
     me.begins(Phase.COLLECTIVE)
@@ -179,23 +191,26 @@ def log_behind_gpu(me: Rank, odd: str, port: str) -> None:
 
 
 def add_scalar() -> None:
-    """Read a number that is on the GPU."""
+    """Log a number that is still on the GPU, so that the call waits for the GPU."""
     read_loss()
 
 
 def ask(port: str) -> bytes:
-    """Send a request without a timeout."""
+    """Send a request to a server and wait for the response without a timeout."""
     with connected(port) as server:
         return server.recv(1)
 
 
 def connected(port: str) -> socket.socket:
-    """Connect to a server outside of the job, which has its own address as on another machine."""
+    """Return a connection to a server outside the job.
+
+    The server has its own address, as if it were on another machine.
+    """
     return socket.create_connection((SERVER, int(port)))
 
 
 def wait_for_server(me: Rank, port: str) -> None:
-    """Let rank 0 wait for a server. The others wait for rank 0."""
+    """Let rank 0 wait for a server. The others wait for it."""
     if me.rank == 0:
         me.begins(Phase.LOADING)
         ask(port)
@@ -204,7 +219,7 @@ def wait_for_server(me: Rank, port: str) -> None:
 
 
 def wait_for_child(me: Rank, port: str) -> None:
-    """Let rank 0 wait for a child that waits for a server, as with ssh and srun. The others wait for rank 0."""
+    """Let rank 0 wait for a child that waits for a server, as with ssh or srun. The others wait for rank 0."""
     if me.rank == 0:
         me.begins(Phase.LOADING)
         rank, child = os.getpid(), os.fork()
@@ -218,10 +233,10 @@ def wait_for_child(me: Rank, port: str) -> None:
 
 
 def wait_for_idle_child(me: Rank, seconds: str, how: str) -> None:
-    """Let rank 0 wait for a program that sleeps without connections, like sbatch --wait between its requests.
+    """Let rank 0 wait for a program that sleeps without connections, as sbatch --wait does between its requests.
 
-    With `how` "exit" rank 0 waits for its exit, with "output" for its output, as subprocess.run with
-    `capture_output`.
+    If `how` is "exit", rank 0 waits for its exit. If it is "output", rank 0 waits for its output, as subprocess.run
+    does with `capture_output`.
     """
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
@@ -240,7 +255,10 @@ def wait_for_idle_child(me: Rank, seconds: str, how: str) -> None:
 
 @contextlib.contextmanager
 def waited_for(me: Rank, phase: Phase) -> Iterator[bool]:
-    """Run the body of `with` as `phase` on rank 0, which gets True. The others wait for rank 0 in a barrier."""
+    """Run the body of `with` as `phase` on rank 0. The others wait for rank 0 in a barrier.
+
+    Yield True on rank 0, else False.
+    """
     if me.rank == 0:
         me.begins(phase)
     yield me.rank == 0
@@ -249,7 +267,7 @@ def waited_for(me: Rank, phase: Phase) -> Iterator[bool]:
 
 
 def ask_again(me: Rank, seconds: str, pause_seconds: str) -> None:
-    """Let rank 0 sleep repeatedly, as between checks for a file. The others wait for it."""
+    """Let rank 0 sleep repeatedly, as between two checks for a file. The others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
         end = time.monotonic() + float(seconds)
         while is_mine and time.monotonic() < end:
@@ -264,14 +282,14 @@ def sleep_once(me: Rank, seconds: str) -> None:
 
 
 def poll_for_file(me: Rank, path: str, pause_seconds: str) -> None:
-    """Let rank 0 poll for a file. The others wait for it."""
+    """Let rank 0 poll until a file exists. The others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
         while is_mine and not Path(path).exists():
             time.sleep(float(pause_seconds))
 
 
 def evaluate_slowly(me: Rank, seconds: str) -> None:
-    """Let rank 0 evaluate with sleeps in between. The others wait for it."""
+    """Let rank 0 evaluate, with sleeps in between. The others wait for it."""
     with waited_for(me, Phase.EVALUATION) as is_mine:
         end = time.monotonic() + float(seconds)
         while is_mine and time.monotonic() < end:
@@ -280,14 +298,17 @@ def evaluate_slowly(me: Rank, seconds: str) -> None:
 
 
 def sync_checkpoint(me: Rank, path: str, size_bytes: str) -> None:
-    """Let rank 0 wait in one fsync until `size_bytes` are on the disk. The others wait for it."""
+    """Let rank 0 wait in one fsync(2) until `size_bytes` are on the disk. The others wait for it."""
     with waited_for(me, Phase.CHECKPOINT) as is_mine:
         if is_mine:
             write_and_sync(path, int(size_bytes))
 
 
 def write_and_sync(path: str, size_bytes: int) -> None:
-    """Write every other page. The kernel then writes page by page, and its counters grow steadily."""
+    """Write every second page and sync the file.
+
+    So the kernel writes page by page, and its counters grow steadily.
+    """
     page = os.sysconf("SC_PAGE_SIZE")
     file = os.open(path, os.O_WRONLY | os.O_CREAT)
     for at in range(0, 2 * size_bytes, 2 * page):
@@ -297,7 +318,10 @@ def write_and_sync(path: str, size_bytes: int) -> None:
 
 
 def save_behind_gpu(me: Rank, odd: str, path: str, size_bytes: str) -> None:
-    """Block rank `odd` in fsync. Rank 0 waits for its GPU in a call that saves, the others in another call."""
+    """Block rank `odd` in fsync(2).
+
+    Rank 0 waits for its GPU in a call that saves, the others wait in another call.
+    """
     if me.rank == int(odd):
         me.begins(Phase.CHECKPOINT)
         write_and_sync(path, int(size_bytes))
@@ -308,7 +332,7 @@ def save_behind_gpu(me: Rank, odd: str, path: str, size_bytes: str) -> None:
 
 
 def torch_save() -> None:
-    """Copy a tensor from the GPU first."""
+    """Wait for the GPU, from which a tensor is copied first."""
     read_loss()
 
 
@@ -321,14 +345,14 @@ def receive_shard(me: Rank, port: str, size_bytes: str) -> None:
 
 
 def upload_parts(me: Rank, port: str, parts: str, size_bytes: str) -> None:
-    """Let rank 0 upload a file in parts, each in its own thread. The others wait for it."""
+    """Let rank 0 upload a file in parts, each in a separate thread. The others wait for it."""
     with waited_for(me, Phase.CHECKPOINT) as is_mine:
         if is_mine:
             upload(port, int(parts), int(size_bytes))
 
 
 def upload(port: str, parts: int, size_bytes: int) -> None:
-    """Upload like a client of an object store: four parts in parallel."""
+    """Upload a file as a client of an object store does: four parts in parallel."""
     from concurrent.futures import ThreadPoolExecutor  # most ranks only train and do not need it
 
     with ThreadPoolExecutor(4) as pool:
@@ -337,14 +361,14 @@ def upload(port: str, parts: int, size_bytes: int) -> None:
 
 
 def upload_part(port: str, size_bytes: int) -> None:
-    """Upload one part. Little of it fits into the buffers between client and server."""
+    """Upload one part. Only little of it fits into the buffers between client and server."""
     with connected(port) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 15)
         server.sendall(bytes(size_bytes))
 
 
 def end_but_upload(me: Rank, port: str, parts: str, size_bytes: str) -> None:
-    """Let rank 0 upload after the end of training. The others end."""
+    """Let rank 0 upload after the end of training. All other ranks end."""
     if me.rank:
         worker.leave(me)
     me.begins(Phase.IDLE)
@@ -353,14 +377,17 @@ def end_but_upload(me: Rank, port: str, parts: str, size_bytes: str) -> None:
 
 
 def ask_for_word(me: Rank, path: str) -> None:
-    """Let rank 0 wait for a writer of a FIFO. The others wait for rank 0."""
+    """Let rank 0 read from a FIFO until a process writes to it. The others wait for rank 0."""
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
             Path(path).read_text()
 
 
 def open_beside_metrics(me: Rank, odd: str, path: str) -> None:
-    """Let rank `odd` open a FIFO without a writer. The others wait for it. In each rank a thread writes metrics."""
+    """Let rank `odd` open a FIFO without a writer. The others wait for it.
+
+    In each rank a thread writes metrics.
+    """
     threading.Thread(target=write_metrics, daemon=True).start()
     if me.rank == int(odd):
         me.begins(Phase.LOADING)
@@ -370,7 +397,7 @@ def open_beside_metrics(me: Rank, odd: str, path: str) -> None:
 
 
 def write_metrics() -> None:
-    """Write 200 kB/s, like a thread that logs metrics."""
+    """Write 200 kB/s, as a thread does that logs metrics."""
     with Path(os.devnull).open("wb", buffering=0) as file:
         while True:
             file.write(bytes(20_000))
@@ -378,7 +405,7 @@ def write_metrics() -> None:
 
 
 def await_reader(me: Rank, seconds: str) -> None:
-    """Let rank 0 wait for a lock that its thread releases; the thread reads 500 kB/s. The others wait for rank 0."""
+    """Let rank 0 wait for a lock of its own thread, which reads 500 kB/s for `seconds`. The others wait for rank 0."""
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
             reads = threading.Lock()
@@ -398,14 +425,14 @@ def read_slowly(seconds: float, reads: threading.Lock) -> None:
 
 
 def debug(me: Rank, seconds: str) -> None:
-    """Stop rank 0 in a debugger until the person at its terminal continues. The others wait for it."""
+    """Stop rank 0 in a debugger for `seconds`, until the person at its terminal continues. The others wait for it."""
     with waited_for(me, Phase.LOADING) as is_mine:
         if is_mine:
             stand_at_prompt(float(seconds))
 
 
 def stand_at_prompt(seconds: float) -> None:
-    """Show the prompt of pdb on its own terminal."""
+    """Show the prompt of pdb on a new terminal for `seconds`."""
     from pdb import Pdb
 
     ours, theirs = os.openpty()
@@ -427,7 +454,7 @@ def ask_whom_is_gone(me: Rank, port: str, odd: str) -> None:
 
 
 def main() -> None:
-    """Run the demo's rank with these orders."""
+    """Run the demo's rank with the orders of this module."""
     loader.read_shard = read_shard
     worker.ORDERS |= {
         "starve": starve,

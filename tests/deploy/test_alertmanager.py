@@ -31,7 +31,7 @@ def test_amtool_takes_the_example() -> None:
 
 
 def test_the_example_holds_no_secret() -> None:
-    """Secrets are in files, and all addresses are examples."""
+    # Secrets are in files, and all addresses are examples.
     text = EXAMPLE.read_text()
     for receiver in CONFIG["receivers"]:
         for kind, entries in receiver.items():
@@ -140,10 +140,8 @@ def alertmanager(receiver: WebhookReceiver, tmp_path: Path) -> Iterator[RealAler
 
 
 def test_a_job_pages_once_and_resolves_once(alertmanager: RealAlertmanager, receiver: WebhookReceiver) -> None:
-    """Prometheus repeats its alerts, but each job has one page and one resolution.
-
-    Jobs of two owners with the same name are two jobs.
-    """
+    # Prometheus repeats its alerts, but each job has one page and one resolution. Jobs of two owners with the same
+    # name are two jobs.
     jobs = [{"job_id": "J1", "job_key": "k1"}, {"job_id": "J1", "job_key": "other"}, {"job_id": "J2", "job_key": "k2"}]
     alertmanager.post([alert("HangwatchTrainingHung", **job) for job in jobs])
     wait_for(lambda: len(receiver.received("/on-call")) == 3, "a page for each job")
@@ -259,7 +257,7 @@ def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_anoth
 
 
 def test_a_page_leads_to_report_dashboard_runbook_and_silence_and_names_call_nobody(tmp_path: Path) -> None:
-    """The name of a function contains a Slack mention. Slack must show it as text: any user chooses such names."""
+    # The name of a function contains a Slack mention. Slack must show it as text: any user chooses such names.
     hostile = "rank 3 is in <!channel> & `x` (train.py)"
     report, dashboard = "https://gpu-07:9836/incidents/I7", "https://grafana.example.com/d/x?var-job_key=k1"
     page = alert("HangwatchTrainingHung", job_id="J1", job_key="k1")

@@ -329,7 +329,7 @@ def test_the_kernel_stands_above_what_names_nobody(tmp_path: Path) -> None:
 
 
 def test_two_worlds_in_one_job_are_not_compared(tmp_path: Path) -> None:
-    """Both nodes have a rank 0 and a rank 1, so the job has two worlds."""
+    # Both nodes have a rank 0 and a rank 1, so the job has two worlds.
     members = (standing(0, waits(6)), standing(1, waits(6)), standing(0, waits(3)), standing(1, done(2)))
     case = Case("k1", members, ("waits", "waits", "waits", "waits"), 2)
     assert answer_of(case).kind == "unknown"

@@ -80,10 +80,8 @@ def test_the_link_of_an_alert_opens_the_dashboard_of_its_job() -> None:
 
 
 def test_on_a_node_hangwatch_itself_comes_last_and_is_folded() -> None:
-    """An on-call engineer looks for the job first.
-
-    So the daemon's cost and the runs of checks come last and are folded.
-    """
+    # An on-call engineer looks for the job first. So the daemon's cost and the runs of checks come last and are
+    # folded.
     last = promql.dashboard("node")["panels"][-1]
     assert (last["type"], last["title"], last["collapsed"]) == ("row", "hangwatch itself", True)
     assert last["panels"][-1]["title"] == "Runs of the checks"
@@ -394,9 +392,7 @@ def wait_for_data(hung: Watched, query: promql.Query) -> bool:
 
 
 def test_a_dashboard_is_plain_json(board: dict[str, Any]) -> None:
-    """A dashboard has no `id` of an instance and no `__inputs`.
-
-    So Grafana can import it by hand, by provisioning and by its sidecar.
-    """
+    # A dashboard has no `id` of an instance and no `__inputs`. So Grafana can import it by hand, by provisioning
+    # and by its sidecar.
     assert "id" not in board or board["id"] is None
     assert "__inputs" not in json.dumps(board)

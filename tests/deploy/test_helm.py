@@ -462,7 +462,7 @@ def test_a_packaged_chart_needs_no_links(tmp_path: Path) -> None:
 
 
 def test_a_release_fits_into_its_secret(tmp_path: Path) -> None:
-    """Helm keeps the packed chart in a Secret, and Kubernetes refuses a Secret above 1 MiB. base64 adds a third."""
+    # Helm keeps the packed chart in a Secret, and Kubernetes refuses a Secret above 1 MiB. base64 adds a third.
     archive = Path(chart.package(CHART, destination=tmp_path))
     assert archive.stat().st_size < 600_000
 

@@ -66,7 +66,7 @@ def test_it_says_what_a_tool_that_people_know_does_better_and_what_it_does_not(t
     ],
 )  # fmt: skip
 def test_what_people_ask_has_an_answer(question: str) -> None:
-    """Each question is on the page in bold, and more than one word follows."""
+    # Each question is on the page in bold, and more than one word follows.
     asked = re.findall(r"\*\*((?:(?!\*\*).)+[?.])\*\*\s+(.*?)(?=\n\n|\*\*)", QUESTIONS, re.DOTALL)
     (answer,) = [told for words, told in asked if question in words]
     assert len(answer.split()) > 5

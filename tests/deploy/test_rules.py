@@ -58,7 +58,7 @@ def test_the_alerts_fire_and_resolve(path: Path) -> None:
 
 @pytest.mark.parametrize("alert", ALERT_NAMES)
 def test_every_alert_has_its_three_cases(alert: str) -> None:
-    """Each alert has a test case in which it is first silent, then fires, and then is silent again."""
+    # Each alert has a test case in which it is first silent, then fires, and then is silent again.
     series = []
     for case in _cases():
         checks = sorted(
@@ -86,7 +86,7 @@ def test_every_alert_says_what_where_and_what_to_do(rule: dict[str, Any]) -> Non
 
 
 def test_a_critical_alert_is_about_one_job_and_has_no_node_in_its_labels() -> None:
-    """Each job has one page: a label that differs between nodes would give one page per node."""
+    # Each job has one page: a label that differs between nodes would give one page per node.
     for rule in ALERTS:
         if rule["labels"]["severity"] == "critical":
             assert "instance" not in rule["labels"]
@@ -94,7 +94,7 @@ def test_a_critical_alert_is_about_one_job_and_has_no_node_in_its_labels() -> No
 
 
 def test_a_job_is_told_by_its_key_and_never_by_its_name_alone() -> None:
-    """Any user may copy a job's name, and two clusters may both have a job "100"."""
+    # Any user may copy a job's name, and two clusters may both have a job "100".
     for query in promql.rule_queries(RULES.read_text()):
         for labels in re.findall(r"\b(?:on|by|group_left|group_right) ?\(([^()]*)\)", query.expr):
             names = {name.strip() for name in labels.split(",")}
@@ -103,10 +103,8 @@ def test_a_job_is_told_by_its_key_and_never_by_its_name_alone() -> None:
 
 
 def test_the_fleet_rule_knows_what_every_activity_waits_for() -> None:
-    """The rule reads from a rank's series what the rank waits for.
-
-    So a new activity is only a row of activities.toml, and the rule does not change.
-    """
+    # The rule reads from a rank's series what the rank waits for. So a new activity is only a row of
+    # activities.toml, and the rule does not change.
     recorded = {rule["record"]: rule["expr"] for rule in promql.rules(RULES.read_text()) if "record" in rule}
     fleet = recorded["hangwatch:waiting_ranks:count"] + recorded["hangwatch:apart_rank:held"]
     kinds = {kind for found in re.findall(r'waits_for=~?"([^"]*)"', fleet) for kind in found.split("|")}
@@ -125,7 +123,7 @@ def test_the_alerts_name_checks_that_exist() -> None:
 
 
 def test_every_check_that_is_critical_has_exactly_one_alert(tmp_path: Path) -> None:
-    """promtool runs the rules on every existing check, so a new check needs no new rule."""
+    # promtool runs the rules on every existing check, so a new check needs no new rule.
     alerts = [
         ("HangwatchCannotDump", {}) if check == "dump_rights" else (UNHEALTHY, {"check": check})
         for check in registry.checks()

@@ -62,10 +62,8 @@ def commands(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [*PAGES, RULES], ids=lambda page: page.stem)
 def test_the_commands_of_a_page_exist(page: Path) -> None:
-    """The page texts of the alert rules count, too.
-
-    They give the job by its key. For pods, the hangwatch command follows a kubectl command.
-    """
+    # The page texts of the alert rules count, too. They give the job by its key. For pods, the hangwatch command
+    # follows a kubectl command.
     assert isinstance(hangwatch_command, click.Group)
     text = page.read_text()
     if page == RULES:

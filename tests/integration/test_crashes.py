@@ -564,7 +564,7 @@ def test_a_link_that_root_made_where_only_root_writes_is_followed(
 
 @pytest.mark.parametrize("place", ["/dev/zero", "text", "notes"])
 def test_what_is_no_core_of_the_process_is_none(tmp_path: Path, place: str) -> None:
-    """Reject a device, a text, and a file whose notes end beyond the end of the file."""
+    """Reject a device, a text, and a file with notes that end beyond the end of the file."""
     process = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
     try:
         known = seen(process, uid=os.geteuid())

@@ -85,7 +85,7 @@ def test_an_ipv4_address_inside_ipv6_is_one_address() -> None:
 
 
 def test_where_another_namespace_may_not_be_entered_its_connections_are_still_listed(tmp_path: Path) -> None:
-    """Use a fake /proc that shows this process in a namespace that nobody can enter."""
+    """Use a fake /proc that shows this process in a namespace that cannot be entered."""
     pid = os.getpid()
     (tmp_path / str(pid) / "ns").mkdir(parents=True)
     (tmp_path / str(pid) / "ns/net").symlink_to("net:[1]")

@@ -127,7 +127,7 @@ def test_who_waits_for_a_lock_that_another_rank_may_hold_is_not_named(waits_for:
 def test_waiter_in_own_code_is_low_while_another_rank_is_outside(
     activity: str, waits_for: str, rests: Rests | None, other_waits_for: str, confidence: Confidence
 ) -> None:
-    """Rank 2 waits for its hung GPU. Rank 3 waits in its own code, possibly for rank 2, so its confidence is low."""
+    # Rank 2 waits for its hung GPU. Rank 3 waits in its own code, possibly for rank 2, so its confidence is low.
     suspect = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED, kernel=KernelFacts(rests=rests))
     other = structs.replace(outside(standing(2, done(5)), activity="gpu_sync", waits_for=other_waits_for), key="g")
     verdict = judged(waiting(*THREE[:2]), other, outside(suspect, activity=activity, waits_for=waits_for))
@@ -193,10 +193,8 @@ def test_who_waits_for_a_lock_that_a_rank_holds_waits_for_that_rank() -> None:
 
 
 def test_ranks_in_joined_collective_are_not_blocked_by_rank_ahead() -> None:
-    """Rank 2 is one collective ahead, which is normal after a broadcast with another root.
-
-    By stacks alone, rank 2 would be the rank to check first.
-    """
+    # Rank 2 is one collective ahead, which is normal after a broadcast with another root. By stacks alone, rank 2
+    # would be the rank to check first.
     ahead = structs.replace(waiting(standing(2, waits(8))), operation="barrier", key="ahead")
     behind = waiting(standing(0, waits(7)), standing(1, waits(6)), standing(3, waits(6)))
     verdict = judged(behind, ahead)
@@ -276,7 +274,7 @@ def test_by_stacks_too_who_asks_another_rank_is_not_named(activity: str, waiting
 
 
 def test_who_asks_another_rank_in_a_wait_for_ranks_waits_as_the_others_do() -> None:
-    """A rank that receives in its main thread, as with MPI, waits like the ranks in the collective."""
+    # A rank that receives in its main thread, as with MPI, waits like the ranks in the collective.
     asks = structs.replace(standing(3, done(5)), waits=Waits(asks_rank="main"))
     assert judged(waiting(*THREE), outside(asks, activity="point_to_point", waits_for="ranks")).first_look == ()
 

@@ -165,7 +165,7 @@ def test_a_chronyc_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_chronyc_that_cannot_be_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The fake chronyc ignores SIGKILL until the test ends, as a process that is blocked in the kernel does."""
+    # The fake chronyc ignores SIGKILL until the test ends, as a process that is blocked in the kernel does.
     kept: list[subprocess.Popen[bytes]] = []
     program = tmp_path / "chronyc"
     program.write_text("#!/bin/sh\nexec sleep 20\n")

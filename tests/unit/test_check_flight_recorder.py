@@ -49,7 +49,7 @@ def test_a_recorder_that_is_there_is_told(tree: NodeTree) -> None:
 
 
 def test_each_process_is_read_once(tree: NodeTree) -> None:
-    """The collective_timeout check has read the flight recorder. This check must not read it again."""
+    # The collective_timeout check has read the flight recorder. This check must not read it again.
     node = tree.node(recording(tree, 10), dump_after_seconds=135.0)
     assert "from its flight recorder" in run("collective_timeout", node).verdict.message
     (tree.proc / "10" / "mem").unlink()

@@ -212,7 +212,7 @@ def test_rates_as_the_kernel_prints_them(text: str, expected: tuple[float | None
 
 
 def test_ports_that_do_not_answer_cost_a_look_its_deadline_once(tree: NodeTree) -> None:
-    """Reading a counter blocks on a FIFO, as it does when an adapter's firmware hangs. Only the first read waits."""
+    # Reading a counter blocks on a FIFO, as it does when an adapter's firmware hangs. Only the first read waits.
     port(tree, port_xmit_data=3, port_rcv_data=4, link_downed=5)
     port(tree, "mlx5_1", port_xmit_data=9)
     ports = infiniband.Traffic(deadline_seconds=20.0)

@@ -134,7 +134,7 @@ eth0\t0100000A\t00000000\t0005\t0\t0\t100\tFFFFFFFF\t0\t0\t0
 
 
 def test_an_address_that_lies_in_no_route_of_its_interface(tree: NodeTree) -> None:
-    """The address has a /32 mask and only the gateway has a route, as on GCE and with Calico or Cilium."""
+    # The address has a /32 mask and only the gateway has a route, as on GCE and with Calico or Cilium.
     tree.write("proc/self/net/route", ROUTE_OF_A_32)
     tree.write(
         "proc/self/net/fib_trie",
@@ -393,10 +393,7 @@ def test_a_real_master_that_nobody_is_connected_to() -> None:
 
 
 def test_a_master_that_has_refused_since_the_job_began() -> None:
-    """The port is bound but nobody listens.
-
-    Only a job that tries to connect is reported, after 300 s.
-    """
+    # The port is bound, but no process listens on it. Only a job that tries to connect is reported, after 300 s.
     tries = "import time\nwhile True: time.sleep(60)"
     with socket.socket() as kept:
         kept.bind(("127.0.0.1", 0))
@@ -435,7 +432,7 @@ def test_a_real_connection_is_enough_and_none_is_opened() -> None:
 
 
 def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:  # long: contains a program
-    """In a new network namespace the master first responds. Then a blackhole route drops all packets to it."""
+    # In a new network namespace the master first responds. Then a blackhole route drops all packets to it.
     if os.geteuid() != 0 or not shutil.which("ip"):
         pytest.skip("needs root and iproute2: makes a network namespace")
     program = tmp_path / "inside.py"

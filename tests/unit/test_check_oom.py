@@ -169,10 +169,8 @@ def test_owners_and_names_are_bounded(tree: NodeTree) -> None:
 
 
 def test_looks_at_a_quiet_log_share_what_they_hold(tree: NodeTree) -> None:
-    """Two results without a new kill share one list of kills.
-
-    The daemon keeps ten minutes of results with up to 2,000 kills each.
-    """
+    # Two results without a new kill share one list of kills. The daemon keeps ten minutes of results with up to
+    # 2,000 kills each.
     follower = kmsg.KernelLog()
     log(tree, killed(1))
     first, second = (follower.read(tree.dev / "kmsg") for _ in range(2))

@@ -59,7 +59,7 @@ def busy(rank: int, groups: int) -> Member:
 
 
 def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
-    """Rank 1 has enqueued collective 8 of the default group, and waits in collective 6."""
+    # Rank 1 has enqueued collective 8 of the default group, and waits in collective 6.
     ahead = standing(1, {WORLD: (8, 6), "1": (2, 3)})
     told = find_progress(standing(0, waits(6)), ahead)
     assert numbers(told) == {(0, "gloo:default_pg"): (6, 6), (1, "gloo:default_pg"): (8, 6), (1, "gloo:1"): (2, None)}

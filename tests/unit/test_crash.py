@@ -139,10 +139,8 @@ def test_who_died_first(artifacts: list[CrashArtifacts], named: list[int], confi
 def test_how_a_rank_ended_is_said_and_a_signal_is_a_reason(
     exits: list[crash.Exit | None], named: list[int], confidence: Confidence
 ) -> None:
-    """A signal is a reason to name a rank, an exit code is not.
-
-    Other ranks fail in the same second, and the launcher may report any of them first.
-    """
+    # A signal is a reason to name a rank, an exit code is not. Other ranks fail in the same second, and the
+    # launcher may report any of them first.
     found = [make_artifacts(rank)._replace(exit=one) for rank, one in enumerate(exits)] + [
         make_artifacts(7, error=RESET)
     ]
@@ -261,7 +259,7 @@ def test_the_incident_is_closed_and_can_be_shown() -> None:
 
 
 def test_a_report_of_a_crash_says_who_died_and_how_in_all_forms() -> None:
-    """A crash report lists no missing or differing ranks and no stacks, because there was no capture."""
+    # A crash report lists no missing or differing ranks and no stacks, because there was no capture.
     found = [make_artifacts(0, error=RESET), make_artifacts(1, segfault=1.0), make_artifacts(2)]
     whole = job(*found, world_size=8)
     verdict = crash.judge(whole, found)
@@ -440,10 +438,8 @@ def test_place_of_an_exception_is_of_its_own_traceback(code: str, where: str) ->
 
 @pytest.mark.parametrize("name", secret_texts.FORMS | secret_texts.MORE)
 def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: str) -> None:
-    """The verdict goes to metrics, pages and the log: it has only the exception's type.
-
-    The incident has the text without secrets.
-    """
+    # The verdict goes to metrics, pages and the log: it has only the exception's type. The incident has the text
+    # without secrets.
     case = (secret_texts.FORMS | secret_texts.MORE)[name]
     found = [crashed_by(f"ShardError: zebra {case.text}", -1)]
     whole = job(*found)

@@ -260,7 +260,7 @@ def test_by_the_plain_rule_a_watt_over_the_share_of_the_limit_is_not_quiet(worki
 
 
 def test_plain_rule_learned_level_above_limit_changes_nothing_below() -> None:
-    """84 W of 700 W stay low power under the plain rule: the learned baseline is higher, at 85 W."""
+    # 84 W of 700 W stay low power under the plain rule: the learned baseline is higher, at 85 W.
     series = Series(rules=PLAIN)
     series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
     series.feed(600, 300).feed(85, HELD).glanced(frozen=0, moving=8)

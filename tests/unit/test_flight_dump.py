@@ -240,7 +240,7 @@ def programs(path: Path) -> dict[str, bytes]:
 
 
 def test_they_would_run(touched: Path) -> None:
-    """Python's own unpickler runs the code in these pickles. Otherwise the other tests would prove nothing."""
+    # Python's own unpickler runs the code in these pickles. Otherwise the other tests would prove nothing.
     for name in ("REDUCE 2", "GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "in a dump", "after a dump"):
         pickle.loads(programs(touched)[name])
         assert touched.exists(), name

@@ -93,7 +93,7 @@ OWN = {0: ("1", "all_reduce"), 1: ("1", "all_reduce"), 2: ("2", "all_reduce"), 3
 
 @pytest.mark.torch
 def test_torch_finds_the_same_rank_missing() -> None:
-    """Rank 2 is in its own code. All other ranks have enqueued one more collective."""
+    # Rank 2 is in its own code. All other ranks have enqueued one more collective.
     dumps = {rank: recorder(rank, [WORLD] * (4 if rank == 2 else 5), 4) for rank in range(4)}
     answer, verdict = judged(dumps)
     assert referee(dumps) == {("0", 5): ({2}, set())}
@@ -103,7 +103,7 @@ def test_torch_finds_the_same_rank_missing() -> None:
 
 @pytest.mark.torch
 def test_torch_finds_the_same_skipped_collectives() -> None:
-    """Rank 2 skips the third all_reduce of the default group and continues in group tp, where rank 3 does not join."""
+    # Rank 2 skips the third all_reduce of the default group and continues in group tp, where rank 3 does not join.
     dumps = {}
     for rank in range(4):
         program = [
@@ -176,11 +176,8 @@ def test_ranks_that_all_enqueued_the_same_are_not_behind() -> None:
 
 
 def test_dump_without_completed_operations_proves_no_missing_join() -> None:
-    """The dump of rank 2 has no operation of the default group.
-
-    In a complete dump, this proves that rank 2 never joined. A dump without completed operations may lack one that
-    rank 2 completed.
-    """
+    # The dump of rank 2 has no operation of the default group. In a complete dump, this proves that rank 2 never
+    # joined. A dump without completed operations may lack one that rank 2 completed.
     dumps = {rank: recorder(rank, [WORLD, WORLD], 1) for rank in (0, 1, 3)}
     status = {"last_enqueued_collective": 4, "last_started_collective": 4, "last_completed_collective": 4}
     dumps[2] = recorder(2, [OWN[2]], 0)

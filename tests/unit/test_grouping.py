@@ -215,7 +215,7 @@ def test_a_rank_that_appears_twice_has_one_place() -> None:
 
 @pytest.mark.parametrize(("world_size", "per_node"), [(4_000_000, 1), (10**30, 8)])
 def test_a_world_size_costs_nothing(world_size: int, per_node: int) -> None:
-    """The world size comes from an environment or a file and may be any number, so nothing may count up to it."""
+    # The world size comes from an environment or a file and may be any number, so nothing may count up to it.
     thread = Thread(name="MainThread", thread_id="1", frames=stack(STACKS[0], 1), is_main=True)
     rounds = (ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),)
     dumps = [RankDump(id=RankId(node=f"n{rank // per_node}", rank=rank), rounds=rounds) for rank in (0, 1, 2, 9)]
@@ -231,11 +231,8 @@ def test_a_world_size_costs_nothing(world_size: int, per_node: int) -> None:
 
 
 def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
-    """In a healthy step all ranks wait in the first round.
-
-    In the last round one rank computes and the others wait for it.
-    """
-
+    # In a healthy step all ranks wait in the first round. In the last round one rank computes and the others wait
+    # for it.
     def dump(at: float, function: str, file: str) -> ProcessDump:
         frames = (Frame(function=function, file=file), Frame(function="train", file="train.py"))
         thread = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True)
@@ -255,8 +252,7 @@ def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
 def test_who_was_measured_to_wait_for_clients_has_not_joined(
     server: int | None, expected: tuple[list[int], list[int]]
 ) -> None:
-    """A rank that waits for clients, in any function, is idle and was never in a collective."""
-
+    # A rank that waits for clients, in any function, is idle and was never in a collective.
     def dump(function: str, file: str, server: int | None = None) -> ProcessDump:
         frames = (Frame(function=function, file=file), Frame(function="train", file="train.py"))
         thread = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True)
@@ -277,12 +273,8 @@ def test_who_was_measured_to_wait_for_clients_has_not_joined(
 def test_who_stands_beside_a_suspect_does_not_wait_for_it(
     came: int, want_lock: int, expected: tuple[str, list[int]]
 ) -> None:
-    """Three kinds of ranks do not wait for the suspect.
-
-    They leave, have left a collective, or want a lock. No rank waits for a leaving rank. If most ranks leave, the
-    others are the next suspects.
-    """
-
+    # Three kinds of ranks do not wait for the suspect. They leave, have left a collective, or want a lock. No rank
+    # waits for a leaving rank. If most ranks leave, the others are the next suspects.
     def dump(at: float, function: str, file: str) -> ProcessDump:
         frames = (Frame(function=function, file=file), Frame(function="main", file="train.py"))
         thread = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True)
@@ -347,12 +339,8 @@ def test_who_waits_for_a_loader_is_told_by_the_worker_that_has_a_task(state: str
 def test_who_could_not_be_looked_into_stands_with_those_at_his_place(
     seen: tuple[bool | None, ...], is_apart: bool
 ) -> None:
-    """Four ranks sleep at one line of their program; three of them sleep inside torch's code.
-
-    `seen` has one item per round: True if the fourth rank sleeps inside torch's code, None if its memory was
-    unreadable.
-    """
-
+    # Four ranks sleep at one line of their program; three of them sleep inside torch's code. `seen` has one item
+    # per round: True if the fourth rank sleeps inside torch's code, None if its memory was unreadable.
     def dumped(rank: int, in_torch: tuple[bool | None, ...]) -> RankDump:
         thread = Thread(name="MainThread", thread_id="1", frames=stack(("sort (mine.py)",), 7), is_main=True)
         rounds = tuple(

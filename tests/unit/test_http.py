@@ -1,4 +1,4 @@
-"""The pages of a real server on loopback, and who may read them."""
+"""The pages of a real server on loopback, and the access to them."""
 
 from __future__ import annotations
 
@@ -351,8 +351,7 @@ def test_readers_that_do_not_read_give_their_place_away() -> None:
 
 
 def test_a_request_has_one_deadline_from_accept_to_its_end(pair: dict[str, str]) -> None:
-    """The TLS handshake counts towards the deadline. A client that sends single bytes does not extend it."""
-
+    # The TLS handshake counts towards the deadline. A client that sends single bytes does not extend it.
     def seconds_until_closed(port: int, first: bytes) -> float:
         began = time.monotonic()
         with socket.create_connection(("127.0.0.1", port), timeout=0.5) as one, suppress(ConnectionError):
@@ -462,7 +461,7 @@ def test_a_listener_leaves_most_descriptors_to_the_others() -> None:
 
 
 class Drip:
-    """A response body whose parts come slowly. It records that it was closed."""
+    """A response body with parts that come slowly. It records that it was closed."""
 
     def __init__(self, parts: int, pause_seconds: float) -> None:
         self.left, self.pause_seconds, self.closed = parts, pause_seconds, threading.Event()

@@ -128,6 +128,6 @@ def test_a_hostile_name_is_one_plain_word(text: str) -> None:
 
 @pytest.mark.parametrize("row", launcher_table.TABLE.names, ids=lambda row: str(row.variable))
 def test_a_long_value_costs_no_time(row: launcher_table.NameVariable) -> None:
-    """Any user chooses the value. The number of steps is at most the square of the length of a host name."""
+    # Any user chooses the value. The number of steps is at most the square of the length of a host name.
     for text in ("1-" * 5000, "a-0-" * 3000, "-" * 9000, "a-1" * 4000 + ".a", "a" * 20000):
         assert len(named({row.variable: text})) <= 48

@@ -341,10 +341,8 @@ def test_a_run_inside_a_rank_is_a_job_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_start(tmp_path: Path) -> None:
-    """Another user copies a job's variables and adds one process that could take the job over.
-
-    It is a rank of a higher attempt, a younger rank, a launcher of the same run, or a server.
-    """
+    # Another user copies a job's variables and adds one process that could take the job over. It is a rank of a
+    # higher attempt, a younger rank, a launcher of the same run, or a server.
     text = (FOLDER / "hostile_neighbour.proc").read_text()
     alone = "\n".join(line for part in text.split("# ")[:2] for line in part.splitlines()[1:])
     (mine,) = discovery.find_jobs(ProcessScan(lay_out(alone, tmp_path)).processes(), node="n").jobs
@@ -387,7 +385,7 @@ def test_a_job_has_the_uid_of_all_its_ranks_as_the_node_knows_it(
 
 
 def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_path: Path) -> None:
-    """Two containers of uid 0 each have all ranks of the same run."""
+    # Two containers of uid 0 each have all ranks of the same run.
     text = (FOLDER / "two_containers.proc").read_text()
     intruder = text.replace("RANK=1", "RANK=0")
     first, second = discovery.find_jobs(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n").jobs
@@ -421,10 +419,8 @@ def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path
 
 @pytest.mark.parametrize("name", ["pytorchjob_pods", "torchrun_pods", "two_containers"])
 def test_pods_of_which_none_is_seen_connected_are_jobs_of_their_own(name: str, tmp_path: Path) -> None:
-    """Each pod is a separate job, and pages separately, until both are connected to the store.
-
-    A pod of another user can copy all variables of a job.
-    """
+    # Each pod is a separate job, and pages separately, until both are connected to the store. A pod of another user
+    # can copy all variables of a job.
     text = "".join(line for line in TREES[name].splitlines(keepends=True) if not line.strip().startswith(">"))
     first, second = JobScan(lay_out(text, tmp_path)).find(None, node="n").jobs
     assert (len(first.ranks), len(second.ranks)) == (1, 1)
@@ -536,7 +532,7 @@ def test_a_pid_that_the_driver_named_before_the_process_began_is_not_its_gpu(tmp
 
 
 def test_of_two_jobs_of_one_key_the_one_on_the_gpus_keeps_it(tmp_path: Path) -> None:
-    """The job on the GPUs keeps the key, even if the other job is older: any process can copy the variables."""
+    # The job on the GPUs keeps the key, even if the other job is older: any process can copy the variables.
     text = (FOLDER / "pytorchjob_pods.proc").read_text()
     pod = text[text.index("140 (") : text.index("= plain")]
     intruder = re.sub(r"\b14(\d)\b", r"12\1", pod).replace("RANK=3", "RANK=2").replace("3b7d9e04", "f00dcafe")
@@ -601,7 +597,7 @@ def test_what_a_command_line_runs(cmdline: tuple[str, ...], program: str) -> Non
     ],
 )
 def test_program_name_is_one_word_without_secrets(cmdline: tuple[str, ...], name: str) -> None:
-    """setproctitle puts a whole command line into the first argument."""
+    # setproctitle puts a whole command line into the first argument.
     assert process_role.program_name(cmdline) == name
 
 
@@ -812,8 +808,7 @@ def test_claimants_are_joined_as_if_each_were_compared_with_each(
 
 
 def test_claimants_of_one_rank_are_not_compared_each_with_each() -> None:
-    """Twice as many claimants need at most about twice as many calls: one user can start thousands of them."""
-
+    # Twice as many claimants need at most about twice as many calls: one user can start thousands of them.
     def calls(count: int) -> int:
         found, made = [claimant(pid, 1, "", {0}) for pid in range(1, count + 1)], 0
 

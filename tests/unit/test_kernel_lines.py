@@ -214,7 +214,7 @@ def test_a_thread_that_is_blocked_no_more_is_not_told(tmp_path: Path) -> None:
 
 
 def test_pids_of_another_namespace_are_not_believed(tmp_path: Path) -> None:
-    """The pids of this /proc may differ from the pids in the kernel's log."""
+    # The pids of this /proc may differ from the pids in the kernel's log.
     ended = gone(4711, began_seconds=time.monotonic() - 5)
     lines = log(tmp_path, SEGFAULT.format(4711))
     job = own_job(ended=(ended,))

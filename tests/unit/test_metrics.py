@@ -251,10 +251,8 @@ def test_ranks_without_a_stack_are_gone_or_undumpable() -> None:
 
 
 def test_stopped_rank_is_exported_as_waiting_for_nothing() -> None:
-    """By its stack a stopped rank waits, and the fleet rule would count it as waiting.
-
-    So export that it waits for nothing.
-    """
+    # By its stack a stopped rank waits, and the fleet rule would count it as waiting. So export that it waits for
+    # nothing.
     (entry,) = board().snapshot.jobs.values()
     grouping = entry.incident.grouping
     stopped = tuple(

@@ -64,7 +64,7 @@ def test_text_has_only_ranks_that_differ() -> None:
 
 
 def test_text_with_several_ranks_of_one_count_is_read() -> None:
-    """NCCL's text about 32 ranks lists only the few late ones."""
+    # NCCL's text about 32 ranks lists only the few late ones.
     several = """NCCL version 2.24.3 compiled with CUDA 12.4
 Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
     #  in group  per comm  per node  per comm  in group

@@ -80,10 +80,8 @@ def test_an_unknown_user_costs_as_much_as_a_known_one(monkeypatch: pytest.Monkey
 
 
 def test_a_flood_of_tries_costs_a_part_of_a_core_and_keeps_nobody_out() -> None:
-    """An attacker sends wrong passwords for alice at full speed.
-
-    Meanwhile alice sends the right one from another address.
-    """
+    # An attacker sends wrong passwords for alice at full speed. Meanwhile alice sends the right one from another
+    # address.
     known = Passwords({"alice": hashed(b"secret", DEAR)})
     answers: list[Answer] = []
 

@@ -331,7 +331,7 @@ def test_at_its_start_a_job_takes_the_name_that_the_scan_finds_later_and_goes_on
 
 @pytest.mark.parametrize("open_one", [100, 500])
 def test_two_pods_that_become_one_job_lose_neither_incident_nor_page(open_one: int) -> None:
-    """Ranks in two pods count as two jobs until they have connected to their store. Then both become one job."""
+    # Ranks in two pods count as two jobs until they have connected to their store. Then both become one job.
     life = hung()
     other = replace(job(pid=500, ranks=1), job_id="42-p500", job_key="42-p500")
     life.discover(job(), other)
@@ -458,7 +458,7 @@ def test_who_moves_is_said_as_everywhere() -> None:
 def test_who_may_not_read_one_capture_of_an_incident_reads_none(
     looks: tuple[int | None, ...], reader: int | None
 ) -> None:
-    """A rank is captured once as a setuid program and once as the user's program: execve(2) keeps the pid."""
+    # A rank is captured once as a setuid program and once as the user's program: execve(2) keeps the pid.
     life = Life()
     life.discover(replace(job(), uid=7))
     life.power(600, 60)
@@ -578,7 +578,7 @@ def test_no_strangers_who_come_change_key_state_or_page(strangers: list[list[Str
 def test_no_strangers_who_were_there_first_change_state_or_page(
     strangers: list[list[Stranger]], before: list[list[Stranger]]
 ) -> None:
-    """The strangers start first. They may take the key only with a GPU: no data shows which uid-0 pod is genuine."""
+    # The strangers start first. They may take the key only with a GPU: no data shows which uid-0 pod is genuine.
     alone, told = Shared().live([], []), Shared().live(strangers, before)
     assert states(told) == states(alone)
     if not any(one.on_gpu for beside in (*before, *strangers) for one in beside):
@@ -903,7 +903,7 @@ def test_what_ranks_left_is_read_when_others_take_their_place() -> None:
 
 
 def test_of_ranks_that_die_together_none_is_lost() -> None:
-    """All ranks except one die together, then the last rank dies. Read the artifacts of all of them."""
+    # All ranks except one die together, then the last rank dies. Read the artifacts of all of them.
     life, whole = Life(), job(ranks=Jobs().max_ranks_per_owner)
     dead_ranks_to_read(life, whole)
     survivor = whole.ranks[0]

@@ -92,7 +92,7 @@ def test_recorder_read_once_reports_only_its_fault(unread: int) -> None:
 
 
 def test_two_of_one_library_in_one_round_are_not_two_rounds() -> None:
-    """Two recorders of one library in the same round do not show that a record stays open. That needs two rounds."""
+    # Two recorders of one library in the same round do not show that a record stays open. That needs two rounds.
     twice = ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7, state="open")),) * 2)
     (member,) = grouped_rounds(twice, ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))).members
     assert (member.recorder.libraries, member.recorder.faults) == ((), (SILENT,))

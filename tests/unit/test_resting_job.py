@@ -151,7 +151,7 @@ def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
 
 
 def test_who_meets_the_others_at_a_file_is_connected_to_nobody_and_not_over() -> None:
-    """Ranks that poll a store in a file have no connections. They have not ended: one rank has not joined."""
+    # Ranks that poll a store in a file have no connections. They have not ended: one rank has not joined.
     (late,), (meets,) = (
         seated(LINGERS).groups,
         seated(LINGERS, *[replace(LINGERS, signature=Signature.POLLS)] * 3).groups,
@@ -226,7 +226,7 @@ def test_a_job_at_rest_accuses_nobody() -> None:
 
 
 def test_ranks_that_are_refused_at_the_store_are_not_over() -> None:
-    """Ranks have not ended if the store refuses their connections: they still try to connect."""
+    # Ranks have not ended if the store refuses their connections: they still try to connect.
     store = Store(endpoint="10.0.0.1:29500", socket="retries")
     meet = seated(*[replace(LINGERS, waits=replace(LINGERS.waits, store=store))] * 2)
     assert find_resting_state(meet) is JobState.OVER, "they sleep anywhere"

@@ -296,10 +296,8 @@ def test_ranks_that_no_other_node_can_reach(places: list[str | None], activity_n
 
 @pytest.mark.parametrize(("number", "kind"), [(1, "WrongInterface"), (465, "AllWaiting")])
 def test_ranks_that_have_met_before_have_a_way_to_each_other(number: int, kind: str) -> None:
-    """Four of eight ranks wait in a collective of all ranks. They listen on loopback, which suggests a single node.
-
-    A sequence number above the first proves that all ranks have been connected.
-    """
+    # Four of eight ranks wait in a collective of all ranks. They listen on loopback, which suggests a single node.
+    # A sequence number above the first proves that all ranks have been connected.
     mine = recorder(record(number, created_unix_ns=10**9, state="open"))
     found = [
         replace(member(rank, mine), waits=Waits(enclosed_at="127.0.0.1 port 40961"), rounds=3) for rank in range(4)
@@ -318,10 +316,8 @@ def test_a_master_that_is_each_node_s_own_address() -> None:
 
 
 def test_where_a_rule_finds_too_many_the_weaker_ones_behind_it_stay_silent() -> None:
-    """If a strong rule finds too many ranks, no weaker rule names another rank.
-
-    Five ranks that hold the GIL cannot all be guilty. The rank that is blocked elsewhere is not named instead.
-    """
+    # If a strong rule finds too many ranks, no weaker rule names another rank. Five ranks that hold the GIL cannot
+    # all be guilty. The rank that is blocked elsewhere is not named instead.
     held = Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=0.0)
     assert [one.rank for one in verdict(held, Ranks(5, "gpu"), Ranks(3, "ranks")).named] == [0]
     assert verdict(held, Ranks(5, "gpu", owns_gil=True), Ranks(3, "ranks")).named == ()

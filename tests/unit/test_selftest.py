@@ -59,7 +59,7 @@ def test_who_has_not_come_to_what_the_others_wait_in_is_named_with_what_it_did_l
 
 
 def test_who_waits_for_another_one_is_not_the_one_who_hangs() -> None:
-    """Only rank 1 is in its own code. The other ranks wait in a barrier of all ranks or in a pair with rank 1."""
+    # Only rank 1 is in its own code. The other ranks wait in a barrier of all ranks or in a pair with rank 1.
     events = [
         steps(0, inside=("barrier", ALL)),
         steps(1, inside=("compute", ())),

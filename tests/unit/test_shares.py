@@ -145,7 +145,7 @@ def test_an_owner_with_many_captures_lets_others_go_first() -> None:
 
 
 def test_an_owner_never_has_all_threads() -> None:
-    """The hostile owner has two running captures. Its third capture waits; the victim's capture does not wait."""
+    # The hostile owner has two running captures. Its third capture waits; the victim's capture does not wait.
     turns: FairQueue[str] = FairQueue(2)
     for number in range(3):
         turns.add("hostile", f"fake {number}")
@@ -184,7 +184,7 @@ def test_jobs_that_ended_are_shown_a_bounded_number_of_a_pod_and_another_pods_st
 
 
 def test_captures_of_one_pod_let_those_of_another_go_first(tmp_path: Path) -> None:
-    """The users of both pods have uid 0 on the node."""
+    # The users of both pods have uid 0 on the node.
     gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
     daemon = Daemon(Settings(store=config.Store(directory=str(tmp_path))), gpus, proc_root=tmp_path)
     for number, share in enumerate(("uid 0, a stranger's",) * 9 + ("uid 0, mine",)):
@@ -211,7 +211,7 @@ def test_a_dead_job_of_an_owner_that_is_one_too_many_is_counted_and_said(
 
 
 def test_the_share_of_a_job_tells_pods_of_one_user_apart(tmp_path: Path) -> None:
-    """Two pods of one user have separate quotas of captures, hung py-spys and ended jobs."""
+    # Two pods of one user have separate quotas of captures, hung py-spys and ended jobs.
     text = f"{pod_rank(5000, 'aaaaaaaaaaaa', 1)}{pod_rank(6000, 'bbbbbbbbbbbb', 2)}{victim()}"
     found = JobScan(lay_out(f"1 (init) S parent=0 start=1\n{text}", tmp_path)).find(None, "node1").jobs
     assert {job.share for job in found} == {"uid 0, aaaaaaaaaaaa", "uid 0, bbbbbbbbbbbb", f"uid {VICTIM}"}
@@ -289,8 +289,7 @@ def test_asking_for_stores_ends_with_its_budget(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_pod_is_not_paged_late_by_the_pauses_that_another_pod_was_taught() -> None:
-    """Users of uid 0 in two pods copy each other's variables, so that their jobs have the same key."""
-
+    # Users of uid 0 in two pods copy each other's variables, so that their jobs have the same key.
     def job(pid: int, pod: str) -> Job:
         rank = Rank(id=ProcessId(pid=pid, start_ticks=pid), rank=0, local_rank=0)
         return Job(

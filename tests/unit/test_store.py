@@ -420,10 +420,8 @@ def test_prune_by_count_oldest_first_and_never_the_open(tmp_path: Path) -> None:
 
 
 def test_the_crashes_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> None:
-    """One owner's crashes are saved for days.
-
-    At most an eighth of the limit is kept for the crashes of one owner, and half for those of all owners.
-    """
+    # One owner's crashes are saved for days. At most an eighth of the limit is kept for the crashes of one owner,
+    # and half for those of all owners.
     kept = open_writable(tmp_path, max_incidents=16, max_age_days=1000)
 
     def crash(number: int, share: str) -> str:

@@ -24,7 +24,7 @@ def test_system_call_numbers_are_unique(machine: str) -> None:
 
 @pytest.mark.parametrize("machine", HEADERS)
 def test_system_call_numbers_match_the_kernel_headers(machine: str) -> None:
-    """The headers are installed on machines that compile C."""
+    # The headers are installed on machines that compile C.
     header = Path(HEADERS[machine])
     text = header.read_text() if header.exists() else ""
     found = {OTHER_NAMES.get(name, name): int(number) for name, number in IN_HEADER.findall(text)}

@@ -344,8 +344,7 @@ def asked_by(connection: socket.socket, what: str) -> bytes:
 
 @needs_root
 def test_newcomer_between_idle_connections_of_many_users_is_answered(open_folder: Path) -> None:
-    """All idle clients connect before the server accepts the first connection, as in a flood."""
-
+    # All idle clients connect before the server accepts the first connection, as in a flood.
     async def answer(_: Request) -> Answer:
         return text(HTTPStatus.OK, "here")
 

@@ -154,7 +154,7 @@ def test_where_several_are_awaited_only_who_is_elsewhere_is_named() -> None:
 
 
 def test_more_ranks_than_wait_for_them_are_not_named() -> None:
-    """One rank of four joined early, and the three others are still at work. Name no rank."""
+    # One rank of four joined early, and the three others are still at work. Name no rank.
     job = [standing(0, waits(6)), *(standing(rank, done(5)) for rank in (1, 2, 3))]
     found = judge(job, r1="elsewhere", r2="elsewhere", r3="elsewhere")
     assert (found.kind, found.named, found.check_first) == ("not_joined", (), ())

@@ -271,7 +271,7 @@ def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_start
 
 
 def test_rank_mistaken_for_launcher_trains_with_first_work() -> None:
-    """The scan sees the rank between fork(2) and execve(2), which keeps the pid. Later its power must count."""
+    # The scan sees the rank between fork(2) and execve(2), which keeps the pid. Later its power must count.
     life = Life()
     rank = ranks().ranks[0]
     life.discover(replace(launcher(), launcher_id=rank.id, job_key="of-the-ranks"))
@@ -282,10 +282,8 @@ def test_rank_mistaken_for_launcher_trains_with_first_work() -> None:
 
 @pytest.mark.parametrize("first", [50, 60], ids=["the one that waited longer", "the one that came"])
 def test_two_launchers_of_one_job_on_one_node_are_both_over_when_their_ranks_come(first: int, tmp_path: Path) -> None:
-    """Two containers start a launcher each for one job.
-
-    The ranks of either launcher may have the best claim to the job.
-    """
+    # Two containers start a launcher each for one job. The ranks of either launcher may have the best claim to the
+    # job.
     command = "'torchrun' '--nnodes' '2' '--rdzv-id' 'r' '--rdzv-endpoint' '127.0.0.1:29400' t.py"
     waiting = "1 (init) S parent=0 start=1\n"
     for pid in (50, 60):

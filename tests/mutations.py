@@ -187,7 +187,7 @@ NAMED = (
     ),
     Named(
         "a GPU at its quiet line is quiet",
-        "unit/test_detector.py::test_a_gpu_at_its_quiet_line_is_quiet_and_one_above_it_is_not",
+        "unit/test_detector.py::test_gpu_is_quiet_at_its_threshold_and_not_above",
         "detector/power_level.py",
         r"line, watts = low_power_threshold_watts\(gpu, settings\), gpu\.watts",
         "line, watts = low_power_threshold_watts(gpu, settings), None if gpu.watts is None else gpu.watts + 1e-9",

@@ -41,7 +41,7 @@ def test_the_example_holds_no_secret() -> None:
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_every_alert_reaches_who_it_should(alert: str) -> None:
+def test_every_alert_has_the_receiver_of_its_severity(alert: str) -> None:
     severity = ALERTS[alert]
     labels = [f"alertname={alert}", f"severity={severity}"]
     labels += ["job_id=J1"] if alert.startswith("HangwatchTraining") else ["instance=node-a"]
@@ -256,7 +256,7 @@ def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_anoth
         assert shown()[2:] == [(f"Resolved: {stalled}", f"{RUNBOOKS}/HangwatchTrainingStalledLong.md")]
 
 
-def test_a_page_leads_to_report_dashboard_runbook_and_silence_and_names_call_nobody(tmp_path: Path) -> None:
+def test_page_has_all_links_and_hostile_names_mention_nobody_in_slack(tmp_path: Path) -> None:
     # The name of a function contains a Slack mention. Slack must show it as text: any user chooses such names.
     hostile = "rank 3 is in <!channel> & `x` (train.py)"
     report, dashboard = "https://gpu-07:9836/incidents/I7", "https://grafana.example.com/d/x?var-job_key=k1"

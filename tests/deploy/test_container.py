@@ -118,7 +118,7 @@ def test_it_is_labelled_with_this_version() -> None:
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
-def test_it_starts_as_nobody_in_particular() -> None:
+def test_image_runs_as_a_numeric_user_that_is_not_root() -> None:
     (user,) = stages()[-1].all("USER")
     assert user.partition(":")[0].isdigit(), "Kubernetes can check runAsNonRoot only for a number"
     assert user.partition(":")[0] != "0"

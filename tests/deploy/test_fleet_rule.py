@@ -218,7 +218,7 @@ def drawn(seed: int) -> Case:
     return Case(f"k{seed}", tuple(members), tuple(stances), chance.choice([size, size, size, None]))
 
 
-def test_a_rule_over_all_nodes_names_whom_the_daemon_would_name(tmp_path: Path) -> None:
+def test_fleet_rule_names_the_ranks_that_the_daemon_names(tmp_path: Path) -> None:
     cases = [drawn(seed) for seed in range(JOBS)]
     drawn_kinds = Counter(kind_of(case, answer_of(case)) for case in cases)
     assert min(drawn_kinds[kind] for kind in ("NotCome", "FirstLook", "Circle", "Mismatch", "EverybodyCame", "")) >= 3
@@ -249,7 +249,7 @@ def odd_ranks(cases: Sequence[Case], odd: dict[str, tuple[int, ...]], folder: Pa
     return promtool([{"interval": "5s", "input_series": series, "promql_expr_test": queries}], folder)
 
 
-def test_who_has_not_come_is_on_another_node(tmp_path: Path) -> None:
+def test_rank_on_another_node_that_has_not_joined_is_named(tmp_path: Path) -> None:
     cases = [four(done(5)), four({}, key="k2"), four({"7": (3, 4)}, key="k3"), four(waits(6), key="k4")]
     assert [answer_of(case).named for case in cases] == [(3,), (3,), (3,), ()]
     assert complaints(cases, tmp_path) == ""
@@ -305,7 +305,7 @@ def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: P
     assert odd_ranks(cases, {"k1": (3,), "k2": (0,)}, tmp_path) == ""
 
 
-def test_a_stack_accuses_nobody_who_has_come(tmp_path: Path) -> None:
+def test_rank_that_has_joined_is_not_named_by_its_stack(tmp_path: Path) -> None:
     """Name no rank of job k1.
 
     Rank 3 has joined and is in its own code. Rank 2 could not be read, so perhaps it has not joined.
@@ -318,7 +318,7 @@ def test_a_stack_accuses_nobody_who_has_come(tmp_path: Path) -> None:
     assert odd_ranks([come, alone], {"k2": (3,)}, tmp_path) == ""
 
 
-def test_the_kernel_stands_above_what_names_nobody(tmp_path: Path) -> None:
+def test_stopped_rank_is_named_by_its_node_although_all_have_joined(tmp_path: Path) -> None:
     """Name rank 3, which has joined: by the verdict of its node it is stopped."""
     case = four(waits(6))
     labels = 'job="hangwatch",instance="node-b",job_id="k1",job_key="k1",verdict="RankStopped",named="node-b:3"'
@@ -425,7 +425,7 @@ def other_operation() -> Case:
     ],
     ids=["not_come", "circle", "first_look", "everybody", "mismatch"],
 )
-def test_the_page_says_who_has_not_come(case: Case, summary: str, missing_ranks: str, tmp_path: Path) -> None:
+def test_page_names_the_rank_that_has_not_joined(case: Case, summary: str, missing_ranks: str, tmp_path: Path) -> None:
     series = list(exported(case))
     for node in NODES:
         labels = f'job="hangwatch",instance="{node}",job_id="k1",job_key="k1"'

@@ -80,7 +80,7 @@ def test_of_many_nodes_one_requeues(site: Site) -> None:
     assert site.calls[-1] == "scontrol requeue 4711", "it hangs again after it was requeued"
 
 
-def test_what_slurm_refused_was_requeued_by_nobody(site: Site) -> None:
+def test_requeue_refused_by_slurm_releases_the_claim(site: Site) -> None:
     """Release the claim if Slurm refuses the requeue.
 
     Else the next node would report that another node has requeued the job, and a later permitted requeue would be
@@ -139,7 +139,7 @@ def test_an_incident_is_copied_to_a_folder_and_to_an_object_store(site: Site) ->
     assert call.endswith(f" s3://bucket/hangwatch/{samples.NODE}/20260314T031500Z-42")
 
 
-def test_slack_hears_the_verdict_and_calls_nobody(site: Site) -> None:
+def test_slack_message_has_the_verdict_and_hostile_names_mention_nobody(site: Site) -> None:
     posted: list[dict[str, str]] = []
 
     class Webhook(BaseHTTPRequestHandler):

@@ -260,7 +260,7 @@ def test_gdb_shows_where_a_core_died(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_strace_leaves_the_line_open_in_which_a_thread_stands(tmp_path: Path) -> None:
+def test_strace_shows_the_call_that_blocks_a_thread_as_an_open_line(tmp_path: Path) -> None:
     with reader(tmp_path) as process:
         line = shell_line("strace -f -tt -p PID").replace("PID", str(process.pid))
         log = tmp_path / "strace.log"

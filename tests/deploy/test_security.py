@@ -38,7 +38,7 @@ def test_readers_are_led_to_it() -> None:
         assert "SECURITY.md" in (ROOT / page).read_text(), page
 
 
-def test_the_only_signal_to_a_process_of_somebody_else_is_sigcont() -> None:
+def test_only_sigcont_is_sent_to_processes_that_are_not_children() -> None:
     """Search the code for signals by pid or process group.
 
     hangwatch signals only its own children, and sends SIGCONT to ranks that a dump left stopped.

@@ -66,7 +66,7 @@ def exposure(units: Path) -> float:
 
 
 @needs_systemd
-def test_systemd_understands_every_line(units: Path) -> None:
+def test_systemd_accepts_every_line_of_the_unit(units: Path) -> None:
     told = analyze("verify", "--man=no", str(units / UNIT.name), units=units)
     assert (told.returncode, told.stderr) == (0, "")
 

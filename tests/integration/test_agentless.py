@@ -142,7 +142,7 @@ def test_what_py_spy_complains_of_is_that_ranks_fault(tmp_path: Path) -> None:
     assert "Failed to open process" in group["fault"]["detail"]
 
 
-def test_what_an_owner_writes_into_his_environment_is_no_more_than_a_name(tmp_path: Path) -> None:
+def test_hostile_environment_changes_only_the_name_of_the_job(tmp_path: Path) -> None:
     environ = {
         **os.environ,
         "RANK": '../..\n"],"printed":0}',
@@ -181,7 +181,7 @@ def folder_for_all() -> Iterator[Path]:
 
 
 @needs_root
-def test_ranks_whose_environment_may_not_be_read_are_told_by_their_launcher(folder_for_all: Path) -> None:
+def test_ranks_with_unreadable_environment_are_found_by_their_launcher(folder_for_all: Path) -> None:
     allowed = folder_for_all / "py-spy"  # replaces `sudo -n py-spy`
     allowed.write_text(ALLOWED)
     allowed.chmod(0o755)

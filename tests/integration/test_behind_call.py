@@ -61,7 +61,7 @@ def _reads(pid: int, descriptor: int) -> bool:
     return call is not None and call.name == "read" and call.descriptors == (descriptor,)
 
 
-def test_a_pipe_is_told_with_who_has_its_other_end(tmp_path: Path) -> None:
+def test_pipe_is_reported_with_the_process_at_its_other_end(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
     child = subprocess.Popen([sys.executable, "-c", f"import os\nos.read({read_end}, 1)"], pass_fds=[read_end])
     try:
@@ -86,7 +86,7 @@ def test_a_connection_is_told_with_its_peer(tmp_path: Path) -> None:
     assert (peer.other_pid, peer.is_lost) == (os.getpid(), False)
 
 
-def test_a_lock_is_told_with_who_holds_it(tmp_path: Path) -> None:
+def test_file_lock_is_reported_with_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "the.lock"
     with path.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -144,7 +144,7 @@ def test_a_path_on_a_dead_file_system_is_told_and_not_followed(tmp_path: Path) -
         assert read_call(pid, "openat").path == f"{tmp_path}/mnt/shard-3"
 
 
-def test_who_has_gone_on_is_not_told() -> None:
+def test_process_that_has_continued_has_no_blocked_call() -> None:
     calls = [main_thread.read_call(1, procfs.PROC)]
     assert blocked_call.read(os.getpid(), calls, (), time.monotonic() + 2, procfs.PROC) is None
     assert blocked_call.read(4_000_000, calls, (), time.monotonic() + 2, procfs.PROC) is None
@@ -185,7 +185,7 @@ def looked_at(pids: list[int], workers: Mapping[int, int] = {}, table: activity.
     return diagnose_job(job, CaptureRequest(settings=config.Capture(rounds=2, pause_seconds=0.2), node="here"), table)
 
 
-def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) -> None:
+def test_verdict_has_the_blocked_call_of_the_named_rank_only(tmp_path: Path) -> None:
     """Report only the call of the named rank, not the calls of the other ranks."""
     folders = [tmp_path / str(number) for number in range(4)]
     for folder in folders:

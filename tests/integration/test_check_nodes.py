@@ -121,7 +121,7 @@ def test_what_should_be_the_same_and_is_not_is_a_finding(nodes: Path) -> None:
     assert (torch["fact"], torch["job"]) == ("torch", "train")
 
 
-def test_where_no_value_is_that_of_most_nobody_is_odd(nodes: Path) -> None:
+def test_two_nodes_with_different_values_are_both_reported(nodes: Path) -> None:
     keep(nodes, "n2", answer_of(driver="535.1"))
     (finding,) = parse_output(ask(nodes, "--json", nodeset="n[1-2]"))["findings"]
     assert (finding["nodes"], "use the same value" in finding["remedy"]) == (["n1", "n2"], True)
@@ -138,7 +138,7 @@ def test_numbers_that_differ_are_one_line_unless_all_are_asked_for(nodes: Path) 
     assert len(parse_output(ask(nodes, "--json", "--verbose"))["findings"]) == 8
 
 
-def test_clocks_are_compared_with_that_of_who_asks(nodes: Path) -> None:
+def test_clocks_of_nodes_are_compared_with_the_local_clock(nodes: Path) -> None:
     keep(nodes, "n2", answer_of(), ahead_seconds=3600)
     keep(nodes, "n3", answer_of(), ahead_seconds=-3600)
     form = parse_output(ask(nodes, "--json"))

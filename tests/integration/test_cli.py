@@ -250,7 +250,7 @@ def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> N
 
 
 @needs_root
-def test_who_may_read_no_incident_is_told_where_was_looked_and_as_whom() -> None:
+def test_unreadable_incidents_error_lists_places_and_user() -> None:
     with tempfile.TemporaryDirectory() as name:  # every user may enter this folder
         place = Path(name)
         place.chmod(0o755)
@@ -380,7 +380,7 @@ def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told(tmp_path:
         assert [found and found[1] for found in rounds] == ["1", "2"], "its code is known to no rule"
 
 
-def test_of_many_jobs_the_table_begins_with_those_of_whom_somebody_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_of_jobs_begins_with_jobs_that_have_a_named_rank(capsys: pytest.CaptureFixture[str]) -> None:
     nobody, accused = samples.mismatch(), samples.loader_hang()
     looked_at = replace(nobody, verdict=replace(nobody.verdict, first_look=(CheckFirst(rank=3, why="w", settle="s"),)))
     print_jobs([nobody, looked_at, accused], with_message=False)

@@ -206,7 +206,7 @@ def test_a_job_that_ends_in_order_is_no_crash(tmp_path: Path) -> None:
         assert watch.verdict() is None
 
 
-def test_how_a_rank_ended_stands_with_the_kernel_and_in_the_log_of_its_launcher(tmp_path: Path) -> None:
+def test_exit_of_a_rank_is_read_from_the_kernel_or_from_the_launchers_log(tmp_path: Path) -> None:
     """Read the exit code of two ranks.
 
     One rank is a zombie. The log of the job has the exit code of the other rank.
@@ -241,7 +241,7 @@ def test_how_a_rank_ended_stands_with_the_kernel_and_in_the_log_of_its_launcher(
 
 
 @needs_root
-def test_the_error_file_of_a_container_is_read_through_who_still_lives_there(tmp_path: Path) -> None:
+def test_error_file_in_a_container_is_read_through_a_live_process(tmp_path: Path) -> None:
     """Read a dead rank's error file through a process that still runs in its mount namespace.
 
     Outside the namespace, the path leads to another file. If no process is in it, the file is not read.
@@ -297,7 +297,7 @@ def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other(
     assert known.find(many[-1][0].id) is not None
 
 
-def test_of_many_ranks_that_die_together_the_first_is_read_wherever_it_stands(tmp_path: Path) -> None:
+def test_first_of_200_ranks_that_die_together_is_named(tmp_path: Path) -> None:
     """Kill 200 ranks that each have an error file.
 
     One scan finds all of them gone, so it does not show which died first.
@@ -453,7 +453,7 @@ def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
 
 
 @needs_root
-def test_native_stack_of_a_core_of_root_is_read_by_nobody(tmp_path: Path) -> None:
+def test_core_of_root_is_read_as_user_nobody(tmp_path: Path) -> None:
     known = shell_that_segfaults(tmp_path, as_user=())._replace(uid=0)
     (core,) = crash_artifacts.find_cores([(known, Path("/"))])
     assert core is not None

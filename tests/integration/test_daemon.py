@@ -102,7 +102,7 @@ def test_without_a_driver_it_says_so_once_and_the_rest_works(tmp_path: Path) -> 
         assert "install the NVIDIA driver" in said[0]
 
 
-def test_a_job_whose_gpus_no_driver_reads_is_unknown_and_nobody_is_paged(tmp_path: Path) -> None:
+def test_job_without_gpu_readings_is_unknown_and_does_not_page(tmp_path: Path) -> None:
     with SimulatedNode(2) as node, RealDaemon(tmp_path / "hw", NO_DRIVER, detector={"hold_seconds": 1.0}) as daemon:
         daemon.wait_for_state(node.run_id, "unknown")
         assert [value for _, value in daemon.samples("hangwatch_job_page", job_id=node.run_id)] == [0.0]

@@ -192,7 +192,7 @@ esac""",
     assert "n9: cannot open the driver" in done.stderr
 
 
-def test_where_only_errors_come_back_it_is_an_error(nodes: Path) -> None:
+def test_dump_with_only_errors_from_nodes_exits_with_2(nodes: Path) -> None:
     done = hangwatch("dump", "--nodes", "n[0-1]", "--via", "local", "--remote-command", "/nonexistent/hangwatch")
     assert (done.returncode, done.stdout) == (2, "")
     assert "n[0-1]: hangwatch is not on its PATH: use --remote-command" in done.stderr
@@ -280,7 +280,7 @@ def test_when_we_are_ended_so_is_what_runs_on_the_nodes(nodes: Path, ending: sig
     assert asking.returncode == {signal.SIGINT: 130}.get(ending, -ending)
 
 
-def test_command_whose_shell_is_slow_ends_with_us(nodes: Path, tmp_path: Path) -> None:
+def test_command_in_a_slow_shell_ends_with_hangwatch(nodes: Path, tmp_path: Path) -> None:
     """Slow down the shell: one second passes between two of its commands, as on a busy machine."""
     strace = shutil.which("strace")
     if strace is None:

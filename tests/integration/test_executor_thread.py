@@ -37,7 +37,7 @@ step()
 MEETS = (config.ActivityRule(activity="collective_wait", function="meet"),)
 
 
-def test_the_rank_whose_executor_is_stuck_in_its_own_code_is_the_first_to_look_at(tmp_path: Path) -> None:
+def test_rank_with_executor_thread_stuck_in_user_code_is_checked_first(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         train = tmp_path / "train.py"
         train.write_text(PROGRAM)

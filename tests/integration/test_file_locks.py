@@ -69,7 +69,7 @@ def seen(pid: int) -> Group:
 
 
 @pytest.mark.parametrize("how", [FLOCK, LOCKF], ids=["flock", "fcntl"])
-def test_who_waits_for_a_lock_is_told_the_file_and_its_holder(how: str, tmp_path: Path) -> None:
+def test_rank_waiting_for_a_file_lock_has_its_file_and_holder(how: str, tmp_path: Path) -> None:
     path = tmp_path / "the.lock"
     with held(path, how) as holder, targets.python(WAITS.format(how=how), tmp_path) as pid:
         group = seen(pid)
@@ -89,7 +89,7 @@ def test_a_holder_that_ended_and_left_the_lock_to_its_child_is_not_made_up(tmp_p
     assert "it has ended and a child inherited the lock" in clauses.describe_activity(group)
 
 
-def test_who_waits_for_something_else_waits_for_no_lock_of_a_file(tmp_path: Path) -> None:
+def test_sleeping_rank_waits_for_no_file_lock(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         (group,) = group_ranks(
             capture(job_of_pids([pid]), CaptureRequest(settings=SETTINGS, node="here")), Table(()), SETTINGS

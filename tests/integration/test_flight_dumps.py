@@ -99,7 +99,7 @@ def test_with_their_stacks_the_rank_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["healthy", "slow_rank"])
-def test_a_torn_cut_of_a_healthy_job_accuses_nobody(name: str, tmp_path: Path) -> None:
+def test_dumps_of_a_healthy_job_at_different_moments_name_no_rank(name: str, tmp_path: Path) -> None:
     """Dump each rank at a different moment.
 
     The file time is the time of the dump or, for a copied file, much later.

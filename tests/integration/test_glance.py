@@ -17,7 +17,7 @@ from tests.real_daemon import RealDaemon
 RANKS, STUCK = 4, 2
 
 
-def test_a_light_job_that_hangs_is_glanced_at_without_a_pause_and_then_suspected(
+def test_light_job_that_hangs_gets_a_light_capture_and_is_then_suspected(
     fake_driver: FakeDriver, tmp_path: Path
 ) -> None:
     with SimulatedNode(RANKS) as node, RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:

@@ -80,7 +80,7 @@ def test_what_others_write_into_environments_keeps_no_page_back(fake_driver: Fak
             assert "not monitored: exceeds a limit in [jobs]" in daemon.log
 
 
-def test_a_scan_that_does_not_come_back_is_told_as_ill_health(tmp_path: Path) -> None:
+def test_scan_that_does_not_return_is_a_health_problem(tmp_path: Path) -> None:
     """Block the scan at a FIFO in a fake /proc.
 
     No file of a real /proc is known to block a scan. The test of `locked_memory` has reads that do block.

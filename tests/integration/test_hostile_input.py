@@ -234,12 +234,12 @@ def test_an_endless_file(command: str, tmp_path: Path) -> None:
     refused(command, str(tmp_path), says=str(tmp_path))
 
 
-def test_a_pipe_to_which_nobody_writes(tmp_path: Path) -> None:
+def test_fifo_without_a_writer_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rank0.txt")
     refused("explain", str(tmp_path / "rank0.txt"), says="is not a regular file")
 
 
-def test_a_page_for_a_pipe_that_nobody_reads(kept: dict[str, str], tmp_path: Path) -> None:
+def test_page_is_not_written_to_a_fifo_without_a_reader(kept: dict[str, str], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "page")
     for command in ("report", "explain", "merge"):
         refused(command, "--html", str(tmp_path / "page"), kept["INCIDENT"], says="a pipe without a reader")
@@ -395,7 +395,7 @@ def test_a_full_disk_behind_standard_error() -> None:
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
-def test_streams_that_whoever_started_it_has_closed(closed: tuple[int, ...], kept: dict[str, str]) -> None:
+def test_closed_standard_streams_are_not_reused_for_files(closed: tuple[int, ...], kept: dict[str, str]) -> None:
     """Run with closed standard streams, as after `>&-` in a shell.
 
     The output is lost. No file that hangwatch opens may get the number of a closed stream.
@@ -456,7 +456,7 @@ def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says
     assert 'hangwatch = "hangwatch.__main__:main"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
 
-def test_who_was_told_to_ignore_ctrl_c_does_so(kept: dict[str, str], tmp_path: Path) -> None:
+def test_ctrl_c_ignored_by_the_parent_is_ignored(kept: dict[str, str], tmp_path: Path) -> None:
     """Ignore Ctrl-C if the parent process ignored it, as after `nohup` or `&` in a script."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(name="click"))
     done = subprocess.run(

@@ -116,7 +116,7 @@ def folders(kept: Store) -> list[str]:
     return [summary.folder for summary in kept.summaries()]
 
 
-def test_where_nothing_says_who_may_nobody_sees_incidents(kept: Store, pki: Path) -> None:
+def test_incidents_are_hidden_without_users_or_certificates(kept: Store, pki: Path) -> None:
     newest = folders(kept)[0]
     paths = ("/incidents", f"/incidents/{newest}/", f"/incidents/{newest}/incident.json")
     with served(kept) as plain, served(kept, TLS, pki) as tls:
@@ -128,7 +128,7 @@ def test_where_nothing_says_who_may_nobody_sees_incidents(kept: Store, pki: Path
         assert get(plain, "/metrics")[0] == get(tls, "/metrics", client(pki))[0] == 200
 
 
-def test_who_has_the_password_sees_the_list_and_each_file(kept: Store, pki: Path) -> None:
+def test_correct_password_gives_access_to_list_and_files(kept: Store, pki: Path) -> None:
     newest, oldest = folders(kept)
     with served(kept, USERS, pki) as port:
         status, body = get(port, "/incidents", **basic())
@@ -165,7 +165,7 @@ def test_who_has_the_password_sees_the_list_and_each_file(kept: Store, pki: Path
         {"Authorization": f"Basic {HASH}"},
     ],
 )
-def test_who_has_not_is_refused(headers: dict[str, str], kept: Store, pki: Path) -> None:
+def test_missing_or_wrong_password_is_refused(headers: dict[str, str], kept: Store, pki: Path) -> None:
     with served(kept, USERS, pki) as port:
         for path in ("/incidents", f"/incidents/{folders(kept)[0]}/incident.json", "/metrics"):
             assert get(port, path, **headers)[0] == 401, path
@@ -190,7 +190,7 @@ def test_loopback_serves_incidents_where_it_is_said_and_is_one(kept: Store) -> N
         pass
 
 
-def test_a_client_shows_its_certificate_or_is_nobody(kept: Store, pki: Path) -> None:
+def test_client_without_valid_certificate_is_refused(kept: Store, pki: Path) -> None:
     with served(kept, CLIENTS, pki) as port:
         for path in ("/incidents", f"/incidents/{folders(kept)[0]}/incident.json", "/metrics"):
             assert get(port, path, client(pki, shown="admin"))[0] == 200

@@ -74,7 +74,7 @@ def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
     assert [type(first), type(again), reads.read_one(target, lambda _: "read")] == [Fault, Fault, "read"]
 
 
-def test_who_holds_a_gpu_is_read_however_many_threads_wait_for_strangers() -> None:
+def test_gpu_process_is_read_although_blocked_threads_are_at_the_limit() -> None:
     """Read a process that holds a GPU, even after the limit of blocked threads is reached.
 
     The blocked threads read processes of many uids, which may all belong to one person.

@@ -59,7 +59,7 @@ def test_a_child_that_has_no_core_is_waited_for(monkeypatch: pytest.MonkeyPatch,
     assert reader.abandoned_children() == 0
 
 
-def test_a_ctrl_c_for_who_asks_does_not_reach_the_child() -> None:
+def test_ctrl_c_does_not_reach_the_memory_child() -> None:
     """Send SIGINT to the process group, as a terminal does for Ctrl-C. The child must not print a traceback."""
     script = (
         "import os, signal\n"
@@ -78,7 +78,7 @@ def test_a_ctrl_c_for_who_asks_does_not_reach_the_child() -> None:
 
 
 @pytest.mark.parametrize("question", [b'["/proc/self/maps", [[0, 100000]]]\n', b'["/proc/self/ma'])
-def test_child_whose_parent_has_ended_ends_without_a_word(question: bytes) -> None:
+def test_memory_child_ends_silently_after_its_parent(question: bytes) -> None:
     """End the parent during a capture.
 
     The child must print nothing: an earlier version wrote a traceback to the journal.

@@ -125,7 +125,7 @@ def write_credentials(pki: Path, authority: str = "ca", shown: str = "admin", pa
     return str(path)
 
 
-def test_daemons_over_tls_give_one_verdict_and_who_may_not_gets_none(tmp_path: Path, pki: Path) -> None:
+def test_merge_over_tls_gives_a_verdict_only_with_valid_credentials(tmp_path: Path, pki: Path) -> None:
     with daemons(tmp_path, nodes(), web_config_file=str(pki / "web.yml")) as servers:
         urls = [f"https://127.0.0.1:{port(one)}" for one in servers]
         done = hangwatch("merge", "--json", "--http-config", write_credentials(pki), *urls)
@@ -218,7 +218,7 @@ def test_one_incident_of_a_node_and_one_job_of_several(tmp_path: Path) -> None:
         refused("merge", f"{url}/incidents/{named}", str(tmp_path / "0"), says="these incidents are of several jobs")
 
 
-def test_status_says_who_asks_and_follows_nobody(tmp_path: Path, pki: Path) -> None:
+def test_status_sends_credentials_and_follows_no_redirect(tmp_path: Path, pki: Path) -> None:
     told = tmp_path / "hangwatch.toml"
     with daemons(tmp_path, nodes()[:1], web_config_file=str(pki / "web.yml")) as (one,):
         told.write_text(f'[http]\nlisten = "127.0.0.1"\nport = {port(one)}\nweb_config_file = "{pki}/web.yml"\n')

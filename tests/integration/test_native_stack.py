@@ -39,7 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("then", "is_torch"),
     [(f"lock = threading.Lock(); lock.acquire(); {DEEPER}", False), ("library.in_torch()", True)],
 )
-def test_who_asked_for_the_wait_counts_and_not_what_ran_before(library: Path, then: str, is_torch: bool) -> None:
+def test_wait_is_attributed_to_its_caller_not_to_earlier_frames(library: Path, then: str, is_torch: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", STIRS + then, library]) as process:
         try:
             wait_for(lambda: targets.futex_call(process.pid), "it to sleep")
@@ -61,14 +61,14 @@ def test_a_lock_or_a_pipe_of_pythons_own_is_not_torchs(program: str) -> None:
             process.kill()
 
 
-def test_of_who_is_gone_nothing_is_known() -> None:
+def test_ended_process_has_no_native_stack() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     assert native_stack.waits_in_torch(process.pid, PROC) is None
 
 
 @pytest.mark.parametrize("text", ["", "running", "202 0x0", "202 x y z", "202 0x1 0x2 0x3 0x4 0x5 0x6 0x0 0x0"])
-def test_whatever_the_kernel_says_is_no_crash(text: str, tmp_path: Path) -> None:
+def test_any_text_in_syscall_file_is_no_wait_in_torch(text: str, tmp_path: Path) -> None:
     folder = tmp_path / "7" / "task" / "7"
     folder.mkdir(parents=True)
     (folder / "syscall").write_text(text + "\n")

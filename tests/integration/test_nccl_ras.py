@@ -87,7 +87,7 @@ def test_an_older_nccl_answers_in_text(tmp_path: Path) -> None:
         ("answer", {"BadAnswer"}),
     ],
 )
-def test_whatever_it_answers_is_bounded(how: str, reasons: set[str], tmp_path: Path) -> None:
+def test_ras_response_is_bounded_in_size_and_time(how: str, reasons: set[str], tmp_path: Path) -> None:
     """Limit every response in size and in time."""
     (tmp_path / "answer").write_text('{"nccl_version": NaN' + "[" * 100_000)
     with process(tmp_path, how) as pid:
@@ -99,7 +99,7 @@ def test_whatever_it_answers_is_bounded(how: str, reasons: set[str], tmp_path: P
 
 
 @needs_networks
-def test_a_stranger_who_listens_there_is_not_asked(tmp_path: Path) -> None:
+def test_ras_socket_of_another_user_is_not_queried(tmp_path: Path) -> None:
     """Query only a socket of the rank's owner: any user can listen on this port.
 
     If a socket of another user listens, too, the rank is not queried at all.
@@ -172,7 +172,7 @@ def answers(pid: int, *, min_age_seconds: float) -> object:
 
 
 @needs_networks
-def test_who_switched_it_off_or_is_young_is_not_asked(tmp_path: Path) -> None:
+def test_rank_with_ras_disabled_or_just_started_is_not_queried(tmp_path: Path) -> None:
     with process(tmp_path, "answer", NCCL_RAS_ENABLE="0") as pid:
         fault = door(pid)
     assert isinstance(fault, Fault)
@@ -218,7 +218,7 @@ def looked(stack: contextlib.ExitStack, folder: Path, *answers: list[int], ask_n
 
 
 @needs_networks
-def test_of_ranks_in_one_stack_the_counts_tell_whom_to_look_at(tmp_path: Path) -> None:
+def test_rank_with_lower_nccl_count_among_equal_stacks_is_checked_first(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         look = looked(stack, tmp_path, [6650, 6650, 6649, 6650])
     assert len(look.grouping.groups) == 1, "by their stacks they are alike"
@@ -233,7 +233,7 @@ def test_of_ranks_in_one_stack_the_counts_tell_whom_to_look_at(tmp_path: Path) -
 
 @needs_networks
 @pytest.mark.parametrize("ask_nccl", [True, False])
-def test_counts_that_rise_point_at_nobody(ask_nccl: bool, tmp_path: Path) -> None:
+def test_rising_nccl_counts_point_at_no_rank(ask_nccl: bool, tmp_path: Path) -> None:
     """Let the counts increase, as between two steps of a healthy job. A light capture does not query RAS."""
     with contextlib.ExitStack() as stack:
         look = looked(stack, tmp_path, [9, 9, 8, 9], [9, 9, 9, 9], [10, 10, 9, 10], ask_nccl=ask_nccl)
@@ -244,7 +244,7 @@ def test_counts_that_rise_point_at_nobody(ask_nccl: bool, tmp_path: Path) -> Non
 
 @needs_networks
 @pytest.mark.parametrize(("how", "reason"), [("garbage", "BadAnswer"), ("silent", "NoAnswer")])
-def test_why_nccl_said_nothing_stands_in_the_notes(how: str, reason: str, tmp_path: Path) -> None:
+def test_reason_of_missing_nccl_counts_is_in_the_notes(how: str, reason: str, tmp_path: Path) -> None:
     """End the capture at its deadline, even if the RAS server never responds."""
     settings = structs.replace(SETTINGS, nccl_ras_deadline_seconds=1.0)
     with process(tmp_path, how) as pid:

@@ -229,7 +229,7 @@ def test_a_dump_over_ssh_names_the_same_rank(fleet: Fleet) -> None:
     assert rank_and_node(job["verdict"]["named"]) == [(2, "n2")]
 
 
-def test_where_all_stacks_are_equal_the_numbers_say_at_whom_to_look(fleet: Fleet) -> None:
+def test_equal_stacks_on_all_nodes_are_judged_by_sequence_numbers(fleet: Fleet) -> None:
     job = fleet.jobs[BOB]
     job.wait_for_step(job.steps + 3)
     (job.folder / "part").touch()

@@ -558,7 +558,7 @@ def test_gpu_with_unkillable_call_is_not_tried_again(fake_driver: FakeDriver, st
     sweep_where(sampler, lambda sweep: len(sweep.gpus) == 8, "GPU 3 to be read again")
 
 
-def test_xids_that_the_driver_tells_are_kept_for_who_asks(fake_driver: FakeDriver, start: Start) -> None:
+def test_xids_from_the_driver_are_kept_for_later_queries(fake_driver: FakeDriver, start: Start) -> None:
     sampler = start()
     reply = sampler.query(XidDetails, 10.0)
     assert isinstance(reply, XidDetails)
@@ -613,7 +613,7 @@ def test_a_driver_that_tells_no_xids_is_sampled_all_the_same(fake_driver: FakeDr
     assert reply.events == ()
 
 
-def test_a_question_nobody_knows_is_a_fault(start: Start) -> None:
+def test_unknown_query_returns_a_fault(start: Start) -> None:
     reply = start().query(Fault, 10.0)
     assert isinstance(reply, Fault)
     assert reply.reason == "UnknownQuestion"

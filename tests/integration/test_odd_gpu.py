@@ -36,7 +36,7 @@ HANGS = ("gpu all power_watts 118", "gpu all utilization_ratio 1.0")
 WAITS = ("gpu all gpm 2 12.5", "gpu all gpm 5 0", "gpu all gpm 10 0.3")
 
 
-def test_the_rank_whose_gpu_has_no_kernel_is_looked_at_first(fake_driver: FakeDriver, tmp_path: Path) -> None:
+def test_rank_without_a_kernel_on_its_gpu_is_checked_first(fake_driver: FakeDriver, tmp_path: Path) -> None:
     fake_driver.add(*HANGS, *WAITS)
     sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=10.0, environ=fake_driver.environ)
     with contextlib.ExitStack() as stack:

@@ -105,9 +105,7 @@ def test_a_file_system_that_gives_no_answer_costs_the_deadline_of_one_process(tm
 
 
 @pytest.mark.parametrize("reads_details", [True, False])
-def test_the_incident_has_the_details_of_who_is_pointed_at_and_of_nobody_else(
-    tmp_path: Path, reads_details: bool
-) -> None:
+def test_incident_has_process_details_of_suspects_only(tmp_path: Path, reads_details: bool) -> None:
     rules = (config.ActivityRule(activity="collective_wait", function="asleep"),)
     with socket.create_server(("127.0.0.1", 0)) as server:
         folders = [tmp_path / str(number) for number in range(4)]

@@ -49,7 +49,9 @@ def test_a_sleeping_process(tmp_path: Path) -> None:
     assert (answer.fault, answer.paused, answer.state_after) == (None, False, "S")
 
 
-def test_a_pod_whose_py_spys_hang_uses_up_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_py_spys_of_a_pod_do_not_use_the_quota_of_another_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Reach the limit of one pod, then dump a rank of another pod. The users of both pods have uid 0."""
     left = AbandonedChildren()
     monkeypatch.setattr(pyspy.DUMPER, "abandoned", left)

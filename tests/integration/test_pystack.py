@@ -62,7 +62,7 @@ def test_a_process_that_py_spy_does_not_understand_has_its_stacks_all_the_same(t
     ]
 
 
-def test_who_switches_it_off_has_py_spys_word_alone(tmp_path: Path) -> None:
+def test_disabled_pystack_leaves_only_the_fault_of_py_spy(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         dump = one_look(pid, tmp_path, pystack=False)
     assert dump.fault is not None

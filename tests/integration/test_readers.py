@@ -115,7 +115,7 @@ def attempt(place: Path, names: dict[int | None, str], uid: int, *groups: int) -
     return found
 
 
-def test_the_owner_reads_his_own_and_changes_nothing(place: Path) -> None:
+def test_owner_can_read_but_not_change_its_incident(place: Path) -> None:
     _, names = kept(place)
     assert attempt(place, names, OWNER) == {
         "listed": {"incidents": ["-"], "owners": ["-"], f"owners/{OWNER}": [names[OWNER]]},
@@ -236,7 +236,7 @@ def test_where_there_are_no_lists_the_group_alone_reads(place: Path, caplog: pyt
         subprocess.run(["umount", str(place / "state")], check=True)
 
 
-def test_a_group_that_nobody_knows_is_said_once(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_group_is_logged_once(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         _, names = kept(place, group="nobody-has-this-group")
     assert [record.getMessage().count("no such group") for record in caplog.records] == [1]
@@ -281,7 +281,7 @@ def read_as(uid: int, folder: Path) -> dict[str, str]:
     return answer
 
 
-def test_the_owner_reads_what_a_real_daemon_saved_of_his_job_and_a_stranger_nothing(
+def test_incident_of_real_daemon_is_readable_by_its_owner_only(
     place: Path, tmp_path: Path, fake_driver: FakeDriver
 ) -> None:
     seat = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "his"}

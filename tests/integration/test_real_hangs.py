@@ -120,7 +120,7 @@ def line_of(code: str) -> int:
     ],
     indirect=["folder"],
 )
-def test_whom_to_look_at_first_in_a_real_hang(folder: Path, kind: str, rank: int, code: str) -> None:
+def test_real_hang_has_its_rank_to_check_first(folder: Path, kind: str, rank: int, code: str) -> None:
     def settled() -> Verdict | None:
         verdict = explained(folder)
         return verdict if (verdict.kind, [one.rank for one in verdict.first_look]) == (kind, [rank]) else None
@@ -152,7 +152,9 @@ def test_whom_to_look_at_first_in_a_real_hang(folder: Path, kind: str, rank: int
     ],
     indirect=["folder"],
 )
-def test_whom_the_others_wait_for_in_a_real_hang(folder: Path, ranks: list[int], code: str, words: list[str]) -> None:
+def test_real_hang_without_a_majority_names_no_rank(
+    folder: Path, ranks: list[int], code: str, words: list[str]
+) -> None:
     """Name no rank without a majority of waiting ranks.
 
     In one job half of the ranks write and half wait. Another job has only two ranks.
@@ -170,7 +172,7 @@ def test_whom_the_others_wait_for_in_a_real_hang(folder: Path, ranks: list[int],
 
 
 @pytest.mark.parametrize("folder", ["lock_in_user_code"], indirect=True)
-def test_native_frames_name_who_waits_for_a_lock_of_its_own(folder: Path) -> None:
+def test_native_frames_name_the_rank_in_its_own_lock(folder: Path) -> None:
     def settled() -> Verdict | None:
         verdict = explained(folder, "--native")
         return verdict if [one.rank for one in verdict.named] == [2] else None

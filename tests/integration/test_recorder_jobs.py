@@ -91,7 +91,7 @@ def have_gone_on(first: Snapshot, last: Snapshot) -> bool:
 
 @pytest.mark.parametrize("wanted", [50, pytest.param(200, marks=pytest.mark.series)])
 @pytest.mark.parametrize("name", GOES_ON)
-def test_a_job_that_goes_on_accuses_nobody(name: str, wanted: int, tmp_path: Path) -> None:
+def test_running_job_names_no_rank(name: str, wanted: int, tmp_path: Path) -> None:
     """Judge a running job `wanted` times, at random moments. Sometimes a recorder changes while it is read."""
     looks = whole = 0
     with started(name, tmp_path) as job:
@@ -136,7 +136,7 @@ def test_bytes_of_a_collective_are_motion(tmp_path: Path) -> None:
     assert all((dump.rank_bytes or 0) > 1 << 20 for dump in last)
 
 
-def test_where_everybody_stands_alike_the_numbers_show_a_circle(tmp_path: Path) -> None:
+def test_equal_stacks_in_a_cycle_are_found_by_sequence_numbers(tmp_path: Path) -> None:
     with started("wrong_group", tmp_path) as job:
         verdict = wait_for(lambda: settled if (settled := job.look().verdict).kind == "Circle" else None, "the circle")
         assert (verdict.named, [rank.rank for rank in verdict.first_look]) == ((), [1])

@@ -55,7 +55,7 @@ def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: Fa
             assert [path.name for path in folder.parent.iterdir() if node.run_id in path.name] == [incident]
 
 
-def test_an_incident_whose_processes_are_gone_is_closed_and_says_so(fake_driver: FakeDriver, tmp_path: Path) -> None:
+def test_incident_without_processes_is_closed_after_a_restart(fake_driver: FakeDriver, tmp_path: Path) -> None:
     kept = {"directory": str(tmp_path / "kept")}
     with SimulatedNode(2) as node, RealDaemon(tmp_path / "hw0", fake_driver.environ, store=kept) as daemon:
         fake_driver.write([*h100(2), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])
@@ -75,7 +75,7 @@ def test_an_incident_whose_processes_are_gone_is_closed_and_says_so(fake_driver:
         )
 
 
-def test_a_second_daemon_says_whose_the_directory_is_and_ends(fake_driver: FakeDriver, tmp_path: Path) -> None:
+def test_second_daemon_reports_the_owner_of_the_directory_and_ends(fake_driver: FakeDriver, tmp_path: Path) -> None:
     with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
         second = _hangwatch("run", "--config", str(daemon.config))
         assert second.returncode == 75, "systemd starts it again: the first one may be about to end"

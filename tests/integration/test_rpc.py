@@ -45,7 +45,7 @@ SERVER = RANK + "rpc.init_rpc('server', rank=1, world_size=2, rpc_backend_option
     ("does", "expected"),
     [("locks", Signature.BLOCKED), ("computes", Signature.UNKNOWN)],
 )
-def test_who_waits_for_another_rank_by_rpc(does: str, expected: Signature, tmp_path: Path) -> None:
+def test_rank_waiting_by_rpc_is_blocked(does: str, expected: Signature, tmp_path: Path) -> None:
     folders = tmp_path / "client", tmp_path / "server"
     for folder in folders:
         folder.mkdir()

@@ -224,7 +224,7 @@ def test_explain_says_what_it_reads_while_it_reads_and_leaves_no_trace_of_it(tmp
     assert b"wait (train.py:3)" in answer
 
 
-def test_nothing_is_said_of_what_is_quick_or_where_nobody_looks(typed: dict[str, tuple[str, ...]]) -> None:
+def test_progress_line_is_absent_for_quick_steps_and_without_a_terminal(typed: dict[str, tuple[str, ...]]) -> None:
     command = [sys.executable, "-m", "hangwatch", *typed["explain"]]
     assert subprocess.run(command, capture_output=True, check=True).stderr == b""
     with progress_line.shown(quiet_seconds=0.0) as now:

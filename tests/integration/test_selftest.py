@@ -71,7 +71,7 @@ def test_the_rank_that_hangs_before_a_collective_is_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.series  # in `make test`: over nodes
-def test_who_hangs_inside_a_collective_is_found_by_halves(tmp_path: Path) -> None:
+def test_rank_that_hangs_inside_a_collective_is_found_by_bisection(tmp_path: Path) -> None:
     """Test other pairs if both ranks of a pair join and neither returns: only other pairs show the culprit."""
     done = subprocess.run(
         [*COMMAND, "--ranks", "4", "--timeout-seconds", "10", "--bisect", "--json"],
@@ -136,7 +136,7 @@ def test_a_stopped_rank_is_named_and_nothing_is_left_behind(tmp_path: Path) -> N
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_a_rank_under_a_launcher_says_who_is_missing(tmp_path: Path) -> None:
+def test_rank_under_a_launcher_reports_the_missing_ranks(tmp_path: Path) -> None:
     """Run the script of a rank without a launcher, as torchrun would start it.
 
     The ranks tell each other over the store which rank has not joined.

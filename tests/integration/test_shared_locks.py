@@ -81,7 +81,7 @@ def seen(*pids: int) -> Group:
     return next(group for group in groups if any(member.id.pid == pids[-1] for member in group.members))
 
 
-def test_who_waits_for_a_semaphore_that_another_rank_maps_waits_for_a_lock(name: str, tmp_path: Path) -> None:
+def test_rank_waiting_for_a_shared_semaphore_waits_for_a_lock(name: str, tmp_path: Path) -> None:
     with held(name) as holder, targets.python(WAITS.format(name=name), tmp_path) as pid:
         group = seen(holder, pid)
         alone = seen(pid)

@@ -182,7 +182,7 @@ def test_a_rank_alone(code: str, use: float, expected: Signature, tmp_path: Path
     ],
     ids=["links stand still but for a poll", "NVLink carries", "PCIe carries, no NVLink", "nothing is counted"],
 )
-def test_a_rank_behind_its_gpu_whose_links_are_read(
+def test_signature_of_a_rank_waiting_for_its_gpu_uses_link_traffic(
     counters: tuple[str, ...], expected: Signature, fake_driver: FakeDriver, tmp_path: Path
 ) -> None:
     fake_driver.add("gpu all power_watts 120", *(f"gpu all field {counter}" for counter in counters))
@@ -252,7 +252,9 @@ os.read(back, 1)
         "lock",
     ],
 )
-def test_who_is_stuck_on_a_file_or_pipe_of_nobody_in_its_job(code: str, where: str | None, tmp_path: Path) -> None:
+def test_rank_blocked_on_a_file_or_pipe_outside_its_job_is_stuck_on_it(
+    code: str, where: str | None, tmp_path: Path
+) -> None:
     with targets.python(code, tmp_path) as pid:
         wait_for(lambda: main_thread.read_call(pid, procfs.PROC), "it to stand in a call")
         member = measured(job_of(pid))
@@ -273,7 +275,7 @@ def test_who_is_stuck_on_a_file_or_pipe_of_nobody_in_its_job(code: str, where: s
     ],
     ids=["recv", "recv after a moment", "recv with a time-out", "select", "epoll", "child", "child at a pipe"],
 )
-def test_who_waits_for_somebody_outside_of_the_job(code: str, kind: str, tmp_path: Path) -> None:
+def test_rank_waiting_for_an_outside_server_awaits_outside(code: str, kind: str, tmp_path: Path) -> None:
     with server() as port, targets.python(code.replace("{port}", str(port)), tmp_path) as pid:
         targets.wait_for_call(pid, kind)
         member = measured(job_of(pid))
@@ -355,7 +357,7 @@ def test_bytes_that_a_rank_receives_into_memory_are_motion(tmp_path: Path) -> No
     assert 100_000 < member.usage.io_bytes_per_second < 1_000_000
 
 
-def test_who_stands_in_a_debugger_waits_for_the_person_at_his_terminal() -> None:
+def test_rank_in_a_debugger_waits_for_a_person() -> None:
     """Warn first, and page only after the stalled hold.
 
     The rank waits for a person, not for the job, so it is not judged.
@@ -394,7 +396,7 @@ step = 1
 
 
 @pytest.mark.parametrize("comes", [False, True], ids=["nobody has come", "at a breakpoint"])
-def test_who_stands_in_the_debugger_of_an_editor_polls(comes: bool) -> None:
+def test_rank_in_debugpy_polls(comes: bool) -> None:
     """Recognize debugpy, which uses no terminal.
 
     Its main thread wakes 47 times a second while it waits for the editor, and 5 times at a breakpoint.

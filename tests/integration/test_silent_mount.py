@@ -155,7 +155,7 @@ def test_a_descriptor_tells_the_mount_where_no_place_in_the_kernel_does(
     assert [member.kernel.waits_for_mount for member in seen.grouping.members] == [False, True]
 
 
-def test_ranks_that_all_sleep_over_a_silent_mount_page_and_none_is_accused(tmp_path: Path) -> None:
+def test_ranks_that_sleep_on_a_dead_mount_page_and_none_is_named(tmp_path: Path) -> None:
     with ranks(tmp_path, ASLEEP, ASLEEP) as (job, fall_silent):
         fall_silent()
         seen = look(job)

@@ -36,7 +36,7 @@ def read_connection(ours: socket.socket) -> sockets.Connection:
     return sockets.read(os.getpid(), procfs.PROC)[os.fstat(ours.fileno()).st_ino]
 
 
-def test_a_connection_whose_other_end_has_closed_is_lost() -> None:
+def test_connection_closed_by_its_peer_is_lost() -> None:
     with connected() as (ours, theirs):
         assert not read_connection(ours).is_lost
         theirs.close()
@@ -110,7 +110,7 @@ def test_too_many_connections_are_not_read_to_the_end(monkeypatch: pytest.Monkey
         assert sockets.read_unix(os.getpid(), procfs.PROC) is None
 
 
-def test_who_is_gone_has_neither_counters_nor_a_call() -> None:
+def test_ended_process_has_no_counters_and_no_call() -> None:
     assert main_thread.read_counters(NOBODY, procfs.PROC) is None
     assert main_thread.read_call(NOBODY, procfs.PROC) is None
     assert sockets.sockets_of_process(NOBODY, procfs.PROC) is None
@@ -137,7 +137,7 @@ both.poll()
     assert 0 in call.descriptors
 
 
-def test_who_accepts_waits_for_the_socket_that_listens(tmp_path: Path) -> None:
+def test_accept_call_waits_for_the_listening_socket(tmp_path: Path) -> None:
     code = """
 import socket
 import subprocess
@@ -156,7 +156,7 @@ listening.accept()
     assert [table[held[one]].listens for one in call.descriptors] == [True]
 
 
-def test_who_sleeps_gives_the_core_away_itself() -> None:
+def test_sleeping_thread_counts_voluntary_switches() -> None:
     before = main_thread.read_counters(os.getpid(), procfs.PROC)
     for _ in range(5):
         select.select([], [], [], 0.01)
@@ -217,7 +217,7 @@ def test_bytes_are_counted_in_another_network_namespace(in_its_own_network: tupl
     assert not [thread for thread in threading.enumerate() if thread.name == "setns"]
 
 
-def test_who_may_not_enter_a_network_namespace_still_sees_its_connections(
+def test_connections_in_a_forbidden_network_namespace_are_listed(
     in_its_own_network: tuple[int, list[int]],
 ) -> None:
     """Read as root without CAP_SYS_ADMIN, with as few capabilities as the daemon's unit has."""

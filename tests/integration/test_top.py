@@ -210,7 +210,7 @@ def drawn(seen: LastAnswer, now: float, width: int = 100) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_what_needs_somebody_comes_first() -> None:
+def test_jobs_that_need_attention_come_first() -> None:
     text = drawn(LastAnswer(SEEN, 100.0), 100.0)
     assert re.search(r"stuck +uid 1004 +hung \(page\) +2 min 05 s +8 +920 / 2100 W +rank 3", text)
     assert text.index("stuck") < text.index("well") and "5200 / 2100 W" in text

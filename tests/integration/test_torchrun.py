@@ -188,7 +188,7 @@ def dumped(job: RealJob) -> dict[str, Any]:
     return answer
 
 
-def test_dump_looks_again_at_a_job_that_stands_and_names_by_number(job: RealJob) -> None:
+def test_dump_takes_a_second_round_and_names_by_sequence_number(job: RealJob) -> None:
     assert dumped(job)["verdict"]["named"] == []
     job.order(2, "sleep")
     wait_for(lambda: dumped(job)["verdict"]["kind"] == "NotCome", "all_reduce to be open for ten seconds", 60)
@@ -264,7 +264,7 @@ def test_a_stopped_rank_is_named_and_left_stopped(job: RealJob) -> None:
     job.wait_until_it_trains()
 
 
-def test_ranks_in_different_collectives_are_shown_and_nobody_is_accused(job: RealJob) -> None:
+def test_ranks_in_different_collectives_are_shown_and_none_is_named(job: RealJob) -> None:
     """Run this test last: the job cannot recover from it."""
     job.order(2, "mismatch")
     _, grouping, verdict = job.judge()

@@ -110,7 +110,7 @@ def node() -> Iterator[Node]:
         yield Node(daemon, path, pids)
 
 
-def test_the_owner_has_the_stacks_that_the_kernel_keeps_from_him(node: Node) -> None:
+def test_owner_gets_stacks_that_the_kernel_does_not_let_it_read(node: Node) -> None:
     done = node.hangwatch(OWNER, "dump", "--job", f"job-of-{OWNER}", "--json", "--rounds", "2")
     assert done.returncode == 0, done.stderr
     (job,) = json.loads(done.stdout)["jobs"]
@@ -120,7 +120,7 @@ def test_the_owner_has_the_stacks_that_the_kernel_keeps_from_him(node: Node) -> 
     assert f"job job-of-{OWNER} ({job['job']['job_key']}): sent its stacks to user {OWNER}" in node.daemon.log
 
 
-def test_nobody_has_anything_of_a_strangers_job(node: Node) -> None:
+def test_user_gets_no_data_about_jobs_of_others(node: Node) -> None:
     other = node.hangwatch(OWNER, "dump", "--job", f"job-of-{OTHER}")
     assert other.returncode == 2 and "no such job" in other.stderr
     assert node.get(STRANGER, f"/dump?pid={node.pids[OTHER]}") == (404, "no such job of yours runs on this node\n\n")
@@ -196,7 +196,7 @@ def test_command_that_the_daemon_refuses_for_now_says_so_and_exits_with_75(node:
     assert "no such job" not in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_user_reads_his_incidents_and_status_also_where_files_and_port_refuse_him(node: Node) -> None:
+def test_user_socket_gives_incidents_and_status_without_files_and_port(node: Node) -> None:
     kept = Store(node.daemon.state, shared=True)
     found = samples.mismatch()
     names = {}
@@ -213,7 +213,7 @@ def test_a_user_reads_his_incidents_and_status_also_where_files_and_port_refuse_
     assert status.returncode == 0 and f"job-of-{OWNER}" in status.stdout and f"job-of-{OTHER}" not in status.stdout
 
 
-def test_the_client_tells_nothing_to_a_socket_of_somebody_else(tmp_path: Path) -> None:
+def test_client_sends_nothing_to_a_socket_of_another_user(tmp_path: Path) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as ours:
         ours.bind(str(path))

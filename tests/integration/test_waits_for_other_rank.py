@@ -91,7 +91,7 @@ def seen(kind: str, pid: int, *ranks: int) -> tuple[Group, Member]:
 
 
 @pytest.mark.parametrize("how", [WAITS, IN_A_SHELL], ids=["child", "below a shell"])
-def test_whose_child_waits_for_the_lock_of_another_rank_waits_for_that_lock(how: str, tmp_path: Path) -> None:
+def test_rank_with_child_waiting_for_a_lock_of_another_rank_waits_for_it(how: str, tmp_path: Path) -> None:
     with other_rank(tmp_path) as other, targets.python(how.format(code=FLOCK), tmp_path) as pid:
         group, member = seen("locks", pid, other.pid)
         _, alone = seen("locks", pid)
@@ -111,7 +111,7 @@ def test_whose_child_waits_for_the_lock_of_another_rank_waits_for_that_lock(how:
     [(FIFO, False), (CONNECTION, True), (CONNECTION, False)],
     ids=["fifo", "connection", "connection that is not accepted"],
 )
-def test_who_receives_from_another_rank_asks_it(
+def test_rank_receiving_from_another_rank_waits_for_that_rank(
     how: str, waiting_part: str, code: str, accepts: bool, tmp_path: Path
 ) -> None:
     with other_rank(tmp_path, accepts=accepts) as other, targets.python(how.format(code=code), tmp_path) as pid:
@@ -122,7 +122,7 @@ def test_who_receives_from_another_rank_asks_it(
 
 
 @pytest.mark.parametrize("code", [FIFO, CONNECTION], ids=["fifo", "connection"])
-def test_whose_child_receives_from_a_stranger_is_held_outside(code: str, tmp_path: Path) -> None:
+def test_rank_with_child_receiving_from_outside_waits_outside_the_job(code: str, tmp_path: Path) -> None:
     with other_rank(tmp_path), targets.python(WAITS.format(code=code), tmp_path) as pid:
         _, member = seen("receives", pid)
     assert member.waits.asks_rank is None and member.kernel.is_held_outside and member.waits.awaited is not None

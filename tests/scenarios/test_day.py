@@ -11,7 +11,7 @@ from tests.scenarios.day import Outcome
 from tests.scenarios.power import HOUR
 
 
-def test_looks_glances_and_pages_are_counted_apart() -> None:
+def test_captures_light_captures_and_pages_are_counted_separately() -> None:
     light = day.outcome("very light fine-tuning", HOUR)
     assert (light.pages, light.looks, light.seconds) == (0, 1, None)
     assert light.glances == 4  # in the 44 minutes after the capture: 2, 4, 8 and 16 minutes apart
@@ -45,7 +45,7 @@ def test_what_is_wrong(play_outcome: Outcome, is_wrong: bool) -> None:
     assert (f"1 wrong: {play_outcome.name}." in day.page([play_outcome])) is is_wrong
 
 
-def test_the_page_counts_who_is_late() -> None:
+def test_table_of_the_day_counts_late_pages() -> None:
     soon, late = outcome("lock", 1, 132.0), outcome("endless loop", 1, 1032.0)
     assert "* 2 hangs: 1 paged within 135 s, 1 later" in day.page([soon, late])
     others = sum(not scenario.weakness for scenario in day.SCENARIOS.values()) - 2

@@ -85,7 +85,7 @@ def without_counts(states: str) -> str:
 
 
 @pytest.mark.parametrize("scenario", PAUSE_SCENARIOS[:2], ids=lambda scenario: scenario.name)
-def test_what_is_learnt_does_not_depend_on_names(scenario: PowerScenario) -> None:
+def test_learned_pauses_do_not_depend_on_function_names(scenario: PowerScenario) -> None:
     seconds = 3 * HOUR
     pages = play(scenario.node, seconds)["job"].pages
     assert play(scenario.node, seconds, activities=Table(()))["job"].pages == pages
@@ -113,7 +113,7 @@ def test_every_scenario_has_a_name_of_its_own_and_a_truth() -> None:
         (["s", *"abc" * 3, "a"], "s → (a → b → c) x3 → a"),
     ],
 )
-def test_fold(states: list[str], line: str) -> None:
+def test_states_are_folded_to_one_line(states: list[str], line: str) -> None:
     assert fold(states) == line
 
 

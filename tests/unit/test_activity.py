@@ -198,7 +198,7 @@ def test_an_activity_is_called_after_a_function_with_a_name(lines: list[str], ex
         ("fetch (datasets/mine.py)", "unknown", "data_loading", "data_loading"),
     ],
 )
-def test_what_a_word_means_depends_on_whose_file_it_is(
+def test_function_name_is_classified_by_the_owner_of_its_file(
     line: str, of_user: str, of_nobody_knows: str, of_library: str
 ) -> None:
     found = (TABLE.classify(frames(line, "<module> (train.py)"), installed).activity for installed in (0, None, 1))

@@ -65,7 +65,7 @@ def test_numbers_name_and_stacks_say_what_it_does() -> None:
     assert "metrics.py:31" in verdict.message
 
 
-def test_who_sleeps_in_torch_behind_a_line_of_its_own_waits_too() -> None:
+def test_rank_sleeping_in_torch_is_not_named_against_the_numbers() -> None:
     """Count a rank that sleeps in torch's code as waiting: `work.wait()` has no Python frame.
 
     A lock or sleep of the program has no Python frame either, but does not sleep in torch's code.
@@ -79,7 +79,7 @@ def test_who_sleeps_in_torch_behind_a_line_of_its_own_waits_too() -> None:
     assert "sequence" in {vote.kind for vote in verdict.evidence}, "what the numbers show stands beside it"
 
 
-def test_who_has_the_numbers_is_not_sent_for_them() -> None:
+def test_advice_omits_numbers_that_the_evidence_has() -> None:
     """Do not recommend collecting sequence numbers that the evidence already has.
 
     By its stack, rank 3 is the rank to check first: no other rank is in its barrier.
@@ -96,7 +96,7 @@ def test_who_has_the_numbers_is_not_sent_for_them() -> None:
     assert any(vote.kind == "sequence" for vote in verdict.evidence)
 
 
-def test_by_stacks_alone_who_sleeps_in_torch_is_not_accused_either() -> None:
+def test_rank_sleeping_in_torch_is_not_named_by_stacks() -> None:
     members = [
         structs.replace(standing(rank, done(5)), signature=Signature.BLOCKED, recorder=RecorderFacts(libraries=()))
         for rank in range(4)
@@ -108,7 +108,7 @@ def test_by_stacks_alone_who_sleeps_in_torch_is_not_accused_either() -> None:
 
 
 @pytest.mark.parametrize("waits_for", ["lock", "unknown"])
-def test_who_waits_for_a_lock_that_another_rank_may_hold_is_not_named(waits_for: str) -> None:
+def test_rank_waiting_for_a_shared_lock_is_checked_first_and_not_named(waits_for: str) -> None:
     held = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
     assert [one.rank for one in judged(waiting(*THREE), outside(held, activity="lock", waits_for=waits_for)).named] == [
         3
@@ -134,7 +134,7 @@ def test_waiter_in_own_code_is_low_while_another_rank_is_outside(
     assert ([rank.rank for rank in verdict.named], verdict.confidence) == ([3], confidence)
 
 
-def test_who_asks_again_and_again_is_looked_at_first_and_not_named() -> None:
+def test_polling_rank_is_checked_first_and_not_named() -> None:
     asks = structs.replace(standing(3, done(5)), signature=Signature.POLLS)
     verdict = judged(waiting(*THREE), outside(asks, activity="unknown", waits_for="unknown"))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
@@ -155,7 +155,7 @@ def test_lines_of_a_loop_that_sleeps_are_no_work(
     assert [one.rank for one in (*verdict.named, *verdict.first_look)] == [3]
 
 
-def test_of_who_does_not_stand_still_it_is_said_that_it_may_come() -> None:
+def test_verdict_says_that_a_rank_that_works_may_still_join() -> None:
     def said(**more: object) -> str:
         return judged(waiting(*THREE), outside(structs.replace(standing(3, done(5)), **more))).message
 
@@ -164,7 +164,7 @@ def test_of_who_does_not_stand_still_it_is_said_that_it_may_come() -> None:
     assert "may join" not in said(signature=Signature.BLOCKED)
 
 
-def test_a_stack_against_the_numbers_accuses_nobody_and_both_are_shown() -> None:
+def test_stack_that_contradicts_the_numbers_names_no_rank() -> None:
     """Name no rank: a process group has two more members that were not captured, and these may not have joined."""
     pair = {WORLD: (5, 6), "1": (4, 4)}
     verdict = judged(waiting(*(standing(rank, pair) for rank in range(3))), outside(standing(3, pair)))
@@ -175,14 +175,14 @@ def test_a_stack_against_the_numbers_accuses_nobody_and_both_are_shown() -> None
     assert (alone.kind, [one.rank for one in alone.named]) == ("OutsideCollective", [3])
 
 
-def test_the_kernel_stands_above_what_names_nobody() -> None:
+def test_stopped_rank_is_named_although_all_have_joined() -> None:
     stopped = structs.replace(standing(3, waits(6)), kernel=KernelFacts(state="T"), signature=Signature.STOPPED)
     verdict = judged(waiting(*THREE, stopped))
     assert (verdict.kind, [one.rank for one in verdict.named]) == ("RankStopped", [3])
     assert judged(waiting(*THREE, standing(3, waits(6)))).kind == "EverybodyCame"
 
 
-def test_who_waits_for_a_lock_that_a_rank_holds_waits_for_that_rank() -> None:
+def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:
     lock = FileLock(path="/shared/lock", holder_pid=700)
     held = structs.replace(standing(3, done(5)), waits=Waits(file_lock=lock))
     holder = structs.replace(THREE[0], id=structs.replace(THREE[0].id, pid=700))
@@ -213,7 +213,7 @@ def test_ranks_in_joined_collective_are_not_blocked_by_rank_ahead() -> None:
     assert [one.rank for one in judged(*without).first_look] == [2]
 
 
-def test_what_is_still_open_takes_back_no_accusation_by_a_stack() -> None:
+def test_open_operation_does_not_clear_a_rank_suspected_by_its_stack() -> None:
     behind = waiting(standing(0, waits(7)), standing(1, waits(6)), standing(3, waits(6)))
     stands = outside(standing(2, waits(8)), activity="training_loop", waits_for="gpu")
     verdict = judged(behind, stands)
@@ -231,7 +231,9 @@ ASKS = pytest.mark.parametrize(
 
 
 @ASKS
-def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, waiting_part: str, words: str) -> None:
+def test_rank_waiting_for_another_rank_is_checked_first_and_not_named(
+    activity: str, waiting_part: str, words: str
+) -> None:
     """Do not name a rank that waits for another rank, in any function: the other rank may be the cause."""
     own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
     assert [one.rank for one in judged(waiting(*THREE), outside(own, activity=activity)).named] == [3]
@@ -241,7 +243,7 @@ def test_who_asks_another_rank_is_looked_at_and_not_named(activity: str, waiting
     assert words in verdict.message
 
 
-def test_at_a_socket_whose_other_end_is_a_rank_it_is_not_said_that_nobody_knows() -> None:
+def test_socket_to_another_rank_is_reported_as_possible_wait_for_it() -> None:
     def said(other_pid: int | None) -> str:
         behind = CallTarget(kind="unix", what="a Unix socket", other_pid=other_pid)
         call = KernelCall(name="recvfrom", says="recvfrom() from", rounds=2, descriptors=1, behind=(behind,))
@@ -260,7 +262,7 @@ def test_at_a_socket_whose_other_end_is_a_rank_it_is_not_said_that_nobody_knows(
 
 
 @ASKS
-def test_by_stacks_too_who_asks_another_rank_is_not_named(activity: str, waiting_part: str, words: str) -> None:
+def test_rank_waiting_for_another_rank_is_not_named_by_stacks(activity: str, waiting_part: str, words: str) -> None:
     others = [structs.replace(member, recorder=structs.replace(member.recorder, libraries=())) for member in THREE]
     own = structs.replace(standing(3, done(5)), recorder=RecorderFacts(libraries=()), signature=Signature.BLOCKED)
     assert [one.rank for one in judged(waiting(*others), outside(own, activity=activity)).named] == [3]
@@ -273,7 +275,7 @@ def test_by_stacks_too_who_asks_another_rank_is_not_named(activity: str, waiting
     )
 
 
-def test_who_asks_another_rank_in_a_wait_for_ranks_waits_as_the_others_do() -> None:
+def test_rank_receiving_in_its_main_thread_waits_like_the_others() -> None:
     # A rank that receives in its main thread, as with MPI, waits like the ranks in the collective.
     asks = structs.replace(standing(3, done(5)), waits=Waits(asks_rank="main"))
     assert judged(waiting(*THREE), outside(asks, activity="point_to_point", waits_for="ranks")).first_look == ()
@@ -396,7 +398,7 @@ def test_ports_that_got_worse_are_said_of_their_node() -> None:
         ((SPINS, (60.0, 0.0)), [], ""),  # with two ranks, either may be the culprit
     ],
 )
-def test_where_everybody_has_come_the_one_whose_gpu_stands_out_is_looked_at_first(
+def test_rank_with_different_gpu_is_checked_first_after_all_have_joined(
     numbers: tuple[tuple[float | None, float | None], ...], first: list[int], phrase: str
 ) -> None:
     verdict = with_gpus(*numbers)

@@ -80,7 +80,7 @@ def rank(number: int, call: SystemCall | None, *frames: Frame) -> RankDump:
     return RankDump(id=identity, rounds=rounds, utilization_ratio=1.0, busy_power_ratio=0.1)
 
 
-def test_rank_that_opens_a_file_is_named_whatever_its_gpu_reads() -> None:
+def test_rank_blocked_in_open_is_named_despite_a_busy_gpu() -> None:
     collective = Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2800)
     others = [rank(number, None, collective) for number in range(3)]
     for call, named in ((structs.replace(OPEN, object="file"), [3]), (SystemCall(number=202, name="futex"), [])):

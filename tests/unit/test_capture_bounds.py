@@ -150,7 +150,7 @@ def test_py_spy_is_asked_for_what_the_person_asked_for(
 
 
 @pytest.mark.parametrize(("may_pause", "calls"), [(True, 2), (False, 1)])
-def test_before_a_suspicion_nobody_is_paused(tmp_path: Path, may_pause: bool, calls: int) -> None:
+def test_process_is_not_paused_before_a_suspicion(tmp_path: Path, may_pause: bool, calls: int) -> None:
     node = Node(tmp_path, ranks=1)
     thread = node.proc / f"{FIRST}/task/{FIRST}"
     thread.mkdir(parents=True)
@@ -182,7 +182,7 @@ def test_places_are_shared_and_given_back(tmp_path: Path) -> None:
     assert (slots.acquire(blocking=False), slots.acquire(blocking=False)) == (True, False)
 
 
-def test_who_gets_no_place_before_the_round_is_over_is_told_and_gives_none_back(tmp_path: Path) -> None:
+def test_dump_without_a_slot_before_the_round_deadline_is_a_fault(tmp_path: Path) -> None:
     node, slots = Node(tmp_path, ranks=1), threading.Semaphore(0)
     taken = node.take(node.pyspy(), replace(ONCE, round_deadline_seconds=0.2), slots=slots)
     (dump,) = taken.ranks[0].rounds
@@ -214,7 +214,7 @@ def test_a_dump_comes_with_what_the_kernel_says_of_the_process(tmp_path: Path) -
     assert abs(taken.started_unix_seconds + taken.duration_seconds - (tmp_path / "calls").stat().st_mtime) < 30
 
 
-def test_the_main_thread_is_the_one_whose_number_is_the_pid_inside_the_pod(tmp_path: Path) -> None:
+def test_main_thread_is_found_by_the_pid_inside_the_pod(tmp_path: Path) -> None:
     node = Node(tmp_path, ranks=1)
     node.status(FIRST, inner=77)
     (dump,) = node.take(node.pyspy(f"echo '{stacks('train', 77, None)}'")).ranks[0].rounds
@@ -231,7 +231,7 @@ def test_what_is_no_dump_is_a_fault_of_the_tool(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("letter", ["Z", "X"])
-def test_who_had_ended_is_not_dumped_and_says_so(tmp_path: Path, letter: str) -> None:
+def test_ended_rank_is_not_dumped_and_has_a_fault(tmp_path: Path, letter: str) -> None:
     node = Node(tmp_path)
     node.state(FIRST, letter)
     seen: list[Fault | None] = []
@@ -243,7 +243,7 @@ def test_who_had_ended_is_not_dumped_and_says_so(tmp_path: Path, letter: str) ->
     )
 
 
-def test_who_ends_in_the_last_round_is_gone_and_who_does_in_his_dump_too(tmp_path: Path) -> None:
+def test_rank_that_ends_during_its_dump_is_gone(tmp_path: Path) -> None:
     node = Node(tmp_path)
     taken = node.take(node.pyspy(f"[ $pid = {FIRST} ] && rm -r {node.proc}/$pid; echo '{stacks('train')}'"))
     assert [(rank.gone, rank.rounds[0].state, rank.rounds[0].state_after) for rank in taken.ranks] == [
@@ -252,7 +252,7 @@ def test_who_ends_in_the_last_round_is_gone_and_who_does_in_his_dump_too(tmp_pat
     ]
 
 
-def test_of_who_was_seen_in_no_round_nothing_is_said(tmp_path: Path) -> None:
+def test_capture_without_rounds_says_nothing_about_ranks(tmp_path: Path) -> None:
     node = Node(tmp_path, workers=1)
     taken = node.take(node.pyspy(), rounds=0)
     assert (taken.rounds, [(rank.gone, rank.rounds, rank.workers) for rank in taken.ranks]) == (
@@ -361,7 +361,7 @@ def test_links_are_read_once_a_round_and_each_rank_has_those_of_its_own_gpus(tmp
     assert next(coming, "all asked for") == "all asked for"
 
 
-def test_who_gives_no_answer_about_links_is_not_asked_again_in_this_capture(tmp_path: Path) -> None:
+def test_link_traffic_that_failed_is_not_read_again_in_the_capture(tmp_path: Path) -> None:
     node = Node(tmp_path, ranks=1)
     asked: list[None] = []
     taken = node.take(
@@ -428,7 +428,7 @@ def test_workers_up_to_the_bound_are_no_news(tmp_path: Path) -> None:
     assert node.take(node.pyspy(), replace(ONCE, max_workers_per_rank=2)).notes == ()
 
 
-def test_who_was_stopped_meanwhile_is_named_with_the_command_that_lets_him_run_on(tmp_path: Path) -> None:
+def test_ranks_stopped_during_the_capture_are_listed_with_kill_cont(tmp_path: Path) -> None:
     """List only the ranks that were stopped during the capture. The first rank was stopped before it."""
     node = Node(tmp_path, ranks=3)
     node.state(FIRST, "T")
@@ -439,7 +439,7 @@ def test_who_was_stopped_meanwhile_is_named_with_the_command_that_lets_him_run_o
     )
 
 
-def test_who_is_told_to_stop_says_how_far_it_came(tmp_path: Path) -> None:
+def test_interrupted_capture_keeps_dumps_and_marks_the_rest(tmp_path: Path) -> None:
     node, stop = Node(tmp_path, ranks=2), threading.Event()
     settings = replace(ONCE, rounds=3, pause_seconds=60.0)
     taken = node.take(node.pyspy(), settings, stop=stop, observe_dump=lambda *_: stop.set())

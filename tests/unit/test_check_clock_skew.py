@@ -52,7 +52,7 @@ def test_a_clock_that_is_kept() -> None:
     assert "2.000 ms" in found.message and "node2" in found.message
 
 
-def test_a_clock_that_nobody_keeps() -> None:
+def test_clock_without_synchronization_is_a_warning() -> None:
     assert verdict(sample(kernel=UNKEPT)) == ("WARNING", "ClockUnsynchronized")
     assert verdict(sample(kernel=UNKEPT), require_synchronized=False) == ("OK", "ClockInStep")
 
@@ -154,7 +154,7 @@ def test_no_chrony_is_no_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert chrony.read_tracking() is None
 
 
-def test_a_chronyc_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_chronyc_that_does_not_end_is_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "chronyc"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
@@ -324,7 +324,7 @@ def test_a_peer_that_does_not_answer_makes_the_check_unknown(monkeypatch: pytest
     assert len(result.faults) == 1
 
 
-def test_a_peer_whose_clock_is_ahead() -> None:
+def test_peer_with_clock_ahead_has_its_offset_measured() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.1", 0))
         server.settimeout(10)

@@ -83,7 +83,7 @@ def test_a_myth_is_called_one(tree: NodeTree) -> None:
     assert values(result, "collective_timeout_seconds") == {("77",): 600}
 
 
-def test_nobody_watches(tree: NodeTree) -> None:
+def test_job_without_a_running_daemon_is_ok(tree: NodeTree) -> None:
     assert status_and_reason(check(tree, {}, ours=None)) == ("OK", "DaemonNotRunning")
 
 
@@ -97,7 +97,7 @@ def test_no_job(tree: NodeTree) -> None:
     assert status_and_reason(run("collective_timeout", tree.node())) == ("OK", "NotPresent")
 
 
-def test_a_job_whose_ranks_vanished_says_nothing_of_it(tree: NodeTree) -> None:
+def test_job_with_vanished_ranks_has_no_finding(tree: NodeTree) -> None:
     result = run("collective_timeout", tree.node(job(rank(10)), dump_after_seconds=135.0))
     assert result.verdict.status.name == "OK" and not result.faults
 

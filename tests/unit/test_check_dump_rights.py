@@ -145,7 +145,7 @@ def test_this_process_may_look_at_itself_and_is_not_touched() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts a reader without rights")
-def test_the_kernel_refuses_another_user_and_nobody_is_stopped() -> None:
+def test_dump_rights_check_stops_no_process() -> None:
     reader = (
         "import os, sys\n"
         "from pathlib import Path\n"

@@ -69,7 +69,7 @@ def test_of_one_owner_a_few_are_asked_in_each_turn(tree: NodeTree) -> None:
     assert len(values(run("flight_recorder", node), "flight_recorder_capacity")) == 11
 
 
-def test_who_says_nothing_does_not_take_the_turns_of_others(tree: NodeTree) -> None:
+def test_silent_ranks_do_not_take_the_turns_of_others(tree: NodeTree) -> None:
     for pid in range(10, 22):
         tree.process(pid)
     theirs = [job(rank(pid), job_id=f"J{pid}", share="uid 1") for pid in range(10, 22)]

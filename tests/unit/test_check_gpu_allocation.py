@@ -175,9 +175,7 @@ def test_a_gpu_that_the_kubelet_gave_to_a_pod(tree: NodeTree, gpus: Gpus, device
     [entry({"0": [UUIDS[0]]}, pod="00000000-aaaa-bbbb-cccc-000000000000"), entry({"0": ["a"]}, resource="a.com/nic")],
     ids=["a pod that has ended", "another device"],
 )
-def test_what_the_kubelet_has_not_tidied_up_is_held_by_nobody(
-    tree: NodeTree, gpus: Gpus, given_to: dict[str, object]
-) -> None:
+def test_stale_kubelet_checkpoint_holds_no_gpu(tree: NodeTree, gpus: Gpus, given_to: dict[str, object]) -> None:
     member(tree, 600, f"{POD}/cri-containerd-1.scope")
     checkpoint(tree, given_to)
     assert looks(tree, gpus.set(False), Checked("gpu_allocation"), 60)[0] == ("OK", "GpusAccountedFor")
@@ -192,7 +190,7 @@ def test_a_checkpoint_of_another_form_is_said(tree: NodeTree, gpus: Gpus, text: 
     assert "kubelet_internal_checkpoint" in result.verdict.message
 
 
-def test_memory_that_nobody_holds_is_a_warning_after_ten_minutes(tree: NodeTree, gpus: Gpus) -> None:
+def test_gpu_memory_without_a_process_is_a_warning_after_ten_minutes(tree: NodeTree, gpus: Gpus) -> None:
     gpus.set(False, memory_bytes=TAKEN)
     check = Checked("gpu_allocation")
     assert looks(tree, gpus, check, 9)[0] == ("OK", "GpusAccountedFor")
@@ -206,7 +204,7 @@ def test_little_memory_is_nothing(tree: NodeTree, gpus: Gpus) -> None:
     assert looks(tree, gpus.set(False, memory_bytes=5 << 20), Checked("gpu_allocation"), 60)[0][0] == "OK"
 
 
-def test_a_gpu_of_which_the_driver_lists_nobody_is_not_judged(tree: NodeTree, gpus: Gpus) -> None:
+def test_gpu_without_a_process_list_is_not_judged(tree: NodeTree, gpus: Gpus) -> None:
     member(tree, 511, SLURM, gpus="0,1")
     status, verdict = looks(tree, gpus.set(None, memory_bytes=TAKEN), Checked("gpu_allocation"), 60)
     assert status == ("OK", "GpusAccountedFor")

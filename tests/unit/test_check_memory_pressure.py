@@ -28,7 +28,7 @@ def fill(tree: NodeTree, available: int = 900000, some: str = "0.50", full: str 
         tree.write("proc/pressure/memory", PSI.format(some=some, full=full))
 
 
-def test_well(tree: NodeTree) -> None:
+def test_available_memory_without_pressure_is_ok(tree: NodeTree) -> None:
     fill(tree)
     result = run("memory_pressure", tree.node())
     assert status_and_reason(result) == ("OK", "MemoryLeft")

@@ -240,7 +240,7 @@ def test_a_job_in_a_network_of_its_own_is_not_connected_to(tree: NodeTree) -> No
     assert values(result, "network_interface_up") == {}, "/sys shows only our own namespace"
 
 
-def test_a_master_whose_name_says_nothing_is_no_finding(tree: NodeTree) -> None:
+def test_master_with_unresolvable_name_is_no_finding(tree: NodeTree) -> None:
     process(tree, MASTER_ADDR="n" * 70, MASTER_PORT="29500")
     result = run("network", tree.node(job(rank(10))))
     assert status_and_reason(result) == ("OK", "NetworkUp")
@@ -370,7 +370,7 @@ def sleeping_rank(program: str = "import sys; sys.stdin.read()", **environ: str)
         child.wait(10)
 
 
-def test_a_real_master_that_nobody_is_connected_to() -> None:
+def test_silent_master_without_connections_becomes_critical() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         with sleeping_rank(MASTER_ADDR="127.0.0.1", MASTER_PORT=port) as pid:

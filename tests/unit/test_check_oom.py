@@ -49,14 +49,14 @@ def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0) -> None:
         file.writelines(f"4,{at},{int(boot_seconds * 1e6)},-;{line}\n" for at, line in enumerate(lines, 1))
 
 
-def test_nobody_was_killed(tree: NodeTree) -> None:
+def test_log_without_an_oom_kill_is_ok(tree: NodeTree) -> None:
     log(tree, "eth0: link up")
     result = run("oom", tree.node())
     assert status_and_reason(result) == ("OK", "NoOomKill")
     assert result.verdict.message == "no process was killed for lack of memory in the last 1 h"
 
 
-def test_a_job_at_its_own_limit_is_a_warning_that_says_whose(tree: NodeTree) -> None:
+def test_kill_at_the_limit_of_a_job_names_the_job(tree: NodeTree) -> None:
     log(tree, summary(4713), killed(4713))
     result = run("oom", tree.node())
     assert status_and_reason(result) == ("WARNING", "OutOfMemory")
@@ -128,14 +128,14 @@ def test_what_is_long_past_counts_no_more(tree: NodeTree) -> None:
         "a,global_oom",
     ],
 )
-def test_the_name_of_a_control_group_blames_nobody_else(tree: NodeTree, name: str) -> None:
+def test_hostile_cgroup_name_blames_no_other_job(tree: NodeTree, name: str) -> None:
     mine = f"/user.slice/user-1004.slice/{name}"
     log(tree, summary(4713, limit=mine, cgroup=mine), killed(4713))
     message = run("oom", tree.node()).verdict.message
     assert message.startswith("uid 1004: python (pid 4713, uid 1004) was killed") and "job" not in message
 
 
-def test_the_name_of_a_process_blames_nobody_else(tree: NodeTree) -> None:
+def test_hostile_process_name_blames_no_other_job(tree: NodeTree) -> None:
     log(tree, summary(4713, comm="x,pid=1,uid=0"), killed(4713, comm="x) UID:0 y"))
     result = run("oom", tree.node())
     assert result.verdict.message.startswith("Slurm job 4711: x) UID:0 y (pid 4713, uid 1004) was killed")
@@ -181,9 +181,7 @@ def test_looks_at_a_quiet_log_share_what_they_hold(tree: NodeTree) -> None:
     assert isinstance(third, kmsg.KernelEvents) and [kill.pid for kill in third.oom.kills] == [1, 2]
 
 
-def test_without_a_log_the_counter_tells_that_somebody_was_killed(
-    tree: NodeTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kills_are_counted_by_the_kernel_without_a_log(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*arguments: Any) -> int:
         raise PermissionError(1, "Operation not permitted")
 

@@ -74,7 +74,7 @@ def test_a_rank_that_is_gone_while_the_others_live(tree: NodeTree) -> None:
     assert values(result, "ranks_alive") == {("77",): 1}
 
 
-def test_a_pid_that_somebody_else_has_now_is_a_rank_gone(tree: NodeTree) -> None:
+def test_reused_pid_means_that_the_rank_is_gone(tree: NodeTree) -> None:
     tree.process(10, start_ticks=999, rss_kib=1 << 20)
     result = run("ranks", tree.node(job(rank(10, start_ticks=100))))
     assert result.verdict.reason == "RankGone"

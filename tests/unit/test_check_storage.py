@@ -200,7 +200,7 @@ def test_what_answers_mean(answer: Answer, expected: tuple[str, str]) -> None:
 # --- a real dead mount ---------------------------------------------------------------------------------------------
 
 
-def test_a_dead_mount_is_hung_and_blocks_nobody(tree: NodeTree) -> None:
+def test_dead_mount_is_hung_and_blocks_no_other_reader(tree: NodeTree) -> None:
     onlookers = FilesystemReader()
     with dead_mount(tree.root / "dead") as dead:
         # Only this mount is listed: other mounts of this machine may change at any time.

@@ -71,7 +71,7 @@ def test_a_rank_shows_how_far_it_is_and_what_it_waits_in() -> None:
     }
 
 
-def test_who_has_no_record_in_the_default_group_says_since_when_it_would() -> None:
+def test_rank_without_default_group_record_shows_since_when() -> None:
     """Report since when each rank without a record in the default group would have one.
 
     The time is 0 if its buffer has not wrapped, else the time of its oldest record. A rank with a second library is
@@ -111,12 +111,12 @@ def test_of_many_groups_the_waited_one_the_default_one_and_those_last_used_are_t
     assert told.left_out == 21 - collective_progress.MOST_GROUPS_OF_A_RANK
 
 
-def test_who_is_left_out_is_not_known_and_counted() -> None:
+def test_collectives_beyond_the_limit_are_omitted_and_counted() -> None:
     told = find_progress(busy(0, 3), busy(1, 3), member(2, recorder()), most=6)
     assert (len(told.reached), told.left_out, told.unseen) == (6, 2, ())
 
 
-def test_names_of_groups_stay_two_whatever_is_cut_off() -> None:
+def test_shortened_group_names_stay_distinct() -> None:
     """Replace a group name by a hash if it is too long, is not plain text, or looks like the default group."""
     names = ["7", "x" * 40, "x" * 41, "x" * 42, "a\nb", "a b", "default_pg", "é", "~ab"]
     told = find_progress(standing(0, dict.fromkeys(names[:8], (2, 2))), standing(1, {names[8]: (1, 1)}))

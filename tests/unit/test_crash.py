@@ -116,7 +116,9 @@ def job(*artifacts: CrashArtifacts, world_size: int | None = None) -> Job:
         ),
     ],
 )  # fmt: skip
-def test_who_died_first(artifacts: list[CrashArtifacts], named: list[int], confidence: Confidence, words: str) -> None:
+def test_first_dead_rank_is_named_by_its_artifacts(
+    artifacts: list[CrashArtifacts], named: list[int], confidence: Confidence, words: str
+) -> None:
     verdict = crash.judge(job(*artifacts), artifacts)
     assert verdict is not None and verdict.kind == "Crashed"
     assert [rank.rank for rank in verdict.named] == named, verdict.message
@@ -213,7 +215,7 @@ def test_an_end_in_order_is_no_crash() -> None:
     assert crash.judge(job(*found), found) is None
 
 
-def test_who_left_no_word_is_not_pointed_at_where_another_node_may_be_at_fault() -> None:
+def test_rank_without_error_is_not_suspected_if_other_nodes_exist() -> None:
     found = [make_artifacts(0, error=RESET), make_artifacts(1), make_artifacts(2, error=RESET)]
     verdict = crash.judge(job(*found, world_size=8), found)
     assert verdict is not None and not verdict.named and not verdict.first_look
@@ -258,7 +260,7 @@ def test_the_incident_is_closed_and_can_be_shown() -> None:
     assert "segfault in libnccl.so.2" in html.render(incident)
 
 
-def test_a_report_of_a_crash_says_who_died_and_how_in_all_forms() -> None:
+def test_crash_report_lists_dead_ranks_and_causes_in_all_forms() -> None:
     # A crash report lists no missing or differing ranks and no stacks, because there was no capture.
     found = [make_artifacts(0, error=RESET), make_artifacts(1, segfault=1.0), make_artifacts(2)]
     whole = job(*found, world_size=8)
@@ -296,7 +298,7 @@ Thread 1 (Thread 0x7f00 (LWP 14654)):
 
 
 @pytest.mark.parametrize("error", ["Preempted: checkpoint written", "ImportError: no flash"])
-def test_where_all_end_alike_in_one_second_nobody_stands_out(error: str) -> None:
+def test_equal_errors_in_one_second_name_no_rank(error: str) -> None:
     found = [make_artifacts(rank, error=error, at=1) for rank in range(3)]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
@@ -314,7 +316,7 @@ def test_where_all_end_alike_in_one_second_nobody_stands_out(error: str) -> None
         "RuntimeError: Detected mismatch between collectives on ranks",
     ],
 )
-def test_who_was_told_to_end_or_lost_another_is_not_named(error: str) -> None:
+def test_terminated_or_disconnected_rank_is_not_named(error: str) -> None:
     found = [make_artifacts(0, error=error, at=1), make_artifacts(1)]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
@@ -337,7 +339,7 @@ def test_who_was_told_to_end_or_lost_another_is_not_named(error: str) -> None:
         "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='feature-store.io', port=443): Read timed out in store",
     ],
 )
-def test_whose_connection_to_something_outside_was_lost_has_an_error_of_its_own(error: str) -> None:
+def test_lost_connection_to_outside_is_an_error_of_the_rank(error: str) -> None:
     found = [
         make_artifacts(0, error=RESET, at=1),
         make_artifacts(1, error=error, at=2),
@@ -361,7 +363,7 @@ def test_whose_connection_to_something_outside_was_lost_has_an_error_of_its_own(
         "RuntimeError: connection refused (this error originated at tensorpipe/transport/uv/connection_impl.cc:141)",
     ],
 )
-def test_who_lost_a_rank_or_the_store_of_the_job_followed_somebody(error: str) -> None:
+def test_lost_connection_to_rank_or_store_is_a_consequence(error: str) -> None:
     found = [make_artifacts(0, error=error, at=1), make_artifacts(1)]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None

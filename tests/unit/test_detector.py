@@ -271,7 +271,7 @@ def test_plain_rule_learned_level_above_limit_changes_nothing_below() -> None:
     assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED, S.TRAINING], "now it is known to be work"
 
 
-def test_the_plain_line_stands_beside_the_learnt_one() -> None:
+def test_plain_rule_and_learned_threshold_both_apply() -> None:
     both = Detector(confirming_captures=1, quiet_watts_ratio_of_limit=0.12)
     assert Series(rules=both).feed(600, 300).feed(110, HELD).states == [S.TRAINING, S.QUIET, S.SUSPECTED]
     light = GpuPower(limit_watts=700.0, idle_watts=68.0, busy_watts=100.0)
@@ -300,7 +300,7 @@ def test_by_the_plain_rule_ranks_that_move_teach_as_well() -> None:
     assert series.watch.state is S.SUSPECTED
 
 
-def test_a_taught_job_that_then_hangs_lower_is_caught() -> None:
+def test_hang_below_a_learned_level_is_suspected() -> None:
     series = Series().feed(600, 300).feed(220, HELD).captured(0, 8).feed(220, 60).feed(95, HELD)
     assert len(series.captures) == 2
     assert series.watch.state is S.SUSPECTED
@@ -368,20 +368,20 @@ def test_what_a_job_fell_to_and_stays_at_is_not_taken_for_its_work() -> None:
     assert series.watch.power.gpus["GPU-0"].busy_watts == 140, "a look has shown that it is"
 
 
-def test_flat_power_at_the_working_level_is_no_reason_for_a_glance() -> None:
+def test_flat_power_at_working_level_takes_no_light_capture() -> None:
     for working in (600, 250):
         assert Series().feed(working, 3600).glances == []
     assert Series().feed(600, 300).feed(470, 3600).glances == [], "more than three quarters"
 
 
-def test_power_that_is_low_but_not_flat_is_no_reason_for_a_glance() -> None:
+def test_low_power_that_varies_takes_no_light_capture() -> None:
     series = Series().feed(600, 300)
     for _ in range(100):
         series.feed(330, 7).feed(440, 7)
     assert series.glances == []
 
 
-def test_a_healthy_flat_phase_is_glanced_at_once_and_then_ever_less() -> None:
+def test_light_captures_of_a_healthy_flat_phase_become_rare() -> None:
     series = Series(ranks=1).feed(600, 600)
     for _ in range(8640):
         series.feed(350, 10)
@@ -392,7 +392,7 @@ def test_a_healthy_flat_phase_is_glanced_at_once_and_then_ever_less() -> None:
     assert 2 <= len(series.glances) <= 30, "in a day"
 
 
-def test_phases_that_come_and_go_are_glanced_at_a_bounded_number_of_times() -> None:
+def test_light_captures_of_recurring_phases_are_bounded() -> None:
     series = Series(ranks=1).feed(600, 600)
     for _ in range(20):
         for _ in range(HELD // 10 + 1):
@@ -404,7 +404,7 @@ def test_phases_that_come_and_go_are_glanced_at_a_bounded_number_of_times() -> N
     assert min(pauses) >= watch_parts.GLANCE_SECONDS
 
 
-def test_a_glance_that_shows_nothing_is_taken_again_ever_less() -> None:
+def test_light_captures_without_a_result_become_rare() -> None:
     series = Series(ranks=1).feed(600, 300)
     for _ in range(1000):
         series.feed(350, 10)
@@ -418,7 +418,7 @@ def test_a_glance_that_shows_nothing_is_taken_again_ever_less() -> None:
 @pytest.mark.parametrize(
     ("frozen", "unknown", "suspected"), [(4, 4, True), (3, 5, False), (1, 0, True), (1, 1, True), (1, 2, False)]
 )
-def test_a_glance_that_finds_half_of_the_ranks_standing_still_begins_a_suspicion(
+def test_light_capture_with_half_of_the_ranks_frozen_begins_a_suspicion(
     frozen: int, unknown: int, suspected: bool
 ) -> None:
     series = Series().feed(600, 300).feed(350, HELD)
@@ -441,7 +441,7 @@ def test_learned_level_with_mostly_unjudged_ranks_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(("moving", "unknown", "stacked"), [(5, 3, 8), (0, 8, 3)])
-def test_a_taught_level_stays_where_most_ranks_move_or_gave_no_stack(moving: int, unknown: int, stacked: int) -> None:
+def test_learned_level_stays_if_most_ranks_move_or_lack_a_stack(moving: int, unknown: int, stacked: int) -> None:
     series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
     while series.watch.capture_record.light_capture_since is None:
         series.feed(84, 10)
@@ -449,14 +449,14 @@ def test_a_taught_level_stays_where_most_ranks_move_or_gave_no_stack(moving: int
     assert series.watch.state is S.TRAINING
 
 
-def test_a_glance_that_ends_after_power_came_back_says_nothing() -> None:
+def test_light_capture_that_ends_after_power_rose_is_ignored() -> None:
     series = Series().feed(600, 300).feed(350, HELD)
     assert series.watch.capture_record.light_capture_since is not None
     series.feed(600, 10).glanced(8, 0)
     assert series.states == [S.TRAINING]
 
 
-def test_the_pause_to_the_next_glance_begins_where_the_last_one_ended() -> None:
+def test_pause_between_light_captures_begins_at_the_end_of_the_first() -> None:
     series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
     while series.watch.capture_record.light_capture_since is None:
         series.feed(84, 10)
@@ -467,7 +467,7 @@ def test_the_pause_to_the_next_glance_begins_where_the_last_one_ended() -> None:
     assert series.glances[-1] - ended >= DEFAULTS.hold_seconds
 
 
-def test_a_glance_that_never_comes_back_is_given_up() -> None:
+def test_light_capture_without_a_result_is_given_up() -> None:
     series = Series().feed(600, 300).feed(350, HELD).feed(350, int(CAPTURE_LOST_SECONDS) + 400)
     assert len(series.glances) == 2
 
@@ -587,7 +587,7 @@ def test_job_without_readings_is_unknown_then_resumes_its_job_state(
 
 
 @pytest.mark.parametrize("seen", [[None] * 8, []])
-def test_a_job_whose_gpus_were_never_read_does_not_start_for_ever(seen: list[float | None]) -> None:
+def test_job_without_gpu_readings_becomes_unknown(seen: list[float | None]) -> None:
     series = Series(ranks=len(seen)).feed(seen, 3600)
     assert (series.states, series.captures) == ([S.UNKNOWN], [])
     silent = Series().unsampled(3600)
@@ -595,7 +595,7 @@ def test_a_job_whose_gpus_were_never_read_does_not_start_for_ever(seen: list[flo
     assert silent.watch.is_starting, "by a scan its name may still change"
 
 
-def test_who_recovered_and_is_read_no_more_has_learnt_nothing_and_trains_once_it_is() -> None:
+def test_recovered_job_without_readings_learns_no_pause_and_trains_again() -> None:
     series = Series()
     series.places = frozenset({"eval.py:3 io"})
     series.feed(600, 300).feed(110, HELD).captured(8, 0).feed(600, 20)
@@ -647,7 +647,7 @@ def test_more_than_half_of_the_ranks_must_move_to_teach_that_this_power_is_work(
     assert series.watch.state is state
 
 
-def test_a_gpu_at_its_quiet_line_is_quiet_and_one_above_it_is_not() -> None:
+def test_gpu_is_quiet_at_its_threshold_and_not_above() -> None:
     gpu = GpuPower(limit_watts=700.0, idle_watts=80.0, busy_watts=600.0)
     line = power_level.low_power_threshold_watts(gpu, DEFAULTS)
     assert line == pytest.approx(80 + 0.35 * 520)
@@ -679,7 +679,7 @@ def test_an_idle_level_that_was_seen_is_the_floor() -> None:
     )
 
 
-def test_idle_levels_are_learned_from_gpus_that_nobody_holds() -> None:
+def test_idle_levels_are_learned_from_gpus_without_processes() -> None:
     def sample(watts: float, pids: tuple[int, ...] = ()) -> tuple[GpuSample, ...]:
         return (GpuSample(index=0, uuid="a", power_watts=watts, power_limit_watts=700, pids=pids),)
 
@@ -717,7 +717,7 @@ outcomes = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 8))
 @example([([None] * 4 + [591.0] * 4, 1), (0, 1, 0), (1, 0, 0), 100.0])  # a capture that never returns
 @example([([None] * 7 + [0.0], 60), 299.0, ([None] * 7 + [0.0], 1), (0, 1, 1), 90.0])  # a capture that returns late
 @settings(max_examples=150, deadline=None)
-def test_whatever_comes_the_promises_hold(events: list[object]) -> None:
+def test_promises_hold_for_any_events(events: list[object]) -> None:
     """Keep three promises for any input.
 
     There is no page without a capture of stuck ranks. There is one capture at a time. Every state ends.
@@ -868,11 +868,11 @@ def test_a_second_hang_has_a_last_look_of_its_own() -> None:
         {"environment_seconds": 1e300, "recorded_seconds": -1.0},
     ],
 )
-def test_who_waits_for_ever_or_not_any_more_has_no_last_look(time_out: dict[str, object]) -> None:
+def test_job_without_a_pending_timeout_has_no_last_capture(time_out: dict[str, object]) -> None:
     assert looked_at(hangs(**time_out), 2000).told == []
 
 
-def test_what_the_ranks_recorded_stands_above_their_environment() -> None:
+def test_recorded_timeout_overrides_the_environment() -> None:
     series = looked_at(hangs(recorded_seconds=1800.0), 1800 - 2 * HELD)
     assert series.told == []
     (at,) = looked_at(series, 2 * HELD).told
@@ -967,7 +967,7 @@ def test_another_place_pages_at_once_and_goes_on_paging() -> None:
     assert series.pages, "a page does not come and go with the place of a later look"
 
 
-def test_a_learnt_place_pages_no_later_than_two_minutes_before_the_job_ends_itself() -> None:
+def test_known_pause_pages_two_minutes_before_the_collective_timeout() -> None:
     assert seconds_to_page(paused(400).feed(600, 300)) == pytest.approx(600 - END_MARGIN_SECONDS, abs=5)
     patient = paused(400).feed(600, 300)
     patient.watch = with_time_out(patient.watch, environment_seconds=None)

@@ -194,9 +194,7 @@ def test_the_gap_that_is_allowed_may_be_given() -> None:
 @pytest.mark.parametrize(
     ("found_at", "started", "suspected_at"), [(0.0, None, 500), (0.0, -1000.0, 60), (0.0, -470.0, 60), (0.0, -430.0, 70), (0.0, 900.0, 500)]
 )  # fmt: skip
-def test_a_start_up_is_given_its_time_and_whoever_is_found_late_an_ordinary_hold(
-    found_at: float, started: float | None, suspected_at: int
-) -> None:
+def test_job_found_late_gets_the_ordinary_hold(found_at: float, started: float | None, suspected_at: int) -> None:
     played = Played()
     played.watch = job_watch.begin_watch(job(1), found_at, started)
     played.feed(suspected_at - 1, 90.0)
@@ -255,7 +253,7 @@ def test_what_a_capture_showed_in_words(seen: dict[str, object], state: JobState
     assert played.pages == (state is JobState.HUNG)
 
 
-def test_a_capture_that_nobody_waits_for_any_more_decides_nothing() -> None:
+def test_late_capture_of_a_training_job_decides_nothing() -> None:
     played = worked().captured(frozen=8)
     assert (played.take(), played.watch.state, played.watch.capture_record.captured_at) == (
         [],
@@ -264,7 +262,7 @@ def test_a_capture_that_nobody_waits_for_any_more_decides_nothing() -> None:
     )
 
 
-def test_a_stalled_job_whose_message_changes_stays_stalled_and_goes_on_to_its_page() -> None:
+def test_stalled_job_with_a_new_message_stays_stalled_and_pages() -> None:
     played = suspected().captured(frozen=7, moving=1)
     since = played.watch.open_incident.stalled_since
     played.feed(200, HANG).take()
@@ -381,7 +379,7 @@ def test_power_that_comes_and_goes_is_not_back() -> None:
     assert (played.watch.state, played.watch.open_incident.back_since) == (JobState.HUNG, None)
 
 
-def test_while_power_is_back_nobody_is_looked_at() -> None:
+def test_job_with_restored_power_is_not_captured() -> None:
     played = suspected().captured(frozen=8).feed(97, HANG)
     played.take()
     played.feed(8, WORK)
@@ -403,7 +401,7 @@ def test_power_that_comes_back_during_the_capture_says_so() -> None:
     ]
 
 
-def test_who_recovers_and_falls_quiet_again_is_quiet() -> None:
+def test_recovered_job_with_low_power_is_quiet() -> None:
     played = suspected().captured(frozen=8).feed(13, WORK)
     played.take()
     played.feed(3, HANG)
@@ -448,7 +446,7 @@ def test_a_restart_has_ranks_that_came_and_ranks_that_went(pids: tuple[int, ...]
     assert job_watch.is_restart(job_watch.begin_watch(job(1, 2), 0.0), job(*pids)) == is_restart
 
 
-def test_who_joins_belongs_and_who_went_stays_known_under_the_jobs_name() -> None:
+def test_job_keeps_old_processes_and_adds_new_ones() -> None:
     watch = job_watch.update_identity(job_watch.begin_watch(job(1, 2), 0.0), job(2, 3, job_id="43", job_key="other"))
     assert (watch.identity.job_id, watch.identity.job_key, {process.pid for process in watch.identity.generation}) == (
         "43",
@@ -468,7 +466,7 @@ def test_two_watches_of_one_job_are_the_first_with_what_the_second_knows() -> No
     assert job_watch.merge_watches(second, first).identity.began == 20.0
 
 
-def test_who_moved_in_an_earlier_hang_says_nothing_of_this_one() -> None:
+def test_ranks_that_moved_in_an_earlier_suspicion_are_forgotten() -> None:
     """Forget which ranks moved in an earlier suspicion.
 
     Ranks 0 and 1 move in the first suspicion, another rank in the second. The job was never at work.

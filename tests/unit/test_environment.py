@@ -72,7 +72,7 @@ def test_a_variable_that_one_rank_lacks_differs() -> None:
     assert environment_diff.describe_difference(found).startswith("NCCL_DEBUG differs: not set on rank 1")
 
 
-def test_those_of_who_is_pointed_at_come_first() -> None:
+def test_variables_of_suspects_come_first() -> None:
     both = [{"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "8"} for _ in range(8)]
     both[2]["NCCL_ALGO"], both[5]["OMP_NUM_THREADS"] = "Tree", "1"
     found = environment_diff.compare(dict(zip(RANKS, both, strict=True)))

@@ -91,13 +91,13 @@ def test_names_that_differ_in_one_number_tell_the_ranks() -> None:
     assert len(traces.collect(pids).notes) == 4
 
 
-def test_who_is_ahead_is_not_looked_at() -> None:
+def test_rank_ahead_in_its_log_is_not_checked_first() -> None:
     verdict = judged(*(f"[rank{rank}]: step {12 if rank == 3 else 11}" for rank in range(8)))
     assert messages_of(verdict, "log_end") == ["7 ranks end at 'step 11', rank 3 at 'step 12'"]
     assert verdict.first_look == ()
 
 
-def test_two_halves_at_two_steps_are_shown_and_nobody_is_looked_at() -> None:
+def test_logs_split_in_half_point_at_no_rank() -> None:
     verdict = judged(*(f"[rank{rank}]: step {10 + rank // 4}" for rank in range(8)))
     assert verdict.first_look == ()
     assert verdict.message.startswith("Logs of 8 ranks: none reports a failure; 4 ranks end at 'step 10'")
@@ -199,7 +199,7 @@ def failing(rank: int, exception: str, stamp: str = "") -> list[str]:
     return [f"[rank{rank}]: {line}" for line in (*said, *TRACE, exception)]
 
 
-def test_who_fails_of_its_own_is_first_whatever_the_order() -> None:
+def test_rank_with_its_own_error_is_first_in_any_order_of_lines() -> None:
     lines = [
         line for rank in range(8) for line in failing(rank, "ValueError: shard 17 is empty" if rank == 5 else LOST)
     ]
@@ -232,7 +232,7 @@ def test_lines_of_one_file_tell_the_order_where_no_clock_does() -> None:
     assert judged(*lines).message.startswith("First to fail: rank 3 (by the order of lines): KeyError: 'x'")
 
 
-def test_nobody_is_first_where_nothing_tells() -> None:
+def test_logs_without_an_order_name_no_first_failure() -> None:
     same = [*failing(3, "KeyError: 'x'", "2026-11-22 12:00:07"), *failing(1, "OSError: y", "2026-11-22 12:00:07")]
     files = [(f"rank{rank}.log", [*TRACE, text]) for rank, text in ((1, "KeyError: 'x'"), (2, "OSError: y"))]
     other_clocks = [*failing(3, "KeyError: 'x'", "2026-11-22 12:00:07"), *failing(1, "OSError: y", "Nov 22 11:00:07")]
@@ -255,7 +255,7 @@ def test_nobody_is_first_where_nothing_tells() -> None:
         (0, "IndexError: rank 3", True),
     ],
 )
-def test_who_complains_of_another_rank_does_not_fail_of_its_own(rank: int, text: str, points: bool) -> None:
+def test_log_that_blames_another_rank_is_no_own_failure(rank: int, text: str, points: bool) -> None:
     verdict = judged(*failing(rank, text), *(f"[rank{other}]: step 1" for other in range(8) if other != rank))
     assert ("irst to fail" in verdict.message) == points
     assert [look.rank for look in verdict.first_look] == ([rank] if points else [])
@@ -268,7 +268,7 @@ def test_who_complains_of_another_rank_does_not_fail_of_its_own(rank: int, text:
         "[Rank 3]: Rank 5 failed to pass monitoredBarrier in 30000 ms",
     ],
 )
-def test_who_complains_of_another_at_a_monitored_barrier_is_no_first_look(text: str) -> None:
+def test_complaint_at_monitored_barrier_points_at_no_rank(text: str) -> None:
     verdict = judged(*failing(3, f"RuntimeError: {text}"), *(f"[rank{rank}]: step 1" for rank in range(3)))
     assert "irst to fail" not in verdict.message
     assert verdict.first_look == ()
@@ -281,7 +281,7 @@ def test_all_that_fail_alike_are_no_first_look() -> None:
     assert verdict.first_look == ()
 
 
-def test_who_times_out_waits_and_who_does_not_is_told() -> None:
+def test_rank_without_a_timeout_in_its_log_is_reported() -> None:
     lines = [f"[rank{rank}]: step 1" for rank in range(8)]
     lines += [f"[rank{rank}]:{WATCHDOG.format(rank=rank)}" for rank in range(8) if rank != 6]
     verdict = judged(*lines)
@@ -350,7 +350,7 @@ def error_file(message: str, timestamp: object = "1795315891") -> str:
     return json.dumps({"message": {"message": message, "extraInfo": {"py_callstack": "", "timestamp": timestamp}}})
 
 
-def test_error_files_tell_who_failed_first_by_their_folder() -> None:
+def test_rank_of_an_error_file_is_read_from_its_folder() -> None:
     verdict, _ = explained(read("failed"))
     assert [(look.rank, look.local_rank) for look in verdict.first_look] == [(1, 1)]
     alone = [(f"run/attempt_0/{rank}/error.json", [error_file("ValueError: x", 100 - rank)]) for rank in range(3)]
@@ -420,7 +420,7 @@ def test_an_error_file_that_cannot_be_meant(content: str, says: str) -> None:
 # --- logs next to stacks ---------------------------------------------------------------------------------------------
 
 
-def test_a_log_changes_no_accusation() -> None:
+def test_log_does_not_change_the_named_rank() -> None:
     stacks = [f"[n:{rank}]{line}" for rank in range(4) for line in process(9 + rank, *(STUCK if rank == 2 else WAITS))]
     alone, _ = explained(collect(*stacks))
     assert [rank.rank for rank in alone.named] == [2]
@@ -431,7 +431,7 @@ def test_a_log_changes_no_accusation() -> None:
     assert messages_of(beside, "log_failure") == ["rank 1: ValueError: x, in step (train.py:32)"]
 
 
-def test_where_the_stacks_name_nobody_the_headline_says_who_failed_first() -> None:
+def test_headline_adds_the_first_failure_if_no_rank_is_named() -> None:
     stacks = [f"[n:{rank}]{line}" for rank in range(4) for line in process(9 + rank, *WAITS)]
     alone, _ = explained(collect(*stacks))
     assert alone.named == ()
@@ -477,7 +477,7 @@ NAMES = st.sampled_from(
         NAMES, st.lists(st.tuples(PREFIXES, st.one_of(PIECES, st.text(max_size=40))), max_size=40), max_size=4
     )
 )
-def test_any_lines_give_an_answer_that_accuses_nobody(files: dict[str, list[tuple[str, str]]]) -> None:
+def test_any_log_lines_name_no_rank(files: dict[str, list[tuple[str, str]]]) -> None:
     found = traces.collect([(name, [a + b for a, b in lines]) for name, lines in files.items()])
     ids = [log.id for log in found.logs]
     assert len(ids) == len(set(ids))
@@ -536,7 +536,7 @@ def test_lines_of_dmesg_are_evidence(prefix: str, when: str) -> None:
     assert "segfault at 0" in verdict.message and "accessed memory that is not its own" in verdict.message
 
 
-def test_a_line_of_the_kernel_about_a_rank_whose_stack_is_there_tells_it() -> None:
+def test_kernel_line_about_a_dumped_rank_is_evidence() -> None:
     verdict = complete(
         Verdict(kind="AllWaiting", message="all wait"),
         kernel_text.supplement(collect(FAULT).kernel, [RankId(rank=3, pid=4711)]),
@@ -556,7 +556,7 @@ def test_a_line_of_the_kernel_about_a_rank_whose_stack_is_there_tells_it() -> No
         ("syslog", ["Nov 22 16:12:00 gpu-a12 sshd[1]: hello", f"Nov 22 16:12:00 gpu-a12 kernel: {FAULT}"], "syslog"),
     ],
 )
-def test_such_a_line_in_another_log_is_the_word_of_who_writes_it(name: str, lines: list[str], writer: str) -> None:
+def test_kernel_line_in_another_log_is_attributed_to_its_writer(name: str, lines: list[str], writer: str) -> None:
     (heard,) = collect(*lines, name=name).kernel
     assert heard.writer == writer
     verdict = complete(

@@ -77,7 +77,7 @@ def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
 
 
 @pytest.mark.parametrize("name", ["lock", "pystack.txt", "gdb-py-bt.txt"])
-def test_the_rank_in_its_own_lock_is_shown_whoever_dumped_it(name: str) -> None:
+def test_rank_in_its_own_lock_is_shown_for_any_dump_tool(name: str) -> None:
     """Name no rank: only two of three ranks wait in the collective.
 
     That is too few to name a rank in an unlisted function.
@@ -156,7 +156,7 @@ def test_stacks_of_which_only_the_threads_were_copied_are_of_several_processes()
 
 
 @given(st.lists(st.text("> \tab", max_size=6), max_size=6))
-def test_what_stands_before_every_line_is_all_that_is_taken_away(lines: list[str]) -> None:
+def test_only_a_prefix_of_every_line_is_removed(lines: list[str]) -> None:
     before = line_prefixes.find_quote_prefix(lines)
     written = [line for line in lines if line.strip("> \t")]
     assert not before.strip("> \t")
@@ -223,7 +223,7 @@ def test_frames_that_torch_prints_in_a_log_are_no_stack_of_gdb() -> None:
     assert collect(*(f"[rank1]: {line}" for line in log)).ranks == ()
 
 
-def test_gdb_without_python_gdb_shows_compiled_frames_and_accuses_nobody() -> None:
+def test_gdb_stacks_without_python_frames_name_no_rank() -> None:
     found = read("gdb-bt.txt")
     assert "c10d::ProcessGroupGloo::runLoop(int) (libtorch_cpu.so)" not in shown(found.ranks[0])
     assert [thread.name for thread in found.ranks[0].rounds[0].threads] == ["gloo_tcp_loop", "python"]

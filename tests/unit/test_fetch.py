@@ -174,7 +174,7 @@ def config(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_who_asks_is_read_from_the_form_of_prometheus(tmp_path: Path) -> None:
+def test_client_credentials_are_read_in_the_format_of_prometheus(tmp_path: Path) -> None:
     ca = make_authority(tmp_path, "ca")
     make_certificate(ca, tmp_path, "admin", "DNS:admin")
     (tmp_path / "password").write_text("pässword\n")

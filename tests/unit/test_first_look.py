@@ -105,7 +105,7 @@ def test_own_code_against_the_gpu(
 
 
 @pytest.mark.parametrize(("few", "many", "pointed"), [(1, 3, 1), (1, 2, 0), (2, 6, 2), (2, 5, 0), (4, 12, 4)])
-def test_a_quarter_stands_apart_and_no_more(few: int, many: int, pointed: int) -> None:
+def test_at_most_a_quarter_of_the_ranks_is_checked_first(few: int, many: int, pointed: int) -> None:
     assert len(says(group_in_own_code(range(few)), behind(range(few, few + many)))[0]) == pointed
 
 
@@ -241,7 +241,7 @@ def joined(thread: str, **parts: Any) -> Group:
         ("unknown", {"waits": Waits(awaits_store="thread")}, ([], [], Confidence.NONE)),
     ],
 )
-def test_who_waits_for_a_thread_is_accused_by_what_the_thread_does(
+def test_rank_waiting_for_a_thread_is_judged_by_the_threads_activity(
     thread: str, parts: dict[str, Any], expected: object
 ) -> None:
     others = group(range(1, 4), BARRIER, "collective_wait", "ranks")
@@ -258,7 +258,7 @@ def test_rank_without_thread_in_collective_is_checked_first() -> None:
 
 
 @pytest.mark.parametrize(("holder", "first"), [(100, [0]), (None, [0]), (999, [])])
-def test_who_stands_in_own_code_while_others_wait_for_a_lock(holder: int | None, first: list[int]) -> None:
+def test_rank_in_own_code_is_checked_first_while_others_wait_for_a_lock(holder: int | None, first: list[int]) -> None:
     """Check the rank in its own code first, unless the kernel shows that another process holds the lock."""
     locked = group(
         range(1, 4), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/l", holder_pid=holder))
@@ -266,7 +266,7 @@ def test_who_stands_in_own_code_while_others_wait_for_a_lock(holder: int | None,
     assert says(group_in_own_code(range(1)), locked) == (first, [], Confidence.NONE)
 
 
-def test_a_lock_of_another_node_whose_holder_has_the_same_pid_is_not_meant() -> None:
+def test_lock_holder_with_the_same_pid_on_another_node_is_distinct() -> None:
     here = group(range(1, 3), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/here", holder_pid=100)))
     there = group(
         range(3, 4), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/there", holder_pid=100))

@@ -238,7 +238,7 @@ def test_ranks_in_a_launch_are_few_and_not_named(drawn: list[tuple[Program, int]
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(PROGRAMS, st.integers(0, 8)), min_size=4, max_size=4))
-def test_nobody_is_named_without_a_stack(drawn: list[tuple[Program, int]]) -> None:
+def test_dumps_without_stacks_name_no_rank(drawn: list[tuple[Program, int]]) -> None:
     _, verdict = judged({rank: recorder(rank, program, first) for rank, (program, first) in enumerate(drawn)})
     assert verdict.named == ()
     assert "the moment when torch wrote its dumps" in verdict.message

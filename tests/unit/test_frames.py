@@ -121,5 +121,7 @@ def test_a_name_that_a_process_chose_costs_no_time() -> None:
         ([f"c{'3x' * 25}a.py", "train.py"], None, [None, None]),
     ],
 )
-def test_whose_frames_they_are(files: list[str], installed: int | None, users: list[bool | None]) -> None:
+def test_frames_are_attributed_to_user_or_library(
+    files: list[str], installed: int | None, users: list[bool | None]
+) -> None:
     assert list(stack_frames.find_owners(files, installed)) == users

@@ -165,7 +165,7 @@ def test_odd_ranks_that_share_a_node_are_said() -> None:
     assert not [one for one in judge.judge(grouping).evidence if one.kind == "shared_node"]
 
 
-def test_silent_nodes_and_clocks_are_evidence_and_accuse_nobody() -> None:
+def test_silent_nodes_and_clock_offsets_are_evidence_and_name_no_rank() -> None:
     grouping = Grouping(groups=(samples.waiting(range(8), node="n0"),), world_size=24)
     clocks = [cross_node.ClockOffset(node="n0", seconds=-3.5)]
     verdict = cross_node.judge(grouping, None, unanswered=["n1", "n2"], clocks=clocks)

@@ -143,7 +143,7 @@ def test_merging_groups_is_grouping_all(dumps: list[RankDump], world: int | None
 
 @LAWS
 @given(jobs(), WORLDS)
-def test_a_verdict_accuses_only_ranks_that_are_there_and_says_why(dumps: list[RankDump], world: int | None) -> None:
+def test_verdict_names_only_existing_ranks_and_gives_evidence(dumps: list[RankDump], world: int | None) -> None:
     grouping = group(dumps, world)
     verdict = judge.judge(grouping)
     members = {member.id for one in grouping.groups for member in one.members}
@@ -230,7 +230,7 @@ def test_a_world_size_costs_nothing(world_size: int, per_node: int) -> None:
     assert peak_bytes < 20 << 20
 
 
-def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
+def test_rank_that_left_a_collective_is_not_named() -> None:
     # In a healthy step all ranks wait in the first round. In the last round one rank computes and the others wait
     # for it.
     def dump(at: float, function: str, file: str) -> ProcessDump:
@@ -249,9 +249,7 @@ def test_a_rank_that_came_out_of_a_wait_is_not_accused() -> None:
 @pytest.mark.parametrize(
     ("server", "expected"), [(103, ([], [3])), (99, ([3], [])), (None, ([3], []))], ids=["itself", "its parent", "none"]
 )
-def test_who_was_measured_to_wait_for_clients_has_not_joined(
-    server: int | None, expected: tuple[list[int], list[int]]
-) -> None:
+def test_rank_waiting_for_clients_has_not_joined(server: int | None, expected: tuple[list[int], list[int]]) -> None:
     # A rank that waits for clients, in any function, is idle and was never in a collective.
     def dump(function: str, file: str, server: int | None = None) -> ProcessDump:
         frames = (Frame(function=function, file=file), Frame(function="train", file="train.py"))
@@ -270,7 +268,7 @@ def test_who_was_measured_to_wait_for_clients_has_not_joined(
     ("came", "want_lock", "expected"),
     [(3, 4, ("CannotTell", [])), (4, 3, ("OutsideCollective", [5, 6, 7]))],
 )
-def test_who_stands_beside_a_suspect_does_not_wait_for_it(
+def test_ranks_in_other_places_do_not_wait_for_a_suspect(
     came: int, want_lock: int, expected: tuple[str, list[int]]
 ) -> None:
     # Three kinds of ranks do not wait for the suspect. They leave, have left a collective, or want a lock. No rank
@@ -303,7 +301,7 @@ _IDLE = (_GET, _LOOP, Frame(function="main", file="train.py"))
     ("state", "which"),
     [("S", "pid 71"), ("T", "pid 71, stopped"), ("D", "pid 71, blocked in the kernel"), (None, "pid 71")],
 )
-def test_who_waits_for_a_loader_is_told_by_the_worker_that_has_a_task(state: str | None, which: str) -> None:
+def test_wait_for_loader_shows_the_worker_with_a_task(state: str | None, which: str) -> None:
     def worker(pid: int, frames: tuple[Frame, ...], installed: int, state: str | None) -> WorkerDump:
         thread = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True, installed_frames=installed)
         dump = ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,), state=state)
@@ -336,9 +334,7 @@ def test_who_waits_for_a_loader_is_told_by_the_worker_that_has_a_task(state: str
         ((False, False, False), True),
     ],
 )
-def test_who_could_not_be_looked_into_stands_with_those_at_his_place(
-    seen: tuple[bool | None, ...], is_apart: bool
-) -> None:
+def test_rank_with_unreadable_memory_joins_the_group_at_its_line(seen: tuple[bool | None, ...], is_apart: bool) -> None:
     # Four ranks sleep at one line of their program; three of them sleep inside torch's code. `seen` has one item
     # per round: True if the fourth rank sleeps inside torch's code, None if its memory was unreadable.
     def dumped(rank: int, in_torch: tuple[bool | None, ...]) -> RankDump:
@@ -372,7 +368,7 @@ HELD_BY_A_RANK = FileLock(path="/data/lock", holder_pid=70)
     ],
     ids=["at a rank", "at a lock of a rank", "at a lock of a stranger", "at a lock of its own", "at work", "elsewhere"],
 )
-def test_who_waits_for_a_worker_that_waits_for_another_rank_asks_that_rank(
+def test_rank_waits_for_the_rank_that_its_worker_waits_for(
     lines: tuple[str, ...], worker: dict[str, object], expected: str | None
 ) -> None:
     def rounds(stands: tuple[str, ...], **seen: object) -> tuple[ProcessDump, ...]:

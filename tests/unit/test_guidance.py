@@ -79,6 +79,6 @@ def test_what_the_largest_groups_wait_for_is_said_first_and_once() -> None:
     assert many.startswith(" Check the file system: ") and "checkpoint" in many and "lock" not in many
 
 
-def test_it_stands_in_the_verdict() -> None:
+def test_next_step_is_in_the_verdict() -> None:
     verdict = judge(Grouping(groups=(group("checkpoint", count=4),), world_size=4))
     assert not verdict.named and "Check the file system of the checkpoint" in verdict.message

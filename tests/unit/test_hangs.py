@@ -13,7 +13,7 @@ from tests.hangs import CASES, judged
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_hang(case: dict[str, Any]) -> None:
+def test_known_hang_gets_its_verdict(case: dict[str, Any]) -> None:
     _, verdict = judged(case)
     said = "\n".join([verdict.message, *(f"  {vote.kind}: {vote.message}" for vote in verdict.evidence)])
     print(said)
@@ -35,7 +35,7 @@ def test_hang(case: dict[str, Any]) -> None:
         "a lock behind a context manager of the program, by stacks alone",
     ],
 )
-def test_who_may_wait_for_a_lock_of_another_rank_is_named_where_the_kernel_was_asked(name: str) -> None:
+def test_rank_at_a_possible_lock_is_named_if_the_kernel_was_read(name: str) -> None:
     (case,) = (case for case in CASES if case["name"] == name)
     grouping, _ = judged(case)
     asked = structs.replace(

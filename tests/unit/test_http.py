@@ -303,7 +303,7 @@ def test_tls_serves_https(pair: dict[str, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_idle_and_slow_clients_delay_nobody(tls: bool, pair: dict[str, str]) -> None:
+def test_idle_and_slow_clients_do_not_delay_others(tls: bool, pair: dict[str, str]) -> None:
     settings = pair if tls else {}
     context = trusting(pair) if tls else None
     with both_ports(**settings) as (port, health_port):
@@ -410,7 +410,7 @@ def test_scrapes_at_the_same_time_are_one_and_delay_no_other_page() -> None:
         ("", False),
     ],
 )
-def test_metrics_are_compressed_for_who_takes_them_so(accepted: str, is_gzipped: bool) -> None:
+def test_metrics_are_compressed_if_the_client_accepts_gzip(accepted: str, is_gzipped: bool) -> None:
     registry = CollectorRegistry()
     watts = Gauge("watts", "power", ["gpu"], registry=registry)
     for index in range(500):
@@ -438,7 +438,7 @@ def test_what_is_compressed_is_what_was_made_last() -> None:
             wait_for(lambda wanted=number: f"step {wanted}.0" in shown(port).decode(), f"step {number}")  # type: ignore[misc]
 
 
-def test_both_formats_of_metrics_whatever_else_is_asked_for() -> None:
+def test_metrics_format_follows_the_accept_header() -> None:
     with server() as port:
         assert get(port, "/metrics", Accept="text/html;q=0.9,*/*")[2]["Content-Type"].startswith("text/plain")
         for accept in ("application/openmetrics-text", "application/openmetrics-text;version=1.0.0;escaping=dots,*/*"):
@@ -601,7 +601,7 @@ def test_without_a_descriptor_it_waits_and_goes_on() -> None:
     assert 0 < log.count("cannot be accepted") < 10, log
 
 
-def test_it_stops_at_once_whoever_is_connected(pair: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+def test_server_stops_at_once_despite_open_connections(pair: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow()
     for settings in ({}, pair):
         registry = CollectorRegistry(auto_describe=False)
@@ -623,7 +623,7 @@ def test_it_stops_at_once_whoever_is_connected(pair: dict[str, str], caplog: pyt
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
-def test_the_address_of_everybody_takes_both_families() -> None:
+def test_wildcard_address_accepts_ipv4_and_ipv6() -> None:
     with server(listen="::") as port:
         for host in ("127.0.0.1", "::1"):
             with socket.create_connection((host, port), timeout=10) as one:

@@ -127,7 +127,7 @@ def test_a_loader_that_outlived_its_rank_is_not_the_rank(tmp_path: Path) -> None
     assert (seats(step), step.absent_local_ranks) == ([(0, 0, 6086)], ((1, 1),))
 
 
-def test_ranks_whose_mpirun_was_killed_keep_the_name_of_their_job(tmp_path: Path) -> None:
+def test_ranks_of_a_killed_mpirun_keep_the_job_name(tmp_path: Path) -> None:
     text = (FOLDER / "mpirun.proc").read_text().replace("5330 (mpirun) S", "5330 (bash) S")
     (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
     assert (job.job_id, job.launcher, job.launcher_id) == ("2016149505", "mpirun", None)
@@ -146,7 +146,7 @@ def test_spawned_processes_without_gpu_and_address_are_no_job(tmp_path: Path) ->
     assert jobs_in("spawn", tmp_path) == ()
 
 
-def test_spawned_processes_whose_parent_was_killed(tmp_path: Path) -> None:
+def test_spawned_processes_without_their_parent_are_one_job(tmp_path: Path) -> None:
     (job,) = jobs_in("spawn_orphans", tmp_path, sweep({0: (912,), 1: (913,)}))
     assert (job.job_id, job.launcher_id) == ("pid912-912", None)
     assert seats(job) == [(None, 0, 912), (None, 1, 913)]
@@ -185,7 +185,7 @@ def test_forks_of_a_server_or_a_notebook_are_no_job(tmp_path: Path, program: str
     assert on_two_gpus(tree, tmp_path) == ()
 
 
-def test_what_runs_another_program_or_as_somebody_else_is_no_fork(tmp_path: Path) -> None:
+def test_process_of_another_program_or_user_is_no_forked_rank(tmp_path: Path) -> None:
     tree = (FOLDER / "forks.proc").read_text()
     other = tree.replace(
         "913 (python) S parent=900 start=913\n  $ /venv/bin/python finetune.py",
@@ -226,7 +226,7 @@ def test_it_is_named_after_its_first_process_where_it_is_alone_on_its_node(tmp_p
     assert seats(job) == [(0, 0, 900), (1, 1, 911), (2, 2, 912), (3, 3, 913)]
 
 
-def test_ranks_whose_first_one_died_stay_a_job_in_which_it_is_absent(tmp_path: Path) -> None:
+def test_dead_first_rank_is_absent_from_its_job(tmp_path: Path) -> None:
     text = re.sub(r"900 \(python\).*\n.*\n.*\n", "", LIGHTNING, count=1).replace("parent=900", "parent=1")
     (job,) = JobScan(lay_out(text, tmp_path)).find(None, node="").jobs
     assert (seats(job), job.absent_local_ranks) == ([(5, 1, 911), (6, 2, 912), (7, 3, 913)], ((0, 0),))
@@ -254,7 +254,7 @@ def test_places_that_cannot_be_are_no_job(tmp_path: Path, before: str, after: st
     ],
     ids=["no Python", "somebody else's"],
 )
-def test_who_cannot_be_their_first_rank_is_none(tmp_path: Path, first: str) -> None:
+def test_parent_that_cannot_be_the_first_rank_is_no_rank(tmp_path: Path, first: str) -> None:
     tree = LIGHTNING.replace("900 (python) S parent=800 start=900\n  $ python fit.py", first)
     assert find_rank_slots(tree, tmp_path) == [(8, [(5, 1, 911), (6, 2, 912), (7, 3, 913)])]
 
@@ -324,7 +324,7 @@ def test_after_an_elastic_restart_the_last_attempt_counts(tmp_path: Path) -> Non
     assert (job.job_id, seats(job)) == ("run-7", [(0, 0, 1030), (1, 1, 1031)])
 
 
-def test_ranks_whose_agent_was_killed_are_still_a_job(tmp_path: Path) -> None:
+def test_ranks_of_a_killed_agent_are_one_job(tmp_path: Path) -> None:
     (job,) = jobs_in("torchrun_orphans", tmp_path)
     assert (job.job_id, job.launcher, job.launcher_id) == ("run-7", "torchrun", None)
     assert seats(job) == [(0, 0, 1010), (1, 1, 1011)]
@@ -384,7 +384,7 @@ def test_a_job_has_the_uid_of_all_its_ranks_as_the_node_knows_it(
     assert (len(job.ranks), job.uid) == (2, reader)
 
 
-def test_a_second_claimant_of_a_living_seat_is_a_job_of_its_own_and_says_so(tmp_path: Path) -> None:
+def test_second_claimant_of_a_live_rank_is_a_separate_job(tmp_path: Path) -> None:
     # Two containers of uid 0 each have all ranks of the same run.
     text = (FOLDER / "two_containers.proc").read_text()
     intruder = text.replace("RANK=1", "RANK=0")
@@ -432,7 +432,7 @@ def test_pods_of_which_none_is_seen_connected_are_jobs_of_their_own(name: str, t
 
 
 @pytest.mark.parametrize("space", ["user:[4026532999]", ""])
-def test_an_address_in_a_network_that_a_user_may_have_made_joins_nobody(space: str, tmp_path: Path) -> None:
+def test_store_address_in_a_user_made_network_joins_no_jobs(space: str, tmp_path: Path) -> None:
     """Do not join jobs by a store address in a network namespace that a user may have made.
 
     A user is root in its user namespace and can use the store address of another user there.
@@ -473,7 +473,7 @@ def test_an_address_in_a_network_that_a_user_may_have_made_joins_nobody(space: s
         ("/", owners.Owner("uid 7")),
     ],
 )
-def test_whose_a_process_is_by_its_control_group(path: str, owner: owners.Owner) -> None:
+def test_owner_of_a_process_is_read_from_its_control_group(path: str, owner: owners.Owner) -> None:
     process = Process(id=ProcessId(pid=1, start_ticks=1), parent_pid=0, comm="x", state="S", uid=7, cgroups=(path,))
     assert owners.owner_of(process) == owner
 
@@ -545,7 +545,7 @@ def test_of_two_jobs_of_one_key_the_one_on_the_gpus_keeps_it(tmp_path: Path) -> 
     assert (found[132].job_id, found[122].job_id) == (alone.job_id, f"{alone.job_id}-p122")
 
 
-def test_a_gpu_that_somebody_holds_by_the_drivers_word_no_environment_gives_away() -> None:
+def test_environment_does_not_claim_a_gpu_that_another_process_holds() -> None:
     gpus = [GpuSample(index=0, uuid="GPU-a0", pids=(10,)), GpuSample(index=1, uuid="GPU-a1")]
     assert rank_gpus.find_gpus({99}, {"CUDA_VISIBLE_DEVICES": "0"}, 0, gpus) == ()
     assert rank_gpus.find_gpus({99}, {"CUDA_VISIBLE_DEVICES": "1"}, 0, gpus) == ("GPU-a1",)
@@ -626,7 +626,7 @@ def test_job_of_ranks_with_titles_is_told_without_their_arguments(tmp_path: Path
         ({"PMI_RANK": "0", "PMI_SIZE": "4"}, None),
     ],
 )
-def test_a_seat_needs_believable_numbers(environ: dict[str, str], expected: tuple[int, ...] | None) -> None:
+def test_rank_slot_needs_plausible_numbers(environ: dict[str, str], expected: tuple[int, ...] | None) -> None:
     process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
     seat = process_role.find_rank_slot(process, None)
     assert (seat and (seat.rank, seat.local_rank, seat.local_world_size)) == expected
@@ -729,7 +729,7 @@ def _with_users(child: str, rank: str = "1004") -> str:
 
 
 @pytest.mark.parametrize("child", ["0", "1005", "1004,0"])
-def test_what_runs_below_a_rank_as_somebody_else_is_left_out_and_told(tmp_path: Path, child: str) -> None:
+def test_children_of_a_rank_under_another_user_are_omitted_and_noted(tmp_path: Path, child: str) -> None:
     """Omit processes of other users below a rank: the job's owner may read all stacks of the incident."""
     (job,) = JobScan(lay_out(_with_users(child), tmp_path)).find(None, "here").jobs
     assert ([worker.id.pid for worker in job.ranks[0].workers], job.uid) == ([12], 1004)

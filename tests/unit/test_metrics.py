@@ -270,9 +270,7 @@ def test_stopped_rank_is_exported_as_waiting_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(("is_named", "waits_for"), [(True, "nothing"), (False, "unknown")])
-def test_who_is_named_in_code_that_no_rule_knows_is_waited_for_on_other_nodes_too(
-    *, is_named: bool, waits_for: str
-) -> None:
+def test_named_rank_in_unknown_code_is_exported_as_waiting_for_nothing(*, is_named: bool, waits_for: str) -> None:
     (entry,) = board().snapshot.jobs.values()
     grouping = entry.incident.grouping
     unknown = replace(grouping.groups[-1], activity="unknown", waits_for="unknown", fault=None, gone=False)

@@ -303,7 +303,7 @@ def test_signature(name: str, stack_dump: RankDump, expected: Signature) -> None
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_who_waits_for_loader_workers_does_not_wait_for_its_gpu(
+def test_rank_waiting_for_loader_workers_does_not_wait_for_its_gpu(
     name: str, stack_dump: RankDump, expected: Signature
 ) -> None:
     table = activity.load()
@@ -424,7 +424,7 @@ def test_thresholds_come_from_the_configuration() -> None:
     assert measure(found, config.Capture(motion_cpu_ratio=0.2)).signature is Signature.BLOCKED
 
 
-def test_a_rank_that_a_freezer_holds_is_stopped_whatever_its_state() -> None:
+def test_frozen_rank_is_stopped_in_any_process_state() -> None:
     def held(state: str, *cgroups: str | None) -> RankDump:
         rounds = dumps(STILL, state=state)
         pairs = zip(rounds, cgroups, strict=True)
@@ -511,9 +511,7 @@ def test_where_it_stays_when_one_look_cannot_tell_whether_it_works(
         ([], None),
     ],
 )
-def test_refused_at_the_store_is_who_had_no_connection_in_any_round(
-    rounds: list[PortUse], expected: PortUse | None
-) -> None:
+def test_rank_without_store_connection_in_any_round_is_refused(rounds: list[PortUse], expected: PortUse | None) -> None:
     seen = tuple(ProcessDump(taken_monotonic_seconds=0.0, store=Store("master:1", use)) for use in rounds)
     found = kernel_facts.merge_store(RankDump(id=RankId(rank=1), rounds=seen))
     assert (found.socket if found else None) == expected

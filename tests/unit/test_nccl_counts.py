@@ -74,7 +74,7 @@ def quoted(verdict: Verdict) -> list[str]:
     return [vote.message for vote in verdict.evidence if vote.kind == "nccl_ras"]
 
 
-def test_who_is_behind_and_by_its_stack_waits_for_nobody_is_named() -> None:
+def test_rank_behind_in_counts_and_outside_the_collective_is_named() -> None:
     first, *rest, last = members(*[status([7, 7, 7, 6])] * 3)
     verdict = judged(waiting(first, *rest), outside(last))
     assert (verdict.kind, [one.rank for one in verdict.named]) == ("NotCome", [3])
@@ -94,7 +94,7 @@ def test_who_is_behind_and_by_its_stack_waits_for_nobody_is_named() -> None:
     )
 
 
-def test_who_is_behind_in_one_stack_with_the_others_is_a_first_look() -> None:
+def test_rank_behind_in_counts_with_equal_stack_is_checked_first() -> None:
     verdict = judged(waiting(*members(*[status([7, 6, 7, 7])] * 3)))
     assert (verdict.named, [one.rank for one in verdict.first_look]) == ((), [1])
     assert "Its stack shows a wait, too" in verdict.message
@@ -110,12 +110,12 @@ def test_who_is_behind_in_one_stack_with_the_others_is_a_first_look() -> None:
     ],
     ids=["rise", "rise at last", "stages of a pipeline", "more are behind than ahead"],
 )
-def test_what_points_at_nobody(statuses: list[RasStatus]) -> None:
+def test_ambiguous_nccl_counts_point_at_no_rank(statuses: list[RasStatus]) -> None:
     verdict = judged(waiting(*members(*statuses)))
     assert (verdict.named, verdict.first_look) == ((), ())
 
 
-def test_all_alike_is_everybody_came() -> None:
+def test_equal_nccl_counts_mean_that_all_ranks_joined() -> None:
     verdict = judged(waiting(*members(*[status([7, 7, 7, 7])] * 3)))
     assert (verdict.kind, verdict.named, verdict.first_look) == ("EverybodyCame", (), ())
     assert (
@@ -125,7 +125,7 @@ def test_all_alike_is_everybody_came() -> None:
     assert "all ranks of each communicator have launched the same number of operations" in quoted(verdict)[0]
 
 
-def test_all_alike_acquits_nobody() -> None:
+def test_equal_nccl_counts_do_not_clear_a_rank_suspected_by_its_stack() -> None:
     """Name the rank by its stack although all counts are equal.
 
     The other ranks may wait for something outside NCCL: a barrier of the store, or another library.
@@ -136,13 +136,13 @@ def test_all_alike_acquits_nobody() -> None:
     assert (verdict.kind, [one.rank for one in verdict.named]) == ("OutsideCollective", [3])
 
 
-def test_whom_nccl_does_not_reach_is_a_first_look() -> None:
+def test_rank_that_nccl_does_not_reach_is_checked_first() -> None:
     verdict = judged(waiting(*members(*[status([7, 7, 7, 7], lost=[2])] * 3)))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotReached", (), [2])
     assert "rank 2 does not respond" in quoted(verdict)[0]
 
 
-def test_counts_name_nobody_where_a_rank_gave_no_answer() -> None:
+def test_counts_name_no_rank_if_one_did_not_respond() -> None:
     """Name no rank by counts if one rank did not respond: perhaps only NCCL cannot reach it."""
     first, second, third, last = members(*[status([7, 7, 7, 6], lost=[2])] * 3)
     verdict = judged(waiting(first, second, third), outside(last))
@@ -151,7 +151,7 @@ def test_counts_name_nobody_where_a_rank_gave_no_answer() -> None:
     assert "rank 2 does not respond" in quoted(verdict)[0]
 
 
-def test_who_is_behind_on_another_node_is_said() -> None:
+def test_rank_behind_on_another_node_is_in_the_evidence() -> None:
     ranks = [rank(number, 100 + number, "10.0.0.1", AllReduce=7) for number in range(4)]
     far = rank(4, 4711, "10.0.0.2", AllReduce=6)
     answer = parse(as_json(communicator([*ranks, far])).encode())
@@ -160,7 +160,7 @@ def test_who_is_behind_on_another_node_is_said() -> None:
     assert "others 6: its rank 4 (process 4711 at 10.0.0.2)" in quoted(verdict)[0]
 
 
-def test_over_nodes_the_counts_name_who_is_behind() -> None:
+def test_merged_counts_name_the_rank_that_is_behind() -> None:
     """Merge two nodes. Each was queried separately and returned the same counts."""
     halves = members(*[status([7, 7, 7, 6])] * 3)
     apart = [
@@ -175,7 +175,7 @@ def test_over_nodes_the_counts_name_who_is_behind() -> None:
     assert [one.rank for one in verdict.named] == [3]
 
 
-def test_text_lists_who_differs_and_the_others_are_the_rest() -> None:
+def test_ranks_that_the_text_omits_have_the_common_count() -> None:
     text = parse(nccl_ras.TEXT.format(pid=103, host="10.0.0.1").encode())
     first, *rest, last = members(text, text)
     assert [one.rank for one in judged(waiting(first, *rest), outside(last)).named] == [3]
@@ -184,6 +184,6 @@ def test_text_lists_who_differs_and_the_others_are_the_rest() -> None:
     )
 
 
-def test_two_that_are_called_alike_are_nobody() -> None:
+def test_ranks_with_the_same_identity_have_no_counts() -> None:
     said = nccl_counts.counts_by_rank([(0.0, status([7, 7, 7, 6])), (1.0, status([7, 7, 7, 6]))], {}, HERE, 4)
     assert said == {}

@@ -121,7 +121,7 @@ def test_no_line_takes_long(holds: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name, row in nccl_messages.load().items() if row.about != "setup"))
-def test_what_it_means_and_what_to_do_is_evidence_that_accuses_nobody(name: str) -> None:
+def test_nccl_message_is_explained_in_evidence_that_names_no_rank(name: str) -> None:
     row = nccl_messages.load()[name]
     lines = [f"[rank{rank}]: step 812" for rank in range(4)] + [f"[rank3]: {LINES[name][0]}"]
     verdict = judged(*lines)

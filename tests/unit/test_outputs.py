@@ -38,7 +38,7 @@ def shared(text: str) -> dict[int | None, RankLog]:
     return {log.id.rank: log for log in found}
 
 
-def test_who_fails_alone_is_looked_at_first_and_no_line_is_in_the_sentence() -> None:
+def test_rank_with_the_only_failure_in_its_log_is_checked_first() -> None:
     verdict = complete_with_logs(WAITS, logs("step 3\n", FAILS, "step 3\n", "step 3\n"), 4)
     assert [look.rank for look in verdict.first_look] == [1]
     assert "ValueError: bad shard 7" in verdict.first_look[0].why
@@ -46,21 +46,21 @@ def test_who_fails_alone_is_looked_at_first_and_no_line_is_in_the_sentence() -> 
     assert not verdict.named and all(vote.supports is None for vote in verdict.evidence)
 
 
-def test_who_is_named_stays_named_and_alone() -> None:
+def test_log_failure_does_not_change_a_named_rank() -> None:
     named = Verdict(kind="RankGone", message="Gone.", named=(RANKS[3],))
     verdict = complete_with_logs(named, logs("step\n", FAILS, "step\n", "step\n"), 4)
     assert (verdict.named, verdict.first_look, verdict.message) == ((RANKS[3],), (), "Gone.")
     assert any("ValueError" in vote.message for vote in verdict.evidence)
 
 
-def test_where_ranks_move_or_most_logs_are_not_there_nobody_is_pointed_at() -> None:
+def test_moving_ranks_or_missing_logs_point_at_no_rank() -> None:
     four = logs("step\n", FAILS, "step\n", "step\n")
     assert complete_with_logs(Verdict(kind="Moving", message="x"), four, 4).first_look == ()
     assert complete_with_logs(WAITS, four, 9).first_look == ()
     assert [look.rank for look in complete_with_logs(WAITS, four, 8).first_look] == [1]
 
 
-def test_a_trouble_that_two_of_eight_tell_points_at_nobody() -> None:
+def test_failure_in_two_of_eight_logs_points_at_no_rank() -> None:
     assert complete_with_logs(WAITS, logs(PEER, PEER, *["step\n"] * 6), 8).first_look == ()
     assert [look.rank for look in complete_with_logs(WAITS, logs(PEER, *["step\n"] * 7), 8).first_look] == [0]
 
@@ -70,7 +70,7 @@ def test_what_nccl_merely_chose_is_no_trouble() -> None:
     assert complete_with_logs(WAITS, logs(chose, *["step\n"] * 7), 8).first_look == ()
 
 
-def test_in_a_shared_file_a_line_is_whose_it_says() -> None:
+def test_line_in_a_shared_log_belongs_to_the_rank_in_its_prefix() -> None:
     found = shared(
         f"[rank3]: ValueError\nnode-1:9:31 [2] {PEER}\nnobody's line\n[rank99]: ValueError\nnode-1:99:1 [0] {PEER}\n"
     )

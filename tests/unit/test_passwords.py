@@ -31,7 +31,7 @@ def cpu_seconds() -> float:
     return time.process_time()
 
 
-def test_who_is_right() -> None:
+def test_only_the_exact_user_and_password_are_accepted() -> None:
     known = Passwords({"alice": hashed(b"secret"), "bob": hashed("pässword".encode())})
     assert check_password(known, "alice", b"secret") is Answer.RIGHT
     assert check_password(known, "alice", b"secret") is Answer.RIGHT
@@ -79,7 +79,7 @@ def test_an_unknown_user_costs_as_much_as_a_known_one(monkeypatch: pytest.Monkey
     assert 0.5 < eve / alice < 2.0, took
 
 
-def test_a_flood_of_tries_costs_a_part_of_a_core_and_keeps_nobody_out() -> None:
+def test_flood_of_wrong_passwords_costs_half_a_core_and_locks_no_user_out() -> None:
     # An attacker sends wrong passwords for alice at full speed. Meanwhile alice sends the right one from another
     # address.
     known = Passwords({"alice": hashed(b"secret", DEAR)})
@@ -157,7 +157,7 @@ def test_what_is_kept_of_wrong_ones_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert len(known._wrong) == 3
 
 
-def test_who_was_known_stays_so_when_another_user_comes() -> None:
+def test_known_password_stays_known_after_a_change_of_users() -> None:
     alice, bob = hashed(b"secret", DEAR), hashed(b"old", DEAR)
     before = Passwords({"alice": alice, "bob": bob})
     assert check_password(before, "alice", b"secret") is Answer.RIGHT
@@ -171,7 +171,7 @@ def test_who_was_known_stays_so_when_another_user_comes() -> None:
     assert known * 10 < cpu_seconds() - began, "no hash"
 
 
-def test_who_would_wait_for_long_is_told_so() -> None:
+def test_password_check_with_a_long_queue_is_busy() -> None:
     known = Passwords({"alice": hashed(b"secret")})
     known._rested_at = time.monotonic() + passwords.LONGEST_WAIT_SECONDS + 60
     assert check_password(known, "alice", b"secret") is Answer.BUSY

@@ -36,7 +36,7 @@ def test_the_place_is_where_the_awaited_ranks_stand() -> None:
     assert places(VICTIMS, group("a", 0), group("b", 4), named=(4,)) == {"b unknown"}
 
 
-def test_who_was_measured_behind_its_gpu_waits_whatever_its_function_is_called() -> None:
+def test_rank_waiting_for_its_gpu_is_no_place_of_a_pause() -> None:
     victims = group("v", 1, 2, signature=Signature.BEHIND_GPU)
     assert places(victims, group("a", 0)) == {"a unknown"}
     assert places(victims) == {NOWHERE}
@@ -48,7 +48,7 @@ def test_where_every_rank_waits_there_is_no_place_even_if_one_is_named(waits_for
     assert places(VICTIMS, group("a", 0, waits_for=waits_for), named=(0,)) == {NOWHERE}
 
 
-def test_an_awaited_rank_without_a_stack_stands_nowhere() -> None:
+def test_awaited_rank_without_a_stack_has_no_place() -> None:
     member = Member(id=RankId(node="n1", rank=0), motion=Motion.FROZEN)
     fault = Fault(subject="rank 0", reason="Timeout", detail="no answer")
     assert places(VICTIMS, Group(key="a", activity="unknown", members=(member,), fault=fault)) == {NOWHERE}
@@ -101,7 +101,7 @@ def test_new_places_at_will_keep_memory_bounded_and_the_last_ones() -> None:
     assert known_pauses.longest_seconds(known, {"p0"}, i) is None
 
 
-def test_nothing_is_learnt_of_a_pause_that_had_the_picture_of_a_hang() -> None:
+def test_pause_without_a_place_is_not_learned() -> None:
     assert known_pauses.add_pause((), EndedPause(places=frozenset({"a", NOWHERE}), began=0.0, seconds=9.0), 9.0) == ()
 
 

@@ -297,7 +297,7 @@ def test_key_moves_to_job_that_holds_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("claim", [False, True])
-def test_a_job_that_held_a_gpu_keeps_its_key_whoever_comes_later(claim: bool) -> None:
+def test_job_that_held_a_gpu_keeps_its_key(claim: bool) -> None:
     life = at_work(holds_gpu=True)
     before = life.snapshot.jobs["42"].watch
     life.discover(apart(), replace(job(pid=500), holds_gpu=claim))
@@ -307,7 +307,7 @@ def test_a_job_that_held_a_gpu_keeps_its_key_whoever_comes_later(claim: bool) ->
     assert life.snapshot.jobs["42"].watch == before, "also while the driver does not list it"
 
 
-def test_who_comes_and_goes_does_not_begin_a_start_anew() -> None:
+def test_temporary_claimant_does_not_restart_the_job() -> None:
     life = Life()
     life.discover(job())
     before = life.snapshot.jobs["42"].watch
@@ -364,7 +364,7 @@ def test_pods_that_become_one_job_while_a_rank_is_gone_are_not_restarted() -> No
     assert (ended.state, ended.message) == (JobState.ENDED, "its ranks now belong to job 42")
 
 
-def test_an_open_incident_keeps_its_key_whatever_claim_somebody_makes() -> None:
+def test_open_incident_keeps_its_key_despite_another_claimant() -> None:
     life = hung()
     mine, claimant = replace(job(), job_id="42-p100", job_key="42-p100"), job(pid=500, job_id="42")
     life.discover(mine, claimant)
@@ -426,7 +426,7 @@ def test_jobs_do_not_disturb_each_other() -> None:
     assert life.state is JobState.HUNG
 
 
-def test_ranks_that_gave_a_stack_were_seen_whatever_they_do() -> None:
+def test_ranks_with_a_stack_count_as_seen() -> None:
     """Count ranks with a stack as seen, even if they spin next to idle GPUs.
 
     Then the job pages after the stalled hold.
@@ -437,7 +437,7 @@ def test_ranks_that_gave_a_stack_were_seen_whatever_they_do() -> None:
     assert (seen.frozen, seen.moving, seen.unknown, seen.with_stack) == (0, 0, 2, 2)
 
 
-def test_who_moves_is_said_as_everywhere() -> None:
+def test_moving_ranks_are_described_with_activity() -> None:
     loading = Member(id=RankId(node="n1", rank=2, pid=7), motion=Motion.MOVING)
     seen = steps.count_motion(
         Grouping(
@@ -455,7 +455,7 @@ def test_who_moves_is_said_as_everywhere() -> None:
 @pytest.mark.parametrize(
     ("looks", "reader"), [((7, 7), 7), ((None, 7), None), ((7, None), None)], ids=["his", "first not", "second not"]
 )
-def test_who_may_not_read_one_capture_of_an_incident_reads_none(
+def test_incident_with_one_capture_of_another_user_is_unreadable(
     looks: tuple[int | None, ...], reader: int | None
 ) -> None:
     # A rank is captured once as a setuid program and once as the user's program: execve(2) keeps the pid.
@@ -567,7 +567,7 @@ def states(rows: list[tuple[JobState, bool, str]]) -> list[tuple[JobState, bool]
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_strangers, max_size=10))
-def test_no_strangers_who_come_change_key_state_or_page(strangers: list[list[Stranger]]) -> None:
+def test_later_strangers_do_not_change_key_state_or_page(strangers: list[list[Stranger]]) -> None:
     alone = Shared().live([], [])
     assert states(alone)[7] == (JobState.HUNG, True)
     assert Shared().live([[], *strangers], []) == alone
@@ -575,7 +575,7 @@ def test_no_strangers_who_come_change_key_state_or_page(strangers: list[list[Str
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_strangers, max_size=10), st.lists(_strangers, min_size=1, max_size=3))
-def test_no_strangers_who_were_there_first_change_state_or_page(
+def test_earlier_strangers_do_not_change_state_or_page(
     strangers: list[list[Stranger]], before: list[list[Stranger]]
 ) -> None:
     # The strangers start first. They may take the key only with a GPU: no data shows which uid-0 pod is genuine.
@@ -774,7 +774,7 @@ AT_A_SERVER = Grouping(
 )
 
 
-def test_the_place_of_a_look_is_learnt_and_pages_later_and_says_so() -> None:
+def test_known_pause_delays_the_page_and_is_in_the_message() -> None:
     life = life_with_a_pause()
     entry = life.snapshot.jobs["42"]
     assert (entry.watch.state, entry.page) == (JobState.HUNG, False)
@@ -831,13 +831,13 @@ def test_the_timeline_of_an_incident_says_why_it_was_looked_at_before_the_time_o
     assert (life.saved[-1], life.moves[-1]) == (entry.incident, None), "it is on disk before the job is gone"
 
 
-def test_ranks_that_were_replaced_taught_nothing() -> None:
+def test_pause_of_replaced_ranks_is_not_learned() -> None:
     life = life_with_a_pause(job(pid=500))
     assert life.snapshot.jobs["42"].watch.pauses == ()
     assert life.snapshot.jobs["42"].page
 
 
-def test_a_pause_in_which_links_were_sick_taught_nothing() -> None:
+def test_pause_with_a_link_warning_is_not_learned() -> None:
     life = life_with_a_pause(checks=(result("nvlink_status", CheckStatus.WARNING),))
     assert life.snapshot.jobs["42"].watch.pauses == ()
     assert life.snapshot.jobs["42"].page
@@ -942,7 +942,7 @@ def test_a_crash_of_the_same_processes_is_one_incident_told_anew() -> None:
     assert snapshot.crash_count == 2
 
 
-def test_who_followed_does_not_take_the_place_of_the_rank_that_is_named() -> None:
+def test_later_crash_without_a_name_does_not_replace_a_named_crash() -> None:
     """Keep the crash with the named rank.
 
     The ranks of the next attempt only report each other, and the warning of that attempt ends after seconds.

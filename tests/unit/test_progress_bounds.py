@@ -74,7 +74,7 @@ def test_sample_is_stored_and_learns_idle_level_of_free_gpus() -> None:
     assert set(later.idle_watts) == {"GPU-0", "GPU-5"}, "a job that ended holds none"
 
 
-def test_the_idle_level_that_was_learnt_is_the_floor_of_the_quiet_line() -> None:
+def test_learned_idle_level_is_the_floor_of_low_power() -> None:
     """Use the measured idle level as the floor.
 
     At 250 W a GPU that idles at 170 W has low power. A GPU that idles at 60 W may be at work.
@@ -145,7 +145,7 @@ def test_a_job_without_ranks_here_began_with_the_machine() -> None:
     assert found.jobs["42"].watch.identity.began == 0.0
 
 
-def test_whoever_was_once_seen_on_a_gpu_was_seen_on_one() -> None:
+def test_job_that_once_held_a_gpu_keeps_this_fact() -> None:
     for seen, before, later in ((True, True, False), (True, False, True), (False, False, False)):
         life = Life()
         for holds_gpu in (before, later):
@@ -260,7 +260,7 @@ def test_light_capture_with_all_ranks_frozen_begins_suspicion() -> None:
     assert any(isinstance(action, TakeCapture) for action in actions)
 
 
-def test_a_capture_that_failed_is_counted_as_such_and_pages_nobody() -> None:
+def test_failed_capture_is_counted_and_does_not_page() -> None:
     life = quiet()
     before = life.snapshot
     assert steps.record_failed_capture(before, "nobody", now=life.now, unix_now=life.unix, settings=RULES) == (
@@ -424,7 +424,7 @@ def test_resumed_job_keeps_name_and_key_of_its_incident() -> None:
 # --- identity of a watch ---------------------------------------------------------------------------------------------
 
 
-def test_while_a_capture_is_under_way_nobody_takes_the_key_that_it_goes_by() -> None:
+def test_key_of_a_job_does_not_move_during_a_capture() -> None:
     """Keep the key during a capture, because the result of the capture goes to the job with this key."""
     life = quiet()
     assert life.snapshot.jobs["42"].incident is None

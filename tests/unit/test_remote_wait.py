@@ -67,7 +67,7 @@ def test_without_recorders_the_size_of_the_world_tells(waits_for: str) -> None:
         Verdict(kind="AllAlike", message="all in one place that is no wait"),
     ],
 )
-def test_whoever_is_pointed_at_is_of_this_node(verdict: Verdict) -> None:
+def test_suspect_on_this_node_means_no_remote_wait(verdict: Verdict) -> None:
     assert not waits_for_other_nodes(grouping(*TWO), verdict, has_ranks_on_other_nodes=True)
 
 
@@ -88,7 +88,7 @@ def test_all_of_them_must_wait_for_ranks(odd: Grouping) -> None:
     assert not waits_for_other_nodes(odd, ALL_WAIT, has_ranks_on_other_nodes=True)
 
 
-def test_everybody_here_has_come_and_others_are_awaited() -> None:
+def test_joined_local_ranks_wait_for_other_nodes() -> None:
     assert judge_remote_wait(grouping(standing(0, waits(6)), standing(1, waits(6))))
 
 
@@ -105,7 +105,7 @@ def test_members_that_a_group_lists_are_known_without_the_size_of_the_world() ->
     )
 
 
-def test_nobody_here_is_awaited_but_who_waits_elsewhere_himself() -> None:
+def test_local_rank_that_waits_for_another_node_is_a_remote_wait() -> None:
     behind = grouping(standing(0, waits(6)), standing(1, done(5)))
     assert not judge_remote_wait(behind), "rank 1 has not come, and shows no wait for anybody else"
     listed = (
@@ -119,7 +119,7 @@ def test_nobody_here_is_awaited_but_who_waits_elsewhere_himself() -> None:
     )
 
 
-def test_a_circle_and_two_paths_are_of_this_node() -> None:
+def test_cycle_or_mismatch_on_this_node_is_no_remote_wait() -> None:
     circle = grouping(standing(0, {WORLD: (10, 10), "1": (10, 11)}), standing(1, {WORLD: (9, 10), "1": (11, 11)}))
     assert not judge_remote_wait(circle)
     other = member(1, recorder(record(6, operation="gloo:all_gather", state="open")))

@@ -53,7 +53,7 @@ def test_a_command_that_was_ended_and_a_node_that_was_not_reached_are_silent(sta
     assert (replies.silent, replies.failed) == (["n1"], [])
 
 
-def test_a_reply_that_is_late_is_silence_whatever_it_holds() -> None:
+def test_late_reply_counts_as_no_response() -> None:
     replies = Replies()
     assert replies.take(reply(is_late=True)) is None
     assert replies.silent == ["n1"]
@@ -76,7 +76,7 @@ def test_why_a_reply_is_none() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, len(ANSWER)), st.integers(0, 40), st.binary(max_size=40))
-def test_whatever_a_node_sends_is_an_answer_or_said_to_be_none(at: int, cut: int, instead: bytes) -> None:
+def test_any_reply_is_parsed_or_reported_as_failed(at: int, cut: int, instead: bytes) -> None:
     replies = Replies()
     dump = replies.take(reply(ANSWER[:at] + instead + ANSWER[at + cut :]))
     assert (dump is None) == bool(replies.failed)

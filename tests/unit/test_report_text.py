@@ -65,7 +65,7 @@ def test_nothing_before_the_raw_stacks_reads_as_a_dump(name: str) -> None:
     assert not [line for line in summary.splitlines() if FRAME.match(line) or line.startswith(("Process ", "Thread "))]
 
 
-def test_the_odd_one_is_marked_and_nobody_else() -> None:
+def test_only_the_named_rank_is_marked() -> None:
     lines = text.render(samples.loader_hang()).splitlines()
     marked = [line for line in lines if line.startswith("> ")]
     assert [line for line in marked if line.endswith("<- named")] == ["> 1 rank: 7  is loading data; frozen  <- named"]
@@ -271,7 +271,7 @@ def _hostile(function: str, file: str, command: str, message: str, node: str) ->
     return samples.replaced(incident, job=samples.job([0], 1, job_id=message, command=command))
 
 
-def test_what_to_do_first_stands_before_the_details_with_the_pid_of_the_rank() -> None:
+def test_report_has_do_first_with_the_pid_before_the_details() -> None:
     incident = samples.loader_hang()
     report = text.render(incident, width=1000)
     assert "Do first" in report.split("Groups, largest first")[0]

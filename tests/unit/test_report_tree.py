@@ -111,7 +111,7 @@ def test_stacks_that_differ_in_lines_only_part_at_the_first_that_differs() -> No
     ]
 
 
-def test_a_group_without_a_stack_stands_by_itself() -> None:
+def test_group_without_a_stack_is_a_separate_tree_node() -> None:
     fault = Fault(subject="pid 1", reason="Uninterruptible", detail="blocked")
     blocked = Group(key="b", activity="unknown", fault=fault, members=(Member(id=RankId(rank=1)),))
     trees = merge_tree([blocked])

@@ -111,7 +111,7 @@ def resting(*members: Member, world_size: int | None = 2) -> JobState | None:
         ("two of three compute", (LINGERS, *[replace(LINGERS, signature=Signature.COMPUTES)] * 2), None),
     ],
 )
-def test_who_rests(name: str, members: tuple[Member, ...], expected: JobState | None) -> None:
+def test_resting_members_are_recognized(name: str, members: tuple[Member, ...], expected: JobState | None) -> None:
     assert resting(*members) is expected, name
 
 
@@ -139,7 +139,7 @@ def test_job_of_one_or_unknown_size_is_never_over(
     assert resting(LINGERS, world_size=world_size) is None
 
 
-def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
+def test_ranks_waiting_for_a_stale_lock_file_are_not_over() -> None:
     """Recognize the wait for a lock file by the stack: torch's FileBaton polls for the file and uses no kernel lock."""
     asking = replace(LINGERS, signature=Signature.POLLS)
     (group,) = seated(asking, asking).groups
@@ -150,7 +150,7 @@ def test_who_waits_for_a_lock_file_that_a_dead_build_left_is_not_over() -> None:
     assert "a lock file that no live process holds is stale: remove it" in verdict.message
 
 
-def test_who_meets_the_others_at_a_file_is_connected_to_nobody_and_not_over() -> None:
+def test_ranks_polling_a_file_store_are_not_over() -> None:
     # Ranks that poll a store in a file have no connections. They have not ended: one rank has not joined.
     (late,), (meets,) = (
         seated(LINGERS).groups,
@@ -162,7 +162,7 @@ def test_who_meets_the_others_at_a_file_is_connected_to_nobody_and_not_over() ->
     assert find_resting_state(Grouping(groups=(late, joining), world_size=4)) is None
 
 
-def test_of_a_rank_without_a_stack_nobody_knows_what_it_waits_for() -> None:
+def test_rank_without_a_stack_prevents_the_state_over() -> None:
     fault = Fault(subject="pid 1", reason="DumperStuck", detail="py-spy hangs")
     groups = tuple(
         Group(
@@ -208,17 +208,17 @@ BEHIND_GPU = replace(
         ("nobody", (), False),
     ],
 )
-def test_who_waits_for_clients_serves(name: str, members: tuple[Member, ...], serves: bool) -> None:
+def test_ranks_waiting_for_clients_are_serving(name: str, members: tuple[Member, ...], serves: bool) -> None:
     assert is_serving(seated(*members)) is serves, name
 
 
-def test_a_service_accuses_nobody() -> None:
+def test_serving_job_names_no_rank() -> None:
     verdict = judge(seated(*[ACCEPTS, *[BEHIND_GPU] * 7], world_size=8))
     assert (verdict.kind, verdict.named) == ("Serving", ())
     assert verdict.message.startswith("All ranks are idle and wait for requests")
 
 
-def test_a_job_at_rest_accuses_nobody() -> None:
+def test_suspended_job_names_no_rank() -> None:
     members = tuple(replace(STOPPED, id=RankId(node="n1", rank=rank)) for rank in range(8))
     verdict = judge(Grouping(groups=(Group(key="k", activity="unknown", members=members),), world_size=8))
     assert (verdict.kind, verdict.named) == ("Suspended", ())

@@ -30,13 +30,13 @@ def test_a_single_owner_keeps_the_newest() -> None:
     assert surplus(make_incidents("aaa"), 3, BIG) == surplus(make_incidents("aaa", size_bytes=10), 9, 30) == ()
 
 
-def test_who_has_most_loses_his_oldest_whoever_came_first() -> None:
+def test_owner_with_most_incidents_loses_its_oldest() -> None:
     assert surplus(make_incidents("aaaaabb"), 5, BIG) == ("a4", "a3")
     assert surplus(make_incidents("aaaaabb", size_bytes=10), 99, 50) == ("a4", "a3")
     assert surplus(make_incidents("abab"), 3, BIG) == ("b1",), "of two who have as much, the oldest of all"
 
 
-def test_the_newest_stays_however_big_if_nobody_else_pays_for_it() -> None:
+def test_newest_incident_stays_if_it_displaces_no_other_owner() -> None:
     big = [Stored("a2", "a", 100), Stored("a1", "a", 1)]
     assert surplus(big, 9, 50) == ("a1",)
     assert surplus(big[:1], 9, 50) == ()
@@ -74,7 +74,7 @@ def test_nothing_open_goes_and_the_bounds_hold_for_the_rest(stored: list[Stored]
 
 
 @given(owners=st.text("abcd", max_size=30), most=st.integers(1, 20))
-def test_nobody_loses_any_while_somebody_keeps_more(owners: str, most: int) -> None:
+def test_owner_with_fewer_incidents_loses_none(owners: str, most: int) -> None:
     stored = make_incidents(owners)
     gone = surplus(stored, most, BIG)
     kept = Counter(one.owner for one in stored if one.name not in gone)

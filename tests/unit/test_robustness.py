@@ -16,7 +16,7 @@ CASES = tuple(robustness.known_cases())
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_no_form_of_a_hang_accuses_an_innocent(case: robustness.Case) -> None:
+def test_no_form_of_a_known_hang_names_an_innocent_rank(case: robustness.Case) -> None:
     wrong = [one for one in robustness.vary(case) if one.innocents]
     assert not wrong, "\n".join(map(str, wrong))
 

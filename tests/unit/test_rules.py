@@ -170,7 +170,7 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
          ("OutsideCollective", 1, HIGH)),
     ],
 )  # fmt: skip
-def test_a_rule_accuses_up_to_its_boundary(parts: tuple[Ranks, ...], expected: tuple[str, int, Confidence]) -> None:
+def test_rule_names_ranks_up_to_its_limit(parts: tuple[Ranks, ...], expected: tuple[str, int, Confidence]) -> None:
     assert says(*parts) == expected
 
 
@@ -196,7 +196,7 @@ def test_a_rule_accuses_up_to_its_boundary(parts: tuple[Ranks, ...], expected: t
         ((Ranks(1, "ProcessGone"), Ranks(3, "ranks")), [0]),
     ],
 )  # fmt: skip
-def test_what_was_measured_decides_who_is_suspect(parts: tuple[Ranks, ...], named: list[int]) -> None:
+def test_measured_activity_decides_the_suspect(parts: tuple[Ranks, ...], named: list[int]) -> None:
     assert [one.rank for one in verdict(*parts).named] == named
 
 
@@ -365,9 +365,7 @@ def test_a_weak_suspicion_speaks_only_where_all_answered(what: str, named: tuple
 
 
 @pytest.mark.parametrize(("others", "pointed"), [(2, []), (3, [0]), (7, [0])])
-def test_who_is_behind_its_gpu_is_looked_at_where_nobody_knows_how_many_there_are(
-    others: int, pointed: list[int]
-) -> None:
+def test_rank_waiting_for_its_gpu_is_checked_first_with_unknown_world_size(others: int, pointed: list[int]) -> None:
     found = verdict(Ranks(1, "gpu"), Ranks(others, "ranks"))
     assert found.named == ()
     assert [rank.rank for rank in found.first_look] == pointed
@@ -438,14 +436,14 @@ def test_ranks_that_did_not_answer_add_no_name_and_no_confidence(
         ((Ranks(3, "DumperStuck", about="tool", mount="/data", waits_for_mount=True), Ranks(1, "DumperStuck", about="tool", mount="/data")), 0, NONE),
     ],
 )  # fmt: skip
-def test_a_silent_mount_names_who_waits_for_it_where_others_do_not(
+def test_rank_waiting_for_a_dead_mount_is_named_if_others_do_not_wait(
     parts: tuple[Ranks, ...], named: int, confidence: Confidence
 ) -> None:
     assert says(*parts) == ("MountSilent", named, confidence)
     assert {vote.kind for vote in verdict(*parts).evidence} == {"group"}
 
 
-def test_what_was_measured_of_an_accused_rank_is_told_with_its_links() -> None:
+def test_evidence_on_a_named_rank_has_its_measurements() -> None:
     accused = Member(
         id=RankId(rank=3),
         signature=Signature.BEHIND_GPU,

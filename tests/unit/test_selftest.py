@@ -51,14 +51,14 @@ def test_all_that_have_ended_well_have_passed() -> None:
     assert judged(done(rank, ("barrier", ALL, 0.01)) for rank in ALL) == ()
 
 
-def test_who_has_not_come_to_what_the_others_wait_in_is_named_with_what_it_did_last() -> None:
+def test_rank_that_has_not_joined_is_named_with_its_last_step() -> None:
     waits = [steps(rank, ("compute", (), 0.1), inside=("all_reduce 1", ALL)) for rank in (0, 1, 3)]
     found = judged([*waits, steps(2, ("compute", (), 0.1))], dict.fromkeys(ALL))
     assert only(found) == ("hung", (2,))
     assert found[0].message == "Rank 2 has not joined all_reduce 1 of 4 ranks: rank 2 is after compute"
 
 
-def test_who_waits_for_another_one_is_not_the_one_who_hangs() -> None:
+def test_only_the_rank_outside_all_waits_is_hung() -> None:
     # Only rank 1 is in its own code. The other ranks wait in a barrier of all ranks or in a pair with rank 1.
     events = [
         steps(0, inside=("barrier", ALL)),
@@ -69,7 +69,7 @@ def test_who_waits_for_another_one_is_not_the_one_who_hangs() -> None:
     assert only(judged(events, dict.fromkeys(ALL))) == ("hung", (1,))
 
 
-def test_where_everybody_came_nobody_is_named_but_the_smallest_group_is_said() -> None:
+def test_smallest_group_that_cannot_talk_is_reported() -> None:
     events = [steps(rank, inside=("all_reduce 1", (2, 3) if rank > 1 else ALL)) for rank in ALL]
     found = judged([*events[:2], *(steps(r, ("x", ALL, 0.1), inside=("all_reduce 1", (2, 3))) for r in (2, 3))])
     assert found[0].kind == "hung"
@@ -99,18 +99,18 @@ def test_a_rank_that_said_nothing_has_not_started() -> None:
     )
 
 
-def test_who_ended_before_it_began_is_the_cause_with_its_last_words() -> None:
+def test_rank_that_ended_before_its_first_step_is_the_error() -> None:
     found = judge(steps(0), {0: None, 1: 1, 2: None, 3: None}, 4, 0.2, {1: "no CUDA"})
     assert only(found) == ("error", (1,))
     assert found[0].message == "Rank 1 ended with status 1 before its first step: no CUDA"
 
 
-def test_a_rank_that_said_who_it_is_and_no_more_has_not_come() -> None:
+def test_rank_that_only_started_is_hung() -> None:
     events = [*(steps(rank, inside=("rendezvous", ALL)) for rank in (0, 1, 2)), steps(3)]
     assert only(judged(events, dict.fromkeys(ALL))) == ("hung", (3,))
 
 
-def test_who_cannot_meet_is_said_as_that() -> None:
+def test_ranks_stuck_in_rendezvous_cannot_connect() -> None:
     found = judged((steps(rank, inside=("rendezvous", ALL)) for rank in ALL), dict.fromkeys(ALL))
     assert found[0].kind == "cannot_talk"
     assert "cannot connect" in found[0].message
@@ -120,7 +120,7 @@ def test_without_torch_nothing_else_is_said() -> None:
     assert only(judged([], dict.fromkeys(ALL, NO_TORCH)))[0] == "no_torch"
 
 
-def test_who_comes_late_again_and_again_is_named_and_who_does_so_once_is_not() -> None:
+def test_rank_that_is_late_repeatedly_is_named() -> None:
     def repeats(late_rank: int, times: int) -> list[list[Event]]:
         return [
             done(
@@ -134,7 +134,7 @@ def test_who_comes_late_again_and_again_is_named_and_who_does_so_once_is_not() -
     assert judged(repeats(1, 1)) == ()
 
 
-def test_whose_device_computes_several_times_longer_is_slow() -> None:
+def test_rank_with_much_longer_compute_time_is_slow() -> None:
     assert only(judged(done(rank, ("compute", (), 4.0 if rank == 3 else 1.0)) for rank in ALL)) == ("slow", (3,))
     assert judged(done(rank, ("compute", (), 0.04 if rank == 3 else 0.01)) for rank in ALL) == ()
 
@@ -149,7 +149,7 @@ def test_what_a_rank_reached_with_its_better_neighbour_is_its_bandwidth() -> Non
 
 
 @given(st.integers(1, 64))
-def test_everybody_talks_with_everybody_and_with_each_neighbour(world_size: int) -> None:
+def test_tested_groups_include_all_ranks_and_all_neighbors(world_size: int) -> None:
     groups = groups_of(world_size)
     assert groups[-1] == tuple(range(world_size))
     assert len(set(groups)) == len(groups)
@@ -157,7 +157,7 @@ def test_everybody_talks_with_everybody_and_with_each_neighbour(world_size: int)
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 7), st.floats(0, 10), max_size=8), max_size=8), st.floats(0.01, 5))
-def test_only_who_was_there_can_have_been_late(waits: list[dict[int, float]], seconds: float) -> None:
+def test_only_participating_ranks_can_be_late(waits: list[dict[int, float]], seconds: float) -> None:
     found = late(waits, seconds)
     assert all(by > seconds for by in found.values())
     assert set(found) <= {rank for one in waits for rank in one}
@@ -188,7 +188,7 @@ def test_what_is_no_list_of_numbers_is_refused() -> None:
         assert words.unfold(text) is None, text
 
 
-def test_who_ended_without_a_word_is_told_with_its_status() -> None:
+def test_silent_rank_is_reported_with_its_exit_status() -> None:
     (finding,) = judged([done(0), done(1)], {0: 0, 1: 0, 2: 0, 3: 0})
     assert (finding.kind, finding.ranks) == ("not_started", (2, 3))
     assert finding.message == "The process of ranks 2-3 ended with status 0, but printed nothing"

@@ -71,7 +71,7 @@ def test_a_rail() -> None:
     }
 
 
-def test_a_leaf_switch_and_who_says_so() -> None:
+def test_shared_leaf_switch_is_reported_with_its_source() -> None:
     assert find_shared(LEAF, nodes=64)["shared_leaf_switch"] == (
         "all 4 suspects are on leaf switch s0 (by SLURM_TOPOLOGY_ADDR), which has 32 of the 512 ranks; "
         "its 28 other ranks are not suspects"

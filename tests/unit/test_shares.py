@@ -54,7 +54,7 @@ def look(text: str, root: Path, gpus: GpuSweep | None = None, **limits: int) -> 
     return find_jobs(ProcessScan(root).processes(), gpus, limits=config.Jobs(**limits))
 
 
-def test_a_user_of_many_jobs_keeps_his_oldest_and_others_keep_theirs(tmp_path: Path) -> None:
+def test_user_over_the_job_limit_keeps_its_oldest_jobs(tmp_path: Path) -> None:
     found = look(fakes(100) + victim(), tmp_path, max_jobs_per_owner=10)
     by_owner = {owner: [job for job in found.jobs if job.owner == owner] for owner in ("uid 1004", "uid 65534")}
     assert [len(job.ranks) for job in by_owner["uid 1004"]] == [2]
@@ -69,7 +69,7 @@ def test_what_is_left_of_the_node_s_share_goes_to_the_owners_in_turn(tmp_path: P
     assert len(found.jobs) == 4
 
 
-def test_who_holds_a_gpu_by_the_driver_s_list_comes_first(tmp_path: Path) -> None:
+def test_job_on_a_gpu_is_kept_first(tmp_path: Path) -> None:
     on_gpu = FIRST_FAKE + 70
     found = look(fakes(100), tmp_path, sweep({0: (on_gpu,)}), max_jobs_per_owner=1)
     assert [rank.id.pid for job in found.jobs for rank in job.ranks] == [on_gpu]
@@ -84,7 +84,7 @@ def test_ranks_over_the_limit_of_a_job_are_left_out_and_it_says_so(tmp_path: Pat
     assert found.left_out == (NotMonitored(owner="uid 65534", ranks=32),)
 
 
-def test_ranks_of_an_owner_are_limited_over_all_his_jobs(tmp_path: Path) -> None:
+def test_ranks_of_an_owner_are_limited_over_all_its_jobs(tmp_path: Path) -> None:
     found = look(fakes(100) + victim(), tmp_path, max_ranks_per_owner=20)
     assert sum(len(job.ranks) for job in found.jobs if job.owner == "uid 65534") == 20
 
@@ -268,7 +268,7 @@ def asked_in(scan: JobScan, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_who_is_never_connected_keeps_nobody_from_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unconnected_ranks_do_not_delay_the_query_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many = "".join(pod_rank(FIRST_FAKE + number, "aaaaaaaaaaaa", 30000 + number) for number in range(200))
     lay_out(f"1 (init) S parent=0 start=1\n{many}{pod_rank(9000, 'bbbbbbbbbbbb', 29400)}", tmp_path)
     scan = JobScan(tmp_path)
@@ -288,7 +288,7 @@ def test_asking_for_stores_ends_with_its_budget(tmp_path: Path, monkeypatch: pyt
     assert len(asked_in(scan, monkeypatch)) < 8
 
 
-def test_a_pod_is_not_paged_late_by_the_pauses_that_another_pod_was_taught() -> None:
+def test_known_pauses_of_a_pod_do_not_delay_pages_of_another_pod() -> None:
     # Users of uid 0 in two pods copy each other's variables, so that their jobs have the same key.
     def job(pid: int, pod: str) -> Job:
         rank = Rank(id=ProcessId(pid=pid, start_ticks=pid), rank=0, local_rank=0)

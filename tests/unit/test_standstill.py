@@ -24,7 +24,7 @@ def after(*looks: CodeRegion | None, seconds: float = 100.0) -> Standstill | Non
     return known.get(RANK)
 
 
-def test_the_same_lines_in_each_look_are_one_standstill() -> None:
+def test_same_lines_in_each_capture_are_one_standstill() -> None:
     known = after(stay("1"), stay("2"), stay("1", "3"))
     assert known == Standstill(stay=stay("1", "2", "3"), since=0.0, captures=3)
 

@@ -249,7 +249,7 @@ def test_a_link_in_the_place_of_a_file_or_folder_is_not_written_through(tmp_path
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_a_folder_that_everybody_can_write_is_refused(tmp_path: Path) -> None:
+def test_world_writable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "incidents").mkdir()
     (tmp_path / "incidents").chmod(0o777)
     with pytest.raises(StoreError) as error:
@@ -522,7 +522,7 @@ def test_prune_removes_the_unreadable_and_leaves_what_is_not_ours(tmp_path: Path
     open_at=st.sets(st.integers(0, 40)),
 )
 @settings(max_examples=25, deadline=None)
-def test_prune_keeps_the_last_saved_within_the_limits_whatever_the_clock_said(
+def test_prune_keeps_the_last_saved_incidents_at_any_clock_time(
     opened: list[int],
     max_incidents: int,
     days: int,
@@ -625,7 +625,7 @@ def test_leftovers_of_a_crash_are_removed_and_those_of_a_living_writer_kept(tmp_
     assert set(tree(folder)) == {"incident.json", "order", "owner", *FILES}
 
 
-def test_leftover_of_a_dead_writer_whose_pid_lives_on_is_removed(tmp_path: Path) -> None:
+def test_leftover_of_a_dead_writer_with_reused_pid_is_removed(tmp_path: Path) -> None:
     kept = open_writable(tmp_path)
     folder = kept.save(at(1e9), FILES)
     parent = os.getppid()
@@ -641,7 +641,7 @@ def test_leftover_of_a_dead_writer_whose_pid_lives_on_is_removed(tmp_path: Path)
     assert [path.name for path in kept.incidents.rglob(".tmp-*")] == [alive.name]
 
 
-def test_leftover_of_an_earlier_version_is_removed_by_who_holds_the_lock(tmp_path: Path) -> None:
+def test_leftover_of_an_earlier_version_is_removed_under_the_lock(tmp_path: Path) -> None:
     kept = open_writable(tmp_path)
     (kept.incidents / f".tmp-{os.getppid()}-of-before").mkdir()
     kept.make_writable()
@@ -759,7 +759,7 @@ def test_the_lock_follows_no_link_and_makes_none_wait(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_who_writes_a_single_answer_there_asks_for_no_lock(tmp_path: Path) -> None:
+def test_saving_one_incident_needs_no_lock(tmp_path: Path) -> None:
     Store(tmp_path).lock()
     open_writable(tmp_path).save(at(1e9), FILES)
 

@@ -73,7 +73,7 @@ def names(kept: Store) -> list[str]:
 # --- removal ---------------------------------------------------------------------------------------------------------
 
 
-def test_incidents_are_counted_from_one_on_whatever_was_removed(tmp_path: Path) -> None:
+def test_incident_numbers_are_not_reused_after_removal(tmp_path: Path) -> None:
     kept = writable(tmp_path, max_incidents=1)
     assert order(kept.save(at(1e9), {})) == b"1"
     assert order(kept.save(at(2e9), {})) == b"2"
@@ -185,7 +185,7 @@ def test_ten_nodes_that_write_into_one_store_are_one_too_many(tmp_path: Path) ->
     assert kept.save(at(1e9, node="node-8"), {}) == folders[8]
 
 
-def test_a_name_stands_for_the_incident_that_has_it_whole(tmp_path: Path) -> None:
+def test_exact_incident_name_wins_over_a_longer_match(tmp_path: Path) -> None:
     """Find the incident with exactly this name, although the name of another incident contains it."""
     kept = writable(tmp_path)
     first, second = (kept.save(at(1e9, node=node), {}) for node in ("a", "b"))
@@ -367,7 +367,7 @@ def test_a_file_in_the_place_of_the_incidents(tmp_path: Path) -> None:
     assert "try as root" in remedy
 
 
-def test_a_directory_that_everybody_can_write_is_no_place_for_incidents(tmp_path: Path) -> None:
+def test_world_writable_state_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o777)
     what, remedy = error_of(lambda: writable(tmp_path / "state"))
@@ -473,7 +473,7 @@ def test_what_an_earlier_daemon_wrote_into_the_lock_is_gone(tmp_path: Path) -> N
     kept.unlock()
 
 
-def test_no_lock_where_everybody_can_write(tmp_path: Path) -> None:
+def test_world_writable_directory_gets_no_lock(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o777)
     what, remedy = error_of(Store(tmp_path / "state").lock)

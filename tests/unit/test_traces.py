@@ -79,7 +79,7 @@ def leaf(rank: RankDump) -> str:
         ("", "-", RankId(pid=99)),
     ],
 )
-def test_who_a_dump_is_of(prefix: str, name: str, expected: RankId) -> None:
+def test_rank_of_a_dump_is_read_from_prefix_or_file_name(prefix: str, name: str, expected: RankId) -> None:
     found = collect(*(prefix + line for line in process(99, *WAITS)), name=name)
     assert ids(found) == [expected]
     assert leaf(found.ranks[0]) == WAITS[0]
@@ -429,7 +429,7 @@ def test_ranks_that_were_forked_are_ranks() -> None:
     assert len(collect(*process(50, *WAITS, *forked), *process(51, *LOADS, *forked)).ranks) == 2
 
 
-def test_who_was_forked_works_for_ranks_that_were_not() -> None:
+def test_forked_helper_is_no_rank_next_to_unforked_ranks() -> None:
     forked = [
         "_bootstrap (multiprocessing/process.py:315)",
         "_launch (multiprocessing/popen_fork.py:71)",

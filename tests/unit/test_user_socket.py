@@ -89,14 +89,14 @@ class Desk:
         return asyncio.run(self.own_jobs.answer(self.request(what, uid)))
 
 
-def test_who_is_not_known_gets_a_clear_word(tmp_path: Path) -> None:
+def test_unmapped_user_gets_a_clear_error(tmp_path: Path) -> None:
     desk = Desk(tmp_path, job(65534))
     for uid in (65534, None):
         refused = desk.answer("/dump?pid=100", uid)
         assert refused.status == 403 and b"user namespace" in refused.body
 
 
-def test_a_job_whose_users_differ_or_are_a_pods_is_nobodys_but_roots(tmp_path: Path) -> None:
+def test_job_without_a_single_user_is_visible_to_root_only(tmp_path: Path) -> None:
     desk = Desk(tmp_path, job(None))
     assert desk.answer("/dump?pid=100").status == 404
     assert desk.answer("/dump?pid=100", 0).status == 200
@@ -114,7 +114,7 @@ def test_rounds_are_few(tmp_path: Path, rounds: str) -> None:
     assert Desk(tmp_path, job()).answer(f"/dump?pid=100&rounds={rounds}").status == 400
 
 
-def test_who_names_no_number_of_rounds_leaves_it_to_the_look(tmp_path: Path) -> None:
+def test_request_without_rounds_uses_the_default_of_the_capture(tmp_path: Path) -> None:
     asked: list[int | None] = []
 
     def look(found: Job, rounds: int | None) -> Diagnosis:
@@ -143,7 +143,7 @@ def test_each_of_many_dumps_in_a_row_is_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "after", [(), (job(None),), (job(4711),), (replace(job(), ranks=(*job().ranks, *job(pid=101).ranks)),)]
 )
-def test_what_has_become_somebody_elses_meanwhile_is_not_told(tmp_path: Path, after: tuple[Job, ...]) -> None:
+def test_job_that_changed_its_owner_during_a_dump_is_refused(tmp_path: Path, after: tuple[Job, ...]) -> None:
     desk: Desk
     scans: list[int] = []
 
@@ -182,7 +182,7 @@ def test_one_dump_of_a_user_at_a_time_and_so_many_in_a_minute(tmp_path: Path) ->
     assert desk.answer("/dump?pid=100").status == 503
 
 
-def test_dump_of_a_newcomer_goes_before_one_of_a_user_who_was_served(tmp_path: Path) -> None:
+def test_dump_of_a_new_user_precedes_one_of_a_served_user(tmp_path: Path) -> None:
     begun, go_on = {uid: threading.Event() for uid in (1, 2)}, {uid: threading.Event() for uid in (1, 2)}
     looked: list[int | None] = []
 
@@ -244,7 +244,7 @@ def test_questions_are_bounded_for_each_user(tmp_path: Path) -> None:
     assert desk.answer("/status", 1005).status == 200
 
 
-def test_crowd_that_uses_up_the_minute_leaves_a_user_his_part(tmp_path: Path) -> None:
+def test_many_users_at_the_rate_limit_leave_another_user_its_part(tmp_path: Path) -> None:
     crowd = range(2000, 2012)
     desk = Desk(tmp_path, job(), *(job(uid, uid) for uid in crowd))
     answers = [desk.answer(f"/dump?pid={uid}", uid).status for _ in range(6) for uid in crowd]
@@ -256,7 +256,7 @@ def test_crowd_that_uses_up_the_minute_leaves_a_user_his_part(tmp_path: Path) ->
     assert [desk.answer("/status").status for _ in range(60)] == [200] * 60
 
 
-def test_a_user_sees_the_incidents_of_his_own_jobs(tmp_path: Path) -> None:
+def test_user_sees_only_incidents_of_its_own_jobs(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     kept = Store(tmp_path, shared=True)
     kept.make_writable()
@@ -312,7 +312,7 @@ def connected_as(uid: int, path: Path) -> socket.socket:
         return connected(path)
 
 
-def test_everybody_may_connect_and_it_goes_with_the_daemon(tmp_path: Path) -> None:
+def test_user_socket_is_open_to_all_and_removed_with_the_daemon(tmp_path: Path) -> None:
     with served(tmp_path) as (_, path):
         assert path.stat().st_mode & 0o777 == 0o666
         with connected(path) as one:
@@ -323,7 +323,7 @@ def test_everybody_may_connect_and_it_goes_with_the_daemon(tmp_path: Path) -> No
     assert not path.exists()
 
 
-def test_who_never_asks_gives_his_own_place_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connection_is_replaced_by_one_of_the_same_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "REQUEST_SECONDS", 600.0)
     with served(tmp_path) as (_, path), contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connected(path)) for _ in range(MAX_CONNECTIONS_OF_USER)]
@@ -420,7 +420,7 @@ def test_user_over_its_limit_is_refused_at_accept_and_logged_once(
     )
 
 
-def test_third_connection_of_a_user_ends_no_dump_of_his(tmp_path: Path) -> None:
+def test_third_connection_of_a_user_ends_no_running_dump(tmp_path: Path) -> None:
     go_on, begun = threading.Event(), threading.Event()
 
     def look(found: Job, rounds: int | None) -> Diagnosis | None:

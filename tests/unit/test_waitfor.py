@@ -130,7 +130,7 @@ def three_and(numbers: Numbers) -> list[Member]:
     ],
     ids=["elsewhere", "unclear", "in another wait", "with an open one", "gone on", "all come", "never came"],
 )
-def test_what_a_rank_has_open_and_where_it_stands_decides(
+def test_open_operations_and_place_of_a_rank_decide(
     numbers: Numbers, stance: Stance, kind: str, named: tuple[int, ...], first_look: tuple[int, ...]
 ) -> None:
     found = judge(three_and(numbers), r3=stance)
@@ -145,7 +145,7 @@ def test_one_round_or_an_operation_that_ended_in_between_tells_nothing() -> None
     assert judge(unread, r3="elsewhere") == Answer("unknown")
 
 
-def test_where_several_are_awaited_only_who_is_elsewhere_is_named() -> None:
+def test_of_several_awaited_ranks_only_those_outside_are_named() -> None:
     job = [standing(0, waits(6)), standing(1, waits(6)), *(standing(rank, done(5)) for rank in (2, 3, 4))]
     found = judge(job, r2="unclear", r3="elsewhere", r4="waits")
     assert (found.kind, found.named, found.check_first) == ("not_joined", (3,), ())
@@ -162,14 +162,14 @@ def test_more_ranks_than_wait_for_them_are_not_named() -> None:
     assert judge(job[:2], r1="elsewhere").named == (1,)
 
 
-def test_who_is_held_up_is_named_only_where_nobody_else_may_hold_it() -> None:
+def test_blocked_rank_is_named_only_if_no_other_rank_may_block_it() -> None:
     job = [standing(0, waits(6)), standing(1, waits(6)), standing(2, done(5)), standing(3, done(5))]
     assert judge(job, r2="held", r3="elsewhere").named == (3,)
     assert judge(job, r2="held", r3="held").named == (2, 3)
     assert judge([*job[:2], standing(2, done(5) | waits(2, "1")), job[3]], r2="elsewhere", r3="held").named == (3,)
 
 
-def test_a_rank_that_was_not_read_makes_the_answer_less_sure_and_hides_nobody() -> None:
+def test_unread_rank_makes_the_graph_partial_and_clears_no_suspect() -> None:
     job = three_and(done(5))
     assert not judge(job, r3="elsewhere").graph.is_partial
     found = judge([*job, Member(id=RankId(node="a", rank=4))], r3="elsewhere")
@@ -242,7 +242,7 @@ def test_groups_without_a_name_are_not_compared() -> None:
 # --- cycles ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_circle_has_its_lone_member_as_first_look() -> None:
+def test_lone_member_of_a_cycle_is_checked_first() -> None:
     job = [
         standing(0, {WORLD: (10, 10), "1": (10, 11)}),
         standing(1, {WORLD: (9, 10), "1": (11, 11)}),
@@ -253,13 +253,13 @@ def test_a_circle_has_its_lone_member_as_first_look() -> None:
     assert (found.kind, found.graph.cycle, found.check_first, found.named) == ("cycle", (0, 1), (1,), ())
 
 
-def test_a_circle_of_two_that_are_both_alone_points_at_nobody() -> None:
+def test_cycle_of_two_lone_ranks_points_at_no_rank() -> None:
     job = [standing(0, {"1": (4, 4), "2": (3, 4)}), standing(1, {"1": (3, 4), "2": (4, 4)})]
     found = judge(job)
     assert (found.kind, found.graph.cycle, found.check_first) == ("cycle", (0, 1), ())
 
 
-def test_who_waits_for_a_circle_is_not_in_it() -> None:
+def test_rank_waiting_for_a_cycle_is_not_in_it() -> None:
     job = [
         standing(0, {"1": (4, 4), "2": (3, 4)}),
         standing(1, {"1": (3, 4), "2": (4, 4)}),
@@ -331,7 +331,7 @@ def test_it_is_not_told_of_ranks_that_do_something_else_nor_where_not_all_are_kn
     assert judge([*job[:3], standing(3, done(5))]).kind == "unknown", "it has not come to 6"
 
 
-def test_everybody_has_come_only_where_all_members_are_known() -> None:
+def test_all_have_joined_only_if_all_members_are_known() -> None:
     assert judge([standing(rank, waits(3, "1")) for rank in range(4)]).kind == "unknown"
     assert judge([standing(rank, waits(6)) for rank in range(4)], world_size=8).kind == "unknown"
     assert judge([standing(rank, waits(6)) for rank in range(4)]).kind == "all_joined"
@@ -346,7 +346,7 @@ def test_parts_of_a_batch_are_never_open() -> None:
     assert judge([member(rank, nccl(part, closing)) for rank in range(4)]) == Answer("unknown")
 
 
-def test_point_to_point_is_a_wait_whose_numbers_are_not_compared() -> None:
+def test_point_to_point_numbers_are_not_compared() -> None:
     job = [member(rank, nccl(record(6, "1", state="open", is_p2p=True))) for rank in range(3)]
     assert judge([*job, member(3, nccl(record(2, "1")))], r3="elsewhere") == Answer("unknown")
 
@@ -378,7 +378,7 @@ def test_the_order_of_ranks_does_not_matter(job: Drawn, random: object) -> None:
 
 
 @given(JOBS)
-def test_nobody_is_named_who_was_not_read_or_waits(job: Drawn) -> None:
+def test_unread_or_waiting_rank_is_never_named(job: Drawn) -> None:
     members, by_rank = drawn(job)
     found = judge(members, **by_rank)
     assert all(job[rank][2] for rank in (*found.named, *found.check_first, *found.graph.cycle))
@@ -400,7 +400,7 @@ def test_a_rank_that_is_not_read_never_makes_the_answer_surer(job: Drawn) -> Non
 
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=8), STANCES)
-def test_who_waits_alone_in_nothing_is_never_accused(numbers: list[int], stance: Stance) -> None:
+def test_healthy_job_with_any_numbers_names_no_rank(numbers: list[int], stance: Stance) -> None:
     """Judge a healthy job with any numbers. No collective stays open."""
     members = [standing(rank, done(number)) for rank, number in enumerate(numbers)]
     assert judge(members, **{f"r{rank}": stance for rank in range(len(numbers))}) == Answer("unknown")
@@ -480,11 +480,13 @@ def by(thread: int, number: int, state: str = "open") -> FlightRecord:
         "none before",
     ],
 )
-def test_who_keeps_its_oldest_open_operation_is_frozen(rounds: list[tuple[FlightRecord, ...]], expected: str) -> None:
+def test_rank_with_the_same_oldest_open_operation_is_frozen(
+    rounds: list[tuple[FlightRecord, ...]], expected: str
+) -> None:
     assert progressed(*rounds).value == expected
 
 
-def test_a_stopped_rank_does_not_come_whatever_it_has_open() -> None:
+def test_stopped_rank_has_not_joined_despite_open_operations() -> None:
     held = structs.replace(standing(3, {WORLD: (5, 5)}), kernel=KernelFacts(state="T"))
     assert judge([*three_and({})[:3], held], r3="elsewhere").named == (3,)
 
@@ -499,7 +501,7 @@ def test_a_stopped_rank_does_not_come_whatever_it_has_open() -> None:
         ({"created_unix_ns": 2_000_000_000_000}, False),  # the clock was set back
     ],
 )
-def test_who_has_had_an_operation_open_for_ten_seconds_may_stand(given: dict[str, object], *, stood: bool) -> None:
+def test_operation_open_for_ten_seconds_is_old(given: dict[str, object], *, stood: bool) -> None:
     older = record(1, id=0, state="completed", created_unix_ns=1)
     newest = structs.replace(record(2, id=1, state="open"), **given)
     assert has_old_open_operation((recorder(older), recorder(newest))) is stood

@@ -79,7 +79,7 @@ def test_a_child_that_has_not_executed_its_program_yet_changes_nothing(tmp_path:
     assert [process.pid for process in job.processes] == [50]
 
 
-def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_path: Path) -> None:
+def test_process_read_during_execve_is_read_as_the_new_program(tmp_path: Path) -> None:
     """Read a process during its execve(2) as the new program.
 
     An earlier version combined the old name, torchrun, with the command line of the rank, and reported a waiting
@@ -107,7 +107,7 @@ def test_who_executes_its_program_while_it_is_read_is_read_as_that_program(tmp_p
     assert (job.waiting, [rank.id.pid for rank in job.ranks], job.uid) == (None, [51], 7)
 
 
-def test_who_has_no_command_line_yet_is_no_launcher_that_waits(tmp_path: Path) -> None:
+def test_process_without_command_line_is_no_waiting_launcher(tmp_path: Path) -> None:
     text = "1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ python torchrun --nnodes 2 t.py\n"
     text += "51 (pt_elastic) S parent=50 start=60\n"
     assert discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs == ()
@@ -320,7 +320,7 @@ def test_launcher_with_ended_ranks_ends_job_and_waits_afterwards() -> None:
     assert life.snapshot.jobs["of-the-launcher"].watch.identity.began == 1300, "it waits since its ranks ended"
 
 
-def test_a_launcher_whose_ranks_worked_for_long_is_the_end_of_that_job() -> None:
+def test_launcher_with_long_ended_ranks_ends_their_job() -> None:
     life = Life(1300.0)
     life.discover(ranks())
     life.passes(int(ENDED_SHOWN_SECONDS) + 100)
@@ -403,7 +403,7 @@ def test_a_watch_without_ranks_asks_for_a_lost_look_again() -> None:
         ({}, "waits for other nodes at 10.0.0.1:29400. "),
     ],
 )
-def test_the_verdict_says_what_it_waits_for_and_accuses_nobody(shown: dict[str, object], phrase: str) -> None:
+def test_verdict_on_a_waiting_launcher_names_no_rank(shown: dict[str, object], phrase: str) -> None:
     waiting = replace(WAITING, seconds=900.0, **shown)
     verdict = judge.judge(Grouping(groups=(group(member(waiting)),)))
     assert (verdict.kind, verdict.named) == ("NoRanks", ())
@@ -465,7 +465,7 @@ def measured(port: int) -> Waiting:
     return dump.waiting
 
 
-def test_who_serves_its_endpoint_itself_and_is_its_only_client(listening: socket.socket) -> None:
+def test_launcher_that_is_the_only_client_of_its_endpoint_is_serving(listening: socket.socket) -> None:
     port = port_of(listening)
     with closing(socket.create_connection(("127.0.0.1", port))), closing(listening.accept()[0]):
         assert (measured(port).socket, measured(port).peers) == ("serving", ())

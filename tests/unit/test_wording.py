@@ -47,7 +47,7 @@ def test_two_are_both() -> None:
     )
 
 
-def test_who_waits_for_locks_waits_for_locks_and_not_for_something_else() -> None:
+def test_others_waiting_for_locks_are_described_as_such() -> None:
     assert group_text.others_wait([group("lock", range(3))]).startswith("all 3 other ranks wait for a lock")
     two = group_text.others_wait([group("lock", range(3)), group("thread_wait", range(3, 4))])
     assert two.startswith("all 4 other ranks wait for locks or threads: lock (3 ranks) and thread wait (1 rank)")
@@ -81,7 +81,7 @@ def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, ph
     )
 
 
-def test_that_nobody_waits_is_said_of_waits_that_are_known() -> None:
+def test_sentence_says_that_no_rank_is_known_to_wait() -> None:
     message = judge(Grouping(groups=(group("unknown", range(2), "a"), group("unknown", range(2, 4), "b")))).message
     assert message.startswith("No rank can be named: no rank is known to wait for others.")
 
@@ -157,7 +157,7 @@ def test_a_fifo_on_a_file_system_of_another_machine_does_not_make_that_silent(
     assert ("does not respond" in (clauses.describe_call(member, {}) or "")) is is_silent
 
 
-def test_the_call_of_the_one_rank_that_is_named_stands_in_the_sentence() -> None:
+def test_sentence_has_the_blocked_call_of_the_named_rank() -> None:
     call = KernelCall(name="read", says="read() on", rounds=3, descriptors=1, behind=(SHARD,))
     waiting, odd = group("collective_wait", range(3)), group("data_loading", range(3, 4))
     odd = replace(

@@ -67,7 +67,7 @@ def test_ranks_fold(ids: list[RankId], expected: str) -> None:
         ([RankId(), RankId()], "2 ranks"),
     ],
 )
-def test_who_a_rank_is(ids: list[RankId], expected: str) -> None:
+def test_ranks_are_named_with_node_and_pid(ids: list[RankId], expected: str) -> None:
     assert words.name_ranks(ids) == expected
 
 

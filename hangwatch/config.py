@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 class ConfigError(UserError):
-    """A configuration that cannot be used. The message names the file, the section, the key and the allowed values.
+    """Invalid configuration. The message names the file, the section, the key and the allowed values.
 
     `problems` has one message for each error. `sections` has the names of the sections with errors.
-    `valid_settings` is the configuration without the wrong keys; it is None if the file cannot be parsed.
+    `valid_settings` is the configuration without the wrong keys, or None if the file cannot be parsed.
     """
 
     def __init__(self, *problems: str, valid_settings: Any = None, sections: frozenset[str] = frozenset()) -> None:
@@ -201,7 +201,7 @@ class Capture(Section, frozen=True):
 
     @property
     def usual_seconds(self) -> float:
-        """Duration of a capture in which every process responds."""
+        """Duration of a capture in seconds if every process responds at once."""
         return self.rounds * self.pause_seconds
 
 
@@ -356,7 +356,7 @@ class Settings(Section, frozen=True):
 
     @property
     def capture_seconds(self) -> float:
-        """Longest duration of a capture, in which every round takes until its deadline.
+        """Longest duration of a capture in seconds: every round takes until its deadline.
 
         NCCL's RAS port is queried in parallel, after the first round.
         """
@@ -367,7 +367,7 @@ class Settings(Section, frozen=True):
 
     @property
     def dump_after_seconds(self) -> float:
-        """Time between the moment when a job becomes quiet and the end of its first capture."""
+        """Seconds from the moment when a job becomes quiet to the end of its first capture."""
         return self.detector.hold_seconds + self.capture.usual_seconds
 
 
@@ -404,7 +404,7 @@ def parse(text: str, source: str) -> Settings:
 
 
 def _texts(table: object, key: str) -> Iterator[tuple[str, str]]:
-    """Yield each string of a decoded table, with its key."""
+    """Yield (key, string) for each string in a decoded table, at any depth: ("hooks.on_hung[0]", "/usr/bin/page")."""
     if isinstance(table, str):
         yield key, table
     elif isinstance(table, list):
@@ -416,10 +416,10 @@ def _texts(table: object, key: str) -> Iterator[tuple[str, str]]:
 
 
 def decode(table: object, section: type[T], source: str, path: tuple[str, ...], text: str = "") -> T:
-    """Convert a decoded TOML table to `section`, a Section type. Raises ConfigError.
+    """Convert a decoded TOML table to a value of the struct `section`. Raises ConfigError.
 
-    `path` has the keys that lead to the table. `text` is the text of the file. If it is given, errors name the
-    line.
+    `path` is the list of keys from the top of the file to the table. With `text`, the text of the file, errors name
+    the line.
     """
     value, problems = toml_file.decode(table, section, source, path, text)
     if problems or value is None:
@@ -429,7 +429,10 @@ def decode(table: object, section: type[T], source: str, path: tuple[str, ...], 
 
 
 def sample(sections: dict[str, type[Any]] | None = None) -> str:
-    """Return a commented configuration file with all defaults. `sections` maps check names to their Settings types."""
+    """Return a commented configuration file with all defaults.
+
+    `sections` maps names of checks to their Settings structs.
+    """
     lines = ["# hangwatch configuration. Every key is optional; the values shown are the defaults.", ""]
     for name, hint in get_type_hints(Settings).items():
         if isinstance(hint, type) and issubclass(hint, Section) and name != "activities":

@@ -1,9 +1,9 @@
-"""Program that runs one hook without the daemon's capabilities, and kills it and its children at the deadline.
+"""Program that runs one hook without the daemon's capabilities. At the deadline it kills the hook and its descendants.
 
 The daemon starts it as `python -I -S hook_process.py SECONDS PROGRAM ARGUMENT...`. It imports nothing of hangwatch.
-It prints the beginning of the hook's output and exits with the hook's status. Other statuses are like those of
-timeout(1): 124 if the hook was killed at the deadline, 126 if it could not be run, 128 plus the signal if a signal
-killed it.
+It prints the beginning of the hook's output and exits with the hook's status. Three other exit statuses are as in
+timeout(1): 124 if the hook was killed at the deadline, 126 if it could not be run, 128 plus the number of the
+signal that killed it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def give_up_rights() -> str:
-    """Drop every capability permanently. Return the names of capability sets that are not empty, "" if all are empty.
+    """Drop every capability permanently. Return the names of the capability sets that are still not empty; "" if none.
 
     Without CAP_SETPCAP the bounding set cannot be changed. With no_new_privs no program can gain a capability from
     it, see capabilities(7).
@@ -105,7 +105,7 @@ def _read(output: int, kept: bytes, dropped_bytes: int) -> tuple[bytes, int, boo
 def end_descendants() -> None:
     """Kill all descendants of the hook.
 
-    This process is a subreaper: it is the parent of each process without a parent.
+    This process is a subreaper: the kernel makes it the parent of a descendant whose own parent has ended.
     """
     end = time.monotonic() + _END_SECONDS
     children = Path(f"/proc/self/task/{os.getpid()}/children")
@@ -119,7 +119,7 @@ def end_descendants() -> None:
 
 
 def _stop(_number: int, _frame: object) -> NoReturn:
-    """Kill the hook because the daemon has ended."""
+    """Handle SIGTERM, which the kernel sends when the daemon ends: kill the hook and exit."""
     end_descendants()
     os._exit(TIMED_OUT)
 

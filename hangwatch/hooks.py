@@ -1,7 +1,7 @@
 """Hooks: programs of the site that run when a job's state changes.
 
-A hook runs as the daemon's user without its capabilities (`hook_process`). It has its own thread and process: no
-capture and no page waits for it. Text that a job's owner wrote is passed to it in safe characters only.
+A hook runs as the daemon's user without its capabilities (`hook_process`). It has its own thread and process, so
+captures and pages do not wait for it. Text that a job's owner wrote is passed to it in safe characters only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ log = logging.getLogger(__name__)
 
 
 class HookCall(NamedTuple):
-    """A hook to run: its configuration key, command and environment, and the incident with its folder."""
+    """A hook to run: its configuration key, command and environment, and the incident with its folder.
+
+    `folder` is None if the incident was not written.
+    """
 
     key: str
     command: tuple[str, ...]
@@ -56,12 +59,12 @@ class HookCall(NamedTuple):
 
     @property
     def event(self) -> str:
-        """The event in the key: `hung` for on_hung. The hook gets it as the job's state."""
+        """The configuration key without "on_": `hung` for on_hung. The hook receives it as the job's state."""
         return self.key.removeprefix("on_")
 
 
 class HookResult(NamedTuple):
-    """The result of a hook. `output` is the beginning of its output, None if the hook did not run."""
+    """The result of a hook. `output` is the beginning of its output; None if the hook did not run."""
 
     call: HookCall
     message: str
@@ -75,13 +78,13 @@ class HookResult(NamedTuple):
 
 
 def zero_counts(settings: Settings) -> dict[tuple[str, str], int]:
-    """Return a zero count for each event with a hook and each outcome, because a counter must begin at 0."""
+    """Return a count of 0 for each configured hook and each outcome, because a Prometheus counter must begin at 0."""
     events = [key.removeprefix("on_") for key in _KEYS if getattr(settings, key)]
     return {(event, outcome): 0 for event in events for outcome in get_args(Outcome)}
 
 
 def refuse_unusable(settings: Settings, source: str) -> None:
-    """Raise ConfigError if a hook has a bad placeholder, or if its program is missing or other users can change it."""
+    """Raise ConfigError if a hook has a bad placeholder, if its program is missing, or if other users can change it."""
     problems: list[str] = []
     for key in _KEYS:
         command: tuple[str, ...] = getattr(settings, key)
@@ -101,7 +104,10 @@ def refuse_unusable(settings: Settings, source: str) -> None:
 
 
 def _program_problem(program: str) -> str | None:
-    """Return why a program must not run. A user who can change it could run anything as the daemon's user."""
+    """Return the reason why a hook's program must not run; None if it may run.
+
+    A user who can change the program could run anything as the daemon's user.
+    """
     path = Path(program)
     if not path.is_absolute():
         return "must be an absolute path\n  neither a shell nor PATH is used"
@@ -124,7 +130,7 @@ def _program_problem(program: str) -> str | None:
 
 
 def due_hook(settings: Settings, incident: Incident, moved_to: JobState | None, folder: Path | None) -> HookCall | None:
-    """Return the hook to run now that the incident's job has changed to state `moved_to`; None if there is none."""
+    """Return the hook for the new state `moved_to` of the incident's job; None if no hook is configured for it."""
     key = "on_crashed" if incident.verdict.kind == CRASHED else _KEY_OF.get(moved_to) if moved_to else None
     command: tuple[str, ...] = getattr(settings, key) if key and moved_to else ()
     if not command or key is None:
@@ -136,7 +142,7 @@ def due_hook(settings: Settings, incident: Incident, moved_to: JobState | None, 
 
 
 def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, str]:
-    """Return the value of each placeholder."""
+    """Return the value of each placeholder of a hook's command, by name."""
     job = incident.job
     slurm = re.fullmatch(r"Slurm job (\d+)", job.owner)
     return {
@@ -154,12 +160,12 @@ def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, st
 
 
 def _plain(text: str) -> str:
-    """Replace all characters that a shell or a program could interpret, because a job's owner wrote this text."""
+    """Replace characters that a shell or a program could interpret by "_", because a job's owner wrote this text."""
     return re.sub(r"^[-.]|[^A-Za-z0-9._-]", "_", text[:64])
 
 
 def run(call: HookCall, deadline_seconds: float) -> HookResult:
-    """Run a hook until it ends or is killed at its deadline. Children that cannot be killed are abandoned."""
+    """Run a hook until it ends or is killed at its deadline. Processes that cannot be killed are abandoned."""
     began = time.monotonic()
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", str(_CHILD), str(deadline_seconds), *call.command],
@@ -197,7 +203,7 @@ def _name(call: HookCall) -> str:
 
 
 class Hooks:
-    """Runner of hooks, which runs at most one hook of each job owner at the same time.
+    """Runner of hooks. For each job owner it runs at most one hook at the same time.
 
     `begin` calls a function in another thread. `ended` is called with the result of each hook.
     """
@@ -214,7 +220,7 @@ class Hooks:
         self._turns: FairQueue[HookCall] = FairQueue(1)
 
     def call(self, incident: Incident, moved_to: JobState | None, folder: Path | None) -> None:
-        """Queue the hook for this state, if there is one. Return without waiting for the hook."""
+        """Queue the hook for the new state `moved_to`, if one is configured. Return without waiting for the hook."""
         call = due_hook(self._settings, incident, moved_to, folder)
         if call is None:
             return

@@ -46,9 +46,9 @@ class QueuedItem(NamedTuple, Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """A fair queue of items. The next item is from the waiting owner that was served longest ago.
+    """A queue of items of several owners. The next item is from the waiting owner that was served longest ago.
 
-    At most `most_per_owner` items of one owner run at the same time. The other threads stay free for other owners.
+    At most `most_per_owner` items of one owner run at the same time, so threads stay free for other owners.
     """
 
     def __init__(self, most_per_owner: int) -> None:
@@ -67,7 +67,10 @@ class FairQueue(Generic[T]):
             return True
 
     def take(self) -> QueuedItem[T] | None:
-        """Return the next item. It counts as running until `end`. None if no waiting owner may run another item."""
+        """Return the next item; None if no waiting owner may run another item.
+
+        The item counts as running until `end` is called.
+        """
         with self._lock:
             order = {owner: place for place, owner in enumerate(self._served, 1)}
             eligible = [at for at, turn in enumerate(self._waiting) if self._may_run(turn.owner)]
@@ -83,7 +86,7 @@ class FairQueue(Generic[T]):
             return turn
 
     def end(self, queued: QueuedItem[T]) -> bool:
-        """Mark an item as finished. Return True if a waiting item may be taken now."""
+        """Mark an item as finished. Return True if one of the waiting items may run now."""
         with self._lock:
             self._running[queued.owner] -= 1
             if not self._running[queued.owner]:
@@ -95,10 +98,10 @@ class FairQueue(Generic[T]):
 
 
 class RateLimit:
-    """A rate limit: requests per minute of all owners together, and of each owner.
+    """A limit on requests per minute: of all owners together, and of each owner.
 
-    With `is_shared_out`, every owner may begin an equal part of `per_minute`, even if the total is exhausted. The
-    total may then be exceeded slightly.
+    With `is_shared_out`, every owner may make an equal part of `per_minute` requests, even if the limit for all
+    owners is reached. The total may then be slightly above `per_minute`.
     """
 
     def __init__(
@@ -110,7 +113,10 @@ class RateLimit:
         self._begun: deque[tuple[float, str]] = deque()
 
     def begin(self, owner: str) -> Literal["per_minute", "per_minute_of_owner"] | None:
-        """Count a request of this owner and return None. If a limit is reached, count nothing and return its name."""
+        """Count a request of this owner and return None.
+
+        If a limit is reached, count nothing and return the limit's name.
+        """
         now = self._clock()
         while self._begun and now - self._begun[0][0] >= MINUTE_SECONDS:
             self._begun.popleft()
@@ -132,7 +138,7 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has 
 
 
 class Schedule:
-    """A schedule of tasks. It calls `missed` with the name of a task that is due while its last tick still runs."""
+    """A schedule of tasks. It calls `missed` with the name of a task that is due while its last run has not ended."""
 
     def __init__(self, missed: Callable[[str], None]) -> None:
         self._missed = missed
@@ -145,7 +151,7 @@ class Schedule:
         self._scheduler.add_listener(self._on_trouble, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_ERROR)
 
     def run_every(self, seconds: float, pool: Pool, name: str, call: Callable[..., None], *arguments: object) -> None:
-        """Call a function at this interval. The first call is after one interval."""
+        """Call a function every `seconds` in a thread of `pool`. The first call is after `seconds`."""
         self._scheduler.add_job(call, "interval", args=arguments, seconds=seconds, id=name, executor=pool)
 
     def run_once(self, pool: Pool, call: Callable[..., None], *arguments: object) -> None:
@@ -153,10 +159,7 @@ class Schedule:
         self._scheduler.add_job(call, args=arguments, executor=pool)
 
     def run_within(self, seconds: float, name: str) -> None:
-        """Move the next tick of a task forward, to at most `seconds` from now.
-
-        The interval of the task does not change.
-        """
+        """Run a task at most `seconds` from now, unless it is due earlier. The interval of the task does not change."""
         task = self._scheduler.get_job(name)
         latest = datetime.now(timezone.utc) + timedelta(seconds=seconds)
         due = getattr(task, "next_run_time", None)  # None before `start`

@@ -19,14 +19,14 @@ _NAME_CHARACTERS = 48
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes for characters that could control a terminal or browser, such as line ends."""
+    """Return the text with escapes for characters, such as line ends, that could control a terminal or browser."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
 def elided(text: str, characters: int) -> str:
-    """Return printable text of at most `characters` characters."""
+    """Return the printable text, cut to at most `characters` characters."""
     text = printable(text)
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
@@ -39,8 +39,8 @@ def plain_word(text: str) -> str:
 def describe_job(job: Job) -> str:
     """Return a job as text for a page: `llama-70b of user ada (Slurm job 4711, train.py)`.
 
-    The names that the user chose come first, then the owner that the kernel reports. The job id is omitted if the owner
-    contains it.
+    The names that the user chose come first, then the owner that the kernel reports. The job id is left out if the
+    name of the owner contains it.
     """
     name, user = plain_word(job.job_name), plain_word(job.user or "")
     number = job.owner.removeprefix("Slurm job ")
@@ -54,7 +54,10 @@ def describe_job(job: Job) -> str:
 
 
 def utc(unix_seconds: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
-    """Return a time in UTC. An invalid time is shown as a number."""
+    """Return a Unix time as text in UTC, in the strftime(3) form `form`.
+
+    A time outside the calendar is shown as a number.
+    """
     try:
         return datetime.fromtimestamp(unix_seconds, timezone.utc).strftime(form)
     except (ValueError, OverflowError, OSError):
@@ -92,7 +95,10 @@ def duration(seconds: float) -> str:
 
 
 def describe_sleep(sleep: Sleep) -> str:
-    """Return the activity of a sleeping rank: "sleeps until 15:24:10 UTC", or "polls every 30 s ..." if it polls."""
+    """Return the sleep of a rank as text: "sleeps until 15:24:10 UTC".
+
+    The text for a rank that polls is "polls every 30 s ...".
+    """
     if sleep.is_polling:
         return f"polls every {duration(max(sleep.seconds, 0.1))} for something that does not happen"
     return f"sleeps until {utc(sleep.until_unix_seconds, '%H:%M:%S UTC')}"
@@ -107,7 +113,10 @@ def ago(seconds: float) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return the text with a capital first letter, unless it begins with the title of a process."""
+    """Return the text with a capital first letter.
+
+    A text that begins with a process title, such as VLLM::Worker, is kept.
+    """
     is_title = re.match(r"\S*[_:\d]\S", text) is not None
     return text if is_title else text[:1].upper() + text[1:]
 
@@ -118,7 +127,7 @@ def count(number: int, noun: str = "rank") -> str:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Join words by commas and "and"."""
+    """Return the words as an enumeration: "a, b and c"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
@@ -134,7 +143,7 @@ def fold(numbers: Iterable[int]) -> str:
 
 
 def unfold(text: str) -> tuple[int, ...] | None:
-    """Return the numbers below 10,000 of a list such as "0-3,6"; None if the text is not such a list."""
+    """Return the numbers in a list such as "0-3,6"; None if the text is not such a list or has a number above 9,999."""
     from ClusterShell.RangeSet import RangeSet, RangeSetParseError
 
     if re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*", text) is None:
@@ -146,7 +155,10 @@ def unfold(text: str) -> tuple[int, ...] | None:
 
 
 def fold_ranges(ranges: Iterable[range]) -> str:
-    """Return ranges as in `fold`, without listing their numbers: range(0, 3) and range(5, 6) are "0-2,5"."""
+    """Return ranges of numbers as `fold` does: range(0, 3) and range(5, 6) are "0-2,5".
+
+    The numbers are not listed singly.
+    """
     ends = ((numbers.start, numbers.stop - 1) for numbers in ranges)
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
@@ -159,8 +171,8 @@ def count_ranges(ranges: Iterable[range], noun: str = "rank") -> str:
 def fold_nodes(nodes: Iterable[str]) -> str:
     """Return node names as a set: "node[1-3]" for node1, node2, node3. Unusual names are listed after the set.
 
-    Unusual names are not given to ClusterShell. It could read one as a billion nodes ("a[0-999999999]"), or as a
-    group for which it runs a program.
+    Unusual names are not passed to ClusterShell. For example, it could read "a[0-999999999]" as a billion nodes, or
+    a name as a group for which it runs a program.
     """
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
@@ -174,7 +186,10 @@ def fold_nodes(nodes: Iterable[str]) -> str:
 
 
 def fold_ids(ids: Iterable[RankId]) -> str:
-    """Return ranks for a column: `0-6,8-511`; without global ranks, local ranks or pids by node. "?" for no ranks."""
+    """Return ranks as text for a table cell: `0-6,8-511`; "?" if there are none.
+
+    Ranks without a global rank are listed by node, with their local ranks, else their pids.
+    """
     ids = list(ids)
     if len(ids) == 1 and ids[0].title and ids[0].rank is None:
         return _name_rank(ids[0])
@@ -196,21 +211,22 @@ def fold_ids(ids: Iterable[RankId]) -> str:
 
 
 def name_ranks(ranks: Sequence[RankId]) -> str:
-    """Return ranks for a sentence: `rank 7 (gpu-a12, local rank 7, pid 4711)`, or folded: `ranks 0-6 on a and b`."""
+    """Return ranks as text for a sentence: `rank 7 (gpu-a12, local rank 7, pid 4711)`, or `ranks 0-6 on a and b`."""
     if len(ranks) == 1:
         return _name_rank(ranks[0])
     return f"{_folded(ranks)}{_places(ranks)}"
 
 
 def traced_ranks(traced: Sequence[tuple[RankId, str]]) -> str:
-    """Return ranks and the process that traces each, at most four: `rank 3 on a is stopped by gdb, pid 4711`."""
+    """Return up to four ranks and the process that has stopped each: `rank 3 on a is stopped by gdb, pid 4711`."""
     return "; ".join(f"{_name_rank(rank)} is stopped by {tracer}" for rank, tracer in traced[:4])
 
 
 def _name_rank(rank: RankId) -> str:
-    """Return one rank with all that is known of it. Its name is the title, else the global or local rank, else the pid.
+    """Return one rank as text: its name, then its other numbers in parentheses.
 
-    A number with which the title ends is omitted.
+    The name is the process title, else the global rank, else the local rank, else the pid. A number at the end of
+    the title is not repeated.
     """
     numbers = (("rank", rank.rank), ("local rank", rank.local_rank), ("pid", rank.pid))
     ending = re.search(r"\d+$", rank.title or "")

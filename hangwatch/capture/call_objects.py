@@ -1,7 +1,7 @@
-"""Find the object of a system call: the file, pipe, socket, lock or child that a main thread waits for.
+"""Find the object of a system call: the file, pipe, socket, lock or child for which a main thread waits.
 
-An object counts only if no other thread of the process serves it. Device files and eventfds do not count either, since
-a GPU may serve them.
+An object does not count if another thread of the process can end the call. Device files and eventfds do not count
+either, because a GPU may end a call on them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _OF_MEMORY_OR_DEVICE = ("/dev/", "/memfd:")
 def find_object(call: SystemCall, link: str, *, is_own: bool) -> CallObject | None:
     """Return the kind of the object of a call; None if another thread or the GPU may end the call.
 
-    `link` is the target of the first descriptor in /proc/PID/fd. `is_own`: the process itself has the other end of the
-    object, or holds the lock.
+    `link` is the target of the call's first descriptor, as in /proc/PID/fd. `is_own` is true if the process itself
+    has the other end of the object or holds the lock.
     """
     row = system_calls.calls_by_name().get(call.name)
     if row is None or is_own:

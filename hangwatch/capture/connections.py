@@ -1,7 +1,7 @@
-"""Read the connections of a job's processes: carried bytes, child processes, peers outside of the job.
+"""Read the connections of a job's processes: carried bytes, child processes, and peers outside of the job.
 
-All facts are read from the kernel, once a round and within limits. No process is contacted. A fact that hangwatch may
-not read stays None.
+The kernel reports all facts. They are read once in each round and within limits. No process is contacted. A fact
+that hangwatch has no permission to read is None.
 """
 
 from __future__ import annotations
@@ -61,14 +61,17 @@ _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
 
 
 class _Counted:
-    """Bytes carried by the connections of one process. The sum keeps the bytes of connections that were closed."""
+    """Bytes carried by the connections of one process, including connections that were closed meanwhile."""
 
     def __init__(self) -> None:
         self._before: dict[int, int] | None = None
         self._total = 0
 
     def total(self, held: Iterable[Connection], wanted: Collection[int] | None = None) -> int:
-        """Return the bytes since the first call, on the connections with the `wanted` inodes (None: all)."""
+        """Return the bytes that connections have carried since the first call.
+
+        `wanted` selects inodes; None selects all.
+        """
         now = {connection.inode: connection.carried_bytes or 0 for connection in held}
         if self._before is not None:
             grown = {inode: max(0, count - self._before.get(inode, 0)) for inode, count in now.items()}
@@ -78,7 +81,7 @@ class _Counted:
 
 
 class JobConnections:
-    """The connections of a job's processes, from round to round of one capture."""
+    """The connections of a job's processes during one capture. They are read again in each round."""
 
     def __init__(self, job: Job, targets: Sequence[ProcessId], proc_root: Path, sys_root: Path) -> None:
         self._root, self._sys_root = proc_root, sys_root
@@ -147,7 +150,7 @@ class JobConnections:
         return any(self._program(child) == self._program(pid) for child in itertools.islice(children, 1))
 
     def _find_servers(self, spaces: Mapping[str | None, Connections | None]) -> dict[int, frozenset[str]]:
-        """Return the ranks and ancestors that wait for clients, by pid, each with the far ends of its pipes.
+        """Return by pid the ranks and their ancestors that wait for clients, each with the far ends of its pipes.
 
         Unix sockets count as pipes. The ends are named as in `_far_ends`.
         """
@@ -164,7 +167,7 @@ class JobConnections:
         return {pid: self._far_ends(pid) for pid in serving}
 
     def add_connections(self, pid: int, dump: ProcessDump) -> ProcessDump:
-        """Return the dump of a process with all fields about connections. `call` and `state` must be set."""
+        """Return the dump of process `pid` with all fields about connections. `call` and `state` must be set before."""
         call, state = dump.call, dump.state
         kind = call.kind if call else None
         awaited, children_bytes, children_cpu = None, None, None
@@ -248,13 +251,19 @@ class JobConnections:
         )
 
     def _shares_lock(self, pid: int) -> bool:
-        """True if a rank waits for a lock in memory that another rank maps, too. The other rank may hold the lock."""
+        """True if a rank waits for a lock in memory that another rank has mapped, too.
+
+        The other rank may hold the lock.
+        """
         address = shared_locks.awaited_address(pid, self._root) if self._rank_of.get(pid) == pid else None
         place = None if address is None else shared_locks.region_at(address, self._regions(pid))
         return place is not None and any(place in self._regions(rank) for rank in self._ranks - {pid})
 
     def _regions(self, pid: int) -> shared_locks.Regions:
-        """Return the shared memory of a process, read once a round; empty after the reads overran the deadline."""
+        """Return the shared memory regions of a process, read once in each round.
+
+        Empty if the reads of this round have already exceeded their deadline.
+        """
         if pid not in self._shared:
             began, ranks = time.monotonic(), len(set(self._rank_of.values()))
             is_late = self._shared_seconds > _DEADLINE_SECONDS
@@ -266,8 +275,8 @@ class JobConnections:
     def _stuck_on(self, pid: int, call: SystemCall) -> str | None:
         """Return the file, FIFO or pipe that a call reads or writes; None if another process of the job has it open.
 
-        None also for a terminal, for a call on several descriptors, and for a pipe with both ends in this process: the
-        process can end that wait itself.
+        Also None for a terminal and for a call on several descriptors. None for a pipe with both ends in this
+        process, because the process itself can end that wait.
         """
         if call.kind not in ("receives", "writes") or len(call.descriptors) != 1:
             return None
@@ -282,9 +291,9 @@ class JobConnections:
         )
 
     def _is_shared(self, pid: int, link: str) -> bool:
-        """True if the process has the link open twice, or if another process has it open.
+        """True if the process has the file `link` open twice, or if another process has it open.
 
-        Other processes are those of the job, ancestors, children and their children.
+        The other processes are those of the job, and the ancestors, children and grandchildren of this process.
         """
         if list(self._all_links(pid)).count(link) > 1:
             return True
@@ -314,9 +323,9 @@ class JobConnections:
         return Store(endpoint=self._store_endpoint, socket="retries" if use == "none" and sleeps else use)
 
     def _awaits_store(self, pid: int, call: SystemCall) -> Literal["main", "thread"] | None:
-        """Return the thread that receives from the store; None if no thread does.
+        """Return "main" or "thread": the thread that receives from the job's store; None if no thread does.
 
-        `store.wait` receives until a rank sets the key.
+        A rank that calls `store.wait` receives until another rank sets the key.
         """
         held, port = self._held(pid) or {}, self._store_port
         asked = {descriptor for descriptor, one in held.items() if one.is_open and one.remote[1] == port}
@@ -330,9 +339,9 @@ class JobConnections:
         return "thread" if any(not asked.isdisjoint(one.descriptors) for one in receive) else None
 
     def _enclosed_at(self, pid: int) -> str | None:
-        """Return the place of a rank's wait, if other nodes have ranks of the job and cannot reach that place.
+        """Return the place at which a rank waits, if ranks of other nodes cannot reach it; else None.
 
-        None otherwise. The place is the store or a listening socket.
+        The place is the address of the store or of a listening socket.
         """
         held = self._held(pid)
         if held is None or not self._has_ranks_on_other_nodes or pid not in self._rank_of:
@@ -350,11 +359,11 @@ class JobConnections:
         return frozenset(address for one in known if one.is_of_one_node for address in one.addresses)
 
     def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> tuple[int | None, int | None]:
-        """Count the connections to other ranks, and the pipes and Unix sockets on which the main thread receives.
+        """Return two counts: all connections to other ranks, and those in use. Both are None if they were not read.
 
-        The second number counts only those in use. Both are None if the connections were not read. If the job has ranks
-        on other nodes, every connection counts. `is_apart`: the main thread receives from a child or a server, so its
-        pipes and Unix sockets do not count.
+        Pipes and Unix sockets on which the main thread receives count too. If the job has ranks on other nodes,
+        every connection that is not within this rank counts. `is_apart`: the main thread receives from a child or a
+        server, so its pipes and Unix sockets do not count.
         """
         held = self._held(pid)
         if held is None:
@@ -375,10 +384,9 @@ class JobConnections:
         return found + ways, used + ways
 
     def _is_used(self, connection: Connection, *, is_asked: bool) -> bool:
-        """True unless a connection has been idle since the first round.
+        """True if a connection is new in this round or was in use in any round so far.
 
-        An idle connection carries no bytes, and no main thread receives on it. A connection counts as used in the first
-        round that shows it.
+        A connection is in use if its number of carried bytes changes, or if the main thread receives on it.
         """
         inode, carried = connection.inode, connection.carried_bytes
         is_new = inode not in self._bytes_at_first
@@ -402,7 +410,7 @@ class JobConnections:
         return False
 
     def _stays_here(self, connection: Connection) -> bool:
-        """True if the other end of a connection may be a rank of this node, or the store."""
+        """True if the other end of a connection may be a rank on this node, or is the store."""
         local, remote = connection.local, connection.remote
         return remote[1] == self._store_port or remote in self._inside or remote[0] == local[0]
 
@@ -414,7 +422,7 @@ class JobConnections:
             yield pid
 
     def _awaits_clients(self, pid: int, call: SystemCall) -> bool:
-        """True if the main thread waits on a listening socket, and on no connection within the job."""
+        """True if the main thread waits on a listening socket, and on no TCP connection within the job."""
         if call.kind != "receives":
             return False
         held, every = self._held(pid) or {}, self._sockets.get(pid, {})
@@ -434,9 +442,9 @@ class JobConnections:
         return frozenset(pipes | {f"socket:[{peer}]" for peer in peers if peer is not None})
 
     def _server(self, pid: int, call: SystemCall) -> int | None:
-        """Return the pid of the process that waits for clients: this one, or the one that it only receives from.
+        """Return the pid of the process that waits for clients; None if there is none.
 
-        None if there is no such process.
+        It is this process, or the process from which this one receives on all awaited pipes and Unix sockets.
         """
         if self._has_ranks_on_other_nodes or call.kind != "receives":
             return None
@@ -466,18 +474,18 @@ class JobConnections:
         }
 
     def _is_unread(self, pid: int) -> bool:
-        """True if a process lives and its connections could not be read."""
+        """True if a process is alive but its connections could not be read."""
         state = None if pid in self._sockets else procfs.read_state(pid, self._root)
         return state is not None and state[1] not in ENDED_STATES
 
     def _of_call(self, pid: int, call: SystemCall | None) -> set[int]:
-        """Return the inode of the connection that a call is about; empty for other calls."""
+        """Return a set with the inode of the connection on which a call works; empty if the call uses no connection."""
         held = self._held(pid) or {}
         first = () if call is None else call.descriptors[:1]
         return {held[one].inode for one in first if one in held}
 
     def _held(self, pid: int) -> dict[int, Connection] | None:
-        """Return the connections of a process by descriptor; None if they were not read."""
+        """Return the connections of a process by descriptor; None if they could not be read."""
         table, held = self._tables.get(pid), self._sockets.get(pid)
         if table is None or held is None:
             return None
@@ -491,16 +499,16 @@ class JobConnections:
         return Awaited(who=sockets.format_end(found[0].remote), is_lost=all(one.is_lost for one in found))
 
     def _person(self, pid: int, descriptors: Iterable[int]) -> Awaited | None:
-        """Return a person at a terminal as the awaited peer, if a call reads a terminal; else None.
+        """Return a person at a terminal as the awaited peer if a call reads a terminal; else None.
 
-        The program shows a question, or the prompt of a debugger.
+        In that case the program shows a question or the prompt of a debugger.
         """
         links = self._links(pid, itertools.islice(descriptors, 16))
         terminal = next((link for link in links if _TERMINAL.fullmatch(link)), None)
         return None if terminal is None else Awaited(who=f"a person at the terminal {terminal}")
 
     def _leaves_job(self, connection: Connection) -> bool:
-        """True if the other end is neither a process of this job on this node nor the store."""
+        """True if the other end of an open connection is neither a process of this job on this node nor the store."""
         remote = connection.remote
         return connection.is_open and remote[1] != self._store_port and remote not in self._inside
 
@@ -509,10 +517,11 @@ class JobConnections:
         return frozenset(link for link in links if link.startswith("pipe:"))
 
     def _children(self, pid: int, call: SystemCall, pipes: frozenset[str]) -> list[int]:
-        """Return the living children that a call awaits: by pid with their own children, or at the other end of a pipe.
+        """Return the living children for which a call waits.
 
-        A data-loader worker at a pipe is excluded, since its own rounds judge it. A loader worker was forked, so it
-        runs the same program as the rank. Other children run another program.
+        They are selected by pid (then with their own children), or because they hold the other end of a pipe. A
+        data-loader worker at a pipe is left out, because its own dumps show its progress. It was forked, so it runs
+        the same program as the rank. Other children run another program.
         """
         found = list(procfs.read_children(pid, self._root, _MOST_CHILDREN))
         if pipes:
@@ -540,14 +549,14 @@ class JobConnections:
         return any(link in pipes for link in self._all_links(pid))
 
     def _all_links(self, pid: int) -> Collection[str]:
-        """Return the targets of all descriptors of a process; empty if they may not be read."""
+        """Return the targets of all descriptors of a process; empty without the permission to read them."""
         try:
             return sockets.descriptors(pid, self._root).values()
         except OSError:
             return ()
 
     def _links(self, pid: int, descriptors: Iterable[int]) -> Iterator[str]:
-        """Yield the targets of these descriptors of a process. Targets that may not be read are skipped."""
+        """Yield the targets of these descriptors of a process. Targets that cannot be read are skipped."""
         return filter(None, (blocked_call.link_of(pid, one, self._root) for one in descriptors))
 
     def _connected(self, child: int) -> Awaited | None:
@@ -560,10 +569,12 @@ class JobConnections:
         return Awaited(who=who, is_lost=all(one.is_lost for one in held))
 
     def _living(self, children: Sequence[int]) -> Awaited | None:
-        """Return the first child as the awaited peer, if all awaited children work or sleep outside of the job.
+        """Return the first child as the awaited peer.
 
-        None if a child is a rank or has a connection, because it may belong to the job. None if a child is stopped or
-        in `D`, because it makes no progress.
+        None unless all awaited children work or sleep outside of the job.
+
+        None if a child is a rank or has a connection, because it may belong to the job. None if a child is stopped
+        or in `D` state, because it makes no progress.
         """
         ranks = set(self._rank_of.values())
         if any(one.is_open for child in children for one in (self._held(child) or {}).values()):

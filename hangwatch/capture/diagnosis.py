@@ -46,8 +46,8 @@ _DETAILS_DEADLINE_SECONDS = 3.0
 def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagnosis:
     """Take the stacks of every rank of a job on this node (see `capture`), group the ranks and judge the groups.
 
-    Costly facts, such as the target of a system call, are read only for ranks that the first verdict names or checks
-    first. Then the groups are judged again.
+    Facts that are slow to read, such as the target of a system call, are read only for ranks that the first verdict
+    names or lists under "check first". Then the groups are judged again.
     """
     settings, stop, proc_root = request.settings, request.stop, request.paths.proc_root
     taken = capture(job, request)
@@ -81,7 +81,10 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
 
 
 def _with_calls(taken: Capture, look: Diagnosis, pointed: list[int], job: Job, proc_root: Path) -> Capture:
-    """Add the system calls of the ranks with the pids `pointed`, and of the workers for which these ranks wait."""
+    """Return the capture with the system calls of some ranks and of the workers for which they wait.
+
+    `pointed` are the pids of these ranks.
+    """
     calls = _kernel_calls(_rounds_of(taken, pointed), job, proc_root)
     at_work = _workers_at_work(look, pointed)
     worker_calls = _kernel_calls(_rounds_of_workers(taken, at_work), job, proc_root)
@@ -99,7 +102,10 @@ def _with_calls(taken: Capture, look: Diagnosis, pointed: list[int], job: Job, p
 
 
 def _with_kernel_lines(taken: Capture, job: Job, paths: NodePaths) -> Capture:
-    """Add the kernel log lines about each rank. If the log cannot be read, `check xid` reports it."""
+    """Return the capture with the kernel log lines about each rank.
+
+    If hangwatch cannot read the kernel log, the capture is unchanged, and `check xid` reports the problem.
+    """
     log = kmsg.SHARED.read(paths.kernel_log)
     if not isinstance(log, kmsg.KernelEvents):
         return taken
@@ -111,9 +117,9 @@ def _with_kernel_lines(taken: Capture, job: Job, paths: NodePaths) -> Capture:
 
 
 def _own_ranks(taken: Capture, job: Job, proc_root: Path) -> dict[RankId, tuple[ProcessId, int]]:
-    """Return the ranks with only the user ids of the job's owner, each with its process and user id.
+    """Return the ranks that run as the job's owner, each with its process and user id.
 
-    Other ranks are excluded, because the owner can read the incident.
+    Ranks with another user id are left out, because the owner can read the incident.
     """
     ids = {process.pid: process for process in job.processes}
     found = {}
@@ -139,7 +145,7 @@ def _environs(
 def _outputs(
     owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, stop: threading.Event, proc_root: Path
 ) -> tuple[dict[RankId, tuple[OutputEnd, ...]], tuple[str, ...]]:
-    """Return the ends of the files to which the ranks write, and notes on failed reads.
+    """Return the last part of each file to which the ranks write, and notes on files that could not be read.
 
     Only files of the job's owner are read.
     """
@@ -159,7 +165,7 @@ def _outputs(
 def _logs(
     ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]
 ) -> tuple[tuple[RankLog, ...], dict[RankId, tuple[LastLines, ...]]]:
-    """Return the parsed log of each rank, and its last lines."""
+    """Return the parsed log of each rank, and the last lines of each rank's output."""
     if not ends:
         return (), {}
     from hangwatch.explain.logs import live_output  # only a diagnosis needs it
@@ -172,7 +178,10 @@ def _logs(
 def _details(
     owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, pids: Collection[int], stop: threading.Event
 ) -> dict[RankId, ProcessDetails]:
-    """Return details from psutil about these ranks. Ranks that changed their user during the read are excluded."""
+    """Return details from psutil about the ranks with these pids.
+
+    A rank that changed its user meanwhile is left out.
+    """
     targets = {rank: target for rank, (target, _) in owner_ranks.items() if target.pid in pids}
     found = process_details.read(
         list(targets.values()), share=job.share or job.owner, deadline_seconds=_DETAILS_DEADLINE_SECONDS, stop=stop
@@ -185,10 +194,10 @@ def _details(
 
 
 def _pointed_at(look: Diagnosis) -> list[int]:
-    """Return the pids of the ranks that a verdict names or checks first, at most 8.
+    """Return the pids of the ranks that a verdict names or lists under "check first", at most 8.
 
-    The ranks of two verdicts count: with the motion of ranks that have a `stay`, and without it. Later captures decide
-    which one is right.
+    A rank with a `stay` moves between a few lines, which may be progress or not: later captures decide. So the
+    ranks of both possible verdicts are returned.
     """
     stays = [member.id for member in look.grouping.members if member.stack.stay is not None]
     verdicts = (look.verdict, look.without_motion_of(stays).verdict)
@@ -201,7 +210,7 @@ def _rounds_of(taken: Capture, pids: Collection[int]) -> dict[int, Sequence[Proc
 
 
 def _workers_at_work(look: Diagnosis, pids: Collection[int]) -> dict[int | None, int]:
-    """Return the pid of the worker for which a rank waits, by pid of the rank. The rank must be alone in its group."""
+    """Return {pid of a rank: pid of the worker for which it waits}, for the ranks that are alone in their group."""
     found: dict[int | None, int] = {}
     for group in look.grouping.groups:
         worker = clauses.find_busy_worker(group)
@@ -224,7 +233,7 @@ def _worker_call(pid: int | None, calls: Mapping[int, KernelCall]) -> WorkerCall
 
 
 def _kernel_calls(rounds: Mapping[int, Sequence[ProcessDump]], job: Job, proc_root: Path) -> dict[int, KernelCall]:
-    """Return system calls by pid. A process is excluded if its pid was reused, or if it runs as another user."""
+    """Return system calls by pid. A process is left out if its pid was reused, or if it runs as another user."""
     end = time.monotonic() + _CALLS_DEADLINE_SECONDS
     ids = {process.pid: process for process in job.processes}
     ids |= {worker.id.pid: worker.id for rank in job.ranks for worker in rank.workers}

@@ -13,9 +13,10 @@ from hangwatch.stacks.link_traffic import port_traffic
 
 
 class LinkCounters:
-    """The traffic counters of one capture. GPUs are read in each round until a read fails. Ports are read twice.
+    """The traffic counters of one capture: of GPU links and of this node's network ports.
 
-    With `is_counting` the counters are read from the first round on, else only after `begin`.
+    GPU links are read in each round until a read fails. Ports are read twice: at the start of counting and at the
+    end. With `is_counting`, counting starts in the first round, else when `begin` is called.
     """
 
     def __init__(
@@ -29,20 +30,23 @@ class LinkCounters:
         self._reading_ports: Future[tuple[PortCounters, ...]] | None = None
 
     def begin(self) -> None:
-        """Begin to count, if a capture that was planned with a single round gets a second one."""
+        """Begin to count before a second round that was not planned."""
         self._is_counting, self._since = True, time.monotonic()
         self._traffic += [self._read_traffic()] if self._read_traffic else []
         self._ports = infiniband.TRAFFIC.read(self._sys_root)
 
     def begin_round(self, number: int, pool: Executor) -> None:
-        """Read the counters in threads of `pool`, parallel to the dumps of round `number`. The first round is 0."""
+        """Start to read the counters in threads of `pool`, while round `number` takes its dumps.
+
+        The first round is 0.
+        """
         if self._is_counting and self._read_traffic and None not in self._traffic:
             self._reading = pool.submit(self._read_traffic)
         if self._is_counting and number == 0:
             self._reading_ports = pool.submit(infiniband.TRAFFIC.read, self._sys_root)
 
     def end_round(self) -> None:
-        """Store the counters that were read in this round."""
+        """Wait for the reads of this round and store their results."""
         if self._reading is not None:
             self._traffic.append(self._reading.result())
         if self._reading_ports is not None:
@@ -50,11 +54,11 @@ class LinkCounters:
         self._reading = self._reading_ports = None
 
     def gpu_traffic(self) -> list[TrafficSweep]:
-        """Return the traffic of GPU links, in order of reading."""
+        """Return the traffic of the GPU links in each round, oldest first. Failed reads are left out."""
         return [one for one in self._traffic if one is not None]
 
     def measure_ports(self) -> PortTraffic | None:
-        """Return the traffic of the ports until now; None if counting has not begun, or no port was read twice."""
+        """Return the traffic of the ports since counting began; None if it has not begun or no port was read twice."""
         if not self._ports:
             return None
         return port_traffic(self._ports, infiniband.TRAFFIC.read(self._sys_root), time.monotonic() - self._since)

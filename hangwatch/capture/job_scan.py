@@ -1,4 +1,4 @@
-"""Search for the jobs of this node again and again, for the daemon, `dump` and `check`."""
+"""Repeated search for the jobs of this node, for the daemon, `dump` and `check`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEFAULT_LIMITS = config.Jobs()
 
 
 class JobScan:
-    """The search for the jobs of this node. It keeps facts that never change, and the last snapshot of each rank.
+    """The search for the jobs of this node. It remembers facts that never change, and the last snapshot of each rank.
 
     `processes` is the underlying scan of processes, for callers that need processes outside of jobs.
     """
@@ -62,10 +62,11 @@ class JobScan:
         return replace(found, left_out=user_limits.fold_by_owner([*found.left_out, *unread])) if unread else found
 
     def _connected(self, processes: Sequence[Process]) -> dict[ProcessId, str]:
-        """Return the store endpoints of the processes that need one, by process.
+        """Return {process: endpoint of its store} for the processes that need an endpoint.
 
-        A scan searches for at most `ENDPOINTS_PER_SCAN` new ones, in limited time. Owners take turns. For each owner,
-        the process that was tried longest ago comes first. So a process that never connects does not delay others.
+        A scan searches for at most `ENDPOINTS_PER_SCAN` new endpoints, in limited time. Owners take turns. For each
+        owner, the process with the oldest attempt comes first, so a process that never connects does not delay the
+        others.
         """
         ends = time.monotonic() + self._limits.scan_budget_seconds
         self._scans += 1

@@ -26,9 +26,10 @@ _TEXT_CHARACTERS = 300
 def find_lines(
     job: Job, logged: Sequence[LoggedLine], *, now: float, unix_now: float, proc_root: Path
 ) -> dict[int, tuple[KernelLine, ...]]:
-    """Return the newest lines about each rank or its workers, by pid of the rank. The oldest of them comes first.
+    """Return the newest log lines about each rank or its workers, by pid of the rank, oldest first.
 
-    Ranks that have ended count, too. `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, in seconds.
+    Ranks that have ended count, too. `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, in
+    seconds.
     """
     ids = [*job.processes, *(one.id for one in job.ended)]
     if not ids or not logged:
@@ -56,7 +57,10 @@ def find_lines(
 def _by_pid(
     job: Job, logged: Sequence[LoggedLine], now: float, unix_now: float, proc_root: Path
 ) -> Iterator[tuple[int, LoggedLine]]:
-    """Yield lines about a process of the job during its life, or about a thread that is still blocked."""
+    """Yield (pid of the rank, log line) for lines about a process of the job while it lived.
+
+    A line about a thread that is still blocked is yielded, too.
+    """
     if not proc_pid.sees_all_pids(proc_root):
         return
     known = _processes(job, now, unix_now)
@@ -100,7 +104,10 @@ def _is_blocked(pid: int, thread: int, proc_root: Path) -> bool:
 
 
 def _by_mount(job: Job, logged: Sequence[LoggedLine], proc_root: Path) -> Iterator[tuple[int, LoggedLine]]:
-    """Yield lines about a file system that a rank has mounted. Lines about devices of this node go to all ranks."""
+    """Yield (pid of the rank, line) for each line about a file system that the rank has mounted.
+
+    A line about a device of this node is yielded for all ranks.
+    """
     rows = kernel_lines.load()
     lines = [line for line in logged if rows[line.name].names not in {"process", "task"}]
     if not lines:

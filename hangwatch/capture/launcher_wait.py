@@ -1,4 +1,4 @@
-"""Measure the wait of a launcher without ranks, by its own sockets."""
+"""Measure the wait of a launcher without ranks: its duration, and the state of its sockets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ PEERS_LISTED = 8
 
 
 def measure_wait(job: Job, proc_root: Path) -> Waiting | None:
-    """Return the wait of a launcher, by its own sockets; None for a job with ranks.
+    """Return the wait of a launcher without ranks; None for a job with ranks.
 
-    hangwatch never connects to the endpoint itself, since a user wrote that address.
+    The state of the launcher's own sockets shows if its peers respond. hangwatch never connects to the endpoint
+    itself, because a user wrote that address.
     """
     if job.waiting is None or job.launcher_id is None:
         return None
@@ -29,7 +30,10 @@ def measure_wait(job: Job, proc_root: Path) -> Waiting | None:
 
 
 def _with_sockets(waiting: Waiting, port: int, held: Sequence[sockets.Connection]) -> Waiting:
-    """Add the state of the sockets at the endpoint's port. A launcher that serves the port is also its first client."""
+    """Return `waiting` with the state of the sockets at the endpoint's port, and the connected peers.
+
+    A launcher that serves the port is also its own first client, which is not listed as a peer.
+    """
     use = sockets.classify_port_use(port, held)
     if use == "serving":
         own = {one.local for one in held}

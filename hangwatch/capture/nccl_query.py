@@ -1,4 +1,4 @@
-"""Query NCCL's RAS during the rounds for the numbers of collectives that the ranks of a job have launched."""
+"""Query NCCL's RAS during a capture: the number of collectives that each rank of a job has launched."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hangwatch.probes.network import nccl_ras
 
 
 class NcclAnswer(NamedTuple):
-    """The answer of NCCL about the ranks of a job, or the fault if there is none."""
+    """The answer of NCCL about the ranks of a job, or the fault if NCCL gave no valid answer."""
 
     by_process: dict[ProcessId, NcclRas]
     fault: Fault | None
 
 
 def is_recorded(dumps: Iterable[ProcessDump]) -> bool:
-    """True if a flight recorder of NCCL was read. Then a query of NCCL is not needed."""
+    """True if one of these dumps contains a flight recorder of NCCL. Then NCCL need not be queried."""
     return any(recorder.library == "nccl" and recorder.records for dump in dumps for recorder in dump.recorders)
 
 

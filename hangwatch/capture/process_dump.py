@@ -1,4 +1,4 @@
-"""Dump one process in one round: its state by the kernel, its stacks, and its flight recorders."""
+"""Dump one process in one round: its state in the kernel, its stacks, and its flight recorders."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _LATE = ("RoundDeadline", "the round was over before its turn came")
 
 
 class ProcessDumper(NamedTuple):
-    """Dumps the processes of one capture. Its fields are the settings and state that all dumps share.
+    """The function that dumps one process, with the settings and the state that all dumps of a capture share.
 
-    `reader_uid` is the user that reads the incident, None or 0 for root only. `unreadable` collects the processes that
-    neither py-spy nor pystack can read.
+    `reader_uid` is the user that may read the incident; None or 0: only root. `unreadable` collects the processes
+    that neither py-spy nor pystack can read.
     """
 
     request: CaptureRequest
@@ -125,7 +125,10 @@ class ProcessDumper(NamedTuple):
 
     @contextmanager
     def _slot(self, left_seconds: float) -> Iterator[None]:
-        """Hold one dump slot within the `with` block, or none if the round ends first: `_stacks` reports that."""
+        """Hold one dump slot within the `with` block. If the round ends first, enter the block without a slot.
+
+        `_stacks` then reports that the round has ended.
+        """
         has_one = self.request.slots is not None and self.request.slots.acquire(timeout=max(0.0, left_seconds))
         try:
             yield
@@ -171,7 +174,10 @@ class ProcessDumper(NamedTuple):
         return min(self.request.settings.dump_deadline_seconds, left_seconds)
 
     def _second(self, target: ProcessId, answer: pyspy.PyspyAnswer, left_seconds: float) -> pyspy.PyspyAnswer:
-        """Read the stacks with pystack if py-spy failed. After pystack failed, too, the process is not tried again."""
+        """Return py-spy's answer, or the stacks from pystack if py-spy failed.
+
+        If pystack fails too, do not try it again.
+        """
         if answer.fault is None or not self.request.settings.pystack or target in self.unreadable or left_seconds <= 0:
             return answer
         second = pystack.dump(
@@ -188,7 +194,7 @@ class ProcessDumper(NamedTuple):
 
 
 def _tracer(pid: int, proc_root: Path) -> str | None:
-    """Return name and pid of the tracer of a process ("gdb, pid 4711"); None without a tracer."""
+    """Return name and pid of the process that traces this one ("gdb, pid 4711"); None if none does."""
     tracer = procfs.read_tracer(pid, proc_root)
     if tracer is None:
         return None

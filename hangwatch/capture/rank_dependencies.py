@@ -23,12 +23,13 @@ _ANY_HOST = (bytes(4), bytes(16))  # the address of a socket that listens on all
 
 
 class OtherRanks(NamedTuple):
-    """The other ranks of a job on this node, from the view of the rank `rank_pid`.
+    """The other ranks of a job on this node, as the rank `rank_pid` sees them.
 
     `pids` are the pids of all ranks. `ends` are the local ends of their connections and `listening` their listening
     sockets, each with the pid of its rank. A connection to a listening socket counts even before it is accepted.
-    Connections to `store_port`, the port of the store, do not count. `connections_of` returns the connections of a
-    process by descriptor, `open_files_of` its open files, `writable_files_of` its files open for writing.
+    Connections to `store_port`, the port of the store, do not count. Three functions take a pid: `connections_of`
+    returns the connections of that process by descriptor, `open_files_of` its open files, `writable_files_of` the
+    files that it has open for writing.
     """
 
     rank_pid: int
@@ -42,7 +43,7 @@ class OtherRanks(NamedTuple):
     proc_root: Path
 
     def find_lock(self, children: Iterable[int]) -> FileLock | None:
-        """Return a file lock that a child waits for and another rank holds; None if there is none."""
+        """Return a file lock that another rank holds and for which one of the children waits; None if there is none."""
         for child in itertools.islice(children, _MOST_CHILDREN):
             call = main_thread.read_call(child, self.proc_root)
             if call is None or call.kind != "locks":
@@ -53,10 +54,10 @@ class OtherRanks(NamedTuple):
         return None
 
     def find_receiver(self, pid: int, call: SystemCall, children: Sequence[int]) -> AsksRank | None:
-        """Return the part of a process that receives from another rank: main thread (in `call`), child, or thread.
+        """Return the part of process `pid` that receives from another rank; None if no part does.
 
-        None if no part does. A call of a side thread counts only with a single descriptor, because threads of gloo and
-        NCCL watch all their connections.
+        The part is the main thread (in `call`), one of the `children`, or another thread. For another thread, only
+        a call on a single descriptor counts, because threads of gloo and NCCL watch all their connections.
         """
         if self._receives(pid, call):
             return "main"

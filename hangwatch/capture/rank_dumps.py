@@ -1,4 +1,4 @@
-"""Make the dumps of ranks from the dumps of their processes. Ranks that are gone or were never seen get one, too."""
+"""Make the dump of each rank from the dumps of its processes. Ranks without a process get a dump, too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ABSENT_LISTED = 64
 
 
 class GpuNumbers(NamedTuple):
-    """Numbers of the driver about the GPUs of one rank; None if unknown. The fields are those of `RankDump`."""
+    """The driver's numbers about the GPUs of one rank. A number is None if unknown. `RankDump` explains the fields."""
 
     power_watts: float | None
     utilization_ratio: float | None
@@ -43,7 +43,10 @@ class GpuNumbers(NamedTuple):
 def gpu_numbers(
     rank: Rank, sweeps: Sequence[GpuSweep], levels: Mapping[str, GpuLevels], carried: Sequence[TrafficSweep]
 ) -> GpuNumbers:
-    """Return the GPU numbers of a rank: means over all sweeps and GPUs, and link rates and use of its busiest GPU."""
+    """Return the GPU numbers of a rank.
+
+    Power and utilization are means over all sweeps and GPUs. Link rates and `gpu_use` are those of its busiest GPU.
+    """
     held = [gpu for sweep in sweeps for gpu in sweep.gpus if gpu.uuid in rank.gpu_uuids]
     known = [(levels[gpu.uuid], gpu.power_watts) for gpu in held if gpu.uuid in levels and gpu.power_watts is not None]
     return GpuNumbers(
@@ -68,7 +71,7 @@ def make_rank_dump(
     numbers: GpuNumbers,
     mount_by_pid: Mapping[int, filesystems.Mount],
 ) -> RankDump:
-    """Make the dump of a rank and of its workers from all rounds.
+    """Return the dump of a rank and its workers, made from their dumps in all rounds.
 
     `mount_by_pid` has the file systems that do not respond, by pid of the process that needs them.
     """
@@ -100,15 +103,15 @@ def _worker_dump(worker: Worker, rounds: tuple[ProcessDump, ...], mount: filesys
 
 
 def _is_gone(dump: ProcessDump) -> bool:
-    """True if the process has ended by /proc. An error of py-spy does not prove that."""
+    """True if /proc shows that the process has ended. An error of py-spy does not prove that."""
     return (dump.state_after or "X") in ENDED_STATES
 
 
 def absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:
-    """Return dumps for the ranks that should be on this node and have no process.
+    """Return dumps for the ranks that should be on this node but have no process.
 
-    The global rank is known if an earlier scan saw the rank, or if it follows from the other ranks. At most
-    `ABSENT_LISTED` are returned, since a user can set any number of ranks.
+    The global rank is set if an earlier scan saw the rank, or if it follows from the other ranks. At most
+    `ABSENT_LISTED` dumps are returned, because a user can claim any number of ranks.
     """
     offsets = {
         rank.rank - rank.local_rank for rank in job.ranks if rank.rank is not None and rank.local_rank is not None

@@ -1,4 +1,4 @@
-"""Capture of a job: dumps of every rank and its workers, in rounds, several in parallel, all under a deadline."""
+"""Capture of a job: dumps of every rank and its workers, in several rounds, in parallel, under a deadline."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from hangwatch.probes.process.process_scan import ProcessScan
 def capture(job: Job, request: CaptureRequest) -> Capture:
     """Take the stacks of every rank of `job` and of its workers, in the requested number of rounds.
 
-    If a job has no ranks, its launcher is dumped instead, with the state of its sockets to the awaited peers.
+    If a job has no ranks, its launcher is dumped instead, with the state of its sockets to its peers.
 
-    A rank that cannot be dumped stays in the result, with its state by the kernel and the fault. A rank without a
+    A rank that cannot be dumped stays in the result, with its state in the kernel and the fault. A rank without a
     process is `gone`. Processes that start or end during the capture raise no error.
     """
     began, began_unix = time.monotonic(), time.time()
@@ -88,7 +88,7 @@ class _Rounds:
         self.taken: list[dict[ProcessId, ProcessDump]] = []
 
     def take_all(self) -> tuple[nccl_query.NcclAnswer, PortTraffic | None]:
-        """Take all rounds. Return the answer of NCCL, and the traffic of this node's ports (None: not counted)."""
+        """Take all rounds. Return NCCL's answer, and the traffic of this node's ports (None: not counted)."""
         request, settings = self._request, self._request.settings
         asked: Future[nccl_query.NcclAnswer] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as beside:
@@ -129,7 +129,10 @@ class _Rounds:
         return is_first_of_several and self._request.ask_nccl and not nccl_query.is_recorded(self.taken[0].values())
 
     def rank_dumps(self, silent: Mapping[int, Mount]) -> list[RankDump]:
-        """Return the dumps of the ranks so far. `silent` has the file systems that do not respond, by pid."""
+        """Return the dumps of the ranks so far.
+
+        `silent` has the file systems that do not respond, by pid of the process.
+        """
         carried, levels = self._links.gpu_traffic(), self._request.gpus.levels
         numbers = (rank_dumps.gpu_numbers(rank, self._sweeps, levels, carried) for rank in self.ranks)
         return [
@@ -147,7 +150,7 @@ def _targets(ranks: Sequence[Rank], max_workers: int) -> list[ProcessId]:
 def _notes(
     job: Job, settings: config.Capture, taken: Sequence[dict[ProcessId, ProcessDump]], *, interrupted: bool
 ) -> tuple[str, ...]:
-    """Return notes for a reader of the dumps, on facts that the dumps do not show."""
+    """Return notes on what the dumps do not show, for the reader of the report."""
     notes = list(job.notes)
     workers = [len(rank.workers) for rank in job.ranks]
     left_out = sum(max(0, count - settings.max_workers_per_rank) for count in workers)
@@ -177,8 +180,8 @@ def _notes(
 
 
 def job_of_pids(pids: Sequence[int], scan: ProcessScan | None = None) -> Job:
-    """Return a job with these processes as ranks, and their workers, for a capture that a person requests.
+    """Return a job with these processes as ranks, and with their workers, for a capture that a person requests.
 
-    A pid that does not exist becomes a rank that is gone. An earlier `scan` saves time: it reads only new processes.
+    A pid that does not exist becomes a rank that is gone. With an earlier `scan`, only new processes are read.
     """
     return discovery.job_of_pids((scan or ProcessScan()).processes(pids), pids)

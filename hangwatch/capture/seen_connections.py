@@ -1,4 +1,4 @@
-"""Count the connections between the ranks of a job at each scan. Earlier counts show that ranks have parted."""
+"""Count the connections between the ranks of a job at each scan, so that a later capture shows a disconnected rank."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ _MOST_NAMESPACES = 64
 
 
 class SeenConnections:
-    """The maximum number of connections to other ranks, or to the store, of each rank in all scans."""
+    """The highest number of connections to other ranks or to the store that any scan has seen, for each rank."""
 
     def __init__(self, proc_root: Path) -> None:
         self._root = proc_root
         self._most: dict[ProcessId, int] = {}
 
     def add_counts(self, jobs: Sequence[Job], budget_seconds: float) -> tuple[Job, ...]:
-        """Return the jobs with `most_peers` of their ranks set. After `budget_seconds` the other jobs keep theirs."""
+        """Return the jobs with `most_peers` set in each rank.
+
+        Jobs not reached in `budget_seconds` keep their last counts.
+        """
         end = time.monotonic() + budget_seconds
         tables: dict[str, Connections] = {}
         kept = {rank.id: self._most.get(rank.id, 0) for job in jobs for rank in job.ranks}
@@ -54,7 +57,7 @@ class SeenConnections:
         return {rank.id: sum(is_peer(rank.id, one) for one in held[rank.id]) for rank in job.ranks}
 
     def _open(self, pid: int, tables: dict[str, Connections]) -> list[Connection]:
-        """Return the open connections of a process; empty if they may not be read."""
+        """Return the open connections of a process; empty if they cannot be read."""
         space = proc_pid.namespace(self._root, pid, "net")
         if space is None or (space not in tables and len(tables) >= _MOST_NAMESPACES):
             return []

@@ -1,4 +1,4 @@
-"""Find file systems that do not respond, for processes on which py-spy hangs."""
+"""Find file systems that do not respond and therefore block py-spy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOUNT_DEADLINE_SECONDS = 3.0
 def find_mounts(
     targets: Sequence[ProcessId], taken: Sequence[dict[ProcessId, ProcessDump]], proc_root: Path
 ) -> dict[int, filesystems.Mount]:
-    """Return the file systems that did not respond to a test, by pid of the process on which py-spy hangs."""
+    """Return the file systems that did not respond to a test, by pid of the process on which py-spy hung."""
     stuck = [target.pid for target in targets if any(_hung(one[target].fault) for one in taken)]
     return filesystems.SHARED.find_silent_mounts(proc_root, stuck, _MOUNT_DEADLINE_SECONDS) if stuck else {}
 
@@ -27,7 +27,7 @@ def _hung(fault: Fault | None) -> bool:
 
 
 def add_to_fault(dump: ProcessDump, mount: filesystems.Mount | None) -> ProcessDump:
-    """Add the file system on which py-spy hung to the fault of a dump. Other dumps are returned unchanged."""
+    """Return the dump with the file system `mount` added to its fault, if py-spy hung; any other dump unchanged."""
     if mount is None or dump.fault is None or not _hung(dump.fault):
         return dump
     detail = f"{dump.fault.detail}; its program or a library lies on {mount}, which gives no answer"

@@ -1,7 +1,7 @@
 """Limit the kept stacks of each process, so that the jobs of one owner cannot fill the daemon's memory.
 
-This module drops threads, and the middle of a long main stack. (The parsers of stacks cut long names.) The result for a
-process does not depend on other processes. So a stack that has not changed is equal in each round.
+This module drops threads, and the middle of a long main stack. The parsers of stacks already cut long names. The
+result for a process does not depend on other processes, so a stack that has not changed is equal in each round.
 """
 
 from __future__ import annotations

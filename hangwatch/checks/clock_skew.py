@@ -60,7 +60,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The wall clock and the monotonic clock at one time, and the reply of each source.
+    """The wall clock and the monotonic clock at one time, and the reply of each time source.
 
     `kernel` and `chrony` are None if this node does not have that source.
     """
@@ -73,7 +73,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Query the kernel, chronyd and the peers. A fault of adjtimex is reported only if chronyd does not respond."""
+    """Query the kernel, chronyd and the peers. If chronyd responds, a fault of adjtimex is not reported."""
     kernel, tracking = timex.read(), chrony.read_tracking()
     answers = sntp.query(settings.peers, unix_clock=node.clock.unix)
     faults = [answer for answer in (tracking, *answers.values()) if isinstance(answer, Fault)]
@@ -100,7 +100,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def _offsets(sample: Sample) -> Iterator[tuple[str, float]]:
-    """Yield (source, seconds by which the source is ahead of this clock)."""
+    """Yield (source, offset in seconds). A positive offset means that the source is ahead of this node's clock."""
     if sample.kernel is not None:
         yield "kernel", sample.kernel.offset_seconds
     if sample.chrony is not None:
@@ -110,7 +110,7 @@ def _offsets(sample: Sample) -> Iterator[tuple[str, float]]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Judge jumps within the window, synchronization and offsets."""
+    """Judge clock jumps within the window, the synchronization, and the offsets."""
     sample = window[-1]
     findings = [*_steps(window, settings), *_unsynchronized(sample, settings), *_far_off(sample, settings)]
     offsets = list(_offsets(sample))
@@ -150,7 +150,7 @@ def _far_off(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
 
 
 def table(sample: Sample) -> contract.Rows:
-    """Return one row per source with its offset."""
+    """Return one row per time source with its offset."""
     rows = [("source", "is ahead of this clock by (s)", "remarks")]
     remarks = {}
     if sample.kernel is not None:

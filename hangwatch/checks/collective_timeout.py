@@ -34,7 +34,7 @@ DUMP_AFTER = Metric(name="collective_dump_after_seconds", help="seconds from a h
 
 
 class Settings(contract.Settings, frozen=True):
-    """The margin between the capture and the end of the job."""
+    """The least time between the end of a capture and the collective timeout."""
 
     margin_seconds: Annotated[
         float, Meta(ge=0.0, le=3600.0, description="minimum time between the capture and the end of the job")
@@ -42,14 +42,17 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The timeouts of every job, and the seconds from a hang until hangwatch takes stacks (None: no daemon runs)."""
+    """The timeouts of every job, and `dump_after_seconds`: the seconds from a hang until hangwatch has the stacks.
+
+    `dump_after_seconds` is None if no daemon runs.
+    """
 
     jobs: tuple[TimeoutSettings, ...]
     dump_after_seconds: float | None
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read the timeout variables of the first readable rank of each job."""
+    """Read the timeouts of each job from the environment of its first readable rank, and from its flight recorder."""
     if not node.jobs:
         return None
     patiences, faults = [], []
@@ -64,7 +67,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def _with_recorded(derived: TimeoutSettings, job: Job, node: Node) -> TimeoutSettings:
-    """Replace a derived timeout with the shortest timeout that the first rank has recorded for its operations."""
+    """Replace the collective timeout with the shortest one that the first rank has recorded for its operations."""
     if derived.collective_seconds is None:
         return derived
     newest = {
@@ -78,7 +81,7 @@ def _with_recorded(derived: TimeoutSettings, job: Job, node: Node) -> TimeoutSet
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield both timeouts of each job, and the seconds from a hang until hangwatch takes stacks."""
+    """Yield both timeouts of each job, and the seconds from a hang until hangwatch has the stacks."""
     yield from DUMP_AFTER.points(sample.dump_after_seconds)
     for job in sample.jobs:
         yield from TIMEOUT.points(job.collective_seconds, **job.job.labels)
@@ -86,7 +89,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Find jobs that would end, because of a timeout, before hangwatch has their stacks."""
+    """Find jobs whose processes a timeout would end before hangwatch has their stacks."""
     sample = window[-1]
     dump_after = sample.dump_after_seconds
     summary = contract.join_first([_sentence(job) for job in sample.jobs])

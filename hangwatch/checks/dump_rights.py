@@ -1,4 +1,4 @@
-"""Permission to take the stacks of every rank, checked before the stacks are needed.
+"""Permission to take the stacks of every rank, tested before the stacks are needed.
 
 py-spy reads the memory of a rank. The kernel permits that to the same user or with CAP_SYS_PTRACE, unless yama or a
 seccomp filter forbids it. The check tests this permission for each rank. The rank is not stopped.
@@ -39,14 +39,14 @@ class RankRight(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The rights of this process (`rights`), and the permission for each rank."""
+    """The rights of the hangwatch process, and its permission to dump each rank."""
 
     rights: dump_permissions.Rights
     ranks: tuple[RankRight, ...] = ()
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Test the permission for each rank. Ranks that end meanwhile are skipped."""
+    """Test the permission to dump each rank. Ranks that end meanwhile are skipped."""
     rights = dump_permissions.read_rights(node.proc_root)
     if not isinstance(rights, dump_permissions.Rights):
         return rights
@@ -65,13 +65,13 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield the permission for each rank."""
+    """Yield 1 or 0 for each rank: hangwatch may dump it, or not."""
     for rank in sample.ranks:
         yield DUMPABLE.point(rank.permitted, **rank.rank.labels)
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """Judge py-spy, then the permission for each rank. If no rank runs, judge the capabilities of hangwatch."""
+    """Judge py-spy, then the permission for each rank. If no rank runs, judge the rights of hangwatch."""
     sample = window[-1]
     ranks = words.count(len(sample.ranks), "rank")
     permitted = f"permitted for {ranks}" if sample.ranks else "permitted for ranks of every user"
@@ -100,7 +100,7 @@ def _refused(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _likely_cause(rights: dump_permissions.Rights, rank: RankRight) -> tuple[str, str]:
-    """Return the most likely cause of a refusal, and what to do."""
+    """Return the most likely cause of a refused dump, and the remedy."""
     if rights.ptrace_scope == YAMA_FORBIDS_ALL:
         return "kernel.yama.ptrace_scope is 3, which forbids it for all users", ALLOW_PTRACE
     if "CAP_SYS_PTRACE" not in rights.capabilities:
@@ -115,7 +115,7 @@ def _likely_cause(rights: dump_permissions.Rights, rank: RankRight) -> tuple[str
 
 
 def _in_general(sample: Sample) -> Iterator[CheckVerdict]:
-    """If no rank runs: find settings that will refuse a dump later."""
+    """Find settings that will refuse later dumps. Yield nothing if a rank runs, because each rank is then tested."""
     if sample.ranks:
         return
     if sample.rights.ptrace_scope == YAMA_FORBIDS_ALL:
@@ -127,7 +127,7 @@ def _in_general(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def table(sample: Sample) -> contract.Rows:
-    """Return the rights of this process, then one row per rank."""
+    """Return the rights of the hangwatch process, then one row per rank."""
     rights = sample.rights
     scope = "none" if rights.ptrace_scope is None else str(rights.ptrace_scope)
     rows = [

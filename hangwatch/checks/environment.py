@@ -60,7 +60,7 @@ class Rule(Value, frozen=True):
 
 
 class JobEnvironment(Value, frozen=True):
-    """The variables of a job that rules use, and the library versions. None: the version is not known."""
+    """The variables of a job that rules use, and the library versions. A version is None if it is not known."""
 
     job: JobName
     variables: dict[str, str]
@@ -114,9 +114,10 @@ def _job(node: Node, job: Job, pid: int, wanted: frozenset[str]) -> JobEnvironme
 
 
 def _versions(node: Node, pid: int, libraries: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Return the versions of NCCL and PyTorch from the file name, or from the package's `.dist-info` directory.
+    """Return the versions of NCCL and PyTorch; None for a version that is not known.
 
-    None: not known. Packages may be on a dead file system, so a child process lists them, with a deadline.
+    The version is in the name of the library's file or of the package's `.dist-info` directory. A child process
+    with a deadline lists the packages, because they may be on a file system that does not respond.
     """
     by_file = next((match.group(1) for path in libraries if (match := _NCCL_FILE.search(path))), None)
     folders = {folder for path in libraries if (folder := packages_of(path))}
@@ -138,14 +139,17 @@ def packages_of(library: str) -> str | None:
 def version_in(names: Iterable[str], package: str) -> str | None:
     """Return the version in the name of a package's `.dist-info` directory, without a local part such as `+cu126`.
 
-    None if `names` contains no such directory.
+    `names` are the names in a site-packages directory. None if the package is not among them.
     """
     pattern = re.compile(rf"{package}-(\d[\d.]*)[^-]*\.dist-info")
     return next((match.group(1).rstrip(".") for name in names if (match := pattern.fullmatch(name))), None)
 
 
 def satisfies(version: str | None, comparisons: str) -> bool:
-    """True if a version meets comparisons such as `>=2.13,<2.17`. An unknown version meets only an empty string."""
+    """True if a version meets comparisons such as `>=2.13,<2.17`.
+
+    Without comparisons, every version meets them. An unknown version (None) meets no comparison.
+    """
     if not comparisons:
         return True
     return version is not None and all(_compare(version, comparison.strip()) for comparison in comparisons.split(","))
@@ -183,7 +187,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Return a warning for the matching rules. It names their sources."""
+    """Return one warning for all rules that match a job, with their sources; OK if none does."""
     sample = window[-1]
     findings = [
         warning(

@@ -30,9 +30,10 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The fabric state of each GPU, and the number of NVSwitches on PCI.
+    """The fabric state of each GPU, and the number of NVSwitches on the PCI bus.
 
-    `manager_runs` is true if the manager process exists. It is None if the driver reports the state.
+    `manager_runs` is true if a fabric manager process exists. It is None if the driver reports the fabric state,
+    because then this process does not matter.
     """
 
     gpus: tuple[GpuFabric, ...] = ()
@@ -43,7 +44,7 @@ class Sample(contract.Sample, frozen=True):
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Read the fabric state of every GPU from the driver.
 
-    GPUs older than Hopper report no state. If such a node has NVSwitches on PCI, a fabric manager must run.
+    GPUs older than Hopper report no state. If such a node has NVSwitches on the PCI bus, a fabric manager must run.
     """
     details = query.details(node, FabricDetails)
     if details is None or isinstance(details, Fault):
@@ -61,15 +62,16 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield 1 or 0 for each GPU: registered without error, or not."""
+    """Yield 1 for each GPU that is registered without error, else 0."""
     for gpu in sample.gpus:
         yield COMPLETED.point(gpu.state == "Completed" and gpu.error == 0, **contract.gpu_labels(gpu))
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """Judge registration and health.
+    """Judge the registration and the health of the fabric.
 
-    CRITICAL: registration has not started or has failed, or no manager runs. WARNING: in progress, or degraded.
+    CRITICAL: registration has not started or has failed, or no fabric manager runs. WARNING: registration is in
+    progress, or the fabric is degraded.
     """
     sample = window[-1]
     if sample.manager_runs is False:

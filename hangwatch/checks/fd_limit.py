@@ -43,7 +43,7 @@ WORKERS_PER_RANK = 256
 
 
 class Settings(contract.Settings, frozen=True):
-    """Limits of open files."""
+    """Limits on open files."""
 
     minimum_hard_limit: Annotated[
         int, Meta(ge=0, le=1 << 30, description="warning if the hard limit of a job or a launcher is lower than this")
@@ -63,9 +63,10 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Holder(Value, frozen=True):
-    """A process and its limits on open files. `role` is rank, worker or launcher.
+    """A process with its number of open files and its limits. `role` is rank, worker or launcher.
 
-    `open` is the number of its open files. A launcher has no `rank` and no `open`.
+    A launcher has no `rank` and no `open` (number of open files): only its limits matter, because its jobs inherit
+    them.
     """
 
     rank: contract.RankName | None
@@ -82,7 +83,7 @@ class Holder(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """Open files of the node, the processes with their limits, and the limits of new processes."""
+    """The number of open files of the node, the processes with their limits, and the limits of new processes."""
 
     node_open: int
     node_max: int
@@ -91,7 +92,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Read fs.file-nr, the limits and open files of ranks and workers, and the limits of launchers.
+    """Read fs.file-nr, the open files and limits of ranks and workers, and the limits of launchers.
 
     A process that ends meanwhile is skipped.
     """
@@ -146,7 +147,8 @@ def _launchers(proc_root: Path, comms: tuple[str, ...]) -> Iterator[Holder]:
 def points(sample: Sample) -> Iterable[Point]:
     """Yield the numbers of the node, and for each job and role the most open files and the lowest limits.
 
-    The verdict names the process. Series per rank would double the metrics of a node with eight ranks.
+    The verdict names the process. There are no series per rank: they would double the metrics of a node with eight
+    ranks.
     """
     yield NODE_OPEN.point(sample.node_open)
     yield NODE_MAX.point(sample.node_max)

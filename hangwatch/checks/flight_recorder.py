@@ -1,4 +1,4 @@
-"""State of PyTorch's flight recorder in each job, and how to turn it on: a hint, never a finding.
+"""State of PyTorch's flight recorder in each job, and how to turn it on. It is a hint: the check is always OK.
 
 A flight recorder shows which rank has not joined which collective. The check reads one rank of each job. After the
 first success, by this check or by a capture, it does not read that rank again.
@@ -33,9 +33,9 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Presence(Value, frozen=True):
-    """The recorder of one job. `capacity` is None if it is not known.
+    """The state of the flight recorder of one job. `capacity` is its number of records; None if not known.
 
-    `detail` is the error of a recorder that cannot be read, or the setting that turns the recorder on.
+    `detail` is the error for a recorder that cannot be read, or the setting that turns the recorder on.
     """
 
     job: JobName
@@ -46,14 +46,17 @@ class Presence(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The jobs that use PyTorch, and the number of jobs that have not been read yet."""
+    """The recorders of the jobs that use PyTorch, and the number of jobs that have not been read yet."""
 
     jobs: tuple[Presence, ...]
     unread_jobs: int = 0
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read one rank of each job, or reuse its last records. Each run reads a few jobs of each owner, in turns."""
+    """Read the recorder of one rank of each job, or reuse the result of an earlier read.
+
+    Each run reads only a few new jobs of each owner.
+    """
     presences, pending = [], []
     for job in node.jobs:
         if job.ranks and (answers := node.recorders.unchanging_part(job.ranks[0].id)):
@@ -68,7 +71,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def _select_in_turns(jobs: Sequence[Job], turn: int) -> Iterator[Job]:
-    """Yield a few jobs of each owner, different ones in each turn."""
+    """Yield a few jobs of each owner: the next ones in each `turn`, which is the number of the run."""
     by_owner: dict[str, list[Job]] = {}
     for job in jobs:
         by_owner.setdefault(job.share, []).append(job)
@@ -95,13 +98,16 @@ def _presence(job: Job, answers: Sequence[RankRecords | Fault]) -> Presence | No
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield the capacity of each recorder."""
+    """Yield the capacity of each recorder in records."""
     for presence in sample.jobs:
         yield from CAPACITY.points(presence.capacity, **presence.job.labels)
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """Return OK with a summary: the number of recorders that are on, then jobs without a recorder and what to set."""
+    """Return OK with a summary: the number of recorders that are on, and the jobs without one.
+
+    For a job without a recorder, the summary names the setting that turns the recorder on.
+    """
     sample = window[-1]
     counts = Counter(presence.state for presence in sample.jobs)
     sentences = [f"flight recorder on in {counts['there']} of {words.count(len(sample.jobs), 'job')} with PyTorch"]

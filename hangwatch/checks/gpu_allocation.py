@@ -58,7 +58,7 @@ class Settings(contract.Settings, frozen=True):
 class GpuUse(Value, frozen=True):
     """One GPU and its allocations.
 
-    `is_used` is true if a process has a context on the GPU. None: the driver does not report it.
+    `is_used` is true if a process has a context on the GPU. It is None if the driver does not report that.
     """
 
     index: int
@@ -76,7 +76,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read the processes of each GPU from the driver. If a GPU has no process, read the allocations too."""
+    """Read from the driver if each GPU has a process. If one has none, read the allocations too."""
     details = query.details(node, OccupancyDetails)
     if not isinstance(details, OccupancyDetails):
         return details
@@ -102,7 +102,10 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield the allocation and the memory of each GPU; 0 for a GPU that has a process."""
+    """Yield for each GPU 1 if it is allocated but has no process, else 0.
+
+    And the memory that no process holds, in bytes.
+    """
     for gpu in sample.gpus:
         if gpu.is_used is not None:
             yield IDLE.point(not gpu.is_used and bool(gpu.holders), **gpu_labels(gpu))
@@ -111,7 +114,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Find GPUs without a process: first those with memory in use, then those that are allocated."""
+    """Find GPUs without a process: first those with memory in use, then those with an allocation."""
     gpus = window[-1].gpus
     reporting = [gpu for gpu in gpus if gpu.is_used is not None]
     used = sum(bool(gpu.is_used) for gpu in reporting)
@@ -137,7 +140,7 @@ def _left(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict
 
 
 def _held(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
-    """Find allocated GPUs without a process; one finding for all GPUs of the same owners."""
+    """Find allocated GPUs without a process. Yield one finding for all GPUs of the same owners."""
     by_owner: dict[tuple[str, ...], list[tuple[GpuUse, float]]] = {}
     for gpu in filter(_is_held, window[-1].gpus):
         names = _names(gpu)
@@ -152,9 +155,9 @@ def _held(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict
 
 
 def _idle_seconds(window: Sequence[Sample], gpu: GpuUse, condition: Callable[[GpuUse], bool]) -> float | None:
-    """Return the seconds for which this GPU has had no process while `condition` was true, without a break.
+    """Return the seconds for which this GPU has had no process, with `condition` true, in all samples since then.
 
-    None if the last sample shows a process on this GPU, or `condition` false.
+    None if the last sample shows a process on this GPU, or `condition` is false in it.
     """
     began = None
     for sample in reversed(window):
@@ -178,7 +181,7 @@ def _names(gpu: GpuUse) -> tuple[str, ...]:
 
 
 def _owners(gpu: GpuUse, sample: Sample) -> str:
-    """Describe the owners of a GPU, such as `Slurm job 4711 of uid 1004 for 3 h 02 min`."""
+    """Return the owners of a GPU as text: `Slurm job 4711 of uid 1004 for 3 h 02 min`."""
     owners = []
     for holder in gpu.holders:
         user = "" if holder.uid is None else f" of uid {holder.uid}"

@@ -68,14 +68,17 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The health of all GPUs. `driver_fault` is set if the driver does not respond, is missing or does not match."""
+    """The health of all GPUs.
+
+    `driver_fault` is set if the driver is missing, does not respond, or mismatches its library.
+    """
 
     gpus: tuple[GpuHealth, ...] = ()
     driver_fault: Fault | None = None
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read the health of every GPU from the driver. A driver that hangs or is missing is a finding too."""
+    """Read the health of every GPU from the driver. A driver that is missing or does not respond is a finding too."""
     details = query.details(node, HealthDetails)
     if isinstance(details, Fault):
         hangs = node.gpus is not None and node.gpus.status().stalled
@@ -86,7 +89,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield the number of lost GPUs, and the values that each GPU reports."""
+    """Yield the number of lost GPUs, and the health values that each GPU reports."""
     yield LOST.point(len(_lost(sample)))
     for gpu in sample.gpus:
         labels = gpu_labels(gpu)
@@ -106,7 +109,8 @@ def points(sample: Sample) -> Iterable[Point]:
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     """Judge the driver and each GPU.
 
-    CRITICAL: the driver fails, or a GPU is lost, needs recovery or has no spare memory row. The rest is WARNING.
+    CRITICAL: the driver fails, or a GPU is lost, needs recovery or has no spare memory row. All other findings are
+    WARNING.
     """
     sample = window[-1]
     if sample.driver_fault is not None:
@@ -129,7 +133,7 @@ def _driver_verdict(fault: Fault) -> CheckVerdict:
 
 
 def _lost(sample: Sample) -> list[Fault]:
-    """Return one fault for each GPU that reported nothing."""
+    """Return the fault of each GPU that reported nothing."""
     answering = {f"gpu {gpu.index}" for gpu in sample.gpus}
     unanswered = {fault.subject: fault for fault in sample.faults if fault.subject not in answering}
     return list(unanswered.values())

@@ -19,7 +19,7 @@ LIMIT_RATIO = Metric(name="gpu_power_ratio", help="Power drawn as a share of the
 
 
 class Settings(contract.Settings, frozen=True):
-    """The tolerance between power limits of GPUs of one model."""
+    """The accepted difference between the power limits of GPUs of one model."""
 
     limit_tolerance_ratio: Annotated[
         float, Meta(ge=0.0, le=1.0, description="warning if power limits of GPUs of one model differ by more than this")
@@ -27,13 +27,13 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The newest sample of every GPU."""
+    """The newest power sample of every GPU."""
 
     gpus: tuple[GpuSample, ...] = ()
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Return the newest sample of every GPU."""
+    """Return the newest power sample of every GPU."""
     sweep = query.sweep(node)
     if sweep is None or isinstance(sweep, Fault):
         return sweep
@@ -44,14 +44,14 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield the power of each GPU as a share of its limit. The daemon exports the power in watts itself."""
+    """Yield the power of each GPU as a ratio of its limit. The daemon exports the power in watts itself."""
     for gpu in sample.gpus:
         if gpu.power_watts is not None and gpu.power_limit_watts:
             yield LIMIT_RATIO.point(gpu.power_watts / gpu.power_limit_watts, **gpu_labels(gpu))
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Find GPUs with a lower power limit than the others. Every rank of a job waits for such a GPU."""
+    """Find GPUs with a lower power limit than the others: all ranks of a job wait for the slowest GPU."""
     gpus = window[-1].gpus
     measured = [gpu for gpu in gpus if gpu.power_watts is not None]
     if not measured:

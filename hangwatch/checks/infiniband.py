@@ -31,7 +31,7 @@ REMEDY = "`ibstat`, `ibdiagnet`; check the cable, the transceiver and the switch
 
 
 class Settings(contract.Settings, frozen=True):
-    """Expected ports of this node, and the limit of errors."""
+    """Expected ports of this node, and the limit on errors."""
 
     expected_active_ports: Annotated[
         int, Meta(ge=0, le=1024, description="critical if fewer ports than this are active; 0: unknown")
@@ -45,7 +45,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """All ports at one time. `monotonic_seconds` is when they were read."""
+    """All ports at one time. `monotonic_seconds` is the time of the read (CLOCK_MONOTONIC)."""
 
     ports: tuple[Port, ...]
     monotonic_seconds: float
@@ -70,7 +70,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Compare port states and rates with earlier samples and with the settings. Judge the growth of counters."""
+    """Find ports that went down or became slower, missing ports, rates below the expected rate, and growing errors."""
     sample = window[-1]
     active = [port for port in sample.ports if port.state == "ACTIVE"]
     findings = [*_states(window, settings), *_rates(window, settings), *_counters(window, settings)]

@@ -45,7 +45,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """Memory at one time."""
+    """The memory of the node at one time."""
 
     memory: memory_pressure.Memory
 
@@ -57,7 +57,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield the memory in bytes, and the time that tasks waited for memory, as seconds and as a share."""
+    """Yield the memory in bytes, and the time for which tasks waited for memory: in seconds and as a ratio."""
     yield AVAILABLE.point(sample.memory.available_bytes)
     yield TOTAL.point(sample.memory.total_bytes)
     for kind, stall in (("some", sample.memory.some), ("full", sample.memory.full)):
@@ -67,7 +67,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Judge available memory, then stalls of all tasks in the last minute."""
+    """Judge the available memory, then the part of the last minute in which all tasks waited for memory."""
     memory = window[-1].memory
     healthy = f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} available, {_stalls(memory)}"
     return worst(_findings(memory, settings), ok("MemoryLeft", healthy))

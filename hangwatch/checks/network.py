@@ -1,12 +1,12 @@
-"""Network interfaces that jobs use, and response of the master (MASTER_ADDR:MASTER_PORT).
+"""Network interfaces that jobs use, and the response of each job's master (MASTER_ADDR:MASTER_PORT).
 
-NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME selects the interface, else the route to MASTER_ADDR, else the default route.
-The interface must exist, be up, have an address and lose no packets. A job with ranks on other nodes cannot reach them
-through `lo` or `docker0`.
+NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME selects the interface, else the route to MASTER_ADDR, else the default
+route. The interface must exist, be up, have an address and lose no packets. A job with ranks on other nodes cannot
+reach them through `lo` or `docker0`.
 
-The check reads the state of the master from the connections of the ranks. If no rank has a connection, hangwatch opens
-one and closes it without sending a byte. If MASTER_ADDR is an address of the rank's own network namespace, the check
-reads the listening sockets there instead.
+The check reads the state of the master from the connections of the ranks. If no rank has a connection, hangwatch
+opens one and closes it without sending a byte. If MASTER_ADDR is an address of the rank's own network namespace,
+the check reads the listening sockets there instead.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MasterState: TypeAlias = Literal["answers", "silent", "refused", "unknown"]
 
 
 class Settings(contract.Settings, frozen=True):
-    """Required interfaces, the limit of errors, and connections to masters."""
+    """Required interfaces, the limit on errors, and permission to connect to masters."""
 
     interfaces: Annotated[
         str,
@@ -70,9 +70,9 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Use(Value, frozen=True):
-    """The interfaces of one user. `user` is a job, the node or a config section. `source` selects the interfaces.
+    """The interfaces that a job, the node or a section of the configuration uses. `source` is what selects them.
 
-    `needs_other_nodes` is true if the user must reach other nodes through these interfaces.
+    `needs_other_nodes` is true if a job must reach other nodes through these interfaces.
     """
 
     user: str
@@ -85,9 +85,9 @@ class Master(Value, frozen=True):
     """The master of a job. `address` is `host:port`.
 
     `silent`: the master does not respond. `refused`: no process listens on the port, perhaps not yet. `unknown`: no
-    rank has a connection, and hangwatch cannot or may not connect.
-    `retrying` counts ranks that seem to retry a refused connection: they have no socket of that port, and their main
-    thread sleeps. It covers the first 8 ranks on this node.
+    rank has a connection, and hangwatch cannot or may not connect. `retrying` counts ranks that seem to retry a
+    refused connection: they have no socket of that port, and their main thread sleeps. Only the first 8 ranks on
+    this node are counted.
     """
 
     job: JobName
@@ -98,14 +98,14 @@ class Master(Value, frozen=True):
 
 
 class Enclosed(Value, frozen=True):
-    """A rank of a job on several nodes that listens only at `address`, which other nodes cannot reach."""
+    """A rank of a job on several nodes that listens only at `address`. Other nodes cannot reach this address."""
 
     rank: contract.RankName
     address: str
 
 
 class Sample(contract.Sample, frozen=True):
-    """Interfaces in use, masters and enclosed ranks at one time."""
+    """Interfaces in use, masters, and ranks that other nodes cannot reach, at one time."""
 
     uses: tuple[Use, ...]
     masters: tuple[Master, ...]
@@ -150,7 +150,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
 
 
 class _JobNetwork(NamedTuple):
-    """Interfaces, master and enclosed ranks of one job."""
+    """The interfaces and the master of one job, and its ranks that other nodes cannot reach."""
 
     uses: list[Use]
     master: Master | None
@@ -191,13 +191,13 @@ def _job(
 
 
 def _retries(node: Node, pid: int, port: int) -> bool:
-    """True if the process has no socket of `port` and its main thread sleeps, as between two refused attempts."""
+    """True if a rank seems to retry a refused connection: it has no socket of `port`, and its main thread sleeps."""
     call = main_thread.read_call(pid, node.proc_root)
     return call is not None and call.kind == "sleeps" and sockets.sockets_at_port(port, pid, node.proc_root) == []
 
 
 def _enclosed(node: Node, job: Job, interfaces: tuple[Interface, ...], port: int | None) -> list[Enclosed]:
-    """Find the first rank that listens only at addresses which other nodes cannot reach. Empty if there is none."""
+    """Return a list with the first rank that listens only at addresses which other nodes cannot reach; else empty."""
     addresses = {address for interface in interfaces if interface.is_of_one_node for address in interface.addresses}
     table = sockets.read(job.ranks[0].id.pid, node.proc_root) or {}
     for rank in job.ranks[:_MOST_RANKS]:
@@ -235,9 +235,10 @@ def _uses(
 
 
 def select_interfaces(names: str, interfaces: tuple[Interface, ...]) -> tuple[Interface, ...]:
-    """Return the interfaces that `names`, a value of NCCL_SOCKET_IFNAME, selects.
+    """Return the interfaces that `names` selects, a value of NCCL_SOCKET_IFNAME.
 
-    The value is a list of prefixes. A leading `^` excludes them, a leading `=` makes them exact names.
+    The value is a list of prefixes. With a leading `^` it selects all other interfaces. With a leading `=` it is a
+    list of exact names.
     """
     exclude, exact = names.startswith("^"), names.lstrip("^").startswith("=")
     named = [word.strip() for word in names.lstrip("^").lstrip("=").split(",") if word.strip()]
@@ -255,7 +256,7 @@ def _master_state(
 ) -> tuple[MasterState, str]:
     """Return the state of a master, and the cause if it is not `answers`.
 
-    `is_deaf`: the master's addresses are local and no process listens on the port.
+    `is_deaf`: the addresses of the master are on this node, and no process listens on the port.
     """
     connections = sockets.connections_to(addresses, port, net_root)
     retransmits = [connection.retransmits for connection in connections if connection.state == sockets.ESTABLISHED]
@@ -287,7 +288,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Find interfaces that are missing, down or without address, masters that do not respond, and packet errors."""
+    """Find interfaces that are missing, down or without an address, masters that do not respond, and packet errors."""
     sample = window[-1]
     findings = [finding for use in sample.uses for finding in _judge_use(use)]
     findings += [
@@ -325,10 +326,10 @@ def _judge_use(use: Use) -> Iterator[CheckVerdict]:
 
 
 def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
-    """Find masters that do not respond: a warning, or critical in two samples in a row.
+    """Find masters that do not respond: a warning after one sample, critical after two in a row.
 
-    One sample is not enough: the job may just start or end. A refused connection counts only if the master responded
-    before.
+    After one sample the job may just be starting or ending. A refused connection counts only if the master
+    responded before.
     """
     answered = {_key(master) for sample in window for master in sample.masters if master.state == "answers"}
     lost = [
@@ -347,7 +348,10 @@ def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
 
 
 def _never_answered(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
-    """Find masters that refused connections in every sample while ranks retried: rank 0 has not started its store."""
+    """Find masters that refused connections in every sample while ranks retried.
+
+    The cause is usually that rank 0 has not started its store.
+    """
     for master in window[-1].masters:
         seconds = _refused_seconds(window, _key(master))
         if seconds >= settings.refused_seconds:
@@ -360,7 +364,7 @@ def _never_answered(window: Sequence[Sample], settings: Settings) -> Iterator[Ch
 
 
 def _refused_seconds(window: Sequence[Sample], key: tuple[JobName, str]) -> float:
-    """Return the seconds for which a master has refused ranks that retry; 0 if it did not do so in every sample."""
+    """Return for how many seconds a master has refused ranks that retry; 0 if any sample shows another state."""
     samples = [(sample, master) for sample in window for master in sample.masters if _key(master) == key]
     if not all(master.state == "refused" and master.retrying for _, master in samples):
         return 0.0
@@ -368,9 +372,9 @@ def _refused_seconds(window: Sequence[Sample], key: tuple[JobName, str]) -> floa
 
 
 def _unreachable(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
-    """Find ranks that other nodes cannot reach, in two samples in a row.
+    """Find ranks that other nodes could not reach in two samples in a row.
 
-    One sample is not enough: the rank may still open its other sockets.
+    After one sample the rank may still open its other sockets.
     """
     before = {enclosed.rank for sample in window[-2:-1] for enclosed in sample.enclosed}
     for enclosed in window[-1].enclosed:
@@ -380,7 +384,10 @@ def _unreachable(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
 
 
 def _key(master: Master) -> tuple[JobName, str]:
-    """Return the key of a master: its job and address. Jobs in different network namespaces may share an address."""
+    """Return the key of a master: its job and its address.
+
+    The address alone is not unique: jobs in different network namespaces may have the same.
+    """
     return master.job, master.address
 
 

@@ -42,7 +42,7 @@ ERROR_REMEDY = "nvidia-smi nvlink -e -i {gpu}; look for XID 74 in `dmesg`; drain
 
 
 class Settings(contract.Settings, frozen=True):
-    """Expected NVLinks and the limit of errors."""
+    """Expected NVLinks, and the limit on errors."""
 
     expected_links: Annotated[
         int,
@@ -58,7 +58,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The links of all GPUs at one time. `switches` is the number of NVSwitches on PCI."""
+    """The links of all GPUs at one time. `switches` is the number of NVSwitches on the PCI bus."""
 
     taken_monotonic_seconds: float = 0.0
     gpus: tuple[GpuLinks, ...] = ()
@@ -66,7 +66,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read the links and the peer access of every GPU. Return None if no GPU has links or peers."""
+    """Read the links and the peer access of every GPU. Return None if no GPU has links or peer GPUs."""
     details = query.details(node, NvLinkDetails)
     if details is None or isinstance(details, Fault):
         return details
@@ -81,7 +81,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield links and errors per GPU. One series per link would be too many."""
+    """Yield the links and errors of each GPU. Links have no series of their own, because there are too many."""
     for gpu in sample.gpus:
         labels = gpu_labels(gpu)
         if gpu.links:
@@ -130,7 +130,8 @@ def _switched(gpu: GpuLinks) -> bool:
 def _links_down(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
     """Find GPUs with fewer links up than expected.
 
-    On a node without NVSwitches, a GPU with no link is no finding: bridges connect only some GPUs of a PCIe server.
+    On a node without NVSwitches, a GPU without links is no finding: bridges connect only some GPUs of a PCIe
+    server.
     """
     switched = bool(sample.switches) or any(_switched(gpu) for gpu in sample.gpus)
     for gpu in sample.gpus:
@@ -147,7 +148,7 @@ def _links_down(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
 
 
 def _access_refused(gpus: Sequence[GpuLinks]) -> Iterator[CheckVerdict]:
-    """Find pairs of GPUs on an NVSwitch that refuse peer access. Yield one finding per cause."""
+    """Find pairs of GPUs on an NVSwitch without peer access. Yield one finding per cause."""
     linked = {gpu.index for gpu in gpus if _up(gpu) and _switched(gpu)}
     refused: dict[str, list[str]] = {}
     for gpu in gpus:
@@ -172,7 +173,10 @@ def _refusal(peer: PeerAccess) -> str | None:
 
 
 def _totals(gpu: GpuLinks) -> Counter[str]:
-    """Return the error counters of a GPU, summed over its links. Counters that its NVLink version lacks are absent."""
+    """Return the error counters of a GPU, summed over its links.
+
+    Counters that its version of NVLink does not have are left out.
+    """
     totals: Counter[str] = Counter()
     for link in gpu.links:
         for kind in COUNTERS:
@@ -207,7 +211,10 @@ def _errors(before: Sample, after: Sample, settings: Settings) -> Iterator[Check
 
 
 def table(sample: Sample) -> Rows:
-    """Return one row per link, as `nvidia-smi nvlink -s` and `-e`, then one row per pair of GPUs, as `topo -p2p`."""
+    """Return one row per link, then one row per pair of GPUs.
+
+    The columns are those of `nvidia-smi nvlink -s` and `-e`, and of `nvidia-smi topo -p2p`.
+    """
     header = ("GPU", "link", "state", "version", "peer", *COUNTERS)
     rows = [(str(gpu.index), *_link_cells(link)) for gpu in sample.gpus for link in gpu.links]
     pairs = [

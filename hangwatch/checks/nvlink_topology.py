@@ -29,7 +29,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class NicPlace(Value, frozen=True):
-    """A network card, its paths to the GPUs (by index) and to the other cards (by name)."""
+    """A network card, its paths to the GPUs (by GPU index), and its paths to the other cards (by name)."""
 
     name: str
     gpus: dict[int, str]
@@ -37,7 +37,7 @@ class NicPlace(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The paths of all GPUs and network cards."""
+    """The paths between all GPUs and network cards."""
 
     gpus: tuple[GpuPlace, ...] = ()
     nics: tuple[NicPlace, ...] = ()
@@ -64,7 +64,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def connection(gpu: GpuPlace, other: GpuPlace) -> str:
-    """Return the connection of two GPUs, such as "NV18" or "PIX". "X": they are the same GPU. "": not known."""
+    """Return the connection of two GPUs, such as "NV18" or "PIX"; "X" for one GPU with itself, "" if not known."""
     if gpu.index == other.index:
         return "X"
     links = gpu.direct_links.get(other.pci_address or "", 0) + min(gpu.switch_links, other.switch_links)
@@ -83,7 +83,7 @@ def _count_pairs(sample: Sample) -> Counter[str]:
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """Find changed or asymmetric connections, and a GPU with worse connections than the others."""
+    """Find changed or asymmetric connections, and GPUs with worse connections than the others."""
     sample = window[-1]
     pairs = ", ".join(f"{count} pairs {path}" for path, count in _count_pairs(sample).most_common()) or "no pairs"
     devices = f"{words.count(len(sample.gpus), 'GPU')} and {words.count(len(sample.nics), 'network card')}"
@@ -109,7 +109,7 @@ def _asymmetric(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _fewer_links(sample: Sample) -> Iterator[CheckVerdict]:
-    """Find GPUs with fewer links to the NVSwitches than the others. Bridges may connect only some GPUs by design."""
+    """Find GPUs with fewer links to the NVSwitches than the others. Links by bridges are not compared."""
     most = max((gpu.switch_links for gpu in sample.gpus), default=0)
     for gpu in sample.gpus:
         if gpu.switch_links < most:
@@ -121,7 +121,7 @@ def _fewer_links(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _far_from_cards(sample: Sample) -> Iterator[CheckVerdict]:
-    """Find a GPU without a network card on its PCIe switch, if all others have one: its card failed or was moved."""
+    """Find a single GPU without a network card on its PCIe switch. Its card failed or was moved."""
     far = [gpu.index for gpu in sample.gpus if not any(nic.gpus.get(gpu.index) in NEAR for nic in sample.nics)]
     if len(far) == 1 and len(sample.gpus) >= 4:
         yield warning(
@@ -132,7 +132,7 @@ def _far_from_cards(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _changes(earlier: Sample, now: Sample) -> Iterator[CheckVerdict]:
-    """Find changed connections between GPUs and cards that still exist, and cards that are missing now."""
+    """Find connections that differ between two samples, and network cards that are missing now."""
     cells_now = _cells(now)
     for row, cells in _cells(earlier).items():
         for column, path in cells.items():

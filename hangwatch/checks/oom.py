@@ -62,7 +62,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The kills in the kernel log, the kernel's counter of kills, and the uptime of the node.
+    """The kills in the kernel log, the kernel's counter of kills, and the uptime of the node in seconds.
 
     `log` and `counted` are None if they cannot be read. `why_no_log` is the cause if `log` is None.
     """
@@ -96,7 +96,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Judge the recent kills of each owner."""
+    """Judge the recent kills. Kills of the same owner are one finding."""
     sample = window[-1]
     if sample.log is None:
         return _judge_counted(window)

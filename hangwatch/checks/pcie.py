@@ -42,8 +42,8 @@ class Settings(contract.Settings, frozen=True):
 class Slot(Value, frozen=True):
     """One GPU and the PCIe path to it. A field is None if /sys does not show it.
 
-    `redirecting_bridges` are on the paths from this GPU to GPUs and network cards of the same PCIe switch. They send
-    peer-to-peer traffic to the CPU (ACS).
+    `redirecting_bridges` are on the paths from this GPU to GPUs and network cards on the same PCIe switch. With
+    ACS, these bridges send peer-to-peer traffic to the CPU.
     """
 
     gpu: GpuBus
@@ -95,7 +95,7 @@ def _slots(node: Node, gpus: Sequence[GpuBus]) -> Iterator[Slot]:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield generation, lanes and replays of each GPU."""
+    """Yield the PCIe generation, lanes and replays of each GPU."""
     for gpu in (slot.gpu for slot in sample.slots):
         for metric, number in ((GENERATION, gpu.generation), (LANES, gpu.width), (REPLAYS, gpu.replays)):
             yield from metric.points(number, **gpu_labels(gpu))
@@ -133,7 +133,7 @@ def _slow_links(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
 
 
 def _replays(before: Sample, after: Sample, settings: Settings) -> Iterator[CheckVerdict]:
-    """Judge the replays between two samples. A counter that decreased was reset to 0 between them."""
+    """Judge the number of replays between two samples. A counter that decreased was reset to 0 between them."""
     minutes = (after.taken_monotonic_seconds - before.taken_monotonic_seconds) / 60
     earlier = {slot.gpu.uuid: slot.gpu.replays for slot in before.slots}
     for gpu in (slot.gpu for slot in after.slots):
@@ -169,7 +169,10 @@ def _translation(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _redirects(sample: Sample) -> Iterator[CheckVerdict]:
-    """Find bridges that send peer-to-peer traffic to the CPU (ACS). A virtual machine needs that: it is not judged."""
+    """Find bridges that send peer-to-peer traffic to the CPU (ACS).
+
+    A virtual machine needs such bridges, so there they are no finding.
+    """
     if sample.virtual:
         return
     affected = [slot for slot in sample.slots if slot.redirecting_bridges]

@@ -1,7 +1,7 @@
-"""Processes of every job: missing, dead, stopped, or in an uninterruptible sleep.
+"""State of the processes of every job: missing, dead, stopped, or in an uninterruptible sleep.
 
-If a rank ends while the others run, the others hang. A rank in an uninterruptible sleep (D) waits for a disk, a network
-file system or a driver. A stopped rank (T) waits for a debugger or SIGCONT.
+If a rank ends while the others run, the others hang. A rank in an uninterruptible sleep (D) waits for a disk, a
+network file system or a driver. A stopped rank (T) waits for a debugger or SIGCONT.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class Settings(contract.Settings, frozen=True):
 
 
 class RankState(Value, frozen=True):
-    """One rank. `state` is the letter in /proc of its main thread, or "gone" if the process does not exist.
+    """One rank. `state` is the state letter of its main thread in /proc, or "gone" if the process does not exist.
 
-    `resident_bytes` includes the memory of its workers; None: not known. `wchan` is set only in D state.
+    `resident_bytes` includes the memory of its workers; it is None if not known. `wchan`, the kernel function in
+    which it sleeps, is set only in D state.
     """
 
     rank: contract.RankName
@@ -58,7 +59,7 @@ class RankState(Value, frozen=True):
 
 
 class JobState(Value, frozen=True):
-    """The ranks of a job. `absent` are local ranks that hangwatch expected but never saw.
+    """The ranks of a job. `absent` are the local ranks that hangwatch expected but has never seen.
 
     `launcher` is the name of a launcher that has not started ranks yet, else empty.
     """
@@ -123,9 +124,9 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """Judge problems that two samples in a row show. D state and missing ranks are a warning, the others critical.
+    """Judge problems that two samples in a row show. D state and missing ranks are a warning, other problems critical.
 
-    A short D state is normal when a process reads a file. If there is only one sample, each problem is a warning.
+    A short D state is normal when a process reads a file. With only one sample, each problem is a warning.
     """
     is_only_sample = len(window) == 1
     before = {} if is_only_sample else _problems(window[-2])
@@ -150,7 +151,7 @@ def _count(states: Iterable[str], letters: frozenset[str]) -> int:
 
 
 def _problems(sample: Sample) -> dict[tuple[JobName, str], tuple[str, str]]:
-    """Return (job, name of the rank) -> (state, detail) for each unhealthy rank."""
+    """Return (job, name of the rank) -> (problem, detail) for ranks that are missing, dead, stopped or in D state."""
     problems = {}
     for job in sample.jobs:
         for numbers in job.absent:

@@ -31,7 +31,7 @@ REMEDY_FULL = "`ls -lhS /dev/shm`: remove torch_* and nccl-* files of processes 
 
 
 class Settings(contract.Settings, frozen=True):
-    """Limits of size and free space."""
+    """Limits on size and free space."""
 
     minimum_size_bytes: Annotated[int, Meta(ge=0, description="warning if /dev/shm is smaller than this")] = 1 << 30
     warning_available_ratio: Annotated[Ratio, Meta(description="warning if less space than this is left")] = 0.10
@@ -39,7 +39,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Shm(Value, frozen=True):
-    """One /dev/shm. It is in the mount namespace of `job`; None: of the node."""
+    """One /dev/shm, in the mount namespace of `job`; `job` is None for the /dev/shm of the node."""
 
     job: JobName | None
     size_bytes: int
@@ -60,8 +60,8 @@ class Sample(contract.Sample, frozen=True):
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Measure /dev/shm of the node, and of jobs in another mount namespace, through /proc/PID/root.
 
-    The node's /dev/shm is that of process 1. A hangwatch in a container has a /dev/shm of its own, which is measured
-    only if process 1 cannot be read.
+    The node's /dev/shm is that of process 1. A hangwatch in a container has a /dev/shm of its own, which is
+    measured only if that of process 1 cannot be read.
     """
     own = {proc_pid.namespace(node.proc_root, view, "mnt") for view in ("1", "self")} | {None}
     of_init, of_ours = f"{node.proc_root}/1/root/dev/shm", str(node.dev_root / "shm")
@@ -84,7 +84,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield size and free space in bytes."""
+    """Yield the size and free space of each /dev/shm in bytes."""
     for shm in sample.shms:
         labels = dict.fromkeys(contract.JOB, "") if shm.job is None else shm.job.labels
         labels["scope"] = "node" if shm.job is None else "job"

@@ -2,7 +2,7 @@
 
 A rank that reads a shard from a dead mount stays in an uninterruptible sleep, and all other ranks wait for it in a
 collective. The check covers the mounts of this node and those in the mount namespaces of the ranks. A child process
-reads them, so a dead mount cannot hang hangwatch.
+reads them, so a dead mount cannot block hangwatch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REMEDY_SLOW = "check the load of the server and the network to it: `nfsstat -rc`
 
 
 class Settings(contract.Settings, frozen=True):
-    """Limits of response time and free space."""
+    """Limits on response time and free space."""
 
     deadline_seconds: Annotated[
         float, Meta(ge=0.1, le=3.5, description="a file system that does not respond within this time is hung")
@@ -58,9 +58,9 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Answer(Value, frozen=True):
-    """One file system. It is mounted in the mount namespace of pid `seen_by`; None: of the node.
+    """The response of one file system. Either `space` or `fault` is set.
 
-    Either `space` or `fault` is set.
+    It is mounted in the mount namespace of pid `seen_by`; None: of the node.
     """
 
     mount: str
@@ -71,7 +71,7 @@ class Answer(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """Every file system that was checked."""
+    """The response of every file system that was checked."""
 
     answers: tuple[Answer, ...]
     stuck_children: int = 0
@@ -112,7 +112,7 @@ def _answer(mount: filesystems.Mount, space: filesystems.Space | Fault, seen_by:
 
 
 def _is_private(space: filesystems.Space | Fault) -> bool:
-    """True for a FUSE mount of another user. It refuses all users except its owner, even root, and is not broken."""
+    """True for a FUSE mount of another user. Only that user may read it, not even root may. It is not broken."""
     return isinstance(space, Fault) and space.reason == "PermissionDenied"
 
 
@@ -121,9 +121,9 @@ def _is_missing(space: filesystems.Space | Fault) -> bool:
 
 
 def _paths(node: Node, settings: Settings) -> dict[str, tuple[filesystems.Mount, int | None]]:
-    """Return path -> (network mount, pid of a rank in its mount namespace). Each file system is listed once.
+    """Return path -> (network mount, pid of a rank that has this mount). Each file system is listed once.
 
-    The pid is None for a mount of this node.
+    The pid is None for a mount of the node itself.
     """
     views = [None, *(job.ranks[0].id.pid for job in node.jobs if job.ranks)]
     namespaces: set[str | None] = set()
@@ -147,7 +147,10 @@ def _paths(node: Node, settings: Settings) -> dict[str, tuple[filesystems.Mount,
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield for each file system 1 if it responded, else 0; its response time in seconds; and its space in bytes."""
+    """Yield for each file system 1 if it responded, else 0; its response time in seconds.
+
+    And its size and space in bytes.
+    """
     yield STUCK_CHILDREN.point(sample.stuck_children)
     for answer in sample.answers:
         labels = {"mount": answer.mount, "type": answer.type}

@@ -47,7 +47,7 @@ METRIC_OF_KIND = {"xid": XIDS, "sxid": SXIDS, "hung_task": HUNG}
 
 
 class Settings(contract.Settings, frozen=True):
-    """Time for which an event is a finding, and ignored XIDs."""
+    """Time for which an event is a finding, and the XIDs to ignore."""
 
     recent_seconds: Annotated[
         float,
@@ -85,9 +85,9 @@ def meanings() -> dict[int, Meaning]:
 
 
 def severity(code: int, text: str) -> Literal["critical", "warning", "notice"]:
-    """Return the severity of XID `code`. If its row has `as_told`, the log line `text` states the severity.
+    """Return the severity of XID `code`. If its row has `as_told`, the text of the log line states the severity.
 
-    NVML does not report the line. Then such an XID is a warning.
+    NVML does not report that text. Then such an XID is a warning.
     """
     in_table = meanings().get(code, UNLISTED).severity
     if in_table != "as_told":
@@ -102,8 +102,9 @@ def severity(code: int, text: str) -> Literal["critical", "warning", "notice"]:
 class Sample(contract.Sample, frozen=True):
     """The events of the kernel log and of NVML, oldest first. `boot_seconds` is the uptime of the node.
 
-    `counts` are (kind, subject, code, count) of the log. `missed` counts log records that were overwritten unread.
-    `by_nvml` are the events in both sources, `nvml_only` the events in NVML only.
+    `counts` are (kind, subject, code, number of events) in the log. `missed` counts log records that were
+    overwritten before hangwatch read them. `by_nvml` are the events in both sources, `nvml_only` the events in NVML
+    only.
     """
 
     events: tuple[KernelEvent, ...]
@@ -115,7 +116,7 @@ class Sample(contract.Sample, frozen=True):
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
-    """Read the new records of /dev/kmsg and the XIDs of NVML. Both probes keep earlier events."""
+    """Read the new records of /dev/kmsg and the XIDs of NVML. Both probes also return the events of earlier reads."""
     log = node.kernel_log.read(node.dev_root / "kmsg")
     details = query.details(node, XidDetails)
     from_nvml = details.events if isinstance(details, XidDetails) else ()
@@ -139,7 +140,8 @@ def _match_events(
 ) -> tuple[tuple[KernelEvent, ...], tuple[KernelEvent, ...]]:
     """Return the log events that NVML also reported, and the events that only NVML reported.
 
-    `logged` has only the newest event of each GPU and XID. Earlier NVML events of that GPU and XID match it too.
+    `logged` has only the newest event of each GPU and XID. An older NVML event of the same GPU and XID matches it
+    too.
     """
     newest = {(_gpu_address(event.subject), event.code): event for event in logged if event.kind == "xid"}
     in_both: dict[KernelEvent, None] = {}
@@ -175,7 +177,7 @@ def _gpu_address(address: str) -> str:
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield the counts of events since the oldest record that the kernel log had when hangwatch started."""
+    """Yield the number of events since the oldest record that the kernel log still had when hangwatch started."""
     yield MISSED.point(sample.missed)
     for kind, subject, code, count in sample.counts:
         metric = METRIC_OF_KIND[kind]
@@ -216,7 +218,7 @@ def _judge_event(event: KernelEvent, sample: Sample, settings: Settings) -> Chec
 
 
 def _sources(event: KernelEvent, sample: Sample) -> str:
-    """Return the sources of an XID as text in parentheses; empty if NVML is not one of them."""
+    """Return a text on the sources of an XID, in parentheses; "" if only the kernel log reported it."""
     if event in sample.nvml_only:
         return " (reported by NVML only; the kernel log does not have it)"
     return " (reported by the kernel log and by NVML)" if event in sample.by_nvml else ""
@@ -234,7 +236,7 @@ def _judge_xid(event: KernelEvent, age_seconds: float, settings: Settings, sourc
 
 
 def _judge_sxid(event: KernelEvent, age_seconds: float, settings: Settings) -> CheckVerdict | None:
-    """Judge a line such as `SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 ...`, which states its severity."""
+    """Judge an SXID. Its log line states its severity: `SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 ...`."""
     if age_seconds > settings.critical_recent_seconds:
         return None
     line = event.text.partition(f"{event.code},")[2].strip()

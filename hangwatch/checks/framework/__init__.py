@@ -1,1 +1,1 @@
-"""Definition, discovery and execution of checks, and the display of their results."""
+"""Definition, discovery and execution of the checks, and output of their results."""

@@ -52,19 +52,22 @@ RESERVED_PREFIXES = (
 
 
 class Sample(Value, frozen=True, kw_only=True):
-    """Base class of the value that `observe` returns. `faults` are the parts that did not respond."""
+    """Base class of the value that `observe` returns. `faults` are about the parts of the node that did not respond."""
 
     faults: tuple[Fault, ...] = ()
 
 
 class Settings(config.Section, frozen=True):
-    """Base class of the section `[checks.<name>]` of a check."""
+    """Base class of the settings of a check: the section `[checks.<name>]` of the configuration."""
 
     enabled: Annotated[bool, Meta(description="false: the check runs only if `hangwatch check` names it")] = True
 
 
 class Metric(Value, frozen=True):
-    """An exported number. `name` lacks the prefix `hangwatch_` and has a base unit; a counter ends in `_total`."""
+    """A metric that a check exports.
+
+    `name` is without the prefix `hangwatch_` and ends in a base unit or, if a counter, in `_total`.
+    """
 
     name: str
     help: str
@@ -79,12 +82,12 @@ class Metric(Value, frozen=True):
         return Point(name=self.name, value=float(value), help=self.help, labels=ordered, kind=self.kind)
 
     def points(self, value: float | None, **labels: str) -> list[Point]:
-        """Return `[self.point(...)]`, or an empty list if `value` is None: the device does not report it."""
+        """Return a list with `point(value)`; empty if `value` is None, because the device does not report it."""
         return [] if value is None else [self.point(value, **labels)]
 
 
 class RankName(Value, frozen=True):
-    """The name of a rank of a job. `local_rank` is its local rank, else its global rank, else "unknown".
+    """The name of a rank of a job. `local_rank` is the local rank, else the global rank, else "unknown".
 
     Local ranks are not unique on a node: each container of a job may have a local rank 0.
     """
@@ -95,7 +98,7 @@ class RankName(Value, frozen=True):
 
     @classmethod
     def of_rank(cls, job: Job, rank: Rank) -> RankName:
-        """Return the name of a rank of this job."""
+        """Return the name of `rank`, a rank of `job`."""
         number = "" if rank.rank is None else str(rank.rank)
         local = (number or "unknown") if rank.local_rank is None else str(rank.local_rank)
         return cls(job=job.name, rank=number, local_rank=local)
@@ -110,7 +113,7 @@ class RankName(Value, frozen=True):
 
 
 class HasGpuName(Protocol):
-    """A value about one GPU."""
+    """Any value with the index and the uuid of one GPU."""
 
     @property
     def index(self) -> int: ...  # noqa: D102
@@ -126,10 +129,10 @@ Rows: TypeAlias = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Check(Generic[SampleT, SettingsT]):
-    """A check. `name` is the name of its module.
+    """The definition of a check. `name` is the name of its module.
 
-    `absent` is the sentence for a node that lacks the device, file or job that the check examines.
-    `judge` gets at most `window` samples.
+    `absent` is the sentence for a node that lacks the device, file or job that the check examines. `judge` gets at
+    most the last `window` samples.
     """
 
     name: str
@@ -148,7 +151,7 @@ AnyCheck: TypeAlias = Check[Any, Any]
 
 
 def find_contract_problems(module_name: str, candidate: object) -> list[str]:
-    """Return one sentence for each rule that `candidate`, the CHECK of module `module_name`, breaks."""
+    """Return one sentence for each rule of this contract that `candidate`, the CHECK of a module, breaks."""
     if not isinstance(candidate, Check):
         return ["has no CHECK = Check(...)"]
     parts = {"observe": candidate.observe, "points": candidate.points, "judge": candidate.judge}
@@ -168,7 +171,7 @@ def find_contract_problems(module_name: str, candidate: object) -> list[str]:
 
 
 def _metric_rules(metric: Metric) -> Iterator[tuple[bool, str]]:
-    """Yield for each rule: True if the metric keeps it, and the sentence for a metric that breaks it."""
+    """Yield (is kept, sentence) for each rule about metrics. The sentence describes a breach of the rule."""
     name, labels = f"metric {metric.name!r}", set(metric.labels)
     is_name = METRIC_NAME.fullmatch(metric.name) is not None and not metric.name.startswith("hangwatch_")
     yield is_name, f"{name} must be lower_case, without the prefix hangwatch_"
@@ -188,13 +191,13 @@ def gpu_labels(gpu: HasGpuName) -> dict[str, str]:
 
 
 def join_first(parts: Sequence[str], shown: int = 2) -> str:
-    """Join the first `shown` parts with semicolons. If there are more, add their number."""
+    """Return the first `shown` parts, joined by semicolons, and the number of the remaining parts if there are any."""
     more = f"; and {len(parts) - shown} more" if len(parts) > shown else ""
     return "; ".join(parts[:shown]) + more
 
 
 def counter_growth(readings: Sequence[Mapping[KeyT, int]]) -> dict[KeyT, int]:
-    """Return the growth of each counter over the readings, which are sorted from oldest to newest.
+    """Return the growth of each counter from the oldest to the newest of the readings. The oldest comes first.
 
     A counter that decreased was reset or wrapped: its new value counts as growth from 0.
     """
@@ -214,7 +217,7 @@ def ok(reason: str, message: str) -> CheckVerdict:
 
 
 def unknown(reason: str, message: str, remedy: str = "") -> CheckVerdict:
-    """Return a verdict for a state that could not be determined."""
+    """Return a verdict for a state that the check could not determine."""
     return CheckVerdict(status=CheckStatus.UNKNOWN, reason=reason, message=message, remedy=remedy)
 
 
@@ -229,9 +232,10 @@ def critical(reason: str, message: str, remedy: str = "") -> CheckVerdict:
 
 
 def worst(findings: Iterable[CheckVerdict], healthy: CheckVerdict, shown: int = 3) -> CheckVerdict:
-    """Join findings into one verdict. Return `healthy` if there is no finding.
+    """Join findings into one verdict. Without a finding, return `healthy`.
 
-    Status and reason are those of the most severe finding. The first `shown` messages and remedies are kept.
+    Status and reason are those of the most severe finding. The messages and remedies of the `shown` most severe
+    findings are kept.
     """
     ranked = sorted(findings, key=lambda finding: -finding.status)
     if not ranked:

@@ -38,17 +38,17 @@ class JobVersions(Value, frozen=True):
 
 
 class Facts(Value, frozen=True):
-    """The facts of a node by name (hardware, software, limits), and the library versions of each job on it."""
+    """The facts of a node (hardware, software, limits) by name, and the library versions of each job on it."""
 
     node: dict[str, str] = {}  # noqa: RUF012 - msgspec copies an empty default
     jobs: tuple[JobVersions, ...] = ()
 
 
 def start_reading(node: Node) -> Callable[[float], Facts]:
-    """Start a thread that reads the facts of a node. Return a function that waits for the facts.
+    """Start a thread that reads the facts of a node. Return a function that waits for the result.
 
-    The function takes a timeout in seconds and returns empty Facts after it. The thread does not keep the process
-    alive.
+    The function takes a timeout in seconds. After the timeout it returns empty Facts. The thread does not keep the
+    process alive.
     """
     results: queue.SimpleQueue[Facts] = queue.SimpleQueue()
 
@@ -70,7 +70,7 @@ def start_reading(node: Node) -> Callable[[float], Facts]:
 
 
 def read_facts(node: Node) -> Facts:
-    """Read all facts in the calling thread."""
+    """Read all facts of a node and return them."""
     return Facts(
         node={"hangwatch": __version__, "kernel": host.kernel_release(), **dict(_gpus(node)), **dict(_others(node))},
         jobs=tuple(_jobs(node)),
@@ -124,5 +124,5 @@ def _jobs(node: Node) -> Iterator[JobVersions]:
 
 
 def _count_values(values: Iterable[str]) -> str:
-    """Return the values with their counts, such as `8 NVIDIA H100`. The most frequent value is first."""
+    """Return each different value with its count, the most frequent first: `8 NVIDIA H100`."""
     return ", ".join(f"{count} {value}" for value, count in Counter(values).most_common())

@@ -18,7 +18,7 @@ PACKAGE = "hangwatch.checks"
 
 
 class ContractError(UserError):
-    """A breach of the contract by a module in checks/. The message names the file and the problem."""
+    """A module in checks/ that breaks the contract. The message names the file and the problem."""
 
 
 class UnknownCheckError(UserError):
@@ -45,7 +45,7 @@ def checks() -> dict[str, AnyCheck]:
 
 
 def _shared_metrics(all_checks: Iterable[AnyCheck]) -> Iterator[str]:
-    """Yield a problem for each metric that two checks declare: it would have two meanings."""
+    """Yield a sentence for each metric that a second check declares, because its name would have two meanings."""
     owners: dict[str, str] = {}
     for check in all_checks:
         for metric in check.metrics:
@@ -65,9 +65,10 @@ def select(names: Iterable[str]) -> list[AnyCheck]:
 
 
 def settings_for(settings: config.Settings, source: str, text: str = "") -> dict[str, Settings]:
-    """Return the settings of every check by name. Errors name the file `source` and a line of its content `text`.
+    """Return the settings of every check by name. Raises config.ConfigError.
 
-    Raises config.ConfigError for a section of an unknown check, and for a key or value that the check rejects.
+    An error names the file `source` and a line of its content `text`: a section of an unknown check, or a key or
+    value that the check rejects.
     """
     by_name = checks()
     problems: list[str] = []

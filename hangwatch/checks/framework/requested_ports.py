@@ -20,7 +20,7 @@ DEADLINE_SECONDS = 2 * ports.CONNECT_SECONDS + 1.0
 
 
 def try_ports(wanted: Sequence[Port], clock: Clock) -> CheckResult:
-    """Connect to each port once. The faults of the result are the ports that refused or did not respond."""
+    """Connect to each port once and return the result. Its faults are about ports that refused or did not respond."""
     ran_unix_seconds, began = clock.unix(), clock.monotonic()
     answers = ports.connect_all(wanted, DEADLINE_SECONDS)
     faults = [fault for fault in answers.values() if fault is not None]
@@ -39,7 +39,7 @@ def try_ports(wanted: Sequence[Port], clock: Clock) -> CheckResult:
 
 
 def failure_status(reason: str) -> CheckStatus:
-    """Return the status of a port that failed for `reason`."""
+    """Return the status of a port from `reason`, the reason of its fault."""
     return CheckStatus.WARNING if reason == "Refused" else CheckStatus.CRITICAL
 
 

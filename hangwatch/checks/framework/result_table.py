@@ -1,4 +1,4 @@
-"""Check results as an exit code, a table and JSON. All functions are pure."""
+"""Output of check results: exit code, table and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class JsonReport(Value, frozen=True):
 
 
 def worst_status(results: Iterable[CheckResult]) -> CheckStatus:
-    """Return the most severe status: CRITICAL, then WARNING, then UNKNOWN. Return OK if there is no result."""
+    """Return the most severe status: CRITICAL, then WARNING, then UNKNOWN, then OK. Without results, return OK."""
     return max((result.verdict.status for result in results), default=CheckStatus.OK)
 
 
 def exit_code(results: Sequence[CheckResult], fail_on: FailOn | None = None) -> int:
     """Return 0, 1, 2, 3 for OK, WARNING, CRITICAL, UNKNOWN, as Nagios plugins do.
 
-    With `fail_on`, a less severe status returns 0. UNKNOWN returns 0 too: it is no reason to drain a node.
+    With `fail_on`, return 0 for a status that is less severe, and for UNKNOWN, which is no reason to drain a node.
     """
     return status_exit_code(worst_status(results), fail_on)
 
@@ -93,9 +93,9 @@ def status_exit_code(status: CheckStatus, fail_on: FailOn | None = None) -> int:
 
 
 def report_table(results: Sequence[CheckResult], verbose: bool = False) -> list[tuple[str, ...]]:
-    """Return the rows for a terminal: the header, then the checks from the most to the least severe.
+    """Return the rows for a terminal: the header, then the checks, the most severe first.
 
-    Checks with nothing to check on this node share the last row. If two checks have the same finding, the row of the
+    Checks that do not apply to this node share the last row. If two checks have the same finding, the row of the
     second names the first. `verbose` shows all rows in full, the duration of each check, and every fault.
     """
     rows: list[tuple[str, ...]] = [("check", "status", "reason", "what was seen", "what to do")]
@@ -125,7 +125,7 @@ def _verbose_rows(result: CheckResult) -> Iterator[tuple[str, ...]]:
 
 
 def _absent_row(results: Sequence[CheckResult]) -> tuple[str, ...]:
-    """Return one row for all checks that are not present, grouped by message."""
+    """Return one row for all checks that do not apply to this node, grouped by message."""
     names_by_message: dict[str, list[str]] = {}
     for result in results:
         names_by_message.setdefault(result.verdict.message, []).append(result.check)
@@ -135,7 +135,7 @@ def _absent_row(results: Sequence[CheckResult]) -> tuple[str, ...]:
 
 
 def verbose_tables(results: Iterable[CheckResult]) -> list[tuple[str, tuple[tuple[str, ...], ...]]]:
-    """Return (name of the check, rows) for each check with a table. The first row is the header."""
+    """Return (name of the check, rows) for each check with a table. The first row of a table is its header."""
     return [(result.check, result.table) for result in results if len(result.table) > 1]
 
 

@@ -28,12 +28,12 @@ Window: TypeAlias = "deque[Any]"
 
 
 def new_window(check: AnyCheck) -> Window:
-    """Return an empty window of the length that the check needs. Pass the same window to each run of the check."""
+    """Return an empty window for the last samples of a check. Pass the same window to each run of the check."""
     return deque(maxlen=check.window)
 
 
 def run(check: AnyCheck, node: Node, settings: Settings, window: Window) -> CheckResult:
-    """Run a check once and append its sample to `window`. If the check raises, the result is `CheckFailed`."""
+    """Run a check once, append its sample to `window`, and return the result: `CheckFailed` if the check raises."""
     ran_unix_seconds, started = node.clock.unix(), node.clock.monotonic()
     try:
         parts = _run_unguarded(check, node, settings, window)
@@ -84,7 +84,7 @@ def _run_unguarded(check: AnyCheck, node: Node, settings: Settings, window: Wind
 
 
 def _judge_faults(check: AnyCheck, faults: tuple[Fault, ...]) -> CheckVerdict:
-    """Return UNKNOWN for a check that would be OK if all parts of the node had responded."""
+    """Return UNKNOWN with the first of these faults, for a check that would be OK without them."""
     first = faults[0]
     rest = f", and {len(faults) - 1} more did not respond" if len(faults) > 1 else ""
     remedy = first.remedy or DEFAULT_REMEDY.format(name=check.name)
@@ -92,7 +92,7 @@ def _judge_faults(check: AnyCheck, faults: tuple[Fault, ...]) -> CheckVerdict:
 
 
 def stalled_result(check: AnyCheck, since_unix_seconds: float, now_unix_seconds: float) -> CheckResult:
-    """Return the result of a run that began at `since_unix_seconds` and has not returned."""
+    """Return the result for a run that began at `since_unix_seconds` and has not returned at `now_unix_seconds`."""
     waited = max(0.0, now_unix_seconds - since_unix_seconds)
     return CheckResult(
         check=check.name,
@@ -112,8 +112,8 @@ def run_all(
 ) -> list[CheckResult]:
     """Run the named checks once, in parallel. If `names` is empty, run all enabled checks.
 
-    The call returns within `deadline_seconds`. A check that has not returned by then is UNKNOWN (`Stalled`). Its
-    thread is abandoned and does not keep the process alive. Raises UnknownCheckError.
+    The function returns within `deadline_seconds`. A check that has not returned by then is UNKNOWN (`Stalled`).
+    Its thread is abandoned and does not keep the process alive. Raises UnknownCheckError.
     """
     names = list(names)
     settings = {check.name: settings_by_name.get(check.name) or check.settings() for check in select(names)}

@@ -45,14 +45,14 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 
 
 class Commands(click.Group):
-    """The commands by name. A command is imported when it runs, so the daemon does not load the others."""
+    """The group of all commands. It imports a command only to run it, so the daemon loads no other command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
-        """Return all names, sorted."""
+        """Return the names of all commands, sorted."""
         return sorted(_MODULE_OF)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        """Import and return a command. None if no command has this name."""
+        """Import and return the command with this name; None if there is none."""
         if cmd_name not in _MODULE_OF:
             return None
         module = importlib.import_module(f"hangwatch.cli.{_MODULE_OF[cmd_name]}")
@@ -62,7 +62,10 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command to run. Raises click.UsageError, with the most similar name, for an unknown command."""
+        """Return the command to run. Raises click.UsageError for an unknown command.
+
+        The error suggests the most similar name.
+        """
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -108,7 +111,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null for each closed standard stream (`>&-`): another file must not get its descriptor number."""
+    """Open /dev/null for each standard stream that the caller has closed (`>&-`).
+
+    Otherwise the next opened file would get the descriptor number of that stream, and hangwatch would print into
+    the file.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -165,13 +172,16 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _refuse_empty(arguments: list[str]) -> None:
-    """Raise UserError if an argument is "". As a path it would mean the current folder. --via-options may be ""."""
+    """Raise UserError if an argument is empty: as a path, "" would mean the current folder.
+
+    The value of --via-options may be empty.
+    """
     for previous, argument in zip(["", *arguments], arguments, strict=False):
         if not argument and previous != "--via-options":
             raise UserError("an argument is empty: is a shell variable not set?")
 
 
 def _drop(stream: TextIO) -> None:
-    """Redirect the stream to /dev/null, so that the interpreter's flush at exit does not fail."""
+    """Redirect a stream to /dev/null, so that Python does not fail when it flushes the stream at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

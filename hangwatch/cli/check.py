@@ -100,7 +100,7 @@ def check(
 def _ports(names: tuple[str, ...], places: tuple[str, ...]) -> tuple[tuple[str, ...], list[Port]]:
     """Return the names of the checks, and the ports to test. Raises click.UsageError and InputError.
 
-    `places` are the values of --to. `names` may contain more HOST:PORT: `--to gpu01:29500 gpu02:29500`.
+    `places` are the values of --to. `names` may contain further ports: `--to gpu01:29500 gpu02:29500`.
     """
     if not places:
         return names, []

@@ -101,9 +101,9 @@ def check_nodes(
 
 
 def _port_options(ports: Sequence[Port], nodes: Sequence[str]) -> list[str]:
-    """Return the --to options for each node. Raises InputError for too many ports.
+    """Return the --to options with which each node tests the ports. Raises InputError for too many ports.
 
-    A port without a host means this port on every node.
+    A port without a host is tested on every node of `nodes`.
     """
     targets = [Port(host=host, port=port.port) for port in ports for host in ([port.host] if port.host else nodes)]
     if len(targets) > MOST_PORTS:

@@ -28,7 +28,7 @@ config_option = click.option(
 
 
 def settings_from(path: Path | None) -> tuple[config.Settings, str]:
-    """Return the settings, and their source for messages: a file name or "the defaults". Raises ConfigError."""
+    """Return the settings and their source: a file name or "the defaults". Raises ConfigError."""
     path = _chosen(path)
     return (config.load(path), str(path)) if path is not None else (config.Settings(), "the defaults")
 
@@ -36,10 +36,10 @@ def settings_from(path: Path | None) -> tuple[config.Settings, str]:
 def settings_with_checks(
     path: Path | None, proofs: Mapping[str, Proof] | None = None
 ) -> tuple[config.Settings, str, dict[str, CheckSettings]]:
-    """Return the settings, their source for messages, and the settings of every check by name.
+    """Return the settings, their source (a file name or "the defaults"), and the settings of every check by name.
 
-    `proofs` are more tests of the settings, by section. A section with wrong keys is not tested. Raises ConfigError
-    with all problems. If the only problem is a TemporaryError of a test, raises that error.
+    `proofs` are further tests of the settings, by section. A section with wrong keys is not tested. Raises
+    ConfigError with all problems, or the TemporaryError of a test if that is the only problem.
     """
     from hangwatch.checks.framework import registry
 

@@ -31,7 +31,7 @@ log = logging.getLogger("hangwatch")
 
 
 def _proven(path: Path | None) -> tuple[config.Settings, str, dict[str, CheckSettings]]:
-    """Return settings with which the daemon can run, in the form of `settings_with_checks`.
+    """Return the settings, their source and the settings of the checks, after testing that a daemon can run with them.
 
     `run` and `config --check` both call this function, so they refuse the same files. Raises ConfigError or
     PortTakenError.
@@ -94,13 +94,13 @@ def run(config_path: Path | None) -> None:
 
 
 def _leave_after(seconds: float) -> NoReturn:
-    """End the process after `seconds`. Threads that a slow client or a dead mount blocks are abandoned."""
+    """End the process after `seconds`, even if a slow client or a dead mount still blocks a thread."""
     time.sleep(seconds)
     _leave()
 
 
 def _leave() -> NoReturn:
-    """End the process at once. Threads that are blocked in a dead driver or mount are abandoned."""
+    """End the process at once, even if a dead driver or mount still blocks a thread."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -45,7 +45,7 @@ SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md
 
 
 class DumpOptions(NamedTuple):
-    """The options of `hangwatch dump`, without those that select nodes."""
+    """The options of `hangwatch dump`, without the options that select nodes."""
 
     wanted: str | None
     pids: tuple[int, ...]
@@ -63,7 +63,7 @@ class DumpOptions(NamedTuple):
 
     @property
     def is_special(self) -> bool:
-        """True if only this process can dump. The daemon takes no pids, and dumps no native frames or locals."""
+        """True if the daemon cannot make this dump: it takes no pids, and dumps no native frames or locals."""
         return bool(self.pids or self.native or self.include_locals)
 
 
@@ -122,7 +122,7 @@ def dump(**given: Any) -> int:
 
 
 def _dump_remote(reach: Reach, options: DumpOptions) -> int:
-    """Dump the jobs on other nodes and return the exit code. Raises click.UsageError and InputError."""
+    """Dump the jobs on other nodes. Return the exit code. Raises click.UsageError and InputError."""
     if options.is_special or options.grouped or options.with_stacks or options.config_path is not None:
         raise click.UsageError(
             "--pid, --native, --locals, --grouped, --stacks and --config cannot be used with --nodes or --jobid"
@@ -153,7 +153,7 @@ def _dump_remote(reach: Reach, options: DumpOptions) -> int:
 
 
 def _dump_local(options: DumpOptions) -> int:
-    """Dump the jobs of this node and return the exit code. Raises click.UsageError and InputError."""
+    """Dump the jobs of this node. Return the exit code. Raises click.UsageError and InputError."""
     _refuse_conflicts(options)
     settings, _ = settings_from(options.config_path)
     dumped: list[Incident] = []
@@ -202,13 +202,13 @@ def _refuse_conflicts(options: DumpOptions) -> None:
 def dump_request(
     node: str, settings: config.Capture, activities: activity.Table, *, rounds: int | None = None
 ) -> capture.CaptureRequest:
-    """Return the request of a dump: one round, and a second one if the first may mislead; or exactly `rounds`."""
+    """Return a request for exactly `rounds` rounds; None: one round, and a second one if the first may mislead."""
     is_needed = partial(second_round.is_needed, table=activities) if rounds is None else None
     return capture.CaptureRequest(node=node, settings=settings, rounds=rounds or 1, needs_second_round=is_needed)
 
 
 class _LocalDump:
-    """One dump of this node. `refused` are the errors of jobs that could not be dumped."""
+    """One dump of this node. `refused` has the error of each job that the daemon could not dump."""
 
     def __init__(self, options: DumpOptions, settings: config.Settings, gpus: NvmlSampler) -> None:
         self._options, self._settings, self._gpus = options, settings, gpus
@@ -224,7 +224,10 @@ class _LocalDump:
         return _jobs(options.wanted, self._sweep, limits, every=options.grouped)
 
     def incident(self, job: Job) -> Incident:
-        """Dump one job. If the kernel denies the user the stacks of the user's own job, the daemon dumps it."""
+        """Dump one job and return its incident.
+
+        If the kernel denies the user the stacks of this job, the daemon dumps it.
+        """
         options = self._options
         by_daemon = None if options.is_special else self._daemon_incident(job)
         if by_daemon is not None:
@@ -238,9 +241,9 @@ class _LocalDump:
         return diagnose_job(job, request, self._activities).incident(job, JobState.SUSPECTED)
 
     def _daemon_incident(self, job: Job) -> Incident | None:
-        """Return the daemon's dump of a job if the kernel denies this user its stacks.
+        """Return the daemon's dump of a job whose stacks the kernel denies this user; else None.
 
-        None: the user may read the stacks, or the daemon cannot dump the job; the reason is then printed.
+        Also None if the daemon cannot dump the job. The reason is then printed.
         """
         if os.geteuid() == 0:
             return None
@@ -264,9 +267,9 @@ class _LocalDump:
         return None
 
     def further_incidents(self, dumped_keys: Collection[str]) -> list[Incident]:
-        """Return the daemon's dumps of this user's jobs that only the daemon can find.
+        """Return the daemon's dumps of this user's other jobs, which only the daemon can find.
 
-        The kernel denies this user even the environment of the ranks of such jobs.
+        For such a job the kernel denies this user even the environment of the ranks.
         """
         if os.geteuid() == 0:
             return []
@@ -286,7 +289,7 @@ class _LocalDump:
 
 
 def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:
-    """Print a line for each job. Jobs with a named rank are first. `with_message` adds the message of the verdict."""
+    """Print a line for each job, with the named ranks first. `with_message` adds the message of the verdict."""
     header = ("job", "owner", "verdict", "named", *(("message",) if with_message else ()))
     rows = []
     for incident in sorted(dumped, key=lambda incident: not incident.verdict.named):
@@ -311,7 +314,7 @@ def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stack
 
 
 def _unreadable(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs of other users whose stacks this process may not read."""
+    """Return those of the jobs that other users own and whose stacks this process may not read."""
     if os.geteuid() == 0:
         return []
     from hangwatch.cli import user_socket_client
@@ -321,7 +324,7 @@ def _unreadable(jobs: Sequence[Job]) -> list[Job]:
 
 
 def _report_missing(unreadable: Sequence[Job], refused: Sequence[Exception], *, has_dumped: bool) -> None:
-    """Print which jobs were not dumped, or that there is no job. Raises the TemporaryError of a refused job."""
+    """Print which jobs were not dumped, or that there is no job. Raises the first TemporaryError in `refused`."""
     if unreadable:
         owners = sorted({job.owner for job in unreadable})
         names = ", ".join(owners[:MOST_OWNERS]) + (" and more" if len(owners) > MOST_OWNERS else "")
@@ -335,7 +338,7 @@ def _report_missing(unreadable: Sequence[Job], refused: Sequence[Exception], *, 
 
 
 def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: bool) -> None:
-    """Write the report of a job, or print its verdict. If there are several jobs, no pager delays the next dump."""
+    """Write the report of a job to the folder of -o, or print its verdict. A single verdict may go to a pager."""
     if options.directory is not None:
         from hangwatch import store
         from hangwatch.report.folder import render_files
@@ -354,7 +357,7 @@ def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: boo
 
 
 def _refuse_bare(arguments: Sequence[str]) -> None:
-    """Raise click.UsageError if there are arguments: pids and jobs need --pid or --job."""
+    """Raise click.UsageError if there is any argument: a pid needs --pid, a job needs --job."""
     if arguments:
         are_pids = all(map(str.isdecimal, arguments))
         options = " ".join(f"--pid {pid}" for pid in arguments) if are_pids else f"--job {shlex.quote(arguments[0])}"
@@ -362,7 +365,7 @@ def _refuse_bare(arguments: Sequence[str]) -> None:
 
 
 def _job_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> Job:
-    """Return a job that consists of these processes. The pid of a launcher means its ranks. Raises InputError."""
+    """Return a job that consists of these processes. The pid of a launcher selects its ranks. Raises InputError."""
     missing = [pid for pid in pids if not procfs.read_state(pid)]
     if missing:
         raise InputError(f"--pid {missing[0]}: no such process")
@@ -389,9 +392,10 @@ def _running_sampler(settings: config.Settings) -> Iterator[NvmlSampler]:
 
 
 def _jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *, every: bool) -> list[Job]:
-    """Return the jobs on this node, or the wanted job. With `every`, return all jobs that have this id, key or name.
+    """Return the jobs on this node; with `wanted`, only the job with this id, key or name.
 
-    `every` is for a dump of many nodes: it selects the job after all nodes have responded. The list may be empty.
+    With `every`, for a dump of many nodes, return all jobs with this id, key or name; there may be none. The job is
+    then selected after all nodes have responded.
     """
     scan = JobScan(limits=limits).find(sweep, host.node_name())
     for left_out in scan.left_out:

@@ -36,7 +36,10 @@ class AgentlessOptions(NamedTuple):
 
 
 def dump_agentless(question: AgentlessOptions, settings: config.Settings) -> int:
-    """Run py-spy on many nodes and print one verdict per job. Return the exit code: 0, or 1 or 2 without a verdict."""
+    """Run py-spy on many nodes and print one verdict per job. Return the exit code.
+
+    It is 0, or 1 or 2 without a verdict.
+    """
     nodes = resolve_nodes(question.reach)
     replies = agentless.Replies()
     stacks = None if question.raw is None else NewFolder(question.raw)

@@ -91,7 +91,7 @@ def _answer(
 ) -> tuple[Grouping, Verdict, Job | None]:
     """Return the groups, the verdict and the job from all files. Raises InputError if no file has a stack or a log.
 
-    The job is known only from incidents, else None.
+    The job is None unless a file is an incident.
     """
     now.say("looking for files")
     files, incidents, about_incidents = _sort(paths)
@@ -134,14 +134,17 @@ def _answer(
 
 
 def _ranks_here(incidents: Sequence[Incident]) -> int | None:
-    """Return the number of ranks on the node of a single incident. None: it is not known, or there are more."""
+    """Return the number of ranks on the node of the incident.
+
+    None if unknown, or unless there is exactly one incident.
+    """
     return incidents[0].job.ranks_here or None if len(incidents) == 1 else None
 
 
 def _of_dumps(files: Iterable[_File], incidents: Iterable[Incident]) -> list[as_json.Answer]:
-    """Read files with the output of `hangwatch dump --json`. Raises InputError for several jobs or another version.
+    """Read files with the output of `hangwatch dump --json`, and return the answer about each dumped job.
 
-    Together with `incidents` they must be of one job.
+    All answers and `incidents` must be about one job. Raises InputError for several jobs or another schema version.
     """
     dumped: list[as_json.Answer] = []
     for path, folder in files:
@@ -178,7 +181,10 @@ def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
 
 
 def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]]:
-    """Return the files to read, the incidents that have a capture, and notes for the report. Raises InputError."""
+    """Return the files to read, the incidents that have a capture, and notes for the report. Raises InputError.
+
+    A file is (path, folder): the argument or the folder below which it was found.
+    """
     files: list[_File] = []
     incidents, notes = [], []
     for path in paths:
@@ -200,7 +206,7 @@ def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]
 
 
 def _incidents_among(files: Sequence[Path], folder: Path) -> tuple[list[Path], list[Incident], list[str]]:
-    """Return the files that belong to no incident, the incidents, and notes on the incidents.
+    """Return the files that belong to no incident, the incidents, and notes on incidents that cannot be read.
 
     The text files in an incident's folder repeat its stacks, without rounds and counters. They are read only if the
     incident cannot be read. Raises InputError for too many incidents.
@@ -253,7 +259,7 @@ def _is_regular_file(path: Path) -> bool:
 
 
 def _left_out(kinds: Mapping[Path, _Kind]) -> Iterator[str]:
-    """Yield notes on files that were not read, with advice for files that may contain stacks."""
+    """Yield notes on files that were not read. A note on files that may contain stacks says how to read them."""
     by_kind = {kind: [path for path in kinds if kinds[path] == kind] for kind in set(kinds.values())}
     if others := by_kind.get("other"):
         yield f"skipped, not text: {words.count(len(others), 'file')}"
@@ -277,9 +283,9 @@ def _and_others(paths: Sequence[Path], what: str) -> str:
 
 
 def _kind(path: Path, folder: Path | None) -> _Kind:
-    """Return the kind of a file, by its first bytes. In a folder, a file with a NUL byte is not text, as for grep(1).
+    """Return the kind of a file by its first bytes. In a folder, a file with a NUL byte is not text, as in grep(1).
 
-    A file that is an argument itself, a pipe and standard input are text unless their first bytes show another kind.
+    A file given as an argument, a pipe and standard input are text unless their first bytes show another kind.
     """
     if path == Path("-"):
         return "dumped" if _DUMPED.match(_first_input_bytes()) else "text"
@@ -304,7 +310,7 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
 
 
 def _first_input_bytes() -> bytes:
-    """Return the first bytes of standard input without consuming them. b"": standard input has no buffer to peek at."""
+    """Return the first bytes of standard input without consuming them; b"" if standard input has no buffer."""
     stream = sys.stdin.buffer
     return stream.peek(SNIFFED_BYTES) if isinstance(stream, io.BufferedReader) else b""
 
@@ -316,9 +322,9 @@ def _named_lines(files: Sequence[_File], now: Step) -> Iterator[tuple[str, Itera
 
 
 def _flight_dumps(files: Sequence[_File], now: Step) -> tuple[rank_recorders.JoinedDumps, list[str]]:
-    """Read the flight recorder dumps and join them by rank. Also return notes on invalid dumps in folders.
+    """Return the flight recorder dumps in these files, joined by rank, and notes on invalid dumps in folders.
 
-    Raises InputError for an invalid dump that is an argument.
+    Raises InputError for an invalid dump that is itself an argument.
     """
     dump_files, refused = [], []
     for (path, folder), _ in zip(files, now.each([path for path, _ in files], len(files), "reading"), strict=True):
@@ -348,8 +354,8 @@ def _incident(path: Path) -> Incident:
 def _lines(path: Path, folder: Path | None, now: Step, doing: str) -> Iterator[str]:
     """Yield the lines of a file. Invalid bytes become replacement characters. Raises InputError.
 
-    The encoding is UTF-8, or UTF-16 with a byte order mark, as PowerShell's `>` writes it. A very long line, such as
-    a progress bar, is split at a carriage return.
+    The encoding is UTF-8, or UTF-16 with a byte order mark, as PowerShell's `>` writes it. A very long line, such
+    as that of a progress bar, is split at a carriage return.
     """
     now.say(doing)
     is_input = path == Path("-")
@@ -379,7 +385,10 @@ def _lines(path: Path, folder: Path | None, now: Step, doing: str) -> Iterator[s
 
 
 def _line_reader(stream: BinaryIO) -> Callable[[int], bytes]:
-    """Return a function that reads the next line as UTF-8, up to a number of bytes. A byte order mark is skipped."""
+    """Return a function that reads the next line as UTF-8. Its argument is the maximum number of bytes.
+
+    A byte order mark at the start of the stream is skipped.
+    """
     head = stream.peek(3) if isinstance(stream, io.BufferedReader) else b""
     if head.startswith(_UTF_16):
         wide = io.TextIOWrapper(stream, encoding="utf-16", errors="replace", newline="\n")
@@ -390,7 +399,7 @@ def _line_reader(stream: BinaryIO) -> Callable[[int], bytes]:
 
 
 def _opened(path: Path, folder: Path | None) -> BinaryIO:
-    """Open a file, or a pipe that the shell made for `<(command)`. Raises InputError."""
+    """Open a file, or a pipe that the shell made for `<(command)`, and return it. Raises InputError."""
     try:
         if folder is not None:
             return bounded_read.open_below(folder, path)
@@ -400,7 +409,7 @@ def _opened(path: Path, folder: Path | None) -> BinaryIO:
 
 
 def _is_endless(descriptor: int) -> bool:
-    """True for a device like /dev/zero. Terminals and /dev/null have an end."""
+    """True for a device without an end, such as /dev/zero. Terminals and /dev/null have an end."""
     status = os.fstat(descriptor)
     is_device = stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)
     return is_device and not os.isatty(descriptor) and not os.path.samestat(status, Path(os.devnull).stat())

@@ -1,4 +1,4 @@
-"""Incidents that `hangwatch merge` fetches from daemons. URLs or a Prometheus server select the daemons."""
+"""Incidents that `hangwatch merge` downloads from daemons. URLs or a Prometheus server select the daemons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class FetchRequest(NamedTuple):
-    """The incidents to fetch: URLs, Prometheus server, job, HTTP configurations, and the deadline for each URL."""
+    """The incidents to download: URLs, Prometheus server, job, HTTP configurations, and the deadline for each URL."""
 
     urls: Sequence[str]
     prometheus: str | None
@@ -39,7 +39,10 @@ def http_config_option(when: str) -> Callable[[_Command], _Command]:
 
 
 def load_client(path: Path | None, option: str = "--http-config") -> WebClient:
-    """Read the HTTP configuration of a client. None: use no credentials. Raises InputError, which names `option`."""
+    """Read the HTTP configuration in a file; without a file, use no credentials.
+
+    Raises InputError, which names `option`.
+    """
     from hangwatch.fleet import http_client
     from hangwatch.formats import yaml_file
 
@@ -50,9 +53,9 @@ def load_client(path: Path | None, option: str = "--http-config") -> WebClient:
 
 
 def fetch(request: FetchRequest, replies: Replies) -> str | None:
-    """Fetch the incidents of all nodes, show the progress, and report nodes that did not respond. Raises InputError.
+    """Download the incidents of all nodes, show the progress, and print the nodes that did not respond.
 
-    Return the id, key or name of the job; None: it was not given.
+    Return the id, key or name of the requested job; None if all jobs were requested. Raises InputError.
     """
     from hangwatch.fleet import incident_fetch as fetching
 
@@ -85,7 +88,10 @@ def fetch(request: FetchRequest, replies: Replies) -> str | None:
 
 
 def _prometheus_sites(request: FetchRequest) -> tuple[str, list[Site], list[str]]:
-    """Return the key of the job, the daemons on its nodes, and the nodes without a known daemon. Raises InputError."""
+    """Return the key of the job, the daemons on its nodes, and the names of nodes without a known daemon.
+
+    Raises InputError.
+    """
     from hangwatch.fleet import incident_fetch as fetching
     from hangwatch.fleet import prometheus
 

@@ -61,7 +61,7 @@ def report(
 
 
 class _Sources:
-    """The sources of incidents: the store, and the daemon for incidents that this user may not read there."""
+    """The sources of incidents: the store on disk, and the daemon for incidents that this user cannot read on disk."""
 
     def __init__(self, config_path: Path | None) -> None:
         self.settings, self._source = settings_from(config_path)
@@ -69,16 +69,19 @@ class _Sources:
         self._daemon_answer = ""
 
     def from_daemon(self, name: Path | None, wanted: str | None) -> Incident | None:
-        """Get an incident of this user's jobs over the daemon's socket. None: there is none. Raises StoreError.
+        """Return an incident of this user's jobs from the daemon, over its user socket.
 
-        Raises BusyError if the daemon refuses for now.
+        None if there is no such incident.
+
+        Raises StoreError, and BusyError if the daemon refuses for now.
         """
         return self._ask(lambda: self._daemon_incident(name, wanted))
 
     def summaries(self) -> tuple[Summary, ...]:
-        """Return the incidents in the store. If there are none, return those that the daemon lists.
+        """Return the incidents in the store. If none is visible, return those that the daemon lists.
 
-        A file system without access lists hides this user's incidents from the user. Raises StoreError and BusyError.
+        On a file system without access lists, this user cannot see the incidents of the user's own jobs. Raises
+        StoreError and BusyError.
         """
         listed = self.store.summaries()
         if listed:
@@ -97,9 +100,9 @@ class _Sources:
         return user_socket_client.incident(path, newest.folder) if newest is not None else None
 
     def _ask(self, ask: Callable[[], T]) -> T | None:
-        """Return the result of `ask`, a call of the daemon. None: the user is root, or the call failed.
+        """Return the result of `ask`, which queries the daemon; None if the query failed or the user is root.
 
-        Root can read all files. Raises BusyError if the daemon refuses for now.
+        Root can read all incidents without the daemon. Raises BusyError if the daemon refuses for now.
         """
         if os.geteuid() == 0:
             return None
@@ -115,7 +118,10 @@ class _Sources:
             return None
 
     def none_found(self) -> str:
-        """Return the message that there is no incident. It names the folder, the user, and when an incident begins."""
+        """Return the message that there is no incident.
+
+        It names the folder and the user, and says when an incident begins.
+        """
         uid = os.geteuid()
         hold = words.duration(self.settings.detector.hold_seconds)
         lines = [
@@ -150,9 +156,9 @@ def _user(uid: int) -> str:
 
 
 def _incident(name: Path | None, wanted: str | None, sources: _Sources) -> Incident | None:
-    """Load an incident by its path, name or job. If this user may not read its folder, the daemon sends it.
+    """Load an incident by its path, name or job; None if there is none. Raises StoreError and BusyError.
 
-    None: there is no incident. Raises StoreError and BusyError.
+    If this user cannot read it on disk, the daemon sends it.
     """
     if name is not None and (path := _file_of(name)) is not None:
         return incident_file.parse(path, incident_file.read_bytes(path))
@@ -168,9 +174,9 @@ def _incident(name: Path | None, wanted: str | None, sources: _Sources) -> Incid
 
 
 def _file_of(path: Path) -> Path | None:
-    """Return the incident.json of a folder, or `path` itself if it is a file.
+    """Return the path of an incident.json: `path` itself, or the file in the folder `path`.
 
-    None: no such path exists or may be read, so the argument is the name of an incident.
+    None if `path` does not exist or cannot be read. Then the argument is the name of an incident.
     """
     try:
         return path / incident_file.INCIDENT_FILE if path.is_dir() else path if path.exists() else None
@@ -211,7 +217,10 @@ def _verdict(summary: Summary) -> str:
 
 
 def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool) -> list[str]:
-    """Return two lines for an incident, cut to the width of the terminal. With `full`, wrap the verdict instead."""
+    """Return two lines about an incident, cut to the width of the terminal.
+
+    With `full`, the verdict is wrapped instead.
+    """
     folder, state, job, verdict = (words.printable(" ".join(text.split())) for text in (folder, state, job, verdict))
     head = f"{folder}  {state}  {job}"
     columns = max(screen.columns(), len(_INDENT) + 20)
@@ -222,9 +231,9 @@ def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool)
 
 
 def _job_state(summary: Summary, incidents_store: store.Store, node: str) -> str:
-    """Return the state of the job, such as `ended after 3 min 20 s`.
+    """Return the state of the job as text, such as `ended after 3 min 20 s`.
 
-    If an open incident's processes no longer exist, the text says so.
+    For an open incident whose processes no longer exist, the text says so.
     """
     if summary.problem or summary.state is None:
         return "not written" if summary.verdict else "cannot be read"
@@ -237,9 +246,9 @@ def _job_state(summary: Summary, incidents_store: store.Store, node: str) -> str
 
 
 def _is_gone(folder: Path) -> bool:
-    """True if no process of the incident's job exists. False if /proc hides processes of other users (`hidepid`).
+    """True if no process of an open incident's job exists, because the daemon stopped before the job ended.
 
-    A daemon that stopped before the job ended leaves such an incident open.
+    False if /proc hides the processes of other users (`hidepid`).
     """
     from hangwatch.probes.process import procfs
 

@@ -123,12 +123,15 @@ def _by_file(path: Path | None) -> dict[str, Leaf]:
 
 
 def _missed(replies: Replies, grouping: Grouping) -> Sequence[str]:
-    """Return the nodes that did not respond, if ranks are absent or the world size is not known; else nothing."""
+    """Return the nodes that did not respond, if their ranks may be missing in the groups; else an empty sequence.
+
+    Ranks may be missing if the groups list absent ranks, or if the world size is not known.
+    """
     return replies.silent if grouping.absent or grouping.world_size is None else ()
 
 
 def _gather(paths: Sequence[Path], gathering: SightingCollector) -> list[str]:
-    """Add the jobs in these files and folders. Return the errors of files that could not be read."""
+    """Add the jobs in these files and folders to `gathering`. Return the errors of files that could not be read."""
     problems = []
     for file in (file for path in paths for file in _files(path)):
         try:
@@ -179,7 +182,7 @@ def _read(path: Path, folder: Path | None) -> sighting.GroupedDump:
 
 
 def _chosen(wanted: str | None, jobs: Mapping[str, Job]) -> str:
-    """Return the key of the wanted job. Raises InputError for no job or several jobs, because their ranks would mix."""
+    """Return the key of the wanted job. Raises InputError if no job or several jobs match, because ranks would mix."""
     matching = list(jobs.values()) if wanted is None else find_jobs(wanted, jobs.values())
     if len(matching) == 1:
         return matching[0].key
@@ -242,7 +245,7 @@ def dump_nodes(question: NodesDumpOptions) -> int:
 def _conclude(
     question: NodesDumpOptions, replies: Replies, kept: _Kept, node_count: int, by_file: Mapping[str, Leaf]
 ) -> int:
-    """Print the verdict on each job and return the exit code."""
+    """Print the verdict on each job. Return the exit code."""
     jobs = replies.gathering.jobs
     keys = [_chosen(question.wanted, jobs)] if question.wanted and jobs else list(jobs)
     answers = []
@@ -291,14 +294,14 @@ def _keep_stacks(stacks: NewFolder, dump: sighting.GroupedDump) -> None:
 
 
 def _folder_of(key: str) -> str:
-    """Return a safe folder name for a job key. A node could send any text as key."""
+    """Return a safe folder name for a job key, because a node could send any text as key."""
     return key[:64] if key.isascii() and key.isalnum() else hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 class _Kept:
-    """The folder of -o: the reply of each node, which `hangwatch merge` can read, and a report per job.
+    """The folder of -o: the reply of each node, which `hangwatch merge` can read, and a report for each job.
 
-    Without a folder, nothing is kept.
+    Without -o, nothing is written.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -320,10 +323,7 @@ class _Kept:
 
 
 def _make_private_folder(folder: Path) -> None:
-    """Make a folder that only this user can read, because stacks show code and paths of users' jobs.
-
-    Raises InputError.
-    """
+    """Make a folder that only this user can read, because stacks show users' code and paths. Raises InputError."""
     try:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Options that select nodes and the program that reaches them, and the execution of a command on these nodes."""
+"""Options that select nodes and the program that connects to them, and execution of a command on these nodes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _OPTIONS = (
 
 
 class Reach(NamedTuple):
-    """The nodes to run on, and the program that reaches them. `selector` and `namespace` are for kubectl."""
+    """The nodes to run on, and the program that connects to them. `selector` and `namespace` are for kubectl."""
 
     nodes: str | None
     via: Via
@@ -66,14 +66,14 @@ class Reach(NamedTuple):
 
 
 def nodes_options(command: _Command) -> _Command:
-    """Add the options that `parse_reach` interprets to a command."""
+    """Add the options that select nodes to a command. `parse_reach` interprets them."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 class _Given(NamedTuple):
-    """The options of `nodes_options` as the user gave them. None: not given."""
+    """The options of `nodes_options` as the user gave them. An option that was not given is None."""
 
     nodeset: str | None
     via: Via | None
@@ -86,7 +86,7 @@ class _Given(NamedTuple):
 
 
 def parse_reach(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | None:
-    """Interpret the options of `nodes_options`. None: they select no node. Raises click.UsageError.
+    """Interpret the options of `nodes_options`; None if they select no nodes. Raises click.UsageError.
 
     `tool` is the default of --remote-command.
     """
@@ -116,7 +116,7 @@ def parse_reach(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | 
 
 
 def resolve_nodes(reach: Reach) -> list[str]:
-    """Return the names of the nodes. Raises InputError and NodesError."""
+    """Return the names of the selected nodes. Raises InputError and NodesError."""
     if reach.selector is not None:
         return _nodes_of_pods(reach)
     return nodeset.expand(reach.nodes) if reach.nodes else _nodes_of_slurm_job(reach.jobid)
@@ -131,7 +131,7 @@ def run_hangwatch(
 ) -> None:
     """Run hangwatch with `arguments`, which are quoted for a shell, on all nodes, and show the progress.
 
-    Then report nodes that did not respond, and the error messages of nodes. Raises InputError.
+    At the end, print the nodes that did not respond, and the error messages of nodes. Raises InputError.
     """
     run_command(reach, nodes, f"{reach.remote_command} {arguments}", roll_call, on_reply)
 
@@ -143,7 +143,7 @@ def run_command(
     roll_call: ReplyCollector[Any],
     on_reply: Callable[[remote_run.Reply], None],
 ) -> None:
-    """Run a shell command on all nodes. Show progress and report errors as `run_hangwatch` does. Raises InputError."""
+    """Run a shell command on all nodes, and show the progress. At the end, print the failures. Raises InputError."""
     from hangwatch.fleet import remote_run
 
     transport = _transport(reach, command, nodes)
@@ -165,7 +165,7 @@ def run_command(
 
 
 def report_failures(roll_call: ReplyCollector[Any], deadline_seconds: float) -> None:
-    """Print the nodes that did not respond, and the error messages of nodes. Equal messages are printed once."""
+    """Print the nodes that did not respond, and the error messages of nodes. Equal messages are printed together."""
     if roll_call.silent:
         silent = words.fold_nodes(roll_call.silent)
         click.echo(f"no response within {words.duration(deadline_seconds)}, or unreachable: {silent}", err=True)
@@ -179,7 +179,10 @@ def report_failures(roll_call: ReplyCollector[Any], deadline_seconds: float) -> 
 
 
 class Progress:
-    """The line with the number of nodes that have responded. On a terminal it is rewritten, else printed at the end."""
+    """A line with the number of nodes that have responded.
+
+    On a terminal the line is rewritten. Elsewhere it is printed once, at the end.
+    """
 
     def __init__(self) -> None:
         self._is_terminal = screen.can_write_over(sys.stderr)
@@ -261,7 +264,7 @@ def _nodes_of_slurm_job(job: str | None) -> list[str]:
 
 
 def _pods(options: Sequence[str]) -> dict[str, transports.Pod]:
-    """Return the pods of hangwatch by node. Raises InputError."""
+    """Return the pods in which hangwatch runs, by node. Raises InputError."""
     command = ["kubectl", *options, "get", "pods", "--all-namespaces", "--selector", POD_SELECTOR, "--output", "json"]
     try:
         return transports.pods_by_node(_printed_by(command))
@@ -270,7 +273,7 @@ def _pods(options: Sequence[str]) -> dict[str, transports.Pod]:
 
 
 def _printed_by(command: Sequence[str]) -> bytes:
-    """Run a local command, at most `LOOKUP_SECONDS`, and return its standard output. Raises InputError."""
+    """Run a local command for at most `LOOKUP_SECONDS`. Return its standard output. Raises InputError."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LOOKUP_SECONDS, check=False

@@ -42,7 +42,7 @@ def verdict_text(grouping: Grouping, verdict: Verdict) -> str:
 def nodes_dump(
     replies: ReplyCollector[Any], without_job: Iterable[str], jobs: Iterable[as_json.Answer]
 ) -> as_json.NodesDump:
-    """Return the verdicts on the jobs, with lists of the nodes that responded, failed or did not respond."""
+    """Return the verdicts on the jobs, with lists of the nodes that responded, failed, or did not respond."""
     return as_json.NodesDump(
         schema_version=as_json.SCHEMA_VERSION,
         answered=tuple(sorted(replies.answered)),

@@ -1,4 +1,4 @@
-"""Files at paths that the user gave: writing files, and listing folders."""
+"""Files at paths that the user gave: writing files and listing folders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_FOLDERS_DEEP = 64
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a text file. `path` may be a pipe that has a reader. Raises InputError."""
+    """Write a text file. `path` may also be a pipe with a reader. Raises InputError."""
     if path == Path("-"):
         raise InputError(f"-: give a file name for the page, or {Path('/dev/stdout')}")
     try:
@@ -31,9 +31,9 @@ def write_text(path: Path, content: str) -> None:
 
 
 class NewFolder:
-    """A private folder that did not exist before or was empty. All files in it are new, and no link is followed.
+    """A new or empty folder that only this user can read. All files in it are new, and no link is followed.
 
-    `files` is the number of files that were written. The constructor and every method raise InputError.
+    `files` is the number of written files. The constructor and every method raise InputError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +53,7 @@ class NewFolder:
             raise InputError(str(error)) from None
 
     def write(self, folder: str, name: str, content: str) -> None:
-        """Write a file to a subfolder. If the file exists, keep it: a node may send a rank twice; the first counts."""
+        """Write a file to a subfolder, unless it exists. A node may send a rank twice: the first file is kept."""
         try:
             with durable.folder(self._path) as root:
                 with contextlib.suppress(FileExistsError):
@@ -68,10 +68,10 @@ class NewFolder:
 
 
 def files_below(folder: Path, is_wanted: Callable[[Path], bool], closed: list[Path] | None = None) -> list[Path]:
-    """Return the wanted files below a folder, sorted, without hidden files and folders. Links are not followed.
+    """Return the files below a folder for which `is_wanted` is true, sorted. Links are not followed.
 
-    Folders that cannot be read are added to `closed`. If `closed` is None, they raise InputError. Too many files or
-    levels raise InputError too.
+    Hidden files and folders are skipped. Folders that cannot be read are added to `closed`. If `closed` is None,
+    they raise InputError. Too many files or levels also raise InputError.
     """
 
     def refuse(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""The progress line of slow commands. It is rewritten on a terminal, and erased at the end."""
+"""The progress line of slow commands. On a terminal it is rewritten, and erased at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Step:
-    """The present step of a command. The working thread sets it, and another thread shows it.
+    """The current step of a command. One thread works and sets the step, another thread shows it.
 
     `what` is the text. `bytes_read` is the number of bytes read in this step. The line shows it from 64 MiB on.
     """
@@ -32,11 +32,11 @@ class Step:
         self.bytes_read = 0
 
     def say(self, what: str) -> None:
-        """Set the text of the present step, and reset `bytes_read`."""
+        """Set the text of the current step, and set `bytes_read` to 0."""
         self.what, self.bytes_read = what, 0
 
     def each(self, things: Iterable[T], total: int, doing: str) -> Iterator[T]:
-        """Yield the things. Before each, set the step to `DOING 3 of 200: THING`."""
+        """Yield the things. Before each one, set the text of the step to `DOING 3 of 200: THING`."""
         for number, thing in enumerate(things, 1):
             self.say(f"{doing} {number:,} of {total:,}: {thing}")
             yield thing
@@ -53,7 +53,7 @@ class Step:
 
 @contextmanager
 def shown(quiet_seconds: float = QUIET_SECONDS) -> Iterator[Step]:
-    """Show the present step on standard error, if that is a terminal and the work takes longer than `quiet_seconds`."""
+    """Show the current step on standard error, if that is a terminal and the work takes longer than `quiet_seconds`."""
     waiting = Step()
     if not screen.can_write_over(sys.stderr):
         yield waiting

@@ -42,7 +42,7 @@ def markdown() -> str:
 
 
 def _drop_described(text: str, described: set[str]) -> str:
-    """Return a help text without the options in `described`, to which its own options are added."""
+    """Return a help text without the options in `described`. Its other options are added to `described`."""
     before, heading, options = text.partition("\nOptions:\n")
     rest, commands = (*options.split("\n\nCommands:\n", 1), "")[:2]
     shown, repeated = [], []

@@ -40,7 +40,7 @@ def width() -> int:
 
 
 def complain(message: str) -> None:
-    """Print an error on standard error. A stream that is closed is no error.
+    """Print an error message on standard error. If standard error is closed, do nothing.
 
     Control characters are escaped, because the message may quote any file.
     """
@@ -62,7 +62,7 @@ def _set_no_pager(context: click.Context, _: click.Parameter, value: bool) -> No
 
 
 def show(answer: str) -> None:
-    """Print text. If it has more lines than the terminal, use PAGER or less(1), as git(1) does."""
+    """Print text. If it has more lines than the terminal, show it in PAGER or less(1), as git(1) does."""
     screen_columns, screen_rows = _size()
     rows = sum(-(-max(len(click.unstyle(line)), 1) // screen_columns) for line in answer.splitlines())
     is_interactive = _is_terminal(sys.stdout) and _is_terminal(sys.stdin)

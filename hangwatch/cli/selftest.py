@@ -31,7 +31,8 @@ _Run = Callable[[Sequence[str], launch.Say], launch.Course]
 class Answer(Value, frozen=True):
     """The output of `hangwatch selftest --json`.
 
-    `suspects` are the devices that may be bad after --bisect; exactly one if `is_sure`. `tries` is the number of tests.
+    `suspects` are the devices that may be bad, found by --bisect. If `is_sure`, there is exactly one. `tries` is
+    the number of tests.
     """
 
     schema_version: int
@@ -118,7 +119,7 @@ def selftest(*, script: bool, **given: Any) -> int:
 
 
 def _take_part(part: str, node: str, port: int, gpus: Sequence[GpuSample], plan: launch.Plan) -> int:
-    """Run the ranks of this node in a test over several nodes, and print their results. Raises InputError."""
+    """Run the ranks of this node in a test over several nodes, and print their results. Return 0. Raises InputError."""
     try:
         layout = parts.read(part)
         place = parts.place_of(layout, node, port)
@@ -149,7 +150,7 @@ class _NodeRole(NamedTuple):
 
 
 class _Trial(NamedTuple):
-    """The options of a test, without its devices."""
+    """The options of a test that do not depend on its devices."""
 
     backend: str
     late_seconds: float
@@ -157,7 +158,10 @@ class _Trial(NamedTuple):
     as_json: bool
 
     def conclude(self, tested: tuple[str, ...], test: _Test) -> int:
-        """Test these devices, print the result and return the exit code. With --bisect, bisect if the test fails."""
+        """Test these devices, print the result and return the exit code.
+
+        With --bisect, search the bad device after a failure.
+        """
         findings = test.findings(tested)
         events = test.events
         halved = None
@@ -183,7 +187,7 @@ class _Trial(NamedTuple):
 
 
 class _Test:
-    """A function that tests devices, with its options. `events` are the results of the ranks in the last test."""
+    """A test that can run on any set of devices. `events` are the results of the ranks in the last run."""
 
     def __init__(self, run: _Run, python: str, trial: _Trial) -> None:
         self._run, self._python, self._late_seconds, self._quiet = run, python, trial.late_seconds, trial.as_json
@@ -221,7 +225,7 @@ def _gpus() -> tuple[GpuSample, ...]:
 
 
 def _devices(wanted: str | None, ranks: int | None, gpus: Sequence[GpuSample]) -> tuple[str, ...]:
-    """Return the devices to test: GPU indexes, or rank numbers for a test on the CPU.
+    """Return the names of the devices to test: GPU indexes, or rank numbers for a test on the CPU.
 
     Raises click.UsageError, and InputError, for example for a GPU in use.
     """

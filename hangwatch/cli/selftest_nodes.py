@@ -1,4 +1,4 @@
-"""`hangwatch selftest --nodes`: one self-test over the devices of many nodes."""
+"""`hangwatch selftest --nodes`: one self-test of the devices of many nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class NodeOptions(NamedTuple):
 
     @property
     def options(self) -> str:
-        """Return the options as text for a shell, without --devices: the layout of a test contains the devices."""
+        """The options as text for a shell.
+
+        --devices is not among them, because the layout of a test contains the devices.
+        """
         options = [f"--backend {self.backend}", f"--timeout-seconds {self.timeout_seconds:g}"]
         options += [f"--python {shlex.quote(self.python)}"] if self.python else []
         options += [f"--ranks {self.ranks}"] if self.ranks is not None else []
@@ -65,7 +68,7 @@ class Nodes:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Return every device of every node."""
+        """The names of all devices of all nodes."""
         return parts.units(self._offers)
 
     def run(self, chosen: Sequence[str]) -> Course:
@@ -78,7 +81,7 @@ class Nodes:
 
 
 def _ask(reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.AnswerT]) -> Mapping[str, parts.AnswerT]:
-    """Run hangwatch on the nodes and return the reply of each node. Print which nodes did not respond."""
+    """Run hangwatch on the nodes and return the reply of each node. Print the nodes that did not respond."""
     from hangwatch.fleet.node_replies import AnswerError, ReplyCollector
 
     def read(printed: bytes, _: str) -> parts.AnswerT:

@@ -93,13 +93,13 @@ def print_status(seen: Status) -> None:
 
 
 def _what(job: JobStatus, unix_now: float) -> str:
-    """Return the verdict, or the detector's message if there is none, and the collective timeout if it is known."""
+    """Return the verdict on a job, else the detector's message. Add the collective timeout if it is known."""
     message, timeout = job.verdict or job.message, describe_timeout(job, unix_now)
     return f"{message.removesuffix('.')}; {timeout}" if timeout else message
 
 
 def describe_timeout(job: JobStatus, unix_now: float) -> str:
-    """Return a hung job's collective timeout as text: `times out in 7 min 40 s, at 03:22:40 UTC`. "": not known."""
+    """Return a hung job's collective timeout as text: `times out in 7 min 40 s, at 03:22:40 UTC`; "" if not known."""
     at = job.ends_itself_unix_seconds
     if at is None:
         return ""

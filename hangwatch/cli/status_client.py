@@ -23,10 +23,11 @@ STATUS_MOST_BYTES = 64 << 20
 
 
 def fetch_status(settings: config.Settings, source: str, url: str | None, http_config: Path | None) -> Any:
-    """Return the decoded JSON of /status, from the daemon's HTTP port.
+    """Return the decoded JSON of /status from the daemon's HTTP port.
 
-    If that fails and neither `url` nor `http_config` is given, query the user socket. Its reply has only this user's
-    jobs. `source` names the settings in errors. Raises InputError, and MachineError if the socket refuses for now.
+    If that fails and neither `url` nor `http_config` is given, query the user socket, whose reply has only this
+    user's jobs. Errors name `source`, the source of the settings. Raises InputError, and MachineError if the socket
+    refuses for now.
     """
     base = url or _local_url(settings.http)
     try:
@@ -66,7 +67,10 @@ def _local_url(http: config.Http) -> str:
 
 
 def _has_tls(web_config_file: str) -> bool:
-    """True if the file configures TLS. The certificates are not read: this user may have no permission."""
+    """True if the web configuration file configures TLS.
+
+    The certificates are not read, since this user may not read them.
+    """
     return bool(web_config_file) and ("tls_server_config",) in yaml_file.read(Path(web_config_file)).lines
 
 
@@ -92,10 +96,10 @@ def _fetch(url: str, client: WebClient) -> Any:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A handler that refuses redirects, because the credentials are only for this host."""
+    """A handler that refuses redirects, because the credentials are only for the requested host."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Return None, which makes the redirect an error."""
+        """Return None, which makes urllib treat the redirect as an error."""
 
 
 def _content(url: str, client: WebClient) -> bytes:

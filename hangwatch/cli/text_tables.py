@@ -16,7 +16,7 @@ _COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL":
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> None:
-    """Print rows under a header. If there are no rows, print `nothing`.
+    """Print rows under a header. If there are no rows, print the text `nothing`.
 
     On a terminal the cells are wrapped. Elsewhere each row is one tab-separated line.
     """

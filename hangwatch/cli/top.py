@@ -56,9 +56,10 @@ _CHECK_STYLES = {"CRITICAL": "bold red", "WARNING": "yellow", "UNKNOWN": "magent
 
 
 class LastAnswer(NamedTuple):
-    """The daemon's last answer. `status` is None before the first answer.
+    """The last status from the daemon. `status` is None before the first one.
 
-    `at` is its time on CLOCK_MONOTONIC. `problem` is the error of the last request, None if it succeeded.
+    `at` is the time when it arrived (CLOCK_MONOTONIC). `problem` is the error of the last request; None if it
+    succeeded.
     """
 
     status: Status | None = None
@@ -80,7 +81,7 @@ def top(config_path: Path | None, url: str | None, http_config: Path | None) -> 
 
 
 def watch(ask: Callable[[], Status]) -> int:
-    """Call `ask` and show the status every second, until the user quits. Return the exit code.
+    """Call `ask` and show the returned status every second until the user quits. Return the exit code.
 
     If `ask` raises InputError, show the error and continue. Raises InputError if there is no suitable terminal.
     """
@@ -108,7 +109,7 @@ def watch(ask: Callable[[], Status]) -> int:
 
 
 class _Answers:
-    """The latest answer of the daemon. Another thread fetches it, so keys work while the daemon does not respond."""
+    """The last status from the daemon. A separate thread fetches it, so keys work while the daemon does not respond."""
 
     def __init__(self, ask: Callable[[], Status]) -> None:
         self._ask = ask
@@ -140,9 +141,9 @@ def _unbuffered_keys() -> Iterator[None]:
 
 @contextmanager
 def _woken_by_signals() -> Iterator[int]:
-    """Yield a descriptor that gets one byte per signal.
+    """Yield a descriptor from which one byte can be read for each signal.
 
-    The signals themselves do nothing, so none interrupts drawing or restoring the terminal.
+    Within the block, signals have no other effect, so they do not interrupt drawing or restoring the terminal.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -159,7 +160,7 @@ def _woken_by_signals() -> Iterator[int]:
 
 
 def _next_signal(wake: int, wait_seconds: float) -> int | None:
-    """Wait at most `wait_seconds` for a signal and return its number; None: no signal.
+    """Wait at most `wait_seconds` for a signal and return its number; None if there was no signal.
 
     The key q and the end of input count as SIGINT.
     """
@@ -174,7 +175,7 @@ def _next_signal(wake: int, wait_seconds: float) -> int | None:
 
 
 def _suspend() -> None:
-    """Stop this process, as Ctrl-Z does. The terminal is in its normal mode until the shell continues the process."""
+    """Stop this process, as Ctrl-Z does. Restore the terminal before, and set it up again after the stop."""
     keys = sys.stdin.fileno()
     attributes = termios.tcgetattr(keys)
     attributes[3] |= termios.ICANON | termios.ECHO
@@ -187,7 +188,10 @@ def _suspend() -> None:
 
 
 def frame(seen: LastAnswer, now: float, unix_now: float) -> RenderableType:
-    """Draw the answer. Jobs that need an operator are first. `now` is a time of CLOCK_MONOTONIC."""
+    """Return the status as it is drawn on the terminal. Jobs that need an operator are first.
+
+    `now` is a time of CLOCK_MONOTONIC.
+    """
     head = Text("hangwatch top   q quits", style="dim")
     if seen.problem is not None:
         problem = f"retrying every second: {words.printable(seen.problem)}"
@@ -207,7 +211,7 @@ def _jobs(status: Status, unix_now: float) -> RenderableType:
 
 
 class _Jobs(NamedTuple):
-    """A table of jobs. In a narrow terminal each message is on a separate line."""
+    """A table of jobs. In a narrow terminal, the message of each job is on a separate line."""
 
     jobs: Sequence[JobStatus]
     unix_now: float
@@ -228,9 +232,10 @@ class _Jobs(NamedTuple):
             yield _cut(f"  {_prefix(timeout)}{message}")
 
     def _table(self, timeouts: Sequence[str] | None, messages: Sequence[str] | None) -> Table:
-        """Return the table. None: without the column for timeouts or messages.
+        """Return the table of jobs, without the column for timeouts or messages if its argument is None.
 
-        In a narrow terminal, messages are cut first; in a table without messages, the names of jobs and owners.
+        In a narrow terminal, messages are cut first. In a table without messages, names of jobs and owners are cut
+        first.
         """
         timeout_column = () if timeouts is None else ("times out in",)
         header = ("job", "owner", "state", "for", *timeout_column, "ranks", "power / quiet")
@@ -253,26 +258,26 @@ class _Jobs(NamedTuple):
 
 
 def _message(job: JobStatus) -> str:
-    """Return the verdict, or the detector's message if there is none.
+    """Return the verdict on a job, else the detector's message.
 
-    For a stalled job, return the detector's message: it names the ranks that progress.
+    For a stalled job, return the detector's message, because it names the ranks that progress.
     """
     return job.message if job.state is JobState.STALLED else job.verdict or job.message
 
 
 def _prefix(timeout: str) -> str:
-    """Return the text about the collective timeout that is printed before the message."""
+    """Return the text before a message that says when the collective timeout ends the job; "" if `timeout` is ""."""
     return "" if not timeout else "its timeout has passed: " if timeout == _PASSED else f"times out in {timeout}: "
 
 
 def _timeout(job: JobStatus, unix_now: float) -> str:
-    """Return the time until the collective timeout of a hung job as text, or "passed". "": not known."""
+    """Return the time until the collective timeout of a hung job, or "passed", as text; "" if not known."""
     at = job.ends_itself_unix_seconds
     return "" if at is None else words.duration(round(at - unix_now)) if at > unix_now else _PASSED
 
 
 def _watts(job: JobStatus) -> Text:
-    """Return the power of the job in watts, and the level at or below which the job is quiet."""
+    """Return the power of the job and its low-power threshold in watts, as text."""
     if job.power_watts is None:
         return Text("")
     if job.line_watts is None:
@@ -298,7 +303,7 @@ def _gpus(status: Status) -> RenderableType:
 
 
 def _checks(status: Status, unix_now: float) -> RenderableType:
-    """Return a table of the checks that are not OK, and the number of checks that are OK."""
+    """Return a table of the checks that are not OK, with the number of the other checks below it."""
     rows = [
         (
             check.check,
@@ -314,7 +319,10 @@ def _checks(status: Status, unix_now: float) -> RenderableType:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], shrinking: Sequence[str]) -> Table:
-    """Return a table with one line per row. In a narrow terminal the widest of the `shrinking` columns is cut first."""
+    """Return a table with one line per row.
+
+    In a narrow terminal, the widest of the `shrinking` columns is cut first.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
         table.add_column(_cut(name), no_wrap=name not in shrinking, overflow="ellipsis")
@@ -324,12 +332,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], shrinkin
 
 
 def _cut(text: str) -> Text:
-    """Return text that is cut instead of wrapped. rich would not shrink a column that is `no_wrap` itself."""
+    """Return text that rich cuts instead of wrapping. A column that is `no_wrap` itself would not be cut."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _one_line(text: str) -> str:
-    """Return text that a job's owner may control, as one printable line."""
+    """Return the text as one printable line, because the owner of a job may have written it."""
     return words.printable(" ".join(text.split()))
 
 

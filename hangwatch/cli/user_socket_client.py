@@ -1,4 +1,4 @@
-"""The client of the user socket, over which the daemon on this node serves the jobs of the calling user."""
+"""The client of the user socket: the daemon on this node answers questions of a user about the user's own jobs."""
 
 from __future__ import annotations
 
@@ -34,15 +34,21 @@ _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class SocketError(Exception):
-    """A failed request over the user socket: no socket, not the daemon's socket, or refused. The message says which."""
+    """A failed request over the user socket.
+
+    The message gives the reason: no socket, not the daemon's socket, or refused.
+    """
 
 
 class BusyError(SocketError, TemporaryError):
-    """A request that failed for now: the daemon did not respond, or a limit of this user or of all users is reached."""
+    """A request that may succeed later.
+
+    The daemon did not respond, or a limit of this user or of all users is reached.
+    """
 
 
 def may_not_read(pids: list[int]) -> bool:
-    """True if the kernel denies this user the memory, and so the stack, of one of these processes. See ptrace(2)."""
+    """True if the kernel denies this user the memory of one of these processes, and so its stacks. See ptrace(2)."""
     return os.geteuid() != 0 and any(dump_permissions.may_attach(procfs.PROC, pid) is False for pid in pids)
 
 
@@ -64,9 +70,10 @@ def status(path: str) -> Status:
 
 
 def dump(settings: config.Settings, which: str, rounds: int | None) -> Incident:
-    """Make the daemon dump a job of this user. `which` is "pid=PID" or "job=KEY". Raises SocketError.
+    """Make the daemon dump a job of this user. Return its incident. Raises SocketError.
 
-    If `rounds` is None, the daemon takes one round, and a second round if the first may mislead.
+    `which` is "pid=PID" or "job=KEY". If `rounds` is None, the daemon takes one round, and a second round if the
+    first may mislead.
     """
     query = f"{which}&rounds={min(rounds, MOST_ROUNDS)}" if rounds is not None else which
     content = ask(settings.socket.path, f"/dump?{query}", 2 * settings.capture_seconds + MARGIN_SECONDS)
@@ -85,7 +92,10 @@ def incidents(path: str) -> tuple[incident_file.Summary, ...]:
 
 
 def incident(path: str, name: str) -> Incident:
-    """Return an incident of this user's jobs, by its name or a unique part of it. Raises SocketError, StoreError."""
+    """Return an incident of this user's jobs, by its name or a unique part of the name.
+
+    Raises SocketError and StoreError.
+    """
     names = [summary.folder for summary in incidents(path) if name in summary.folder]
     exact = [name] if name in names else names
     if len(exact) != 1:
@@ -124,7 +134,7 @@ def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
 
 
 def _answer(connection: socket.socket, what: str) -> http.client.HTTPResponse:
-    """Send the request and read the header of the answer. Raises OSError and http.client.HTTPException."""
+    """Send the request. Return the response after its header was read. Raises OSError and http.client.HTTPException."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused: the answer has the reason
         connection.sendall(f"GET {what} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode("ascii"))
     answer = http.client.HTTPResponse(connection, method="GET")
@@ -133,10 +143,12 @@ def _answer(connection: socket.socket, what: str) -> http.client.HTTPResponse:
 
 
 def _connect(connection: socket.socket, path: str, deadline_seconds: float) -> None:
-    """Connect to the socket if root, the service's user or this user opened it. Raises OSError and SocketError.
+    """Connect to the socket if it belongs to root, to the service's user or to this user.
 
-    SO_SNDTIMEO makes connect(2) wait if the queue of the socket is full. With Python's own timeout it would fail with
-    EAGAIN at once.
+    Raises OSError and SocketError.
+
+    SO_SNDTIMEO makes connect(2) wait if the queue of the socket is full. With Python's own timeout, connect(2)
+    would fail with EAGAIN at once.
     """
     trusted = {0, os.geteuid()}
     with contextlib.suppress(KeyError):

@@ -188,7 +188,7 @@ def is_ahead(member: Member) -> bool:
 
 
 def is_even(member: Member) -> bool:
-    """True if all ranks of each of its communicators have launched the same number of operations."""
+    """True if in each communicator of the rank, all ranks have launched the same number of operations."""
     return (
         member.recorder.nccl_ras is not None
         and 0 < member.recorder.nccl_ras.communicators == member.recorder.nccl_ras.even
@@ -244,7 +244,7 @@ def _make_open_operation(launched: LaunchCount, seconds: float) -> EnqueuedOpera
 
 
 def evidence(members: Iterable[Member]) -> tuple[Evidence, ...]:
-    """Return the counts of each communicator with different counts, or one line if all ranks have equal counts."""
+    """Return one line of evidence for each communicator with different counts, or one line if all counts are equal."""
     asked = [(member, member.recorder.nccl_ras) for member in members if member.recorder.nccl_ras is not None]
     uneven: dict[tuple[str, str], list[tuple[RankId, LaunchCount]]] = defaultdict(list)
     for member, ras in asked:

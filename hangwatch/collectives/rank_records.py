@@ -214,7 +214,7 @@ def _make_identity(record: FlightRecord) -> tuple[int, int, int]:
 def _counts_as_open(record: FlightRecord) -> bool:
     """True if the operation has not completed. The parts of an NCCL batch never complete, so they do not count.
 
-    The record that closes the batch counts for them.
+    The record that closes the batch counts instead.
     """
     return record.is_open and not record.is_coalesced_part
 

@@ -1,4 +1,4 @@
-"""Captures of jobs and their verdicts. Owners take turns."""
+"""Captures of jobs, and verdicts on them. Job owners take turns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _QueuedCapture(NamedTuple):
 
 
 class CaptureRunner:
-    """The captures of one daemon.
+    """The runner of a daemon's captures.
 
     `scan(since)` scans /proc for jobs, unless a scan began after `since` (CLOCK_MONOTONIC, seconds).
     """
@@ -48,13 +48,13 @@ class CaptureRunner:
         self._slots = threading.BoundedSemaphore(parallel) if parallel else None
 
     def enqueue(self, request: TakeCapture) -> None:
-        """Queue a capture. It runs when it is the turn of the job's owner."""
+        """Queue a capture. It runs when the job's owner has its turn."""
         entry = self._common.board.snapshot.jobs.get(request.job_key)
         self._turns.add(entry.job.share if entry else "", _QueuedCapture(request, self._common.clock()))
         self._common.schedule.run_once("capture", self._run_next)
 
     def _run_next(self) -> None:
-        """Run the next queued capture if its owner may run another one."""
+        """Run the next queued capture, if there is one whose owner may run another capture now."""
         turn = self._turns.take()
         if turn is None:
             return
@@ -67,7 +67,7 @@ class CaptureRunner:
                 self._common.schedule.run_once("capture", self._run_next)
 
     def _run_capture(self, wanted: TakeCapture, asked_at: float) -> None:
-        """Capture and judge one job. After a failure, record that the job could not be judged."""
+        """Capture and judge one job. If that fails, record on the board that the job could not be judged."""
         common, settings = self._common, self._common.settings.detector
         try:
             # ranks that started or ended since the last scheduled scan must be known before the dump
@@ -113,7 +113,10 @@ class CaptureRunner:
         )
 
     def capture_for_owner(self, job: Job, rounds: int | None) -> Diagnosis | None:
-        """Run a capture for the job's owner, which waits for the result. None if the daemon is stopping."""
+        """Capture a job while its owner waits for the result. Return None if the daemon is stopping.
+
+        If `rounds` is None, one round is taken, and a second one if the first may mislead.
+        """
         with self._common.board.running("capture", self._common.clock()):
             return self.capture_job(job, rounds=rounds or 1, may_add_round=rounds is None, ask_nccl=False)
 
@@ -129,8 +132,8 @@ class CaptureRunner:
     ) -> Diagnosis | None:
         """Capture and judge one job. Return None if the daemon was asked to stop during the capture.
 
-        `levels` are the power levels of the job's GPUs, by uuid. `rounds` is the number of rounds, None for the
-        configured number. With `may_add_round` and one round, a second round is taken if the first may mislead, see
+        `levels` are the power levels of the job's GPUs, by uuid. `rounds` is the number of rounds; None for the
+        configured number. With `may_add_round`, a second round follows a single one that may mislead, see
         `second_round`.
         """
         common = self._common
@@ -158,8 +161,8 @@ class CaptureRunner:
     def _capture_bytes(self, job: Job) -> int:
         """Return the maximum bytes of stacks that one capture of a job may keep.
 
-        The owner's limit is divided among its jobs that have an incident. Captures that were kept earlier are not
-        cut: n jobs that hang one after the other keep up to 1 + 1/2 + ... + 1/n times the limit.
+        The owner's limit is divided by the number of its jobs with an incident. Captures from before are not cut
+        again: n jobs that hang one after the other keep up to 1 + 1/2 + ... + 1/n times the limit.
         """
         entries = self._common.board.snapshot.jobs.values()
         others = sum(

@@ -17,17 +17,17 @@ from hangwatch.state.steps import Action
 
 
 class RunningSteps:
-    """The running steps that may produce an incident, each with its job's name. Shutdown waits for them."""
+    """The steps that run now and may produce an incident, each with its job's name. Shutdown waits for them."""
 
     def __init__(self) -> None:
         self._open: list[tuple[str, str]] = []
 
     def begin(self, job: str, step: str) -> None:
-        """Register a running step that may produce an incident of this job."""
+        """Register a step that may produce an incident of this job."""
         self._open.append((job, step))
 
     def end(self, job: str, step: str) -> None:
-        """Remove a step that has handed its incident to the store or produced none."""
+        """Remove a step that has ended: it has passed its incident to the store, or has produced none."""
         self._open.remove((job, step))
 
     @contextmanager
@@ -40,15 +40,15 @@ class RunningSteps:
             self.end(job, step)
 
     def open_steps(self) -> tuple[tuple[str, str], ...]:
-        """Return job and step of each running step."""
+        """Return (job, step) for each running step."""
         return tuple(self._open)
 
 
 class DaemonContext(NamedTuple):
-    """The board, the schedule, and the sources of data.
+    """The values that all parts of one daemon share: settings, board, schedule and sources of data.
 
-    `do_actions` carries out the actions that a step of the board returns. `clock` is CLOCK_MONOTONIC in seconds.
-    `stop` is set when the daemon is asked to end.
+    `do_actions` carries out the actions that a step of the board returns. `clock` returns CLOCK_MONOTONIC in
+    seconds. `stop` is set when the daemon is asked to end.
     """
 
     settings: Settings

@@ -1,4 +1,4 @@
-"""Reading of the crash artifacts of dead ranks. Owners take turns."""
+"""Reader of the crash artifacts of dead ranks. Job owners take turns."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _STEP = "reading the crash artifacts of its dead ranks"
 
 
 class DeadRanks:
-    """The dead ranks of one daemon. `last_seen` is the record of the scans of /proc about each rank while it lived."""
+    """The queue of jobs with dead ranks. `last_seen` is what the scans of /proc recorded while each rank lived."""
 
     def __init__(self, common: DaemonContext, last_seen: RankSnapshots) -> None:
         self._common, self._last_seen = common, last_seen
         self._turns: FairQueue[ReadCrashArtifacts] = FairQueue(1)
 
     def enqueue(self, wanted: ReadCrashArtifacts) -> None:
-        """Queue the dead ranks of a job. Drop the job if `MOST_DEAD_JOBS` jobs of its owner are waiting already."""
+        """Queue a job with dead ranks, unless `MOST_DEAD_JOBS` jobs of its owner are already waiting."""
         job = wanted.job
         if not self._common.settings.crashes.read:
             return
@@ -42,14 +42,14 @@ class DeadRanks:
     def start_last_read(self) -> None:
         """Start a thread that reads all queued jobs at shutdown, when the schedule no longer runs tasks.
 
-        The daemon waits for these reads, which are in `running_steps`.
+        The daemon waits for this thread: each read is one of its `running_steps`.
         """
         threading.Thread(target=self._read_queued, name="last dead ranks", daemon=True).start()
 
     def _read_queued(self) -> None:
-        """Read the next queued job. At shutdown, read all of them, because the schedule no longer runs tasks.
+        """Read the dead ranks of the next queued job; at shutdown, of all queued jobs.
 
-        The owner's file system may not respond. One owner therefore blocks at most one thread.
+        The owner's file system may not respond, so each owner can block at most one thread.
         """
         while self._read_next() and self._common.stop.is_set():
             pass
@@ -68,7 +68,7 @@ class DeadRanks:
         return True
 
     def _drop(self, job: Job) -> None:
-        """Count a job that is dropped, and log only some of them.
+        """Count a job that was not queued, and log the first, second, fourth, eighth ... such job.
 
         A user with hundreds of failing jobs must fill neither the memory nor the log.
         """
@@ -78,7 +78,7 @@ class DeadRanks:
             log.warning("%s: %s (%s since the start)", job.name.in_log, what, words.count(unread, "job"))
 
     def _read(self, wanted: ReadCrashArtifacts) -> None:
-        """Read the crash artifacts of a job's dead ranks. Only a crash creates an incident; a normal exit does not."""
+        """Read the crash artifacts of a job's dead ranks. If they show a crash, record an incident; else only log."""
         common, job = self._common, wanted.job
         cores = common.settings.crashes.cores
         found = crash.collect_artifacts(job, common.node, self._last_seen, cores=cores, proc_root=common.proc_root)

@@ -1,4 +1,4 @@
-"""Writing of incidents to disk with the power before them, and calls of their hooks after the files are written."""
+"""Writer of incidents: to disk, together with the power before them. Then it calls their hooks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOCK_SECONDS = 3.0  # the longest wait at the start for a file system that may n
 
 
 class IncidentWriter:
-    """The incidents of one daemon: of the jobs on its board, and those that an earlier daemon did not close."""
+    """The writer of a daemon's incidents. It also restores incidents that an earlier daemon did not close."""
 
     def __init__(self, common: DaemonContext, store: Store) -> None:
         self._common, self._board, self._store = common, common.board, store
@@ -48,7 +48,7 @@ class IncidentWriter:
         self._hooks = Hooks(wanted, partial(common.schedule.run_once, "hooks"), self._record_hook)
 
     def refuse_second_daemon(self) -> None:
-        """Raise StoreTakenError if another daemon uses the state directory. Other errors are not raised.
+        """Lock the state directory. Raise StoreTakenError if another daemon uses it; other errors are only logged.
 
         A thread takes the lock, because the file system may never respond. After a failure, `_tend_store` tries
         again.
@@ -77,13 +77,13 @@ class IncidentWriter:
         beats.run_every(PRUNE_SECONDS, "store", "prune", self._prune, PRUNED_BY_AGE)
 
     def save(self, wanted: SaveIncident) -> None:
-        """Append an incident to the queue of incidents to write."""
+        """Queue an incident for writing."""
         self._unmarked.append(wanted)
         self._pending.append(wanted)
         self._common.schedule.run_once("store", self._write_pending)
 
     def finish(self, seconds: float = LAST_SECONDS) -> None:
-        """Write the pending incidents for at most `seconds`, then log the incidents that were not written.
+        """Write the queued incidents for at most `seconds` at shutdown. Then log the incidents that were not written.
 
         A thread writes them, because the schedule has stopped.
         """
@@ -104,9 +104,9 @@ class IncidentWriter:
             log.error("%s: a possible incident is lost: %s did not end within %g s", job, step, seconds)
 
     def _write_last(self, ends: float) -> None:
-        """Write the pending incidents, and the incidents that running captures and reads still produce.
+        """Write the queued incidents, and the incidents that running captures and reads still produce.
 
-        Return at `ends`, by `time.monotonic()`, at the latest.
+        Return at `ends`, a time of `time.monotonic()`, at the latest.
         """
         self._write_pending()
         while self._common.running_steps.open_steps() and time.monotonic() < ends:
@@ -115,7 +115,10 @@ class IncidentWriter:
         self._write_pending()
 
     def _write_pending(self) -> None:
-        """Write the pending incidents. All markers are on disk before the first incident is rendered."""
+        """Write the queued incidents.
+
+        First write a marker for each, so that a crash of the daemon loses none unnoticed.
+        """
         with self._writing:
             while self._pending:
                 while self._unmarked:
@@ -134,7 +137,7 @@ class IncidentWriter:
                 self._log_store_problem(str(error))
 
     def resume(self, incidents: Iterable[Incident]) -> None:
-        """Continue incidents that an earlier daemon did not close, if their processes live and a scan finds them."""
+        """Continue the incidents of an earlier daemon, if their processes live and a scan has found them."""
         processes = {process for incident in incidents for process in incident.job.processes}
         living = frozenset(filter(self._is_alive, processes))
         common, settings = self._common, self._common.settings.detector
@@ -150,7 +153,7 @@ class IncidentWriter:
         return found is not None and found[0] == process and found[1] not in ENDED_STATES
 
     def _write_with_power(self, incident: Incident, moved_to: JobState | None = None) -> None:
-        """Write the incident with the power before it. A full disk loses only this incident's folder."""
+        """Add the latest power series of its job to an incident, and write it."""
         entry = self._board.snapshot.jobs.get(incident.job.key)
         if entry is not None:
             series = self._board.power_series(entry, self._common.settings.detector)
@@ -159,7 +162,7 @@ class IncidentWriter:
         self._write(incident, moved_to)
 
     def _write(self, incident: Incident, moved_to: JobState | None = None) -> None:
-        """Write the incident, then call its hook."""
+        """Write an incident, then call its hook. If the write fails, the hook is called without a folder."""
         folder = None
         if self._board.snapshot.store_problem is None:  # else `_tend_store` saves it when the store works again
             try:
@@ -173,7 +176,7 @@ class IncidentWriter:
             self._prune()
 
     def _record_hook(self, ended: HookResult) -> None:
-        """Record the result of a hook in the log and in the incident. Keep its output in the incident's folder."""
+        """Record the result of a hook in the log and in its incident. Store its output in the incident's folder."""
         call = ended.call
         self._board.put(Snapshot.with_hook, call.event, ended.outcome)
         level = logging.INFO if ended.is_ok else logging.WARNING
@@ -191,7 +194,7 @@ class IncidentWriter:
             log.warning("the output of a hook cannot be stored: %s", error)
 
     def _tend_store(self) -> None:
-        """Open the store. After a failure, try again once a minute. A full disk must not stop monitoring."""
+        """Open the store and write the incidents of the board. After a failure, the next attempt is in a minute."""
         if self._board.snapshot.store_problem is None:
             return
         try:
@@ -209,7 +212,7 @@ class IncidentWriter:
                 self.save(SaveIncident(incident=entry.incident))
 
     def _log_store_problem(self, problem: str | None) -> None:
-        """Record the store's problem on the board, and log it if it changed. None if the store works."""
+        """Record the store's problem on the board, and log a new problem. None: the store works."""
         if problem is not None and problem != self._board.snapshot.store_problem:
             log.error("incidents are not stored: %s\n  monitoring continues; the next attempt is in a minute", problem)
         self._board.set(store_problem=problem)

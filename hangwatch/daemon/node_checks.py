@@ -18,7 +18,7 @@ CHECKED_AGAIN_PACE_SECONDS = 60.0  # the shortest time between two such runs of 
 
 
 class CheckRunner:
-    """The checks of one daemon: those that `settings` (by name) contains and enables."""
+    """The runner of a daemon's checks: those that are enabled in `settings`, which is by name."""
 
     def __init__(self, common: DaemonContext, settings: Mapping[str, Settings]) -> None:
         self._common, self._settings = common, settings
@@ -40,7 +40,7 @@ class CheckRunner:
             self._common.schedule.run_once("checks", self._check, check.name)
 
     def _check(self, name: str) -> None:
-        """Run one check."""
+        """Run one check and record its result on the board."""
         self._began[name] = time.time()
         node = self._node()
         result = runner.run(self._checks[name], node, self._settings[name], self._windows[name])
@@ -49,10 +49,9 @@ class CheckRunner:
             self.run_absent_soon((name,))
 
     def run_absent_soon(self, names: Iterable[str]) -> None:
-        """Schedule an early run of those of these checks that last returned ABSENT, because a job has started.
+        """Run those of these checks soon that found nothing to check (ABSENT), because a job has started.
 
-        An early run of a check is scheduled at most once a minute, even if a user's jobs start and end every
-        second.
+        Each check gets at most one such early run a minute, even if a user's jobs start and end every second.
         """
         now, found = self._common.clock(), self._common.board.snapshot.checks
         for name in names:
@@ -63,7 +62,7 @@ class CheckRunner:
                 self._common.schedule.run_within(CHECK_AGAIN_SECONDS, f"check-{name}")
 
     def report_overrun(self, task: str) -> bool:
-        """Record that a check is still running at its next tick. Return False if the task `task` is not a check."""
+        """Record that a check has not ended when it is due again. Return False if `task` is not a check."""
         name = task.removeprefix("check-")
         if name not in self._checks:
             return False

@@ -142,9 +142,9 @@ class Daemon:
         self._do(wanted)
 
     def _discover(self, since: float | None = None) -> None:
-        """Scan /proc for jobs, unless a scan began after `since` (CLOCK_MONOTONIC, seconds; by default, now).
+        """Scan /proc for jobs, unless a scan began after `since` (CLOCK_MONOTONIC, seconds; default: now).
 
-        All callers that wait while a scan runs share the next scan.
+        If a scan is running, all waiting callers share the next scan.
         """
         wanted_at = self._clock() if since is None else since
         if self._scanned_at > wanted_at:
@@ -189,7 +189,7 @@ class Daemon:
                 log.log(level, "%s: %s: %s", action.job.in_log, states, action.message)
 
     def _log_not_monitored(self, left_out: tuple[NotMonitored, ...]) -> None:
-        """Log once for each owner that some of its jobs or ranks are not monitored."""
+        """Log that some jobs or ranks of an owner are not monitored, once for each owner."""
         owners = frozenset(one.owner for one in left_out)
         for one in left_out:
             if one.owner not in self._left_out_owners:
@@ -197,7 +197,7 @@ class Daemon:
         self._left_out_owners = owners
 
     def _log_driver_fault(self, fault: Fault | None) -> None:
-        """Log once that the driver failed, and once that it works again. Tasks that need no GPU continue."""
+        """Log when the driver fails, and when it works again. Tasks that need no GPU continue."""
         trouble = f"{fault.reason}: {fault.detail}" if fault else None
         if trouble == self._driver_trouble:
             return
@@ -208,7 +208,7 @@ class Daemon:
             log.info("GPU readings work again")
 
     def _on_missed(self, task: str) -> None:
-        """Report that a task still runs at its next tick. A late sample is reported by `find_health_problem`."""
+        """Report that a task has not ended when it is due again. `find_health_problem` reports late power samples."""
         if not self._checking.report_overrun(task) and task != "sample":
             log.warning("%s is still running at its next tick", task)
 
@@ -246,11 +246,11 @@ class Daemon:
         self._notifier.ready()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Block until `ask_to_stop`, or for at most `seconds`. Return True if the daemon was asked to stop."""
+        """Wait until `ask_to_stop` is called, at most `seconds`. Return True if the daemon was asked to stop."""
         return self._stop.wait(seconds)
 
     def ask_to_stop(self) -> None:
-        """Make `wait` return. Safe in a signal handler."""
+        """Make `wait` return. A signal handler may call this function."""
         self._stop.set()
 
     def stop(self) -> None:
@@ -272,9 +272,10 @@ class Daemon:
         self._notifier.status(f"{len(entries)} jobs{': ' + states if states else ''}")
 
     def _ping_watchdog(self) -> None:
-        """Ping systemd if the daemon is healthy.
+        """Tell systemd's watchdog that the daemon is healthy; do nothing if it is not.
 
-        This is a separate task: power may be sampled only once a minute, which is longer than systemd waits.
+        This is a separate task, because power may be sampled only once a minute, and systemd does not wait that
+        long.
         """
         if self.find_health_problem() is None:
             self._notifier.watchdog()
@@ -282,7 +283,7 @@ class Daemon:
     # --- answers -----------------------------------------------------------------------------------------------
 
     def find_health_problem(self) -> str | None:
-        """Return a sentence about the health problem of the daemon itself; None if it is healthy."""
+        """Return a sentence about a health problem of the daemon itself; None if it is healthy."""
         now, snapshot = self._clock(), self.board.snapshot
         late = now - self._sampled_at
         limit = max(30.0, BEATS_MISSED * self.settings.gpu.sample_seconds)

@@ -1,4 +1,4 @@
-"""Faults that stop the progress of one rank. Standard library only: ranks import it."""
+"""Faults with which one rank of the demo stops making progress. Standard library only, because ranks import it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def deadlock(_me: object) -> None:
 
 
 def upload_metrics(lock: threading.Lock, held: threading.Event) -> None:
-    """Hold the lock and wait for a response that never arrives."""
+    """Hold the lock forever: wait for a response that never arrives."""
     answer = threading.Event()
     with lock:
         held.set()
@@ -24,13 +24,13 @@ def upload_metrics(lock: threading.Lock, held: threading.Event) -> None:
 
 
 def log_metrics(lock: threading.Lock) -> None:
-    """Acquire the lock of the metrics."""
+    """Wait for the lock that `upload_metrics` holds."""
     with lock:
         pass
 
 
 def pack_sequences(_me: object) -> None:
-    """Loop forever in Python. The low priority keeps the demo from slowing down the machine."""
+    """Loop forever in Python, with a low priority so that the demo does not slow down the machine."""
     os.nice(10)
     room, length = 4096, 0
     while length != room:
@@ -38,5 +38,5 @@ def pack_sequences(_me: object) -> None:
 
 
 def stop(_me: object) -> None:
-    """Stop this process, as a debugger or a batch system that suspends jobs does."""
+    """Stop this process with SIGSTOP, as a debugger or a batch system that suspends jobs does."""
     os.kill(os.getpid(), signal.SIGSTOP)

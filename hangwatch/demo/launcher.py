@@ -26,7 +26,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Launcher:
-    """The ranks of this node, the ranks that have joined the current collective, and the next orders."""
+    """The launcher of the ranks of this node. It also completes their collectives and passes orders to them.
+
+    `arrived` are the ranks that have called the current collective, `orders` the next order for each rank.
+    """
 
     def __init__(self, folder: str, run_id: str, ranks: int, nodes: int, worker: str) -> None:
         self.folder = folder
@@ -47,7 +50,7 @@ class Launcher:
         self.ended = False
 
     def start(self) -> None:
-        """Start all ranks."""
+        """Start all ranks of this node."""
         for local_rank in range(self.ranks):
             self.start_rank(local_rank)
 
@@ -82,14 +85,14 @@ class Launcher:
         return names | {name: str(number) for name, number in numbers.items()}
 
     def serve(self) -> None:
-        """Serve collectives and orders until standard input ends."""
+        """Complete collectives and obey orders until standard input ends."""
         while not self.ended:
             for key, _ in self.readers.select():
                 read: Callable[[], None] = key.data
                 read()
 
     def read_orders(self) -> None:
-        """Read orders from standard input."""
+        """Read the available orders from standard input and obey them."""
         text = os.read(sys.stdin.fileno(), LONGEST_MESSAGE_BYTES).decode()
         self.ended = not text
         *lines, self.unread = (self.unread + text).split("\n")
@@ -97,7 +100,7 @@ class Launcher:
             self.obey(line)
 
     def obey(self, line: str) -> None:
-        """Handle one order. A rank receives its order with the result of the next all_reduce."""
+        """Obey one order, `TARGET ORDER`. A rank receives its order with the result of the next all_reduce."""
         whom, _, order = line.partition(" ")
         if whom == "peers":
             self.others_arrive = order != "stay-away"
@@ -122,7 +125,7 @@ class Launcher:
         self.ended = not self.peers
 
     def complete_collective(self) -> None:
-        """Send the result to all ranks once every rank of the job has called the same collective."""
+        """If all ranks of the job have called the same collective, send them the result."""
         operations = {operation for operation, _ in self.arrived.values()}
         if len(self.arrived) < self.ranks or len(operations) > 1 or not self.others_arrive:
             return
@@ -145,7 +148,7 @@ class Launcher:
                 say("given")
 
     def restart(self) -> None:
-        """Replace all ranks, as torchrun does after a failure."""
+        """End all ranks and start new ones, as torchrun does after a failure."""
         for peer in self.peers.values():
             self.readers.unregister(peer)
         self.end()
@@ -167,7 +170,7 @@ class Launcher:
 
 
 def say(event: str) -> None:
-    """Send an event to the simulated node."""
+    """Print an event, which the simulated node reads."""
     sys.stdout.write(f"{event}\n")
     sys.stdout.flush()
 

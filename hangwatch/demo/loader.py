@@ -17,14 +17,14 @@ _UP = b"."
 
 
 class Loader(NamedTuple):
-    """A rank's ends of the two pipes to its loader. The rank sends names of shards and receives batches."""
+    """The pipes between a rank and its loader. The rank sends names of shards and receives batches."""
 
     requests: int
     batches: int
 
 
 def start(folder: Path) -> Loader:
-    """Fork the loader and wait until it has started. The kernel kills it when its rank dies."""
+    """Fork the loader and wait until it has started. The kernel kills the loader when its rank dies."""
     request_read, request_write = os.pipe()
     batch_read, batch_write = os.pipe()
     rank = os.getpid()
@@ -41,7 +41,7 @@ def start(folder: Path) -> Loader:
 
 
 def next_batch(loader: Loader, shard: str = GOOD_SHARD) -> bytes:
-    """Request a batch of a shard from the loader and wait for it."""
+    """Request a batch of a shard from the loader. Wait for it and return it."""
     os.write(loader.requests, f"{shard}\n".encode())
     batch = b""
     while len(batch) < BATCH_BYTES:
@@ -53,7 +53,10 @@ def next_batch(loader: Loader, shard: str = GOOD_SHARD) -> bytes:
 
 
 def read_shard(shard: str) -> bytes:
-    """Read one batch. A shard on storage that does not respond (a FIFO in the demo) blocks as on a hung mount."""
+    """Read one batch of a shard and return it.
+
+    A shard on stuck storage, which is a FIFO in the demo, blocks the reader as a hung mount does.
+    """
     with open(shard, "rb") as file:  # noqa: PTH123 - pathlib's frame would hide this one
         return file.read(BATCH_BYTES)
 

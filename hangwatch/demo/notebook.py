@@ -1,4 +1,4 @@
-"""A notebook that holds a GPU. It computed for a while and now runs no cell. It is not a rank of any job.
+"""A notebook that holds a GPU. It has computed for a while and now runs no cell. It is not a rank of any job.
 
 `hangwatch.demo.simulated_node` starts and controls it like `hangwatch.demo.launcher`. The order `idle` ends the
 running cell. Standard library only.
@@ -20,7 +20,7 @@ STEP_SECONDS = 0.1
 
 
 def run_cell(phases: Phases) -> None:
-    """Compute until an order interrupts the cell."""
+    """Compute until the order `idle` arrives on standard input."""
     while not select.select([sys.stdin], [], [], 0)[0]:
         phases.enter(0, Phase.COMPUTE)
         time.sleep(STEP_SECONDS)
@@ -28,7 +28,7 @@ def run_cell(phases: Phases) -> None:
 
 
 def wait_for_cell(phases: Phases) -> None:
-    """Wait as an idle kernel does for its next cell. In the demo the wait ends with standard input."""
+    """Wait for the next cell, as an idle notebook kernel does. The demo ends the wait by closing standard input."""
     phases.enter(0, Phase.IDLE)
     sys.stdin.readline()
 

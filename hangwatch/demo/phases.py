@@ -1,7 +1,7 @@
-"""The current phase of each rank, in memory that ranks write and the simulated GPUs read.
+"""The current phase of each rank, in shared memory: ranks write it, and the simulated GPUs read it.
 
-Standard library only: ranks import it. A stuck rank cannot report that it is stuck. So each slot has a start time:
-a phase that began too long ago is no longer work.
+Standard library only, because ranks import it. A stuck rank cannot report that it is stuck. So the memory also has
+the time at which each phase began: a phase that began too long ago is no longer work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SLOT = struct.Struct("=dq")
 
 
 class Phase(IntEnum):
-    """The phase that a rank last entered."""
+    """The phases of a rank."""
 
     STARTING = 0
     LOADING = 1
@@ -36,7 +36,7 @@ class PhaseAge(NamedTuple):
 
 
 class Phases:
-    """A small shared file with one slot per local rank. Each rank writes only its own slot."""
+    """A small shared file with the phase of each local rank. Each rank writes only its own slot."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -44,7 +44,7 @@ class Phases:
 
     @staticmethod
     def create(path: Path, ranks: int) -> Phases:
-        """Create the file with all ranks in STARTING."""
+        """Create the file. The phase of all ranks is STARTING."""
         path.write_bytes(_SLOT.pack(time.monotonic(), Phase.STARTING) * ranks)
         return Phases(path)
 

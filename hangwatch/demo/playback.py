@@ -1,4 +1,4 @@
-"""Playback of a scenario on a simulated node under the real daemon, and a judgement of the daemon's verdict."""
+"""Playback of a scenario: the real daemon monitors a simulated node, and its verdict is compared with the right one."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ NewDaemon: TypeAlias = Callable[..., Daemon]
 
 
 class Outcome(Value, frozen=True):
-    """Result of a scenario. `seconds` is the time from the fault to the verdict.
+    """The result of a scenario. `seconds` is the time from the fault to the verdict.
 
-    `report` is the incident's folder, None without an incident. `planted` is the rank with the fault, None if no
+    `report` is the incident's folder; None without an incident. `planted` is the rank with the fault; None if no
     rank of this node has one.
     """
 
@@ -102,9 +102,9 @@ def play(
     directory: Path | None = None,
     new_daemon: NewDaemon = Daemon,
 ) -> Outcome:
-    """Play the scenario `name` and call `say` with a line for every event.
+    """Play the scenario `name` and return its outcome. `say` is called with a line for every event.
 
-    The same `seed` plants the fault in the same rank. `directory` is for the incident and the daemon's log; the
+    With the same `seed`, the fault is in the same rank. `directory` is for the incident and the daemon's log; the
     default is `hangwatch-demo` in the current directory. Every process is ended, even after an error. Raises
     NodeError if the simulated node fails, and StoreError if the directory cannot be used.
     """
@@ -141,7 +141,7 @@ def _play(
 
 
 class Watcher:
-    """Observer of one job on the daemon's board. It reports each change of the job's state."""
+    """Observer of one job on the daemon's board. It calls `say` for each change of the job's state."""
 
     def __init__(self, daemon: Daemon, job_id: str, say: Callable[[str], None]) -> None:
         self._daemon = daemon
@@ -154,7 +154,7 @@ class Watcher:
         self.saw_job = False
 
     def look(self) -> JobEntry | None:
-        """Return the current state of the job, None until the daemon has found the job."""
+        """Report changes since the last call. Return the job's entry; None until the daemon has found the job."""
         jobs = self._daemon.board.snapshot.jobs
         self.saw_job |= bool(jobs)
         entry = next((entry for entry in jobs.values() if entry.job.job_id == self._job_id), None)
@@ -172,7 +172,7 @@ class Watcher:
         return entry
 
     def follow(self, seconds: float) -> None:
-        """Report events for `seconds`."""
+        """Report changes for `seconds`."""
         wait_until(lambda: self.look() is None and False, seconds)
 
     def is_in(self, *states: JobState) -> bool:
@@ -190,7 +190,7 @@ def _train(scenario: Scenario, watcher: Watcher) -> None:
 
 
 def _await_answer(scenario: Scenario, node: SimulatedNode, watcher: Watcher) -> None:
-    """Wait for the page of a hang. In a healthy scenario, wait until the job is training again."""
+    """Wait until the daemon pages for the hang. In a healthy scenario, wait until the job is training again."""
     if scenario.right_answer is Answer.NO_JOB:
         watcher.follow(IDLE_SECONDS)
         return
@@ -227,7 +227,7 @@ def _judge(scenario: Scenario, planted: int | None, seconds: float, watcher: Wat
 
 
 def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdict | None) -> tuple[bool, str]:
-    """Return True if the verdict was right, and a sentence about it."""
+    """Return True if the daemon's verdict was right, and a sentence that compares it with the scenario."""
     named = [one.rank for one in verdict.named] if verdict else []
     names = f"rank {', '.join(map(str, named))}" if named else "no rank"
     paged = f"paged and named {names}" if watcher.paged else "did not page"
@@ -246,7 +246,7 @@ def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdic
 
 
 def _report(daemon: Daemon, job_id: str) -> Path | None:
-    """Return the folder of the job's incident once it is written, None if it is not written before the deadline."""
+    """Return the folder of the job's incident; None if it is not written before the deadline."""
     store = daemon.store
     assert store is not None
 
@@ -263,7 +263,7 @@ def _report(daemon: Daemon, job_id: str) -> Path | None:
 def run_daemon(
     node: SimulatedNode, gpus: GpuSource, daemon_settings: Settings, new_daemon: NewDaemon = Daemon
 ) -> Iterator[Daemon]:
-    """Run the real daemon over one simulated node. Its log is in its state directory."""
+    """Run the real daemon for a simulated node within a `with` block. Its log is in its state directory."""
     state = Path(daemon_settings.store.directory)
     state.mkdir(parents=True, exist_ok=True)
     with _log_to(state / "daemon.log"):
@@ -277,7 +277,7 @@ def run_daemon(
 
 @contextlib.contextmanager
 def _log_to(path: Path) -> Iterator[None]:
-    """Redirect the log of the daemon and its libraries to a file: the terminal shows only the scenario."""
+    """Write the log of the daemon and its libraries to a file within a `with` block, and not to the terminal."""
     log, everybody = logging.getLogger("hangwatch"), logging.getLogger()
     before = (log.level, log.propagate)
     file = logging.FileHandler(path)

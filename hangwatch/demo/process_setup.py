@@ -1,4 +1,4 @@
-"""Name, visibility and lifetime of a process of the simulated node. Standard library only: ranks import it."""
+"""Name, visibility and lifetime of a process of the simulated node. Standard library only, because ranks import it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 def set_identity(comm: str, parent: int, folder: Path) -> None:
-    """Set the name to `comm`, appear in the node's view of /proc, and die with `parent`; see prctl(2).
+    """Name this process `comm`, add it to the simulated node's view of /proc, and let it die with `parent`.
+
+    See prctl(2).
 
     Under Yama only ancestors may trace a process. PR_SET_PTRACER lets py-spy, which is no ancestor, trace this
     process.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Answer(Enum):
-    """The right verdict of hangwatch on a scenario."""
+    """The right verdict on a scenario."""
 
     NAMES_PLANTED = "a page that names the blocked rank"
     NAMES_NOBODY = "a page that names no rank: all ranks on this node wait"
@@ -20,7 +20,10 @@ class Answer(Enum):
 
 
 class Scenario(NamedTuple):
-    """One scenario. `order` is sent to `target`: `one` random rank, `all`, or the `peers` on other nodes."""
+    """A scenario of the demo.
+
+    `order` is sent to `target`: `one` random rank, `all` ranks, or the `peers` on other nodes.
+    """
 
     name: str
     what: str

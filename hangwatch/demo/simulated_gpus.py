@@ -1,4 +1,4 @@
-"""Simulated GPUs with a power that follows the real behaviour of the ranks of a simulated node.
+"""Simulated GPUs. Their power follows what the ranks of a simulated node are doing.
 
 The levels are those of an H100 with a limit of 700 W. In measured hung jobs a GPU draws 14 to 29 % of its limit.
 Its utilisation is 100 % on ranks that wait in NCCL, and often 0 % on the rank for which they wait.
@@ -20,7 +20,7 @@ DRAINED_SECONDS = 1.0  # NVML averages power over a second, and queued kernels c
 
 
 class Load(NamedTuple):
-    """Power of a GPU, its random spread, and the utilisation that the driver reports."""
+    """The power of a GPU, the range of its random noise, and the utilisation that the driver reports."""
 
     watts: float
     spread_watts: float
@@ -43,7 +43,7 @@ _AT_ONCE = {
 
 
 def load(seen: PhaseAge, alive: bool = True) -> Load:
-    """Return the load of the GPU of a rank from the rank's phase and the age of that phase."""
+    """Return the load of a rank's GPU, by the rank's phase and the age of that phase; idle for a dead rank."""
     if not alive:
         return IDLE
     if seen.phase in _AT_ONCE:
@@ -54,20 +54,20 @@ def load(seen: PhaseAge, alive: bool = True) -> Load:
 
 
 class SimulatedGpus:
-    """One GPU per rank of the simulated jobs. Replaces the driver as the daemon's source of samples."""
+    """One simulated GPU for each rank. It replaces the driver as the daemon's source of samples."""
 
     def __init__(self, *nodes: SimulatedNode, seed: int = 0) -> None:
         self._ranks = [(node, local_rank) for node in nodes for local_rank in range(node.ranks)]
         self._random = random.Random(seed)  # noqa: S311 - noise of a sensor
 
     def start(self) -> None:
-        """Do nothing: a sweep is read on demand."""
+        """Do nothing, because there is no sampler: each call of `latest` makes a sweep."""
 
     def stop(self) -> None:
-        """Do nothing."""
+        """Do nothing, because there is no sampler."""
 
     def latest(self) -> GpuSweep:
-        """Return a sweep of all GPUs now."""
+        """Return a new sweep of all GPUs."""
         return GpuSweep(
             taken_monotonic_seconds=time.monotonic(),
             taken_unix_seconds=time.time(),
@@ -80,7 +80,7 @@ class SimulatedGpus:
         return SamplerStatus(alive=True, last_answer_monotonic_seconds=time.monotonic())
 
     def query(self, kind: type[DetailsT], deadline_seconds: float) -> Fault:
-        """Return a fault: only a real driver has details."""
+        """Return a fault, because simulated GPUs have no details."""
         return Fault(
             subject="simulated GPUs",
             reason="NotSimulated",

@@ -27,16 +27,16 @@ KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
 
 
 class NodeError(UserError):
-    """A failure of the simulated node. The message describes the failure and ends with the end of the node's log."""
+    """A failure of the simulated node. The message describes it and ends with the last lines of the node's log."""
 
 
 class SimulatedNode:
-    """`ranks` worker processes of a job over `nodes` nodes. The simulated node is the first of these nodes.
+    """A simulated node with `ranks` worker processes. It is the first of the `nodes` nodes of their job.
 
-    A context manager, which ends every process that it started. The processes also die with this process, even if
-    it is killed. `pids` are those of the ranks, by local rank. `proc_root` is a view of /proc with only the node's
-    processes. `program` is the module that starts the ranks, `worker` the module that a rank runs. `first_order`
-    (TARGET ORDER) is the order before the first step.
+    It is a context manager, which ends every process that it started. The processes also die with this process,
+    even if it is killed. `pids` are those of the ranks, by local rank. `proc_root` is a view of /proc with only the
+    node's processes. `program` is the module that starts the ranks, `worker` the module that a rank runs.
+    `first_order` (TARGET ORDER) is sent before the first step.
     """
 
     def __init__(
@@ -83,10 +83,7 @@ class SimulatedNode:
         self.close()
 
     def order(self, target: int | str, order: str) -> None:
-        """Send an order to a rank, to `all` ranks or to the `peers` on other nodes.
-
-        Wait until the ranks have received it.
-        """
+        """Send an order to a rank, to `all` ranks or to the `peers` on other nodes. Wait until it was received."""
         self._write(f"{target} {order}\n")
         self.wait_for_event("given", START_DEADLINE_SECONDS)
 
@@ -96,7 +93,7 @@ class SimulatedNode:
         self.wait_for_event("ready", START_DEADLINE_SECONDS)
 
     def wait_for_event(self, event: str, deadline_seconds: float) -> list[str]:
-        """Return the words after the next event of that name. Raises NodeError if it does not arrive in time."""
+        """Wait for the next event of this name. Return the words after the name. Raises NodeError at the deadline."""
         end = time.monotonic() + deadline_seconds
         while True:
             words = self._next_event(end - time.monotonic())
@@ -106,7 +103,7 @@ class SimulatedNode:
                 return words[1:]
 
     def has_said(self, event: str) -> bool:
-        """True if the event has arrived. Reads all events that are available, without waiting."""
+        """True if the event has arrived. All events that have arrived so far are consumed."""
         while (words := self._next_event(0.0)) is not None:
             if words[0] == event:
                 return True
@@ -117,7 +114,7 @@ class SimulatedNode:
         return Path(f"/proc/{self.pids[local_rank]}").exists()
 
     def close(self) -> None:
-        """End all processes and remove the folder. The launcher reaps its ranks before it exits."""
+        """End all processes, and remove the folder of the node."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):  # a dead launcher did not read an order
@@ -162,7 +159,7 @@ class SimulatedNode:
 
 
 def _link_kernel_files(proc_root: Path) -> None:
-    """Link all of /proc except its processes. The node's processes link themselves when they start."""
+    """Make links in `proc_root` to all of /proc except its processes. The node's processes add links to themselves."""
     proc_root.mkdir()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -170,7 +167,7 @@ def _link_kernel_files(proc_root: Path) -> None:
 
 
 def wait_until(condition: Callable[[], bool], deadline_seconds: float, every_seconds: float = 0.05) -> bool:
-    """Return True as soon as the condition is true, False at the deadline."""
+    """Call `condition` again and again. Return True once it returns true; False at the deadline."""
     end = time.monotonic() + deadline_seconds
     while not condition():
         if time.monotonic() > end:

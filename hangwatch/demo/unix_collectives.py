@@ -1,6 +1,6 @@
-"""Collectives over a Unix socket to the launcher. A rank that waits for its peers is really blocked here.
+"""Collectives over a Unix socket to the launcher. A rank that waits for its peers is really blocked in them.
 
-Standard library only: ranks import it.
+Standard library only, because ranks import it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LONGEST_MESSAGE_BYTES = 4096
 
 
 class ReduceResult(NamedTuple):
-    """The sum over all ranks, and the launcher's next order for this rank ("go": continue)."""
+    """The sum over all ranks, and the launcher's next order for this rank ("go": no order, continue)."""
 
     total: float
     order: str
@@ -25,13 +25,13 @@ def join(peers: socket.socket) -> str:
 
 
 def all_reduce(peers: socket.socket, value: float) -> ReduceResult:
-    """Sum `value` over all ranks of the job. Blocks until all ranks have called it."""
+    """Sum `value` over all ranks of the job. Block until all ranks have called this function."""
     peers.send(f"all_reduce {value}".encode())
     total, _, order = peers.recv(LONGEST_MESSAGE_BYTES).decode().partition(" ")
     return ReduceResult(float(total), order)
 
 
 def barrier(peers: socket.socket) -> None:
-    """Block until every rank of the job has called it."""
+    """Block until every rank of the job has called this function."""
     peers.send(b"barrier 0")
     peers.recv(LONGEST_MESSAGE_BYTES)

@@ -1,6 +1,6 @@
 """One rank of the simulated job. It repeats load, compute and all_reduce until it receives another order.
 
-Started with `python -SE`, and standard library only: a rank starts in about 30 ms.
+It uses only the standard library and is started with `python -SE`, so it starts in about 30 ms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK_BYTES = 1 << 18
 
 
 class Rank(NamedTuple):
-    """The numbers of a rank, and its connections."""
+    """The state of a rank: its numbers, its connections to the launcher and the loader, and its phase."""
 
     rank: int
     local_rank: int
@@ -36,12 +36,15 @@ class Rank(NamedTuple):
     loader: loader.Loader
 
     def begins(self, phase: Phase) -> None:
-        """Record that this rank enters a phase."""
+        """Record that this rank now enters a phase."""
         self.phases.enter(self.local_rank, phase)
 
 
 def compute(batch: bytes, cpu_seconds: float) -> float:
-    """Simulate kernels on a GPU: a little work of the CPU that launches them, and a wait for them."""
+    """Simulate a GPU kernel: use the CPU for `cpu_seconds`, as its launch does, then sleep for one step.
+
+    Return a number.
+    """
     loss, end = 0.0, time.thread_time() + cpu_seconds
     while time.thread_time() < end:
         loss += sum(batch[::64])
@@ -50,7 +53,7 @@ def compute(batch: bytes, cpu_seconds: float) -> float:
 
 
 def train(me: Rank) -> None:
-    """Train forever. Orders of the launcher are executed between two steps."""
+    """Train forever. Between two steps, obey the launcher's order."""
     order = join(me.peers)
     while True:
         name, *words = order.split()
@@ -72,7 +75,7 @@ def train_step(me: Rank) -> str:
 
 
 def save_checkpoint(folder: Path, seconds: float) -> None:
-    """Write real bytes to a real file, slowly, as to a busy file system."""
+    """Write real data to a real file for `seconds`, as slowly as to a busy file system."""
     path = folder / "checkpoint.pt"
     end = time.monotonic() + seconds
     with path.open("wb") as file:
@@ -86,7 +89,7 @@ def save_checkpoint(folder: Path, seconds: float) -> None:
 
 
 def checkpoint(me: Rank, seconds: str) -> None:
-    """Write a checkpoint on rank 0. The other ranks wait for it."""
+    """Write a checkpoint if this is rank 0. The other ranks wait for rank 0."""
     if me.rank == 0:
         me.begins(Phase.CHECKPOINT)
         save_checkpoint(me.folder, float(seconds))
@@ -95,7 +98,7 @@ def checkpoint(me: Rank, seconds: str) -> None:
 
 
 def evaluate(me: Rank, seconds: float) -> None:
-    """Evaluate a model: much work for the CPU, little for the GPU, and a changing stack."""
+    """Simulate an evaluation: much work for the CPU, little for the GPU, and a changing stack."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         questions = loader.next_batch(me.loader)
@@ -107,14 +110,14 @@ def evaluate(me: Rank, seconds: float) -> None:
 
 
 def score(answers: bytes) -> float:
-    """Return a score of the answers."""
+    """Simulate the scoring of answers."""
     precision = compute(answers, EVALUATION_CPU_SECONDS)
     recall = compute(answers[::2], EVALUATION_CPU_SECONDS)
     return precision + recall
 
 
 def evaluation(me: Rank, seconds: str) -> None:
-    """Evaluate on all ranks, then continue together."""
+    """Evaluate, then wait for the other ranks, which evaluate, too."""
     me.begins(Phase.EVALUATION)
     evaluate(me, float(seconds))
     me.begins(Phase.COLLECTIVE)
@@ -122,15 +125,12 @@ def evaluation(me: Rank, seconds: str) -> None:
 
 
 def leave(_me: Rank) -> None:
-    """End like a rank that has no more data.
-
-    It ends without an error, so the launcher lets the other ranks continue.
-    """
+    """End this rank without an error, as a rank without more data does. The launcher lets the other ranks continue."""
     sys.exit(0)
 
 
 def train_from_stuck_storage(me: Rank) -> None:
-    """Request a shard that the loader can never read."""
+    """Request a shard from the loader that can never be read."""
     me.begins(Phase.LOADING)
     loader.next_batch(me.loader, shard=str(me.folder / "stuck-shard"))
 
@@ -147,7 +147,7 @@ ORDERS: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    """Run as `worker FOLDER SOCKET_FD`, with torchrun's variables in the environment."""
+    """Run as `worker FOLDER SOCKET_FD`, with the environment that torchrun gives to a rank."""
     folder, connection = Path(sys.argv[1]), int(sys.argv[2])
     set_identity(Path("/proc/self/comm").read_text().strip(), os.getppid(), folder)
     me = Rank(

@@ -1,1 +1,1 @@
-"""Parsers of foreign formats, and bounded reading of files that others can write."""
+"""Parsers of foreign formats, and bounded reading of files that other users can write."""

@@ -1,4 +1,4 @@
-"""Bounded reading of files that other users may have written. Links and other file types than files can be refused."""
+"""Bounded reading of files that other users may have written. Links and special files can be refused."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ class FileError(Exception):
 
 
 def read(path: Path | str, most_bytes: int, *, flags: int = 0) -> bytes:
-    """Return the content of a file of at most `most_bytes`. Raises FileError.
+    """Return the content of a file of at most `most_bytes`. Raises FileError, also if the file is larger.
 
-    Stops at that limit, so a device or pipe without an end is safe. `flags` are those of `open_file`.
+    At most one byte more is read, so a device or pipe without an end does no harm. `flags` are those of
+    `open_file`.
     """
     with open_file(path, flags=flags) as file:
         return read_rest(file, path, most_bytes)
 
 
 def is_inherited_stream(path: Path) -> bool:
-    """True if the path is a stream that the calling process opened: `<(command)` of a shell, or /dev/stdin.
+    """True if the path is a stream that the calling process has opened: `<(command)` of a shell, or /dev/stdin.
 
-    Any other pipe may never have a writer.
+    Such a stream has a writer. Any other pipe may never get one.
     """
     return path == Path("/dev/stdin") or path.parent == Path("/dev/fd")
 
 
 def read_rest(file: BinaryIO, path: Path | str, most_bytes: int) -> bytes:
-    """Read an open file to its end. Raises FileError if more than `most_bytes` remain."""
+    """Return the rest of an open file. Raises FileError if more than `most_bytes` remain."""
     try:
         content = file.read(most_bytes + 1)
     except OSError as error:
@@ -51,9 +52,9 @@ def read_rest(file: BinaryIO, path: Path | str, most_bytes: int) -> bytes:
 
 
 def open_file(path: Path | str, *, flags: int = 0) -> BinaryIO:
-    """Open a file for reading. `flags` are added to those of open(2). O_NONBLOCK restricts it to regular files.
+    """Open a file for reading. Raises FileError.
 
-    Raises FileError.
+    `flags` are added to those of open(2). With O_NONBLOCK, only a regular file is accepted.
     """
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags), "rb")
@@ -68,10 +69,10 @@ def open_file(path: Path | str, *, flags: int = 0) -> BinaryIO:
 
 
 def open_below(folder: Path, path: Path, *, roots_links: bool = False) -> BinaryIO:
-    """Open a file below a folder that other users may write to. Follow no link between the two (O_NOFOLLOW).
+    """Open the file `path` below `folder`, in which other users may write. No link below `folder` is followed.
 
-    With `roots_links`, follow links that root made in a folder only root may write to. Their targets are resolved
-    below `folder`. Raises FileError.
+    With `roots_links`, links that only root can have made are followed. Their targets are resolved below `folder`.
+    Raises FileError.
     """
     remaining, open_folders, links_followed = (
         list(path.relative_to(folder).parts[::-1]),
@@ -97,7 +98,7 @@ def open_below(folder: Path, path: Path, *, roots_links: bool = False) -> Binary
 
 
 def _leave(open_folders: list[int], count: int) -> None:
-    """Close and remove the last `count` folders, except the first one."""
+    """Close the last `count` folders and remove them from the list. The first folder always stays."""
     for descriptor in open_folders[max(1, len(open_folders) - count) :]:
         os.close(descriptor)
         open_folders.remove(descriptor)
@@ -140,7 +141,7 @@ def _link(parent: int, name: str, path: Path) -> str | None:
 
 
 def _refused_below(name: Path | str, path: Path, parent: int | None, error: OSError) -> FileError:
-    """Return the error. If a link is the reason, the message names the link."""
+    """Return the error to raise. If the reason is a link in the path, the message names the link."""
     if error.errno in (errno.ELOOP, errno.ENOTDIR) and parent is not None:
         with contextlib.suppress(OSError):
             if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):

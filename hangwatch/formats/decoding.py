@@ -1,4 +1,4 @@
-"""Decoding of JSON, TOML and plain values to typed values, safely in any thread.
+"""Decoding of JSON, TOML and plain values to typed values, safe in any thread.
 
 msgspec 0.22 crashes when two threads prepare the same type at the same time: one thread uses the incomplete type,
 and the process dies of a segmentation fault. So types are prepared under one lock. No other module may decode to a

@@ -59,7 +59,7 @@ class StoreError(UserError):
 
 
 class Summary(Value, frozen=True):
-    """A line of the list of incidents.
+    """One incident in a list of incidents.
 
     If the folder cannot be read, `problem` is set and the rest is empty. If the folder has only a marker, `problem`
     says so, `state` is None, and the other fields come from the marker.
@@ -81,9 +81,10 @@ class Summary(Value, frozen=True):
 
 
 class Marker(Value, frozen=True):
-    """One line written before an incident. Only this line remains if hangwatch ends before it has written the incident.
+    """The marker of an incident: one line that is written before it, and removed after it.
 
-    `ranks` are those that the verdict names; `message` is the beginning of the verdict's sentence.
+    It remains only if hangwatch ends before it has written the incident. `ranks` are the ranks that the verdict
+    names, `message` is the beginning of the verdict's sentence.
     """
 
     incident_id: str
@@ -99,7 +100,10 @@ class Marker(Value, frozen=True):
 
 
 class Incidents(Value, frozen=True):
-    """The incidents of a node, newest first: `hangwatch incidents --json`, and /incidents of the daemon."""
+    """The incidents of a node, newest first.
+
+    It is the output of `hangwatch incidents --json` and of the daemon's /incidents.
+    """
 
     schema_version: int
     incidents: tuple[Summary, ...]
@@ -117,7 +121,7 @@ class _VerdictHead(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """The fields of incident.json that a list needs. The decoder skips the rest."""
+    """The fields of incident.json that a list of incidents shows. The decoder skips the rest."""
 
     incident_id: str
     node: str
@@ -134,7 +138,7 @@ class _Version(msgspec.Struct):
 
 
 def encode(incident: Incident | Marker) -> bytes:
-    """Encode as JSON. Text that is not Unicode is escaped, because a command line may contain any byte."""
+    """Return an incident as JSON. Text that is not Unicode is escaped, because a command line may contain any byte."""
     try:
         return msgspec.json.encode(incident)
     except UnicodeEncodeError:
@@ -159,7 +163,7 @@ def encode_marker(incident: Incident) -> bytes:
 
 
 def load_marker(folder: Path) -> Marker | None:
-    """Return the marker of a folder without an incident; None if there is an incident or no readable marker."""
+    """Return the marker in a folder; None if the folder has an incident, or no readable marker."""
     if (folder / INCIDENT_FILE).exists():
         return None
     try:
@@ -170,7 +174,7 @@ def load_marker(folder: Path) -> Marker | None:
 
 
 def load(folder: Path) -> Incident:
-    """Read the incident in a folder, written by this version or an earlier one, and convert it to this version.
+    """Read the incident in a folder. An incident of an earlier version is converted to this version.
 
     Raises StoreError, which names the file and the remedy.
     """
@@ -181,7 +185,7 @@ def load(folder: Path) -> Incident:
 
 
 def parse(path: Path, content: bytes) -> Incident:
-    """Parse the content of an incident file, as `load` does. `path` is for the message of StoreError."""
+    """Parse the content of an incident file, as `load` does. Raises StoreError, which names `path`."""
     version = decode(path, content, _Version)
     if version.schema_version > INCIDENT_VERSION:
         raise StoreError(
@@ -234,7 +238,7 @@ def rank_numbers(job: Job, grouping: Grouping) -> Iterator[int | None]:
 
 
 def _upgraded(incident: dict[str, Any], version: int) -> bytes:
-    """Convert an incident of an earlier version to the form of this version."""
+    """Convert an incident of an earlier version to this version. Return it as JSON."""
     if version < 2:
         _set_ranges(incident)
     for group in _objects(incident.get("grouping"), "groups"):
@@ -244,20 +248,20 @@ def _upgraded(incident: dict[str, Any], version: int) -> bytes:
 
 
 def _objects(parent: object, key: str) -> list[dict[str, Any]]:
-    """Return the objects in the list under a key of an object. The decoder refuses all other values later."""
+    """Return the objects in the list `parent[key]`. Other values are skipped: the decoder refuses them later."""
     items = parent.get(key) if isinstance(parent, dict) else None
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def _set_parts(member: dict[str, Any]) -> None:
-    """Move the fields of a member of version 2 to the parts of version 3. Version 2 has no parts."""
+    """Change a member of version 2 to version 3, in which its fields are in groups ("parts")."""
     for part, names in _MEMBER_PARTS.items():
         if fields := {_NEW_NAMES.get(name, name): member.pop(name) for name in names.split() if name in member}:
             member[part] = fields
 
 
 def _set_ranges(incident: dict[str, Any]) -> None:
-    """Convert the absent local ranks of version 1 to ranges. In version 1 they are numbers."""
+    """Change the absent local ranks of version 1, which are numbers, to ranges."""
     job = incident.get("job")
     absent = job.get("absent_local_ranks") if isinstance(job, dict) else None
     if isinstance(job, dict) and isinstance(absent, list) and all(isinstance(number, int) for number in absent):
@@ -265,9 +269,10 @@ def _set_ranges(incident: dict[str, Any]) -> None:
 
 
 def read_head(file: BinaryIO) -> bytes | None:
-    """Return the part of an incident before its captures (a sixth of the file) as JSON; None if it is not an incident.
+    """Return the part of an incident before its captures, about a sixth of the file, as JSON.
 
-    The search for the key of the captures cannot match text of a job: in a JSON string a quotation mark is escaped.
+    None if the file is not an incident of this version. The search for the key of the captures cannot match text of
+    a job, because in a JSON string a quotation mark is escaped.
     """
     size = os.fstat(file.fileno()).st_size
     ending = _ENDING.search(os.pread(file.fileno(), _ENDING_BYTES, max(0, size - _ENDING_BYTES)))
@@ -283,7 +288,7 @@ def read_head(file: BinaryIO) -> bytes | None:
 
 
 def load_summary(folder: Path) -> Summary:
-    """Return the list line of the incident in a folder. Most of the file is not decoded."""
+    """Return the summary of the incident in a folder. Most of the file is not decoded."""
     size_bytes = folder_size_bytes(folder)
     if (kept := load_marker(folder)) is not None:
         return Summary(
@@ -320,15 +325,16 @@ def load_summary(folder: Path) -> Summary:
 
 
 def _marker_line(kept: Marker) -> str:
-    """Return the sentence about an incident that has only a marker."""
+    """Return a sentence about an incident of which only the marker was written."""
     return f"{kept.verdict}: {kept.message} (hangwatch ended before it could write more than this line)"
 
 
 def find_newest(summaries: Iterable[Summary], job: str | None, where: str) -> Summary | None:
-    """Return the newest incident, of one job if `job` (key, id or name) is given; None if there are no incidents.
+    """Return the newest incident; None if there are no incidents.
 
-    `summaries` are newest first. Raises StoreError if that job has no incident, or if several jobs have this name,
-    which is possible because users choose names.
+    With `job` (key, id or name), return the newest incident of that job. `summaries` are newest first. Raises
+    StoreError if that job has no incident, or if several jobs have this name, which is possible because users
+    choose names.
     """
     readable = [summary for summary in summaries if not summary.problem]
     if job is None:
@@ -346,7 +352,7 @@ def find_newest(summaries: Iterable[Summary], job: str | None, where: str) -> Su
 
 
 def check_opened_date(incident: Incident, folder: Path) -> Incident:
-    """Return the incident if it can be saved again. Raises StoreError if its year is out of range."""
+    """Return the incident. Raises StoreError if it cannot be saved again because its date is out of range."""
     try:
         words.incident_name(incident.job, incident.opened_unix_seconds)
     except ValueError:
@@ -357,9 +363,9 @@ def check_opened_date(incident: Incident, folder: Path) -> Incident:
 
 
 def folder_size_bytes(folder: Path) -> int:
-    """Return the size of all files below a folder.
+    """Return the total size of all files below a folder.
 
-    Files that disappear during the count are ignored. Links are not followed.
+    Files that disappear meanwhile are ignored. Links are not followed.
     """
     total = 0
     for base, _, names in os.walk(folder):
@@ -370,7 +376,7 @@ def folder_size_bytes(folder: Path) -> int:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file of an incident's folder, bounded and not through links. Raises StoreError."""
+    """Return the content of a file in an incident's folder. Links are not followed. Raises StoreError."""
     try:
         return bounded_read.read(path, MAX_INCIDENT_BYTES, flags=NO_LINK)
     except bounded_read.FileError as error:
@@ -400,7 +406,7 @@ def decode(path: Path, content: bytes, kind: type[_T]) -> _T:
 
 
 def _dumps_remedy(path: Path) -> str:
-    """Return the command that reads the dumps of this incident; empty if it has no dumps."""
+    """Return a line with the command that reads the dumps of this incident; "" if it has no dumps."""
     dumps = path.parent / "dumps"
     with contextlib.suppress(OSError):
         if dumps.is_dir():
@@ -409,7 +415,7 @@ def _dumps_remedy(path: Path) -> str:
 
 
 def write_remedy(number: int | None) -> str:
-    """Return the remedy for an errno of writing an incident."""
+    """Return the remedy for an error in writing an incident, by its errno."""
     if number in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full: free space or lower [store] max_bytes; older incidents are untouched"
     if number in (errno.EACCES, errno.EPERM):

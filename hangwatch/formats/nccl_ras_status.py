@@ -1,6 +1,6 @@
 """Parser of NCCL's response to the RAS command STATUS: JSON (NCCL 2.28.7 and later) or text (2.24 and later).
 
-See src/ras/client_support.cc of NCCL. The response is not trusted: everything is bounded, and an impossible
+See src/ras/client_support.cc of NCCL. The response is not trusted: all sizes are bounded, and an impossible
 communicator makes the whole response invalid. Only versions, hashes and numeric addresses are kept as text.
 """
 
@@ -27,14 +27,14 @@ COLLECTIVES = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce",
 
 
 class BadAnswerError(Exception):
-    """A response that is not a status of NCCL's RAS. The text gives the reason."""
+    """A response that is not a status of NCCL's RAS. The message gives the reason."""
 
 
 class RasRank(Value, frozen=True):
-    """A rank of a communicator: its number there, its process, and the number of launches per operation.
+    """A rank of a communicator: its number in the communicator, its process, and its launches of each operation.
 
-    `host` is the address that the process itself reports, "" if unknown. `pid` is the pid in the process's own
-    namespace, -1 if unknown. The job can forge both.
+    `host` is the address that the process itself reports; "" if unknown. `pid` is the pid in the process's own
+    namespace; -1 if unknown. The job can forge both.
     """
 
     rank: int
@@ -44,10 +44,10 @@ class RasRank(Value, frozen=True):
 
 
 class Communicator(Value, frozen=True):
-    """A communicator: the ranks of its `size` that responded, and those that NCCL does not reach.
+    """A communicator of `size` ranks: the ranks that responded, and the ranks that NCCL does not reach.
 
-    The text form lists only a few of the ranks that differ; `rest` holds the counts of all other ranks.
-    `is_listed`: every rank is in `ranks` or `unreached`. `is_running`: no rank is starting or ending.
+    The text form lists only a few of the ranks that differ; `rest` has the counts of all other ranks. `is_listed`:
+    every rank is in `ranks` or `unreached`. `is_running`: no rank is starting or ending.
     """
 
     name: str
@@ -119,7 +119,10 @@ def _parse_json(text: str) -> RasStatus:
 
 
 def _with_commas(lines: list[str]) -> Iterator[str]:
-    """Yield the lines, with the comma that NCCL 2.28.9 omits between two members of a missing rank."""
+    """Yield the lines of a response in JSON, with commas that NCCL 2.28.9 leaves out.
+
+    They are missing between two members of the object about a missing rank.
+    """
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         bare = line.rstrip()
         is_left_out = bare[-1:] not in ("", ",", ":", "{", "[") and following.lstrip()[:1] == '"'
@@ -150,7 +153,10 @@ def _is_starting_or_ending(state: _State) -> bool:
 
 
 def _name(first: str, second: str) -> str:
-    """Return a unique name of a communicator. Two communicators may have the same first hash."""
+    """Return a unique name of a communicator, made from both hashes.
+
+    Several communicators may have the same first hash.
+    """
     parts = second.split(":")
     return f"{first}/{second}" if len(parts) == 2 and all(map(_HASH.fullmatch, parts)) else first
 
@@ -161,9 +167,9 @@ def _rank(raw: _Rank) -> RasRank:
 
 
 def _host(text: str) -> str:
-    """Return the address.
+    """Return `text` as an address; "" if it is not an address.
 
-    Empty if the text is not an address or has a scope, which in IPv6 may contain any character.
+    An IPv6 address with a scope is refused, because the scope may contain any character.
     """
     try:
         return "" if "%" in text else str(ipaddress.ip_address(text))
@@ -198,7 +204,7 @@ _PROCESS = re.compile(r"GPU .{1,40} managed by process (\d{1,9}) on node ([0-9a-
 
 
 class _Draft:
-    """A communicator, with the data that the text has given so far."""
+    """A communicator during parsing, with the data from the lines read so far."""
 
     def __init__(self, size: int, *, is_running: bool) -> None:
         self.size = size
@@ -214,7 +220,7 @@ class _Draft:
             self.places[number] = _host(process[2]), int(process[1])
 
     def build(self, name: str) -> Communicator:
-        """Return the communicator. Raises BadAnswerError."""
+        """Return the finished communicator. Raises BadAnswerError if it is impossible."""
         if any(number >= self.size for number in (*self.counts, *self.unreached)):
             raise BadAnswerError("an impossible communicator")
         ranks = (
@@ -233,9 +239,9 @@ class _Draft:
 
 
 def _parse_text(text: str) -> RasStatus:
-    """Parse the text form.
+    """Parse a response in the text form.
 
-    It lists only differences: if all ranks of a communicator agree, their counts are unknown.
+    This form lists only differences. If all ranks of a communicator agree, their counts are unknown.
     """
     version = _VERSION_LINE.search(text[:1024])
     if version is None:

@@ -1,4 +1,4 @@
-"""Titles that programs give to their processes instead of the command line, see setproctitle(3). Pure.
+"""Titles that programs set for their processes in place of the command line, see setproctitle(3). Pure.
 
 vLLM: `VLLM::Worker_DP0_TP2` (vllm/utils/system_utils.py); SGLang: `sglang::scheduler_PP1_TP0`
 (sglang/srt/managers/scheduler.py); Ray: `ray::Actor.method` while an actor runs a method.
@@ -25,29 +25,32 @@ class Title(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The title without numbers and without an actor's method. It is equal for processes of one kind."""
+        """The title without numbers and without an actor's method. Processes of one kind have the same family."""
         actor = self.text.partition(".")[0] if "::" in self.text else self.text
         return _DIGITS.sub("#", _NUMBERS.sub("", actor))
 
     @property
     def name(self) -> str | None:
-        """The title as a name of its process. None if it has unusual characters or is only the name of a program."""
+        """The title, if it names its process; None if it has unusual characters or is only the name of a program."""
         return self.text if _PLAIN.fullmatch(self.text) and _TELLS.search(self.text) else None
 
     @property
     def rank(self) -> int | None:
-        """The number of a tensor, pipeline or data parallel group. None if the title has no or several such numbers."""
+        """The tensor, pipeline or data parallel number in the title; None if it has no such number or several."""
         ranks = [self.numbers[kind] for kind in _RANKS if kind in self.numbers]
         return ranks[0] if len(ranks) == 1 else None
 
     @property
     def is_worker(self) -> bool:
-        """True if the process has a part of the model. A title with only a data parallel number may be a server's."""
+        """True if the title has a tensor or pipeline parallel number, so that the process holds a part of the model.
+
+        A process with only a data parallel number may be a server.
+        """
         return not self.numbers.keys().isdisjoint(("TP", "PP"))
 
 
 def read(command: str) -> Title | None:
-    """Return the title in a command line. None if the line begins with a Python interpreter or has no letter."""
+    """Return the title in a command line; None if it begins with a Python interpreter or a word without letters."""
     first = next(iter(command[:4096].split(None, 1)), "")
     if not re.search("[A-Za-z]", first) or _INTERPRETER.search(first):
         return None

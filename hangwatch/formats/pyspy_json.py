@@ -18,7 +18,7 @@ _LONGEST_DETAIL = 400
 
 
 class _Complaint(NamedTuple):
-    """An error message of py-spy (any version), the kernel or a shell, and its meaning."""
+    """An error message of py-spy, of the kernel or of a shell, and its meaning."""
 
     words: re.Pattern[str]
     reason: str
@@ -59,9 +59,9 @@ UNHEARD = "DumpFailed"
 
 
 def fault_of_message(subject: str, message: str) -> Fault:
-    """Return the fault for a message of py-spy.
+    """Return the fault for an error message of py-spy.
 
-    The reason for an unknown message is `DumpFailed`, which is no evidence about the process.
+    For an unknown message the reason is `DumpFailed`, which says nothing about the dumped process.
     """
     detail = message[:_LONGEST_DETAIL]
     for complaint in _COMPLAINTS:
@@ -77,7 +77,7 @@ def fault_of_message(subject: str, message: str) -> Fault:
 
 
 class DumpError(Exception):
-    """A dump that cannot be read. The message gives the expected and the actual content."""
+    """A dump that cannot be parsed. The message gives the expected and the actual content."""
 
 
 class _Local(msgspec.Struct):
@@ -111,11 +111,11 @@ LONGEST_NAME = 256  # characters of a function, a file or a thread: programs cho
 
 
 def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
-    """Parse the output of `py-spy dump --json` (0.4) for one process.
+    """Parse the output of `py-spy dump --json` (0.4) for one process, and return its threads.
 
-    `pid` is the process in its own pid namespace. It identifies the main thread if py-spy gives no names. Of more
-    than 256 threads, the main thread and 255 others are kept. An empty thread after them has the number of dropped
-    threads. Raises DumpError if the text is not such a dump.
+    `pid` is the pid of the process in its own pid namespace. It identifies the main thread if py-spy gives no
+    names. Of more than 256 threads, the main thread and 255 others are kept. An empty thread after them has the
+    number of dropped threads. Raises DumpError if the text is not such a dump.
     """
     try:
         raw_threads = _JSON.decode(text)
@@ -135,7 +135,10 @@ def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
 
 
 def _main_index(threads: list[_PySpyThread], pid: int | None) -> int | None:
-    """Return the index of the main thread: by its name, its id, or because its outermost frame is a module."""
+    """Return the index of the main thread; None if there is none.
+
+    It is found by its name, else by its id, else because its outermost frame is a module.
+    """
     rules: tuple[Callable[[_PySpyThread], bool], ...] = (
         lambda thread: thread.thread_name == "MainThread",
         lambda thread: pid is not None and thread.os_thread_id == pid,
@@ -153,13 +156,13 @@ _TO_PACKAGE = re.compile(r"^.*/(?:site|dist)-packages/|^.*?/lib(?:64)?/python\d+
 
 
 def shorten_path(path: str, folder: str = "") -> str:
-    """Shorten a path as py-spy does: to the part from the package on, or the part below the program's `folder`."""
+    """Return a path as py-spy shortens it: from the package on, or the part below the program's `folder`."""
     cut = _TO_PACKAGE.sub("", path)
     return cut.removeprefix(f"{folder}/") if folder else cut
 
 
 def _installed(frames: Sequence[_PySpyFrame]) -> int:
-    """Return the number of innermost frames in the standard library, installed packages or compiled code."""
+    """Return the number of frames, counted from the innermost one, before the first frame of the user's code."""
     user_frames = (
         number for number, frame in enumerate(frames) if not frame.module and not is_installed(frame.filename)
     )
@@ -172,7 +175,7 @@ def is_installed(file: str | None) -> bool:
 
 
 def _program_folder(frames: Sequence[_PySpyFrame]) -> str:
-    """Return the folder of the program that the main thread runs; empty if unknown."""
+    """Return the folder of the program that the main thread runs; "" if unknown."""
     files = (
         frame.filename for frame in reversed(frames) if frame.name == "<module>" and not is_installed(frame.filename)
     )
@@ -196,7 +199,7 @@ def _thread(thread: _PySpyThread, folder: str, *, is_main: bool) -> Thread:
 
 
 def _bounded(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return all frames. Of a runaway recursion, return only the innermost and the outermost frames."""
+    """Return all frames; of a runaway recursion, only the innermost and the outermost frames."""
     if len(frames) <= INNERMOST_FRAMES + OUTERMOST_FRAMES:
         return tuple(frames)
     left_out = Frame(function="<frames left out>", file="<hangwatch>")

@@ -1,4 +1,6 @@
-"""Strict decoding of TOML that people write. It reports all problems at once, with file, line, section and key."""
+"""Strict decoding of TOML files that people write. All problems are reported at once, with file, line, section and
+key.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,11 @@ _WORDS: dict[Any, str] = {
 
 
 class TomlError(Exception):
-    """A text that is not TOML. The message names the file, and the line if the parser reports it."""
+    """A text that is not valid TOML. The message names the file, and the line if the parser reports it."""
 
 
 class Problem(NamedTuple):
-    """A problem with the key at `keys`, the path from the top of the file. `line` is None if unknown."""
+    """A problem with one key. `keys` is the list of keys from the top of the file to it. `line` is None if unknown."""
 
     keys: tuple[str, ...]
     message: str
@@ -53,14 +55,17 @@ class Problem(NamedTuple):
 
 
 class Decoded(NamedTuple, Generic[T]):
-    """A decoded table without its wrong keys. `value` is None if the other keys cannot be decoded either."""
+    """The decoded value of a table, and its problems. Keys with problems are left out of the value.
+
+    `value` is None if even the other keys cannot be decoded.
+    """
 
     value: T | None
     problems: tuple[Problem, ...]
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
-    """Parse a text to a table. `source` is the file name for error messages. Raises TomlError."""
+    """Parse a TOML text to a table. Errors name the file `source`. Raises TomlError."""
     if long_key := _LONG_KEY.search(text):
         line = text.count("\n", 0, long_key.end()) + 1
         raise TomlError(
@@ -83,9 +88,9 @@ def _too_deep(source: str) -> TomlError:
 
 
 def _is_deeper(value: object, depth: int) -> bool:
-    """True if lists and tables are nested deeper than `depth`.
+    """True if lists and tables in `value` are nested more than `depth` deep.
 
-    Not recursive, so that no depth can exhaust the stack.
+    The function is not recursive, so that no depth can exhaust the stack.
     """
     level = [value]
     for _ in range(depth):
@@ -99,8 +104,8 @@ def _is_deeper(value: object, depth: int) -> bool:
 def decode(table: object, kind: type[T], source: str, path: tuple[str, ...] = (), text: str = "") -> Decoded[T]:
     """Decode a table to a value of this type.
 
-    `path` is the place of the table in the file. `text` is the text of the file, needed to find lines. At most
-    `MOST_PROBLEMS` problems are reported, then one that says there are more.
+    `path` is the list of keys from the top of the file to the table. `text` is the text of the file, needed to find
+    lines. After `MOST_PROBLEMS` problems, one more says that there are others.
     """
     problems: list[Problem] = []
     rest = table
@@ -134,8 +139,8 @@ def _in_order(problems: list[Problem]) -> tuple[Problem, ...]:
 def line_of(text: str, keys: tuple[str, ...]) -> int | None:
     """Return the line on which a key begins; None if the text does not contain it, or the search takes too long.
 
-    The parser does not report lines. So the file is parsed up to each line that mentions the key, until the result
-    contains the key.
+    The parser does not report lines. So the beginning of the file is parsed up to each line that mentions the key,
+    until the result contains the key.
     """
     names = [key for key in keys if not key.startswith("[")]
     if not names:
@@ -174,9 +179,9 @@ def _holds(table: object, keys: tuple[str, ...]) -> bool:
 
 
 def _without(table: object, steps: tuple[str, ...]) -> object:
-    """Return the table without the key at the end of `steps`; the same table if it has no such key.
+    """Return the table without the key at the end of the path `steps`; the same table if it has no such key.
 
-    A key inside a list removes the whole list.
+    If the path leads into a list, the whole list is removed.
     """
     if not steps or not isinstance(table, dict) or steps[0] not in table:
         return table
@@ -187,9 +192,9 @@ def _without(table: object, steps: tuple[str, ...]) -> object:
 
 
 def _explain(message: str, table: object, root: type[Any], path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Translate an error of msgspec.
+    """Translate an error message of msgspec.
 
-    Return the path of its key and a message: [section], key, problem, allowed values.
+    Return the path of the wrong key, and a message: [section], key, problem, allowed values.
     """
     location = _SECTION_OF_PATH.search(message)
     problem = message[: location.start()] if location else message
@@ -211,12 +216,12 @@ def _explain(message: str, table: object, root: type[Any], path: tuple[str, ...]
 
 
 def _joined(steps: list[str]) -> str:
-    """Join steps to a path: `activities.rules[0]`."""
+    """Return the steps of a path as text: `activities.rules[0]`."""
     return "".join(step if step.startswith("[") else f".{step}" for step in steps).removeprefix(".")
 
 
 def _named(steps: list[str], table: object) -> list[str]:
-    """Insert the key of a table with free keys, for which msgspec's path has only "[...]"."""
+    """Return the steps of a path, with real keys in place of "[...]", which msgspec writes for a key of a table."""
     named: list[str] = []
     for step in steps:
         if step == _ANY_ITEM and isinstance(table, dict):
@@ -227,7 +232,7 @@ def _named(steps: list[str], table: object) -> list[str]:
 
 
 def _known(unknown: str, owner: type[Any] | None, root: type[Any]) -> str:
-    """Return a hint about an unknown key, and the keys that are allowed in its section."""
+    """Return a hint about an unknown key: a similar key or the right section, and the allowed keys."""
     known = sorted(_fields(owner)) if owner else []
     other_sections = [f"[{name}]" for name, section in _sections(root) if unknown in _fields(section)]
     if other_sections:
@@ -257,7 +262,10 @@ def _is_section(hint: object) -> bool:
 
 
 def _walk(root: type[Any], steps: list[str]) -> tuple[type[Any] | None, str | None]:
-    """Return the struct that has the last step, and the key; (struct, None) if the path ends at a struct."""
+    """Follow a path from the struct `root`. Return the struct and the key in it to which the path leads.
+
+    The key is None if the path ends at a struct.
+    """
     owner: type[Any] | None = root
     key: str | None = None
     for step in steps:
@@ -274,7 +282,7 @@ def _walk(root: type[Any], steps: list[str]) -> tuple[type[Any] | None, str | No
 
 
 def describe_allowed(owner: type[Any], key: str) -> str:
-    """Return the allowed values of a key in words: type, form and limits."""
+    """Return the allowed values of a key as text: type, form and limits."""
     hint = get_type_hints(owner, include_extras=True)[key]
     base, words = hint, []
     if get_origin(hint) is Annotated:
@@ -295,6 +303,6 @@ def _limits(meta: Meta) -> Iterator[tuple[str, float]]:
 
 
 def _plain(value: float) -> str:
-    """Format a number with all digits and no exponent: `1048576`, `0.02`."""
+    """Return a number as text with all digits and no exponent: `1048576`, `0.02`."""
     digits = f"{Decimal(str(value)):f}"
     return digits.removesuffix(".0")

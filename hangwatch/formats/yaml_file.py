@@ -26,21 +26,18 @@ T = TypeVar("T")
 
 
 class YamlError(UserError):
-    """A file that cannot be used. The message names the file, the line and the key."""
+    """A YAML file that cannot be used. The message names the file, the line and the key."""
 
 
 class Document(NamedTuple):
-    """A file as plain values. `lines` has the line of each key, by the path of keys."""
+    """The content of a YAML file as plain values. `lines` has the line of each key, by the path of keys."""
 
     path: Path
     value: Any
     lines: Mapping[tuple[str, ...], int]
 
     def error_at(self, keys: tuple[str, ...], what: str) -> YamlError:
-        """Return an error about a key, at the line of that key.
-
-        A key without a line gets the line of the nearest outer key.
-        """
+        """Return an error about a key. It names the line of that key, or of the nearest outer key with a line."""
         near = next((keys[:end] for end in range(len(keys), -1, -1) if keys[:end] in self.lines), ())
         where = f"{self.path}:{self.lines.get(near, 1)}"
         return YamlError(f"{where}: {'.'.join(keys)}: {what}" if keys else f"{where}: {what}")
@@ -84,7 +81,7 @@ def decode(document: Document, kind: type[T]) -> T:
 
 
 class _Reading:
-    """Converter of YAML nodes to plain values. It records the line of each key."""
+    """Converter of the YAML nodes of one file to plain values. It records the line of each key."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

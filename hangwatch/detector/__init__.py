@@ -1,13 +1,14 @@
-"""Decide if a job makes progress. Every step is pure: (watch, observation, now) -> (watch, actions).
+"""Decide if a job makes progress. Every step is a pure function: (watch, observation, now) -> (watch, actions).
 
     starting -> training -> quiet -> suspected -> hung | stalled | waits_elsewhere | suspended | over
         -> recovered -> training
         -> ended
     starting, training, quiet, recovered -> unknown, without readings -> starting | training
 
-There is one function for each observation: `apply_sample` (a power sample), `apply_missing_sample`, `apply_capture`,
-`apply_light_capture`, and `end_watch` (the ranks have ended). All times are CLOCK_MONOTONIC seconds, so setting the
-clock of the node has no effect. Low power only begins a suspicion. The stacks confirm or end it.
+There is one function for each observation: `apply_sample` (a power sample), `apply_missing_sample`,
+`apply_capture`, `apply_light_capture`, and `end_watch` (the ranks have ended). All times are CLOCK_MONOTONIC
+seconds, so setting the clock of the node has no effect. Low power only begins a suspicion. The stacks confirm or
+end it.
 """
 
 from hangwatch.detector.on_capture import apply_capture, apply_light_capture, find_settled_ranks

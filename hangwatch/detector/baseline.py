@@ -1,4 +1,4 @@
-"""Learn from a job: the power at which it works (the learned baseline), and its pauses at each place."""
+"""Learn from a job: the power at which its ranks progress (the learned baseline), and its pauses at each place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors are read each minute; the 
 
 
 def with_learned_baseline(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
-    """Return the watch with the present power as learned baseline, because ranks were seen progressing at it.
+    """Return the watch with the present power as learned baseline, because ranks progress at it.
 
     A later light capture verifies the baseline.
     """
@@ -27,21 +27,27 @@ def with_learned_baseline(watch: JobWatch, now: float, settings: Detector) -> Jo
 
 
 def drop_low_baselines(watch: JobWatch, settings: Detector) -> JobWatch:
-    """Return the watch without the learned baselines of GPUs under the usual threshold: no capture confirmed them."""
+    """Return the watch without the learned baselines of GPUs under the usual threshold.
+
+    No capture has confirmed these baselines.
+    """
     low = {uuid: gpu for uuid, gpu in watch.power.gpus.items() if power_level.is_low(gpu, settings)}
     untaught = {uuid: replace(gpu, learned_watts=None) for uuid, gpu in low.items()}
     return with_power(watch, gpus=watch.power.gpus | untaught)
 
 
 def recover(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Close the open incident of a job that works again. `learn_pause` stores its pause later."""
+    """Return the watch in state `recovered`, because the job works again.
+
+    When this state ends, `learn_pause` stores the pause.
+    """
     ended = _ended_pause(watch)
     watch, actions = enter_state(watch, JobState.RECOVERED, message, now)
     return replace(watch, phase=Recovered(ended=ended)), actions
 
 
 def _ended_pause(watch: JobWatch) -> EndedPause | None:
-    """Return the pause that ended when power came back. None if power is still low, even if ranks progress."""
+    """Return the pause that ended when power came back; None if power is still low, even if ranks progress."""
     back_since = None if watch.open_incident is None else watch.open_incident.back_since
     if watch.silence is None or watch.suspicion is None or back_since is None:
         return None
@@ -50,10 +56,10 @@ def _ended_pause(watch: JobWatch) -> EndedPause | None:
 
 
 def learn_pause(watch: JobWatch, now: float) -> JobWatch:
-    """Return the watch with the ended pause as a known pause. A pause with GPU errors is not learned.
+    """Return the watch with the ended pause as a known pause. A pause during GPU errors is not learned.
 
-    The detector calls this when the state `recovered` ends. Only then has a scan shown if ranks were replaced during
-    the pause.
+    The detector calls this function when the state `recovered` ends. Only then has a scan shown if ranks were
+    replaced during the pause.
     """
     ended = watch.phase.ended if isinstance(watch.phase, Recovered) else None
     if ended is None or had_gpu_errors(watch, ended.began):
@@ -62,9 +68,9 @@ def learn_pause(watch: JobWatch, now: float) -> JobWatch:
 
 
 def had_gpu_errors(watch: JobWatch, silent_since: float | None) -> bool:
-    """True if XIDs or link errors occurred on this node after the job became silent, or up to 120 s before.
+    """True if XIDs or link errors occurred on this node at any time since 120 s before the job became silent.
 
-    `silent_since` is None if the job is not silent: then the result is false.
+    False if the job is not silent (`silent_since` is None).
     """
     errors = watch.power.gpu_errors_at
     return errors is not None and silent_since is not None and errors >= silent_since - ERRORS_BEFORE_SECONDS

@@ -1,4 +1,4 @@
-"""Decide which capture is due: a light capture, the next one of an open incident, or one before a timeout."""
+"""Decide which capture is due: a light capture, the next capture of an open incident, or a capture before a timeout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ LAST_LOOK_SECONDS = 30.0  # longest time between the last capture and the timeou
 def light_capture_when_due(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Request a light capture if power proves nothing: it fell and is flat, or the job always draws little."""
+    """Request a light capture if it is due: power fell and has been flat for the hold, or the job always draws little.
+
+    In both cases the power alone shows neither work nor a hang.
+    """
     looks = watch.capture_record
     if looks.light_capture_since is not None:
         is_lost = now - looks.light_capture_since >= CAPTURE_LOST_SECONDS
@@ -50,14 +53,14 @@ def light_capture_when_due(
 
 
 def delay_light_captures(watch: JobWatch, settings: Detector) -> JobWatch:
-    """Return the watch after a light capture without a result: the pauses before the next one double."""
+    """Return the watch after a light capture without a result. The next one is due after twice the last pause."""
     glance_pause = min(2 * watch.capture_record.fall_pause_seconds, RELOOK_MAX_SECONDS)
     relook_pause = double_pause(watch, settings)
     return with_capture_record(watch, fall_pause_seconds=glance_pause, low_power_pause_seconds=relook_pause)
 
 
 def double_pause(watch: JobWatch, settings: Detector) -> float:
-    """Return the pause in seconds before the next light capture of a job with low power: twice the last pause."""
+    """Return the pause before the next light capture of a job with low power: twice the last pause, in seconds."""
     return min(2 * _low_power_pause(watch, settings), RELOOK_MAX_SECONDS)
 
 
@@ -107,7 +110,7 @@ def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) 
 
 
 def give_up_lost_capture(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Abandon a capture that has not ended after 300 s. The job is then stalled, and the next capture is planned."""
+    """Abandon a capture that has not ended after 300 s. The job is then stalled, and a new capture is planned."""
     if now - watch.since >= CAPTURE_LOST_SECONDS:
         message = f"its stacks could not be taken within {CAPTURE_LOST_SECONDS:g} s"
         return confirm_state(with_capture_record(watch, capturing=False), JobState.STALLED, message, now, settings)

@@ -1,4 +1,4 @@
-"""Judge the GPUs of a job together: quiet, fallen, down, or back at work."""
+"""Judge the GPUs of a job together: are enough of them quiet, far below work, or back at work?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hangwatch.detector.power_level import GpuPower
 
 
 def has_quorum(count: int, voters: list[GpuPower], settings: Detector) -> bool:
-    """True if `count` GPUs are enough to judge the job: the ratio `quorum` of all voters."""
+    """True if `count` GPUs are at least the ratio `quorum` of `voters`, the GPUs of the job with a reading."""
     return count >= settings.quorum * len(voters)
 
 
@@ -19,31 +19,31 @@ def is_quiet(voters: list[GpuPower], settings: Detector) -> bool:
 
 
 def quiet_uuids(watch: JobWatch, settings: Detector) -> frozenset[str]:
-    """Return the uuids of the job's GPUs that are at or under their low-power threshold."""
+    """Return the uuids of the GPUs that draw at most their low-power threshold."""
     return frozenset(uuid for uuid, gpu in watch.power.gpus.items() if power_level.is_quiet(gpu, settings))
 
 
 def has_fallen(voters: list[GpuPower], settings: Detector) -> bool:
-    """True if enough GPUs draw far less than at work. Then a light capture is worthwhile."""
+    """True if the power of enough GPUs is far below their power at work. Then a light capture is useful."""
     return has_quorum(sum(power_level.is_under_work(gpu, settings) for gpu in voters), voters, settings)
 
 
 def is_down(voters: list[GpuPower], settings: Detector) -> bool:
-    """True if enough GPUs are under the usual threshold or have a learned baseline."""
+    """True if enough GPUs draw at most the usual threshold, or have a learned baseline."""
     down = sum(gpu.learned_watts is not None or power_level.is_low(gpu, settings) for gpu in voters)
     return has_quorum(down, voters, settings)
 
 
 def is_still_down(watch: JobWatch, settings: Detector) -> bool:
-    """True if the power of the job is still low at the end of a light capture that low power caused."""
+    """True if the low power that caused a light capture has lasted until the end of this capture."""
     voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
     return not watch.power.was_busy or has_fallen(voters, settings) or is_down(voters, settings)
 
 
 def is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> bool:
-    """True if the power of the job is over its low-power threshold again.
+    """True if the power of a quiet job is above its low-power threshold again.
 
-    A job that was never at work, or has no threshold, must reach a level that only work draws.
+    If the job was never at work or has no threshold, its power must reach a level that only work draws.
     """
     fell = watch.suspicion is not None and watch.suspicion.fell
     if (watch.power.was_busy or fell) and any(

@@ -1,7 +1,7 @@
-"""The watch of one job: all that the detector remembers of it between two steps.
+"""The watch of one job: everything that the detector remembers about the job between two steps.
 
-All times are CLOCK_MONOTONIC seconds, so setting the clock of the node has no effect. The transitions between states:
-`hangwatch.detector`.
+All times are CLOCK_MONOTONIC seconds, so setting the clock of the node has no effect. `hangwatch.detector` shows
+the transitions between states.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ STALLED_STATES = frozenset({JobState.STALLED, JobState.WAITS_ELSEWHERE}) | RESTI
 class MotionCount(Value, frozen=True):
     """The result of a capture: the numbers of ranks that are frozen (no progress), moving, or unknown (not judged).
 
-    * `movers`: the moving ranks. `movers_text`: the same in words.
-    * `with_stack`: number of ranks with a stack. `absent`: number of frozen ranks without a process. `started_since`:
-      number of ranks with a process that started after the capture began.
-    * `resting`: suspended or over; None for a job that must be judged. `traced_text`: the ranks that a debugger has
-      stopped, in words. `serves`: the job is an inference server that waits for requests.
+    * `movers`: the moving ranks. `movers_text`: the same as text.
+    * `with_stack`: number of ranks with a stack. `absent`: number of frozen ranks without a process.
+      `started_since`: number of ranks with a process that started after the capture began.
+    * `resting`: suspended or over; None for a job that must be judged. `traced_text`: a text on the ranks that a
+      debugger has stopped. `serves`: the job is an inference server that waits for requests.
     * `places`: the places of the awaited ranks, see `known_pauses`.
-    * `stays`: the ranks that stay between a few lines. Only several captures show if these progress. `settled`: number
-      of those that have stayed there for minutes.
+    * `stays`: the ranks that stay between a few lines of code. Only several captures show if these ranks progress.
+      `settled`: number of ranks that have stayed there for minutes.
     * `waits_elsewhere`: all ranks wait for ranks of other nodes, see `verdict.remote_wait`.
-    * `sleepers_text`: the sleeping ranks, which are unknown until they wake, in words.
+    * `sleepers_text`: a text on the sleeping ranks, which are not judged until they wake.
     """
 
     frozen: int
@@ -68,7 +68,7 @@ class MotionCount(Value, frozen=True):
 
     @property
     def total(self) -> int:
-        """Number of ranks that the capture should show."""
+        """Number of ranks that were judged or should have been judged."""
         return self.frozen + self.moving + self.unknown
 
     @property
@@ -78,15 +78,15 @@ class MotionCount(Value, frozen=True):
 
     @property
     def most_move(self) -> bool:
-        """True if more than half of the ranks progress."""
+        """True if more than half of the ranks are moving."""
         return self.moving * 2 > self.total
 
 
 class JobWatch(Value, frozen=True):
-    """The memory of the detector for one job.
+    """Everything that the detector remembers about one job.
 
-    `since` is the time at which the state began, `message` the reason for it. `pauses` are the known pauses. Each of
-    these parts is set only in its states:
+    `since` is the time at which the state began, `message` the reason for it. `pauses` are the known pauses. Each
+    of these parts is set only in its states:
     * `phase`: starting, recovered and unknown.
     * `silence`: quiet, suspected and the open states.
     * `suspicion`: suspected and the open states.
@@ -113,32 +113,35 @@ class JobWatch(Value, frozen=True):
 
     @property
     def is_starting(self) -> bool:
-        """True if the job is starting, or was starting before its GPUs could no longer be read."""
+        """True if the job is starting. Also true in state unknown, if the job was starting before."""
         return (self.phase.before if isinstance(self.phase, Unknown) else self.state) is JobState.STARTING
 
     @property
     def quiet_since(self) -> float | None:
-        """The time at which the silence began; None if the job is not silent."""
+        """The time at which the low power of the job began; None if its power is not low."""
         return None if self.silence is None else self.silence.since
 
 
 def with_power(watch: JobWatch, **changes: Any) -> JobWatch:
-    """Return the watch with these fields of its power record changed."""
+    """Return the watch with these fields of its part `power` changed."""
     return replace(watch, power=replace(watch.power, **changes))
 
 
 def with_capture_record(watch: JobWatch, **changes: Any) -> JobWatch:
-    """Return the watch with these fields of its capture record changed."""
+    """Return the watch with these fields of its part `capture_record` changed."""
     return replace(watch, capture_record=replace(watch.capture_record, **changes))
 
 
 def with_suspicion(watch: JobWatch, **changes: Any) -> JobWatch:
-    """Return the watch with these fields of its suspicion changed. A missing suspicion is added first."""
+    """Return the watch with these fields of its part `suspicion` changed. If that part is None, it is created first."""
     return replace(watch, suspicion=replace(watch.suspicion or Suspicion(), **changes))
 
 
 def with_open_incident(watch: JobWatch, **changes: Any) -> JobWatch:
-    """Return the watch with these fields of its open incident changed. A missing one is added first."""
+    """Return the watch with these fields of its part `open_incident` changed.
+
+    If that part is None, it is created first.
+    """
     return replace(watch, open_incident=replace(watch.open_incident or OpenIncident(), **changes))
 
 
@@ -167,7 +170,7 @@ def begin_watch(job: Job, now: float, started: float | None = None, earlier: Job
 
 
 def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobWatch:
-    """Return the watch of a job with an incident that an earlier daemon did not close. A capture is due immediately.
+    """Return the watch of a job whose incident an earlier daemon did not close. A capture is due at once.
 
     `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, both in seconds.
     """
@@ -213,14 +216,15 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
 
 
 def generation(job: Job) -> frozenset[ProcessId]:
-    """Return the processes of the job. `is_restart` compares the generations of two scans."""
+    """Return the processes of the job, with which `is_restart` recognizes a restart."""
     return frozenset(job.processes)
 
 
 def is_restart(watch: JobWatch, job: Job) -> bool:
-    """True if new ranks run while ranks of the watch are gone.
+    """True if the job has new processes, and some of the processes in the watch are gone.
 
-    Also true if a launcher without ranks now has ranks, or the reverse. Its pid may be the same: execve(2) keeps it.
+    Also true if a launcher without ranks now has ranks, or the reverse. Its pid may be the same: execve(2) keeps
+    it.
     """
     if watch.identity.has_ranks != (job.waiting is None):
         return True
@@ -232,7 +236,7 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
 def update_identity(watch: JobWatch, job: Job) -> JobWatch:
     """Return the watch with the job's present name, key and timeout.
 
-    New ranks are added to the generation. Ranks that are gone stay in it.
+    New processes are added to its generation. Processes that are gone stay in it.
     """
     identity = replace(
         watch.identity,
@@ -246,19 +250,19 @@ def update_identity(watch: JobWatch, job: Job) -> JobWatch:
 
 
 def merge_watches(watch: JobWatch, other: JobWatch) -> JobWatch:
-    """Merge the watches of two jobs that are in fact one job. Return `watch` with the processes and GPUs of both."""
+    """Return `watch` with the processes and GPUs of `other`, because a scan has shown that both are one job."""
     first, second = watch.identity, other.identity
     identity = replace(first, generation=first.generation | second.generation, began=min(first.began, second.began))
     return replace(with_power(watch, gpus={**other.power.gpus, **watch.power.gpus}), identity=identity)
 
 
 def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
-    """True if the job should page now: it is hung, or stalled for longer than its hold.
+    """True if the job should page now: it is hung, or has been stalled for longer than its hold.
 
-    * A hung job pages after `confirming_captures` consecutive captures in which all ranks were frozen. At the place of
-      a known pause it pages later, see `known_pauses`.
+    * A hung job pages after `confirming_captures` consecutive captures in which all ranks were frozen. At the place
+      of a known pause it pages later, see `known_pauses`.
     * A stalled job pages only after a capture that found a stack or judged a rank.
-    * A job at rest (suspended, over) pages like a stalled job if other nodes have ranks of the job.
+    * A job at rest (suspended, over) pages like a stalled job, but only if other nodes have ranks of the job.
     * A job that waits for other nodes pages like a stalled job, and at the latest before its collective timeout.
     """
     if watch.state is JobState.HUNG:
@@ -276,7 +280,10 @@ def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
 
 
 def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
-    """True if a job waits for other nodes and will time out in two minutes. A later page would find no process."""
+    """True if a job waits for other nodes and its collective timeout ends it in less than two minutes.
+
+    A later page would find no process.
+    """
     time_out = watch.timeout.seconds
     if watch.state is not JobState.WAITS_ELSEWHERE or time_out is None or not watch.power.was_busy:
         return False

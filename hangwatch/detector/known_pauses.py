@@ -1,9 +1,9 @@
 """Known pauses: pauses of a job that ended by themselves. At the place of a known pause, a job pages later. Pure.
 
-For example, a job waits four minutes for a generation server every ten minutes. It looks hung each time, and continues
-each time. The detector learns the place of the awaited rank and the duration of the low power. A place is the key and
-activity of a group: it identifies the code, not the rank. The number of places is limited, because the owner of a job
-can create any number of them.
+For example, a job waits four minutes for a generation server every ten minutes. It looks hung each time, and
+continues each time. The detector learns the place of the awaited rank and the duration of the low power. A place is
+the key and activity of a group: it identifies the code, not the rank. The number of places is limited, because the
+owner of a job can create any number of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOWHERE = "nowhere"
 
 
 class Pause(Value, frozen=True):
-    """A place at which the job stopped and continued, with its longest pause there.
+    """A place at which the job has paused and continued, with the longest of these pauses.
 
     `seen_at` is the time of the last pause, in CLOCK_MONOTONIC seconds.
     """
@@ -33,7 +33,7 @@ class Pause(Value, frozen=True):
 
 
 class EndedPause(Value, frozen=True):
-    """A pause after which power came back, with the places of the awaited ranks.
+    """A pause after which power came back, with the places of the ranks for which the other ranks waited.
 
     `began` is in CLOCK_MONOTONIC seconds, `seconds` is the length of the pause.
     """
@@ -44,10 +44,11 @@ class EndedPause(Value, frozen=True):
 
 
 def find_places(grouping: Grouping, named: Collection[RankId]) -> frozenset[str]:
-    """Return the places of the awaited ranks: the `named` ranks, else all ranks that do not wait for another.
+    """Return the places of the awaited ranks: the ranks in `named`, else all ranks that wait neither for a rank nor a
+    GPU.
 
-    `NOWHERE` if every rank waits, an awaited rank has no stack, or there are too many places. Empty if an awaited rank
-    progresses, since the job then works.
+    The result is `NOWHERE` alone if every rank waits, if an awaited rank has no stack, or if there are too many
+    places. It is empty if an awaited rank progresses, because the job then works.
     """
     told = [group for group in grouping.groups if group.waits_for not in {"ranks", "gpu"}]
     awaited = [group for group in told if any(one.signature is not Signature.BEHIND_GPU for one in group.members)]
@@ -63,16 +64,16 @@ def find_places(grouping: Grouping, named: Collection[RankId]) -> frozenset[str]
 
 
 def add_places(places: frozenset[str], more_places: frozenset[str]) -> frozenset[str]:
-    """Return the places of a pause, with those of one more capture added.
+    """Return the places of a pause together with those that one more capture found.
 
-    With more than `MOST_PLACES` this is not one pause: then `NOWHERE` is added instead.
+    If there are more than `MOST_PLACES`, this is not a single pause: then only `NOWHERE` is added.
     """
     both = places | more_places
     return both if len(both) <= MOST_PLACES else places | {NOWHERE}
 
 
 def add_pause(pauses: tuple[Pause, ...], ended: EndedPause, now: float) -> tuple[Pause, ...]:
-    """Return the known pauses with one more added. Each place has one entry. The latest `MOST_PAUSES` are kept."""
+    """Return the known pauses with one more pause. Each place is in one entry. The latest `MOST_PAUSES` are kept."""
     if NOWHERE in ended.places:
         return pauses
     known = {pause.place: pause for pause in pauses if now - pause.seen_at < FORGOTTEN_SECONDS}
@@ -84,9 +85,9 @@ def add_pause(pauses: tuple[Pause, ...], ended: EndedPause, now: float) -> tuple
 
 
 def longest_seconds(pauses: Collection[Pause], places: Collection[str], now: float) -> float | None:
-    """Return the longest known pause in seconds that applies at all of these places: the lowest of their maxima.
+    """Return the shortest of the longest known pauses at these places, in seconds.
 
-    None if one of the places has no known pause, or `places` is empty.
+    None if one of the places has no known pause, or if `places` is empty.
     """
     known = {pause.place: pause.longest_seconds for pause in pauses if now - pause.seen_at < FORGOTTEN_SECONDS}
     lengths = [known.get(place) for place in places]
@@ -94,10 +95,10 @@ def longest_seconds(pauses: Collection[Pause], places: Collection[str], now: flo
 
 
 def hold_seconds(longest: float | None, stalled_hold_seconds: float, collective_seconds: float | None) -> float:
-    """Return the seconds for which a hung job may be quiet before it pages: twice its longest pause; 0 without one.
+    """Return the seconds for which a hung job may be quiet before it pages: twice its longest pause.
 
-    The result is at most the stalled hold, and ends at least `END_MARGIN_SECONDS` before the collective timeout.
-    `collective_seconds` is None without such a timeout.
+    The result is 0 without a pause (`longest` is None). It is at most the stalled hold, and ends at least
+    `END_MARGIN_SECONDS` before the collective timeout. `collective_seconds` is None without such a timeout.
     """
     if longest is None:
         return 0.0

@@ -35,7 +35,7 @@ _RESTING_WORDS = {
 def apply_capture(
     watch: JobWatch, seen: MotionCount, now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Apply the result of a capture that the detector requested. Return the changed watch and the actions."""
+    """Change the state of a job by the result of a capture. Return the changed watch and the actions."""
     watch = with_capture_record(with_power(watch, is_serving=seen.serves), capturing=False, captured_at=now)
     if watch.state is not JobState.SUSPECTED and not watch.is_open:
         return watch, ()
@@ -64,7 +64,10 @@ def apply_capture(
 
 
 def _capture_after_waking(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
-    """Return the watch with the next capture planned for shortly after a sleeping rank wakes, or earlier."""
+    """Return the watch with the next capture planned for shortly after a sleeping rank wakes.
+
+    If the next capture is planned for an earlier time, that plan stays.
+    """
     known = {} if watch.suspicion is None else watch.suspicion.sleepers
     woken_at = sleepers.next_capture_at(known, now, settings.stalled_hold_seconds)
     planned_at = None if watch.open_incident is None else watch.open_incident.capture_wanted_at
@@ -74,7 +77,7 @@ def _capture_after_waking(watch: JobWatch, now: float, settings: Detector) -> Jo
 
 
 def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Decide if a job is hung, stalled, or waits for other nodes.
+    """Decide if a job is hung, stalled, or waits for other nodes. Return the changed watch and the actions.
 
     The job is not at rest, and at most half of its ranks progress.
     """
@@ -111,9 +114,9 @@ def _waits_for_other_nodes(watch: JobWatch, seen: MotionCount) -> bool:
 
 
 def _with_movers(watch: JobWatch, seen: MotionCount) -> JobWatch:
-    """Return the watch with the ranks that progress in this capture, for a job that was never busy.
+    """Return the watch with the ranks that progress in this capture. It is unchanged if the job was ever busy.
 
-    The ranks of a healthy job may progress in turn, so that each capture finds most of them waiting.
+    The ranks of a healthy job may progress in turn, so that each single capture finds most of them waiting.
     """
     if watch.power.was_busy or watch.state is JobState.HUNG:
         return watch
@@ -122,13 +125,13 @@ def _with_movers(watch: JobWatch, seen: MotionCount) -> JobWatch:
 
 
 def _with_places(watch: JobWatch, places: frozenset[str]) -> JobWatch:
-    """Return the watch with the places of one more capture added to its suspicion."""
+    """Return the watch with the places that one more capture found added to its suspicion."""
     before = frozenset[str]() if watch.suspicion is None else watch.suspicion.places
     return with_suspicion(watch, places=known_pauses.add_places(before, places))
 
 
 def _learn_work(watch: JobWatch, message: str, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Learn that the present power is no sign of a hang. A later light capture verifies it."""
+    """Learn that the present power is no sign of a hang, and end the suspicion. A later light capture verifies it."""
     watch = with_learned_baseline(watch, now, settings)
     if watch.is_open:
         return recover(watch, message, now)
@@ -136,7 +139,7 @@ def _learn_work(watch: JobWatch, message: str, now: float, settings: Detector) -
 
 
 def _are_late(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> bool:
-    """True if the absent ranks of a starting job have never existed. Its launcher may still start them."""
+    """True if the absent ranks of a starting job have never existed, so that its launcher may still start them."""
     all_known_live = len(watch.identity.generation) - seen.started_since <= seen.total - seen.absent
     is_starting = not watch.power.was_busy and now - watch.identity.began < settings.startup_stalled_hold_seconds
     return seen.absent > 0 and all_known_live and is_starting
@@ -153,10 +156,10 @@ def _describe_known_pause(watch: JobWatch, now: float, settings: Detector) -> st
 def apply_light_capture(
     watch: JobWatch, seen: MotionCount, now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Apply the result of a light capture that the detector requested. Return the changed watch and the actions.
+    """Change the state of a job by the result of a light capture. Return the changed watch and the actions.
 
-    If most ranks progress, the present power becomes the learned baseline. If at least half stand still, a suspicion
-    begins. In any other case, learned baselines under the usual threshold are dropped.
+    If most ranks progress, the present power becomes the learned baseline. If at least half of the ranks do not
+    progress, a suspicion begins. In any other case, learned baselines under the usual threshold are dropped.
     """
     watch = with_capture_record(
         with_power(watch, is_serving=seen.serves), light_capture_since=None, light_captured_at=now
@@ -180,7 +183,10 @@ def apply_light_capture(
 def find_settled_ranks(
     watch: JobWatch, stays: Mapping[RankId, CodeRegion], now: float, settings: Detector
 ) -> frozenset[RankId]:
-    """Return the ranks that have stayed between the same few lines for minutes. `stays` are those of this capture."""
+    """Return the ranks that have stayed between the same few lines of code for minutes.
+
+    `stays` are the stays that the present capture found.
+    """
     standstills = standstill.follow_stays(watch.capture_record.standstills, stays, now)
     hold = STANDSTILL_HOLDS * settings.hold_seconds
     return frozenset(standstill.find_settled(standstills, now, hold, max(hold, settings.stalled_hold_seconds)))
@@ -189,7 +195,10 @@ def find_settled_ranks(
 def _correct_by_earlier_captures(
     watch: JobWatch, seen: MotionCount, now: float, settings: Detector
 ) -> tuple[JobWatch, MotionCount]:
-    """Correct a capture by earlier ones: a moving rank counts as unknown if it stayed between the same few lines."""
+    """Return the watch and the result of a capture, corrected by earlier captures.
+
+    A rank that has stayed between the same few lines of code counts as unknown, even if it seems to move.
+    """
     ranks = find_settled_ranks(watch, seen.stays, now, settings)
     to_and_fro = len(ranks & seen.movers)
     seen = replace(seen, moving=seen.moving - to_and_fro, unknown=seen.unknown + to_and_fro, settled=len(ranks))

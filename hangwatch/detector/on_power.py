@@ -1,4 +1,4 @@
-"""Steps of the detector after a power sample, or a missing one: power changes the state of the job."""
+"""Steps of the detector after a power sample or a missing sample: power changes the state of the job."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def apply_sample(
     gpu_errors_at: float | None = None,
     capture_seconds: float = LOOK_SECONDS,
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Apply one power sample of the GPUs that the job holds. Return the changed watch and the actions.
+    """Change the state of a job by one power sample of its GPUs. Return the changed watch and the actions.
 
-    `samples` and `idle` (idle levels in watts) are by uuid. A gap between samples of more than `gap_seconds` does not
-    count as quiet time. `gpu_errors_at` is the time of the last XID or link error on this node; None if there was none.
-    `capture_seconds` is the usual duration of a capture.
+    `samples` and `idle` (idle levels in watts) are by uuid. A gap between samples of more than `gap_seconds` does
+    not count as quiet time. `gpu_errors_at` is the time of the last XID or link error on this node; None if there
+    was none. `capture_seconds` is the usual duration of a capture.
     """
     if watch.state is JobState.ENDED:
         return watch, ()
@@ -73,9 +73,9 @@ def apply_sample(
 
 
 def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Apply the lack of a power sample. After the hold, the state of the job becomes unknown.
+    """Change the state of a job without a power sample. After the hold, the state becomes unknown.
 
-    A launcher without ranks is not affected: it is judged by time only.
+    A launcher without ranks is not affected, because it is judged by time only.
     """
     if not watch.identity.has_ranks or watch.state not in _BY_POWER:
         return watch, ()
@@ -88,14 +88,17 @@ def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> tup
 
 
 def _without_readings(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Apply a sample in which no GPU of the job could be read. It proves neither a hang nor work."""
+    """Change the state of a job after a sample in which none of its GPUs could be read.
+
+    Such a sample proves neither a hang nor work.
+    """
     if watch.state is JobState.QUIET:
         return enter_state(watch, JobState.TRAINING, "no GPU of the job can be read", now)
     return apply_missing_sample(watch, now, settings)
 
 
 def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Apply a sample to a launcher without ranks. It draws no power: a capture is due if its start takes too long."""
+    """Change the state of a launcher without ranks. It draws no power: a capture is due if its start takes too long."""
     if watch.state is JobState.STARTING and _is_start_over(watch, now, settings):
         return begin_suspicion(
             watch, f"no rank, {now - watch.identity.began:.0f} s after its launcher began to wait", now
@@ -124,17 +127,17 @@ def _starting(
 
 
 def _is_start_over(watch: JobWatch, now: float, settings: Detector) -> bool:
-    """True if the start of a job took too long: the startup hold is over, and the watch is older than the hold."""
+    """True if the job's start has taken longer than the startup hold, and its state is at least `hold_seconds` old."""
     return now - watch.identity.began >= settings.startup_hold_seconds and now - watch.since >= settings.hold_seconds
 
 
 def _over_fixed_threshold_since(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> float | None:
-    """Return the time since which the job has drawn more than the fixed threshold; None if it draws less.
+    """Return the time since which the job has drawn more than the fixed threshold; None if it draws less now.
 
-    The caller counts this as work only after the hold. A job that loads its model or downloads data draws idle power
-    with short peaks.
+    The caller counts this as work only after the hold, because a job that loads its model or downloads data draws
+    idle power with short peaks.
     """
     if not has_quorum(sum(power_level.is_over_fixed_threshold(gpu, settings) for gpu in voters), voters, settings):
         return None
@@ -186,9 +189,10 @@ def _fall_quiet(
 
 
 def _keep_quiet_gpus(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> JobWatch:
-    """Keep only the GPUs that were quiet without a break. If these are too few, the silence begins again.
+    """Return the watch with only the GPUs that have been quiet without a break.
 
-    In a healthy pipeline, a different GPU may be waiting at each moment.
+    If these are too few, the silence begins again: in a healthy pipeline, a different GPU may be waiting at each
+    moment.
     """
     quiet = quiet_uuids(watch, settings)
     if watch.silence is not None:
@@ -252,7 +256,7 @@ _RULES = {
 
 
 def _shift_timers(watch: JobWatch, gap: float) -> JobWatch:
-    """Shift all timers by the length of a gap in the samples, since the power during the gap is unknown."""
+    """Return the watch with all timers moved by the length of a gap in the samples, because its power is unknown."""
 
     def moved(since: float | None) -> float | None:
         return None if since is None else since + gap

@@ -1,8 +1,8 @@
 """Power levels of a GPU: its floor, its busy level, and the low-power threshold between them. Pure.
 
-The power of a hung job stays above idle power: ranks that wait in a collective spin, and draw 14 to 29 % of the power
-limit. So the threshold lies between the floor (idle power) and the power of this job at work. There may also be a fixed
-threshold, a ratio of the power limit. It depends neither on the floor nor on the busy level.
+The power of a hung job stays above idle power: ranks that wait in a collective spin, and draw 14 to 29 % of the
+power limit. So the threshold lies between the floor (idle power) and the power of this job at work. There may also
+be a fixed threshold, which is a ratio of the power limit. It depends neither on the floor nor on the busy level.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ STUCK_MARGIN = 1.1  # power above this multiple of `stuck_watts` counts as back
 class GpuPower(Value, frozen=True):
     """The power history of one GPU that one job holds, in watts.
 
-    * `recent` are the newest samples, `bucket` and `work` the samples at work: of the present bucket, and of past ones,
-      oldest first. `busy_watts` is None until the GPU has worked.
-    * `learned_watts` is the learned baseline: a lower working level at which a capture saw ranks progress. It is
-      dropped when power rises well above it.
+    * `recent` are the newest samples. `bucket` and `work` are samples at work: `bucket` of the present period,
+      `work` of past periods, oldest first. `busy_watts` is None until the GPU has worked.
+    * `learned_watts` is the learned baseline: a lower level at which a capture saw ranks progress. It is dropped
+      when power rises well above it.
     * `flat_since_seconds` (CLOCK_MONOTONIC), `flat_mean_watts` and `flat_samples` describe the present run of flat
       power. `flat_since_seconds` is None without such a run.
-    * `stuck_watts` is the power at which a light capture found a standstill. It is set while the job is suspected or an
-      incident is open.
+    * `stuck_watts` is the power at which a light capture found that ranks do not progress. It is set while the job
+      is suspected or an incident is open.
     """
 
     recent: tuple[float, ...] = ()
@@ -66,7 +66,10 @@ def _smoothed(recent: tuple[float, ...]) -> float | None:
 
 
 def floor_watts(gpu: GpuPower, settings: Detector) -> float | None:
-    """Return the idle power: the measured idle level, else a ratio of the power limit; None if both are unknown."""
+    """Return the idle power of the GPU in watts; None if unknown.
+
+    It is the measured idle level, else a ratio of the power limit.
+    """
     if gpu.idle_watts is not None:
         return gpu.idle_watts
     return None if gpu.limit_watts is None else settings.idle_ratio_of_limit * gpu.limit_watts
@@ -80,11 +83,12 @@ def _threshold_between(gpu: GpuPower, busy: float | None, settings: Detector) ->
 
 
 def low_power_threshold_watts(gpu: GpuPower, settings: Detector) -> float | None:
-    """Return the low-power threshold in watts. None if no threshold can be computed.
+    """Return the low-power threshold in watts; None if it cannot be computed.
 
-    It is the higher one of two: the threshold between floor and busy level (or learned baseline), and the fixed
-    threshold. The first is None if the busy level is unknown or not above the floor. The fixed threshold is ignored if
-    the learned baseline is at or under it. If a light capture found a standstill, power at that level is always low.
+    It is the higher one of two thresholds: the one between floor and busy level (or learned baseline), and the
+    fixed one. The first is None if the busy level is unknown or not above the floor. The fixed one is ignored if
+    the learned baseline is at or under it. If a light capture found that ranks do not progress, power at that level
+    is always low.
     """
     if gpu.stuck_watts is not None:
         return max(STUCK_MARGIN * gpu.stuck_watts, _usual_threshold(gpu, settings) or 0.0)
@@ -109,31 +113,34 @@ def _usual_threshold(gpu: GpuPower, settings: Detector) -> float | None:
 
 
 def is_quiet(gpu: GpuPower, settings: Detector) -> bool:
-    """True if the smoothed power is at or under the low-power threshold; False if either is unknown."""
+    """True if the smoothed power is at most the low-power threshold; False if either is unknown."""
     line, watts = low_power_threshold_watts(gpu, settings), gpu.watts
     return line is not None and watts is not None and watts <= line
 
 
 def is_low(gpu: GpuPower, settings: Detector) -> bool:
-    """True if the power is at or under the usual threshold, which ignores a learned baseline; False if unknown."""
+    """True if the smoothed power is at most the usual threshold, without a learned baseline.
+
+    False if either is unknown.
+    """
     line, watts = _usual_threshold(gpu, settings), gpu.watts
     return line is not None and watts is not None and watts <= line
 
 
 def is_over_fixed_threshold(gpu: GpuPower, settings: Detector) -> bool:
-    """True if the smoothed power is over the fixed threshold; False if either is unknown."""
+    """True if the smoothed power is above the fixed threshold; False if either is unknown."""
     line, watts = fixed_threshold_watts(gpu, settings), gpu.watts
     return line is not None and watts is not None and watts > line
 
 
 def is_busy(gpu: GpuPower, settings: Detector) -> bool:
-    """True if the GPU draws at least `busy_ratio_of_limit` of its power limit, which only real work draws."""
+    """True if the GPU draws at least `busy_ratio_of_limit` of its power limit, as only real work does."""
     watts = gpu.watts
     return watts is not None and gpu.limit_watts is not None and watts >= settings.busy_ratio_of_limit * gpu.limit_watts
 
 
 def has_worked(gpu: GpuPower, settings: Detector) -> bool:
-    """True if the busy level of the GPU is at least `busy_ratio_of_limit`, which only real work draws."""
+    """True if the busy level is at least `busy_ratio_of_limit` of the power limit, which only real work draws."""
     return (
         gpu.busy_watts is not None
         and gpu.limit_watts is not None
@@ -142,9 +149,9 @@ def has_worked(gpu: GpuPower, settings: Detector) -> bool:
 
 
 def is_under_work(gpu: GpuPower, settings: Detector) -> bool:
-    """True if the smoothed power is far below the learned baseline, or the busy level if there is no baseline.
+    """True if the smoothed power is far below the learned baseline; without a baseline, far below the busy level.
 
-    Far is 25 % below that level. Under `busy_ratio_of_limit`, where all measured hangs are, 10 % are enough.
+    "Far" is 25 %. Under `busy_ratio_of_limit`, where all measured hangs are, 10 % are enough.
     """
     level, watts = gpu.busy_watts if gpu.learned_watts is None else gpu.learned_watts, gpu.watts
     if level is None or watts is None:
@@ -154,15 +161,15 @@ def is_under_work(gpu: GpuPower, settings: Detector) -> bool:
 
 
 def flat_seconds(gpu: GpuPower, now: float) -> float:
-    """Return the seconds for which the power has been flat; 0 without a reading."""
+    """Return the seconds for which the power has been flat; 0 without a present run of flat power."""
     return 0.0 if gpu.flat_since_seconds is None else now - gpu.flat_since_seconds
 
 
 def add_sample(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: float) -> GpuPower:
     """Return the history with one more sample, taken at `now` (CLOCK_MONOTONIC).
 
-    A sample without power clears the recent samples and ends the flat run. `idle_watts` is the idle level of the GPU,
-    None if unknown.
+    A sample without power clears the recent samples and ends the run of flat power. `idle_watts` is the idle level
+    of the GPU; None if unknown.
     """
     if sample.power_watts is None:
         return replace(end_flat_run(gpu), recent=())
@@ -180,15 +187,15 @@ def add_sample(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: 
 
 
 def end_flat_run(gpu: GpuPower) -> GpuPower:
-    """Return the history without the run of flat power, since the power during a gap in the samples is unknown."""
+    """Return the history without the present run of flat power: the power during a gap in the samples is unknown."""
     return gpu if gpu.flat_since_seconds is None else replace(gpu, flat_since_seconds=None)
 
 
 def count_as_work(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
-    """Count the newest sample as work, unless the power is low now.
+    """Return the history with the newest sample counted as work, unless the power is low now.
 
-    Power that fell and stays flat does not count either, because it would lower the threshold that should detect it. It
-    counts after a capture has shown that it is work, see `learn_baseline`.
+    Power that fell and stays flat does not count either, because it would lower the threshold that should detect
+    it. It counts after a capture has shown that it is work, see `learn_baseline`.
     """
     watts = gpu.watts
     if watts is None or is_low(gpu, settings):
@@ -215,17 +222,17 @@ def count_as_work(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
 
 
 def learn_baseline(gpu: GpuPower) -> GpuPower:
-    """Return the history with the present power as learned baseline, because ranks were seen progressing at it."""
+    """Return the history with the present power as learned baseline, because ranks progress at it."""
     return gpu if gpu.watts is None else replace(gpu, learned_watts=gpu.watts)
 
 
 def update_idle_levels(
     earlier_levels: dict[str, float], samples: tuple[GpuSample, ...], held: frozenset[str], limit_ratio: float = 0.25
 ) -> dict[str, float]:
-    """Return the idle level of each GPU in watts, by uuid: a slow average of its power while nothing holds it.
+    """Return the idle level of each GPU in watts, by uuid: a slow average of its power while no process holds it.
 
-    `held` are the GPUs of jobs. A GPU that draws more than `limit_ratio` of its limit is skipped: it works for a
-    process in another pid namespace, which hangwatch cannot see.
+    `held` are the uuids of the GPUs of jobs. A GPU that draws more than `limit_ratio` of its limit is skipped: it
+    works for a process in another pid namespace, which hangwatch cannot see.
     """
     levels = dict(earlier_levels)
     for sample in samples:
@@ -238,9 +245,9 @@ def update_idle_levels(
 
 
 class GpuLevels(Value, frozen=True):
-    """The power of a GPU when idle (floor) and at this job's work (busy level), in watts.
+    """Two power levels of a GPU in watts: when idle (floor), and when this job works (busy level).
 
-    `is_light`: the busy level is no higher than that of GPUs in measured hangs, so it proves nothing.
+    `is_light`: the busy level is not above the power of GPUs in measured hangs, so it proves nothing.
     """
 
     floor_watts: float
@@ -248,13 +255,13 @@ class GpuLevels(Value, frozen=True):
     is_light: bool = False
 
     def ratio(self, watts: float) -> float | None:
-        """Return the position of `watts` between floor (0) and busy level (1); None if these differ by under 20 W."""
+        """Return `watts` as a ratio: 0 at the floor, 1 at the busy level; None if these differ by less than 20 W."""
         width = self.busy_watts - self.floor_watts
         return (watts - self.floor_watts) / width if width >= NARROWEST_WATTS else None
 
 
 def gpu_levels(gpus: Mapping[str, GpuPower], settings: Detector) -> dict[str, GpuLevels]:
-    """Return the levels of each GPU with a known floor and busy level, by uuid."""
+    """Return the levels of the GPUs, by uuid. GPUs without a known floor and busy level are left out."""
     floors = {uuid: floor_watts(gpu, settings) for uuid, gpu in gpus.items()}
     return {
         uuid: GpuLevels(floor_watts=floor, busy_watts=gpu.busy_watts, is_light=not has_worked(gpu, settings))

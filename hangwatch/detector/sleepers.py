@@ -1,7 +1,7 @@
-"""Follow sleeping ranks from capture to capture. One sleep ends by itself, but sleeps may repeat without end. Pure.
+"""Follow sleeping ranks from capture to capture. A single sleep ends by itself, but sleeps may repeat forever. Pure.
 
-A rank is not judged until it wakes. A rank that sleeps again at the same lines polls. If the other ranks wait for it
-and no rank progresses, the event for which it polls does not happen.
+A rank is not judged until it wakes. A rank that sleeps again and again at the same lines polls. If the other ranks
+wait for it and no rank progresses, the event for which it polls does not happen.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ SHORTEST_PAUSE_SECONDS = 60.0  # between two captures that are taken because a s
 
 
 class Sleeper(Value, frozen=True):
-    """The sleeps of a rank at one place, in consecutive captures. Times are CLOCK_MONOTONIC seconds.
+    """A rank that consecutive captures found asleep at the same place. Times are CLOCK_MONOTONIC seconds.
 
-    `sleeps` counts the sleeps. `since` is the time of the first capture that showed one. `until` is the latest end of
-    the last sleep. `longest_seconds` is the longest remaining time of a sleep in any capture.
+    `sleeps` counts its sleeps. `since` is the time of the first capture that found it asleep. `until` is the
+    expected end of the last sleep. `longest_seconds` is the longest remaining time of a sleep that a capture found.
     """
 
     place: str
@@ -29,17 +29,17 @@ class Sleeper(Value, frozen=True):
 
 
 def find_sleeps(grouping: Grouping) -> dict[RankId, Sleep]:
-    """Return the sleeps in one capture, by rank."""
+    """Return the sleeps that one capture found, by rank."""
     return {member.id: member.stack.sleep for member in grouping.members if member.stack.sleep is not None}
 
 
 def follow_sleeps(
     before: Mapping[RankId, Sleeper], sleeps: Mapping[RankId, Sleep], now: float, unix_now: float
 ) -> dict[RankId, Sleeper]:
-    """Return the sleepers after one more capture.
+    """Return the sleepers after one more capture, which found `sleeps`.
 
-    A rank that sleeps at another place begins again. A rank that is not asleep is dropped. `unix_now` is the moment
-    `now` as Unix time.
+    For a rank that sleeps at another place, counting begins again. A rank that is not asleep is dropped. `unix_now`
+    is the moment `now` as Unix time.
     """
     return {
         rank: _follow_sleep(before.get(rank), sleep, now, now + sleep.until_unix_seconds - unix_now)
@@ -65,8 +65,8 @@ def find_polling(
 ) -> frozenset[RankId]:
     """Return the ranks that poll for an event that does not happen.
 
-    Such a rank slept at least twice at the same lines, over at least the hold and twice its longest sleep. All other
-    ranks wait for ranks or their GPUs, and no rank progresses. At least as many ranks wait as poll.
+    Such a rank slept at least twice at the same lines, over at least the hold and twice its longest sleep. All
+    other ranks wait for ranks or their GPUs, no rank progresses, and at least as many ranks wait as poll.
     """
     polling = frozenset(
         rank
@@ -84,12 +84,12 @@ def _are_awaited(polling: Set[RankId], grouping: Grouping) -> bool:
 
 
 def find_asleep(sleepers: Mapping[RankId, Sleeper], stalled_hold_seconds: float) -> frozenset[RankId]:
-    """Return the ranks of which no sleep was longer than the stalled hold, so that they wake within it."""
+    """Return the ranks that will wake soon: none of their sleeps was longer than the stalled hold."""
     return frozenset(rank for rank, one in sleepers.items() if one.longest_seconds <= stalled_hold_seconds)
 
 
 def next_capture_at(sleepers: Mapping[RankId, Sleeper], now: float, stalled_hold_seconds: float) -> float | None:
-    """Return the time at which a sleeping rank has woken; None if no rank will wake.
+    """Return the time shortly after the next sleeping rank has woken; None if no rank will wake soon.
 
     A rank that has slept again and again for the stalled hold is ignored.
     """

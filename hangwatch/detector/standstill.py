@@ -1,7 +1,7 @@
-"""Follow ranks that stay between the same few lines. Several captures are needed to judge them. Pure.
+"""Follow ranks that stay between the same few lines of code. Several captures are needed to judge them. Pure.
 
-A loop that polls a collective changes its lines like a loop that computes. A rank at a single line may wait or work.
-Within minutes, a rank that works reaches other lines or draws power. A rank that waits forever does neither.
+A loop that polls a collective changes its lines like a loop that computes. A rank at a single line may wait or
+work. Within minutes, a rank that works reaches other lines or draws power. A rank that waits forever does neither.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FEWEST_LOOKS = 2
 
 
 class Standstill(Value, frozen=True):
-    """Consecutive captures in which a rank stayed between the same few places.
+    """Consecutive captures that found a rank between the same few lines of code.
 
     `since` is the time of the first of these captures, in CLOCK_MONOTONIC seconds.
     """
@@ -26,16 +26,16 @@ class Standstill(Value, frozen=True):
 
 
 def find_stays(grouping: Grouping) -> dict[RankId, CodeRegion]:
-    """Return the stays in one capture, by rank."""
+    """Return by rank the few lines of code between which a capture found the rank."""
     return {member.id: member.stack.stay for member in grouping.members if member.stack.stay is not None}
 
 
 def follow_stays(
     before: Mapping[RankId, Standstill], stays: Mapping[RankId, CodeRegion], now: float
 ) -> dict[RankId, Standstill]:
-    """Return the standstills after one more capture.
+    """Return the standstills after one more capture, which found `stays`.
 
-    A rank at another place begins again. A rank without a stay is dropped.
+    For a rank at other lines, counting begins again. A rank without a stay is dropped.
     """
     return {rank: _follow_stay(before.get(rank), stay, now) for rank, stay in stays.items()}
 
@@ -57,9 +57,9 @@ def _follow_stay(before: Standstill | None, stay: CodeRegion, now: float) -> Sta
 def find_settled(
     standstills: Mapping[RankId, Standstill], now: float, seconds: float, carrying_seconds: float
 ) -> Iterator[RankId]:
-    """Yield the ranks that have stayed for at least `seconds` over at least two captures.
+    """Yield the ranks that at least two captures, at least `seconds` apart, found between the same few lines of code.
 
-    A rank of which the process carries bytes must stay for `carrying_seconds`.
+    A rank with a process that carries bytes must have stayed there for `carrying_seconds`.
     """
     for rank, one in standstills.items():
         if one.captures >= FEWEST_LOOKS and now - one.since >= (carrying_seconds if one.stay.carries else seconds):

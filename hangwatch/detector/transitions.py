@@ -13,7 +13,10 @@ from hangwatch.model import OPEN_STATES, JobName, JobState, Value
 
 
 class TakeCapture(Value, frozen=True):
-    """A request to capture every rank now. `is_light`: a light capture; `is_in_timeline`: log `reason` there."""
+    """A request to capture every rank now. `is_light`: as a light capture.
+
+    `is_in_timeline`: the timeline shows `reason`.
+    """
 
     job_key: str
     reason: str
@@ -22,7 +25,7 @@ class TakeCapture(Value, frozen=True):
 
 
 class Transition(Value, frozen=True):
-    """A change of a job's state from `before` to `state`; `message` is the reason, in one sentence."""
+    """A change of a job's state from `before` to `state`. `message` is the reason, in one sentence."""
 
     job: JobName
     before: JobState
@@ -34,7 +37,10 @@ Action: TypeAlias = TakeCapture | Transition
 
 
 def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Enter a state. Outside of quiet, suspected and the open states, the data of the last silence is cleared."""
+    """Return the watch in a new state, and the transition as an action.
+
+    Unless the state is quiet, suspected or an open state, the data of the last silence is cleared.
+    """
     name = JobName(job_id=watch.identity.job_id, job_key=watch.identity.job_key)
     move = Transition(job=name, before=watch.state, state=state, message=message)
     if state not in (JobState.QUIET, JobState.SUSPECTED) and state not in OPEN_STATES:
@@ -47,7 +53,7 @@ def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> t
 
 
 def begin_suspicion(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Begin a suspicion, and request a capture of every rank."""
+    """Return the watch in state suspected, and a request to capture every rank."""
     since = watch.identity.began if watch.capture_record.low_since is None else watch.capture_record.low_since
     watch = replace(
         with_capture_record(watch, capturing=True),
@@ -61,7 +67,7 @@ def begin_suspicion(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch,
 def confirm_state(
     watch: JobWatch, state: JobState, message: str, now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Enter or keep an open state, and plan the next capture."""
+    """Return the watch in an open state, which may be its state already, with the next capture planned."""
     if watch.state is not state:
         # A hung job that becomes stalled keeps its start time: its page must not come and go.
         before = watch.open_incident.stalled_since if watch.open_incident is not None else None
@@ -76,14 +82,14 @@ def confirm_state(
 
 
 def plan_next_capture(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
-    """Plan the next capture of an open incident. Each pause is twice the previous one, up to a limit."""
+    """Return the watch with the next capture planned. Each pause is twice the previous one, up to a limit."""
     before = 0.0 if watch.open_incident is None else watch.open_incident.capture_pause_seconds
     pause = min(max(settings.recapture_seconds, 2 * before), settings.recapture_max_seconds)
     return with_open_incident(watch, capture_pause_seconds=pause, capture_wanted_at=now + pause)
 
 
 def end_watch(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """End the watch of a job. Its ranks are gone, or a restart has replaced them."""
+    """Return the watch in state ended: its ranks are gone, or a restart has replaced them."""
     if watch.state is JobState.ENDED:
         return watch, ()
     return enter_state(watch, JobState.ENDED, message, now)

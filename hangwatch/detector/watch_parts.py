@@ -22,9 +22,10 @@ GLANCE_SECONDS = 300.0  # shortest time between two light captures that are due 
 
 
 class JobIdentity(Value, frozen=True):
-    """The identity of the job.
+    """The name and the processes of the job.
 
-    * `generation`: the processes of its ranks, see `job_watch.is_restart`. `began`: the start of these processes.
+    * `generation`: the processes of its ranks, see `job_watch.is_restart`. `began`: the start time of these
+      processes.
     * `has_ranks`: false for a launcher without ranks. It draws no power and is judged by time only.
     * `has_ranks_on_other_nodes`: other nodes have ranks of the job.
     """
@@ -40,7 +41,8 @@ class JobIdentity(Value, frozen=True):
 class CollectiveTimeout(Value, frozen=True):
     """The collective timeout of the job in seconds: from its environment, and from its flight recorders.
 
-    The last capture sets `recorded_seconds`. The end of a silence clears it. None: no timeout, or not recorded.
+    The last capture sets `recorded_seconds`. The end of a silence clears it. None: there is no timeout, or it is
+    not recorded.
     """
 
     environment_seconds: float | None = None
@@ -48,17 +50,18 @@ class CollectiveTimeout(Value, frozen=True):
 
     @property
     def seconds(self) -> float | None:
-        """The recorded timeout, else that of the environment; None if there is no timeout."""
+        """The recorded timeout, else the timeout from the environment; None if there is no timeout."""
         return self.environment_seconds if self.recorded_seconds is None else self.recorded_seconds
 
 
 class PowerRecord(Value, frozen=True):
-    """The power of the job's GPUs, by uuid. `stuck_watts` of a GPU is set only in suspected and the open states.
+    """The power of the job's GPUs, by uuid.
 
     * `was_busy`: the job has been at work. `is_serving`: the last capture found an idle inference server. Its power
       proves nothing about work until it is busy.
     * `sampled_at`: time of the last sample. `read_at`: time of the last sample with a reading of a GPU of the job.
     * `gpu_errors_at`: time of the last XID or link error on this node.
+    * `stuck_watts` of a GPU is set only in suspected and the open states.
     """
 
     gpus: dict[str, GpuPower] = field(default_factory=dict)
@@ -70,16 +73,17 @@ class PowerRecord(Value, frozen=True):
 
 
 class CaptureRecord(Value, frozen=True):
-    """The captures and light captures of the job, and the standstills that consecutive ones found.
+    """The captures and light captures of the job, and the ranks that consecutive ones found between the same lines.
 
     * `capturing`: a capture runs. `captured_at`: end of the last capture.
-    * `light_capture_since`: request of the light capture that runs now. `light_captured_at`: end of the last one.
-    * `fall_captured_at`: request of the last light capture that was due to fallen power. The next one of this kind is
-      due `fall_pause_seconds` later. The pause doubles after a light capture without a result.
-    * `low_since`: start of the time in which the job draws little power without being quiet: by its learned baseline,
-      or because it was never busy. A capture in which its ranks progress sets it again. The next light capture is due
+    * `light_capture_since`: time when the light capture that runs now was requested. `light_captured_at`: end of
+      the last light capture.
+    * `fall_captured_at`: time of the last request for a light capture because power fell. The next one of this kind
+      is due `fall_pause_seconds` later. The pause doubles after a light capture without a result.
+    * `low_since`: time since which the job draws little power without being quiet, because it has a learned
+      baseline or was never busy. A capture in which its ranks progress sets it again. The next light capture is due
       `low_power_pause_seconds` later, and not before the hold.
-    * `standstills`: the ranks that the last captures found between the same few lines.
+    * `standstills`: the ranks that the last captures found between the same few lines of code.
     """
 
     capturing: bool = False
@@ -97,40 +101,46 @@ class CaptureRecord(Value, frozen=True):
 
 
 class Starting(Value, frozen=True):
-    """Set in starting. `over_since`: time since which the job has drawn more than the fixed threshold."""
+    """The part of the state starting. `over_since`: time since which the job draws more than the fixed threshold."""
 
     over_since: float | None = None
 
 
 class Recovered(Value, frozen=True):
-    """Set in recovered. `ended`: the pause that is learned when this state ends; None if power is not back."""
+    """The part of the state recovered. `ended`: the pause to learn when this state ends; None if power is not back."""
 
     ended: EndedPause | None = None
 
 
 class Unknown(Value, frozen=True):
-    """Set in unknown. `before`: the state to which the job returns with the next reading (starting or training)."""
+    """The part of the state unknown.
+
+    `before`: the state (starting or training) to which the next reading returns the job.
+    """
 
     before: JobState
 
 
 class Silence(Value, frozen=True):
-    """Set in quiet, suspected and the open states. `gpus`: the uuids of the GPUs that were quiet since `since`."""
+    """The part of quiet, suspected and the open states.
+
+    `gpus`: the uuids of the GPUs that have been quiet since `since`.
+    """
 
     since: float
     gpus: frozenset[str] = frozenset()
 
 
 class Suspicion(Value, frozen=True):
-    """Set in suspected and the open states: the findings of the captures since the suspicion began.
+    """The part of suspected and the open states: the findings of the captures since the suspicion began.
 
-    * `fell`: the suspicion began after the start of the job, so it ends when power is over the threshold again.
-    * `saw_stacks`: a capture found a stack or could judge a rank. `frozen_captures`: number of consecutive captures in
-      which all ranks were frozen.
+    * `fell`: the job was no longer starting when the suspicion began, so high power ends the suspicion.
+    * `saw_stacks`: a capture found a stack or could judge a rank. `frozen_captures`: number of consecutive captures
+      in which all ranks were frozen.
     * `places`: the places of the awaited ranks, see `known_pauses`.
-    * `moved_ranks`: the ranks that a capture has seen progressing. It is used for a job that was never busy, because
-      the power of such a job proves nothing.
-    * `timeout_capture_at`: request of the capture before the collective timeout.
+    * `moved_ranks`: the ranks that a capture has seen progressing. They matter for a job that was never busy,
+      because the power of such a job proves nothing.
+    * `timeout_capture_at`: time of the request for a capture before the collective timeout.
     * `sleepers`: the ranks that the last captures found asleep.
     """
 
@@ -144,10 +154,11 @@ class Suspicion(Value, frozen=True):
 
 
 class OpenIncident(Value, frozen=True):
-    """Set in the open states. `stalled_since` is set in all of them except hung.
+    """The part of the open states. `stalled_since` is set in all of them except hung.
 
-    * `back_since`: time since which power has been back, before this has lasted for `recover_seconds`.
-    * `capture_wanted_at`: time of the next capture; None while one runs. `capture_pause_seconds`: the pause before it.
+    * `back_since`: time since which power is back. After `recover_seconds` the job is recovered.
+    * `capture_wanted_at`: time of the next capture; None while one runs. `capture_pause_seconds`: the pause before
+      it.
     """
 
     stalled_since: float | None = None

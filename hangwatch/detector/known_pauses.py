@@ -44,11 +44,11 @@ class EndedPause(Value, frozen=True):
 
 
 def find_places(grouping: Grouping, named: Collection[RankId]) -> frozenset[str]:
-    """Return the places of the awaited ranks: the ranks in `named`, else all ranks that wait neither for a rank nor a
-    GPU.
+    """Return the places of the awaited ranks.
 
-    The result is `NOWHERE` alone if every rank waits, if an awaited rank has no stack, or if there are too many
-    places. It is empty if an awaited rank progresses, because the job then works.
+    Awaited are the `named` ranks, else all ranks that wait neither for a rank nor for a GPU. The result is
+    `NOWHERE` alone if every rank waits, if an awaited rank has no stack, or if there are too many places. It is
+    empty if an awaited rank progresses, because the job then works.
     """
     told = [group for group in grouping.groups if group.waits_for not in {"ranks", "gpu"}]
     awaited = [group for group in told if any(one.signature is not Signature.BEHIND_GPU for one in group.members)]

@@ -1,7 +1,8 @@
 """Dumps of nodes without hangwatch: a shell command that runs py-spy on ranks, and the parser of its output. Pure.
 
-A Python process with RANK in its environment is a rank, unless its parent is a Python process of the same rank: then it
-is a loader worker. If the command may not read an environment, the children of torchrun are ranks without a number.
+A Python process with RANK in its environment is a rank, unless its parent is a Python process of the same rank:
+then it is a loader worker. If the command cannot read an environment, the children of torchrun are ranks without a
+number.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ _TEXT = re.compile(r"([0-9]{1,10})\.([0-9]{1,2}) ([A-Za-z0-9+/=]*)")
 
 
 class Process(NamedTuple):
-    """A process, and the output of py-spy for it in each round.
+    """A process, and the output of py-spy about it in each round.
 
-    `run` is `ID@HOST:PORT`: torchrun's run id and the rendezvous address, from the environment of the process. `uid` is
-    from the kernel. `rank` is None if the environment cannot be read.
+    `run` is `ID@HOST:PORT`: torchrun's run id and the rendezvous address, from the environment of the process.
+    `uid` is from the kernel. `rank` is None if the environment cannot be read.
     """
 
     node: str
@@ -72,12 +73,12 @@ class Process(NamedTuple):
 
     @property
     def job(self) -> tuple[int, str]:
-        """Return the key that all ranks of a job share."""
+        """The key that all ranks of a job share: user id and run."""
         return self.uid, self.run
 
 
 class NodeOutput(NamedTuple):
-    """The processes of one node, and the times when its command began and ended, by the clock of the node."""
+    """The processes of one node, and the times when its command began and ended, by the node's clock."""
 
     began_unix_seconds: float
     printed_unix_seconds: float
@@ -91,7 +92,7 @@ class _Form(msgspec.Struct):
 
 
 def command(py_spy: str, seconds: float, rounds: int, wanted: str = "") -> str:
-    """Return the shell command for a node. `py_spy` is the command for py-spy there. `wanted` selects a run id.
+    """Return the shell command that runs `py_spy` on the ranks of a node. `wanted` selects a run id; "": all runs.
 
     `seconds` is the deadline of the whole dump.
     """
@@ -110,7 +111,7 @@ def command(py_spy: str, seconds: float, rounds: int, wanted: str = "") -> str:
 
 
 class Replies(ReplyCollector[NodeOutput]):
-    """All replies to `command`."""
+    """The replies of all nodes to `command`."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -120,7 +121,7 @@ class Replies(ReplyCollector[NodeOutput]):
 
     @property
     def jobs(self) -> Mapping[tuple[int, str], list[Process]]:
-        """Return the processes of each job, by uid and run. All processes of a user without a known run are one job."""
+        """The processes of each job, by user id and run. All processes of a user without a known run are one job."""
         found: dict[tuple[int, str], list[Process]] = defaultdict(list)
         for process in self.processes:
             found[process.job].append(process)

@@ -1,4 +1,4 @@
-"""Evidence that only the comparison of all nodes shows. It is added to a verdict, but never adds a suspect. Pure."""
+"""Evidence that only a comparison of nodes shows. It is added to a verdict, but never adds a suspect. Pure."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NAME_SHOWN = 48
 
 
 class ClockOffset(Value, frozen=True):
-    """A difference between the clock of a node and the clock of the node that ran the command.
+    """A difference between two clocks: of a node, and of the node that ran the command.
 
-    The clock of `node` is at least `seconds` ahead, or behind if `seconds` is negative.
+    The clock of `node` is at least `seconds` ahead; behind if `seconds` is negative.
     """
 
     node: str
@@ -63,7 +63,7 @@ def _silent(nodes: Sequence[str]) -> tuple[Evidence, ...]:
 
 
 def _shared_node(verdict: Verdict, grouping: Grouping) -> tuple[Evidence, ...]:
-    """Return evidence if all suspects are on one node. The text has the number of other ranks on that node."""
+    """Return evidence if all suspects are on one node. Its text has the number of other ranks on that node."""
     ranks: Sequence[RankId] = verdict.named or verdict.first_look
     nodes = {rank.node for rank in ranks}
     node = next(iter(nodes), None)
@@ -82,7 +82,7 @@ def _shared_node(verdict: Verdict, grouping: Grouping) -> tuple[Evidence, ...]:
 
 
 class _Part(NamedTuple):
-    """The ranks of one node, rail, leaf switch or process group.
+    """The ranks of one part of the cluster or job: a node, rail, leaf switch or process group.
 
     `name` is the text for the message. `ranks` are indexes into `Grouping.members`.
     """
@@ -93,10 +93,10 @@ class _Part(NamedTuple):
 
 
 def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) -> tuple[Evidence, ...]:
-    """Return evidence for each rail, leaf switch or process group that all suspects share, unless chance explains it.
+    """Return evidence for each rail, leaf switch or process group that contains all suspects, unless by chance.
 
-    If one of these parts contains another, only the smaller is evidence: ranks on one node are also on one switch.
-    `_shared_node` returns the evidence for a node.
+    If one of these parts contains another, only the smaller one is evidence: ranks on one node are also on one
+    switch. `_shared_node` returns the evidence for a node.
     """
     odd_ids = {_key(rank) for rank in verdict.named or verdict.first_look}
     odd = frozenset(place for place, member in enumerate(grouping.members) if _key(member.id) in odd_ids)
@@ -114,9 +114,9 @@ def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) ->
 
 
 def _says_more(other_part: _Part, part: _Part) -> bool:
-    """True if `other_part` is a smaller part inside `part`.
+    """True if `other_part` is better evidence than `part`: it has fewer ranks, all of which are in `part`.
 
-    If both have the same ranks: true if `other_part` is a node, or of the same kind and first by name.
+    If both have the same ranks, a node is better. Of two parts of the same kind, the first by name is better.
     """
     same = other_part.ranks == part.ranks and (
         other_part.kind == "node" or (other_part.kind == part.kind and other_part.name < part.name)
@@ -125,14 +125,15 @@ def _says_more(other_part: _Part, part: _Part) -> bool:
 
 
 def _key(rank: RankId) -> tuple[object, ...]:
-    """Return the identity of a rank. A rank in `first_look` has more fields than a RankId, so they are not equal."""
+    """Return the identity of a rank, to compare ranks: those in `first_look` have more fields than a RankId."""
     return rank.node, rank.rank, rank.local_rank, rank.pid
 
 
 def _chance(part: _Part, odd: frozenset[int], everybody: int, parts: int) -> float:
-    """Return an upper bound of the probability that randomly drawn ranks are all in one part (hypergeometric).
+    """Return an upper bound of the probability that randomly drawn suspects are all in one part (hypergeometric).
 
-    `parts` is the number of parts of this kind. `everybody` is the number of ranks of the job.
+    `odd` are the suspects. `parts` is the number of parts of this kind. `everybody` is the number of ranks of the
+    job.
     """
     logarithm = _ways_logarithm(len(part.ranks), len(odd)) - _ways_logarithm(everybody, len(odd))
     return min(1.0, parts * exp(min(0.0, logarithm)))
@@ -158,7 +159,7 @@ def _nodes(grouping: Grouping) -> Iterator[_Part]:
 
 
 def _rails(grouping: Grouping) -> Iterator[_Part]:
-    """Yield the rails. A rail is the GPUs, and usually the network adapters, with the same local rank on all nodes."""
+    """Yield the rails. A rail has the ranks with the same local rank on all nodes, which often share a network rail."""
     places = enumerate(grouping.members)
     numbers = ((place, None if one.id.local_rank is None else str(one.id.local_rank)) for place, one in places)
     yield from _by("rail", "are on one rail, local rank ", numbers)
@@ -180,7 +181,7 @@ def _by(kind: str, prefix: str, names: Iterator[tuple[int, str | None]]) -> Iter
 
 
 def _groups(grouping: Grouping) -> Iterator[_Part]:
-    """Yield the process groups in the flight recorders. A rank is a member if it has a record of the group."""
+    """Yield the process groups in the flight recorders. A rank with a record of a group is in this group."""
     ranks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for place, member in enumerate(grouping.members):
         for recorder in member.recorder.libraries:

@@ -1,4 +1,4 @@
-"""Findings on many nodes, from the check report of each node, and differences between the nodes. Pure."""
+"""Findings on many nodes: results of checks from each node's report, and differences between the nodes. Pure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SEVERITY = {status.name: int(status) for status in EXIT_CODES}
 
 
 class ReportedFault(msgspec.Struct, frozen=True):
-    """A part of a node that did not respond. For `check network --to` it is a port."""
+    """A part of a node that did not respond. In a report of `check network --to`, it is a port."""
 
     subject: str
     reason: str
@@ -43,7 +43,7 @@ class ReportedFault(msgspec.Struct, frozen=True):
 
 
 class ReportedCheck(msgspec.Struct, frozen=True):
-    """The result of one check on one node, with the fields that are compared between nodes."""
+    """The result of one check on one node: the fields that are compared between nodes."""
 
     check: str
     status: Status
@@ -54,7 +54,7 @@ class ReportedCheck(msgspec.Struct, frozen=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """The fields of `hangwatch check --json` that are read, with limits on their sizes."""
+    """The fields of `hangwatch check --json` that are read. The decoder limits their sizes."""
 
     schema_version: int
     checks: tuple[ReportedCheck, ...]
@@ -64,7 +64,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 class Finding(Value, frozen=True):
-    """A result of a check that one or more nodes share, or of a comparison of nodes.
+    """A result of a check on one or more nodes, or of a comparison between nodes.
 
     `check` is the name of the check or of the comparison.
     """
@@ -85,7 +85,10 @@ class FactValue(Value, frozen=True):
 
 
 class Difference(Value, frozen=True):
-    """A fact that is not the same on all nodes. The most common value is first. `job` is null for a fact of nodes."""
+    """A fact that is not the same on all nodes. The most common value is first.
+
+    `job` is null for a fact about nodes.
+    """
 
     fact: str
     job: str | None
@@ -93,7 +96,7 @@ class Difference(Value, frozen=True):
 
 
 class Fitness(ReplyCollector[NodeReport]):
-    """All replies to `hangwatch check --json`."""
+    """The replies of all nodes to `hangwatch check --json`."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -158,10 +161,10 @@ def _bounded_facts(facts: Facts) -> Facts:
 
 
 def findings(reports: Mapping[str, NodeReport], *, every_wording: bool = False) -> list[Finding]:
-    """Return the results of checks that are not OK. Equal results of several nodes are one finding.
+    """Return the check results that are not OK. Equal results of several nodes are one finding.
 
-    Messages differ in their numbers. Results with the same check, status and reason are one finding, with the most
-    common message. With `every_wording`, each message is a separate finding.
+    Results with the same check, status and reason are equal, even if their messages have other numbers: the finding
+    has the most common message. With `every_wording`, each message is a separate finding.
     """
     nodes_of: dict[tuple[ReportedCheck | str, ...], list[tuple[str, ReportedCheck]]] = defaultdict(list)
     for node, report in reports.items():
@@ -188,7 +191,7 @@ def _folded(saying: Sequence[tuple[str, ReportedCheck]]) -> Finding:
 
 
 def find_unreachable_ports(reports: Mapping[str, NodeReport]) -> list[Finding]:
-    """Return the ports that nodes do not reach. Equal failures of the same nodes are one finding."""
+    """Return the ports that nodes cannot reach. Equal failures of the same nodes are one finding."""
     told: dict[tuple[str, str], dict[str, ReportedFault]] = defaultdict(dict)
     for node, report in reports.items():
         for fault in (fault for said in report.checks for fault in said.faults):
@@ -211,9 +214,9 @@ def find_unreachable_ports(reports: Mapping[str, NodeReport]) -> list[Finding]:
 
 
 def differences(reports: Mapping[str, NodeReport]) -> list[Difference]:
-    """Return the facts that differ between the nodes that report them.
+    """Return the facts with different values on different nodes. Nodes that do not report a fact are ignored.
 
-    Facts of a job are compared only between the nodes of that job.
+    Facts about a job are compared only between the nodes of that job.
     """
     told: dict[tuple[str, str | None, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for node, report in reports.items():
@@ -235,7 +238,7 @@ def _held(nodes_of: Mapping[str, Sequence[str]]) -> Iterable[FactValue]:
 
 
 def difference_finding(difference: Difference) -> Finding:
-    """Return a finding about the nodes that differ from the majority. Without a majority, it is about all nodes."""
+    """Return a finding about the nodes that differ from the majority; about all nodes if there is no majority."""
     most, *others = difference.values
     asked = sum(len(held.nodes) for held in difference.values)
     odd = sorted({node for held in others for node in held.nodes})
@@ -254,7 +257,7 @@ def difference_finding(difference: Difference) -> Finding:
 
 
 def clock_findings(clocks: Iterable[ClockOffset]) -> list[Finding]:
-    """Return findings about clocks that differ from the clock of the node that ran the command."""
+    """Return a finding for each clock that differs from the clock of the node that ran the command."""
     return [
         Finding(
             nodes=(offset.node,),

@@ -1,8 +1,7 @@
 """Credentials and trusted certificates of an HTTP client, in the format of Prometheus' `http_config` (promtool).
 
-A password is never on a command line, because all users of the machine can read command lines.
-
-Format: Prometheus, docs/configuration/promtool.md.
+A password is never on a command line, because all users of the machine can read command lines. Format: Prometheus,
+docs/configuration/promtool.md.
 """
 
 from __future__ import annotations
@@ -67,14 +66,14 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class WebClient(NamedTuple):
-    """The Authorization header (None: no credentials), and the TLS settings of https connections."""
+    """The settings of an HTTP client: its Authorization header (None: no credentials), and TLS settings for https."""
 
     authorization: str | None
     tls: ssl.SSLContext
 
 
 class _Named(ssl.SSLContext):
-    """A TLS context that verifies `server_name` instead of the name of the host."""
+    """A TLS context that requires a certificate for `server_name`, if it is set, instead of the name of the host."""
 
     server_name: str | None = None
 
@@ -91,7 +90,7 @@ def make_anonymous_client() -> WebClient:
 
 
 def load(path: Path) -> WebClient:
-    """Read an `http_config` file, and the files that it names. Relative paths start at the folder of `path`.
+    """Read an `http_config` file, and the files that it names. Relative paths start at its own folder.
 
     Raises YamlError, which names file, line and key.
     """
@@ -127,7 +126,10 @@ def _authorization(document: Document, settings: _File) -> str | None:
 
 
 def _secret(document: Document, section: str, key: str, value: str, file: str) -> str:
-    """Return `value`, or the content of `file` without the line end. Raises YamlError if not exactly one is set."""
+    """Return `value`, or the content of `file` without the line end.
+
+    Raises YamlError unless exactly one of them is set.
+    """
     if bool(value) == bool(file):
         raise document.error_at((section, key), f"set either {key} or {key}_file")
     if value:

@@ -1,4 +1,4 @@
-"""Download of incidents from the daemons of many nodes in parallel. A reply may be incomplete or huge.
+"""Download of incidents from the daemons of many nodes, in parallel. Replies are not trusted: they may be huge.
 
 Redirects are not followed, and nothing is decompressed. All requests to one node share one deadline.
 """
@@ -43,17 +43,17 @@ _REFUSED: dict[int, str] = {
 
 
 class AddressError(UserError):
-    """A URL that is invalid or not supported. The message says why."""
+    """A URL that is invalid or not supported. The message gives the reason."""
 
 
 class FetchError(Exception):
-    """A response of a node without an incident. The message says why."""
+    """A response of a node without the requested data. The message gives the reason."""
 
 
 class Site(NamedTuple):
-    """The address of a node's daemon. `base` is the URL without the paths of pages.
+    """The address of a node's daemon. `base` is the URL to which the paths of its pages are added.
 
-    `incident` is the name of the requested incident. None: `choose_incidents` selects the incidents.
+    `incident` is the name of the requested incident; None: `choose_incidents` selects the incidents.
     """
 
     node: str
@@ -62,7 +62,7 @@ class Site(NamedTuple):
 
 
 def parse_url(url: str) -> Site:
-    """Parse the URL of a daemon or of one of its incidents. The site is named `HOST:PORT`. Raises AddressError."""
+    """Parse the URL of a daemon or of one of its incidents. The site's name is `HOST:PORT`. Raises AddressError."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -85,7 +85,7 @@ def parse_url(url: str) -> Site:
 
 
 def shorten_names(sites: Sequence[Site]) -> list[Site]:
-    """Return the sites, named by host only. A site keeps its port if another site has the same host."""
+    """Return the sites with the host as name. If other sites have the same host, the name keeps the port."""
     hosts = [re.sub(r":[0-9]+$", "", one.node).strip("[]") for one in sites]
     bases = {host: {one.base for one, other in zip(sites, hosts, strict=True) if other == host} for host in set(hosts)}
     return [one._replace(node=host) if len(bases[host]) == 1 else one for one, host in zip(sites, hosts, strict=True)]
@@ -101,11 +101,12 @@ def fetch(
     on_failure: Callable[[str, str], None],
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> None:
-    """Fetch the incidents of all sites. Pass each incident to `on_reply` when it arrives.
+    """Download the incidents from all sites. Pass each incident to `on_reply` when it arrives.
 
-    `wanted` is the id, key or name of a job. None: all jobs with an open incident, or the newest incident if none is
-    open. A node without such an incident has no reply. A node that cannot be reached or does not respond within
-    `deadline_seconds` has a reply with `is_late`. For any other error, `on_failure` gets the node and the reason.
+    `wanted` is the id, key or name of a job; None: all jobs with an open incident, or the newest incident if none
+    is open. A node without such an incident has no reply. A node that cannot be reached or does not respond within
+    `deadline_seconds` has a reply with `is_late`. For any other error, `on_failure` is called with the node and the
+    reason.
     """
     asyncio.run(_Fetching(client, wanted, deadline_seconds, on_reply, on_failure).all(sites, on_progress))
 
@@ -163,7 +164,7 @@ class _Fetching:
             self._on_reply(Reply(site.node, body, 0, asked, time.time()))
 
     async def _newest(self, site: Site) -> list[str]:
-        """Query the list of incidents and return the names of those to fetch. Raises FetchError."""
+        """Read the list of incidents of a node. Return the names of the incidents to download. Raises FetchError."""
         body = await _page(f"{site.base}/incidents", self._client, MOST_LIST_BYTES, self._deadline_seconds)
         try:
             listed = decoding.decode_json(body, Incidents).incidents
@@ -173,7 +174,10 @@ class _Fetching:
 
 
 def choose_incidents(listed: Sequence[Summary], wanted: str | None) -> list[str]:
-    """Return the folders of the incidents to fetch from a node: the newest of each job. `wanted` is as in `fetch`."""
+    """Return the folders of the incidents to download from a node: the newest of each job.
+
+    `wanted` selects jobs as in `fetch`.
+    """
     readable = [one for one in listed if not one.problem and _FOLDER.fullmatch(one.folder)]
     newest_first = sorted(readable, key=lambda one: (one.opened_unix_seconds, one.folder), reverse=True)
     if wanted is not None:
@@ -222,7 +226,7 @@ async def _page(url: str, client: WebClient, most_bytes: int, deadline_seconds: 
 
 
 def _explained(error: BaseException, url: str, most_bytes: int) -> Exception:
-    """Return the error to raise: TimeoutError if the server did not respond, else FetchError."""
+    """Return the error to raise for an error of tornado: TimeoutError without a response, else FetchError."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return FetchError(f"its certificate is not trusted: {error.verify_message}: --http-config FILE with tls_config")
     if isinstance(error, ssl.SSLError):

@@ -20,12 +20,12 @@ _SHOWN = 200
 
 
 def merge(a: Grouping, b: Grouping) -> Grouping:
-    """Merge two groupings: `merge(group(a), group(b)) == group(a + b)`. Merging is associative and commutative."""
+    """Merge two groupings: `merge(group(a), group(b)) == group(a + b)`. It is associative and commutative."""
     return merge_all((a, b))
 
 
 def merge_all(groupings: Iterable[Grouping]) -> Grouping:
-    """Merge groupings in one pass. The world size is the largest that is known."""
+    """Merge groupings in one pass. The world size is the largest of those that are known."""
     parts = tuple(groupings)
     sizes = [part.world_size for part in parts if part.world_size is not None]
     return merge_groups(
@@ -36,7 +36,7 @@ def merge_all(groupings: Iterable[Grouping]) -> Grouping:
 
 
 class SightingCollector:
-    """A collection of sightings, which are added in any order. It keeps the newest sighting of each job and node.
+    """A collection of sightings. It keeps the newest sighting of each job on each node; the order of adding is free.
 
     Equal stacks are stored once.
     """
@@ -61,7 +61,7 @@ class SightingCollector:
 
     @property
     def jobs(self) -> Mapping[str, Job]:
-        """Return the jobs by key, each as its first node (by name) reported it."""
+        """The jobs by key. The data of a job are from the first of its nodes, by name."""
         return {key: found[min(found)].job for key, found in sorted(self._newest.items())}
 
     def nodes(self, key: str) -> frozenset[str]:
@@ -69,18 +69,21 @@ class SightingCollector:
         return frozenset(self._newest[key])
 
     def ranks_here(self, key: str) -> int | None:
-        """Return the number of ranks of a job on its only node. None: not known, or sightings are of several nodes."""
+        """Return the number of ranks on a job's node.
+
+        None if it is not known, or if the job has sightings of several nodes.
+        """
         sightings = list(self._newest[key].values())
         return sightings[0].job.ranks_here or None if len(sightings) == 1 else None
 
     def leaves(self, keys: Iterable[str]) -> dict[str, Leaf]:
-        """Return the leaf switch of each node. Nodes where Slurm did not pass it to the ranks are omitted."""
+        """Return the leaf switch of each node. Nodes on which Slurm did not pass it to the ranks are left out."""
         said = ((node, one) for key in keys for node, one in self._newest[key].items())
         found = ((node, topology.leaf_by_slurm(one.job.environ.get(topology.ADDRESS, ""))) for node, one in said)
         return {node: leaf for node, leaf in found if leaf is not None}
 
     def merge_jobs(self, keys: Iterable[str]) -> Grouping:
-        """Merge the groups of these jobs into one grouping, with notes on contradictions between nodes."""
+        """Merge the groups of the jobs with these keys. Contradictions between nodes become notes."""
         keys = list(keys)
         sightings = [found for key in keys for _, found in sorted(self._newest[key].items())]
         merged = merge_all(sighting.grouping for sighting in sightings)
@@ -89,7 +92,7 @@ class SightingCollector:
         return replace(merged, notes=(*merged.notes, *notes))
 
     def _share_values(self, grouping: Grouping) -> None:
-        """Let ranks share equal values (frames, shapes). This halves the memory that a large job needs."""
+        """Store equal values (frames, shapes) of the ranks once. This halves the memory that a large job needs."""
         one = self._values.setdefault
         for group in grouping.groups:
             for member in group.members:
@@ -102,7 +105,7 @@ class SightingCollector:
                             force_setattr(done, "sizes", one(done.sizes, done.sizes))
 
     def _with_shared_stacks(self, group: Group) -> Group:
-        """Return an equal group that shares the stacks of an earlier equal group."""
+        """Return an equal group. It shares the stacks of an earlier group if they are equal."""
         memberless = replace(group, members=())
         return replace(self._shown.setdefault(memberless, memberless), members=group.members)
 
@@ -126,7 +129,7 @@ def _outdated(older: Sequence[str]) -> list[str]:
 
 
 def _apart(sightings: Sequence[Sighting]) -> list[str]:
-    """Return a note if the sightings are more than ten minutes apart: they may be of two hangs."""
+    """Return a note if the sightings are more than ten minutes apart, because they may be of two hangs."""
     ordered = sorted(sightings, key=lambda one: (one.opened_unix_seconds, one.node))
     first, last = ordered[0], ordered[-1]
     apart = last.opened_unix_seconds - first.opened_unix_seconds

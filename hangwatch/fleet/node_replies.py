@@ -1,6 +1,6 @@
-"""Collection of the replies of nodes: which nodes answered, which failed and why, and the jobs on them. Pure.
+"""The replies of nodes: which nodes responded, which failed and why, and the jobs on them. Pure.
 
-The answer of a node counts only for that node, even if it contains names of other nodes.
+The reply of a node counts only for that node, even if it contains names of other nodes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ AnswerT = TypeVar("AnswerT")
 
 
 class AnswerError(Exception):
-    """An invalid answer of a node. The message says why."""
+    """A reply that is not valid. The message gives the reason."""
 
 
 class ReplyCollector(Generic[AnswerT]):
-    """The replies of nodes to one command. Replies are added when they arrive.
+    """The replies of nodes to one command. Each reply is added when it arrives.
 
-    `read` parses the output of a node; its arguments are the output and the name of the node. It raises AnswerError.
-    `answered` are the exit codes of a valid answer. `moments` returns the first and the last time in an answer, by the
-    clock of the node. Clock differences below `least_offset_seconds` are ignored. `tool` is the program on the node.
+    `read` parses the output of a node; its arguments are the output and the name of the node. It raises
+    AnswerError. `answered` are the exit codes of a valid reply. `moments` returns the first and the last time in a
+    reply, by the clock of the node. Clock differences below `least_offset_seconds` are ignored. `tool` is the
+    program on the node.
     """
 
     def __init__(
@@ -67,16 +68,19 @@ class ReplyCollector(Generic[AnswerT]):
 
     @property
     def failed(self) -> list[tuple[str, list[str]]]:
-        """Return (reason, nodes) for nodes that were reached but failed. The most frequent reason is first."""
+        """A list of (reason, nodes) for the nodes that were reached but failed. The most frequent reason is first."""
         return _folded(self._failed)
 
     @property
     def complaints(self) -> list[tuple[str, list[str]]]:
-        """Return (text, nodes) for the texts that nodes printed on standard error. The most frequent text is first."""
+        """A list of (text, nodes) for the texts that nodes printed on standard error.
+
+        The most frequent text is first.
+        """
         return _folded(self._complaints)
 
     def take(self, reply: Reply) -> AnswerT | None:
-        """Add a reply. Return its answer; None if the node failed or did not respond."""
+        """Add a reply and return its parsed output; None if the node failed or did not respond."""
         if reply.is_late or reply.status in _TIMED_OUT or reply.status == _UNREACHED:
             self.silent.append(reply.node)
             return None
@@ -92,11 +96,11 @@ class ReplyCollector(Generic[AnswerT]):
         return answer
 
     def fail(self, node: str, why: str) -> None:
-        """Record that a node was reached but failed. `why` is the reason."""
+        """Record that a node was reached but failed, with the reason `why`."""
         self._failed[words.elided(words.printable(why), _REASON_CHARACTERS)].append(node)
 
     def complain(self, complaints: Mapping[str, bytes]) -> None:
-        """Record the texts that nodes printed on standard error."""
+        """Record the texts that nodes printed on standard error, by node."""
         for node, complaint in complaints.items():
             if said := _text(complaint):
                 self._complaints[said].append(node)
@@ -116,7 +120,10 @@ class ReplyCollector(Generic[AnswerT]):
 
 
 class Replies(ReplyCollector[GroupedDump]):
-    """All replies to `hangwatch dump --json --grouped`. With `with_stacks`, they contain all stacks too."""
+    """The replies of all nodes to `hangwatch dump --json --grouped`.
+
+    `with_stacks`: the replies contain all stacks too.
+    """
 
     def __init__(self, *, with_stacks: bool = False) -> None:
         read = _dump_with_stacks if with_stacks else _dump
@@ -125,9 +132,9 @@ class Replies(ReplyCollector[GroupedDump]):
         self.without_job: list[str] = []
 
     def take(self, reply: Reply) -> GroupedDump | None:
-        """Add a reply. Return the jobs of the node; None if the node failed or did not respond.
+        """Add a reply and return the jobs of the node; None if the node failed or did not respond.
 
-        The node has the name that the user gave, in all values.
+        In all values the node has the name that the user gave.
         """
         dump = super().take(reply)
         if dump is None:
@@ -150,7 +157,7 @@ def _text(complaint: bytes) -> str:
 
 
 def _start(output: bytes) -> int | None:
-    """Return the offset of the JSON, after the text that a login prints. None: there is no JSON."""
+    """Return the offset of the JSON in the output; None if there is none. A login may print text before it."""
     if output.startswith(b"{"):
         return 0
     at = output.find(b"\n{")
@@ -179,7 +186,7 @@ def _capture_of(capture: Capture, node: str) -> Capture:
 
 
 def _of_node(dump: GroupedDump, node: str) -> GroupedDump:
-    """Return the dump with `node` as the name of the node in all values. The names in the dump are ignored."""
+    """Return the dump with `node` as the node's name in all values. Names in the dump itself are not trusted."""
     return replace(dump, node=node, jobs=tuple(_sighting_of(one, node) for one in dump.jobs))
 
 
@@ -196,7 +203,7 @@ def _members_of(members: Iterable[Member], node: str) -> Iterable[Member]:
 def _offset(reply: Reply, first_unix_seconds: float, last_unix_seconds: float) -> float:
     """Return the smallest possible clock difference in seconds. Positive: the node's clock is ahead.
 
-    The node measured both times between the request and the end of its reply.
+    Both times, by the node's clock, are between the request and the end of the reply.
     """
     ahead = last_unix_seconds - reply.ended_unix_seconds
     behind = first_unix_seconds - reply.asked_unix_seconds

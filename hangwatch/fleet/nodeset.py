@@ -12,7 +12,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class NodesError(UserError):
-    """An invalid set of nodes. The message says why."""
+    """An invalid set of nodes. The message gives the reason."""
 
 
 def expand(text: str) -> list[str]:

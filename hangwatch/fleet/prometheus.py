@@ -1,4 +1,4 @@
-"""The nodes of a job, from the time series that a Prometheus server has scraped."""
+"""The nodes of a job, from the time series on a Prometheus server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class PrometheusError(Exception):
-    """A failed query of Prometheus. The message says why, and what to do."""
+    """A failed query of Prometheus. The message gives the reason, and says what to do."""
 
 
 class _Labels(msgspec.Struct):
@@ -58,8 +58,8 @@ class _Active(msgspec.Struct):
 def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], list[str]]:
     """Return the key of a job, the sites of its nodes, and the names of its nodes without a known site.
 
-    `job` is its id, key or name. `get` takes a path of Prometheus' HTTP API and returns the body of the response.
-    Raises PrometheusError.
+    `job` is its id, key or name. `get` requests a path of Prometheus' HTTP API and returns the content. Raises
+    PrometheusError.
     """
     text = json.dumps(job, ensure_ascii=False)
     info = "last_over_time(hangwatch_job_info{%s=%s}[%s])"
@@ -81,9 +81,9 @@ def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], li
 
 
 def _site(instance: str, scrape_url: str) -> Site | None:
-    """Return the site that serves the metrics at `scrape_url`. Its name is the instance label of Prometheus.
+    """Return the daemon that serves the metrics at `scrape_url`; None if the URL is invalid or "" (no longer scraped).
 
-    None: the target is no longer scraped, or the URL is invalid.
+    Its name is `instance`, the label of Prometheus.
     """
     try:
         parts = urlsplit(scrape_url)

@@ -26,8 +26,8 @@ _ENDING = re.compile(rb"=([0-9]{1,3})")
 class Reply(NamedTuple):
     """The output of one node, and the times of the request and of the end of the reply, by the clock of this node.
 
-    `status` is the exit code of the command. None: it did not end by the deadline, or the transport does not report
-    it. `is_late`: the deadline passed. `is_too_large`: the node sent more than `MOST_ANSWER_BYTES`.
+    `status` is the exit code of the command; None if it did not end by the deadline, or if the transport does not
+    report it. `is_late`: the deadline passed. `is_too_large`: the node sent more than `MOST_ANSWER_BYTES`.
     """
 
     node: str
@@ -40,7 +40,7 @@ class Reply(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The number of nodes on which the command has ended, the number of all nodes, and the elapsed seconds."""
+    """The number of nodes on which the command has ended, the number of all nodes, and the seconds since the start."""
 
     ended: int
     total: int
@@ -55,12 +55,12 @@ def run_on_nodes(
     on_reply: Callable[[Reply], None],
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Mapping[str, bytes]:
-    """Run the command of `transport` on all nodes. Return the standard error output of each node.
+    """Run the command of `transport` on all nodes. Return what each node printed on standard error.
 
-    `on_reply` gets the reply of each node as soon as it is complete. Every node has a reply, after the deadline at the
-    latest. At most `FANOUT` commands run at the same time; the deadline of a node begins when its command starts. All
-    started processes have ended when this function returns or raises. Raises OSError if the command of the transport
-    cannot be started.
+    `on_reply` is called with the reply of each node as soon as it is complete. Every node has a reply, after the
+    deadline at the latest. At most `FANOUT` commands run at the same time; the deadline of a node begins when its
+    command starts. All started processes have ended when this function returns or raises. Raises OSError if the
+    command of the transport cannot be started.
     """
     task = task_self()
     task.set_info("fanout", FANOUT)
@@ -79,7 +79,7 @@ def run_on_nodes(
 
 
 class _Collecting:
-    """The replies so far. ClusterShell calls `ev_timer`; the other events of its handlers are not used."""
+    """The output of the nodes so far. ClusterShell calls `ev_timer`; its other events are not used."""
 
     def __init__(
         self, nodes: Sequence[str], on_reply: Callable[[Reply], None], on_progress: Callable[[Progress], None]
@@ -100,7 +100,7 @@ class _Collecting:
         return node in self._waiting
 
     def take(self, node: str, text: bytes, *, is_complaint: bool) -> bool:
-        """Add output of a node. Return True if the node may send more."""
+        """Add output of a node. Return False if no more output of this node is accepted."""
         if is_complaint and node in self.complaints:
             self.complaints[node] += text[: MOST_COMPLAINT_BYTES - len(self.complaints[node])]
             return True
@@ -117,7 +117,7 @@ class _Collecting:
         return bool(self._output.get(node))
 
     def is_whole(self, node: str) -> bool:
-        """True if a node has sent a complete JSON value."""
+        """True if the output of a node is a complete JSON value."""
         try:
             decoding.decode_json(self._output[node], msgspec.Raw)
         except (msgspec.DecodeError, ValueError, RecursionError):
@@ -142,7 +142,7 @@ class _Collecting:
         self.ev_timer(None)
 
     def finish(self) -> None:
-        """Report all nodes without a reply as late or as too large."""
+        """Add a reply for each node that has none: it is late or too large."""
         for node in list(self._waiting):
             self.ended(node, None, is_late=node not in self._too_large)
 
@@ -153,7 +153,7 @@ class _Collecting:
 
 
 class _Client(ExecClient):  # type: ignore[misc]
-    """A local process that runs a command on nodes. Its output is kept as a limited number of bytes, not as lines."""
+    """A local process that runs a command on nodes. Its output is kept in limited size, as bytes instead of lines."""
 
     worker: _Worker
 
@@ -165,7 +165,7 @@ class _Client(ExecClient):  # type: ignore[misc]
 
 
 class _NodeClient(_Client):
-    """The process for one node."""
+    """A local process that runs the command on one node."""
 
     def _arguments(self) -> Sequence[str]:
         assert isinstance(self.worker.transport, OnePerNode)
@@ -181,7 +181,7 @@ class _NodeClient(_Client):
 
 
 class _AllClient(_Client):
-    """The process for all nodes. A label at the start of each line identifies the node."""
+    """A local process that runs the command on all nodes. A label at the start of each line identifies the node."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)
@@ -240,7 +240,7 @@ class _AllClient(_Client):
 
 
 class _Worker(ExecWorker):  # type: ignore[misc]
-    """All processes of one call of `run_on_nodes`."""
+    """The local processes of one call of `run_on_nodes`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Sightings: the groups of one job on one node, without all stacks. They are read from dumps and from incident.json."""
+"""Sightings: the groups of one job on one node, without most stacks. They are read from dumps and incident.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hangwatch.model import INCIDENT_VERSION, Capture, Grouping, Incident, Job, 
 
 
 class Sighting(Value, frozen=True):
-    """The groups of one job on one node, when its incident was opened or when it was dumped."""
+    """The groups of one job on one node, at the time when its incident was opened or the job was dumped."""
 
     node: str
     job: Job
@@ -26,10 +26,10 @@ class Sighting(Value, frozen=True):
 
 
 class GroupedDump(Value, frozen=True):
-    """The output of `hangwatch dump --json --grouped`: every job on a node, with one stack of each group.
+    """The output of `hangwatch dump --json --grouped`: every job on a node, with one stack for each group.
 
     `printed_unix_seconds` is the time of the output, by the node's clock. `schema_version` is the version of an
-    incident. `captures` contain all stacks of these jobs if --stacks was given. Merging ignores them.
+    incident. With --stacks, `captures` has all stacks of these jobs; merging ignores them.
     """
 
     schema_version: int
@@ -41,7 +41,7 @@ class GroupedDump(Value, frozen=True):
 
 
 class _Found(msgspec.Struct):
-    """A grouped dump, or an incident. The decoder skips the captures, power and timeline of an incident."""
+    """The fields of a grouped dump, or of an incident without its captures, power and timeline."""
 
     node: str
     job: Job | None = None
@@ -69,7 +69,7 @@ _ANSWER_VERSION = 1  # of `hangwatch dump --json` without --grouped
 
 
 def make_sighting(incident: Incident) -> Sighting:
-    """Make a sighting from an incident. Of the job's environment it keeps only SLURM_TOPOLOGY_ADDR."""
+    """Return the sighting in an incident. Of the job's environment it has only SLURM_TOPOLOGY_ADDR."""
     environ = {name: value for name, value in incident.job.environ.items() if name == topology.ADDRESS}
     job = replace(incident.job, environ=environ, waiting=None)
     return Sighting(
@@ -80,7 +80,7 @@ def make_sighting(incident: Incident) -> Sighting:
 def make_grouped_dump(
     node: str, incidents: Sequence[Incident], printed_unix_seconds: float, *, with_stacks: bool = False
 ) -> GroupedDump:
-    """Make a grouped dump from incidents that were made now, in memory. `with_stacks` adds their last captures."""
+    """Return a grouped dump of incidents that were made now, in memory. `with_stacks` adds their last captures."""
     return GroupedDump(
         schema_version=INCIDENT_VERSION,
         hangwatch_version=__version__,
@@ -92,9 +92,9 @@ def make_grouped_dump(
 
 
 def read(path: Path, file: BinaryIO) -> GroupedDump:
-    """Read and parse an open file. Of an incident.json, only the part before the captures is read if possible.
+    """Parse an open file. Of an incident.json, only the part before the captures is read if possible.
 
-    Raises StoreError as `parse`, and FileError if reading fails.
+    Raises StoreError as `parse` does, and FileError if reading fails.
     """
     head = incident_file.read_head(file)
     if head is not None:
@@ -105,7 +105,7 @@ def read(path: Path, file: BinaryIO) -> GroupedDump:
 
 
 def parse(path: Path, content: bytes) -> GroupedDump:
-    """Parse an incident, or the output of `hangwatch dump --json --grouped`. `path` is for the error message.
+    """Parse an incident, or the output of `hangwatch dump --json --grouped`. Errors name `path`.
 
     Raises StoreError if `content` is neither, has a newer version, or contains impossible rank numbers.
     """
@@ -142,7 +142,7 @@ def parse(path: Path, content: bytes) -> GroupedDump:
 def captures(path: Path, content: bytes) -> tuple[Capture, ...]:
     """Return the captures in the output of `hangwatch dump --json --grouped --stacks`. Raises StoreError.
 
-    `path` is for the error message.
+    Errors name `path`.
     """
     found = incident_file.decode(path, content, _Captures).captures
     numbers = (number for one in found for rank in one.ranks for number in (rank.id.rank, rank.id.local_rank))
@@ -155,7 +155,10 @@ def _is_whole(decoded: _Found) -> bool:
 
 
 def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
-    """Parse an incident of any supported version, with its captures. Raises StoreError if it is not an incident."""
+    """Parse an incident of any supported version. Return it as a grouped dump.
+
+    Raises StoreError for anything else.
+    """
     try:
         incident = incident_file.parse(path, content)
     except incident_file.StoreError:
@@ -174,7 +177,10 @@ def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
 
 
 def _dump_version(content: bytes) -> int | None:
-    """Return the schema version in the output of `hangwatch dump --json`. None: not a dump, or a newer version."""
+    """Return the schema version in the output of `hangwatch dump --json`.
+
+    None for a newer version, or for other content.
+    """
     try:
         version = decoding.decode_json(content, _WithJobs).schema_version
     except (msgspec.DecodeError, ValueError, RecursionError):

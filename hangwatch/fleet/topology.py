@@ -1,4 +1,4 @@
-"""The leaf switch of a node, from the environment of Slurm's tasks or from a file. Used only in messages."""
+"""The leaf switch of a node, from the environment of Slurm's tasks or from a file. It is used only in messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TopologyError(UserError):
 
 
 class Leaf(Value, frozen=True):
-    """The leaf switch of a node, as short printable text, and its source: a variable or a file name."""
+    """The leaf switch of a node, as short printable text, and its source: the name of a variable or file."""
 
     switch: str
     source: str

@@ -27,7 +27,7 @@ _SRUN_LINE = re.compile(rb"\s*([0-9]+): ?(.*)", re.DOTALL)
 
 
 class Pod(NamedTuple):
-    """The pod of hangwatch on one node."""
+    """The pod in which hangwatch runs on one node."""
 
     namespace: str
     name: str
@@ -57,17 +57,17 @@ class _List(msgspec.Struct):
 
 
 class OnePerNode(NamedTuple):
-    """A separate command for each node."""
+    """A transport with a separate command for each node."""
 
     command: Callable[[str], Sequence[str]]
 
 
 class OneForAll(NamedTuple):
-    """One command for all nodes. It prints a label before each line of their output.
+    """A transport with one command for all nodes. The command prints a label before each line of their output.
 
     `label` splits a line into the label and the rest. `status` returns the node and the exit code if a line reports
-    them, else None. A label is the name of a node, unless `names_itself` is set. Then the first line with a label has
-    the name of the node, and the last line has "=" and the exit code.
+    them, else None. A label is the name of a node, unless `names_itself` is set. In that case, the first line with
+    a label has the name of the node, and the last line has "=" and the exit code.
     """
 
     command: Sequence[str]
@@ -80,9 +80,9 @@ Transport: TypeAlias = OnePerNode | OneForAll
 
 
 def script(command: str, seconds: float, ending: str = "exit $s") -> str:
-    """Return the shell script for a node. It ends `command` after `seconds`, or when the local process is gone.
+    """Return the shell script for a node. It kills `command` after `seconds`, or when the local process is gone.
 
-    `ending` is shell code that runs after the command. `$s` is the exit code of the command.
+    `ending` is shell code that runs after the command. In it, `$s` is the exit code of the command.
     """
     return _WATCHED.format(seconds=max(1.0, seconds), command=command, ending=ending)
 
@@ -101,8 +101,9 @@ def ssh(command: str, seconds: float, options: Sequence[str] = ()) -> OnePerNode
 def local(command: str, seconds: float) -> OnePerNode:
     """Return a local command for each node, for tests and network namespaces: `ip netns exec %h hangwatch`.
 
-    %h in `command` is the name of the node. As with ssh(1), the script runs in an inner shell, and only the outer shell
-    is ended. If the script itself were ended before it starts its watcher, the command would continue to run.
+    %h in `command` is the name of the node. As with ssh(1), the script runs in an inner shell, and only the outer
+    shell is killed. If the script itself were killed before it starts its watcher, the command would continue to
+    run.
     """
     return OnePerNode(lambda node: ["sh", "-c", 'sh -c "$0"; exit $?', script(_named(command, node), seconds)])
 
@@ -112,7 +113,10 @@ def _named(command: str, node: str) -> str:
 
 
 def kubectl(command: str, seconds: float, pods: Mapping[str, Pod], options: Sequence[str] = ()) -> OnePerNode:
-    """Return the kubectl command for each node, which runs in the node's hangwatch pod. %h is the node's name."""
+    """Return the kubectl command for each node. It runs `command` in the node's hangwatch pod.
+
+    %h in `command` is the node's name.
+    """
 
     def node_command(node: str) -> Sequence[str]:
         pod = pods[node]
@@ -138,15 +142,18 @@ def nodes_of_pods(listed: bytes) -> list[str]:
 
 
 def pdsh(command: str, seconds: float, nodes: str, fanout: int, options: Sequence[str] = ()) -> OneForAll:
-    """Return one pdsh command for all nodes. The script has the deadline; the timeouts of pdsh are not used."""
+    """Return one pdsh command for all nodes.
+
+    The script on each node has the deadline: pdsh's own timeouts are not used.
+    """
     asked = f"sh -c {shlex.quote(script(command, seconds))}"
     return OneForAll(["pdsh", "-f", str(fanout), *options, "-w", nodes, asked], _labelled(_PDSH_LINE), _pdsh_status)
 
 
 def srun(command: str, seconds: float, nodes: Sequence[str], job: str, options: Sequence[str] = ()) -> OneForAll:
-    """Return an srun command: a step of the job, with one task on each node and without a GPU.
+    """Return one srun command for all nodes: a step of the Slurm job `job`, with one task on each node, without a GPU.
 
-    Each task prints the node's name from SLURMD_NODENAME first. %h in `command` is the node's name.
+    Each task first prints its node's name from SLURMD_NODENAME. %h in `command` is the node's name.
     """
     step = ["--overlap", f"--jobid={job}", "--gres=gpu:0", "--label", "--kill-on-bad-exit=0"]
     where = [f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}"]

@@ -1,1 +1,1 @@
-"""Discovery of the training jobs among the processes of a node, and of the rank of each process. Pure."""
+"""Find the training jobs among the processes of a node, and the rank of each process. Pure."""

@@ -1,10 +1,10 @@
 """The collective timeout of a job: after this time torch.distributed ends the ranks, and their stacks are lost. Pure.
 
-`checks` compare it with the duration of a capture, and the detector pages before it. It is read from the
+`checks` compares it with the duration of a capture, and the detector pages before it. It is read from the
 environment of the ranks. Without such a variable it is PyTorch's default: 600 s for NCCL (1800 s before PyTorch
 2.2), 1800 s for gloo. The default of the watchdog's heartbeat is 480 s. The job's code can pass another timeout to
-`init_process_group`. That timeout is in the flight recorder of its ranks. If that can be read, it overrides this
-one.
+`init_process_group`, which is in the flight recorder of its ranks. If the recorder can be read, its timeout
+overrides the one from the environment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VARIABLES = frozenset(
 class TimeoutSettings(Value, frozen=True):
     """The timeouts of a job in seconds.
 
-    * `collective_seconds`: None if there is no timeout. `source`: where it comes from.
+    * `collective_seconds`: None if there is no timeout. `source`: a text that says where it is set.
     * `heartbeat_seconds`: None if the job has no heartbeat monitor.
     * `ignored`: variables that are set although no library reads them.
     """

@@ -1,4 +1,4 @@
-"""Conversion of a process snapshot to the training jobs of this node, with their ranks, workers and GPUs. Pure."""
+"""Find the training jobs of this node in a snapshot of its processes, with their ranks, workers and GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def find_jobs(
     ticks_per_second: int = 100,
     endpoints: Mapping[ProcessId, str] = MappingProxyType({}),
 ) -> FoundJobs:
-    """Return the jobs among `processes`, sorted by job_id, and the counts of what exceeds a limit.
+    """Return the jobs among `processes`, sorted by job_id, and the number of jobs and ranks over a limit.
 
     A job is a set of processes with the variables of a launcher (see launchers.toml), ranks of mp.spawn or fork, or
     a launcher without ranks; see `membership`. All ranks have one owner (see `owners`), even if other users copy
     the job's environment. `node` is the name of this node.
 
-    `ticks_per_second` is the unit of `start_ticks`. It serves to ignore a process that began after `gpus` was read:
+    `ticks_per_second` is the unit of `start_ticks`. With it, a process that began after `gpus` was read is ignored:
     the driver listed another process under the same pid. `endpoints` are the stores to which the processes of
     `needs_endpoint` are connected.
     """
@@ -53,13 +53,13 @@ def find_jobs(
 
 
 def with_distinct_name(job: Job) -> Job:
-    """Return this job with another name and key, for use if another job has the same ones."""
+    """Return this job with another name and key, because another job has the same ones."""
     name = _make_distinct(_Name(job.job_id, job.key), job.processes[0].pid)
     return replace(job, job_id=name.job_id, job_key=name.job_key)
 
 
 def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
-    """Return a job with these processes as its ranks. A pid without a process becomes a rank that is gone."""
+    """Return a job with the processes `pids` as its ranks. A pid without a process becomes a rank that is gone."""
     tree = Tree(processes)
     chosen = dict.fromkeys(pids)
     ranks = []
@@ -118,14 +118,15 @@ def _job(name: _Name, crew: Membership, tree: Tree, samples: Sequence[GpuSample]
 
 
 def _first(crew: Membership) -> tuple[Process, RankSlot | None]:
-    """Return the first rank. A job without ranks has a launcher instead, which has no rank slot."""
+    """Return the first rank and its rank slot; for a job without ranks, its launcher and None."""
     return crew.members[0] if crew.members else (crew.processes[0], None)
 
 
 def _without_other_users(ranks: list[Rank], tree: Tree) -> tuple[list[Rank], tuple[str, ...]]:
-    """Remove workers of another user, for example through sudo, because the job's owner can read all stacks.
+    """Return the ranks without workers of other users, and a note with the number of these workers.
 
-    Return the ranks and a note with the number of removed workers.
+    A worker may run as another user through sudo, for example. The job's owner can read all stacks in an incident,
+    and must not see those.
     """
     kept = [
         replace(rank, workers=tuple(worker for worker in rank.workers if _is_own(worker, rank, tree))) for rank in ranks
@@ -141,7 +142,7 @@ def _is_own(worker: Worker, rank: Rank, tree: Tree) -> bool:
 
 
 def _uid(crew: Membership) -> int | None:
-    """Return the user id that may read all ranks; None if they differ, and in a pod, which has its own user ids."""
+    """Return the user id of all ranks; None if they differ, or in a pod, which may have its own user ids."""
     uids = {None if process.is_setuid else process.uid for process in crew.processes}
     return uids.pop() if len(uids) == 1 and not crew.owner.place else None
 
@@ -174,13 +175,13 @@ def _rank(
 
 
 def _title(process: Process) -> str | None:
-    """Return the title that a program gave to its process, without an actor's method. None without a usable title."""
+    """Return the title that a process has set for itself, without an actor's method; None without a usable title."""
     title = process_title.read(" ".join(process.cmdline[:1]))
     return title.name.partition(".")[0] if title and title.name else None
 
 
 def _samples(gpus: GpuSweep | None, tree: Tree, ticks_per_second: int) -> list[GpuSample]:
-    """Return the GPUs with the pids that were the same process when the driver listed them."""
+    """Return the GPUs, without pids that now belong to a younger process than the one that the driver listed."""
     if gpus is None:
         return []
     last_ticks = gpus.taken_monotonic_seconds * ticks_per_second
@@ -195,7 +196,7 @@ def _samples(gpus: GpuSweep | None, tree: Tree, ticks_per_second: int) -> list[G
 
 
 class _Name(NamedTuple):
-    """The display name of a job, its key, and the name that its user gave it."""
+    """The display name of a job, its key, and the name that its user chose."""
 
     job_id: str
     job_key: str
@@ -205,10 +206,10 @@ class _Name(NamedTuple):
 def _names(
     crews: list[Membership], tree: Tree, node: str, order: Callable[[Membership], tuple[int, ...]]
 ) -> list[_Name]:
-    """Return a name for each job. It is the same on all nodes of a job if the job's variables allow that.
+    """Return the name of each job. If the job's variables allow that, it is the same on all nodes of the job.
 
-    If several jobs have the same key, the job with the best claim keeps it. The others get a pid in their names: a
-    copy of a job's variables must not change the name of that job.
+    If several jobs have the same key, the job with the best claim keeps it. The names of the others get a pid,
+    because a copy of a job's variables must not change the name of that job.
     """
     names = [_name(crew, tree, node) for crew in crews]
     best: dict[str, Membership] = {}
@@ -247,7 +248,10 @@ def _name(crew: Membership, tree: Tree, node: str) -> _Name:
 
 
 def _job_name(crew: Membership, node: str) -> str:
-    """Return the name that the user gave the job, from its first rank, else from its launcher."""
+    """Return the name that the user chose for the job, from its first rank, else from its launcher.
+
+    "" without a name.
+    """
     told = (
         process_role.job_name(one.environ, in_pod=owners.is_in_pod(one), node=node)
         for one in filter(None, (_first(crew)[0], crew.launcher_process))
@@ -256,7 +260,7 @@ def _job_name(crew: Membership, node: str) -> str:
 
 
 def _meeting_place(crew: Membership) -> tuple[str, str]:
-    """Return address and port at which the ranks, or the launchers of all nodes, meet; empty if unknown."""
+    """Return address and port at which the ranks, or the launchers of all nodes, meet; "" for what is unknown."""
     if crew.waiting is None:
         return process_role.rendezvous(crew.processes[0].environ)
     if crew.waiting.port is None:
@@ -266,12 +270,15 @@ def _meeting_place(crew: Membership) -> tuple[str, str]:
 
 
 def _key(*parts: str) -> str:
-    """Return a checksum for which no collision can be made on purpose: 64 bits of BLAKE2b, in hex."""
+    """Return a checksum of these parts: 64 bits of BLAKE2b, in hex. No user can make a collision on purpose."""
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
 def _origin(crew: Membership, tree: Tree) -> ProcessId:
-    """Return the launcher, else the common parent of all ranks, else the rank that started first."""
+    """Return the process that identifies the job: its launcher, else the common parent of its ranks.
+
+    Without both, return the rank that began first.
+    """
     if crew.launcher_process is not None:
         return crew.launcher_process.id
     parents = {parent.id if (parent := tree.parent(process)) else None for process, _ in crew.members}
@@ -282,6 +289,6 @@ def _origin(crew: Membership, tree: Tree) -> ProcessId:
 
 
 def _safe(text: str) -> str:
-    """Return a name that is safe as a label and as a folder name. A changed name ends in a checksum of the original."""
+    """Return a name that is safe as a label and as a folder name. A changed name ends in a checksum of the text."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".-_")[:_MAX_NAME]
     return clean if clean == text else f"{clean}-{zlib.crc32(text.encode()):08x}".lstrip("-")

@@ -1,4 +1,5 @@
-"""Ranks that were forked and execute no program: those of notebook_launcher, ddp_fork or a Pool of processes. Pure.
+"""Ranks that were forked and execute no new program: those of notebook_launcher, ddp_fork or a Pool of processes.
+Pure.
 
 Each rank writes its number into its own environment. The kernel does not show that number, only the environment at
 the start of the parent's program. So only the driver's list of GPU processes shows that these processes are ranks.
@@ -18,10 +19,11 @@ from hangwatch.model import GpuSample, Process
 def find_siblings(
     tree: Tree, samples: Sequence[GpuSample], ranks: Collection[int]
 ) -> list[tuple[Process, tuple[Process, ...]]]:
-    """Return Python processes, each with its forks: two or more of one owner that share no GPU with each other.
+    """Return (Python process, its forks) for each process whose forks are ranks.
 
-    A parent that holds a GPU itself is skipped: CUDA does not survive a fork, so its forks are helpers. Forks of a
-    server or a notebook are skipped, and so are processes below the pids in `ranks`.
+    The forks are two or more processes of one owner that hold GPUs and share none. A parent that holds a GPU itself
+    is skipped: CUDA does not survive a fork, so its forks are helpers. Forks of a server or a notebook are skipped,
+    and so are processes below the pids in `ranks`.
     """
     held: defaultdict[int, set[str]] = defaultdict(set)
     for gpu in samples:

@@ -1,7 +1,7 @@
-"""Assignment of processes to jobs in a snapshot, and the rank slot of each process. Pure.
+"""Find which processes of a snapshot belong to which job, and the rank slot of each process. Pure.
 
 A user can write anything into an environment. So processes belong to one job only if the kernel shows one owner for
-them. A rank slot of a living process is not given to another process.
+them. The rank slot of a living process is not given to another process.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hangwatch.model import GpuSample, Process, ProcessId, Waiting
 
 
 class Membership(NamedTuple):
-    """The processes of one job. A member without a rank slot has only a place in the order of start.
+    """The processes of one job. A member without a rank slot is a rank that is known only by its order of start.
 
-    A membership without members is a launcher (`launcher_process`) without ranks; `waiting` holds its options.
+    A membership without members is a launcher (`launcher_process`) without ranks; `waiting` has its options.
     `more_launcher_processes` are the launchers of the other parts of the job.
     """
 
@@ -56,7 +56,7 @@ class _SlotHolder(NamedTuple):
 
 
 def find_memberships(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Membership]:
-    """Return the jobs among these processes.
+    """Return the processes of each job in a snapshot.
 
     `samples` list the processes on each GPU. `endpoints` are the stores to which processes are connected.
     """
@@ -95,10 +95,10 @@ def _memberships_by_slot(
 
 
 def needs_endpoint(process: Process) -> int | None:
-    """Return the port of a rank's store if only the store shows to which job the rank belongs; else None.
+    """Return the port of a rank's store, if only its connection to the store shows the job of this rank; else None.
 
-    Such a rank is of a job that may be spread over several pods or containers. All ranks of a run have a connection
-    to one store. A process that copies their variables has none.
+    Such a rank is in a pod or container. Its job may have ranks in several of them. All ranks of a run have a
+    connection to one store. A process that copies their variables has none.
     """
     port = process_role.rendezvous(process.environ)[1]
     if not owner_of(process).place or process_role.is_loader_worker(process) or not process_role.is_python(process):
@@ -107,9 +107,10 @@ def needs_endpoint(process: Process) -> int | None:
 
 
 def claim_order(crew: Membership, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> tuple[int, ...]:
-    """Return the sort key of claims to one name or rank slot, the best claim first.
+    """Return the sort key of a job among jobs that claim the same name or rank slot. The best claim comes first.
 
-    A job that the driver lists on a GPU comes first, then one that is connected to a store, then the older one.
+    A job that the driver lists on a GPU has the best claim, then a job that is connected to a store, then the
+    oldest.
     """
     connected = any(process.id in endpoints for process, _ in crew.members)
     return not holds_gpu(crew, samples), not connected, crew.began_ticks, crew.processes[0].id.pid
@@ -123,14 +124,14 @@ def holds_gpu(crew: Membership, samples: Sequence[GpuSample]) -> bool:
 def _join_parts(
     crews: list[Membership], samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]
 ) -> list[Membership]:
-    """Join jobs of one run and size with different ranks: the parts of a job in several pods or containers.
+    """Join jobs of one run and size that have different ranks: the parts of a job in several pods or containers.
 
     Parts are joined only if the kernel shows that they belong together: by one owner and place, or by connections
     to one store. A job in two pods is two jobs until its ranks have connected to the store. A copy of its variables
     by another user always stays another job.
 
-    The job with the best claim holds its ranks. Another claimant is a separate job while the processes of the first
-    live.
+    If several jobs claim the same ranks, the job with the best claim has them. The others are separate jobs while
+    the processes of the first live.
     """
     runs: dict[tuple[object, ...], _Run] = {}
     for crew in sorted(crews, key=lambda crew: claim_order(crew, samples, endpoints)):
@@ -142,10 +143,11 @@ def _join_parts(
 
 
 class _Run:
-    """The jobs of one run so far, the best claim first.
+    """The jobs that claim to be one run. The job with the best claim comes first.
 
-    One user can create thousands of claimants to one rank. `_having` avoids comparing each claimant with each other
-    one. It maps a rank, an owner or a set of stores to the jobs that have it, as a bit set: bit n stands for job n.
+    A user can create thousands of jobs that claim the same rank. `_having` avoids comparing each of them with each
+    other one. It maps a rank, an owner or a set of stores to the jobs that have it, as a bit set: bit n stands for
+    job n.
     """
 
     def __init__(self) -> None:
@@ -155,7 +157,7 @@ class _Run:
     def place(self, crew: Membership, stores: frozenset[str]) -> None:
         """Add a part to the first job that has none of its ranks and shares its owner or its stores.
 
-        Else begin a job.
+        If there is no such job, the part becomes a new job.
         """
         ranks = {_rank_number(member) for member in crew.members}
         taken = functools.reduce(operator.or_, (self._having[rank] for rank in ranks))
@@ -173,19 +175,19 @@ class _Run:
 
 
 class _Part:
-    """The parts that form one job so far. The first part has the best claim."""
+    """A job that is joined from parts. The first part has the best claim."""
 
     def __init__(self, crew: Membership, ranks: set[int], stores: frozenset[str]) -> None:
         self.crews, self.ranks, self.stores = [crew], ranks, stores
 
     def add(self, crew: Membership, ranks: set[int], stores: frozenset[str]) -> None:
-        """Add a part to the job."""
+        """Add a part with these ranks and stores to the job."""
         self.crews.append(crew)
         self.ranks |= ranks
         self.stores |= stores
 
     def as_membership(self) -> Membership:
-        """Return all parts as one job."""
+        """Return the processes of all parts as one membership."""
         first = self.crews[0]
         members = sorted((member for crew in self.crews for member in crew.members), key=_rank_number)
         heads = tuple(crew.launcher_process for crew in self.crews[1:] if crew.launcher_process is not None)
@@ -248,7 +250,7 @@ def _get_process(tree: Tree, pid: int) -> Process:
 
 
 def _membership_key(seated: _SlotHolder) -> tuple[object, ...]:
-    """Return the key that joins processes to one job: their launcher, else their run. Never the environment alone."""
+    """Return a key that is equal for the processes of one job: owner and launcher, else owner, run and world size."""
     if seated.launcher_process is not None:
         return seated.owner, seated.launcher_process.id
     return seated.owner, None, *_run(seated.process, seated.slot), seated.slot.world_size
@@ -259,7 +261,7 @@ def _owned_run(seated: _SlotHolder) -> tuple[object, ...]:
 
 
 def _run(process: Process, seat: RankSlot) -> tuple[str, ...]:
-    """Return the key that distinguishes the runs of one owner if there is no launcher."""
+    """Return a key that distinguishes the runs of one owner without a launcher: the run id, else the rendezvous."""
     run_id = process_role.run_id(process.environ, seat)
     return (run_id,) if run_id else process_role.rendezvous(process.environ)
 
@@ -271,10 +273,10 @@ def _launcher_name(seated: _SlotHolder) -> str:
 
 
 def _without_doubles(group: list[_SlotHolder], tree: Tree) -> list[list[_SlotHolder]]:
-    """Split a group without a launcher if it has a rank twice, or two attempts.
+    """Split a group without a launcher by parent process, if it has a rank twice, or ranks of two attempts.
 
-    Containers may share addresses and ports. The processes of each part then have the same parent. An attempt
-    number counts only between processes of one parent, because any process can write such a number.
+    Containers may share addresses and ports, so the group may be several jobs. An attempt number counts only
+    between processes of one parent, because any process can write such a number.
     """
     is_one = len({seated.slot.attempt for seated in group}) == 1 and not _has_doubles(group, tree)
     if group[0].launcher_process is not None or is_one:
@@ -295,7 +297,7 @@ def _has_doubles(group: list[_SlotHolder], tree: Tree) -> bool:
 def _ranks_of(
     group: list[_SlotHolder], tree: Tree, samples: Sequence[GpuSample]
 ) -> list[tuple[Process, RankSlot | None]]:
-    """Return one process per rank of the latest attempt: the topmost process with the rank slot.
+    """Return one process for each rank of the latest attempt: the topmost process with the rank slot.
 
     Only Python processes and processes that the driver lists on a GPU count.
     """
@@ -351,9 +353,9 @@ def _of_siblings(launcher: str, head: Process | None, members: Sequence[Process]
 
 
 def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
-    """Return the processes that hold a GPU, directly or by a child.
+    """Return the processes of a group that hold a GPU, directly or through a descendant.
 
-    If there are none: those with a rendezvous address.
+    If there are none, return those with a rendezvous address.
     """
     members = [process for process in group if process.id.pid in holders]
     members = members or [process for process in group if process_role.rendezvous(process.environ)[0]]
@@ -364,9 +366,9 @@ def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
 
 
 def _hidden_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[Membership]:
-    """Return the Python children of launchers with an environment that the daemon has no permission to read.
+    """Return jobs with ranks whose environment the daemon may not read: the Python children of a launcher.
 
-    They are monitored from the start. When the job hangs, its page must say that they cannot be dumped.
+    They are monitored from the start. When such a job hangs, its page must say that its ranks cannot be dumped.
     """
     heads = {
         head.id
@@ -395,11 +397,11 @@ def _may_be_rank(process: Process) -> bool:
 
 
 def _waiting_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[Membership]:
-    """Return the launchers without a child: torchrun that waits for another node, mpirun before its tasks.
+    """Return launchers without a child: torchrun that waits for another node, or mpirun before its tasks start.
 
-    A launcher with a child is not returned. `accelerate launch` on one GPU gives its child no rank, DeepSpeed's
-    runner has only ssh as a child, and srun starts shells. Of nested launchers, only the innermost is returned.
-    Processes below a rank belong to that rank's job.
+    A launcher with a child is left out. `accelerate launch` on one GPU gives its child no rank, DeepSpeed's runner
+    has only ssh as a child, and srun starts shells. Of nested launchers, only the innermost is returned. Processes
+    below a rank belong to that rank's job.
     """
     ranks = {process.id.pid for crew in memberships for process, _ in crew.members}
     crews = []
@@ -413,8 +415,8 @@ def _waiting_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[
 
 
 def _is_fork(process: Process, parent: Process | None) -> bool:
-    """True if the process is a child that has not executed its program yet.
+    """True if the process was forked and has not executed its own program yet.
 
-    It still has the parent's name and arguments.
+    Until then it has the name and the arguments of its parent.
     """
     return parent is not None and (process.comm, process.cmdline) == (parent.comm, parent.cmdline)

@@ -1,7 +1,7 @@
-"""The owner of a process, as the kernel reports it. A user can write an environment, but not a control group. Pure.
+"""The owner of a process as the kernel reports it. A user can write an environment, but not a control group. Pure.
 
-The owner is the Slurm job, else the Kubernetes pod, both by the path of the control group. Without these, it is the
-real user id on the host. `tables/cgroups` reads the paths.
+The owner is the Slurm job, else the Kubernetes pod; the path of the control group shows both. Without these, it is
+the real user id on the host. `tables/cgroups` reads the paths.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _PLACE_CHARACTERS = 64
 
 
 class Owner(NamedTuple):
-    """The owner of a process. `name` is for people, and the same on all nodes.
+    """The owner of a process. `name` is for people, and is the same on all nodes.
 
     `place` distinguishes the pods of one user, and the containers of root, in which every process has uid 0. It is
-    empty if the name is enough.
+    "" if the name is enough.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Owner(NamedTuple):
 
     @property
     def share(self) -> str:
-        """The key of the per-user limits on this node, in words. A long place is cut and ends in its checksum."""
+        """The owner as text, which is the key of the per-user limits. A long place is cut and ends in its checksum."""
         if len(self.place) <= _PLACE_CHARACTERS:
             return f"{self.name}, {self.place}" if self.place else self.name
         checksum = blake2b(self.place.encode("utf-8", "replace"), digest_size=8).hexdigest()
@@ -47,5 +47,5 @@ def owner_of(process: Process) -> Owner:
 
 
 def is_in_pod(process: Process) -> bool:
-    """True if the process runs in a Kubernetes pod, according to the kernel."""
+    """True if the control group of the process is in a Kubernetes pod."""
     return any(cgroups.pod(path) is not None for path in process.cgroups)

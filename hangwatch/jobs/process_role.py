@@ -1,4 +1,4 @@
-"""The role of one process in a job, by its own data: a launcher, or the rank slot that a launcher gave it. Pure.
+"""The role of one process in a job, by its own data: a launcher, or a process with a rank slot. Pure.
 
 A rank slot is a rank and the numbers that belong to it, read from the variables that launchers set. All processes
 below a rank inherit the same variables. `membership` decides which of these processes is the rank.
@@ -28,7 +28,7 @@ _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 class RankSlot(NamedTuple):
-    """A rank slot: the rank in the environment of a process, and the table row of the variables with the rank.
+    """A rank slot: the rank in the environment of a process, and the table row with the names of the variables.
 
     `doubts` are sentences about numbers that are too large to be true. These numbers are ignored.
     """
@@ -44,7 +44,7 @@ class RankSlot(NamedTuple):
 
 
 def launcher_kind(process: Process) -> str | None:
-    """Return the name of this launcher in the table ("torchrun", "srun"); None if the process is not a launcher."""
+    """Return the kind of launcher of this process ("torchrun", "srun"); None if it is not a launcher."""
     row = _row(process)
     return row.name if row else None
 
@@ -58,10 +58,11 @@ def _row(process: Process) -> Launcher | None:
 
 
 def find_waiting(process: Process) -> Waiting | None:
-    """Return the options of this launcher about its ranks; None if alone it is not a job (see `alone` in the table).
+    """Return the options of a launcher that say for which ranks it waits; None for any other process.
 
-    The options are user input. They are cut short and shown, but no decision depends on them. A process without a
-    command line is about to execute another program.
+    None also for a launcher that is not a job without ranks (see `alone` in the table). The options are user input.
+    They are cut short and shown, but no decision depends on them. A process without a command line is about to
+    execute another program.
     """
     row = _row(process)
     if row is None or not process.cmdline or not {program(process.cmdline), process.comm} & set(row.alone):
@@ -82,7 +83,7 @@ def find_waiting(process: Process) -> Waiting | None:
 
 
 def _read_option(process: Process, names: Sequence[str]) -> str:
-    """Return the value of the first of these options or variables that is set. "_" in an option counts as "-"."""
+    """Return the value of the first of these options or variables that is set; "" if none is. "_" is read as "-"."""
     for name in names:
         value = _option(process.cmdline, name) if name.startswith("--") else process.environ.get(name, "")
         if value:
@@ -99,18 +100,18 @@ def _option(cmdline: Sequence[str], wanted: str) -> str:
 
 
 def starts_only_ranks(kind: str | None) -> bool:
-    """True if every Python child of this kind of launcher is a rank."""
+    """True if for this kind of launcher every Python child is a rank."""
     return any(row.starts_only_ranks for row in TABLE.launchers if row.name == kind)
 
 
 def base_name(path: str) -> str:
-    """Return `PurePosixPath(path).name`, but ten times as fast: a scan calls this for every process of the node."""
+    """Return `PurePosixPath(path).name`, but ten times faster, because a scan calls it for every process."""
     name = path.rpartition("/")[2]
     return name if name not in ("", ".") else PurePosixPath(path).name
 
 
 def program(cmdline: Sequence[str]) -> str:
-    """Return the program of a command line: the module after -m, "-c", the script's name, or the program itself."""
+    """Return the program in a command line: the module after -m, "-c", the script's name, or the program itself."""
     if not cmdline:
         return ""
     name = base_name(cmdline[0])
@@ -128,7 +129,7 @@ def program(cmdline: Sequence[str]) -> str:
 
 
 def program_name(cmdline: Sequence[str]) -> str:
-    """Return the program of a command line as one word without secrets, which all users may read.
+    """Return the program in a command line as one word without secrets, because all users may read it.
 
     A process that sets its title can have its whole command line in its first argument.
     """
@@ -137,10 +138,10 @@ def program_name(cmdline: Sequence[str]) -> str:
 
 
 def find_rank_slot(process: Process, launcher: str | None) -> RankSlot | None:
-    """Return the rank slot in a process's environment. `launcher` is the kind of the nearest launcher above it.
+    """Return the rank slot in a process's environment; None if it has none.
 
-    The rows of the table are tried in order. RANK and WORLD_SIZE come first: with torchrun under srun, the
-    variables of Slurm belong to torchrun's agent.
+    `launcher` is the kind of the nearest launcher among its ancestors. The rows of the table are tried in order.
+    RANK and WORLD_SIZE come first: with torchrun under srun, the variables of Slurm belong to torchrun's agent.
     """
     if not process.environ:  # true of most processes of a node, at each scan
         return None
@@ -155,7 +156,7 @@ def find_rank_slot(process: Process, launcher: str | None) -> RankSlot | None:
 
 
 def scheduler_job_id(environ: Mapping[str, str]) -> str:
-    """Return the scheduler's id of the job, with the step if it is not the first; empty if no scheduler set an id."""
+    """Return the scheduler's id of the job, with the step if it is not the first; "" if no scheduler set an id."""
     for scheduler in TABLE.schedulers:
         job_id = environ.get(scheduler.job_id)
         if job_id:
@@ -166,7 +167,10 @@ def scheduler_job_id(environ: Mapping[str, str]) -> str:
 
 
 def job_name(environ: Mapping[str, str], *, in_pod: bool, node: str) -> str:
-    """Return the name that the user gave the job, by the first variable of the table that has one; else ""."""
+    """Return the name that the user chose for the job: the value of the first variable of the table that has one.
+
+    Else "".
+    """
     for row in TABLE.names:
         value = environ.get(row.variable, "")[:_MAX_NAME_READ]
         is_of_node = row.is_host_name and value.partition(".")[0] == node.partition(".")[0]
@@ -179,26 +183,29 @@ def job_name(environ: Mapping[str, str], *, in_pod: bool, node: str) -> str:
 
 
 def node_number(environ: Mapping[str, str], seat: RankSlot) -> int | None:
-    """Return the number of this node in the job, by the launcher's variable; None if it is not set or not plausible."""
+    """Return the number of this node in the job from the launcher's variable.
+
+    None if it is not set or not plausible.
+    """
     return _number(environ, seat.variables.node_id)
 
 
 def run_id(environ: Mapping[str, str], seat: RankSlot) -> str:
-    """Return the launcher's name of the run, which is the same on all nodes; empty if it has none."""
+    """Return the launcher's name of the run, which is the same on all nodes; "" if the run has no name."""
     name = environ.get(seat.variables.job_id, "")
     return "" if name == seat.variables.no_job_id else name
 
 
 def guess_launcher(environ: Mapping[str, str], seat: RankSlot) -> str:
-    """Return the launcher of a rank by a variable that only that launcher sets, else "plain".
+    """Return the launcher of a rank from a variable that only this launcher sets; else "plain".
 
-    For ranks with a launcher that no scan shows.
+    It is for ranks whose launcher is not among the processes of this node.
     """
     return seat.launcher if seat.variables.led_by_first or seat.variables.job_id in environ else "plain"
 
 
 def rendezvous(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return address and port at which the ranks meet; empty if not set."""
+    """Return address and port at which the ranks meet; "" for a variable that is not set."""
     return environ.get(TABLE.rendezvous.address, ""), environ.get(TABLE.rendezvous.port, "")
 
 
@@ -212,7 +219,7 @@ def is_python(process: Process) -> bool:
 
 
 def is_loader_worker(process: Process) -> bool:
-    """True if this is a DataLoader worker. It has the command line and the environment of its rank."""
+    """True if this is a DataLoader worker. It inherits the command line and the environment of its rank."""
     return process.comm == "pt_data_worker"
 
 
@@ -227,7 +234,7 @@ def is_spawned(process: Process) -> bool:
 
 
 def is_server(process: Process) -> bool:
-    """True if the command line names a program that serves requests or a notebook."""
+    """True if the command line names a program that serves requests, or a notebook."""
     return any(word in argument.lower() for argument in process.cmdline[:4] for word in TABLE.servers)
 
 
@@ -254,7 +261,7 @@ def _read_rank_slot(environ: Mapping[str, str], launcher: str, variables: RankVa
 
 
 def _number(environ: Mapping[str, str], *names: str) -> int | None:
-    """Return the first of these variables that holds a number of at most MAX_RANKS; None if none does."""
+    """Return the value of the first of these variables with a number of at most MAX_RANKS; None if there is none."""
     for name in names:
         value = environ.get(name, "")
         if value.isascii() and value.isdecimal() and len(value) < 10 and int(value) <= MAX_RANKS:
@@ -263,7 +270,7 @@ def _number(environ: Mapping[str, str], *names: str) -> int | None:
 
 
 def _describe_doubts(environ: Mapping[str, str], names: Sequence[str], most: int) -> list[str]:
-    """Return a sentence about each of these variables that holds a number over `most`."""
+    """Return a sentence about each of these variables with a number above `most`."""
     said = ((name, environ.get(name, "")) for name in names)
     numbers = [(name, value) for name, value in said if value.isascii() and value.isdecimal()]
     return [
@@ -274,7 +281,10 @@ def _describe_doubts(environ: Mapping[str, str], names: Sequence[str], most: int
 
 
 def _local_tasks(environ: Mapping[str, str], variables: RankVariables) -> int | None:
-    """Return the number of tasks of the step on this node: 4 for "8(x2),4" and node 2. None if unknown."""
+    """Return the number of tasks of the Slurm step on this node; None if unknown.
+
+    For example, node 2 of the layout "8(x2),4" has 4 tasks.
+    """
     node = _number(environ, variables.node_id)
     layout = next(filter(None, map(environ.get, variables.tasks_per_node)), "")
     if node is None:

@@ -11,7 +11,10 @@ _MAX_DEPTH = 64
 
 
 class Tree:
-    """The running processes by parent. A parent that is younger than its child is another process with a reused pid."""
+    """The running processes, by pid and by parent.
+
+    A parent that is younger than its child is not its parent, but another process with the same pid.
+    """
 
     def __init__(self, processes: Sequence[Process]) -> None:
         self._by_pid = {process.id.pid: process for process in processes if process.state not in ENDED_STATES}
@@ -36,7 +39,7 @@ class Tree:
     def ancestors(self, process: Process) -> Iterator[Process]:
         """Yield the ancestors from the parent upwards, at most 64, because a user can create a chain of any length.
 
-        A snapshot is not taken at one moment, so it may contain a cycle. Each process is yielded once.
+        A snapshot does not show a single moment, so it may contain a cycle. Each process is yielded once.
         """
         seen = {process.id.pid}
         parent = self.parent(process)
@@ -50,7 +53,7 @@ class Tree:
         return self._children.get(process.id.pid, ())
 
     def with_ancestors(self, pids: Iterable[int]) -> set[int]:
-        """Return those of `pids` that still run, and the pids of all their ancestors. Each process is visited once."""
+        """Return those of `pids` that are running, together with the pids of all their ancestors."""
         found: set[int] = set()
         for pid in pids:
             process = self.get(pid)
@@ -60,7 +63,7 @@ class Tree:
         return found
 
     def descendants(self, process: Process, stop: Iterable[int] = ()) -> Iterator[Process]:
-        """Yield all descendants of a process, nearest first, without the subtrees of the pids in `stop`."""
+        """Yield all descendants of a process, nearest first. Processes in `stop` (pids) and below them are left out."""
         seen = {process.id.pid, *stop}
         queue = [process]
         for parent in queue:
@@ -72,10 +75,10 @@ class Tree:
 
 
 def start_order(process: Process) -> tuple[int, int]:
-    """Return the sort key for the order in which processes began."""
+    """Return a sort key for processes: the process that began first comes first."""
     return process.id.start_ticks, process.id.pid
 
 
 def is_within(process: Process, pids: Collection[int], tree: Tree) -> bool:
-    """True if the process is one of `pids`, or a descendant of one."""
+    """True if the process or one of its ancestors is in `pids`."""
     return process.id.pid in pids or any(up.id.pid in pids for up in tree.ancestors(process))

@@ -1,7 +1,7 @@
-"""Jobs in which the program starts itself: its first process on a node is rank 0 there and starts the others. Pure.
+"""Jobs in which the program starts itself: its first process on a node is local rank 0 and starts the others. Pure.
 
-Lightning without a launcher does this. No variable shows that the first process is a rank. It is inferred: its
-children have all local ranks except the first.
+Lightning without a launcher does this. No variable shows that the first process is a rank. This follows from its
+children: they have all local ranks except 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hangwatch.tables.launchers import TABLE
 
 
 class _Family(NamedTuple):
-    """The values that the ranks started by one process have in common."""
+    """The values that are equal for all ranks started by one process."""
 
     parent_pid: int
     owner: Owner
@@ -32,12 +32,12 @@ class _Family(NamedTuple):
 
 
 def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Iterator[tuple[Process, RankSlot]]:
-    """Yield all ranks of such jobs with their rank slots. `started` are the ranks that a first rank started.
+    """Yield all ranks of such jobs with their rank slots. `started` are the ranks that a local rank 0 has started.
 
-    The parent is local rank 0 if it is a Python process of the same owner without a rank slot. It set the variables
-    of the rendezvous in its own environment, too, but the kernel does not show them. If it has died, init is the
-    parent, and local rank 0 is absent. The highest rank gives the number of ranks on the node. On nodes after the
-    first, the global ranks follow from that number; if it cannot be right, the processes are not a job.
+    Their parent is local rank 0 if it is a Python process of the same owner without a rank slot. It set the
+    variables of the rendezvous in its own environment, too, but the kernel does not show them. If it has died, init
+    is the parent, and local rank 0 is absent. The highest rank gives the number of ranks on the node. On nodes
+    after the first, the global ranks follow from that number; if it cannot be right, the processes are not a job.
     """
     families: defaultdict[_Family, list[tuple[Process, RankSlot]]] = defaultdict(list)
     for process, seat in started:

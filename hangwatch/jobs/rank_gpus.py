@@ -11,11 +11,11 @@ from hangwatch.tables.launchers import TABLE
 def find_gpus(
     pids: Collection[int], environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[GpuSample]
 ) -> tuple[str, ...]:
-    """Return the uuids of the GPUs that hold any of `pids` (a rank and its children), ordered by index.
+    """Return the uuids of the GPUs that a rank or its children hold, ordered by index. `pids` are their pids.
 
     A rank that has not used its GPU yet is not in the driver's list. Then its environment decides, by the
-    convention that local rank N takes the Nth visible GPU. A GPU on which the driver lists other processes is not
-    given to this rank.
+    convention that local rank N takes the Nth visible GPU. A GPU on which the driver lists other processes is left
+    out.
     """
     held = tuple(gpu.uuid for gpu in gpus if not set(pids).isdisjoint(gpu.pids))
     if held:
@@ -25,7 +25,7 @@ def find_gpus(
 
 
 def _claimed(environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[GpuSample]) -> tuple[str, ...]:
-    """Return the GPU that the environment gives a rank. If only one GPU is visible, return that GPU."""
+    """Return the GPU that the environment gives a rank: the only visible one, else the one with its local rank."""
     visible = _visible(environ, [gpu.uuid for gpu in sorted(gpus, key=lambda gpu: gpu.index)])
     if len(visible) == 1:
         return tuple(visible)
@@ -35,7 +35,7 @@ def _claimed(environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[
 
 
 def _visible(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
-    """Return the GPUs that CUDA shows this process, number 0 first; see CUDA_VISIBLE_DEVICES in NVIDIA's guide."""
+    """Return the GPUs that CUDA shows to this process, in CUDA's order; see CUDA_VISIBLE_DEVICES in NVIDIA's guide."""
     granted = _granted(environ, uuids)
     value = environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
@@ -53,17 +53,19 @@ def _visible(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
 
 
 def _granted(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
-    """Return the GPUs that a container was given by uuid, else all GPUs of the node."""
+    """Return the GPUs in NVIDIA_VISIBLE_DEVICES, which a container gets by uuid.
+
+    All GPUs of the node if there are none.
+    """
     names = environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",")
     inside = [uuid for uuid in uuids if uuid in names]
     return inside or uuids
 
 
 def _renumbered(environ: Mapping[str, str], names: list[str], uuids: list[str]) -> list[str]:
-    """Return the GPUs that Slurm gave a step, by the node's numbers, if the step counts its GPUs from 0.
+    """Return the GPUs that Slurm gave a step, if the step counts its GPUs from 0; else all of `uuids`.
 
-    With Slurm's device cgroups, a step counts from 0, and Slurm's own variable has the node's numbers. In all other
-    cases all of `uuids` are returned.
+    With Slurm's device cgroups, a step counts its GPUs from 0, and Slurm's own variable has the node's numbers.
     """
     values = (environ.get(name) for scheduler in TABLE.schedulers for name in scheduler.gpus)
     given = next(filter(None, values), "").split(",")

@@ -1,4 +1,4 @@
-"""Limits on the monitored jobs and ranks of one owner. Pure.
+"""Limits on the monitored jobs and ranks of each owner. Pure.
 
 Processes of one user must not displace another user's job. Jobs that the driver lists on a GPU come first, then
 jobs with ranks, then older jobs. Environments do not count, because users can write them. The scan reports what
@@ -22,7 +22,7 @@ OTHERS = "others"
 def apply_limits(
     crews: Sequence[Membership], tree: Tree, samples: Sequence[GpuSample], limits: config.Jobs
 ) -> tuple[list[Membership], tuple[NotMonitored, ...]]:
-    """Return the jobs to monitor, each cut to `max_ranks_per_job` ranks, and the counts of the rest by owner."""
+    """Return the jobs to monitor, with at most `max_ranks_per_job` ranks each, and the counts of the rest by owner."""
     holders = _holders(tree, samples)
     trimmed = [_trimmed(crew, holders, limits.max_ranks_per_job) for crew in crews]
     jobs, ranks = Counter[str](), Counter[str]()
@@ -39,9 +39,9 @@ def apply_limits(
 
 
 def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
-    """Return one entry per owner, most ranks first.
+    """Return one entry per owner, the owner with the most ranks first.
 
-    After the first 16, all others are one entry, because a user may have many uids.
+    All owners after the first 16 are one entry, because a user may have many uids.
     """
     found: dict[str, NotMonitored] = {}
     for one in left_out:
@@ -61,7 +61,10 @@ def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
 
 
 def _chosen(crews: Sequence[Membership], holders: set[int], limits: config.Jobs) -> set[int]:
-    """Return the indices of the jobs to monitor. Owners take turns, and each owner's first jobs come first."""
+    """Return the indexes of the jobs to monitor.
+
+    Owners take turns, so each owner's first job comes before any second one.
+    """
     order = sorted(range(len(crews)), key=lambda place: _precedence(crews[place], holders))
     jobs, ranks = Counter[object](), Counter[object]()
     turns = []
@@ -84,7 +87,7 @@ def _holds(crew: Membership, holders: set[int]) -> bool:
 
 
 def _holders(tree: Tree, samples: Sequence[GpuSample]) -> set[int]:
-    """Return the pids of the processes that hold a GPU, directly or by a child."""
+    """Return the pids of the processes that hold a GPU, and of their ancestors."""
     return tree.with_ancestors(pid for gpu in samples for pid in gpu.pids)
 
 

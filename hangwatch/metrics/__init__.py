@@ -1,4 +1,4 @@
-"""Prometheus metrics, made from the board."""
+"""Prometheus metrics, made from a snapshot of the board."""
 
 from hangwatch.metrics.collector import BoardCollector, families, registry
 

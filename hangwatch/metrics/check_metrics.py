@@ -33,7 +33,7 @@ def results(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def points(points: Iterable[Point]) -> Iterator[Metric]:
-    """Yield the numbers that checks measured, with the names that the checks give them."""
+    """Yield the numbers that checks measured, under the names that the checks define."""
     grouped: dict[str, list[Point]] = {}
     for point in points:
         grouped.setdefault(point.name, []).append(point)

@@ -1,4 +1,4 @@
-"""Metrics of collectives: sequence numbers, with which alert rules find ranks that have not joined, over all nodes."""
+"""Metrics of collectives: sequence numbers. With them, alert rules over all nodes find ranks that have not joined."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def _place(place: collective_progress.RankStance) -> tuple[str, str]:
 
 
 def _progress(snapshot: Snapshot) -> Iterator[tuple[JobEntry, collective_progress.JobProgress]]:
-    """Yield the progress of each job with an open incident, within equal limits for each owner and each of its jobs."""
+    """Yield each job with an open incident, with its progress.
+
+    Each owner, and each of its jobs, gets an equal part of the limit.
+    """
     entries = [entry for entry in snapshot.jobs.values() if entry.open_incident is not None]
     jobs_of = Counter(entry.job.share for entry in entries)
     for entry in entries:

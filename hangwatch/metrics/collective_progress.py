@@ -1,8 +1,8 @@
-"""The progress of each rank of this node in each process group, as series for the rules over all nodes. Pure.
+"""The progress of each rank of this node in each process group, as values for the series of metrics. Pure.
 
-The rules decide which rank has not joined, by the definitions of `wait_graph`. docs/adr/026-fleet-rule.md lists
-what PromQL cannot express. The job's owner chooses the names of groups. So each name is replaced by a short text,
-which is unique in the job.
+Alert rules over all nodes decide which rank has not joined, by the definitions of `wait_graph`.
+docs/adr/026-fleet-rule.md lists what PromQL cannot express. The job's owner chooses the names of groups, so each
+name is replaced by a short text, which is unique in the job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN = re.compile(rf"[\w.:-]{{1,{_TEXT_LENGTH}}}", re.ASCII)
 
 
 class RankStance(NamedTuple):
-    """A rank and its stance by its stack and the kernel. `has_open`: it has an unfinished operation."""
+    """A rank and its stance, which its stack and the kernel show. `has_open`: it has an unfinished operation."""
 
     rank: int
     stance: Stance
@@ -36,9 +36,9 @@ class RankStance(NamedTuple):
 class GroupProgress(NamedTuple):
     """The progress of a rank in one group: its newest collective, and the collective in which it waits.
 
-    `group` is the library and the name of the group; the default group is called "default_pg". `description` is for
-    people. `generation` is that of `GroupRecords`. `waits_in` is None if the rank waits in no collective of the
-    group.
+    `group` is the library and the name of the group; the default group is called "default_pg". `description` is a
+    text for people. `generation` is that of `GroupRecords`. `waits_in` is None if the rank waits in no collective
+    of the group.
     """
 
     place: RankStance
@@ -51,14 +51,14 @@ class GroupProgress(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """True for the group of all ranks."""
+        """True for the default group, which contains all ranks."""
         return self.group.partition(":")[2] == DEFAULT_GROUP[1]
 
 
 class UnrecordedRank(NamedTuple):
-    """A rank without a recorded operation of the default group.
+    """A rank whose recorder has no operation of the default group.
 
-    `since_unix_seconds` is the time from which on the recorder is complete: 0 if no operation was overwritten.
+    Its recorder is complete since `since_unix_seconds`; 0 if no operation was overwritten.
     """
 
     place: RankStance
@@ -67,7 +67,10 @@ class UnrecordedRank(NamedTuple):
 
 
 class JobProgress(NamedTuple):
-    """The progress of all ranks of one job on this node. `left_out` counts ranks times groups over the limits."""
+    """The progress of all ranks of one job on this node: `reached` in groups with records, `unseen` without records.
+
+    `left_out` is the number of (rank, group) pairs over the limit.
+    """
 
     reached: tuple[GroupProgress, ...] = ()
     unseen: tuple[UnrecordedRank, ...] = ()
@@ -75,9 +78,9 @@ class JobProgress(NamedTuple):
 
 
 def find_progress(grouping: Grouping, most: int) -> JobProgress:
-    """Return the progress of the ranks of a job, for at most `most` ranks times groups.
+    """Return the progress of the ranks of a job, for at most `most` pairs of rank and group.
 
-    Empty if two ranks have the same number.
+    The result is empty if two ranks have the same number.
     """
     ranks = Counter(member.id.rank for member in grouping.members if member.id.rank is not None)
     if any(count > 1 for count in ranks.values()):
@@ -101,7 +104,7 @@ def find_progress(grouping: Grouping, most: int) -> JobProgress:
 
 
 class Collective(NamedTuple):
-    """A collective in which ranks wait, or the newest collective of ranks."""
+    """A collective in which ranks wait (`waits`), or which is the newest collective of ranks."""
 
     group: str
     description: str
@@ -111,10 +114,10 @@ class Collective(NamedTuple):
 
 
 def count_collectives(ranks: Sequence[GroupProgress]) -> Counter[Collective]:
-    """Count the ranks that wait in each collective, and the ranks with this newest collective.
+    """Count for each collective the ranks that wait in it, and the other ranks for which it is the newest.
 
-    Newest collectives are counted in the default group, and in groups in which a rank waits. They show if all ranks
-    run the same operation under one number.
+    Newest collectives are counted only in the default group and in groups in which a rank waits. They show if all
+    ranks run the same operation under one number.
     """
     counts: Counter[Collective] = Counter()
     waited_in = {rank.group for rank in ranks if rank.waits_in is not None}
@@ -134,7 +137,7 @@ def _collective(group: str, description: str, enqueued: EnqueuedOperation, *, wa
 
 
 def waited_since(ranks: Iterable[GroupProgress]) -> dict[str, float]:
-    """Return for each group the time at which the first waiting rank enqueued its collective."""
+    """Return for each group the Unix time at which the first of the waiting ranks enqueued its collective."""
     since: dict[str, float] = {}
     for rank in ranks:
         if rank.waits_in is not None:
@@ -144,7 +147,7 @@ def waited_since(ranks: Iterable[GroupProgress]) -> dict[str, float]:
 
 
 def _precedence(group: GroupRecords) -> tuple[bool, bool, int]:
-    """Sort key: groups in which the rank waits, then the default group, then the group that was used last."""
+    """Return a sort key: first the groups in which the rank waits, then the default group, then the group used last."""
     newest = max((operation.order for operation in group.operations), default=-1)
     return waits_in(group) is None, not _is_default(group), -newest
 
@@ -167,7 +170,7 @@ def _reached(place: RankStance, group: GroupRecords) -> GroupProgress:
 
 
 def _description(group: GroupRecords) -> str:
-    """Return the text for a page: the description and the unique name. Several groups may have the same description."""
+    """Return the text about a group for a page. It contains the unique name, since descriptions may be equal."""
     if _is_default(group):
         return "the default group"
     name = _group(group.library, _distinct(group.name))
@@ -186,7 +189,7 @@ def _group(library: Library, name: str) -> str:
 
 
 def _distinct(name: str) -> str:
-    """Return the name if it is plain and short, else its checksum: cutting could make two names equal."""
+    """Return the name of a group if it is plain and short, else its checksum, since cut names could be equal."""
     if _PLAIN.fullmatch(name) and name != DEFAULT_GROUP[1]:
         return name
     return f"~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""Prometheus families from the board. A scrape reads the snapshot and never touches the machine.
+"""Prometheus metric families from the board. A scrape reads the snapshot and never touches the machine.
 
 A name is `hangwatch_` + subject + base unit. There is no host label (Prometheus adds `instance`) and no pid label.
 """
@@ -24,7 +24,7 @@ log = logging.getLogger(__package__)
 
 
 def families(snapshot: Snapshot, now: float, settings: Detector, external_url: str = "") -> Iterator[Metric]:
-    """Yield all families of one snapshot. `now` is CLOCK_MONOTONIC in seconds, `external_url` that of [http]."""
+    """Yield all metric families of a snapshot. `now` is CLOCK_MONOTONIC in seconds, `external_url` is from [http]."""
     yield self_metrics.build()
     yield from gpu_metrics.sampler(snapshot, now)
     yield from gpu_metrics.readings(snapshot, settings)
@@ -41,7 +41,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector, external_url: s
 
 
 class BoardCollector(Collector):
-    """Collector of the families of the present snapshot. It logs an error, which ends one scrape early."""
+    """Serve the metric families of the current snapshot. An error is logged and ends the scrape early."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class BoardCollector(Collector):
         self.errors = 0
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the families. An exception must not leave this function: it would fail the whole scrape."""
+        """Yield the metric families. After an error, yield no more: an exception would make the whole scrape fail."""
         # First, because a rule over all nodes compares it with the time at which the scrape began.
         yield single_gauge("time_seconds", "Wall clock of this node in Unix time", self._unix_clock())
         try:
@@ -69,9 +69,9 @@ class BoardCollector(Collector):
 
 
 def _printable(family: Metric) -> Metric:
-    """Escape control characters in the labels of a family, because a job's owner wrote many of them.
+    """Escape control characters in the labels of a metric family, because a job's owner wrote many of the labels.
 
-    If two series then have the same labels, only the first is kept: Prometheus refuses duplicate series.
+    If two series then have the same labels, only the first is kept, because Prometheus refuses duplicate series.
     """
     if not all(value.isprintable() for sample in family.samples for value in sample.labels.values()):
         unique: dict[tuple[object, ...], Sample] = {}
@@ -86,13 +86,13 @@ def _printable(family: Metric) -> Metric:
 
 
 class GuardedProcessCollector(Collector):
-    """CPU, memory and descriptors of the daemon. If the library cannot parse /proc, only these are missing."""
+    """Metrics of the daemon's process: CPU, memory and descriptors. If they cannot be read, only they are missing."""
 
     def __init__(self) -> None:
         self._inner = ProcessCollector(registry=CollectorRegistry())
 
     def collect(self) -> Iterable[Metric]:
-        """Return the process_* families, or an empty list after an error."""
+        """Return the process_* metric families; an empty list after an error."""
         try:
             return list(self._inner.collect())
         except (ValueError, OSError) as error:
@@ -101,7 +101,7 @@ class GuardedProcessCollector(Collector):
 
 
 def registry(board: Board, clock: Callable[[], float], settings: Detector, external_url: str = "") -> CollectorRegistry:
-    """Return a separate registry, so that one process (tests, demo) can run two daemons."""
+    """Return a new registry for one daemon. Two daemons in one process (tests, demo) need separate registries."""
     separate = CollectorRegistry()
     separate.register(BoardCollector(board, clock, settings, external_url=external_url))
     separate.register(GuardedProcessCollector())

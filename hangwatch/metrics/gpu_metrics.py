@@ -82,7 +82,10 @@ def _levels(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:
 
 
 def _hardest_working(snapshot: Snapshot) -> dict[str, GpuPower]:
-    """Return the power of each GPU. If two jobs use one GPU, return the power with the higher busy level."""
+    """Return the power history of each GPU, by uuid.
+
+    If two jobs use one GPU, return the history with the higher busy level.
+    """
     powers: dict[str, GpuPower] = {}
     for entry in snapshot.jobs.values():
         for uuid, gpu in entry.watch.power.gpus.items() if entry.watch.state is not JobState.ENDED else ():

@@ -16,7 +16,7 @@ from hangwatch.verdict.wording import group_text
 
 
 def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
-    """Yield the identity, state, ranks and GPUs of the jobs on this node, and whether to page."""
+    """Yield the identity, state, ranks and GPUs of the jobs on this node, and 1 for each job that should page."""
     identity = ("launcher", "user", "owner", "world_size", "name", "program", "title")
     info = gauge("job_info", "Jobs on this node; `title` is the name of the job in a page", (*JOB, *identity))
     state = gauge("job_state", "1 for the current state of the job, 0 for the other states", (*JOB, "state"))
@@ -96,7 +96,7 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
 
 
 def _page(incident: Incident, external_url: str) -> str:
-    """Return the URL of the report; "" if [http] external_url is not set."""
+    """Return the URL of an incident's report; "" if [http] external_url is not set."""
     base = external_url.replace("{node}", incident.node).rstrip("/")
     return f"{base}/incidents/{incident.incident_id}" if base else ""
 
@@ -123,10 +123,10 @@ def crashes(snapshot: Snapshot, now: float, external_url: str) -> Iterator[Metri
 
 
 def _activity(group: Group, member: Member, incident: Incident) -> tuple[str, str]:
-    """Return the activity of a rank, and its kind of wait.
+    """Return the activity of a rank, and for what it waits, as labels.
 
-    The wait is "nothing" if the rank is gone or stopped, if the job is over, and for a named rank in code that no
-    rule matches. It is "unknown" for a rank without a dump.
+    It waits for "nothing" if it is gone or stopped, if its job is over, or if it is a named rank in code that no
+    rule matches. For a rank without a dump this is "unknown".
     """
     if group.gone:
         return "gone", "nothing"

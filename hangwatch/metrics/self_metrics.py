@@ -13,7 +13,7 @@ from hangwatch.state.board import DUMP_BUCKETS_SECONDS, Snapshot
 
 
 def build() -> Metric:
-    """Return the version of hangwatch and of its Python."""
+    """Return a metric with the versions of hangwatch and of its Python as labels."""
     info = InfoMetricFamily("hangwatch_build", "Version of hangwatch and of its Python")
     info.add_metric([], {"version": __version__, "python": platform.python_version()})
     return info
@@ -43,7 +43,7 @@ def captures(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def hooks(snapshot: Snapshot) -> Metric:
-    """Return the number of hook runs by outcome."""
+    """Return the number of hook runs, by event and outcome."""
     text = "Hooks by outcome; not_called: a limit was reached, or the hook needs an incident that was not written"
     runs = CounterMetricFamily("hangwatch_hook_runs", text, labels=["event", "outcome"])
     for labels, count in snapshot.hook_runs.items():

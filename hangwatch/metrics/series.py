@@ -1,4 +1,4 @@
-"""Helpers to make metric families with the prefix `hangwatch_`, and the texts of labels."""
+"""Helpers that make metric families with the prefix `hangwatch_`, and texts for labels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def number_text(number: int | None) -> str:
 
 
 def sentence_label(text: str) -> str:
-    """Return a sentence as a label. A long sentence is cut between two words, so that no number is cut."""
+    """Return a sentence as a label. A long sentence is cut between two words, never inside a number."""
     text = words.printable(text)
     if len(text) <= LABEL_LENGTH:
         return text
@@ -49,7 +49,7 @@ def yes_or_no(fact: bool) -> str:
 
 
 def ranks_label(ranks: Sequence[RankId], node: str) -> str:
-    """Return ranks as a label: `node:rank` of the first 16, then the number of further ranks."""
+    """Return ranks as a label: `node:rank` for at most 16 of them, then the number of further ranks."""
     names = [
         f"{rank_id.node or node}:{number_text(rank_id.rank if rank_id.rank is not None else rank_id.local_rank)}"
         for rank_id in ranks

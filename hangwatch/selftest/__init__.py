@@ -1,1 +1,1 @@
-"""The self-test: ranks without a training program that test GPUs, nodes and the networks between them."""
+"""The self-test: ranks without a training program, which test GPUs, nodes and the networks between them."""

@@ -1,4 +1,4 @@
-"""Bisection to find the device that makes a test fail. Pure."""
+"""Search for the device that makes a test fail, by bisection. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Passes = Callable[[Sequence[str]], bool]
 
 
 class Halved(Value, frozen=True):
-    """The suspect devices, and the number of tests. `is_sure`: the only suspect makes the test fail."""
+    """The result of a bisection: the suspect devices, and the number of tests.
+
+    `is_sure`: there is one suspect, and a test with it has failed.
+    """
 
     suspects: tuple[str, ...]
     is_sure: bool
@@ -19,10 +22,10 @@ class Halved(Value, frozen=True):
 
 
 def halve(devices: Sequence[str], passes: Passes) -> Halved:
-    """Find the device that makes a test of all these devices fail, in 1 + log2(devices) tests for one fault.
+    """Find the device that makes a test of all these devices fail. One bad device needs 1 + log2(devices) tests.
 
     If the first half passes, the search continues in the other half. A single device is tested together with a
-    device that has passed. The result is not sure if no half fails alone. Then only both halves together fail.
+    device that has passed. If neither half fails alone, only both together fail: then the result is not sure.
     """
     suspects, failed_alone, tries = tuple(devices), False, 0
     good: list[str] = []

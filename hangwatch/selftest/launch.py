@@ -1,4 +1,4 @@
-"""Start of the ranks of a self-test on this node. Reads their output and ends them."""
+"""Start of the ranks of a self-test on this node. It reads their output and ends them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 
 class Plan(Value, frozen=True):
-    """Options of the ranks. With `sees_gpus`, each rank sees only the GPU of its device, by CUDA_VISIBLE_DEVICES."""
+    """The options of the ranks. With `sees_gpus`, each rank sees only its own GPU (by CUDA_VISIBLE_DEVICES)."""
 
     python: str
     backend: str = "auto"
@@ -43,9 +43,9 @@ class Plan(Value, frozen=True):
 
 
 class Place(Value, frozen=True):
-    """The ranks of this node in a test over nodes: the first rank, the world size, and the address of the master.
+    """The ranks of this node in a test over several nodes: its first rank, the world size, and the master's address.
 
-    By default all ranks are on this node. `port` is None for any free port.
+    By default all ranks are on this node. If `port` is None, any free port is used.
     """
 
     first_rank: int = 0
@@ -58,10 +58,9 @@ _HERE = Place()
 
 
 class Course(Value, frozen=True):
-    """The events of the ranks, in the order of arrival, and their exit codes: None for a rank that hangwatch killed.
+    """The events of the ranks in the order of arrival, and the exit code of each rank; None if hangwatch killed it.
 
-    `last_words` is each rank's last line that is not an event, such as an error of the interpreter or a
-    library.
+    `last_words` has each rank's last line that is not an event, such as an error of the interpreter or a library.
     """
 
     events: tuple[Event, ...]
@@ -70,9 +69,9 @@ class Course(Value, frozen=True):
 
 
 def run(devices: Sequence[str], plan: Plan, say: Say, place: Place = _HERE) -> Course:
-    """Run one rank for each device until all end, one fails, or none prints for too long. `say` receives their output.
+    """Run one rank for each device until all ranks end, one fails, or none prints for too long.
 
-    Raises OSError if the interpreter cannot be started.
+    `say` is called with each line for the user. Raises OSError if the interpreter cannot be started.
     """
     lines: queue.Queue[tuple[int, str]] = queue.Queue(maxsize=1024)
     with _started(devices, plan, place) as ranks:
@@ -97,7 +96,7 @@ def _listen(
     timeout_seconds: float,
     say: Say,
 ) -> tuple[list[Event], dict[int, str]]:
-    """Return the events of the ranks until they end or time out, and each rank's last line that is not an event."""
+    """Read the output of the ranks until they end or time out. Return their events, and their last other lines."""
     events: list[Event] = []
     last_words: dict[int, str] = {}
     introduced: set[int] = set()
@@ -131,7 +130,10 @@ def _listen(
 
 
 def _meaning(rank: int, line: str, explained: set[tuple[int, str]]) -> Iterator[str]:
-    """Yield the meaning and remedy of a line of NCCL, once for each rank and kind. Setup lines are no problem."""
+    """Yield the meaning and remedy of a line of NCCL, once for each rank and kind of line.
+
+    Lines about NCCL's setup yield nothing.
+    """
     message = nccl_messages.find(line)
     if message is None or (rank, message.name) in explained:
         return
@@ -197,7 +199,7 @@ def _read(rank: int, stream: IO[str], lines: queue.Queue[tuple[int, str]]) -> No
 
 
 def _drain(readers: Sequence[threading.Thread], lines: queue.Queue[tuple[int, str]]) -> None:
-    """Empty the queue until the readers of ended ranks finish."""
+    """Discard lines until the threads that read the output of the ended ranks have finished."""
     ends = time.monotonic() + _GRACE_SECONDS
     while any(reader.is_alive() for reader in readers) and time.monotonic() < ends:
         with contextlib.suppress(queue.Empty):
@@ -205,7 +207,7 @@ def _drain(readers: Sequence[threading.Thread], lines: queue.Queue[tuple[int, st
 
 
 def _event(rank: int, line: str) -> Event | None:
-    """Return the event in a line; None for the output of a library, and for an event about another rank."""
+    """Return the event in a line of a rank; None for output of a library, or for an event about another rank."""
     try:
         event = decoding.decode_json(line, Event)
     except (msgspec.DecodeError, ValueError):
@@ -218,7 +220,7 @@ def _prefixed(rank: int, line: str) -> str:
 
 
 def _describe(event: Event) -> str:
-    """Return an event as a line for people; empty for events that are too frequent."""
+    """Return an event as a line for people; "" for events that are too frequent."""
     match event.event:
         case "here":
             device = f"device {event.device} ({event.name})" if event.device else event.name

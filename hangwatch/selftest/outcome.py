@@ -1,4 +1,4 @@
-"""Findings from the events of a self-test. Pure."""
+"""Findings of a self-test, made from the events of its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SLOW_SECONDS = 0.5
 
 
 class Event(Value, frozen=True):
-    """One event of a rank, see `hangwatch.selftest.rank`. Fields that the event does not use keep their defaults."""
+    """One event of a rank, see `hangwatch.selftest.rank`. Fields without a value in this event have their defaults."""
 
     event: Literal["here", "begin", "end", "wrong", "bytes", "timeout", "error", "done"]
     rank: int
@@ -41,7 +41,7 @@ class Event(Value, frozen=True):
 
 
 class Finding(Value, frozen=True):
-    """A problem of these ranks in one sentence. `ranks` is empty if no rank can be named."""
+    """A problem in one sentence, with the ranks that have it. `ranks` is empty if no rank can be named."""
 
     kind: Kind
     ranks: tuple[int, ...]
@@ -49,21 +49,21 @@ class Finding(Value, frozen=True):
 
 
 class Bandwidth(Value, frozen=True):
-    """The rate of a rank's large all_reduce with its neighbours, in bytes of the tensor per second: a hint."""
+    """The rate of a rank's large all_reduce with its neighbours, in bytes of the tensor per second. Only a hint."""
 
     rank: int
     bytes_per_second: float
 
 
 class _Step(NamedTuple):
-    """A step of the test. All ranks of the step have an equal value."""
+    """A step of the test. The ranks that take part in one step have equal values of this type."""
 
     what: str
     group: tuple[int, ...]
 
 
 class _Course(NamedTuple):
-    """The progress of one rank: the steps that it began, the unfinished step (or None), and its error (or "")."""
+    """The progress of one rank: the steps that it began, the unfinished step (None: none), and its error ("": none)."""
 
     begun: tuple[_Step, ...]
     inside: _Step | None
@@ -80,8 +80,8 @@ def judge(
 ) -> tuple[Finding, ...]:
     """Return the findings, causes before consequences; empty if the test passed.
 
-    `exits`: the exit code of each rank, negative for a signal, None if hangwatch killed the rank. `last_words`: the
-    last line of each rank that is not an event.
+    `exits` is the exit code of each rank: negative for a signal, None if hangwatch killed the rank. `last_words` is
+    each rank's last line that is not an event.
     """
     if NO_TORCH in exits.values():
         without = [rank for rank, code in exits.items() if code == NO_TORCH]
@@ -99,7 +99,10 @@ def judge(
 
 
 def bandwidths(events: Sequence[Event]) -> tuple[Bandwidth, ...]:
-    """Return the rate of each rank in the better half of its repeats with its neighbours, the slowest first."""
+    """Return the rate of each rank's all_reduce with its neighbours, the slowest rank first.
+
+    The worse repeats are ignored.
+    """
     pairs = [event for event in events if len(event.group) == 2]
     sizes = {(event.rank, event.group): event.bytes for event in pairs if event.event == "bytes"}
     durations: dict[tuple[int, tuple[int, ...]], list[float]] = defaultdict(list)
@@ -135,7 +138,7 @@ def _sentence(kind: Kind, ranks: Sequence[int], message: str) -> Finding:
 
 
 def _wrong(events: Iterable[Event]) -> list[Finding]:
-    """Find wrong sums, and the ranks of the smallest groups with a wrong sum."""
+    """Find wrong sums. The finding names the ranks of the smallest groups with a wrong sum."""
     wrong = sorted((event for event in events if event.event == "wrong"), key=lambda event: len(event.group))
     if not wrong:
         return []
@@ -158,7 +161,7 @@ def _died(courses: Mapping[int, _Course], exits: Mapping[int, int | None]) -> li
 def _ended_early(
     courses: Mapping[int, _Course], exits: Mapping[int, int | None], last_words: Mapping[int, str]
 ) -> list[Finding]:
-    """Find ranks that ended before their first step. No other rank can have caused that."""
+    """Find ranks that failed before their first step, so that no other rank can be the cause."""
     return [
         _sentence(
             "error",
@@ -189,7 +192,7 @@ def _step(step: _Step) -> str:
 
 
 def _not_started(silent: Sequence[int], exits: Mapping[int, int | None]) -> Finding:
-    """Return a finding for ranks without output, with their exit codes. Exit codes of other nodes are not known."""
+    """Return a finding for ranks that printed nothing, with their exit codes, which are unknown for other nodes."""
     codes = [exits.get(rank) for rank in silent]
     known = sorted({code for code in codes if code is not None})
     ended = (
@@ -201,7 +204,7 @@ def _not_started(silent: Sequence[int], exits: Mapping[int, int | None]) -> Find
 def _stuck(courses: Mapping[int, _Course]) -> list[Finding]:
     """Find ranks that have not joined a step in which other ranks wait, and that do not wait themselves.
 
-    If there are none, find ranks that are stuck in a step without other ranks.
+    If there are none, find ranks that are stuck in a step of their own.
     """
     inside = {rank: course.inside for rank, course in courses.items() if course.inside is not None}
     missing = {
@@ -245,7 +248,7 @@ def _errors(courses: Mapping[int, _Course]) -> list[Finding]:
 
 
 def _slow(events: Iterable[Event]) -> list[Finding]:
-    """Find ranks with a device that computes several times slower than the median of the other devices."""
+    """Find ranks with a device that computes several times more slowly than the median of the other devices."""
     durations = {event.rank: event.seconds for event in events if event.event == "end" and event.what == "compute"}
     findings = []
     for rank, seconds in sorted(durations.items()):
@@ -257,7 +260,7 @@ def _slow(events: Iterable[Event]) -> list[Finding]:
 
 
 def _late(events: Iterable[Event], late_seconds: float) -> list[Finding]:
-    """Find ranks that join the repeated collectives late, in most of their groups."""
+    """Find ranks that join the repeated collectives late in most of their groups."""
     waits: dict[tuple[str, tuple[int, ...]], dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for event in events:
         what, _, repeat = event.what.rpartition(" ")

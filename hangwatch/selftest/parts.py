@@ -1,4 +1,4 @@
-"""The parts of a self-test over nodes: assignment of ranks to nodes, and the joined result. Pure."""
+"""The parts of a self-test over several nodes: the ranks of each node, and the joined result. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Layout = Mapping[str, tuple[str, ...]]
 
 
 class Offer(Value, frozen=True):
-    """The devices that a node can test, and a free port of the node. Times are by the clock of the node."""
+    """The devices that a node can test, and a free port of this node. Times are by the node's clock."""
 
     devices: tuple[str, ...]
     port: int
@@ -26,7 +26,7 @@ class Offer(Value, frozen=True):
 
 
 class Part(Value, frozen=True):
-    """The result of the ranks of one node. Times are by the clock of the node."""
+    """The result of the ranks of one node. Times are by the node's clock."""
 
     course: Course
     printed_unix_seconds: float
@@ -36,12 +36,12 @@ AnswerT = TypeVar("AnswerT", Offer, Part)
 
 
 def units(offers: Mapping[str, Offer]) -> tuple[str, ...]:
-    """Return every device of every node as `node:device`. Bisection of this list splits nodes first, then devices."""
+    """Return every device of every node as `node:device`. Bisecting this list separates nodes first, then devices."""
     return tuple(f"{node}:{device}" for node, offer in offers.items() for device in offer.devices)
 
 
 def layout_of(chosen: Sequence[str]) -> Layout:
-    """Return the layout of some of `units`."""
+    """Return the layout, the devices of each node, of some of `units`."""
     layout: dict[str, tuple[str, ...]] = {}
     for unit in chosen:
         node, _, device = unit.rpartition(":")
@@ -50,12 +50,12 @@ def layout_of(chosen: Sequence[str]) -> Layout:
 
 
 def written(layout: Layout) -> str:
-    """Return a layout as one word without shell metacharacters: `gpu001:0-3,6/gpu002:0-7`."""
+    """Return a layout as one word that is safe in a shell: `gpu001:0-3,6/gpu002:0-7`."""
     return "/".join(f"{node}:{words.fold(map(int, devices))}" for node, devices in layout.items())
 
 
 def read(text: str) -> Layout:
-    """Parse the output of `written`. Raises ValueError."""
+    """Parse a layout that `written` has returned. Raises ValueError."""
     layout: dict[str, tuple[str, ...]] = {}
     for entry in text.split("/"):
         match = _ENTRY.fullmatch(entry)
@@ -67,7 +67,10 @@ def read(text: str) -> Layout:
 
 
 def place_of(layout: Layout, node: str, port: int) -> Place:
-    """Return the ranks of a node. The master is the first node. Raises ValueError if the layout lacks the node."""
+    """Return the ranks of a node. The master is the first node.
+
+    Raises ValueError if the layout does not have this node.
+    """
     nodes = list(layout)
     if node not in layout:
         raise ValueError(f"{words.elided(node, 80)!r} is not among the nodes")
@@ -76,7 +79,7 @@ def place_of(layout: Layout, node: str, port: int) -> Place:
 
 
 def joined(layout: Layout, courses: Mapping[str, Course]) -> Course:
-    """Join the courses of all nodes. Only a node's entries about its own ranks are used."""
+    """Join the results of all nodes. From each node, only results of its own ranks are used."""
     events: list[Event] = []
     exits: dict[int, int | None] = {}
     last_words: dict[int, str] = {}

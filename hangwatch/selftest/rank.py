@@ -34,7 +34,7 @@ _TORCH_TIMEOUTS = 2  # torch's timeout, in timeouts of the test: missing ranks a
 
 
 def groups_of(world_size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the groups to test: neighbours in pairs, pairs shifted by one, then larger groups, then all ranks."""
+    """Return the groups to test: pairs of neighbours, pairs shifted by one, then larger groups, then all ranks."""
     ranks = range(world_size)
     groups = [tuple(ranks[first : first + 2]) for first in range(0, world_size - 1, 2)]
     groups += [tuple(ranks[first : first + 2]) for first in range(1, world_size - 1, 2)]
@@ -48,8 +48,9 @@ def groups_of(world_size: int) -> tuple[tuple[int, ...], ...]:
 def late(waits: Sequence[Mapping[int, float]], seconds: float) -> dict[int, float]:
     """Return the ranks that joined a repeated collective late, each with its delay in seconds.
 
-    `waits` has the time that each rank spent in each repeat. The last rank to join waits the shortest time. A rank
-    is late if it is last in all repeats except at most one, by `seconds` more than the median of the others.
+    `waits` has for each repeat the seconds that each rank spent in it. The last rank to join waits the shortest
+    time. A rank is late if it is last in all repeats except at most one, by `seconds` more than the median of the
+    others.
     """
     delays: dict[int, list[float]] = {}
     for repeat in waits:
@@ -83,7 +84,7 @@ class Rank:
 
     @contextmanager
     def doing(self, what: str, group: Sequence[int] = ()) -> Iterator[None]:
-        """Report the begin and the end of a step. End the rank if the step takes longer than the timeout."""
+        """Report the begin and the end of a step, which is the `with` block. End the rank if the step times out."""
         self.step += 1
         mark = f"selftest/{what}/{self.step if not group else ','.join(map(str, group))}"
         self.say("begin", what=what, group=list(group))
@@ -115,7 +116,7 @@ class Rank:
         self.say("timeout", what=what, group=list(group), missing=missing)
 
     def run(self) -> None:
-        """Run all steps: introduce this rank, compute, meet the others, and test all groups."""
+        """Run all steps: report the data of this rank, compute, connect to the other ranks, and test all groups."""
         address, interface = _towards(os.environ["MASTER_ADDR"])
         backend, device = self._backend()
         self.say(
@@ -188,7 +189,10 @@ class Rank:
         return timedelta(seconds=_TORCH_TIMEOUTS * self.options.timeout_seconds)
 
     def _talk(self, group: tuple[int, ...], handle: Any, device: Any) -> None:
-        """Sum the numbers of all ranks of a group with all_reduce, one number and many, and compare the result."""
+        """Test the communication of a group: sum the numbers of its ranks with all_reduce, and check the result.
+
+        Each rank sends a single number, then many.
+        """
         for what, count in (("all_reduce", 1), ("large all_reduce", _numbers(device))):
             for repeat in range(REPEATS):
                 numbers = self.torch.full((count,), float(self.rank + 1), device=device)
@@ -205,7 +209,7 @@ def _numbers(device: Any) -> int:
 
 
 def _towards(host: str) -> tuple[str, str]:
-    """Return the local address on the route to a host, and the address's interface; "" if unknown."""
+    """Return the local address on the route to a host, and the interface with this address; "" if unknown."""
     try:
         family, *_, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -227,7 +231,7 @@ def _address_of(interface: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run as the rank that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of the launcher define."""
+    """Run one rank. The launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto")
     parser.add_argument("--timeout-seconds", type=float, default=30.0)

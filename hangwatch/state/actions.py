@@ -1,4 +1,4 @@
-"""The actions that a step of the board requests: incidents to write, crash artifacts to read, detector actions."""
+"""Actions that a step of the board requests: write an incident, read crash artifacts, or actions of the detector."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hangwatch.model import Incident, Job, JobState, Value
 class SaveIncident(Value, frozen=True):
     """Request to write an incident to disk.
 
-    With `is_watched`, the newest power series of its job is added. `moved_to` is the state that the incident has just
-    entered; None if only its content changed.
+    With `is_watched`, the newest power series of its job is added. `moved_to` is the new state of its job; None if
+    only the content of the incident has changed.
     """
 
     incident: Incident
@@ -21,7 +21,7 @@ class SaveIncident(Value, frozen=True):
 
 
 class ReadCrashArtifacts(Value, frozen=True):
-    """Request to read the crash artifacts of the ranks in `job.ended`. Some of them have just ended.
+    """Request to read the crash artifacts of the ranks in `job.ended`, because some of them have just ended.
 
     `was_open`: the job had an open incident when they ended.
     """

@@ -44,7 +44,7 @@ SERIES_POINTS = 450
 class JobEntry(Value, frozen=True):
     """One job on the board: its processes, the state of its detector, and its last incident.
 
-    `held_gpu`: the driver has listed one of its ranks at least once.
+    `held_gpu` is true once the driver has listed one of its ranks on a GPU.
     """
 
     job: Job
@@ -70,25 +70,25 @@ class Crash(Value, frozen=True):
 class DumpHistogram(Value, frozen=True):
     """A histogram of the durations of single dumps, in seconds.
 
-    The counts are per bucket. The export makes them cumulative.
+    `counts` are the dumps in each bucket. The export makes them cumulative.
     """
 
     counts: tuple[int, ...] = (0,) * (len(DUMP_BUCKETS_SECONDS) + 1)
     sum_seconds: float = 0.0
 
     def add(self, seconds: float) -> DumpHistogram:
-        """Return the histogram with one more observation."""
+        """Return the histogram with one more dump."""
         index = bisect_left(DUMP_BUCKETS_SECONDS, seconds)
         counts = tuple(count + (i == index) for i, count in enumerate(self.counts))
         return DumpHistogram(counts=counts, sum_seconds=self.sum_seconds + seconds)
 
 
 class Snapshot(Value, frozen=True):
-    """The data of the board at one moment. It is never changed, only replaced.
+    """The data of the board at one moment. A snapshot is never changed, only replaced.
 
-    `jobs` is by `Job.key`, `hook_runs` by event and outcome. `running` contains the start of each running scan and
-    capture, `gpu_errors_at` is the time of the newest XIDs or link errors (both CLOCK_MONOTONIC, seconds). `crashes`
-    contains the newest crash of each job. `unread_crash_count` counts the jobs with dead ranks that were not read,
+    `jobs` is by `Job.key`, `hook_runs` by event and outcome. `running` has the start of each running scan and
+    capture, `gpu_errors_at` is the time of the newest XIDs or link errors (both CLOCK_MONOTONIC, seconds).
+    `crashes` has the newest crash of each job. `unread_crash_count` counts the jobs whose dead ranks were not read,
     because too many jobs of their owner were queued. `unresumed_incidents` are open incidents of an earlier daemon.
     Their processes live, but no scan has found the job yet.
     """
@@ -136,21 +136,24 @@ class Snapshot(Value, frozen=True):
         return replace(self, checks={**self.checks, result.check: result})
 
     def with_running(self, task: str, began: float) -> Snapshot:
-        """Return the snapshot with one more running scan or capture. `began` is CLOCK_MONOTONIC in seconds."""
+        """Return the snapshot with one more running scan or capture (`task`). `began` is CLOCK_MONOTONIC in seconds."""
         return replace(self, running={**self.running, task: (*self.running.get(task, ()), began)})
 
     def without_running(self, task: str, began: float) -> Snapshot:
-        """Return the snapshot without the scan or capture that started at `began` (CLOCK_MONOTONIC, seconds)."""
+        """Return the snapshot without the scan or capture (`task`) that began at `began` (CLOCK_MONOTONIC, seconds)."""
         left = list(self.running.get(task, ()))
         left.remove(began)
         return replace(self, running={**self.running, task: tuple(left)})
 
     def running_seconds(self, task: str, now: float) -> float:
-        """Return the time in seconds since the oldest running scan or capture started; 0 if none is running."""
+        """Return the seconds for which the oldest running scan or capture (`task`) has been running; 0 if none is."""
         return max((now - began for began in self.running.get(task, ())), default=0.0)
 
     def with_scan(self, seconds: float, left_out: tuple[NotMonitored, ...]) -> Snapshot:
-        """Return the snapshot with the duration of the newest scan in seconds, and what was not monitored in it."""
+        """Return the snapshot with the duration of the newest scan in seconds.
+
+        `left_out` counts the jobs and ranks that are not monitored.
+        """
         return replace(self, scan_seconds=seconds, left_out=left_out)
 
     def with_dump(self, seconds: float, fault: Fault | None) -> Snapshot:
@@ -164,20 +167,23 @@ class Snapshot(Value, frozen=True):
         return replace(self, hook_runs={**self.hook_runs, key: self.hook_runs.get(key, 0) + 1})
 
     def with_power(self, incident: Incident) -> Snapshot:
-        """Return the snapshot with the power series of an incident, if its job still has this incident."""
+        """Return the snapshot with this incident, which has new power series, if its job still has this incident."""
         entry = self.jobs.get(incident.job.key)
         if entry is None or entry.incident is None or entry.incident.incident_id != incident.incident_id:
             return self
         return self.with_job(replace(entry, incident=replace(entry.incident, power=incident.power)))
 
     def count(self, name: str, key: str) -> Snapshot:
-        """Return the snapshot with the counter `captures` or `dump_failures` increased by one for `key`."""
+        """Return the snapshot with a count increased by one: the count for `key` in the field `name`.
+
+        The field is `captures` or `dump_failures`.
+        """
         counter: dict[str, int] = getattr(self, name)
         return replace(self, **{name: {**counter, key: counter.get(key, 0) + 1}})
 
 
 class Board:
-    """The snapshot, and the power history of the GPUs."""
+    """The current snapshot, and the power history of the GPUs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -186,13 +192,13 @@ class Board:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The present snapshot. It is immutable."""
+        """The current snapshot. It is immutable."""
         return self._snapshot
 
     def change(
         self, step: Callable[Concatenate[Snapshot, P], tuple[Snapshot, T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Replace the snapshot by the first value that `step(snapshot, ...)` returns, and return the second value.
+        """Replace the snapshot by the first value that `step(snapshot, ...)` returns. Return the second value.
 
         `step` runs under the lock. It must be quick and must not read the machine.
         """
@@ -201,18 +207,21 @@ class Board:
             return answer
 
     def put(self, step: Callable[Concatenate[Snapshot, P], Snapshot], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Replace the snapshot by the value of `step(snapshot, ...)`. See `change` for the limits on `step`."""
+        """Replace the snapshot by the value that `step(snapshot, ...)` returns.
+
+        The limits on `step` are those of `change`.
+        """
         with self._lock:
             self._snapshot = step(self._snapshot, *args, **kwargs)
 
     def set(self, **changes: object) -> None:
-        """Replace the fields of the snapshot that are given as keywords."""
+        """Replace the given fields of the snapshot."""
         with self._lock:
             self._snapshot = replace(self._snapshot, **changes)
 
     @contextmanager
     def running(self, task: str, began: float) -> Iterator[None]:
-        """Show a scan or capture on the board while it runs. `began` is its start (CLOCK_MONOTONIC, seconds)."""
+        """Show a scan or capture as running within a `with` block. `began` is its start (CLOCK_MONOTONIC, seconds)."""
         self.put(Snapshot.with_running, task, began)
         try:
             yield
@@ -220,7 +229,7 @@ class Board:
             self.put(Snapshot.without_running, task, began)
 
     def remember_power(self, sweep: GpuSweep) -> None:
-        """Add the power of each GPU in a sweep to the history, and drop values older than 15 minutes."""
+        """Add the power of each GPU in a sweep to the history, and drop what is older than 15 minutes."""
         oldest = sweep.taken_unix_seconds - HISTORY_SECONDS
         with self._lock:
             for gpu in sweep.gpus:
@@ -234,7 +243,7 @@ class Board:
                     del self._history[uuid]
 
     def power_series(self, entry: JobEntry, settings: Detector) -> tuple[PowerSeries, ...]:
-        """Return the power of the GPUs of a job in the last 15 minutes, at most about 450 points for each GPU."""
+        """Return the power of a job's GPUs in the last 15 minutes, at most about 450 points for each GPU."""
         with self._lock:
             history = {uuid: tuple(self._history.get(uuid, ())) for uuid in entry.job.gpu_uuids}
         index = {gpu.uuid: gpu.index for gpu in (self._snapshot.sweep.gpus if self._snapshot.sweep else ())}
@@ -262,7 +271,7 @@ class Board:
 
 
 def thin(points: Iterable[tuple[float, float]], most: int) -> tuple[tuple[float, float], ...]:
-    """Return every n-th point and the last one: at most `most` + 1 points."""
+    """Return every n-th point and the last one, at most `most` + 1 points. n is chosen for that."""
     kept = tuple(points)
     stride = max(1, -(-len(kept) // most))
     thinned = kept[::stride]
@@ -270,9 +279,9 @@ def thin(points: Iterable[tuple[float, float]], most: int) -> tuple[tuple[float,
 
 
 def extend(old: tuple[PowerSeries, ...], new: tuple[PowerSeries, ...]) -> tuple[PowerSeries, ...]:
-    """Return the power series of an incident with the newer points of `new`.
+    """Return the power series of an incident with the points of `new` that are newer.
 
-    The first points are kept. The number of points is at most about 900 for each GPU.
+    There are at most about 900 points for each GPU: if there are more, every n-th point is kept.
     """
     by_uuid = {series.uuid: series for series in new}
     extended = []

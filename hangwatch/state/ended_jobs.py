@@ -1,4 +1,4 @@
-"""The missing parts of a job: absent local ranks, and processes that ended."""
+"""The missing parts of a job: its absent local ranks, and its processes that have ended."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ENDED_WORKERS_KEPT = 64
 def with_known_absent(entry: JobEntry, job: Job) -> Job:
     """Return the job with its absent local ranks.
 
-    A local rank that the job had before and no longer has is absent, even if the environment does not show the number
-    of ranks.
+    A local rank that the job had before and no longer has is absent, even if the environment does not show the
+    number of ranks.
     """
     here = sorted({rank.local_rank for rank in job.ranks if rank.local_rank is not None})
     before = [range(rank.local_rank, rank.local_rank + 1) for rank in entry.job.ranks if rank.local_rank is not None]
@@ -28,7 +28,10 @@ def with_known_absent(entry: JobEntry, job: Job) -> Job:
 
 
 def with_ended(before: Job, job: Job, unix_now: float) -> Job:
-    """Return the job with its processes that ended since `before`. The kernel log is searched for these processes."""
+    """Return the job with its processes that ended since `before`, an earlier state of the job.
+
+    The kernel log is searched for these processes later.
+    """
     present = {process for process, *_ in _processes(job)}
     gone = [
         EndedProcess(id=process, rank=rank, local_rank=local, gone_unix_seconds=unix_now, is_worker=is_worker)
@@ -41,7 +44,7 @@ def with_ended(before: Job, job: Job, unix_now: float) -> Job:
 
 
 def ask_for_artifacts(before: JobEntry, after: Job) -> tuple[ReadCrashArtifacts, ...]:
-    """Return the action that reads crash artifacts if a rank has ended since `before`; else ()."""
+    """Return a request to read crash artifacts if a rank has ended since `before`; else ()."""
     known = {one.id for one in before.job.ended}
     new = any(not one.is_worker and one.id not in known for one in after.ended)
     return (ReadCrashArtifacts(job=after, was_open=before.watch.is_open),) if new else ()

@@ -1,4 +1,4 @@
-"""Updates the timeline and the incident of a job by transitions, captures and hooks, and closes the incident."""
+"""Update the timeline and the incident of a job after transitions, captures and hooks. Close the incident."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ CAPTURES_KEPT = 4  # the first capture and the last three
 def update_timeline(
     entry: JobEntry, wanted: tuple[detector.Action, ...], unix_now: float
 ) -> tuple[JobEntry, tuple[Action, ...]]:
-    """Add the transitions, and the captures with `is_in_timeline`, to the timelines of a job and of its incident."""
+    """Add transitions to the timelines of a job and of its incident. Return the entry and the actions to do.
+
+    A capture with `is_in_timeline` is added, too.
+    """
     actions: list[Action] = list(wanted)
     for move in wanted:
         if isinstance(move, detector.TakeCapture):
@@ -41,7 +44,7 @@ def update_timeline(
 
 
 def _add_line(entry: JobEntry, message: str, unix_now: float) -> tuple[JobEntry, tuple[Action, ...]]:
-    """Add a line to the timeline of a job and of its open incident. The state does not change."""
+    """Add a line to the timeline of a job and of its open incident. The job keeps its state."""
     line = TimelineEntry(unix_seconds=unix_now, state=entry.watch.state, message=message)
     entry = replace(entry, timeline=(*entry.timeline, line)[-TIMELINE_LENGTH:])
     if entry.open_incident is None:

@@ -1,4 +1,4 @@
-"""Matches the jobs of a scan with the board. A watch follows its processes; a job keeps its name and its key."""
+"""Match the jobs of a scan with the jobs on the board. A job keeps its name and its key while its processes live."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from hangwatch.state.board import JobEntry, Snapshot
 
 
 class Match(NamedTuple):
-    """A job of a scan, and the entries on the board that have processes of this job. The first entry continues."""
+    """A job of a scan, and the entries on the board that have its processes. The first of these entries continues."""
 
     job: Job
     entries: tuple[JobEntry, ...]
 
 
 def match_jobs(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Match]:
-    """Match each job of a scan with the entries that have its processes, under any name.
+    """Match each job of a scan with the entries on the board that have its processes, under any name.
 
-    If the processes of an entry are now in several jobs, the job with the most processes on the board gets the entry.
+    If the processes of an entry are now in several jobs, the job with the most processes that are on the board gets
+    the entry.
     """
     holders = {process: entry for entry in snapshot.living for process in entry.watch.identity.generation}
     matches: list[Match] = []
@@ -39,28 +40,28 @@ def match_jobs(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Match]:
 
 
 def _merge_order(entry: JobEntry) -> int:
-    """Return the place of an entry when entries are merged: an open incident comes first, a starting job last."""
+    """Return a sort key for entries that are merged: an open incident comes first, a starting job last."""
     if entry.watch.is_open:
         return 0
     return 1 if _is_pinned(entry) else 3 if entry.watch.is_starting else 2
 
 
 def _is_pinned(entry: JobEntry) -> bool:
-    """True if a running capture or an incident refers to the job by its key."""
+    """True if a running capture or an incident refers to this job by its key."""
     return entry.watch.is_open or entry.watch.capture_record.capturing or entry.incident is not None
 
 
 def assign_names(matches: Sequence[Match]) -> dict[str, Match]:
     """Return the matched jobs by key. A job keeps its name and its key while its processes live.
 
-    A scan may find another name for it: because of a second job in the same Slurm allocation, because its launcher was
-    killed, or because a process of another user claims to be this job. A job that comes later gets a different name,
-    whatever its environment claims. A job that is still starting takes the name of the scan, unless that name only
-    distinguishes it from another claimant.
+    A scan may find another name for a job: because of a second job in the same Slurm allocation, because its
+    launcher was killed, or because a process of another user claims to be this job. A job that comes later gets a
+    different name, whatever its environment claims. A job that is still starting takes the name of the scan, unless
+    that name only distinguishes it from another claimant.
 
-    Exception: if the driver never listed the first job on a GPU, but lists a later job with the same key, the later job
-    gets the key. Otherwise a process with a copy of a job's variables could start first and take the job's key on all
-    nodes. A key does not change while a capture or an incident refers to it.
+    Exception: if the driver never listed the first job on a GPU, but lists a later job with the same key, the later
+    job gets the key. Otherwise a process with a copy of a job's variables could start first and take the job's key
+    on all nodes. A key does not change while a capture or an incident refers to it.
     """
     found: dict[str, Match] = {}
     for match in sorted(matches, key=_precedence):
@@ -76,7 +77,7 @@ def assign_names(matches: Sequence[Match]) -> dict[str, Match]:
 
 
 def _preferred_job(match: Match) -> Job:
-    """Return the job with the name and key that this match should have, if they are free."""
+    """Return the job with the name and key that it should have, if these are free."""
     job, entry = match.job, next(iter(match.entries), None)
     if entry is None:
         return job
@@ -87,9 +88,10 @@ def _preferred_job(match: Match) -> Job:
 
 
 def _precedence(match: Match) -> tuple[bool, bool, bool, bool]:
-    """Return the sort key of jobs that want the same name and key.
+    """Return a sort key for jobs that want the same name and key.
 
-    The order: pinned jobs, jobs that the driver has listed on a GPU, jobs that already have the key, other known jobs.
+    The order is: pinned jobs, jobs that the driver has listed on a GPU, jobs that already have the key, other known
+    jobs, new jobs.
     """
     entry = next(iter(match.entries), None)
     if entry is None:

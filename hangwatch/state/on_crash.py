@@ -1,4 +1,4 @@
-"""Steps of the board for crashed ranks. Each job is shown once, and the number of crashes of each owner is limited."""
+"""Steps of the board for crashed ranks. Each job has one crash at most, and each owner a limited number."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CRASHES_SHOWN_PER_SHARE = 8
 
 
 def record_crash(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Record the incident of a crash. If these ranks already have such an incident, update it.
+    """Record the incident of a crash. If there is an incident of the same ranks already, update it.
 
-    If the job continues without the dead ranks, its entry gets the causes of death.
+    If the job continues without the dead ranks, its entry gets the causes of their death.
     """
     snapshot = _with_causes(snapshot, incident.job)
     processes = _gone_ranks(incident)
@@ -44,7 +44,7 @@ def record_crash(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple
 
 
 def count_unread_crash(snapshot: Snapshot) -> tuple[Snapshot, int]:
-    """Count a job with dead ranks that are not read, and return the new count."""
+    """Count a job whose dead ranks are not read. Return the new count."""
     count = snapshot.unread_crash_count + 1
     return replace(snapshot, unread_crash_count=count), count
 

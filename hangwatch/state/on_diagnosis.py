@@ -1,4 +1,4 @@
-"""Steps of the board for a capture, for a light capture, and for a failed capture."""
+"""Steps of the board after a capture, a light capture, or a failed capture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hangwatch.verdict.remote_wait import waits_for_other_nodes
 def record_capture(
     snapshot: Snapshot, look: Diagnosis, *, now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Record the result of a capture, and the new state of its job: hung, stalled, resting or working."""
+    """Record the result of a capture and the new state of its job. Return the snapshot and the actions to do."""
     entry = snapshot.jobs.get(look.capture.job_key)
     if entry is None:
         return snapshot, ()
@@ -53,9 +53,9 @@ def record_capture(
 
 
 def _follow_sleepers(watch: JobWatch, look: Diagnosis, now: float, settings: Detector) -> tuple[JobWatch, Diagnosis]:
-    """Return the watch with the ranks that this capture found asleep, and the diagnosis judged again with these ranks.
+    """Return the watch with the ranks that this capture found asleep, and the diagnosis judged again with them.
 
-    Without a suspicion both are unchanged.
+    Without a suspicion, both are returned unchanged.
     """
     if watch.suspicion is None:
         return watch, look
@@ -68,7 +68,7 @@ def _follow_sleepers(watch: JobWatch, look: Diagnosis, now: float, settings: Det
 
 
 def _with_timeout(watch: JobWatch, look: Diagnosis) -> JobWatch:
-    """Return the watch with the timeout of its open operations. It overrides the timeout from the environment."""
+    """Return the watch with the timeout of the open operations. It overrides the timeout from the environment."""
     told = timeout_forecast.recorded_seconds(look.grouping)
     return watch if told is None else replace(watch, timeout=replace(watch.timeout, recorded_seconds=told))
 
@@ -88,7 +88,7 @@ def record_light_capture(
 def record_failed_capture(
     snapshot: Snapshot, job_key: str, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Record that a capture failed: no rank is judged, and the capture is repeated later."""
+    """Record that a capture failed. Its ranks count as not judged, and the capture is repeated later."""
     entry = snapshot.jobs.get(job_key)
     if entry is None:
         return snapshot, ()

@@ -26,7 +26,7 @@ RANKS_CAME = "its ranks have started"
 def record_scan(
     snapshot: Snapshot, jobs: Iterable[Job], now: float, unix_now: float, ticks_per_second: float = 100.0
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Record the jobs that a scan found: begin, restart and end watches.
+    """Record the jobs that a scan found: begin, restart and end watches. Return the snapshot and the actions to do.
 
     `now` is CLOCK_MONOTONIC in seconds. `ticks_per_second` is the unit of `start_ticks`.
     """
@@ -62,9 +62,9 @@ def record_scan(
 
 
 def _started_seconds(job: Job, before: dict[ProcessId, JobWatch], ticks_per_second: float) -> float:
-    """Return when the processes of a job started (CLOCK_MONOTONIC, seconds).
+    """Return the time at which the first process of a job started (CLOCK_MONOTONIC, seconds).
 
-    For a launcher that had ranks, return when it lost them.
+    For a launcher that had ranks before, return the time at which it lost them.
     """
     started = min((process.start_ticks for process in job.processes), default=0) / ticks_per_second
     if job.waiting and job.launcher_id in before:
@@ -75,7 +75,7 @@ def _started_seconds(job: Job, before: dict[ProcessId, JobWatch], ticks_per_seco
 def _update_entry(
     entry: JobEntry | None, job: Job, started: float, now: float, unix_now: float
 ) -> tuple[JobEntry, tuple[Action, ...]]:
-    """Return the entry of a job that the scan found. A new, ended or restarted job gets a new watch."""
+    """Return the entry of a job that the scan found, and the actions. A new or restarted job gets a new watch."""
     actions: tuple[Action, ...] = ()
     if entry is not None and job_watch.is_restart(entry.watch, job):
         reason = RANKS_CAME if entry.job.waiting else "its ranks were replaced by new ones"
@@ -96,7 +96,7 @@ def _update_entry(
 def _end_missing(
     entry: JobEntry, now: float, unix_now: float, *, has_ranks_now: bool
 ) -> tuple[JobEntry, tuple[Action, ...]]:
-    """Return the ended entry of a job that the scan did not find.
+    """Return the ended entry of a job that the scan did not find, and the actions.
 
     `has_ranks_now`: the job was a waiting launcher, and its ranks have started.
     """
@@ -107,13 +107,13 @@ def _end_missing(
 
 
 def _ranks_of_launchers(snapshot: Snapshot) -> dict[ProcessId, JobWatch]:
-    """Return the watch of the ranks that each launcher has or had."""
+    """Return {launcher: watch of its job}, for the launchers that have or had ranks."""
     entries = [entry for entry in snapshot.jobs.values() if entry.job.ranks]
     return {launcher: entry.watch for entry in entries for launcher in entry.job.launcher_ids}
 
 
 def _has_just_lost_its_ranks(job: Job, before: Mapping[ProcessId, JobWatch], now: float) -> bool:
-    """True if a launcher has just lost the ranks of a monitored job: the job ends, or its ranks start again.
+    """True if a launcher has just lost the ranks of a monitored job, because the job ends or its ranks start again.
 
     The launcher counts as waiting only if it still has no ranks when the ended job is no longer shown.
     """
@@ -127,7 +127,10 @@ def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[Jo
 
 
 def _without_old_ends(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with only the newest ended jobs of each owner. Many short jobs must not fill the board."""
+    """Return the snapshot with only the newest ended jobs of each owner.
+
+    Many short jobs must not fill the board.
+    """
     ended = [entry for entry in snapshot.jobs.values() if entry.watch.state is JobState.ENDED]
     seen = Counter[str]()
     for entry in sorted(ended, key=lambda entry: -entry.watch.since):

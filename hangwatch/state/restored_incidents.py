@@ -1,4 +1,4 @@
-"""Restores the incidents that were open when an earlier daemon ended."""
+"""Restore the incidents that were open when an earlier daemon ended."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def restore_incidents(
     unix_now: float,
     settings: Detector,
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Restore the incidents that were open when an earlier daemon ended. `living` are the processes that exist now.
+    """Continue or close the incidents that were open when an earlier daemon ended. The newest incident is first.
 
-    `incidents` are sorted, the newest first. An incident continues if the board has its processes. It is closed, with
-    the reason, if none of them lives or other ranks replaced them. If no scan has found them yet, it stays in
-    `unresumed_incidents`.
+    `living` are the processes that exist now. An incident continues if the board has its processes. It is closed,
+    with the reason, if none of them lives or if other ranks replaced them. If no scan has found them yet, it stays
+    in `unresumed_incidents`.
     """
     actions: list[Action] = []
     waiting: list[Incident] = []
@@ -58,7 +58,7 @@ def restore_incidents(
 def _find_closing_reason(
     entry: JobEntry | None, ranks: frozenset[ProcessId], living: frozenset[ProcessId]
 ) -> str | None:
-    """Return the reason to close a restored incident; None if it continues, or may continue later."""
+    """Return the reason why a restored incident is closed; None if it continues, or may continue later."""
     if not ranks & living:
         return "its processes had ended when hangwatch restarted"
     if entry is None:
@@ -74,7 +74,7 @@ def _find_closing_reason(
 
 
 def _restore_entry(entry: JobEntry, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobEntry:
-    """Return the entry of a job with its former name and its incident. The next capture is due at once."""
+    """Return the entry of a job with its former name and its incident. A capture is due at once."""
     job = with_known_absent(replace(entry, job=incident.job), entry.job)
     job = replace(job, job_id=incident.job.job_id, job_key=incident.job.key)
     timeline = incident.timeline

@@ -1,4 +1,4 @@
-"""The status of the node as one value: the answer of /status and the source of `hangwatch status`. Pure."""
+"""The status of the node as one value: the output of /status and the source of `hangwatch status`. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks is a list of [first, last]
 
 
 class JobStatus(Value, frozen=True):
-    """One job as /status shows it, without command lines and stacks. `job_name` is the name that its user gave it.
+    """One job as /status shows it, without command lines and stacks. `job_name` is the name that its user chose.
 
-    `power_watts` is the sum over its GPUs, `line_watts` the sum of their low-power thresholds. Each is null if one GPU
-    has no reading or no threshold yet. `ends_itself_unix_seconds` is when its own collective timeout ends the job; null
-    if unknown.
+    `power_watts` is the sum over its GPUs, `line_watts` the sum of their low-power thresholds. Each is null if one
+    GPU has no reading or no threshold yet. `ends_itself_unix_seconds` is the time when its own collective timeout
+    ends the job; null if unknown.
     """
 
     job_id: str
@@ -46,8 +46,8 @@ class JobStatus(Value, frozen=True):
 class GpuStatus(Value, frozen=True):
     """One GPU as /status shows it. `fault` is the reason if there are no readings.
 
-    `jobs` are the jobs that hold the GPU: those that claim it and that the driver lists on it. If the driver lists none
-    of them, all jobs that claim it are shown.
+    `jobs` are the jobs that hold the GPU: the jobs that claim it and that the driver lists on it. If the driver
+    lists none of them, all jobs that claim it are shown.
     """
 
     index: int
@@ -60,7 +60,10 @@ class GpuStatus(Value, frozen=True):
 
 
 class CheckLine(Value, frozen=True):
-    """One check as /status shows it. `ran_unix_seconds` is when it ran; null from a daemon that does not report it."""
+    """One check as /status shows it.
+
+    `ran_unix_seconds` is the time of its run; null from a daemon that does not report it.
+    """
 
     check: str
     status: str
@@ -70,7 +73,7 @@ class CheckLine(Value, frozen=True):
 
 
 class Status(Value, frozen=True, kw_only=True):
-    """The status of a node: the answer of /status. docs/json.md describes it."""
+    """The status of a node: the output of /status. docs/json.md describes it."""
 
     schema_version: int = SCHEMA_VERSION
     node: str
@@ -138,7 +141,8 @@ def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
 def _holders(gpu: GpuSample, jobs: Iterable[Job]) -> list[Job]:
     """Return the jobs that hold a GPU.
 
-    An environment can claim any GPU. So if the driver lists processes of some jobs on it, only these jobs count.
+    An environment can claim any GPU. So if the driver lists processes of some of these jobs on it, only those jobs
+    count.
     """
     claims = [job for job in jobs if gpu.uuid in job.gpu_uuids]
     return [job for job in claims if not job.pids.isdisjoint(gpu.pids)] or claims
@@ -178,13 +182,13 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
 
 
 def _total(watts: Iterable[float | None]) -> float | None:
-    """Return the sum in watts; None if there is no value or a value is unknown."""
+    """Return the sum in watts; None if there are no values or one of them is unknown."""
     known = list(watts)
     return sum(one for one in known if one is not None) if known and None not in known else None
 
 
 def _present_incident(entry: JobEntry) -> Incident | None:
-    """Return the open incident, or a closed one while the job is in state recovered or ended; else None.
+    """Return the open incident, or a closed one while the job is recovered or ended; else None.
 
     After that, an old verdict must not be shown for a new quiet phase.
     """

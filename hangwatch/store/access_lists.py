@@ -1,7 +1,7 @@
-"""Access control lists of files and folders: acl(5), set through xattr(7).
+"""Access control lists of files and folders, see acl(5), written through xattr(7).
 
-The value of the attribute is a version and a list of (tag, rights, id). So no library and no `setfacl` is needed,
-which many nodes do not have.
+The value of the attribute is a version and a list of (tag, rights, id). So neither a library nor `setfacl` is
+needed, which many nodes do not have.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _READ, _WRITE, _SEARCH = 4, 2, 1
 
 
 class Readers(NamedTuple):
-    """A user and a group, by number, that may read. `passers`: all users may enter a folder but not list it."""
+    """The user and the group, by number, that may read.
+
+    `passers`: all users may pass through a folder but not list it.
+    """
 
     uid: int | None = None
     gid: int | None = None
@@ -29,7 +32,8 @@ class Readers(NamedTuple):
 def allow(descriptor: int, readers: Readers) -> None:
     """Let only these readers and the daemon's user read an open file or folder.
 
-    Raises OSError, and then changes nothing. The error is EOPNOTSUPP if the file system has no access control lists.
+    Raises OSError; then nothing has changed. Its errno is EOPNOTSUPP if the file system has no access control
+    lists.
     """
     search, others = _rights(descriptor, readers)
     entries = [(_USER_OBJ, _READ | _WRITE | search, _NO_ID)]
@@ -44,9 +48,9 @@ def allow(descriptor: int, readers: Readers) -> None:
 
 
 def allow_group(descriptor: int, readers: Readers) -> None:
-    """Change the group of a file to let that group read it.
+    """Change the group of a file, so that this group may read it. Raises OSError.
 
-    Used if access control lists are not possible. Raises OSError.
+    It is used if the file system has no access control lists.
     """
     search, others = _rights(descriptor, readers)
     group = 0
@@ -57,6 +61,6 @@ def allow_group(descriptor: int, readers: Readers) -> None:
 
 
 def _rights(descriptor: int, readers: Readers) -> tuple[int, int]:
-    """Return the rights that a reader needs in addition to reading, and the rights of all other users."""
+    """Return the rights that a reader needs besides reading, and the rights of all other users."""
     is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
     return (_SEARCH if is_folder else 0), (_SEARCH if is_folder and readers.passers else 0)

@@ -1,8 +1,9 @@
 """Atomic writing: files and folders appear complete or not at all, even if the machine crashes.
 
 All functions use descriptors of folders and follow no link. Folders are made with mode 0700 and files with 0600.
-`allow` is called with the descriptor of each while it is empty, and may let others read it. A temporary name has
-the pid and start time of its writer, so that files of a dead writer can be recognized and removed.
+`allow` is a function that may let others read a file or folder. It is called with the descriptor while the file or
+folder is empty. A temporary name has the pid and start time of its writer, so that files of a dead writer can be
+recognized and removed.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class UnsafeFolderError(Exception):
-    """A folder in which another user could create links or read hangwatch's files. The message has the remedy."""
+    """A folder in which another user could make links or read hangwatch's files. The message has the remedy."""
 
 
 @contextlib.contextmanager
 def folder(path: str | Path, parent: int | None = None) -> Iterator[int]:
-    """Open a folder, by its path or by its name below the descriptor `parent`. Raises OSError for a link."""
+    """Open a folder by its path; with `parent`, by its name below this descriptor. Raises OSError, also for a link."""
     descriptor = os.open(path, _OPEN_FOLDER, dir_fd=parent)
     try:
         yield descriptor
@@ -39,7 +40,7 @@ def folder(path: str | Path, parent: int | None = None) -> Iterator[int]:
 
 @contextlib.contextmanager
 def made_folder(name: str, parent: int) -> Iterator[int]:
-    """Open the folder `name` below the descriptor `parent`. Make it with mode 0700 if it is missing."""
+    """Open the folder `name` below the descriptor `parent`. If it does not exist, make it with mode 0700."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=parent)
         os.fsync(parent)
@@ -48,10 +49,10 @@ def made_folder(name: str, parent: int) -> Iterator[int]:
 
 
 def refuse_unsafe(path: Path, descriptor: int) -> None:
-    """Raise UnsafeFolderError if another user than root owns the folder, or if all users can write to it.
+    """Raise UnsafeFolderError if the folder belongs to another user, or if all users can write to it.
 
-    The current user may own it, too. A sticky folder such as /tmp is safe: other users cannot rename or delete
-    the files in it.
+    Root and the current user may own it. A sticky folder such as /tmp is safe, because other users cannot rename or
+    delete files in it.
     """
     status = os.fstat(descriptor)
     if status.st_uid not in (0, os.geteuid()):
@@ -67,11 +68,11 @@ def refuse_unsafe(path: Path, descriptor: int) -> None:
 
 
 def _only_us(_descriptor: int) -> None:
-    """Change nothing: only the current user may read the file."""
+    """Keep the file's mode: only the current user may read it."""
 
 
 def create(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
-    """Make a folder with these files and their subfolders ("dumps/1/rank7.txt"). It appears when all is on disk.
+    """Make a folder with these files and their subfolders ("dumps/1/rank7.txt"). It appears when all are on disk.
 
     Raises OSError, after removing the incomplete folder.
     """
@@ -89,7 +90,10 @@ def create(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = 
 
 
 def update(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
-    """Replace or add files of an existing folder, each by rename. After an OSError each file is either old or new."""
+    """Replace files of an existing folder, or add files, each by rename.
+
+    After an OSError each file is either old or new.
+    """
     with folder(name, parent) as old:
         refuse_unsafe(Path(name), old)
         allow(old)
@@ -97,14 +101,17 @@ def update(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = 
 
 
 def discard(parent: int, name: str, file: str) -> None:
-    """Delete a file of a folder. Raises OSError, also if there is no such file."""
+    """Delete a file of a folder. Raises OSError, also if the file does not exist."""
     with folder(name, parent) as old:
         os.unlink(file, dir_fd=old)
         os.fsync(old)
 
 
 def add(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
-    """Replace or add files of a folder, as `update` does. Make the folder if it is missing. Raises OSError."""
+    """Replace files of a folder, or add files, as `update` does.
+
+    If the folder does not exist, it is made. Raises OSError.
+    """
     with made_folder(name, parent):
         update(parent, name, content, allow)
 
@@ -124,7 +131,7 @@ def new_file(parent: int, name: str) -> BinaryIO:
 
 
 def prove_writable(parent: int) -> None:
-    """Write a file and delete it. Raises OSError if that is impossible."""
+    """Write a file and delete it again. Raises OSError if that is impossible."""
     name = _temporary("writable")
     write(parent, name, b"x")
     os.unlink(name, dir_fd=parent)
@@ -140,7 +147,7 @@ def remove(path: Path) -> None:
 def remove_leftovers(path: Path, *, is_locked: bool) -> None:
     """Delete the temporary files of dead writers in a folder, at any depth. Raises OSError.
 
-    Names of an earlier version have no start time. If this process holds the lock (`is_locked`), their writers are
+    A name from an earlier version has no start time. If this process holds the lock (`is_locked`), its writer is
     dead.
     """
     for base, folders, files in os.walk(path):
@@ -158,7 +165,7 @@ def remove_leftovers(path: Path, *, is_locked: bool) -> None:
 def _write_all(
     parent: int, content: Mapping[str, bytes], put: Callable[[int, str, bytes, Allow], None], allow: Allow
 ) -> None:
-    """Write these files with `put`, and make their folders."""
+    """Write these files, each with the function `put`. Make their folders."""
     for path, data in content.items():
         with contextlib.ExitStack() as stack:
             inner = parent

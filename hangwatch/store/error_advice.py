@@ -1,4 +1,4 @@
-"""Conversion of file errors to store errors with a remedy."""
+"""Conversion of file errors to StoreErrors with a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hangwatch.store import durable
 
 @contextlib.contextmanager
 def explain_errors(path: Path) -> Iterator[None]:
-    """Convert an OSError to a StoreError with a remedy."""
+    """Convert an OSError in the `with` block to a StoreError, which names `path` and the remedy."""
     try:
         yield
     except durable.UnsafeFolderError as error:

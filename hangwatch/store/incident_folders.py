@@ -67,7 +67,7 @@ def open_writable(root: Path) -> Store:
 
 
 class Store:
-    """The incidents under `root`. Call `make_writable` before writing. Reading needs no preparation."""
+    """The incidents in the folder `root`. Call `make_writable` before writing. Reading needs no preparation."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Store:
         self._max_age_seconds = max_age_days * 86400.0
 
     def lock(self) -> None:
-        """Lock the directory until `unlock` or the end of the process. Raises StoreTakenError, StoreError."""
+        """Lock the directory until `unlock` or the end of the process. Raises StoreTakenError and StoreError."""
         self._lock.take()
 
     def unlock(self) -> None:
@@ -98,8 +98,8 @@ class Store:
     def left_open(self, node: str) -> tuple[Incident, ...]:
         """Return the open incidents of this node, newest first. Incidents that cannot be read are logged.
 
-        At most `MOST_LEFT_OPEN` incidents and `MOST_LEFT_OPEN_BYTES`, divided fairly between owners, because the
-        incidents stay in memory. Raises StoreError.
+        The incidents stay in memory. So there are at most `MOST_LEFT_OPEN` incidents and `MOST_LEFT_OPEN_BYTES`,
+        divided fairly between owners. Raises StoreError.
         """
         listed = [
             self.incidents / summary.folder
@@ -140,7 +140,7 @@ class Store:
                 self._sharing.begin(incidents)
 
     def mark(self, incident: Incident) -> None:
-        """Write a marker: one line about an incident that will be saved. Does nothing if its folder exists.
+        """Write a marker: one line about an incident that will be saved. If its folder exists already, do nothing.
 
         `save` completes the folder. If `save` never runs, `summaries` lists the marker. Raises StoreError.
         """
@@ -150,7 +150,7 @@ class Store:
                 self._create(incidents, name, incident, {MARKER_FILE: incident_file.encode_marker(incident)})
 
     def save(self, incident: Incident, files: Mapping[str, str | bytes]) -> Path:
-        """Write or update an incident with its other files ("report.txt", "dumps/1-3/rank7.txt").
+        """Write or update an incident and its other files ("report.txt", "dumps/1-3/rank7.txt"). Return its folder.
 
         A new folder appears complete or not at all. In an existing folder each file is replaced by rename, except
         files under `dumps/`, which never change. If there is a marker, incident.json is written last, and then the
@@ -180,7 +180,7 @@ class Store:
         return folder
 
     def _create(self, incidents: int, name: str, incident: Incident, content: Mapping[str, bytes]) -> None:
-        """Make the folder of an incident, let its owner read it, and add it to the owner's list. Raises OSError."""
+        """Make the folder of an incident. Let the job's owner read it, and add it to their list. Raises OSError."""
         order = 1 + max(map(self._order, self._names()), default=0)
         all_files = {**content, OWNER_FILE: _bytes(_owner(incident.job)), ORDER_FILE: str(order).encode()}
         if incident.verdict.kind == CRASHED:
@@ -189,26 +189,26 @@ class Store:
         self._sharing.enlist(name, incident.job.uid)
 
     def add_output(self, name: str, file_name: str, content: bytes) -> None:
-        """Write the output of a hook to an incident. The job's owner may not read it. Raises StoreError."""
+        """Add the output of a hook to an incident. The job's owner has no right to read it. Raises StoreError."""
         allow = self._sharing.group()
         with explain_errors(self.incidents), self.opened() as incidents, durable.folder(name, incidents) as folder:
             durable.refuse_unsafe(self.incidents / name, folder)
             durable.add(folder, "hooks", {file_name: content}, allow)
 
     def is_listed(self, name: str, uid: int) -> bool:
-        """True if this user may read the incident as the owner of its job."""
+        """True if the list of this user has the incident, so that the user may read it as the owner of its job."""
         return bool(_FOLDER.fullmatch(name)) and self._sharing.is_listed(name, uid)
 
     def summaries(self, of_user: int | None = None) -> tuple[Summary, ...]:
-        """Return the incidents that the caller may read, newest first, including broken ones. Raises StoreError.
+        """Return the incidents that the caller may read, newest first. Raises StoreError.
 
-        With `of_user`, only the incidents of this user's jobs.
+        Incidents that are broken are included. With `of_user`, only the incidents of this user's jobs are returned.
         """
         names = (name for name in self._readable() if of_user is None or self.is_listed(name, of_user))
         return tuple(incident_file.load_summary(self.incidents / name) for name in names)
 
     def find(self, name: str) -> Path:
-        """Return the folder of an incident, by its name or a unique part of it. Raises StoreError."""
+        """Return the folder of an incident, by its name or a unique part of the name. Raises StoreError."""
         names = self._readable()
         matches = [name] if name in names else [other for other in names if name in other]
         if len(matches) == 1:
@@ -220,10 +220,10 @@ class Store:
         )
 
     def newest(self, job: str | None = None) -> Path | None:
-        """Return the folder of the newest readable incident, or of the newest of a job, by key, id or name.
+        """Return the folder of the newest readable incident; with `job` (key, id or name), of the newest of that job.
 
-        Return None if there is no incident at all. Raises StoreError if this job has no incident, or if several
-        jobs have this name.
+        None if there is no incident at all. Raises StoreError if this job has no incident, or if several jobs have
+        this name.
         """
         if job is None:
             return next((self.incidents / name for name in self._readable()), None)
@@ -231,7 +231,7 @@ class Store:
         return self.incidents / summary.folder if summary is not None else None
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
-        """Open a file of an incident, by the name of its folder; None if there is no such file. Follows no link."""
+        """Open a file of the incident with this folder name; None if the file does not exist. No link is followed."""
         if not (_FOLDER.fullmatch(incident_id) and _FILE.fullmatch(name)):
             return None
         try:
@@ -240,10 +240,12 @@ class Store:
             return None
 
     def prune(self, open_folders: frozenset[str] = frozenset(), *, by_age: int = 0) -> tuple[str, ...]:
-        """Remove incidents over the limits, see `retention`, but never `open_folders`. Return their names.
+        """Remove incidents over the limits, see `retention`, but never `open_folders`.
 
-        At most `by_age` further incidents are removed because of their age: a clock that steps by a month must not
-        remove all of them. Raises StoreError if a folder cannot be removed.
+        Return the names of the removed ones.
+
+        At most `by_age` further incidents are removed because of their age: after a jump of the clock by a month,
+        not all of them must be lost. Raises StoreError if a folder cannot be removed.
         """
         newest_first = self._in_order()
         stored = [
@@ -268,16 +270,16 @@ class Store:
         return removed
 
     def _line_in(self, name: str, file: str) -> str | None:
-        """Return the content of a small file of an incident; None if it does not exist."""
+        """Return the content of a small file in the folder of an incident; None if it does not exist."""
         try:
             return read_bytes(self.incidents / name / file)[:_LONGEST_OWNER].decode("utf-8", "replace")
         except StoreError:
             return None
 
     def _outlived(self, newest_first: list[str]) -> list[str]:
-        """Return the incidents that are too old, oldest first.
+        """Return the names of the incidents that are too old, the oldest first.
 
-        The age is measured to the beginning of the newest incident.
+        The age of an incident is the time from its beginning to the beginning of the newest incident.
         """
         old, latest = [], 0.0
         for name in newest_first:
@@ -289,7 +291,10 @@ class Store:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """Open `incidents/`, and make it if it is missing. Raises OSError for a link, UnsafeFolderError."""
+        """Open the folder `incidents/`; make it if it does not exist.
+
+        Raises OSError, also for a link, and UnsafeFolderError.
+        """
         with durable.folder(self.root) as root:
             durable.refuse_unsafe(self.root, root)
             with durable.made_folder("incidents", root) as incidents:
@@ -319,11 +324,11 @@ class Store:
         return [name for name in self._names() if os.access(self.incidents / name, os.R_OK | os.X_OK)]
 
     def _in_order(self) -> list[str]:
-        """Return the names of the incident folders, last saved first. The times in the names may be wrong."""
+        """Return the names of the incident folders, the last saved one first. The times in the names may be wrong."""
         return sorted(self._names(), key=lambda name: (self._order(name), name), reverse=True)
 
     def _order(self, name: str) -> int:
-        """Return the counter of an incident; 0 for an incident of an earlier version, which has none."""
+        """Return the counter in the folder of an incident; 0 for an incident of an earlier version, which has none."""
         try:
             text = read_bytes(self.incidents / name / ORDER_FILE)[:20]
         except StoreError:
@@ -331,7 +336,7 @@ class Store:
         return int(text) if text.isdigit() else 0
 
     def _name_of(self, incident: Incident) -> str:
-        """Return the folder name of this incident, with a number if a different incident has the name."""
+        """Return the folder name of an incident. If another incident has this name already, a number is added."""
         first = words.incident_name(incident.job, incident.opened_unix_seconds)
         identity = (incident.incident_id, incident.node, incident.job.job_key)
         for name in (first, *(f"{first}-{number}" for number in range(2, _SAME_NAME + 1))):
@@ -355,7 +360,7 @@ def _is_new(folder: Path, path: str) -> bool:
 
 
 def _opened_unix_seconds(name: str) -> float:
-    """Return the time in a folder's name; 0 for an invalid date."""
+    """Return the time in the name of a folder in Unix seconds; 0 for an invalid date."""
     try:
         return calendar.timegm(time.strptime(name[:16], "%Y%m%dT%H%M%SZ"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The choice of incidents to remove if the store is full. Pure.
+"""The choice of incidents to remove when the store is full. Pure.
 
 The oldest incidents of the owner with the most incidents are removed first. Open incidents are never removed. So
 many hangs of one owner do not displace the few incidents of another. A single owner can use the whole store.
@@ -16,7 +16,7 @@ _OPEN_OF_ONE = 2  # the open incidents of one owner may displace others from 1/2
 
 
 class Stored(NamedTuple):
-    """An incident of the store, and its owner. `crash_of` is the owner of a crash, None for a hang."""
+    """An incident in the store, and its owner. `crash_of` is the owner of a crash; None for a hang."""
 
     name: str
     owner: str
@@ -28,9 +28,9 @@ class Stored(NamedTuple):
 def surplus(newest_first: Sequence[Stored], max_incidents: int, max_bytes: int) -> tuple[str, ...]:
     """Return the names of the incidents to remove, newest first.
 
-    Crashes have lower limits, since any user can make ranks die: an eighth of either limit for one owner, half of
-    it for all owners. Crashes over these limits are removed first. Open incidents count fully against the other
-    incidents of their owner. Against incidents of other owners they count up to half of either limit.
+    Crashes have lower limits, because any user can make ranks die: an eighth of the limits for one owner, and half
+    of them for all owners together. Crashes over these limits are removed first. Open incidents count fully against
+    the other incidents of their owner. Against incidents of other owners they count up to half of either limit.
 
     If no incident is open, the newest incident stays if it is smaller than half of the byte limit, or if there is
     only one owner.
@@ -69,7 +69,10 @@ def surplus(newest_first: Sequence[Stored], max_incidents: int, max_bytes: int) 
 
 
 def fair_order(owners: Iterable[str]) -> list[int]:
-    """Return the indexes of `owners` in a fair order: the first item of each owner, then each second one, and so on."""
+    """Return the indexes of `owners` in a fair order.
+
+    The first item of each owner comes first, then the second item of each, and so on.
+    """
     turns, seen = [], Counter[str]()
     for place, owner in enumerate(owners):
         turns.append((seen[owner], place))
@@ -78,7 +81,7 @@ def fair_order(owners: Iterable[str]) -> list[int]:
 
 
 class _Owned:
-    """The incidents that one owner keeps. `closed` are those that may be removed, newest first."""
+    """The incidents of one owner that are kept so far. `closed` are those that may be removed, newest first."""
 
     def __init__(self, newest_first: Collection[Stored], spared: str | None) -> None:
         self.closed = [stored for stored in newest_first if not stored.is_open and stored.name != spared]
@@ -101,7 +104,7 @@ class _Owned:
 
 
 def _surplus_crashes(newest_first: Iterable[Stored], max_incidents: int, max_bytes: int) -> set[str]:
-    """Return the crashes over the limits of one owner or of all owners."""
+    """Return the names of the crashes over the limits of one owner or of all owners."""
     surplus_names: set[str] = set()
     kept, kept_bytes = Counter[str](), Counter[str]()
     for stored in newest_first:

@@ -1,8 +1,7 @@
 """Read access to a shared store: the owner of a job, and a group, may read the job's incidents.
 
-The kernel reports the owner.
-
-Only root can list all incidents. A folder for each owner lists the incidents that this owner may read.
+The kernel reports the owner. Only root can list all incidents. A folder for each owner lists the incidents that
+this owner may read.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ log = logging.getLogger(__package__)
 
 
 class Sharing:
-    """The readers of the store under `root`. A store that is not `shared` gives no access to other users."""
+    """The read access to the store in the folder `root`. If it is not `shared`, no other user has access."""
 
     def __init__(self, root: Path, *, shared: bool, group: str) -> None:
         self._root, self._incidents, self._owners = root, root / "incidents", root / "owners"
@@ -31,9 +30,9 @@ class Sharing:
         self._logged: set[str] = set()
 
     def begin(self, incidents: int) -> None:
-        """Let owners pass through the folder of incidents.
+        """Let job owners pass through the folder of incidents. Remove deleted incidents from their lists.
 
-        Remove deleted incidents from the owners' lists. Raises OSError.
+        Raises OSError.
         """
         if self._is_shared:
             self._gid = _gid(self._group, self._warn_once)
@@ -41,7 +40,7 @@ class Sharing:
             self.unlist(lambda name: not (self._incidents / name).exists())
 
     def owner_and_group(self, uid: int | None) -> durable.Allow:
-        """Return a function that lets the owner of a job and the group read a file or folder."""
+        """Return a function that lets the job's owner `uid` and the group read a file or folder."""
         return self._allow(Readers(reader_uid(uid), self._gid))
 
     def group(self) -> durable.Allow:
@@ -49,11 +48,11 @@ class Sharing:
         return self._allow(Readers(gid=self._gid))
 
     def is_listed(self, name: str, uid: int) -> bool:
-        """True if this user's folder lists the incident of this name."""
+        """True if the list of this user has the incident of this name."""
         return (self._owners / str(uid) / name).is_symlink()
 
     def names_of(self, uid: int) -> list[str]:
-        """Return the names of the incidents that this user's folder lists. Raises OSError."""
+        """Return the names of the incidents in this user's list. Raises OSError."""
         try:
             return [path.name for path in (self._owners / str(uid)).iterdir()]
         except FileNotFoundError:
@@ -78,7 +77,7 @@ class Sharing:
         return allow
 
     def enlist(self, name: str, uid: int | None) -> None:
-        """Add an incident to the folder that its owner can list. Raises OSError."""
+        """Add an incident to the list of its owner. Raises OSError."""
         reader = reader_uid(uid)
         if not self._is_shared or reader is None:
             return
@@ -92,7 +91,7 @@ class Sharing:
                     os.symlink(f"../../incidents/{name}", name, dir_fd=folder)
 
     def unlist(self, is_gone: Callable[[str], bool]) -> None:
-        """Remove incidents from the owners' folders. Raises OSError."""
+        """Remove the incidents for which `is_gone` is true from the lists of all owners. Raises OSError."""
         for folder in self._owners.iterdir() if self._is_shared and self._owners.is_dir() else ():
             for entry in folder.iterdir():
                 if is_gone(entry.name):
@@ -107,7 +106,10 @@ class Sharing:
 
 
 def _gid(group: str, warn: Callable[[str], None]) -> int | None:
-    """Return the gid of a group name or number. For an unknown group, warn and return None. LDAP may be down."""
+    """Return the gid of a group, given by name or number.
+
+    None, with a warning, for an unknown group. LDAP may be down.
+    """
     if group.isascii() and group.isdigit():
         return int(group)
     if not group:
@@ -120,13 +122,16 @@ def _gid(group: str, warn: Callable[[str], None]) -> int | None:
 
 
 def reader_uid(uid: int | None) -> int | None:
-    """Return the uid for an access list. None for root, which can read all, for the overflow uid, and for None."""
+    """Return the uid for an access list; None for root, which can read everything, and for the overflow uid."""
     return uid if uid not in (0, overflow_uid()) else None
 
 
 @functools.cache
 def overflow_uid() -> int:
-    """Return the uid that user_namespaces(7) shows for users without a uid here; usually also that of `nobody`."""
+    """Return the uid, usually that of `nobody`, that the kernel shows for users without a uid in this namespace.
+
+    See user_namespaces(7).
+    """
     try:
         return int(Path("/proc/sys/kernel/overflowuid").read_text())
     except (OSError, ValueError):

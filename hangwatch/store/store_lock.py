@@ -30,22 +30,22 @@ class Lock:
 
     @property
     def is_held(self) -> bool:
-        """True from `take` to `give_back`."""
+        """True if this process holds the lock."""
         return self._descriptor is not None
 
     def take(self) -> None:
-        """Lock the directory until `give_back` or the end of the process. Does nothing if the lock is held.
+        """Lock the directory until `give_back` or the end of the process. If the lock is held already, do nothing.
 
-        The lock is an flock(2), which the kernel releases when the process dies. Does not wait. Raises
-        StoreTakenError if another process has the lock, and StoreError if the lock file cannot be made (disk full,
-        read-only).
+        The lock is an flock(2), which the kernel releases when the process dies. This function does not wait.
+        Raises StoreTakenError if another process has the lock, and StoreError if the lock file cannot be made (disk
+        full, read-only).
         """
         with self._taking:
             if self._descriptor is None:
                 self._descriptor = self._locked()
 
     def _locked(self) -> int:
-        """Return a descriptor that holds the lock."""
+        """Lock the file and return its descriptor, which holds the lock."""
         path = self._root / LOCK_FILE
         with explain_errors(self._root / "incidents"):
             self._root.mkdir(mode=0o755, parents=True, exist_ok=True)

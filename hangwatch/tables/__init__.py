@@ -14,16 +14,16 @@ T = TypeVar("T")
 
 
 class LineRow(Value, frozen=True, forbid_unknown_fields=True):
-    """A row that matches log lines: a string that each line contains (`holds`, a fast test), and a pattern."""
+    """A row that matches log lines by a pattern. `holds` is a string that each of these lines contains, a fast test."""
 
     holds: str
     pattern: str
 
 
 class LineRows:
-    """Rows by name.
+    """The rows of a table by name. The first row that matches a line counts.
 
-    The first row that matches a line counts. With `whole`, a pattern must match from the line's start.
+    With `whole`, a pattern must match from the start of the line.
     """
 
     def __init__(self, rows: Mapping[str, LineRow], *, whole: bool) -> None:
@@ -39,7 +39,7 @@ class LineRows:
 
 
 def load(package: str, name: str, kind: type[T]) -> T:
-    """Return the table `name` of `package` as a value of `kind`. Raises MsgspecError for a row of another form."""
+    """Return the table `name` of `package` as a value of type `kind`. Raises MsgspecError if a row does not fit."""
     raw = pkgutil.get_data(package, name)  # importlib.resources would import zipfile and tempfile at each start
     assert raw is not None, f"{package} is not loaded from files"
     return decoding.decode_toml(raw.decode(), kind)

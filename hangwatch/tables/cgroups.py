@@ -1,4 +1,4 @@
-"""The owner of a control group by its path. The owner cannot forge the part of the path that is read.
+"""The owner of a control group, read from its path. The owner cannot forge the part of the path that is read.
 
 Paths are matched from their root. A user may create control groups with any name below their own, but not where
 slurmd or the kubelet create theirs.
@@ -39,7 +39,7 @@ def pod(path: str) -> str | None:
 
 
 def describe_owner(path: str) -> str:
-    """Describe the owner: "Slurm job 4711" or "pod 6f1c..."; empty if the path names no owner."""
+    """Return the owner as text: "Slurm job 4711" or "pod 6f1c..."; "" if the path names no owner."""
     if (job := slurm_job(path)) is not None:
         return f"Slurm job {job}"
     if (uid := pod(path)) is not None:

@@ -1,4 +1,4 @@
-"""The environment variables that an incident may keep (environment_names.toml, which describes its columns)."""
+"""The environment variables that an incident may contain (environment_names.toml, which describes its columns)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hangwatch.model import Value
 
 
 class Row(Value, frozen=True, forbid_unknown_fields=True):
-    """Names of variables, and the reason to keep their values. `differs`: healthy ranks have different values."""
+    """Names of variables, and the reason to keep their values. `differs`: the values differ between healthy ranks."""
 
     names: tuple[str, ...]
     why: str
@@ -32,7 +32,10 @@ _WILD = frozenset("*?[")
 
 @lru_cache(maxsize=4096)
 def find_row(name: str) -> Row | None:
-    """Return the row that allows a variable; None if no row does, or if its name looks like that of a secret."""
+    """Return the row that allows a variable to be kept.
+
+    None if no row does, or if its name looks like that of a secret.
+    """
     if any(fnmatchcase(name.upper(), pattern) for pattern in TABLE.never):
         return None
     return next((row for row in TABLE.rows if any(_fits(name, pattern) for pattern in row.names)), None)
@@ -44,7 +47,7 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 class Allowed:
-    """The names that may be kept, as a container."""
+    """The set of allowed names, for use with `in`."""
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and find_row(name) is not None

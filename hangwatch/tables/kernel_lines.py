@@ -15,7 +15,7 @@ Names = Literal["process", "task", "nfs", "lustre", "ceph", "device"]
 
 
 class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
-    """A row: the lines that it matches, their subject, meaning and remedy, and their source in the kernel."""
+    """A row of the table: a pattern for lines, their subject, meaning and remedy, and their source in the kernel."""
 
     names: Names
     meaning: str
@@ -26,7 +26,7 @@ class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
 
 
 class MatchedLine(NamedTuple):
-    """A line that matches a row: the name of the row, the subject of the line, and the library that the line names."""
+    """A line that matches a row: the name of the row, the subject of the line, and a library if the line names one."""
 
     name: str
     subject: str
@@ -35,7 +35,7 @@ class MatchedLine(NamedTuple):
 
 @cache
 def load() -> dict[str, Row]:
-    """Return the rows by name; the first match counts. Raises MsgspecError for a row of another form."""
+    """Return the rows by name; the first match counts. Raises MsgspecError for a row that does not fit."""
     return tables.load("hangwatch.tables", "kernel_lines.toml", dict[str, Row])
 
 
@@ -45,7 +45,7 @@ def _rows() -> tables.LineRows:
 
 
 def find(line: str) -> MatchedLine | None:
-    """Match a line of the kernel log, without its time; None if no row matches."""
+    """Match a line of the kernel log, given without its time. Return None if no row matches."""
     matched = _rows().first(line[:LONGEST_LINE])
     if matched is None:
         return None
@@ -60,7 +60,7 @@ def _over() -> tuple[tuple[str, str, str], ...]:
 
 
 def find_ended(line: str) -> list[tuple[str, str]]:
-    """Return the problems that this line reports as cleared: the names of their rows, and their subjects."""
+    """Return (row name, subject) for each problem that this line reports as cleared."""
     cleared = []
     for name, before, after in _over():
         if line.startswith(before):

@@ -12,7 +12,7 @@ from hangwatch.model import Value
 
 
 class RankVariables(Value, frozen=True, forbid_unknown_fields=True):
-    """The variables that give a process its rank."""
+    """The names of the variables that make a process a rank."""
 
     rank: str
     size: tuple[str, ...]
@@ -39,9 +39,9 @@ class RendezvousOptions(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Launcher(Value, frozen=True, forbid_unknown_fields=True):
-    """One way to start ranks: how to recognize the launcher's process, and the variables of its ranks.
+    """One way to start ranks: what identifies the launcher's process, and the variables of its ranks.
 
-    `ranks` is None if the ranks have the variables of another row.
+    `ranks` is None if another row has the variables of these ranks.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Launcher(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Scheduler(Value, frozen=True, forbid_unknown_fields=True):
-    """A scheduler: the variables of the job id, of the step, and of the allocated GPUs."""
+    """A scheduler: the names of the variables with the job id, the step, and the allocated GPUs."""
 
     job_id: str
     step: str
@@ -63,14 +63,17 @@ class Scheduler(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class Rendezvous(Value, frozen=True, forbid_unknown_fields=True):
-    """The variables of the address at which the ranks of a job meet."""
+    """The names of the variables with the address at which the ranks of a job meet."""
 
     address: str
     port: str
 
 
 class NameVariable(Value, frozen=True, forbid_unknown_fields=True):
-    """A variable with the name of a job: its whole value, or the group of the first pattern that matches."""
+    """A variable that contains the name of a job.
+
+    The name is its whole value, or the group of the first pattern that matches.
+    """
 
     variable: str
     patterns: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ About = Literal["self", "peer", "job", "setup"]
 
 
 class Message(tables.LineRow, frozen=True, forbid_unknown_fields=True):
-    """A row: the lines that it matches, their subject, meaning and remedy, and their source in NCCL."""
+    """A row of the table: a pattern for lines, their meaning and remedy, and their source in NCCL."""
 
     about: About
     meaning: str
@@ -24,7 +24,7 @@ class Message(tables.LineRow, frozen=True, forbid_unknown_fields=True):
 
 
 class MatchedMessage(NamedTuple):
-    """A line that matches a row: the name of the row, and the value of the group in its pattern, or an empty string."""
+    """A line that matches a row: the name of the row, and the value of the pattern's group ("" without a group)."""
 
     name: str
     value: str
@@ -32,7 +32,7 @@ class MatchedMessage(NamedTuple):
 
 @cache
 def load() -> dict[str, Message]:
-    """Return the rows by name; the first match counts. Raises MsgspecError for a row of another form."""
+    """Return the rows by name; the first match counts. Raises MsgspecError for a row that does not fit."""
     return tables.load("hangwatch.tables", "nccl_messages.toml", dict[str, Message])
 
 
@@ -42,7 +42,7 @@ def _rows() -> tables.LineRows:
 
 
 def find(line: str) -> MatchedMessage | None:
-    """Match the first `LONGEST_LINE` characters of a line; None if no row matches."""
+    """Match the first `LONGEST_LINE` characters of a line of NCCL's log. Return None if no row matches."""
     matched = _rows().first(line[:LONGEST_LINE])
     if matched is None:
         return None

@@ -1,7 +1,7 @@
 """Masking of secrets in texts of jobs, by their form (secret_forms.toml, which describes its columns).
 
-A password in a plain sentence has no known form and is not masked. Other users may read metrics, pages and the
-daemon's log. So these never contain the text of an exception.
+A password in a plain sentence has no known form and is not masked. Metrics, pages and the daemon's log may be read
+by other users, so they never contain the text of an exception.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MASK = "***"
 
 
 class Row(Value, frozen=True, forbid_unknown_fields=True):
-    """A form: lower-case words, one of which a text must contain, and a pattern. Its group `secret` is replaced."""
+    """A form of secrets. `holds`: a text must contain one of these lower-case words. `pattern`: its group is masked."""
 
     holds: tuple[str, ...]
     pattern: str
 
 
 class Table(Value, frozen=True, forbid_unknown_fields=True):
-    """The rows, and the fragments that their patterns use by name in braces."""
+    """The rows, and named parts of patterns. A row's pattern contains such a part by its name in braces."""
 
     fragments: dict[str, str]
     rows: dict[str, Row]
@@ -34,7 +34,10 @@ class Table(Value, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def load() -> dict[str, Row]:
-    """Return the rows by name, in the order of application. Raises MsgspecError for a row of another form."""
+    """Return the rows by name, in the order in which they are applied.
+
+    Raises MsgspecError if a row does not fit.
+    """
     table = tables.load("hangwatch.tables", "secret_forms.toml", Table)
     fragments: dict[str, str] = {}
     for name, pattern in table.fragments.items():
@@ -43,7 +46,7 @@ def load() -> dict[str, Row]:
 
 
 def _expand(pattern: str, fragments: Mapping[str, str]) -> str:
-    """Replace the names of fragments in a pattern."""
+    """Return the pattern with the named parts in place of their names in braces."""
     for name, fragment in fragments.items():
         pattern = pattern.replace(f"{{{name}}}", fragment)
     return pattern
@@ -58,7 +61,7 @@ def _rows() -> tuple[tuple[tuple[str, ...], re.Pattern[str]], ...]:
 def mask(text: str) -> str:
     """Replace each secret of a known form by `***`, in linear time.
 
-    Mask a text before truncating it: the beginning of a token may be too short to match.
+    Mask a text before cutting it, because the beginning of a token may be too short to match.
     """
     lowered = text.lower()
     for holds, pattern in _rows():

@@ -105,7 +105,7 @@ def _read(output: int, kept: bytes, dropped_bytes: int) -> tuple[bytes, int, boo
 def end_descendants() -> None:
     """Kill all descendants of the hook.
 
-    This process is a subreaper: the kernel makes it the parent of a descendant whose own parent has ended.
+    This process is a subreaper: if the parent of a descendant ends, the kernel makes this process the parent.
     """
     end = time.monotonic() + _END_SECONDS
     children = Path(f"/proc/self/task/{os.getpid()}/children")

@@ -89,7 +89,7 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Find jobs whose processes a timeout would end before hangwatch has their stacks."""
+    """Find jobs that a timeout would end before hangwatch has their stacks."""
     sample = window[-1]
     dump_after = sample.dump_after_seconds
     summary = contract.join_first([_sentence(job) for job in sample.jobs])

@@ -241,7 +241,7 @@ class _LocalDump:
         return diagnose_job(job, request, self._activities).incident(job, JobState.SUSPECTED)
 
     def _daemon_incident(self, job: Job) -> Incident | None:
-        """Return the daemon's dump of a job whose stacks the kernel denies this user; else None.
+        """Return the daemon's dump of a job if the kernel denies this user the stacks of its ranks; else None.
 
         Also None if the daemon cannot dump the job. The reason is then printed.
         """
@@ -314,7 +314,7 @@ def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stack
 
 
 def _unreadable(jobs: Sequence[Job]) -> list[Job]:
-    """Return those of the jobs that other users own and whose stacks this process may not read."""
+    """Return the jobs of other users, without those that this process may dump."""
     if os.geteuid() == 0:
         return []
     from hangwatch.cli import user_socket_client

@@ -233,7 +233,7 @@ def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool)
 def _job_state(summary: Summary, incidents_store: store.Store, node: str) -> str:
     """Return the state of the job as text, such as `ended after 3 min 20 s`.
 
-    For an open incident whose processes no longer exist, the text says so.
+    If the incident is open but its processes no longer exist, the text says so.
     """
     if summary.problem or summary.state is None:
         return "not written" if summary.verdict else "cannot be read"

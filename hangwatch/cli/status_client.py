@@ -25,7 +25,7 @@ STATUS_MOST_BYTES = 64 << 20
 def fetch_status(settings: config.Settings, source: str, url: str | None, http_config: Path | None) -> Any:
     """Return the decoded JSON of /status from the daemon's HTTP port.
 
-    If that fails and neither `url` nor `http_config` is given, query the user socket, whose reply has only this
+    If that fails and neither `url` nor `http_config` is given, query the user socket. Its reply has only this
     user's jobs. Errors name `source`, the source of the settings. Raises InputError, and MachineError if the socket
     refuses for now.
     """

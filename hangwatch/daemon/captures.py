@@ -54,7 +54,7 @@ class CaptureRunner:
         self._common.schedule.run_once("capture", self._run_next)
 
     def _run_next(self) -> None:
-        """Run the next queued capture, if there is one whose owner may run another capture now."""
+        """Run the next queued capture, unless each waiting owner has reached its limit."""
         turn = self._turns.take()
         if turn is None:
             return

@@ -170,9 +170,9 @@ def begin_watch(job: Job, now: float, started: float | None = None, earlier: Job
 
 
 def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: float, settings: Detector) -> JobWatch:
-    """Return the watch of a job whose incident an earlier daemon did not close. A capture is due at once.
+    """Return the watch of a job with an incident from an earlier daemon, which did not close it.
 
-    `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, both in seconds.
+    A capture is due at once. `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, both in seconds.
     """
 
     def then(unix_seconds: float) -> float:

@@ -13,10 +13,7 @@ from hangwatch.model import OPEN_STATES, JobName, JobState, Value
 
 
 class TakeCapture(Value, frozen=True):
-    """A request to capture every rank now. `is_light`: as a light capture.
-
-    `is_in_timeline`: the timeline shows `reason`.
-    """
+    """A request to capture every rank now, with the reason. `is_in_timeline`: the timeline shows this reason."""
 
     job_key: str
     reason: str
@@ -37,10 +34,7 @@ Action: TypeAlias = TakeCapture | Transition
 
 
 def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Return the watch in a new state, and the transition as an action.
-
-    Unless the state is quiet, suspected or an open state, the data of the last silence is cleared.
-    """
+    """Return the watch in `state`, and the transition. Only quiet, suspected and open states keep the last silence."""
     name = JobName(job_id=watch.identity.job_id, job_key=watch.identity.job_key)
     move = Transition(job=name, before=watch.state, state=state, message=message)
     if state not in (JobState.QUIET, JobState.SUSPECTED) and state not in OPEN_STATES:

@@ -19,7 +19,7 @@ from hangwatch.model import GpuSample, Process
 def find_siblings(
     tree: Tree, samples: Sequence[GpuSample], ranks: Collection[int]
 ) -> list[tuple[Process, tuple[Process, ...]]]:
-    """Return (Python process, its forks) for each process whose forks are ranks.
+    """Return (Python process, its forks) for each process with forks that are ranks.
 
     The forks are two or more processes of one owner that hold GPUs and share none. A parent that holds a GPU itself
     is skipped: CUDA does not survive a fork, so its forks are helpers. Forks of a server or a notebook are skipped,

@@ -366,7 +366,7 @@ def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
 
 
 def _hidden_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[Membership]:
-    """Return jobs with ranks whose environment the daemon may not read: the Python children of a launcher.
+    """Return the jobs of launchers with Python children, if the daemon may not read the environment of these children.
 
     They are monitored from the start. When such a job hangs, its page must say that its ranks cannot be dumped.
     """

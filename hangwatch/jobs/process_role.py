@@ -199,7 +199,7 @@ def run_id(environ: Mapping[str, str], seat: RankSlot) -> str:
 def guess_launcher(environ: Mapping[str, str], seat: RankSlot) -> str:
     """Return the launcher of a rank from a variable that only this launcher sets; else "plain".
 
-    It is for ranks whose launcher is not among the processes of this node.
+    It is used if no process of this node is the launcher of the rank.
     """
     return seat.launcher if seat.variables.led_by_first or seat.variables.job_id in environ else "plain"
 

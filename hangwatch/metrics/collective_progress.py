@@ -56,7 +56,7 @@ class GroupProgress(NamedTuple):
 
 
 class UnrecordedRank(NamedTuple):
-    """A rank whose recorder has no operation of the default group.
+    """A rank without a recorded operation of the default group.
 
     Its recorder is complete since `since_unix_seconds`; 0 if no operation was overwritten.
     """

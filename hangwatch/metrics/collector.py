@@ -56,7 +56,7 @@ class BoardCollector(Collector):
         self.errors = 0
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric families. After an error, yield no more: an exception would make the whole scrape fail."""
+        """Yield the metric families. Stop at the first error, because an exception would make the whole scrape fail."""
         # First, because a rule over all nodes compares it with the time at which the scrape began.
         yield single_gauge("time_seconds", "Wall clock of this node in Unix time", self._unix_clock())
         try:

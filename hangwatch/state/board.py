@@ -88,9 +88,9 @@ class Snapshot(Value, frozen=True):
 
     `jobs` is by `Job.key`, `hook_runs` by event and outcome. `running` has the start of each running scan and
     capture, `gpu_errors_at` is the time of the newest XIDs or link errors (both CLOCK_MONOTONIC, seconds).
-    `crashes` has the newest crash of each job. `unread_crash_count` counts the jobs whose dead ranks were not read,
-    because too many jobs of their owner were queued. `unresumed_incidents` are open incidents of an earlier daemon.
-    Their processes live, but no scan has found the job yet.
+    `crashes` has the newest crash of each job. `unread_crash_count` counts the jobs with dead ranks that were not
+    read, because too many jobs of their owner were queued. `unresumed_incidents` are open incidents of an earlier
+    daemon. Their processes live, but no scan has found the job yet.
     """
 
     sweep: GpuSweep | None = None

@@ -44,7 +44,7 @@ def record_crash(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple
 
 
 def count_unread_crash(snapshot: Snapshot) -> tuple[Snapshot, int]:
-    """Count a job whose dead ranks are not read. Return the new count."""
+    """Count one more job with dead ranks that are not read. Return the new count."""
     count = snapshot.unread_crash_count + 1
     return replace(snapshot, unread_crash_count=count), count
 

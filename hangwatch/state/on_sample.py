@@ -28,8 +28,7 @@ def record_sample(
 ) -> tuple[Snapshot, tuple[Action, ...]]:
     """Record one sweep, and apply it to the watch of every living job. `now` is CLOCK_MONOTONIC in seconds.
 
-    A gap between samples of more than `gap_seconds` does not count as quiet time. `capture_seconds` is the usual
-    duration of a capture.
+    A gap between samples of more than `gap_seconds` is no quiet time. `capture_seconds` is the usual time of a capture.
     """
     held = frozenset(uuid for entry in snapshot.living for uuid in entry.job.gpu_uuids)
     snapshot = replace(
@@ -72,10 +71,7 @@ def record_missing_sample(
 
 
 def record_check(snapshot: Snapshot, result: CheckResult, *, now: float) -> Snapshot:
-    """Record the newest result of a check. If it shows new GPU errors, record `now` as their time.
-
-    `now` is CLOCK_MONOTONIC in seconds.
-    """
+    """Record a check result. New GPU errors in it get the time `now` (CLOCK_MONOTONIC, seconds)."""
     before = snapshot.checks.get(result.check)
     came = result.check == nvlink_status.CHECK.name and result.verdict.status >= CheckStatus.WARNING
     if result.check == xid.CHECK.name and before is not None:

@@ -169,6 +169,7 @@ class JobConnections:
     def add_connections(self, pid: int, dump: ProcessDump) -> ProcessDump:
         """Return the dump of process `pid` with all fields about connections. `call` and `state` must be set before."""
         call, state = dump.call, dump.state
+        thread = None if dump.awaited_thread is None else dump.awaited_thread.id
         kind = call.kind if call else None
         awaited, children_bytes, children_cpu = None, None, None
         children: list[int] = []
@@ -197,7 +198,7 @@ class JobConnections:
         peers, active_peers = (None, None)
         if call is not None or state == "R":
             peers, active_peers = self._peers(pid, call, is_apart=is_apart)
-        device_bytes, dirty_bytes = self._written(pid, state, kind)
+        device_bytes, dirty_bytes = self._written(pid, thread, state, kind)
         return replace(
             dump,
             socket_bytes=self._carried(pid),
@@ -219,7 +220,7 @@ class JobConnections:
             stuck_on=None if call is None else self._stuck_on(pid, call),
             file_lock=lock,
             asks_rank=asks_rank,
-            shares_lock=call is not None and call.name == "futex" and self._shares_lock(pid),
+            shares_lock=call is not None and call.name == "futex" and self._shares_lock(pid, thread),
             call=None if call is None else replace(call, object=self._object(pid, call, lock)),
         )
 
@@ -250,12 +251,9 @@ class JobConnections:
             proc_root=self._root,
         )
 
-    def _shares_lock(self, pid: int) -> bool:
-        """True if a rank waits for a lock in memory that another rank has mapped, too.
-
-        The other rank may hold the lock.
-        """
-        address = shared_locks.awaited_address(pid, self._root) if self._rank_of.get(pid) == pid else None
+    def _shares_lock(self, pid: int, thread: int | None) -> bool:
+        """True if a rank waits for a lock in memory that another rank maps, too. The other rank may hold the lock."""
+        address = shared_locks.awaited_address(pid, self._root, thread) if self._rank_of.get(pid) == pid else None
         place = None if address is None else shared_locks.region_at(address, self._regions(pid))
         return place is not None and any(place in self._regions(rank) for rank in self._ranks - {pid})
 
@@ -586,9 +584,11 @@ class JobConnections:
         comm = procfs.read_counters(able[0], self._root).comm
         return Awaited(who=f"its child {able[0]} ({words.printable(comm)})")
 
-    def _written(self, pid: int, state: str | None, kind: str | None) -> tuple[int | None, int | None]:
+    def _written(
+        self, pid: int, thread: int | None, state: str | None, kind: str | None
+    ) -> tuple[int | None, int | None]:
         if state not in BLOCKED_STATES or kind != "writes":
             return None, None
-        mount = filesystems.mount_of_system_call(self._root, pid)
+        mount = filesystems.mount_of_system_call(self._root, pid, thread)
         device = filesystems.written_bytes(mount, pid, self._root, self._sys_root) if mount else None
         return device, filesystems.dirty_bytes(self._root)

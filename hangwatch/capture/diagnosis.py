@@ -50,7 +50,7 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
     names or lists under "check first". Then the groups are judged again.
     """
     settings, stop, proc_root = request.settings, request.stop, request.paths.proc_root
-    taken = capture(job, request)
+    taken = capture(job, replace(request, activities=activities))
     if settings.kernel_log:
         taken = _with_kernel_lines(taken, job, request.paths)
     sweep = request.gpus.read_sweep() if request.gpus.read_sweep else None
@@ -241,7 +241,7 @@ def _kernel_calls(rounds: Mapping[int, Sequence[ProcessDump]], job: Job, proc_ro
     for target, dumps in ((ids[pid], dumps) for pid, dumps in rounds.items() if pid in ids):
         if time.monotonic() > end:
             break
-        call = blocked_call.read(target.pid, [dump.call for dump in dumps], sorted(job.pids), end, proc_root)
+        call = blocked_call.read_awaited(target.pid, dumps, sorted(job.pids), end, proc_root)
         state, users = procfs.read_state(target.pid, proc_root), set(procfs.read_user_ids(target.pid, proc_root))
         is_same = state is not None and state[0] == target and (not job.uid or users == {job.uid})
         if call is not None and is_same:

@@ -16,11 +16,31 @@ from hangwatch.capture.connections import JobConnections
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.collectives import rank_records
 from hangwatch.formats import pyspy_json
-from hangwatch.model import ENDED_STATES, STOPPED_STATES, Fault, ProcessDump, ProcessId, Thread
+from hangwatch.model import (
+    BLOCKED_STATES,
+    ENDED_STATES,
+    STOPPED_STATES,
+    AwaitedThread,
+    Fault,
+    ProcessDump,
+    ProcessId,
+    SystemCall,
+    Thread,
+)
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.node import filesystems
-from hangwatch.probes.process import call_timeout, cgroup_freezer, main_thread, native_stack, procfs, pyspy, pystack
+from hangwatch.probes.process import (
+    blocked_call,
+    call_timeout,
+    cgroup_freezer,
+    main_thread,
+    native_stack,
+    procfs,
+    pyspy,
+    pystack,
+)
+from hangwatch.stacks.process_activity import find_awaited_thread
 
 _DESCRIPTORS_KEPT = 16
 _MOST_FAULTS = 4  # of the recorders of one rank
@@ -41,6 +61,7 @@ class ProcessDumper(NamedTuple):
     reader_uid: int | None
     ranks: frozenset[ProcessId]
     unreadable: set[ProcessId]
+    awaited: dict[ProcessId, AwaitedThread]
     stack_budget: stack_limits.StackBudget
 
     def take(self, target: ProcessId, end: float) -> ProcessDump:
@@ -66,12 +87,13 @@ class ProcessDumper(NamedTuple):
             fetched_bytes=counters.fetched_bytes,
             call=call,
         )
-        dump = self.connections.add_connections(target.pid, dump)
         recorders, recorder_faults = self._recorders(target, end - time.monotonic())
         with self._slot(end - now):
-            before = main_thread.read_counters(target.pid, proc_root)
+            before = main_thread.read_counters(target.pid, proc_root, self._awaited_before(target))
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
-            after = main_thread.read_counters(target.pid, proc_root)
+            dump = self._with_awaited_thread(target, dump, threads)
+            after = main_thread.read_counters(target.pid, proc_root, self._awaited_before(target))
+        dump = self.connections.add_connections(target.pid, dump)
         if (fault := self._anothers(target)) is not None:  # checked again: execve keeps the pid
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
         if self.request.observe_dump is not None:
@@ -94,7 +116,39 @@ class ProcessDumper(NamedTuple):
             tracer=_tracer(target.pid, proc_root) if counters.state in STOPPED_STATES else None,
             recorders=recorders,
             recorder_faults=recorder_faults,
-            waits_in_torch=native_stack.waits_in_torch(target.pid, proc_root) if target in self.ranks else None,
+            waits_in_torch=self._waits_in_torch(target),
+        )
+
+    def _awaited_before(self, target: ProcessId) -> int | None:
+        """Return the thread that the main thread was seen waiting for last."""
+        thread = self.awaited.get(target)
+        return None if thread is None else thread.id
+
+    def _waits_in_torch(self, target: ProcessId) -> bool | None:
+        if target not in self.ranks:
+            return None
+        return native_stack.waits_in_torch(target.pid, self.request.paths.proc_root, self._awaited_before(target))
+
+    def _with_awaited_thread(self, target: ProcessId, dump: ProcessDump, threads: tuple[Thread, ...]) -> ProcessDump:
+        """Return the dump with the call and the state of the thread, or the child, that the main thread waits for."""
+        proc_root, table = self.request.paths.proc_root, self.request.activities
+        found = find_awaited_thread(threads, table) if table is not None and target in self.ranks else None
+        inner = int(found.thread_id) if found is not None and found.thread_id.isdecimal() else None
+        thread = None if inner is None else main_thread.find_thread(target.pid, inner, proc_root)
+        if found is None or thread is None:
+            self.awaited.pop(target, None)
+            return replace(dump, call=blocked_call.follow_child(target.pid, dump.call, proc_root))
+        awaited = self.awaited[target] = AwaitedThread(id=thread, name=words.printable(found.name or ""))
+        state, wchan = main_thread.read_state(target.pid, thread, proc_root)
+        call = main_thread.read_call(target.pid, proc_root, thread)
+        if call is not None and call.kind == "sleeps":
+            call = call_timeout.add_end(target.pid, call, proc_root, thread)
+        return replace(
+            dump,
+            awaited_thread=awaited,
+            call=_with_earlier_end(call, dump.call),
+            state=state if state in BLOCKED_STATES else dump.state,
+            wchan=wchan,
         )
 
     def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[tuple[RankRecords, ...], tuple[Fault, ...]]:
@@ -191,6 +245,15 @@ class ProcessDumper(NamedTuple):
         if second.fault is not None and second.fault.reason in pystack.REASONS:
             self.unreadable.add(target)
         return second
+
+
+def _with_earlier_end(call: SystemCall | None, main: SystemCall | None) -> SystemCall | None:
+    """Return the call of an awaited thread. If the main thread stops waiting before it ends: with that earlier end."""
+    if call is None or main is None or main.left_seconds is None:
+        return call
+    if call.left_seconds is not None and call.left_seconds <= main.left_seconds:
+        return call
+    return replace(call, left_seconds=main.left_seconds, until_unix_seconds=main.until_unix_seconds)
 
 
 def _tracer(pid: int, proc_root: Path) -> str | None:

@@ -15,6 +15,7 @@ from hangwatch.detector.power_level import GpuLevels
 from hangwatch.model import Fault, GpuSweep, RankDump, TrafficSweep, Value
 from hangwatch.probes.process import procfs
 from hangwatch.probes.process.pyspy import DumpMode
+from hangwatch.stacks.activity import Table
 
 ObserveDump: TypeAlias = Callable[[float, Fault | None], None]
 """A function that is called after each dump, with its duration in seconds and its fault (None: no fault)."""
@@ -48,6 +49,7 @@ class CaptureRequest(Value, frozen=True):
     * `rounds`: number of rounds; None for the number in the settings. `needs_second_round`: called after a single
       planned round with its dumps. If it returns true, a second round follows.
     * `mode`: the content of each dump, and whether it may pause its process.
+    * `activities`: the table that finds the thread for which a main thread waits; None: only main threads count.
     * `ask_nccl`: query NCCL during the later rounds if the first round read no flight recorder of NCCL.
     * `kept_stacks_bytes`: approximate limit in bytes of the stacks that are kept, see `stack_limits`.
     * `stop`: once it is set, the capture returns within a second with the dumps so far. `slots`: limits the number of
@@ -59,6 +61,7 @@ class CaptureRequest(Value, frozen=True):
     rounds: int | None = None
     needs_second_round: Callable[[Sequence[RankDump]], bool] | None = None
     mode: DumpMode = DumpMode()
+    activities: Table | None = None
     ask_nccl: bool = False
     kept_stacks_bytes: int = stack_limits.OF_OWNER_BYTES
     stop: threading.Event = field(default_factory=threading.Event)

@@ -61,6 +61,7 @@ from hangwatch.model.waits import (
 )
 from hangwatch.model.dumps import (
     ThreadCounters,
+    AwaitedThread,
     ProcessDump,
     KernelLine,
     OutputEnd,

@@ -30,6 +30,13 @@ class ThreadCounters(Value, frozen=True):
     io_bytes: int | None = None
 
 
+class AwaitedThread(Value, frozen=True):
+    """The thread that a main thread waits for: its number on the host, and its name in the program."""
+
+    id: int
+    name: str
+
+
 class ProcessDump(Value, frozen=True):
     """One process in one round: its stacks, or the fault that replaces them, and its state in the kernel.
 
@@ -44,7 +51,9 @@ class ProcessDump(Value, frozen=True):
     * `frozen_cgroup`: the control group that freezes it. `tracer`: the process that traces it while it is stopped
       ("gdb, pid 4711").
 
-    The main thread:
+    The main thread, or the thread that it waits for:
+    * `awaited_thread`: the thread that the main thread waits for, or one of several at one place. If it is set, all
+      facts about the main thread are facts about that thread. `wchan` is, too, and `state` if that is `D`.
     * `call`: its system call. `main_before`, `main_after`: its counters before and after the dump. A dump itself causes
       context switches.
     * `awaited`: the peer outside of the job that it waits for.
@@ -97,6 +106,7 @@ class ProcessDump(Value, frozen=True):
     call: SystemCall | None = None
     main_before: ThreadCounters | None = None
     main_after: ThreadCounters | None = None
+    awaited_thread: AwaitedThread | None = None
     socket_bytes: int | None = None
     children_bytes: int | None = None
     children_cpu_seconds: float | None = None

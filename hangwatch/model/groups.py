@@ -183,6 +183,7 @@ class Group(Value, frozen=True):
     `key` is a short hash of the normalised stack. `activity` is a name from activities.toml ("collective_wait",
     ...). `operation` is the collective or call ("all_reduce"). `fault` is set instead of frames for ranks that
     could not be dumped. `threads` are the representative's other Python threads, `workers` its worker processes.
+    `awaited` are the threads that its main thread waits for, one for each place. `frames` may be those of one of them.
 
     `waits_for` is "ranks", "gpu", "lock", "thread", "nothing" or "unknown". "gpu" is a GPU synchronisation, or
     compute that may be queued behind one. "lock" is a lock or a file that another thread or process must release or
@@ -198,6 +199,7 @@ class Group(Value, frozen=True):
     frames: tuple[Frame, ...] = ()
     threads: tuple[Stack, ...] = ()
     workers: tuple[Stack, ...] = ()
+    awaited: tuple[Stack, ...] = ()
     fault: Fault | None = None
     gone: bool = False
 
@@ -208,6 +210,11 @@ class Group(Value, frozen=True):
         if Motion.MOVING in motions:
             return Motion.MOVING
         return Motion.FROZEN if motions == {Motion.FROZEN} else Motion.UNKNOWN
+
+    @property
+    def awaited_differ(self) -> bool:
+        """True if its MainThread waits for threads at different places: each of them may be the one that matters."""
+        return len(self.awaited) > 1
 
     @property
     def size(self) -> int:

@@ -44,8 +44,8 @@ class Thread(Value, frozen=True):
 class Stack(Value, frozen=True):
     """A named stack that explains a group in addition to its MainThread: another thread, or a worker process.
 
-    A worker process has a `pid` and the letter of its `state`. `own` is the innermost frame of the user's code in this
-    stack. It is None if the thread or process is idle and waits for its next task.
+    A worker process has a `pid` and the letter of its `state`. `own` is the innermost frame of the user's code in
+    this stack. It is None if the thread or process is idle and waits for its next task, and for threads not awaited.
     """
 
     name: str

@@ -101,7 +101,8 @@ class KernelCall(Value, frozen=True):
 
     `name` is the kernel's name of the call, `says` the name with a preposition for sentences. `descriptors` is the
     number of its descriptors, `behind` the targets of the first few. `path` is the path argument as the program passed
-    it. `child_pid` and `child_comm` are set if the call awaits a child, `file_lock` if it awaits a file lock.
+    it. `child_pid` and `child_comm` are set if the call awaits a child, `file_lock` if it awaits a file lock. `thread`
+    is the name of the thread in the call, if the main thread waits for that thread.
     """
 
     name: str
@@ -113,6 +114,7 @@ class KernelCall(Value, frozen=True):
     child_pid: int | None = None
     child_comm: str = ""
     file_lock: FileLock | None = None
+    thread: str = ""
 
 
 class WorkerCall(Value, frozen=True):

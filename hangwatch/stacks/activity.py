@@ -33,6 +33,7 @@ Mark = Literal[
     "all_processes",
     "creates",
     "device",
+    "awaits",
 ]
 
 GPU_SYNC = "gpu_sync"
@@ -40,7 +41,9 @@ GPU_SYNC = "gpu_sync"
 SERVING = "serving"
 """The activity of a rank that was measured waiting for clients, whatever its functions are called."""
 EXITING = "exiting"
-"""The activity of an exiting rank: its interpreter or an exit handler waits for threads or processes."""
+"""The activity of a rank that is exiting: its interpreter or an exit handler waits for threads or processes."""
+AWAITS_CHILD = "subprocess"
+"""The activity of a rank that measurements show waiting for a child process in an event loop."""
 _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
 _CHECKOUT = r"/(?:/(?:.*/)?)?"  # the root, or any folder of a whole path: a short path that still begins with `/`
@@ -97,12 +100,25 @@ class _Marked(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     files: tuple[str, ...] = ()
 
 
+class _Awaiting(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A caller that waits for other threads, and how these threads are recognised: by a frame, or by their name."""
+
+    why: str
+    functions: tuple[str, ...]
+    file: str = ""
+    files: tuple[str, ...] = ()
+    thread_functions: tuple[str, ...] = ()
+    thread_file: str = ""
+    thread_names: tuple[str, ...] = ()
+
+
 class _Tables(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     packages: tuple[str, ...]
     checkouts: frozenset[str]
     activities: dict[str, Activity]
     rules: tuple[_Rule, ...]
     marks: tuple[_Marked, ...]
+    awaits_threads: tuple[_Awaiting, ...]
 
 
 class StackActivity(NamedTuple):
@@ -220,8 +236,8 @@ def _compile(rule: _Rule) -> _CompiledRule:
     return _CompiledRule(rule.activity, rule.order, *patterns, rule.whose, rule.operation, *conditions)
 
 
-def _make_patterns(row: _Rule | _Marked) -> tuple[_Names, _Globs]:
-    """Return the patterns of a row: for the plain name of a function, and for the short path of a file after a `/`."""
+def _patterns(row: _Rule | _Marked | _Awaiting) -> tuple[_Names, _Globs]:
+    """Return the patterns of a row: for a function's plain name, and for a file's short path with a `/` before it."""
     files = row.files or ((row.file,) if row.file else ("*/*",))
     return _Names(row.functions), _Globs(files, _make_path_pattern)
 
@@ -535,6 +551,45 @@ def is_marked(mark: Mark, function: str, file: str = "") -> bool:
     """True if the table gives this mark to a function in a file, or to the name of a collective."""
     name, path = stack_frames.plain_name(function), f"/{stack_frames.short_path(file)}"
     return any(functions.match(name) and files.match(path) for functions, files in _load_marks(mark))
+
+
+class AwaitedBy(NamedTuple):
+    """A row of the table `awaits_threads`, compiled."""
+
+    caller: tuple[_Names, _Globs]
+    thread: tuple[_Names, _Globs]
+    names: _Names
+
+    def calls(self, frames: Iterable[Frame]) -> bool:
+        """True if one of these frames is the caller of this row."""
+        return _has_frame(self.caller, frames)
+
+    def awaits(self, thread: Thread) -> bool:
+        """True if the caller waits for threads like this one."""
+        return self.names.match(thread.name or "") or _has_frame(self.thread, thread.frames)
+
+
+def _has_frame(patterns: tuple[_Names, _Globs], frames: Iterable[Frame]) -> bool:
+    functions, files = patterns
+    return any(
+        functions.match(stack_frames.plain_name(frame.function))
+        and files.match(f"/{stack_frames.short_path(frame.file)}")
+        for frame in frames
+    )
+
+
+@cache
+def awaits_threads() -> tuple[AwaitedBy, ...]:
+    """Return the table of callers that wait for threads of a library, in its order."""
+    rows = _built_in().awaits_threads
+    return tuple(
+        AwaitedBy(
+            _patterns(row),
+            (_Names(row.thread_functions), _Globs((row.thread_file,), _path)),
+            _Names(row.thread_names),
+        )
+        for row in rows
+    )
 
 
 def describe_activity(name: str, operation: str | None) -> str:

@@ -211,6 +211,7 @@ def _correct_by_measurement(
 ) -> ProcessPlace:
     """Return the place of a rank, corrected by its measurements. The names of its functions do not matter.
 
+    * A main thread that waits for a child in an event loop, or through another thread, waits for that child.
     * A rank waits for its GPU, a lock (of a file or in shared memory) or clients if measurements show that.
     * A rank in a call about a file, pipe or child waits for that object, even in code that usually waits for a GPU.
     * A rank asleep in torch's compiled code waits for its GPU or for other ranks. No Python frame shows such a wait.
@@ -221,6 +222,10 @@ def _correct_by_measurement(
     `in_torch`.
     """
     waits = measured.waits
+    may_await_child = bool(standing.awaited) or activity.find_activity(standing.doing.activity).idles
+    if may_await_child and all(dump.call is not None and dump.call.kind == "awaits_child" for dump in rank.rounds):
+        awaits = standing.doing._replace(activity=activity.AWAITS_CHILD, waits=False)
+        return standing._replace(key=f"{standing.key}-child", doing=awaits, waits_for="nothing")
     if waits.file_lock is not None and standing.waits_for not in ("ranks", "gpu"):
         return standing._replace(key=f"{standing.key}-lock", waits_for="lock")
     if waits.shares_lock and standing.waits_for not in ("ranks", "gpu"):
@@ -250,6 +255,9 @@ def _make_member(
 ) -> Member:
     waits = measured.waits
     told = answer.standing.telling if answer.standing else None
+    differ = any(standing is not None and len(standing.awaited) > 1 for standing in standings)
+    if differ and measured.signature is Signature.BLOCKED:
+        measured = measured._replace(signature=Signature.UNKNOWN)
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     found = rank_records.merge_rounds([dump.recorders for dump in rank.rounds], main.pthread_id if main else None)
     return Member(
@@ -438,7 +446,8 @@ def _make_group(
         phase=standing.phase,
         members=members,
         frames=() if standing.telling is None else threads[standing.telling].frames,
-        threads=tuple(_make_thread_stack(threads[index], table) for index in standing.others[:_SHOWN]),
+        threads=tuple(_thread_stack(threads[index], table) for index in standing.others[:_SHOWN]),
+        awaited=tuple(_awaited_stack(threads[index], table) for index in standing.awaited[:_SHOWN]),
         workers=workers,
     )
 
@@ -451,11 +460,12 @@ def _make_thread_stack(thread: Thread, table: activity.Table) -> Stack:
     )
 
 
-def _remove_start_frames(thread: Thread) -> Thread:
-    """Return the thread without the frames that started it, because they look like a wait.
+def _awaited_stack(thread: Thread, table: activity.Table) -> Stack:
+    return structs.replace(_thread_stack(thread, table), own=next(iter(user_frames(thread)), None))
 
-    A thread with no other frames keeps them.
-    """
+
+def _without_start(thread: Thread) -> Thread:
+    """Return the thread without the frames that started it, which look like a wait, unless it has no other frames."""
     frames = thread.frames
     while frames and not thread.is_main and frames[-1].file.endswith(_STARTS):
         frames = frames[:-1]

@@ -125,8 +125,9 @@ def _needs_no_rank(group: Group, member: Member) -> bool:
         return False
     if member.signature in _WORKS:
         return True
+    main = next((stack.frames for stack in group.threads if group.awaited and stack.name == "MainThread"), group.frames)
     joins = group.activity == activity.EXITING or any(
-        activity.is_marked("joins", frame.function, frame.file) for frame in group.frames
+        activity.is_marked("joins", frame.function, frame.file) for frame in main
     )
     rests = member.kernel.rests == "sleep" or (member.kernel.rests == "thread" and joins)
     return rests and member.signature in _STANDS_STILL

@@ -9,13 +9,18 @@ from typing import NamedTuple
 from hangwatch.model import Thread
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks.user_code import library_frames, user_frames
+
+_MOST_THREADS = 64
+_THREAD_WAITS = ("threading.py", "queue.py")  # where the standard library waits for another thread, in Python
 
 
 class ProcessPlace(NamedTuple):
     """The place of a process: its activity, and a key that is equal for all processes in the same place.
 
-    `telling` is the index of the thread that decides the activity. `others` are the indexes of other threads to show.
-    Both are indexes into the threads of the dump.
+    `telling` is the thread that decides, `others` are those of the threads to show in addition. `awaited` are the
+    threads that MainThread waits for: one for all that are at the same place, so several are at different places. All
+    are indexes into the threads of the dump.
     """
 
     key: str
@@ -24,14 +29,16 @@ class ProcessPlace(NamedTuple):
     phase: str | None
     telling: int | None
     others: tuple[int, ...]
+    awaited: tuple[int, ...] = ()
 
 
 def find_standing(threads: Sequence[Thread], table: activity.Table) -> ProcessPlace:
     """Return the place of a process with these threads.
 
     MainThread decides. Another thread decides in three cases: MainThread waits for that thread, MainThread is in the
-    backward pass (its hooks run in autograd's threads), or the dump does not show MainThread. The key contains the
-    stacks of threads in a collective, but not those of other threads, because ranks may differ in these.
+    backward pass (its hooks run in autograd's threads), or the dump does not show MainThread. If MainThread waits for
+    threads at different places, none of them decides. The key includes the stacks of threads in a collective, but not
+    those of other threads: ranks may differ in these.
     """
     main = stack_frames.main_thread(threads)
     others = tuple(thread for thread in threads if thread is not main and _python(thread))
@@ -39,9 +46,16 @@ def find_standing(threads: Sequence[Thread], table: activity.Table) -> ProcessPl
     in_key = tuple(
         thread for thread in workers if activity.find_activity(table.classify_thread(thread).activity).in_key
     )
+    awaited = _find_awaited(main, workers, table) if main else ()
     telling = _choose_thread(main, workers, in_key, table)
+    if telling is main and main is not None and len(awaited) == 1 and _decides(awaited[0], main, table):
+        telling = awaited[0]
+    elif len(awaited) > 1:
+        telling = main
     frames = telling.frames if telling else ()
     doing = _doing(telling, table) if telling else table.classify(())
+    if telling in awaited and doing.activity == "unknown" and main is not None:
+        doing = _context(main, table) or doing
     instead = _find_replacing_threads(doing, others, table)
     shown = dict.fromkeys(stack_frames.key_places(thread.frames) for thread in in_key if thread is not telling)
     main_places = stack_frames.key_places(main.frames) if main else ()
@@ -57,7 +71,16 @@ def find_standing(threads: Sequence[Thread], table: activity.Table) -> ProcessPl
         phase=table.phase(frames) or (table.phase(main.frames) if main else None),
         telling=places[id(telling)] if telling else None,
         others=tuple(places[id(thread)] for thread in beside if thread is not telling and _python(thread)),
+        awaited=tuple(places[id(thread)] for thread in awaited),
     )
+
+
+def find_awaited_thread(threads: Sequence[Thread], table: activity.Table) -> Thread | None:
+    """Return the thread that MainThread waits for, or one of several at one place; None if they are not known."""
+    main = stack_frames.main_thread(threads)
+    workers = tuple(thread for thread in threads if thread is not main and _python(thread) and not _is_service(thread))
+    awaited = _find_awaited(main, workers, table) if main else ()
+    return awaited[0] if len(awaited) == 1 else None
 
 
 def _doing(thread: Thread, table: activity.Table) -> activity.StackActivity:
@@ -66,11 +89,56 @@ def _doing(thread: Thread, table: activity.Table) -> activity.StackActivity:
     If it waits for a thread, queue or child, return that of the program around the wait.
     """
     doing = table.classify_thread(thread)
-    if activity.find_activity(doing.activity).waits_for == "thread":
-        around = table.context(thread.frames)
-        if around is not None and activity.find_activity(around.activity).waits_for == "nothing":
-            return around
+    if _waits_for(doing) == "thread":
+        return _context(thread, table) or doing
     return doing
+
+
+def _context(thread: Thread, table: activity.Table) -> activity.StackActivity | None:
+    """Return the part of the program around a stack, if a rank that is in it waits for nothing."""
+    around = table.context(thread.frames)
+    return around if around is not None and _waits_for(around) == "nothing" else None
+
+
+def _waits_for(doing: activity.StackActivity) -> activity.WaitsFor:
+    return activity.find_activity(doing.activity).waits_for
+
+
+def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table) -> tuple[Thread, ...]:
+    """Return the threads that MainThread waits for, one for each place; none if they are not known.
+
+    Its library calls tell which: a row of `awaits_threads`, else a wait for a thread, a queue or a lock, behind which
+    are threads in the program's own code. Of these, a thread that itself waits for another one does not count. If a
+    thread is in a collective, that one decides.
+    """
+    calls = [frame for frame in library_frames(main) if not stack_frames.is_native(*frame.place)]
+    known = activity.find_activity(table.classify_thread(main).activity)
+    waits = known.waits_for in ("ranks", "gpu") and not known.idles
+    if not calls or waits or not activity.is_marked("awaits", *calls[0].place):
+        return ()
+    looked_at, rows = workers[:_MOST_THREADS], [row for row in activity.awaits_threads() if row.calls(calls)]
+    in_program = {id(thread) for thread in looked_at if user_frames(thread)}
+    found: Sequence[Thread] = ()
+    if rows:
+        awaited = ([thread for thread in looked_at if row.awaits(thread)] for row in rows)
+        found = next(filter(None, awaited), ())
+        found = [thread for thread in found if id(thread) in in_program] or found
+    elif known.waits_for in ("thread", "lock") and stack_frames.short_path(calls[0].file) in _THREAD_WAITS:
+        found = [thread for thread in looked_at if id(thread) in in_program]
+    if found and any(activity.find_activity(table.classify_thread(thread).activity).in_key for thread in workers):
+        return ()
+    by_place: dict[object, Thread] = {}
+    for thread in found:
+        if id(thread) not in in_program or _waits_for(table.classify_thread(thread)) != "thread":
+            by_place.setdefault(stack_frames.key_places(thread.frames), thread)
+    return tuple(by_place.values())
+
+
+def _decides(thread: Thread, main: Thread, table: activity.Table) -> bool:
+    """True if this thread, for which MainThread waits, tells more than MainThread does."""
+    is_told = bool(user_frames(thread)) or table.classify_thread(thread).activity != "unknown"
+    known = activity.find_activity(_doing(main, table).activity)
+    return is_told and (known.idles or known.waits_for in ("thread", "lock"))
 
 
 def _find_replacing_threads(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from hangwatch.model import ProcessDump
+from hangwatch.model import ProcessDump, ThreadCounters
 
 POLLS_PER_SECOND = 0.35  # sleep(2): 0.5; a DataLoader's timeout, and queue.get(timeout=5): 0.2
 _FEWEST_POLLS = 2
@@ -42,8 +42,7 @@ def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
 
     An interval begins after one dump and ends before the next, because a dump itself causes context switches.
     """
-    spans = [(one.main_after, two.main_before) for one, two in pairwise(rounds)]
-    known = [(after, before) for after, before in spans if after is not None and before is not None]
+    known = _between_dumps(rounds)
     seconds = sum(two.read_monotonic_seconds - one.read_monotonic_seconds for one, two in known)
     if seconds <= 0:
         return MainRates()
@@ -92,16 +91,23 @@ def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
 
     None if the counters of the main thread were not read.
     """
-    seconds = _measure_seconds(rounds)
-    before, after = (dump.main_before.io_bytes if dump.main_before else None for dump in (rounds[0], rounds[-1]))
-    if seconds is None or before is None or after is None:
+    seconds, known = _seconds(rounds), _between_dumps(rounds)
+    between = sum(two.read_monotonic_seconds - one.read_monotonic_seconds for one, two in known)
+    read = [
+        max(0, two.io_bytes - one.io_bytes)
+        for one, two in known
+        if one.io_bytes is not None and two.io_bytes is not None
+    ]
+    if seconds is None or between <= 0 or not read:
         return None
-    return sum_known(
-        [
-            _measure_growth(before, after, seconds),
-            _measure_growth(rounds[0].object_bytes, rounds[-1].object_bytes, seconds),
-        ]
-    )
+    carried = _growth(rounds[0].object_bytes, rounds[-1].object_bytes, seconds)
+    return sum_known([sum(read) / between, carried])
+
+
+def _between_dumps(rounds: Sequence[ProcessDump]) -> list[tuple[ThreadCounters, ThreadCounters]]:
+    """Return the counters at both ends of each interval between two dumps. Both are of the same thread."""
+    spans = ((one.main_after, two.main_before) for one, two in pairwise(rounds))
+    return [(after, before) for after, before in spans if after is not None and before is not None]
 
 
 def measure_children(rounds: Sequence[ProcessDump]) -> Rates:

@@ -13,8 +13,8 @@ from hangwatch.stacks.process_activity import ProcessPlace
 def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Sleep | None:
     """Return the sleep of a rank, if its main thread was asleep in the same place in every round; else None.
 
-    Rounds in which the thread ran are ignored. A timed wait that a library calls is no sleep: the library polls in a
-    loop. Nor is a wait for ranks, the GPU, the store, a peer outside the job, or a thread of the process.
+    A sleep of the thread that the main thread waits for counts, too. A timed wait that a library calls is no sleep: the
+    library polls in a loop. Nor is a wait for ranks, the GPU, the store, or a peer outside of the job.
     """
     asleep = [
         (dump, standing)
@@ -23,7 +23,7 @@ def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Slee
     ]
     if not asleep or not all(_is_sleep(dump, standing) for dump, standing in asleep):
         return None
-    places = {_hash_place(_find_main_thread(dump)) for dump, _ in asleep}
+    places = {_digest(_main_thread(dump), _deciding_thread(dump, standing)) for dump, standing in asleep}
     left = [dump.call.left_seconds or 0.0 for dump, _ in asleep if dump.call]
     last = asleep[-1][0].call
     if len(places) > 1 or last is None or last.until_unix_seconds is None:
@@ -35,7 +35,8 @@ def _is_sleep(dump: ProcessDump, standing: ProcessPlace) -> bool:
     main, call = _find_main_thread(dump), dump.call
     if main is None or call is None or call.left_seconds is None or dump.waits_in_torch:
         return False
-    if standing.waits_for == "ranks" or standing.telling is None or dump.threads[standing.telling] is not main:
+    deciding = _deciding_thread(dump, standing)
+    if standing.waits_for == "ranks" or (deciding is not main and standing.telling not in standing.awaited):
         return False
     if dump.awaited is not None or dump.asks_rank is not None or dump.awaits_store is not None:
         return False
@@ -44,6 +45,10 @@ def _is_sleep(dump: ProcessDump, standing: ProcessPlace) -> bool:
 
 def _find_main_thread(dump: ProcessDump) -> Thread | None:
     return stack_frames.main_thread(dump.threads)
+
+
+def _deciding_thread(dump: ProcessDump, standing: ProcessPlace) -> Thread | None:
+    return None if standing.telling is None else dump.threads[standing.telling]
 
 
 def _is_called_by_program(thread: Thread) -> bool:
@@ -56,7 +61,8 @@ def _is_called_by_program(thread: Thread) -> bool:
     return False
 
 
-def _hash_place(thread: Thread | None) -> str:
-    frames = () if thread is None else thread.frames
+def _digest(main: Thread | None, deciding: Thread | None) -> str:
+    threads = (main, None if deciding is main else deciding)
+    frames = [frame for thread in threads if thread is not None for frame in thread.frames]
     lines = [(one.function, one.file, one.line) for one in frames if not stack_frames.is_native(*one.place)]
     return blake2b(repr(lines).encode(), digest_size=6).hexdigest()

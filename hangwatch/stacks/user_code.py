@@ -28,6 +28,13 @@ def user_frames(thread: Thread) -> tuple[Frame, ...]:
     return tuple(structs.replace(frame, locals=()) if frame.locals else frame for frame in frames)
 
 
+def library_frames(thread: Thread) -> tuple[Frame, ...]:
+    """Return the frames inside the innermost frame of the user's program: the library call that it has made."""
+    places = tuple(frame.place for frame in thread.frames)
+    own = _user_frame_indexes(places, thread.installed_frames)
+    return thread.frames[: own[0]] if own else thread.frames
+
+
 @lru_cache(maxsize=1 << 10)
 def _find_user_frame_indexes(places: tuple[stack_frames.Place, ...], installed_frames: int | None) -> tuple[int, ...]:
     """Return the indexes of the frames of the user's program.

@@ -53,7 +53,7 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
     """
     moves = any(member.motion is Motion.MOVING for member in group.members)
     may_be = all(map(scene.may_be_late, group.members))
-    if not may_be or moves or not is_in_user_code(group):
+    if not may_be or moves or group.awaited or not is_in_user_code(group):
         return False
     alike = (other for other in scene.stacked if other is not group and is_in_user_code(other))
     kind = waits_for(group)
@@ -79,8 +79,14 @@ def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
 
     `Scene.may_be_late` is false if measurements show that the rank waits for another rank or for its GPU.
     """
-    moves = any(member.motion is Motion.MOVING for member in group.members)
-    return asks_unknown_thread(group) and not moves and all(map(scene.may_be_late, group.members))
+    if group.awaited_differ or group.motion is Motion.MOVING:
+        return False
+    return asks_unknown_thread(group) and all(map(scene.may_be_late, group.members))
+
+
+def _awaits_differing_threads(scene: Scene, group: Group) -> bool:
+    """True if the group waits for threads at different places, and does not move."""
+    return group.awaited_differ and group.motion is not Motion.MOVING and all(map(scene.may_be_late, group.members))
 
 
 def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
@@ -345,7 +351,14 @@ CHECK_FIRST: tuple[Rule, ...] = (
         deciding_steps.THREAD,
         may_name=True,
     ),
-    _make_rule(
+    _check_first(
+        "wait for several of their threads, which are at different places",
+        _only_group(_awaits_differing_threads),
+        ("ranks", "gpu"),
+        check_first_reasons.differs_from_others,
+        deciding_steps.THREADS,
+    ),
+    _check_first(
         "do not progress in the program's own code, while the others wait for a lock",
         _find_only_group(_is_outside_awaited_lock),
         ("lock",),

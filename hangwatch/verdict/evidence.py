@@ -147,7 +147,11 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterato
         ranks = by_node.get(member.id.node, {})
         if call := clauses.describe_call(member, ranks):
             wchan = f"wchan {member.kernel.wchan}" if member.kernel.wchan else None
-            parts = (f"{_who([member])} is in {call}", wchan, clauses.describe_worker_call(member, ranks))
+            parts = (
+                f"{clauses.describe_caller(member)} is in {call}",
+                wchan,
+                clauses.describe_worker_call(member, ranks),
+            )
             yield _evidence("system_call", [member], "; ".join(filter(None, parts)))
 
 

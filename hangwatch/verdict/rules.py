@@ -324,7 +324,9 @@ RULES: tuple[Rule, ...] = (
     ),
     _make_outside_rule(
         "wait for a lock or a thread",
-        lambda group: group.waits_for in {"lock", "thread"} and not asks_unknown_thread(group),
+        lambda group: (
+            group.waits_for in {"lock", "thread"} and not asks_unknown_thread(group) and not group.awaited_differ
+        ),
         ("ranks", "gpu"),
         Confidence.MEDIUM,
     ),
@@ -344,9 +346,9 @@ RULES: tuple[Rule, ...] = (
         _is_blocked_with_idle_gpu,
         gives_way=True,
     ),
-    _make_outside_rule(
-        "are in functions that no rule matches (by stacks alone: not at an earlier line than a rank that waits)",
-        lambda group: waits_for(group) == "unknown",
+    _outside(
+        "are in functions that no rule knows (by stacks alone: not at an earlier line than a rank that waits)",
+        lambda group: waits_for(group) == "unknown" and not group.awaited,
         ("ranks",),
         Confidence.LOW,
         may_wait_for_lock=False,

@@ -248,6 +248,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
     * a rank that receives from an unknown sender,
     * a rank that waits for a lock in memory which another rank also maps,
     * a rank that waits for a lock or a thread, while one of its other threads waits for ranks,
+    * a rank that waits for threads at different places,
     * a rank that polls in its own code.
     """
     if member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None:
@@ -267,7 +268,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
             return "unclear"
         case "lock" if member.waits.shares_lock:
             return "unclear"
-        case "lock" | "thread" if any(
+        case "lock" | "thread" if group.awaited_differ or any(
             activity.find_activity(one.activity).waits_for == "ranks" for one in group.threads
         ):
             return "unclear"
@@ -330,10 +331,9 @@ def waits_in_program(group: Group) -> bool:
 
 
 def asks_unknown_thread(group: Group) -> bool:
-    """True if the group waits for a thread and one of its threads is in unknown functions.
-
-    That thread may wait for ranks.
-    """
+    """True if the group waits for a thread, and one of its threads is in unknown functions: it may wait for ranks."""
+    if group.awaited and group.waits_for == "unknown":
+        return True
     threads = (activity.find_activity(thread.activity) for thread in group.threads)
     return group.waits_for == "thread" and any(known.waits_for == "unknown" for known in threads)
 

@@ -92,12 +92,12 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
     return tuple(parsed)
 
 
-def mount_of_system_call(proc_root: Path, pid: int) -> Mount | None:
-    """Return the file system of the descriptor that the main thread's system call uses; None if not visible.
+def mount_of_system_call(proc_root: Path, pid: int, thread: int | None = None) -> Mount | None:
+    """Return the file system of the descriptor in the call of the main thread (or `thread`); None if not visible.
 
     The source is /proc/PID/syscall, see proc_pid_syscall(5). Calls that name a file by its path give None.
     """
-    fields = system_calls.read_fields(pid, proc_root)
+    fields = system_calls.read_fields(pid, proc_root, thread)
     name = system_calls.names_by_number().get(int(fields[0])) if fields else None
     if name is None or system_calls.calls_by_name()[name].on != "descriptor":
         return None

@@ -13,8 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from msgspec import structs
+
 from hangwatch import words
-from hangwatch.model import CallTarget, KernelCall, SystemCall
+from hangwatch.model import CallTarget, KernelCall, ProcessDump, SystemCall
+from hangwatch.probes import pseudo_files
 from hangwatch.probes.network import sockets
 from hangwatch.probes.node import filesystems
 from hangwatch.probes.process import file_locks, main_thread, procfs, system_calls
@@ -22,6 +25,8 @@ from hangwatch.probes.process import file_locks, main_thread, procfs, system_cal
 _MOST_CHARACTERS = 200
 _MOST_SHOWN = 4
 _MOST_CHILDREN = 64
+_MOST_POLLED = 64  # descriptors in which a child is searched
+_PIDFD = "anon_inode:[pidfd]"
 _READ, _WRITE = 0o400, 0o200  # mode bits of a link in /proc/PID/fd: open for reading, for writing
 
 
@@ -33,13 +38,33 @@ def read(
     `calls` are the calls of the main thread in the rounds of a capture. The process at the other end of a pipe or
     socket is searched among `related_pids` first, then on the whole node until `end` (CLOCK_MONOTONIC, seconds).
     """
-    call = main_thread.read_call(pid, proc_root)
+    return read_thread(pid, None, calls, _Search(pid, related_pids, end, proc_root), proc_root)
+
+
+def read_awaited(
+    pid: int, dumps: Sequence[ProcessDump], related_pids: Iterable[int], end: float, proc_root: Path
+) -> KernelCall | None:
+    """Return the same of the thread that its main thread waits for, else of the main thread, by its dumps."""
+    thread = dumps[-1].awaited_thread if dumps else None
+    calls = [dump.call if dump.awaited_thread == thread else None for dump in dumps]
+    call = read_thread(
+        pid, None if thread is None else thread.id, calls, _Search(pid, related_pids, end, proc_root), proc_root
+    )
+    return (
+        call if call is None or thread is None else structs.replace(call, thread=thread.name or f"thread {thread.id}")
+    )
+
+
+def read_thread(
+    pid: int, thread: int | None, calls: Sequence[SystemCall | None], search: _Search, proc_root: Path
+) -> KernelCall | None:
+    """Return the call that the main thread (or `thread`) is blocked in, see `read`."""
+    call = follow_child(pid, main_thread.read_call(pid, proc_root, thread), proc_root)
     last_call = calls[-1] if calls else None
     if call is None or last_call is None or not call.name or not _is_same(call, last_call):
         return None
     same = itertools.takewhile(lambda each: each is not None and _is_same(each, last_call), reversed(calls))
     rounds = sum(1 for _ in same)
-    search = _Search(pid, related_pids, end, proc_root)
     child = _child(pid, call.child, proc_root)
     is_lock = call.kind == "locks"
     return KernelCall(
@@ -50,11 +75,28 @@ def read(
         behind=tuple(
             filter(None, (_behind(pid, number, search, proc_root) for number in call.descriptors[:_MOST_SHOWN]))
         ),
-        path=words.elided(main_thread.read_path(pid, proc_root) or "", _MOST_CHARACTERS),
+        path=words.elided(main_thread.read_path(pid, proc_root, thread) or "", _MOST_CHARACTERS),
         child_pid=child,
         child_comm=_comm(child, proc_root) if child is not None else "",
         file_lock=file_locks.find_awaited_lock(pid, call.descriptors[0], proc_root) if is_lock else None,
     )
+
+
+def follow_child(pid: int, call: SystemCall | None, proc_root: Path) -> SystemCall | None:
+    """Return a call that waits for descriptors as a wait for a child process, if one of them is a pidfd of a child.
+
+    An event loop waits for its children like that; its sockets may be idle ones. See pidfd_open(2).
+    """
+    if call is None or call.kind != "receives" or call.child is not None:
+        return call
+    folder = proc_root / str(pid)
+    for descriptor in call.descriptors[:_MOST_POLLED]:
+        if link_of(pid, descriptor, proc_root) == _PIDFD:
+            rows = pseudo_files.read_or_empty(folder / "fdinfo" / str(descriptor)).splitlines()
+            inner = next((row.split()[-1] for row in rows if row.startswith("NSpid:")), "")
+            if inner.isdecimal() and _child(pid, int(inner), proc_root) is not None:
+                return structs.replace(call, kind="awaits_child", child=int(inner))
+    return call
 
 
 def _is_same(call: SystemCall, previous: SystemCall) -> bool:

@@ -28,13 +28,10 @@ _FUTEX_PRIVATE_FLAG, _FUTEX_CLOCK_REALTIME = 128, 256
 _OWN_PROC = Path("/proc")
 
 
-def add_end(pid: int, call: SystemCall | None, proc_root: Path) -> SystemCall | None:
-    """Return the system call with its latest end.
-
-    The call is unchanged if it has no end, or if the main thread is no longer in it.
-    """
+def add_end(pid: int, call: SystemCall | None, proc_root: Path, thread: int | None = None) -> SystemCall | None:
+    """Return the call of the main thread (or `thread`) with its latest end, if the thread is still in that call."""
     row = None if call is None else system_calls.calls_by_name().get(call.name)
-    fields = system_calls.read_fields(pid, proc_root) if row is not None and row.timeout else []
+    fields = system_calls.read_fields(pid, proc_root, thread) if row is not None and row.timeout else []
     if call is None or row is None or not fields or int(fields[0]) != call.number:
         return call
     arguments = [int(field, 16) for field in fields[1:7]]
@@ -46,7 +43,7 @@ def add_end(pid: int, call: SystemCall | None, proc_root: Path) -> SystemCall | 
         return call
     now = 0.0 if clock == _LENGTH else time.clock_gettime(clock)
     left = decode_timeout(row.timeout, arguments[row.timeout_at], raw, now)
-    if left is None or system_calls.read_fields(pid, proc_root) != fields:
+    if left is None or system_calls.read_fields(pid, proc_root, thread) != fields:
         return call
     return replace(call, left_seconds=left, until_unix_seconds=time.time() + left)
 

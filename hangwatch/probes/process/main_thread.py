@@ -6,6 +6,7 @@ See proc_pid_stat(5), proc_pid_status(5), proc_pid_syscall(5), and Documentation
 
 from __future__ import annotations
 
+import bisect
 import fcntl
 import os
 import struct
@@ -21,13 +22,14 @@ MOST_DESCRIPTORS = 1024  # of one poll, select or epoll
 _F_OFD_SETLKW = 38
 _MOST_PIDS = 1 << 22  # PID_MAX_LIMIT
 _MOST_PATH_BYTES = 512
+_MOST_THREADS = 65536
 _UNKNOWN = system_calls.Row()
 _POLLFD = struct.Struct("=ihh")
 
 
-def read_counters(pid: int, proc_root: Path) -> ThreadCounters | None:
-    """Return the counters of the main thread since its start; None if it has ended or may not be read."""
-    folder = f"{proc_root}/{pid}/task/{pid}"
+def read_counters(pid: int, proc_root: Path, thread: int | None = None) -> ThreadCounters | None:
+    """Return the counters of the main thread (or `thread`) since its start; None if ended or not readable."""
+    folder = f"{proc_root}/{pid}/task/{thread or pid}"
     stat, status, sched = (pseudo_files.read_or_empty(f"{folder}/{name}") for name in ("stat", "status", "schedstat"))
     called, stored = (
         procfs.parse_io(pseudo_files.read_or_empty(f"{folder}/io"), *names)
@@ -92,12 +94,35 @@ def other_threads(pid: int, proc_root: Path, most: int) -> tuple[int, ...]:
     return tuple(sorted((thread for thread in threads if thread != pid), reverse=True)[:most])
 
 
-def read_path(pid: int, proc_root: Path) -> str | None:
-    """Return the path argument of the main thread's system call; None if the call has none.
+def find_thread(pid: int, inner_thread: int, proc_root: Path) -> int | None:
+    """Return the number of the thread with the number `inner_thread` in its own pid namespace; None if not found.
+
+    See NSpid in proc_pid_status(5). Without a namespace both numbers are the same. Otherwise both rise together, until
+    the kernel starts again at the lowest number.
+    """
+    folder = proc_root / str(pid) / "task"
+    if procfs.read_inner_pid(pid, proc_root) == pid:
+        return inner_thread if (folder / str(inner_thread)).is_dir() else None
+    threads = other_threads(pid, proc_root, _MOST_THREADS)[::-1]
+    place = bisect.bisect_left(threads, inner_thread, key=lambda thread: procfs.read_inner_pid(thread, folder))
+    is_there = place < len(threads) and procfs.read_inner_pid(threads[place], folder) == inner_thread
+    return threads[place] if is_there else None
+
+
+def read_state(pid: int, thread: int, proc_root: Path) -> tuple[str | None, str | None]:
+    """Return the state of a thread (a letter of proc_pid_stat(5)) and the kernel function in which it waits."""
+    folder = f"{proc_root}/{pid}/task/{thread}"
+    fields = pseudo_files.read_or_empty(f"{folder}/stat").rpartition(")")[2].split()
+    wchan = pseudo_files.read_or_empty(f"{folder}/wchan").strip()
+    return (fields[0] if fields else None), (wchan if wchan not in ("", "0") else None)
+
+
+def read_path(pid: int, proc_root: Path, thread: int | None = None) -> str | None:
+    """Return the path argument of the system call of the main thread (or `thread`); None if the call has none.
 
     The path is read from the memory of the process, so the owner of the process can forge it.
     """
-    fields = system_calls.read_fields(pid, proc_root)
+    fields = system_calls.read_fields(pid, proc_root, thread)
     name = system_calls.names_by_number().get(int(fields[0]), "") if fields else ""
     index = {"path": 1, "path_at": 2}.get(system_calls.calls_by_name().get(name, _UNKNOWN).on)
     if index is None:

@@ -27,13 +27,13 @@ _TORCH = re.compile(rb"/lib(?:torch|c10|nccl|cuda)[^/]*\.so[0-9.]*(?: \(deleted\
 _PYTHON = re.compile(rb"/(?:lib)?python[0-9][^/]*$")
 
 
-def waits_in_torch(pid: int, proc_root: Path) -> bool | None:
-    """True if the main thread sleeps in a futex(2) or nanosleep(2) of torch, NCCL or CUDA; None if unknown.
+def waits_in_torch(pid: int, proc_root: Path, thread: int | None = None) -> bool | None:
+    """True if the main thread (or `thread`) sleeps in a call of torch, NCCL or CUDA; None if unknown.
 
-    NCCL's blocking wait polls with nanosleep.
+    The call is futex(2) or nanosleep(2). NCCL's blocking wait polls with nanosleep.
     """
     folder = proc_root / str(pid)
-    text = pseudo_files.read(folder / "task" / str(pid) / "syscall", f"pid {pid}")
+    text = pseudo_files.read(folder / "task" / str(thread or pid) / "syscall", f"pid {pid}")
     if not isinstance(text, str):
         return None
     fields = text.split()

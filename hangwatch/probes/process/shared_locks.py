@@ -21,12 +21,12 @@ Regions = dict[bytes, tuple[tuple[int, int], ...]]
 """Shared memory of a process: address ranges by device and inode, which are equal in all processes that map it."""
 
 
-def awaited_address(pid: int, proc_root: Path) -> int | None:
-    """Return the address of the shared futex that the main thread waits for.
+def awaited_address(pid: int, proc_root: Path, thread: int | None = None) -> int | None:
+    """Return the address of the shared futex that the main thread (or `thread`) waits for.
 
     None if it waits for a private futex or for none.
     """
-    fields = system_calls.read_fields(pid, proc_root)
+    fields = system_calls.read_fields(pid, proc_root, thread)
     if not fields or system_calls.names_by_number().get(int(fields[0])) != "futex":
         return None
     return None if int(fields[2], 16) & _PRIVATE_FLAG else int(fields[1], 16)

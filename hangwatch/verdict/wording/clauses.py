@@ -28,7 +28,8 @@ from hangwatch.stacks.user_code import find_caller, innermost_user_frames
 from hangwatch.tables import kernel_lines
 
 _MOST_LINES = 3
-_SHORT_SLEEP_SECONDS = 1.0  # a shorter sleep ends before hangwatch reads it
+_MOST_THREADS = 3
+_SHORT_SLEEP_SECONDS = 1.0  # such a sleep is over before it is read
 _SINGULAR = (("is ", "are "), ("waits ", "wait "), ("sleeps", "sleep"), ("polls ", "poll "))
 
 
@@ -43,10 +44,11 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
             return f"wait for their loader workers (in {worker.own})"
         return f"waits for its loader worker ({_describe_worker(worker)}, in {worker.own})"
     clause = (
-        _describe_file_lock(group)
-        or _describe_shared_lock(group)
-        or _describe_store_wait(group)
-        or _describe_sleep(group)
+        _waits_for_file_lock(group)
+        or _awaits_threads(group)
+        or _shares_lock(group)
+        or _awaits_store(group)
+        or _sleeps(group)
         or activity.describe_activity(group.activity, group.operation)
     )
     if group.waits_for == "gpu" and activity.find_activity(group.activity).waits_for != "gpu":
@@ -57,6 +59,28 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
             if clause.startswith(singular):
                 return plural + clause[len(singular) :].replace("its GPU", "their GPUs").replace(" its ", " their ")
     return clause
+
+
+def _awaits_threads(group: Group) -> str | None:
+    """Return a clause for ranks that wait for a thread of theirs which decides, or for several that differ."""
+    if group.awaited_differ:
+        each = [f"{words.printable(stack.name)} is in {_shown_frame(stack)}" for stack in group.awaited[:_MOST_THREADS]]
+        return f"waits for threads of its own that differ: {words.join_words(each)}"
+    if not group.awaited or group.awaited[0].frames != group.frames or group.waits_for in {"ranks", "gpu"}:
+        return None
+    does = activity.describe_activity(group.activity, group.operation)
+    return f"waits for its thread {words.printable(group.awaited[0].name)}, which {does}"
+
+
+def _shown_frame(stack: Stack) -> str:
+    return words.printable(str(stack.own or stack.frames[0]))
+
+
+def describe_caller(member: Member) -> str:
+    """Return what is in the system call of a rank: the rank, or the thread that its main thread waits for."""
+    rank = words.name_ranks([member.id])
+    thread = member.kernel.call.thread if member.kernel.call is not None else ""
+    return f"thread {words.printable(thread)} of {rank}, for which it waits," if thread else rank
 
 
 def ended_by(member: Member) -> str | None:

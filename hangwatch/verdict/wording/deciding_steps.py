@@ -25,6 +25,7 @@ LOOP = (
     "show a rank that has not joined"
 )
 THREAD = "check what that thread does: it may wait for another rank itself"
+THREADS = "find out which of these threads it waits for, and what that thread does"
 LOCK = "check if it can continue without them: a collective inside a lock that each rank takes never ends"
 SLOW_CALL = "check if that call returns: its file system or service, and state (D is blocked) and wchan of the rank"
 

@@ -122,7 +122,7 @@ def describe_suspect(group: Group) -> str:
     """Return a clause on the activity of a group, with its line of the user's code. It begins with "it" or "they"."""
     own = innermost_user_frame(group)
     it, is_ = ("it", "is") if group.size == 1 else ("they", "are")
-    if own is not None and is_in_user_code(group) and group.waits_for in {"unknown", "gpu"}:
+    if own is not None and is_in_user_code(group) and not group.awaited and group.waits_for in {"unknown", "gpu"}:
         phase = f" {around}" if (around := activity.describe_phase(group.activity, group.phase)) else ""
         lines = innermost_user_frames(group)
         where = own if len(lines) == 1 else f"{own.function} ({clauses.places(lines)})"

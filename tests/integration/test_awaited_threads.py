@@ -1,0 +1,232 @@
+"""Real ranks with a main thread that waits for another thread: what counts is the wait of that thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hangwatch import config
+from hangwatch.capture import CaptureRequest, GpuSources
+from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.model import GpuSample, GpuSweep, Job, Rank, Signature
+from hangwatch.probes.process import main_thread, procfs
+from hangwatch.stacks import activity
+from hangwatch.verdict.diagnosis import Diagnosis
+from tests.conftest import wait_for
+from tests.integration import targets
+
+RANKS = 4
+MEETS = (config.ActivityRule(activity="collective_wait", function="meet"),)
+# Threads of libraries that a training program has: they wait for ever, and decide nothing.
+LIBRARIES = """
+import asyncio, os, socket, sys, threading
+import fsspec.asyn, prometheus_client
+store = socket.create_connection(("127.0.0.1", int(os.environ["STORE"])))
+fsspec.asyn.sync(fsspec.asyn.get_loop(), asyncio.sleep, 0)
+prometheus_client.start_http_server(0, addr="127.0.0.1")
+"""
+MEET = """
+def meet():
+    ready()
+    threading.Event().wait()
+meet()
+"""
+BEHIND_GPU = """
+import hashlib
+def read_loss():
+    ready()
+    os.nice(19)
+    hashlib.pbkdf2_hmac("sha256", b"a", b"b", (1 << 31) - 1)
+read_loss()
+"""
+OPENS = """
+def read_shard():
+    ready()
+    os.open(folder + "/fifo", os.O_RDONLY)
+"""
+ASKS = """
+def read_shard():
+    with socket.create_connection(("127.0.0.2", int(os.environ["SERVER"]))) as server:
+        ready()
+        server.recv(1)
+"""
+POOL = """
+import concurrent.futures
+pool = concurrent.futures.ThreadPoolExecutor(2)
+def step():
+    pool.submit(read_shard).result()
+step()
+"""
+ALIKE = """
+import concurrent.futures
+pool = concurrent.futures.ThreadPoolExecutor(4)
+def step():
+    concurrent.futures.wait([pool.submit(read_shard) for _ in range(4)])
+step()
+"""
+QUEUE = """
+import queue
+batches, orders = queue.Queue(), queue.Queue()
+def write_logs():
+    orders.get()
+threading.Thread(target=write_logs, daemon=True).start()
+threading.Thread(target=read_shard, daemon=True).start()
+def step():
+    batches.get()
+step()
+"""
+JOIN = """
+reader = threading.Thread(target=read_shard, daemon=True)
+reader.start()
+def step():
+    reader.join()
+step()
+"""
+THREADS = """
+import multiprocessing.pool
+def step():
+    multiprocessing.pool.ThreadPool(2).apply(read_shard)
+step()
+"""
+LOOP = """
+async def step():
+    await asyncio.get_running_loop().run_in_executor(None, read_shard)
+asyncio.run(step())
+"""
+DIFFER = (
+    """
+import time
+def report():
+    while True:
+        time.sleep(600)
+threading.Thread(target=report, daemon=True).start()
+"""
+    + JOIN
+)
+CHILD = """
+async def step():
+    child = await asyncio.create_subprocess_exec("sleep", "600")
+    open(folder + "/child", "w").write(str(child.pid))
+    ready()
+    await child.wait()
+asyncio.run(step())
+"""
+WAYS = {"pool": POOL, "pool of four": ALIKE, "queue": QUEUE, "join": JOIN, "thread pool": THREADS, "event loop": LOOP}
+
+
+@contextlib.contextmanager
+def server() -> Iterator[int]:
+    """Accept connections and never answer; yield the port."""
+    kept: list[socket.socket] = []
+    with socket.create_server(("127.0.0.2", 0)) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    kept.append(listening.accept()[0])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join(60)
+            for one in kept:
+                one.close()
+
+
+def in_call(pid: int, kind: str) -> bool:
+    """True if any thread of a process is in a system call of this kind or name."""
+    threads = (pid, *main_thread.other_threads(pid, procfs.PROC, 64))
+    calls = (main_thread.read_call(pid, procfs.PROC, thread) for thread in threads)
+    return any(call is not None and kind in (call.kind, call.name) for call in calls)
+
+
+@contextlib.contextmanager
+def job(odd: str, others: str, folder: Path, **environ: str) -> Iterator[Job]:
+    """Start a job; rank 0 runs `odd`, and `others` is run by all others. Each is at its blocking call, or right before."""
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        environ |= {"STORE": str(store.getsockname()[1])}
+        ranks = []
+        for number in range(RANKS):
+            (folder / str(number)).mkdir()
+            program = folder / str(number) / "train.py"
+            program.write_text(LIBRARIES + (odd if number == 0 else others))
+            run = f"exec(compile(open({str(program)!r}).read(), {str(program)!r}, 'exec'))"
+            pid = stack.enter_context(targets.python(run, folder / str(number), **environ))
+            found = procfs.read_state(pid)
+            assert found is not None
+            ranks.append(Rank(id=found[0], rank=number, local_rank=number, gpu_uuids=(f"GPU-{number}",)))
+        yield Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=RANKS, share="test")
+
+
+def looked_at(job: Job, *, others_spin: bool = False) -> Diagnosis:
+    """Capture a job; the GPUs of all ranks but rank 0 run a kernel if they spin."""
+    gpus = tuple(
+        GpuSample(index=n, uuid=f"GPU-{n}", power_watts=120.0, utilization_ratio=1.0 if others_spin and n else 0.0)
+        for n in range(RANKS)
+    )
+    sweep = GpuSweep(taken_monotonic_seconds=0.0, taken_unix_seconds=0.0, gpus=gpus)
+    limits = config.Capture(rounds=3, pause_seconds=1.0, dump_deadline_seconds=60.0)
+    request = CaptureRequest(settings=limits, node="n", gpus=GpuSources(read_sweep=lambda: sweep))
+    return diagnose_job(job, request, activity.load(MEETS))
+
+
+def rows(*quick: str) -> list[object]:
+    """Return all ways to wait for a thread; `make test` runs the `quick` ones."""
+    return [pytest.param(way, marks=[] if way in quick else [pytest.mark.series]) for way in WAYS]
+
+
+@pytest.mark.parametrize("way", rows("pool", "queue"))
+def test_rank_with_thread_blocked_in_open_is_named(way: str, tmp_path: Path) -> None:
+    with job(OPENS + WAYS[way], BEHIND_GPU, tmp_path) as started:
+        wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "the thread to open the FIFO")
+        look = looked_at(started, others_spin=True)
+    member = look.grouping.members[[one.id.rank for one in look.grouping.members].index(0)]
+    assert member.signature is Signature.BLOCKED, look.verdict.message
+    assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
+    assert member.kernel.call is not None and member.kernel.call.thread
+    assert f"stands in openat of {tmp_path}/0/fifo, in each of 3 rounds" in look.verdict.message
+    assert "read_shard" in look.verdict.message
+
+
+@pytest.mark.parametrize("way", rows("pool", "event loop"))
+def test_rank_with_thread_that_asks_a_server_is_not_known_to_be_stuck(way: str, tmp_path: Path) -> None:
+    with server() as port, job(ASKS + WAYS[way], MEET, tmp_path, SERVER=str(port)) as started:
+        wait_for(lambda: in_call(started.ranks[0].id.pid, "recvfrom"), "the thread to ask the server")
+        look = looked_at(started)
+    by_rank = {member.id.rank: member for member in look.grouping.members}
+    assert by_rank[0].signature is Signature.AWAITS_OUTSIDE, look.verdict.message
+    assert [by_rank[number].signature for number in (1, 2, 3)] == [Signature.BLOCKED] * 3
+    assert [rank.rank for rank in look.verdict.named] in ([], [0])
+
+
+def test_threads_that_differ_are_both_reported_and_no_rank_is_named(tmp_path: Path) -> None:
+    with job(OPENS + DIFFER, MEET, tmp_path) as started:
+        wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "the thread to open the FIFO")
+        look = looked_at(started)
+    by_rank = {member.id.rank: member for member in look.grouping.members}
+    assert by_rank[0].signature is Signature.UNKNOWN
+    assert look.verdict.named == ()
+    assert [rank.rank for rank in look.verdict.first_look] == [0]
+    assert "read_shard" in look.verdict.message and "report" in look.verdict.message
+
+
+def test_rank_that_awaits_a_child_in_an_event_loop_awaits_that_child(tmp_path: Path) -> None:
+    with job(CHILD, MEET, tmp_path) as started:
+        pid = started.ranks[0].id.pid
+        wait_for(lambda: in_call(pid, "awaits_child") or in_call(pid, "epoll_wait"), "rank 0 to wait for its child")
+        look = looked_at(started)
+        os.kill(int((tmp_path / "0" / "child").read_text()), 9)
+    by_rank = {member.id.rank: member for member in look.grouping.members}
+    assert by_rank[0].signature is Signature.AWAITS_OUTSIDE, look.verdict.message
+    group = next(group for group in look.grouping.groups if group.members[0].id.rank == 0)
+    assert (group.activity, group.waits_for) == ("subprocess", "nothing")

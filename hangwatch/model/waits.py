@@ -82,9 +82,10 @@ class CallTarget(Value, frozen=True):
     """The target of one descriptor of a system call. All texts are bounded and printable.
 
     `what` is the path of a file, the address of a peer, or the kernel's name of the target. `mount` is the file system
-    of a file. `is_remote`: another machine or a process serves that file system. `other_pid` and `other_comm` identify
-    a process of this node that has the other end of a pipe, Unix socket or connection. That process may be the rank
-    itself. `other_pid` is None if no such process was seen. `is_lost`: by the kernel, the other end is closed.
+    of a file. `is_remote`: another machine or a process serves that file system. `other_pid`, `other_comm` and
+    `other_state` identify a process of this node that has the other end of a pipe, Unix socket or connection. This may
+    be the rank itself. `other_pid` is None if no such process was seen. `is_lost`: by the kernel, the other end is
+    closed.
     """
 
     kind: Literal["file", "pipe", "connection", "unix", "listening", "other"]
@@ -94,6 +95,7 @@ class CallTarget(Value, frozen=True):
     other_pid: int | None = None
     other_comm: str = ""
     is_lost: bool = False
+    other_state: str = ""
 
 
 class KernelCall(Value, frozen=True):
@@ -101,8 +103,8 @@ class KernelCall(Value, frozen=True):
 
     `name` is the kernel's name of the call, `says` the name with a preposition for sentences. `descriptors` is the
     number of its descriptors, `behind` the targets of the first few. `path` is the path argument as the program passed
-    it. `child_pid` and `child_comm` are set if the call awaits a child, `file_lock` if it awaits a file lock. `thread`
-    is the name of the thread in the call, if the main thread waits for that thread.
+    it. `child_pid`, `child_comm` and `child_state` are set if the call awaits a child, `file_lock` if it awaits a file
+    lock. `thread` is the name of the thread in the call, if the main thread waits for that thread.
     """
 
     name: str
@@ -113,6 +115,7 @@ class KernelCall(Value, frozen=True):
     path: str = ""
     child_pid: int | None = None
     child_comm: str = ""
+    child_state: str = ""
     file_lock: FileLock | None = None
     thread: str = ""
 

@@ -16,6 +16,7 @@ from hangwatch.verdict.scene import (
     Scene,
     build_scene,
     count_ranks,
+    is_settled_by_kernel,
     keep_groups,
     may_be_behind_gpu,
     remove_suspects,
@@ -107,10 +108,11 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
     odd = scene.odd_gpu if answer.kind == "all_joined" else None
     ranks = {odd.member.id.rank} - {None} if odd is not None else set(answer.named or answer.check_first)
     suspects = tuple(keep_groups(scene.grouping.groups, lambda member: member.id.rank in ranks))
-    if answer.named:
-        members = [member for group in suspects for member in group.members]
-        is_sure = not answer.graph.is_partial and all(one.signature is not Signature.AWAITS_OUTSIDE for one in members)
-        confidence = Confidence.HIGH if is_sure else Confidence.MEDIUM
+    members = [member for group in suspects for member in group.members]
+    if answer.named or (_is_late(answer, members) and _are_settled_by_kernel(members, scene)):
+        is_sure = bool(answer.named) and not answer.graph.is_partial
+        is_outside = any(one.signature is Signature.AWAITS_OUTSIDE for one in members)
+        confidence = Confidence.HIGH if is_sure and not is_outside else Confidence.MEDIUM
         return Finding(
             kind="NotCome",
             scene=scene,
@@ -131,12 +133,21 @@ def _may_be_innocent(scene: Scene, suspects: Sequence[Group], answer: Answer) ->
 
     That other rank may wait for a hung GPU, and the suspects may wait for that rank.
     """
-    others = set(answer.graph.awaited) - set(answer.named) - answer.graph.busy
+    others = set(answer.graph.awaited) - set(answer.named or answer.check_first) - answer.graph.busy
     is_outside = any(
         group.waits_for != "ranks" and any(member.id.rank in others for member in group.members)
         for group in scene.stacked
     )
     return is_outside and all(map(waits_in_program, suspects))
+
+
+def _is_late(answer: Answer, members: Sequence[Member]) -> bool:
+    """True if these ranks have not joined by their flight recorders, and at least as many ranks wait."""
+    return answer.kind == "not_joined" and not answer.by_counts and 0 < len(members) <= len(answer.graph.waiting)
+
+
+def _are_settled_by_kernel(members: Sequence[Member], scene: Scene) -> bool:
+    return all(is_settled_by_kernel(member, scene.processes) for member in members)
 
 
 def _outweighs(answer: Answer) -> bool:
@@ -331,7 +342,23 @@ def _find_check_first(scene: Scene, *, is_without_suspicion: bool) -> Finding:
     may_name = is_without_suspicion and lead.rule is not None and lead.rule.may_name and not may_be_victims
     if may_name and machine_says_the_same(lead.members, lead.others):
         return _name(lead)
+    if is_without_suspicion and not may_be_victims and (named := _name_by_kernel(lead)) is not None:
+        return named
     return lead._replace(kind=standing.kind)
+
+
+def _name_by_kernel(lead: Finding) -> Finding | None:
+    """Name ranks to check first if the kernel shows that each is blocked in a call which no rank ends.
+
+    Half of the ranks must wait for ranks, GPUs or a lock: if all were blocked like this, none of them would be odd.
+    """
+    waiting = lead.waiting("ranks", "gpu", "lock")
+    if lead.rule is None or waiting < len(lead.members) or waiting * 2 < lead.scene.answered:
+        return None
+    if not _are_settled_by_kernel(lead.members, lead.scene):
+        return None
+    lead = lead._replace(rule=lead.rule._replace(confidence=Confidence.LOW))
+    return _name(lead) if _is_supported_by_half(lead) else None
 
 
 def _with_odd_gpu(standing: Finding) -> Finding | None:

@@ -314,6 +314,28 @@ def lock_holder(member: Member) -> Process | None:
     return None if member.waits.file_lock is None else (member.id.node, member.waits.file_lock.holder_pid)
 
 
+def is_settled_by_kernel(member: Member, processes: Set[Process]) -> bool:
+    """True if in every round the rank, or the thread that it waits for, was blocked in one call that no rank ends.
+
+    The call is about a path, a file, a pipe, a file lock or a stopped child. `processes` are those of all ranks.
+    """
+    call = member.kernel.call
+    if call is None or member.signature is not Signature.BLOCKED or not 1 < member.rounds <= call.rounds:
+        return False
+    waits = member.waits
+    if waits.asks_rank is not None or waits.shares_lock or waits.awaits_store is not None:
+        return False
+    if call.file_lock is not None:
+        return (member.id.node, call.file_lock.holder_pid) not in processes
+    if call.child_pid is not None:
+        return call.child_state in STOPPED_STATES
+    if len(call.behind) != 1 or call.descriptors != 1:
+        return bool(call.path)
+    target = call.behind[0]
+    is_own = target.other_pid == member.id.pid or (member.id.node, target.other_pid) in processes
+    return target.kind == "file" or (target.kind == "pipe" and not is_own)
+
+
 def may_be_behind_gpu(member: Member) -> bool:
     """True if a rank was seen in only one round, with a kernel on its GPU. It may wait for that kernel."""
     return member.rounds < 2 and (member.gpu.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO

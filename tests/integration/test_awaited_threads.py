@@ -168,16 +168,16 @@ def job(odd: str, others: str, folder: Path, **environ: str) -> Iterator[Job]:
         yield Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=RANKS, share="test")
 
 
-def looked_at(job: Job, *, others_spin: bool = False) -> Diagnosis:
-    """Capture a job; the GPUs of all ranks but rank 0 run a kernel if they spin."""
+def looked_at(job: Job, *, have_gpus: bool = False) -> Diagnosis:
+    """Capture a job; with GPUs, that of rank 0 is idle, and those of all others run a kernel."""
     gpus = tuple(
-        GpuSample(index=n, uuid=f"GPU-{n}", power_watts=120.0, utilization_ratio=1.0 if others_spin and n else 0.0)
+        GpuSample(index=n, uuid=f"GPU-{n}", power_watts=120.0, utilization_ratio=1.0 if n else 0.0)
         for n in range(RANKS)
     )
     sweep = GpuSweep(taken_monotonic_seconds=0.0, taken_unix_seconds=0.0, gpus=gpus)
     limits = config.Capture(rounds=3, pause_seconds=1.0, dump_deadline_seconds=60.0)
-    request = CaptureRequest(settings=limits, node="n", gpus=GpuSources(read_sweep=lambda: sweep))
-    return diagnose_job(job, request, activity.load(MEETS))
+    sources = GpuSources(read_sweep=lambda: sweep) if have_gpus else GpuSources()
+    return diagnose_job(job, CaptureRequest(settings=limits, node="n", gpus=sources), activity.load(MEETS))
 
 
 def rows(*quick: str) -> list[object]:
@@ -189,7 +189,7 @@ def rows(*quick: str) -> list[object]:
 def test_rank_with_thread_blocked_in_open_is_named(way: str, tmp_path: Path) -> None:
     with job(OPENS + WAYS[way], BEHIND_GPU, tmp_path) as started:
         wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "the thread to open the FIFO")
-        look = looked_at(started, others_spin=True)
+        look = looked_at(started, have_gpus=True)
     member = look.grouping.members[[one.id.rank for one in look.grouping.members].index(0)]
     assert member.signature is Signature.BLOCKED, look.verdict.message
     assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
@@ -207,6 +207,52 @@ def test_rank_with_thread_that_asks_a_server_is_not_known_to_be_stuck(way: str, 
     assert by_rank[0].signature is Signature.AWAITS_OUTSIDE, look.verdict.message
     assert [by_rank[number].signature for number in (1, 2, 3)] == [Signature.BLOCKED] * 3
     assert [rank.rank for rank in look.verdict.named] in ([], [0])
+
+
+BUILTIN = POOL.replace("submit(read_shard)", 'submit(os.open, folder + "/fifo", os.O_RDONLY)')
+NO_THREAD = "read_shard()"
+OWN_PIPE = """
+back, forth = os.pipe()
+def read_shard():
+    ready()
+    os.read(back, 1)
+"""
+FIFO_OF_OTHERS = """
+def read_shard():
+    ready()
+    os.read(os.open(os.environ["SHARED"], os.O_RDONLY), 1)
+"""
+WRITES_FIFO = 'shared = os.open(os.environ["SHARED"], os.O_RDWR)\n'
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("ready()" + BUILTIN, id="builtin function in a pool"),
+        pytest.param(OPENS + POOL, id="pool"),
+        pytest.param(OPENS + JOIN, id="join", marks=pytest.mark.series),
+        pytest.param(OPENS + NO_THREAD, id="main thread", marks=pytest.mark.series),
+    ],
+)
+def test_rank_to_check_first_is_named_if_the_kernel_shows_it_blocked_on_a_file(way: str, tmp_path: Path) -> None:
+    with job(way, MEET, tmp_path) as started:
+        wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "rank 0 to open the FIFO")
+        look = looked_at(started)
+    assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
+    assert f"stands in openat of {tmp_path}/0/fifo, in each of 3 rounds" in look.verdict.message
+
+
+def test_rank_with_thread_at_a_pipe_of_a_rank_is_only_checked_first(tmp_path: Path) -> None:
+    """A thread of rank 0 reads a pipe of its own, into which another thread may write, or a FIFO of the other ranks."""
+    os.mkfifo(tmp_path / "shared")
+    for program, others in ((OWN_PIPE, MEET), (FIFO_OF_OTHERS, WRITES_FIFO + MEET)):
+        folder = tmp_path / str(len(others))
+        folder.mkdir()
+        with job(program + POOL, others, folder, SHARED=str(tmp_path / "shared")) as started:
+            wait_for(lambda: in_call(started.ranks[0].id.pid, "read"), "the thread to read")
+            look = looked_at(started)
+        assert look.verdict.named == (), look.verdict.message
+        assert [rank.rank for rank in look.verdict.first_look] == [0], look.verdict.message
 
 
 def test_threads_that_differ_are_both_reported_and_no_rank_is_named(tmp_path: Path) -> None:

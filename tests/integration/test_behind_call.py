@@ -21,7 +21,6 @@ from hangwatch.model import CallTarget, Job, KernelCall, ProcessId, Rank, Worker
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
-from hangwatch.verdict.wording.next_steps import next_step
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, dying_mount
 from tests.integration import targets
@@ -206,18 +205,15 @@ def test_verdict_has_the_blocked_call_of_the_named_rank_only(tmp_path: Path) -> 
     assert any(vote.kind == "system_call" and said in vote.message for vote in look.verdict.evidence)
 
 
-def test_what_is_to_be_looked_at_first_is_what_is_behind_that_call(tmp_path: Path) -> None:
-    """Recommend to look at the target of the call. `--native` is useless: native frames would show the same call."""
+def test_second_of_two_ranks_blocked_on_a_file_is_named(tmp_path: Path) -> None:
     folders = [tmp_path / str(number) for number in range(2)]
     for folder in folders:
         folder.mkdir()
     with targets.python(WAITS, folders[0]) as waits, targets.python(READS, folders[1]) as odd:
         wait_for(lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat", "the odd one")
         verdict = looked_at([waits, odd]).verdict
-    assert [rank.pid for rank in verdict.first_look] == [odd]
-    assert "lock of its call (see the evidence)" in next_step(verdict)
+    assert [rank.pid for rank in verdict.named] == [odd]
     assert f"is in openat() on {folders[1]}/fifo" in verdict.message
-    assert "--native" not in verdict.message
 
 
 LOADS = (

@@ -73,11 +73,14 @@ def read_thread(
         rounds=rounds,
         descriptors=len(call.descriptors),
         behind=tuple(
-            filter(None, (_behind(pid, number, search, proc_root) for number in call.descriptors[:_MOST_SHOWN]))
+            _with_state(one, proc_root)
+            for number in call.descriptors[:_MOST_SHOWN]
+            if (one := _behind(pid, number, search, proc_root)) is not None
         ),
         path=words.elided(main_thread.read_path(pid, proc_root, thread) or "", _MOST_CHARACTERS),
         child_pid=child,
         child_comm=_comm(child, proc_root) if child is not None else "",
+        child_state=_state(child, proc_root),
         file_lock=file_locks.find_awaited_lock(pid, call.descriptors[0], proc_root) if is_lock else None,
     )
 
@@ -112,6 +115,17 @@ def _child(pid: int, inner_pid: int | None, proc_root: Path) -> int | None:
 
 def _comm(pid: int, proc_root: Path) -> str:
     return words.printable(procfs.read_counters(pid, proc_root).comm)
+
+
+def _state(pid: int | None, proc_root: Path) -> str:
+    """Return the state letter of a process; "" if there is none."""
+    state = None if pid is None else procfs.read_state(pid, proc_root)
+    return state[1] if state is not None else ""
+
+
+def _with_state(target: CallTarget, proc_root: Path) -> CallTarget:
+    state = _state(target.other_pid, proc_root)
+    return structs.replace(target, other_state=state) if state else target
 
 
 def _behind(pid: int, descriptor: int, search: _Search, proc_root: Path) -> CallTarget | None:

@@ -18,6 +18,7 @@ from hangwatch.model import (
     Job,
     KernelCall,
     LastLines,
+    Motion,
     OutputEnd,
     ProcessDetails,
     ProcessDump,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from hangwatch.explain.logs.merged_logs import RankLog
 
 _MOST_CALLS = 8
+_WITHOUT_SUSPECTS = ("AllAlike", "CannotTell")
 _CALLS_DEADLINE_SECONDS = 2.0
 _OUTPUT_DEADLINE_SECONDS = 3.0
 _ENVIRONMENT_SECONDS = 2.0
@@ -67,8 +69,9 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
         return diagnose(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here, logs=logs)
 
     look = judged(taken)
-    if pointed := [] if stop.is_set() else _pointed_at(look):
-        taken = _with_calls(taken, look, pointed, job, proc_root)
+    pointed = [] if stop.is_set() else _pointed_at(look)
+    if asked := pointed or ([] if stop.is_set() else _representatives(look)):
+        taken = _with_calls(taken, look, asked, job, proc_root)
         details = _details(own, job, pointed, stop) if settings.details else {}
         ranks = tuple(
             replace(rank, last_lines=last_lines.get(rank.id, ()), details=details.get(rank.id))
@@ -203,6 +206,15 @@ def _pointed_at(look: Diagnosis) -> list[int]:
     verdicts = (look.verdict, look.without_motion_of(stays).verdict)
     ranks = (rank for verdict in verdicts for rank in (*verdict.named, *verdict.first_look))
     return list(dict.fromkeys(rank.pid for rank in ranks if rank.pid is not None))[:_MOST_CALLS]
+
+
+def _representatives(look: Diagnosis) -> list[int]:
+    """Return a rank of each group that waits neither for ranks nor for GPUs, if the job does not move."""
+    groups = [group for group in look.grouping.groups if group.waits_for not in ("ranks", "gpu")]
+    if look.verdict.kind not in _WITHOUT_SUSPECTS or any(group.motion is Motion.MOVING for group in groups):
+        return []
+    first = (group.members[0].id.pid for group in groups if group.fault is None and not group.gone)
+    return [pid for pid in first if pid is not None][:_MOST_CALLS]
 
 
 def _rounds_of(taken: Capture, pids: Collection[int]) -> dict[int, Sequence[ProcessDump]]:

@@ -67,7 +67,7 @@ def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
     """Yield the evidence that every kind of finding gets: from the kernel, NCCL, and counters of the nodes."""
     suspects, members = {member.id for member in finding.members}, scene.grouping.members
     named = suspects if finding.is_named else set()
-    yield from in_kernel([member for member in members if member.id in suspects], members)
+    yield from in_kernel([member for member in members if member.id in suspects or not suspects], members)
     yield from nccl_counts.evidence(members)
     yield from died(members, named)
     yield from kernel_log(members, named)

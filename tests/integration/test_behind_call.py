@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -9,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -250,3 +252,57 @@ def test_of_a_rank_that_waits_for_its_worker_the_call_of_the_worker_is_told(tmp_
         os.kill(worker, signal.SIGKILL)
     assert [rank.pid for rank in look.verdict.named] == [odd]
     assert f"its worker (pid {worker}) is in openat() on {folders[3]}/fifo, in each of 2 rounds" in look.verdict.message
+
+
+CONNECTED = "import os, socket\nkept = socket.create_connection(('127.0.0.1', int(os.environ['STORE'])))\n"
+LOGS = """
+pipe = os.open({path!r}, os.O_WRONLY)
+def write_logs():
+    ready()
+    while True:
+        os.write(pipe, bytes(4096))
+write_logs()
+"""
+
+
+@contextlib.contextmanager
+def three_ranks(code: str, call: str, folder: Path) -> Iterator[list[int]]:
+    """Start three ranks that run this code, connected to a store; yield their pids once they are in this call."""
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        pids = []
+        for number in range(3):
+            (folder / str(number)).mkdir()
+            environ = {"STORE": str(store.getsockname()[1])}
+            pids.append(stack.enter_context(targets.python(CONNECTED + code, folder / str(number), **environ)))
+        for pid in pids:
+            wait_for(partial(is_in_call, pid, call), f"{pid} to be in {call}")
+        yield pids
+
+
+def is_in_call(pid: int, name: str) -> bool:
+    call = main_thread.read_call(pid, procfs.PROC)
+    return call is not None and call.name == name
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped reader", "reader that does not read"])
+def test_call_of_one_rank_is_reported_if_all_ranks_are_blocked_alike(is_stopped: bool, tmp_path: Path) -> None:
+    """All ranks write to one pipe, which is full: for example the standard output that they share, through `tee`."""
+    with subprocess.Popen(["sleep", "600"], stdin=subprocess.PIPE) as reader, contextlib.ExitStack() as stack:
+        stack.callback(reader.kill)
+        logs = LOGS.format(path=f"/proc/{reader.pid}/fd/0")
+        pids = stack.enter_context(three_ranks(logs, "write", tmp_path))
+        if is_stopped:
+            targets.stop(reader.pid)
+        verdict = looked_at(pids).verdict
+    assert (verdict.named, verdict.first_look) == ((), ())
+    state = ", stopped" if is_stopped else ""
+    assert f"is blocked in write() to a pipe that pid {reader.pid} (sleep{state}) reads." in verdict.message
+    assert "--native" not in verdict.message
+    assert [one.kind for one in verdict.evidence].count("system_call") == 1
+
+
+def test_path_is_reported_if_all_ranks_are_blocked_in_open(tmp_path: Path) -> None:
+    with three_ranks(READS, "openat", tmp_path) as pids:
+        verdict = looked_at(pids).verdict
+    assert f"is blocked in openat() on {tmp_path}/0/fifo." in verdict.message

@@ -15,6 +15,7 @@ from hangwatch.model import (
     FileLock,
     Frame,
     Group,
+    Grouping,
     KernelCall,
     Member,
     Motion,
@@ -77,7 +78,7 @@ def _shown_frame(stack: Stack) -> str:
 
 
 def describe_caller(member: Member) -> str:
-    """Return what is in the system call of a rank: the rank, or the thread that its main thread waits for."""
+    """Return the caller of the system call of a rank: the rank, or the thread that its main thread waits for."""
     rank = words.name_ranks([member.id])
     thread = member.kernel.call.thread if member.kernel.call is not None else ""
     return f"thread {words.printable(thread)} of {rank}, for which it waits," if thread else rank
@@ -176,6 +177,36 @@ def _describe_kernel_call(call: KernelCall, member: Member, ranks: Mapping[int, 
     if not about:
         return f"{call.name}(){rounds}"
     return f"{call.says} {words.join_words(about)}{rounds}"
+
+
+def blocked_call(member: Member, grouping: Grouping) -> str:
+    """Return the system call of a rank with its object: "write() to a pipe that pid 47 (tee, stopped) reads"."""
+    call = member.kernel.call
+    assert call is not None
+    ranks = {one.id.pid: one.id for one in grouping.members if one.id.pid is not None and one.id.node == member.id.node}
+    about = [_blocking_object(one, call, member, ranks) for one in call.behind]
+    if call.file_lock is not None:
+        about = [f"{call.file_lock.path}{_held_by(call.file_lock)}"]
+    elif call.child_pid is not None:
+        about = [f"its child {_process(call.child_pid, call.child_comm, call.child_state)}"]
+    thread = f" in its thread {words.printable(call.thread)}" if call.thread else ""
+    return f"{call.says} {call.path or words.join_words(about)}{thread}"
+
+
+def _blocking_object(target: CallTarget, call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
+    """Describe one file, pipe or peer like `_describe_target`; a pipe by the process at its other end."""
+    if target.kind != "pipe" or target.other_pid is None or target.other_pid == member.id.pid:
+        return _describe_target(target, member, ranks)
+    rank = ranks.get(target.other_pid)
+    who = words.name_ranks([rank]) if rank is not None else None
+    uses = "reads" if call.name.startswith(("write", "pwrite")) else "writes"
+    return f"a pipe that {who or _process(target.other_pid, target.other_comm, target.other_state)} {uses}"
+
+
+def _process(pid: int, comm: str, state: str) -> str:
+    """Return a process in words: "pid 47 (tee, stopped)"."""
+    stopped = ", stopped" if state in STOPPED_STATES else ""
+    return f"pid {pid} ({comm}{stopped})"
 
 
 def tells_call(member: Member) -> bool:

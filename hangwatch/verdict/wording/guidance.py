@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hangwatch import words
 from hangwatch.model import Group, Grouping, Member, PortUse
 from hangwatch.stacks import activity
+from hangwatch.verdict.wording import clauses
 
 _MOST_SENTENCES = 2
 _LINKS = "XIDs, NVLink and network errors"
@@ -32,11 +33,23 @@ def where_to_look(grouping: Grouping) -> str:
     if failed:
         them = "it" if failed == 1 else "them"
         return f" {words.count(failed)} could not be dumped: check {them} first, see the evidence."
-    found = list(dict.fromkeys(filter(None, map(_find_hint, groups))))[:_MOST_SENTENCES]
-    return "".join(
-        f" {sentence}"
-        for sentence in (*_describe_missing_ranks(grouping), *(found or _list_general_hints(grouping, groups)))
-    )
+    found = list(dict.fromkeys(filter(None, map(_look_at, groups))))[:_MOST_SENTENCES]
+    calls = _blocked_calls(grouping, groups)
+    hints = found or ([] if calls else _general_hints(grouping, groups))
+    return "".join(f" {sentence}" for sentence in (*_missing_ranks(grouping), *calls, *hints))
+
+
+def _blocked_calls(grouping: Grouping, groups: Sequence[Group]) -> list[str]:
+    """Describe the call of one rank of each group, if more than the name of the call was read."""
+    found = []
+    for group in groups:
+        member = next((one for one in group.members if clauses.tells_call(one)), None)
+        if member is not None:
+            others = "" if group.size == 1 else f", like {words.count(group.size - 1, 'other rank')} at that place,"
+            rank = words.name_ranks([member.id])
+            blocked = f"{rank}{others} is blocked in {clauses.blocked_call(member, grouping)}."
+            found.append(blocked[:1].upper() + blocked[1:])
+    return found[:_MOST_SENTENCES]
 
 
 def _find_hint(group: Group) -> str | None:

@@ -34,6 +34,7 @@ Mark = Literal[
     "creates",
     "device",
     "awaits",
+    "pickles",
 ]
 
 GPU_SYNC = "gpu_sync"
@@ -326,7 +327,8 @@ class Table:
                 continue
             if rule.is_caller and (index == _find_leaf(stack) or not _is_program_frame(stack[index])):
                 continue
-            if not (rule.runs_program and any(map(_is_program_frame, stack[:index]))):
+            may_run_program = rule.runs_program or is_marked("pickles", *stack[index].place)
+            if not (may_run_program and any(map(_is_of_program, stack[:index]))):
                 return index, rule
         return None
 

@@ -99,6 +99,7 @@ def test_the_verdict_on_a_real_hang_under_torchrun(torchrun_folder: Path) -> Non
         ("two_collectives", "Mismatch", [], "all_gather_object"),
         ("python_loop", "OutsideCollective", [2], "python_loop"),
         ("pipeline", "OutsideCollective", [0], "wait_for_file"),
+        ("pickling", "OutsideCollective", [0], "storage I/O"),
     ],
     indirect=["folder"],
 )

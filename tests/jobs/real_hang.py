@@ -60,6 +60,22 @@ def two_collectives() -> None:
         dist.all_reduce(torch.ones(2))
 
 
+class Dataset:
+    """An object of the program that reads a file while it is pickled; the file is a FIFO without a writer."""
+
+    def __getstate__(self) -> dict[str, str]:
+        os.mkfifo(FOLDER / "index")
+        mark_arrival()
+        return {"index": (FOLDER / "index").read_text()}
+
+
+def pickling() -> None:
+    """Rank 0 pickles an object inside of the collective, which it has not joined yet."""
+    if dist.get_rank():
+        mark_arrival()
+    dist.broadcast_object_list([Dataset() if dist.get_rank() == 0 else None])
+
+
 def python_loop() -> None:
     mark_arrival()
     count = 0

@@ -481,6 +481,24 @@ def other_order_later() -> None:
         reduce(tp)
 
 
+def crossed_groups() -> None:
+    """Two groups of all ranks, never used before: 0 and 1 call a first, 2 and 3 call b first."""
+    first, second = (dist.new_group(group_desc=name) for name in ("a", "b"))
+    mark_arrival()
+    for group in (first, second) if rank() < 2 else (second, first):
+        reduce(group)
+
+
+def crossed_groups_later() -> None:
+    """The same after steps in both groups."""
+    first, second = (dist.new_group(group_desc=name) for name in ("a", "b"))
+    steps(3, first)
+    steps(3, second)
+    mark_arrival()
+    for group in (first, second) if rank() < 2 else (second, first):
+        reduce(group)
+
+
 def ring_of_three() -> None:
     """Make three ranks wait in a cycle: 0 for 1 in group a, 1 for 2 in b, 2 for 0 in c.
 

@@ -6,7 +6,7 @@ from hangwatch import words
 from hangwatch.model import Group, Member, Waiting
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, count_ranks
-from hangwatch.verdict.wording import clauses, guidance
+from hangwatch.verdict.wording import clauses, guidance, sequence_numbers
 from hangwatch.verdict.wording.check_first_reasons import differing_lines
 from hangwatch.verdict.wording.group_text import all_of, describe, describe_each, during, name_ranks, rank_ids, sentence
 from hangwatch.verdict.wording.rank_headlines import store_endpoint
@@ -149,6 +149,7 @@ def mismatch(finding: Finding) -> str:
     return (
         f"no rank can be named: the ranks wait in {len(groups)} different places: {'; '.join(describe_each(groups))}. "
         f"Stacks alone do not show which ranks are ahead: {tells}."
+        f"{sequence_numbers.different_operations(finding.answer)}"
     )
 
 
@@ -161,8 +162,9 @@ def at_different_lines(finding: Finding) -> str:
 
 
 def at_one_place(finding: Finding) -> str:
-    """Return the headline for a job with all ranks in the same place, with hints on what to check."""
-    return _describe_together(finding.others[0], finding.scene) + guidance.where_to_look(finding.scene.grouping)
+    """Return the headline for ranks that are all in one place, with hints on what to check."""
+    different = sequence_numbers.different_operations(finding.answer)
+    return _together(finding.others[0], finding.scene) + (different or guidance.where_to_look(finding.scene.grouping))
 
 
 def _describe_together(group: Group, scene: Scene) -> str:

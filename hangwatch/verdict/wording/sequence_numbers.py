@@ -180,6 +180,24 @@ def cycle(finding: Finding) -> str:
     return sentence(f"{_name_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
 
 
+def different_operations(answer: Answer) -> str:
+    """Return a sentence about different ranks that wait in different groups; "" if the numbers do not show that.
+
+    A group that was never used before is known only by the ranks that wait in it. Ranks that use two such groups in
+    another order look like two groups of different ranks.
+    """
+    pending = [one for one in answer.graph.pending if not one.is_whole]
+    waiting = [rank for one in pending for rank in one.waiting]
+    groups = {(one.library, one.name, one.description) for one in pending}
+    if answer.kind != "unknown" or len(groups) < 2 or len(set(waiting)) < len(waiting):
+        return ""
+    each = [f"{_ranks(one.waiting)} in {_operation(one)}" for one in pending[:_SHOWN]]
+    return (
+        f" By sequence numbers they wait in different groups: {words.join_words(each)}. If these groups have the same "
+        "ranks, the ranks use them in another order: compare the calls on both sides."
+    )
+
+
 def mismatch(finding: Finding) -> str:
     """Return the headline for ranks of one process group that enqueued different operations."""
     graph = finding.answer.graph

@@ -34,12 +34,15 @@ from hangwatch.probes.process import (
     blocked_call,
     call_timeout,
     cgroup_freezer,
+    file_locks,
     main_thread,
     native_stack,
     procfs,
     pyspy,
     pystack,
 )
+from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks.activity import find_activity
 from hangwatch.stacks.process_activity import find_awaited_thread
 
 _DESCRIPTORS_KEPT = 16
@@ -93,7 +96,7 @@ class ProcessDumper(NamedTuple):
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
             dump = self._with_awaited_thread(target, dump, threads)
             after = main_thread.read_counters(target.pid, proc_root, self._awaited_before(target))
-        dump = self.connections.add_connections(target.pid, dump)
+        dump = self._with_polled_lock(target, self.connections.add_connections(target.pid, dump), threads)
         if (fault := self._anothers(target)) is not None:  # checked again: execve keeps the pid
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
         if self.request.observe_dump is not None:
@@ -128,6 +131,15 @@ class ProcessDumper(NamedTuple):
         if target not in self.ranks:
             return None
         return native_stack.waits_in_torch(target.pid, self.request.paths.proc_root, self._awaited_before(target))
+
+    def _with_polled_lock(self, target: ProcessId, dump: ProcessDump, threads: tuple[Thread, ...]) -> ProcessDump:
+        """Return the dump with the lock that the main thread tries to take again and again, if it polls a lock file."""
+        main, table = stack_frames.main_thread(threads), self.request.activities
+        if main is None or table is None or dump.file_lock is not None or target not in self.ranks:
+            return dump
+        if not find_activity(table.classify_thread(main).activity).held_elsewhere:
+            return dump
+        return replace(dump, file_lock=file_locks.find_polled_lock(target.pid, self.request.paths.proc_root))
 
     def _with_awaited_thread(self, target: ProcessId, dump: ProcessDump, threads: tuple[Thread, ...]) -> ProcessDump:
         """Return the dump with the call and the state of the thread, or the child, that the main thread waits for."""

@@ -77,7 +77,8 @@ class ProcessDump(Value, frozen=True):
     * `server`: pid of the process that waits for clients, with its main thread on a listening socket. It is this
       process, or a rank or ancestor to which all of the main thread's awaited connections lead.
     * `job_server`: pid of any process of the job on this node that waits for clients.
-    * `file_lock`: the awaited file lock. `shares_lock`: it waits for a lock in memory that another rank maps, too.
+    * `file_lock`: the file lock that it waits for, or tries to take again and again. `shares_lock`: it waits for a lock
+      in memory that another rank maps, too.
     * `store`: the store of the job, with the state of the process's sockets. `awaits_store`: the thread that receives
       from the store: the main thread or, if that sleeps, another.
     * `asks_rank`: the part that receives from another rank on this node: the main thread, another thread while the main

@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from hangwatch import config
 from hangwatch.capture import CaptureRequest, capture, job_of_pids
+from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import FileLock, Group
 from hangwatch.probes.process import main_thread, procfs
+from hangwatch.stacks import activity
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.wording import clauses
@@ -104,3 +107,56 @@ def test_a_name_that_escapes_is_spelt_out(tmp_path: Path) -> None:
         group = seen(pid)
     assert "\\x1b" in clauses.describe_activity(group) and os.sep in clauses.describe_activity(group)
     assert clauses.describe_activity(group).isprintable()
+
+
+POLLS = """
+import fcntl, os, time
+lock = open(os.environ["LOCK"], "r+")
+def acquire_cache():
+    ready()
+    while True:
+        try:
+            {tries}
+        except BlockingIOError:
+            time.sleep(0.2)
+acquire_cache()
+"""
+TRIES = POLLS.format(tries="fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)")
+REOPENS = POLLS.format(
+    tries="lock.close() or fcntl.flock(open(os.environ['LOCK'], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+)
+KEEPS = """
+import fcntl, os
+lock = open(os.environ["LOCK"], "r+")
+fcntl.flock(lock, fcntl.LOCK_EX)
+def fill_cache():
+    ready()
+    open(folder + "/fifo").read()
+fill_cache()
+"""
+TABLE = activity.load((config.ActivityRule(activity="lock_file", function="acquire_cache"),))
+
+
+@pytest.mark.parametrize(
+    ("tries", "is_open"), [(TRIES, True), (REOPENS, False)], ids=["keeps it open", "opens it again"]
+)
+def test_holder_of_lock_file_is_known_if_the_pollers_have_it_open(tries: str, is_open: bool, tmp_path: Path) -> None:
+    """Rank 0 holds the lock and is blocked; the others try to take it again and again."""
+    lock = tmp_path / "the.lock"
+    lock.touch()
+    with contextlib.ExitStack() as stack:
+        pids = []
+        for number, code in enumerate((KEEPS, tries, tries, tries)):
+            (tmp_path / str(number)).mkdir()
+            pids.append(stack.enter_context(targets.python(code, tmp_path / str(number), LOCK=str(lock))))
+        job = structs.replace(job_of_pids(pids), world_size=4)
+        request = CaptureRequest(settings=config.Capture(rounds=3, pause_seconds=0.5), node="here")
+        look = diagnose_job(job, request, TABLE)
+    held = {member.id.pid: member.waits.file_lock for member in look.grouping.members}
+    holders = [lock and lock.holder_pid for lock in map(held.get, pids[1:])]
+    assert holders == ([pids[0]] * 3 if is_open else [None] * 3)
+    assert held[pids[0]] is None
+    if is_open:
+        pointed = [rank.pid for rank in (*look.verdict.named, *look.verdict.first_look)]
+        assert pointed == [pids[0]], look.verdict.message
+        assert str(lock) in look.verdict.message

@@ -5,6 +5,7 @@ Only /proc is opened, so a file system that does not respond blocks nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hangwatch.probes.process import proc_pid, procfs
 
 _MOST_BYTES = 1 << 20
 _MOST_PATH_CHARACTERS = 200
+_MOST_DESCRIPTORS = 256
 
 
 def find_awaited_lock(pid: int, descriptor: int, proc_root: Path) -> FileLock | None:
@@ -28,13 +30,41 @@ def find_awaited_lock(pid: int, descriptor: int, proc_root: Path) -> FileLock | 
         path = str((proc_root / str(pid) / "fd" / str(descriptor)).readlink())
     except OSError:
         return None
-    shown = words.elided(path, _MOST_PATH_CHARACTERS)
     holder = _holder(pid, proc_root)
-    if holder is None:
-        return FileLock(path=shown)
+    held = None if holder is None else _held_by(holder, pid, path, proc_root)
+    return held or FileLock(path=words.elided(path, _MOST_PATH_CHARACTERS))
+
+
+def find_polled_lock(pid: int, proc_root: Path) -> FileLock | None:
+    """Return the lock of another process on a file that this process has open; None if there is none, or several.
+
+    The process may try to take that lock again and again. It then never waits in the kernel for the lock. No file is
+    touched: proc_pid_fdinfo(5) shows the inode since Linux 5.14.
+    """
+    lines = (line.split() for line in pseudo_files.read_or_empty(proc_root / "locks", _MOST_BYTES).splitlines())
+    held = [(fields[5].rpartition(":")[2], _pid(fields)) for fields in lines if len(fields) > 5 and fields[1] != "->"]
+    holders = {inode: holder for inode, holder in held if holder not in (None, pid)}
+    found: dict[str, FileLock | None] = {}
+    try:
+        links = itertools.islice(sockets.descriptors(pid, proc_root).items(), _MOST_DESCRIPTORS if holders else 0)
+        files = [(number, path) for number, path in links if path.startswith("/") and not path.startswith("/dev/")]
+    except OSError:
+        return None
+    for number, path in files:
+        rows = pseudo_files.read_or_empty(proc_root / str(pid) / "fdinfo" / str(number)).splitlines()
+        inode = next((row.split()[-1] for row in rows if row.startswith("ino:")), "")
+        if (holder := holders.get(inode)) is not None:
+            found[path] = _held_by(holder, pid, path, proc_root)
+    locks = [lock for lock in found.values() if lock is not None]
+    return locks[0] if len(locks) == 1 else None
+
+
+def _held_by(holder: int, pid: int, path: str, proc_root: Path) -> FileLock | None:
+    """Return the lock on a file with its holder; None if that process cannot hold it."""
     comm = procfs.read_counters(holder, proc_root).comm
     if not comm or not _may_hold(holder, pid, path, proc_root):
-        return FileLock(path=shown)
+        return None
+    shown = words.elided(path, _MOST_PATH_CHARACTERS)
     return FileLock(path=shown, holder_pid=holder, holder_comm=words.printable(comm))
 
 

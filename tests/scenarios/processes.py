@@ -202,6 +202,36 @@ def waits_for_server(directory: Path) -> tuple[Observed, ...]:
         return (stage.until_resumed().observed(),)
 
 
+def waits_in_thread(way: str) -> Callable[[Path], tuple[Observed, ...]]:
+    """Return the runner of a rank that asks a server in another thread."""
+
+    def run(directory: Path) -> tuple[Observed, ...]:
+        with answering(9.0) as port, training(settings(directory)) as (stage,):
+            stage.trouble("all", f"ask-in {way} {port}")
+            return (stage.until_resumed().observed(),)
+
+    return run
+
+
+def blocked_in_thread(way: str) -> Callable[[Path], tuple[Observed, ...]]:
+    """Return the runner of a rank that opens a FIFO without a writer in another thread."""
+
+    def run(directory: Path) -> tuple[Observed, ...]:
+        with training(settings(directory)) as (stage,):
+            index = stage.node.folder / "index"
+            os.mkfifo(index)
+            stage.trouble("all", f"open-in 3 {way} {index}")
+            return (stage.until_page().observed(),)
+
+    return run
+
+
+def waits_for_child_in_loop(directory: Path) -> tuple[Observed, ...]:
+    with training(settings(directory)) as (stage,):
+        stage.trouble("all", "await-child-in-loop 9")
+        return (stage.until_resumed().observed(),)
+
+
 def waits_for_child(directory: Path) -> tuple[Observed, ...]:
     with answering(9.0) as port, training(settings(directory)) as (stage,):
         stage.trouble("all", f"wait-for-child {port}")
@@ -288,6 +318,7 @@ def killed_after_hang(directory: Path) -> tuple[Observed, ...]:
         return (observed,)
 
 
+AWAITS = ("pool", "queue", "loop")
 HANG = "training → quiet → suspected → hung"
 LOOK = "training → quiet → suspected → (training|stalled → recovered)"
 
@@ -366,6 +397,33 @@ PROCESS_SCENARIOS = (
         "rank 0 waits 9 s for a server outside of the job, the others wait for rank 0",
         "healthy",
         waits_for_server,
+        (Expected(LOOK),),
+    ),
+    *(
+        ProcessScenario(
+            f"a thread blocked in open, awaited by a {way}",
+            "a thread of rank 3 opens a FIFO without a writer, and rank 3 waits for it; the others wait for their GPUs",
+            "hang",
+            blocked_in_thread(way),
+            (Expected(HANG, True, (3,), 20.0),),
+        )
+        for way in AWAITS
+    ),
+    *(
+        ProcessScenario(
+            f"generation over HTTP, awaited by a {way}",
+            "a thread of rank 0 waits 9 s for a server outside of the job, the others wait for rank 0",
+            "healthy",
+            waits_in_thread(way),
+            (Expected(LOOK),),
+        )
+        for way in AWAITS
+    ),
+    ProcessScenario(
+        "a child awaited by an event loop",
+        "rank 0 waits 9 s for a child process under asyncio, the others wait for rank 0",
+        "healthy",
+        waits_for_child_in_loop,
         (Expected(LOOK),),
     ),
     ProcessScenario(

@@ -14,6 +14,9 @@ from tests.scenarios.stage import problems, settings
 SERIES = frozenset(
     {
         "victims in a function of any name",
+        *(f"a thread blocked in open, awaited by a {way}" for way in ("queue", "loop")),
+        *(f"generation over HTTP, awaited by a {way}" for way in ("pool", "loop")),
+        "a child awaited by an event loop",
         "remote evaluation",
         "asks every two seconds",
         "evaluation on one rank",

@@ -11,7 +11,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from hangwatch.demo import faults, loader, worker
@@ -376,6 +377,64 @@ def end_but_upload(me: Rank, port: str, parts: str, size_bytes: str) -> None:
     time.sleep(600)
 
 
+def ask_in(me: Rank, way: str, port: str) -> None:
+    """Let rank 0 wait for a server in another thread. The others wait for rank 0."""
+    with waited_for(me, Phase.LOADING) as is_mine:
+        if is_mine:
+            await_task(way, partial(ask, port))
+
+
+def open_in(me: Rank, odd: str, way: str, path: str) -> None:
+    """Let one rank open a FIFO in another thread. The others wait for their GPUs."""
+    if me.rank == int(odd):
+        me.begins(Phase.LOADING)
+        await_task(way, partial(read_index, path))
+    me.begins(Phase.COLLECTIVE)
+    read_loss()
+
+
+def read_index(path: str) -> bytes:
+    """Open a file of the data set."""
+    return Path(path).read_bytes()
+
+
+def await_task(way: str, task: Callable[[], object]) -> None:
+    """Run a task in another thread and wait for it in a "pool", a "queue" or a "loop" of events."""
+    import asyncio  # most ranks only train and need none of them
+    import queue
+    from concurrent.futures import ThreadPoolExecutor
+
+    results: queue.Queue[object] = queue.Queue()
+
+    def put() -> None:
+        results.put(task())
+
+    async def in_loop() -> None:
+        await asyncio.get_running_loop().run_in_executor(None, task)
+
+    if way == "pool":
+        ThreadPoolExecutor(2).submit(task).result()
+    elif way == "loop":
+        asyncio.run(in_loop())
+    else:
+        threading.Thread(target=put, daemon=True).start()
+        results.get()
+
+
+def await_child_in_loop(me: Rank, seconds: str) -> None:
+    """Let rank 0 wait for a child in an event loop. The others wait for rank 0."""
+    import asyncio
+
+    async def run_child() -> None:
+        named = partial(set_identity, "sbatch", os.getpid(), me.folder)
+        child = await asyncio.create_subprocess_exec("sleep", seconds, preexec_fn=named)
+        await child.wait()
+
+    with waited_for(me, Phase.LOADING) as is_mine:
+        if is_mine:
+            asyncio.run(run_child())
+
+
 def ask_for_word(me: Rank, path: str) -> None:
     """Let rank 0 read from a FIFO until a process writes to it. The others wait for rank 0."""
     with waited_for(me, Phase.LOADING) as is_mine:
@@ -485,6 +544,9 @@ def main() -> None:
         "ask-for-word": ask_for_word,
         "await-reader": await_reader,
         "open-beside-metrics": open_beside_metrics,
+        "ask-in": ask_in,
+        "open-in": open_in,
+        "await-child-in-loop": await_child_in_loop,
         "debug": debug,
         "ask-whom-is-gone": ask_whom_is_gone,
     }

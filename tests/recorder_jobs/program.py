@@ -12,6 +12,7 @@ torch's own dump: a pickle for even ranks, JSON for odd ranks.
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib
 import itertools
 import json
@@ -113,6 +114,28 @@ def own_code() -> None:
         prepare_batch()
     mark_arrival()
     reduce()
+
+
+def thread_in_own_code() -> None:
+    """Rank 2 waits for a task of its executor, which is in the program's own code."""
+    steps(5)
+    if rank() == 2:
+        concurrent.futures.ThreadPoolExecutor(1).submit(prepare_batch).result()
+    mark_arrival()
+    reduce()
+
+
+def collective_in_threads() -> None:
+    """Rank 1 is in its own code; the others wait for tasks that wait for it by `work.wait()`, without a frame."""
+    steps(5)
+    if rank() == 1:
+        prepare_batch()
+    mark_arrival()
+    concurrent.futures.ThreadPoolExecutor(1).submit(wait_for_gradients).result()
+
+
+def wait_for_gradients() -> None:
+    later().wait()
 
 
 def lock_in_own_code() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +16,8 @@ import pytest
 from hangwatch import config
 from hangwatch.capture import CaptureRequest, GpuSources
 from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.model import GpuSample, GpuSweep, Job, Rank, Signature
-from hangwatch.probes.process import main_thread, procfs
+from hangwatch.model import GpuSample, GpuSweep, Job, Rank, Signature, SystemCall
+from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import wait_for
@@ -271,8 +273,30 @@ def test_rank_that_awaits_a_child_in_an_event_loop_awaits_that_child(tmp_path: P
         pid = started.ranks[0].id.pid
         wait_for(lambda: in_call(pid, "awaits_child") or in_call(pid, "epoll_wait"), "rank 0 to wait for its child")
         look = looked_at(started)
-        os.kill(int((tmp_path / "0" / "child").read_text()), 9)
+        os.kill(int((tmp_path / "0" / "child").read_text()), signal.SIGKILL)
     by_rank = {member.id.rank: member for member in look.grouping.members}
     assert by_rank[0].signature is Signature.AWAITS_OUTSIDE, look.verdict.message
     group = next(group for group in look.grouping.groups if group.members[0].id.rank == 0)
     assert (group.activity, group.waits_for) == ("subprocess", "nothing")
+
+
+def test_rank_that_awaits_a_stopped_child_in_an_event_loop_is_named(tmp_path: Path) -> None:
+    with job(CHILD, MEET, tmp_path) as started:
+        child = int((tmp_path / "0" / "child").read_text())
+        targets.stop(child)
+        look = looked_at(started)
+        os.kill(child, signal.SIGKILL)
+    by_rank = {member.id.rank: member for member in look.grouping.members}
+    assert by_rank[0].signature is Signature.BLOCKED, look.verdict.message
+    assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
+    assert f"its child {child} (sleep)" in look.verdict.message
+
+
+def test_poll_of_a_pidfd_is_a_wait_for_that_child() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        descriptor = os.pidfd_open(child.pid)
+        call = SystemCall(number=0, name="epoll_wait", kind="receives", descriptors=(0, descriptor))
+        found = blocked_call.follow_child(os.getpid(), call, procfs.PROC)
+        os.close(descriptor)
+        child.kill()
+    assert found is not None and (found.kind, found.child) == ("awaits_child", child.pid)

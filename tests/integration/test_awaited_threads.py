@@ -196,7 +196,7 @@ def test_rank_with_thread_blocked_in_open_is_named(way: str, tmp_path: Path) -> 
     assert member.signature is Signature.BLOCKED, look.verdict.message
     assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
     assert member.kernel.call is not None and member.kernel.call.thread
-    assert f"stands in openat of {tmp_path}/0/fifo, in each of 3 rounds" in look.verdict.message
+    assert f"is in openat() on {tmp_path}/0/fifo, in each of 3 rounds" in look.verdict.message
     assert "read_shard" in look.verdict.message
 
 
@@ -241,7 +241,7 @@ def test_rank_to_check_first_is_named_if_the_kernel_shows_it_blocked_on_a_file(w
         wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "rank 0 to open the FIFO")
         look = looked_at(started)
     assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
-    assert f"stands in openat of {tmp_path}/0/fifo, in each of 3 rounds" in look.verdict.message
+    assert f"is in openat() on {tmp_path}/0/fifo, in each of 3 rounds" in look.verdict.message
 
 
 def test_rank_with_thread_at_a_pipe_of_a_rank_is_only_checked_first(tmp_path: Path) -> None:

@@ -355,7 +355,7 @@ def _name_by_kernel(lead: Finding) -> Finding | None:
     waiting = lead.waiting("ranks", "gpu", "lock")
     if lead.rule is None or waiting < len(lead.members) or waiting * 2 < lead.scene.answered:
         return None
-    if not _are_settled_by_kernel(lead.members, lead.scene):
+    if not _are_settled_by_kernel(lead.members, lead.scene) or _lacks_power_history(lead):
         return None
     lead = lead._replace(rule=lead.rule._replace(confidence=Confidence.LOW))
     return _name(lead) if _is_supported_by_half(lead) else None

@@ -16,6 +16,7 @@ import pytest
 from hangwatch import config
 from hangwatch.capture import CaptureRequest, GpuSources
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.detector.power_level import GpuLevels
 from hangwatch.model import GpuSample, GpuSweep, Job, Rank, Signature, SystemCall
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
@@ -171,14 +172,15 @@ def job(odd: str, others: str, folder: Path, **environ: str) -> Iterator[Job]:
 
 
 def looked_at(job: Job, *, have_gpus: bool = False) -> Diagnosis:
-    """Capture a job; with GPUs, that of rank 0 is idle, and those of all others run a kernel."""
+    """Capture a job, with GPUs like a daemon: that of rank 0 is idle, and those of all others run a kernel."""
     gpus = tuple(
         GpuSample(index=n, uuid=f"GPU-{n}", power_watts=120.0, utilization_ratio=1.0 if n else 0.0)
         for n in range(RANKS)
     )
     sweep = GpuSweep(taken_monotonic_seconds=0.0, taken_unix_seconds=0.0, gpus=gpus)
     limits = config.Capture(rounds=3, pause_seconds=1.0, dump_deadline_seconds=60.0)
-    sources = GpuSources(read_sweep=lambda: sweep) if have_gpus else GpuSources()
+    levels = {gpu.uuid: GpuLevels(floor_watts=70.0, busy_watts=400.0) for gpu in gpus}
+    sources = GpuSources(read_sweep=lambda: sweep, levels=levels) if have_gpus else GpuSources()
     return diagnose_job(job, CaptureRequest(settings=limits, node="n", gpus=sources), activity.load(MEETS))
 
 

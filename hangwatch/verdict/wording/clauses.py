@@ -78,10 +78,10 @@ def _shown_frame(stack: Stack) -> str:
 
 
 def describe_caller(member: Member) -> str:
-    """Return the caller of the system call of a rank: the rank, or the thread that its main thread waits for."""
+    """Return the caller of the system call of a rank: "rank 3", or "rank 3 waits for its thread reader, which"."""
     rank = words.name_ranks([member.id])
     thread = member.kernel.call.thread if member.kernel.call is not None else ""
-    return f"thread {words.printable(thread)} of {rank}, for which it waits," if thread else rank
+    return f"{rank} waits for its thread {words.printable(thread)}, which" if thread else rank
 
 
 def ended_by(member: Member) -> str | None:

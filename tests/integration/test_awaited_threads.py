@@ -213,6 +213,42 @@ def test_rank_with_thread_that_asks_a_server_is_not_known_to_be_stuck(way: str, 
     assert [rank.rank for rank in look.verdict.named] in ([], [0])
 
 
+METRICS = """
+import time
+def write_metrics():
+    with open(os.devnull, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(20_000))
+            time.sleep(0.1)
+threading.Thread(target=write_metrics, daemon=True).start()
+"""
+READS = """
+import subprocess
+feed = "while head -c 50000 /dev/zero; do sleep 0.1; done"
+def read_shard():
+    with subprocess.Popen(["sh", "-c", feed], stdout=subprocess.PIPE) as child:
+        ready()
+        while os.read(child.stdout.fileno(), 65536): pass
+"""
+
+
+def test_bytes_of_a_thread_that_is_not_awaited_do_not_hide_a_hang(tmp_path: Path) -> None:
+    with job(METRICS + OPENS + POOL, METRICS + MEET, tmp_path) as started:
+        wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "the thread to open the FIFO")
+        look = looked_at(started)
+    member = next(one for one in look.grouping.members if one.id.rank == 0)
+    assert member.signature is Signature.BLOCKED, look.verdict.message
+    assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
+
+
+def test_bytes_of_the_awaited_thread_are_motion(tmp_path: Path) -> None:
+    with job(READS + POOL, MEET, tmp_path) as started:
+        look = looked_at(started)
+    member = next(one for one in look.grouping.members if one.id.rank == 0)
+    assert member.signature is Signature.TRANSFERS, look.verdict.message
+    assert look.verdict.named == ()
+
+
 BUILTIN = POOL.replace("submit(read_shard)", 'submit(os.open, folder + "/fifo", os.O_RDONLY)')
 NO_THREAD = "read_shard()"
 OWN_PIPE = """

@@ -237,7 +237,7 @@ def _compile(rule: _Rule) -> _CompiledRule:
     return _CompiledRule(rule.activity, rule.order, *patterns, rule.whose, rule.operation, *conditions)
 
 
-def _patterns(row: _Rule | _Marked | _Awaiting) -> tuple[_Names, _Globs]:
+def _make_patterns(row: _Rule | _Marked | _Awaiting) -> tuple[_Names, _Globs]:
     """Return the patterns of a row: for a function's plain name, and for a file's short path with a `/` before it."""
     files = row.files or ((row.file,) if row.file else ("*/*",))
     return _Names(row.functions), _Globs(files, _make_path_pattern)
@@ -328,7 +328,7 @@ class Table:
             if rule.is_caller and (index == _find_leaf(stack) or not _is_program_frame(stack[index])):
                 continue
             may_run_program = rule.runs_program or is_marked("pickles", *stack[index].place)
-            if not (may_run_program and any(map(_is_of_program, stack[:index]))):
+            if not (may_run_program and any(map(_is_program_frame, stack[:index]))):
                 return index, rule
         return None
 
@@ -586,8 +586,8 @@ def awaits_threads() -> tuple[AwaitedBy, ...]:
     rows = _built_in().awaits_threads
     return tuple(
         AwaitedBy(
-            _patterns(row),
-            (_Names(row.thread_functions), _Globs((row.thread_file,), _path)),
+            _make_patterns(row),
+            (_Names(row.thread_functions), _Globs((row.thread_file,), _make_path_pattern)),
             _Names(row.thread_names),
         )
         for row in rows

@@ -446,8 +446,8 @@ def _make_group(
         phase=standing.phase,
         members=members,
         frames=() if standing.telling is None else threads[standing.telling].frames,
-        threads=tuple(_thread_stack(threads[index], table) for index in standing.others[:_SHOWN]),
-        awaited=tuple(_awaited_stack(threads[index], table) for index in standing.awaited[:_SHOWN]),
+        threads=tuple(_make_thread_stack(threads[index], table) for index in standing.others[:_SHOWN]),
+        awaited=tuple(_make_awaited_stack(threads[index], table) for index in standing.awaited[:_SHOWN]),
         workers=workers,
     )
 
@@ -460,11 +460,11 @@ def _make_thread_stack(thread: Thread, table: activity.Table) -> Stack:
     )
 
 
-def _awaited_stack(thread: Thread, table: activity.Table) -> Stack:
-    return structs.replace(_thread_stack(thread, table), own=next(iter(user_frames(thread)), None))
+def _make_awaited_stack(thread: Thread, table: activity.Table) -> Stack:
+    return structs.replace(_make_thread_stack(thread, table), own=next(iter(user_frames(thread)), None))
 
 
-def _without_start(thread: Thread) -> Thread:
+def _remove_start_frames(thread: Thread) -> Thread:
     """Return the thread without the frames that started it, which look like a wait, unless it has no other frames."""
     frames = thread.frames
     while frames and not thread.is_main and frames[-1].file.endswith(_STARTS):

@@ -91,7 +91,7 @@ def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
 
     None if the counters of the main thread were not read.
     """
-    seconds, known = _seconds(rounds), _between_dumps(rounds)
+    seconds, known = _measure_seconds(rounds), _between_dumps(rounds)
     between = sum(two.read_monotonic_seconds - one.read_monotonic_seconds for one, two in known)
     read = [
         max(0, two.io_bytes - one.io_bytes)
@@ -100,7 +100,7 @@ def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
     ]
     if seconds is None or between <= 0 or not read:
         return None
-    carried = _growth(rounds[0].object_bytes, rounds[-1].object_bytes, seconds)
+    carried = _measure_growth(rounds[0].object_bytes, rounds[-1].object_bytes, seconds)
     return sum_known([sum(read) / between, carried])
 
 

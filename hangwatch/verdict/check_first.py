@@ -351,14 +351,14 @@ CHECK_FIRST: tuple[Rule, ...] = (
         deciding_steps.THREAD,
         may_name=True,
     ),
-    _check_first(
+    _make_rule(
         "wait for several of their threads, which are at different places",
-        _only_group(_awaits_differing_threads),
+        _find_only_group(_awaits_differing_threads),
         ("ranks", "gpu"),
         check_first_reasons.differs_from_others,
         deciding_steps.THREADS,
     ),
-    _check_first(
+    _make_rule(
         "do not progress in the program's own code, while the others wait for a lock",
         _find_only_group(_is_outside_awaited_lock),
         ("lock",),

@@ -346,8 +346,8 @@ RULES: tuple[Rule, ...] = (
         _is_blocked_with_idle_gpu,
         gives_way=True,
     ),
-    _outside(
-        "are in functions that no rule knows (by stacks alone: not at an earlier line than a rank that waits)",
+    _make_outside_rule(
+        "are in functions that no rule matches (by stacks alone: not at an earlier line than a rank that waits)",
         lambda group: waits_for(group) == "unknown" and not group.awaited,
         ("ranks",),
         Confidence.LOW,

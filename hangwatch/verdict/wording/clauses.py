@@ -45,11 +45,11 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
             return f"wait for their loader workers (in {worker.own})"
         return f"waits for its loader worker ({_describe_worker(worker)}, in {worker.own})"
     clause = (
-        _waits_for_file_lock(group)
+        _describe_file_lock(group)
         or _awaits_threads(group)
-        or _shares_lock(group)
-        or _awaits_store(group)
-        or _sleeps(group)
+        or _describe_shared_lock(group)
+        or _describe_store_wait(group)
+        or _describe_sleep(group)
         or activity.describe_activity(group.activity, group.operation)
     )
     if group.waits_for == "gpu" and activity.find_activity(group.activity).waits_for != "gpu":
@@ -186,7 +186,7 @@ def blocked_call(member: Member, grouping: Grouping) -> str:
     ranks = {one.id.pid: one.id for one in grouping.members if one.id.pid is not None and one.id.node == member.id.node}
     about = [_blocking_object(one, call, member, ranks) for one in call.behind]
     if call.file_lock is not None:
-        about = [f"{call.file_lock.path}{_held_by(call.file_lock)}"]
+        about = [f"{call.file_lock.path}{_describe_holder(call.file_lock)}"]
     elif call.child_pid is not None:
         about = [f"its child {_process(call.child_pid, call.child_comm, call.child_state)}"]
     thread = f" in its thread {words.printable(call.thread)}" if call.thread else ""

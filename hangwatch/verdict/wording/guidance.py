@@ -33,10 +33,10 @@ def where_to_look(grouping: Grouping) -> str:
     if failed:
         them = "it" if failed == 1 else "them"
         return f" {words.count(failed)} could not be dumped: check {them} first, see the evidence."
-    found = list(dict.fromkeys(filter(None, map(_look_at, groups))))[:_MOST_SENTENCES]
+    found = list(dict.fromkeys(filter(None, map(_find_hint, groups))))[:_MOST_SENTENCES]
     calls = _blocked_calls(grouping, groups)
-    hints = found or ([] if calls else _general_hints(grouping, groups))
-    return "".join(f" {sentence}" for sentence in (*_missing_ranks(grouping), *calls, *hints))
+    hints = found or ([] if calls else _list_general_hints(grouping, groups))
+    return "".join(f" {sentence}" for sentence in (*_describe_missing_ranks(grouping), *calls, *hints))
 
 
 def _blocked_calls(grouping: Grouping, groups: Sequence[Group]) -> list[str]:

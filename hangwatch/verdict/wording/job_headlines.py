@@ -164,7 +164,9 @@ def at_different_lines(finding: Finding) -> str:
 def at_one_place(finding: Finding) -> str:
     """Return the headline for ranks that are all in one place, with hints on what to check."""
     different = sequence_numbers.different_operations(finding.answer)
-    return _together(finding.others[0], finding.scene) + (different or guidance.where_to_look(finding.scene.grouping))
+    return _describe_together(finding.others[0], finding.scene) + (
+        different or guidance.where_to_look(finding.scene.grouping)
+    )
 
 
 def _describe_together(group: Group, scene: Scene) -> str:

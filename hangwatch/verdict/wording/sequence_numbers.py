@@ -191,7 +191,7 @@ def different_operations(answer: Answer) -> str:
     groups = {(one.library, one.name, one.description) for one in pending}
     if answer.kind != "unknown" or len(groups) < 2 or len(set(waiting)) < len(waiting):
         return ""
-    each = [f"{_ranks(one.waiting)} in {_operation(one)}" for one in pending[:_SHOWN]]
+    each = [f"{_name_ranks(one.waiting)} in {_name_operation(one)}" for one in pending[:_SHOWN]]
     return (
         f" By sequence numbers they wait in different groups: {words.join_words(each)}. If these groups have the same "
         "ranks, the ranks use them in another order: compare the calls on both sides."

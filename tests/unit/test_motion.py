@@ -69,6 +69,17 @@ def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
     return tuple(structs.replace(dump, call=call) for dump, call in zip(found, calls, strict=True))
 
 
+def main_thread(lines: list[str], owns_gil: bool | None) -> Thread:
+    return Thread(
+        name="MainThread",
+        thread_id="1",
+        frames=frames(lines),
+        owns_gil=owns_gil,
+        is_main=True,
+        installed_frames=sum("library" in line for line in lines),
+    )
+
+
 def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
     stacks: list[list[str]],
     cpu: float = 0.0,
@@ -105,18 +116,7 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
     return tuple(
         ProcessDump(
             taken_monotonic_seconds=5.0 * number,
-            threads=(
-                Thread(
-                    name="MainThread",
-                    thread_id="1",
-                    frames=frames(lines),
-                    owns_gil=gil,
-                    is_main=True,
-                    installed_frames=sum("library" in line for line in lines),
-                ),
-            )
-            if lines
-            else (),
+            threads=(main_thread(lines, gil),) if lines else (),
             fault=None if lines else FAILED,
             state=state,
             cpu_seconds=100.0 + 5.0 * number * cpu,

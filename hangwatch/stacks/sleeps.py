@@ -23,7 +23,7 @@ def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Slee
     ]
     if not asleep or not all(_is_sleep(dump, standing) for dump, standing in asleep):
         return None
-    places = {_digest(_find_main_thread(dump), _deciding_thread(dump, standing)) for dump, standing in asleep}
+    places = {_hash_place(_find_main_thread(dump), _deciding_thread(dump, standing)) for dump, standing in asleep}
     left = [dump.call.left_seconds or 0.0 for dump, _ in asleep if dump.call]
     last = asleep[-1][0].call
     if len(places) > 1 or last is None or last.until_unix_seconds is None:
@@ -61,7 +61,7 @@ def _is_called_by_program(thread: Thread) -> bool:
     return False
 
 
-def _digest(main: Thread | None, deciding: Thread | None) -> str:
+def _hash_place(main: Thread | None, deciding: Thread | None) -> str:
     threads = (main, None if deciding is main else deciding)
     frames = [frame for thread in threads if thread is not None for frame in thread.frames]
     lines = [(one.function, one.file, one.line) for one in frames if not stack_frames.is_native(*one.place)]

@@ -200,6 +200,7 @@ def test_a_verdict_says_where_the_rank_stands_at_whom_it_points(tmp_path: Path) 
     assert [pid for pid, call in calls.items() if call is not None] == [odd]
     said = f"is in openat() on {folders[3]}/fifo, in each of 2 rounds"
     assert said in look.verdict.message
+    assert look.verdict.next_step.startswith(f"look at {folders[3]}/fifo: ")
     assert any(vote.kind == "system_call" and said in vote.message for vote in look.verdict.evidence)
 
 
@@ -212,7 +213,8 @@ def test_what_is_to_be_looked_at_first_is_what_is_behind_that_call(tmp_path: Pat
         wait_for(lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat", "the odd one")
         verdict = looked_at([waits, odd]).verdict
     assert [rank.pid for rank in verdict.first_look] == [odd]
-    assert "lock of its call (see the evidence)" in next_step(verdict)
+    assert next_step(verdict).startswith(f"look at {folders[1]}/fifo: ")
+    assert verdict.stuck_on == f'perhaps open("{folders[1]}/fifo") in rank 1 (here, pid {odd})'
     assert f"is in openat() on {folders[1]}/fifo" in verdict.message
     assert "--native" not in verdict.message
 
@@ -251,3 +253,4 @@ def test_of_a_rank_that_waits_for_its_worker_the_call_of_the_worker_is_told(tmp_
         os.kill(worker, signal.SIGKILL)
     assert [rank.pid for rank in look.verdict.named] == [odd]
     assert f"its worker (pid {worker}) is in openat() on {folders[3]}/fifo, in each of 2 rounds" in look.verdict.message
+    assert look.verdict.stuck_on.startswith(f'open("{folders[3]}/fifo") in pid {worker}, data-loader worker of ')

@@ -131,8 +131,13 @@ def describe_worker_call(member: Member, ranks: Mapping[int, RankId]) -> str | N
 
 def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
     rounds = "" if call.rounds < 2 else f", in each of {call.rounds} rounds"
+    return f"{describe_object(call, member, ranks)}{rounds}"
+
+
+def describe_object(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
+    """Return a system call of a rank with its file, peer, child or lock. `ranks` are those of its node, by pid."""
     if call.file_lock is not None:
-        return f"{call.says} {call.file_lock.path}{_held_by(call.file_lock)}{rounds}"
+        return f"{call.says} {call.file_lock.path}{_held_by(call.file_lock)}"
     about = [_describe_target(one, member, ranks) for one in call.behind]
     if call.descriptors > len(about) > 0:
         about.append(words.count(call.descriptors - len(about), "other descriptor"))
@@ -141,23 +146,24 @@ def _in_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> s
     if call.child_pid is not None:
         about = [f"its child {call.child_pid} ({call.child_comm})"]
     if not about:
-        return f"{call.name}(){rounds}"
-    return f"{call.says} {words.join_words(about)}{rounds}"
+        return f"{call.name}()"
+    return f"{call.says} {words.join_words(about)}"
 
 
 def tells_call(member: Member) -> bool:
     """True if more than the name of its call is known. The name alone shows little: any wait for a lock is a futex."""
-    return _tells(member.kernel.call)
+    return tells(member.kernel.call)
 
 
 def tells_what_holds(member: Member) -> bool:
     """True if more than the name of its call is known, or of the call of the worker for which it waits."""
-    return _tells(member.kernel.call) or (
-        member.kernel.worker_call is not None and _tells(member.kernel.worker_call.call)
+    return tells(member.kernel.call) or (
+        member.kernel.worker_call is not None and tells(member.kernel.worker_call.call)
     )
 
 
-def _tells(call: KernelCall | None) -> bool:
+def tells(call: KernelCall | None) -> bool:
+    """True if the object of a call is known: a file, a peer, a child or a lock."""
     return call is not None and bool(call.behind or call.path or call.child_pid or call.file_lock)
 
 

@@ -66,12 +66,13 @@ def group_words(pending: PendingOperation) -> str:
     return f"{words.elided(description, _DESCRIPTION_SHOWN) or 'the group'} of {_ranks(pending.members)}"
 
 
-def _operation(pending: PendingOperation) -> str:
+def describe_operation(pending: PendingOperation) -> str:
+    """Return an operation with its number and its group: "all_reduce #563 of the default group"."""
     return f"{words.elided(pending.operation, _DESCRIPTION_SHOWN)} #{pending.number} of {group_words(pending)}"
 
 
 def _operations(pending: Sequence[PendingOperation]) -> str:
-    shown = list(map(_operation, pending[:_SHOWN]))
+    shown = list(map(describe_operation, pending[:_SHOWN]))
     return words.join_words(shown) if shown else "nothing"
 
 
@@ -81,7 +82,7 @@ def _since(pending: PendingOperation) -> str:
 
 def _pending(pending: PendingOperation) -> str:
     wait = "waits" if len(pending.waiting) == 1 else "wait"
-    parts = [f"{_ranks(pending.waiting)} {wait} in {_operation(pending)} {_since(pending)}", *_others(pending)]
+    parts = [f"{_ranks(pending.waiting)} {wait} in {describe_operation(pending)} {_since(pending)}", *_others(pending)]
     if pending.timeout_seconds is not None and pending.timeout_seconds > pending.seconds:
         rest = words.duration(round(pending.timeout_seconds - pending.seconds))
         parts.append(f"the collective times out in {rest} (timeout {words.duration(pending.timeout_seconds)})")
@@ -89,7 +90,7 @@ def _pending(pending: PendingOperation) -> str:
 
 
 def _open_then(pending: PendingOperation) -> str:
-    return "; ".join([f"{_operation(pending)} was open on {_ranks(pending.waiting)}", *_others(pending)])
+    return "; ".join([f"{describe_operation(pending)} was open on {_ranks(pending.waiting)}", *_others(pending)])
 
 
 def _others(pending: PendingOperation) -> Iterator[str]:
@@ -113,7 +114,7 @@ def not_joined(finding: Finding) -> str:
     have, wait = "has" if len(ranks) == 1 else "have", "has" if len(pending.waiting) == 1 else "have"
     late = "It" if len(ranks) == len(finding.suspects) == 1 else sentence(_ranks(sorted(ranks)))
     doing = sentence("; ".join(_doing(group) for group in finding.suspects[:_SHOWN]))
-    joined = f"{late} {have} not joined {_operation(pending)}"
+    joined = f"{late} {have} not joined {describe_operation(pending)}"
     return f"{doing}. {joined}, where {_ranks(pending.waiting)} {wait} waited {_since(pending)}."
 
 
@@ -168,7 +169,7 @@ def cycle(finding: Finding) -> str:
         awaited = [other for other in pending.missing if other in graph.cycle]
         company = [other for other in pending.waiting if other != rank]
         too = f", as {_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
-        waits.append(f"{_ranks([rank])} for {_ranks(awaited)} in {_operation(pending)}{too}")
+        waits.append(f"{_ranks([rank])} for {_ranks(awaited)} in {describe_operation(pending)}{too}")
     return sentence(f"{_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
 
 
@@ -188,8 +189,8 @@ def still_open(finding: Finding) -> str:
     root = "if one of them calls it with another root (src or dst), then " if _is_rooted(first) else ""
     inside = f"{_ranks(first.waiting)} {'is' if len(first.waiting) == 1 else 'are'} still in it ({_since(first)})"
     return (
-        f"All ranks have joined {_operation(first)}, and {inside}. No rank is late: the operations in which other "
-        f"ranks wait come later. Check {root}{_ALL_GPUS}"
+        f"All ranks have joined {describe_operation(first)}, and {inside}. No rank is late: the operations in which "
+        f"other ranks wait come later. Check {root}{_ALL_GPUS}"
     )
 
 

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from msgspec.structs import replace
 
 from hangwatch import capture, config, words
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.job_scan import JobScan
-from hangwatch.cli import screen
+from hangwatch.cli import progress_line, screen
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.node_options import Reach, nodes_options, parse_reach, topology_option
+from hangwatch.cli.progress_line import Step
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.errors import TemporaryError, UserError
-from hangwatch.model import GpuSweep, Incident, Job, JobState, Verdict, find_jobs
+from hangwatch.model import GpuSweep, Incident, Job, JobState, RankDump, Verdict, find_jobs
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node import host
@@ -55,6 +55,7 @@ class DumpOptions(NamedTuple):
     as_json_form: bool
     grouped: bool
     with_stacks: bool
+    full: bool
     raw: Path | None
     agentless: bool
     topology: Path | None
@@ -90,6 +91,7 @@ class DumpOptions(NamedTuple):
 )
 @click.option("--grouped", is_flag=True, help="With --json: one stack per group, the input of `hangwatch merge`.")
 @click.option("--stacks", "with_stacks", is_flag=True, help="Add all raw stacks. Also with --json --grouped.")
+@click.option("--full", is_flag=True, help="Add the stacks of all groups, the evidence and details of the ranks.")
 @topology_option
 @click.option("--raw", type=click.Path(path_type=Path, file_okay=False), help="With --nodes: write all stacks to DIR.")
 @click.option(
@@ -107,8 +109,9 @@ class DumpOptions(NamedTuple):
 def dump(**given: Any) -> int:
     """Take the stacks of all ranks now, and name the rank that blocks.
 
-    Prints for each job on this node the verdict, the groups of ranks and the evidence. For every raw stack use
-    --stacks, -o or --json. Output longer than the screen goes to a pager.
+    Prints for each job on this node the verdict, what it is stuck on, what to do first, and the groups of ranks. --full
+    adds the stacks of the groups and the evidence, --stacks, -o or --json every raw stack. Output longer than the
+    screen goes to a pager.
 
     --nodes and --jobid dump many nodes at the same time and give one verdict per job. A node that does not respond by
     the deadline is reported and is no error. See docs/many-nodes.md.
@@ -123,9 +126,9 @@ def dump(**given: Any) -> int:
 
 def _dump_remote(reach: Reach, options: DumpOptions) -> int:
     """Dump the jobs on other nodes and return the exit code. Raises click.UsageError and InputError."""
-    if options.is_special or options.grouped or options.with_stacks or options.config_path is not None:
+    if options.is_special or options.grouped or options.with_stacks or options.full or options.config_path:
         raise click.UsageError(
-            "--pid, --native, --locals, --grouped, --stacks and --config cannot be used with --nodes or --jobid"
+            "--pid, --native, --locals, --grouped, --stacks, --full and --config cannot be used with --nodes or --jobid"
         )
     rounds = options.rounds or 2
     if options.agentless:  # these modules are imported only if needed
@@ -199,14 +202,6 @@ def _refuse_conflicts(options: DumpOptions) -> None:
         raise click.UsageError("--json already has all stacks; use --stacks without --json, or with --json --grouped")
 
 
-def dump_request(
-    node: str, settings: config.Capture, activities: activity.Table, *, rounds: int | None = None
-) -> capture.CaptureRequest:
-    """Return the request of a dump: one round, and a second one if the first may mislead; or exactly `rounds`."""
-    is_needed = partial(second_round.is_needed, table=activities) if rounds is None else None
-    return capture.CaptureRequest(node=node, settings=settings, rounds=rounds or 1, needs_second_round=is_needed)
-
-
 class _LocalDump:
     """One dump of this node. `refused` are the errors of jobs that could not be dumped."""
 
@@ -225,17 +220,34 @@ class _LocalDump:
 
     def incident(self, job: Job) -> Incident:
         """Dump one job. If the kernel denies the user the stacks of the user's own job, the daemon dumps it."""
-        options = self._options
-        by_daemon = None if options.is_special else self._daemon_incident(job)
+        by_daemon = None if self._options.is_special else self._daemon_incident(job)
         if by_daemon is not None:
             return by_daemon
-        request = replace(
-            dump_request(self._node, self._settings.capture, self._activities, rounds=options.rounds),
+        with progress_line.shown() as step:
+            step.say(f"job {words.printable(job.job_id)}: taking the stacks of {words.count(len(job.ranks))}")
+            return diagnose_job(job, self._request(step), self._activities).incident(job, JobState.SUSPECTED)
+
+    def _request(self, step: Step) -> capture.CaptureRequest:
+        """Return the request: as many rounds as the options say, else one, and a second if the first may mislead.
+
+        The progress line shows why a second round follows.
+        """
+        options, settings = self._options, self._settings.capture
+
+        def is_second_round_needed(ranks: Sequence[RankDump]) -> bool:
+            if why := second_round.find_reason(ranks, self._activities):
+                step.say(f"{why}; looking again in {words.duration(settings.pause_seconds)}")
+            return bool(why)
+
+        return capture.CaptureRequest(
+            node=self._node,
+            settings=settings,
+            rounds=options.rounds or 1,
+            needs_second_round=is_second_round_needed if options.rounds is None else None,
             mode=capture.DumpMode(native=options.native, include_locals=options.include_locals),
             ask_nccl=not options.grouped,  # a dump of many nodes must not wait for NCCL
             gpus=capture.GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),
         )
-        return diagnose_job(job, request, self._activities).incident(job, JobState.SUSPECTED)
 
     def _daemon_incident(self, job: Job) -> Incident | None:
         """Return the daemon's dump of a job if the kernel denies this user its stacks.
@@ -345,8 +357,13 @@ def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: boo
         return
     if options.as_json_form:
         return
-    stacks = options.with_stacks
-    answer = text.render_answer(incident, color=screen.is_colored(), width=screen.width(), stacks=stacks)
+    answer = text.render_answer(
+        incident,
+        color=screen.is_colored(),
+        width=screen.width(),
+        full=options.full,
+        stacks=options.with_stacks,
+    )
     if is_only_job:
         screen.show(answer)
     else:

@@ -121,10 +121,10 @@ def shown_groups(groups: Sequence[Group], odd: frozenset[str], limit: int) -> tu
     return [g for g in ordered if id(g) in first], [g for g in ordered if id(g) not in first]
 
 
-def more_groups(rest: Sequence[Group]) -> str:
+def more_groups(rest: Sequence[Group], where: str = "see incident.json") -> str:
     """Return the sentence about the groups that are not shown."""
     ranks = sum(len(group.members) for group in rest)
-    return f"and {count(len(rest), 'smaller group')} with {count(ranks, 'rank')}: see incident.json"
+    return f"and {count(len(rest), 'smaller group')} with {count(ranks, 'rank')}: {where}"
 
 
 def own_places(groups: Iterable[Group]) -> frozenset[tuple[str, str]]:

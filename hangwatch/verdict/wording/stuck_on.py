@@ -13,7 +13,7 @@ from hangwatch.verdict.wording import clauses, sequence_numbers
 from hangwatch.verdict.wording.next_steps import first_step
 
 _MOST_CHARACTERS = 160
-_NOT_STUCK = frozenset({"Moving", "Serving", "Over", "NoRanks", "RecordsOnly"})
+_NOT_STUCK = frozenset({"Moving", "Serving", "Suspended", "Over", "NoRanks", "RecordsOnly"})
 _BY_LINE = frozenset({"OutsideCollective", "NotCome"})
 """Kinds of verdicts with a first step that depends on the line at which the first suspect is."""
 
@@ -33,7 +33,8 @@ def stuck_on(finding: Finding) -> str:
     if finding.kind == "MountSilent":
         mounts = {member.kernel.silent_mount for member in finding.scene.without_stack}
         return f"{words.join_words(sorted(filter(None, mounts)))}, which does not respond"
-    waiting = [group for group in finding.others if group.frames]
+    is_unsure = finding.kind == "CannotTell"
+    waiting = [one for one in finding.others if one.frames and (one.waits_for in {"ranks", "gpu"} or not is_unsure)]
     line = clauses.describe_line(waiting[0]) if len(waiting) == 1 else ""
     return f"{clauses.operations(waiting)}{line}" if waiting else ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,13 @@ from hangwatch.cli.progress_line import Step
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.errors import TemporaryError, UserError
+from hangwatch.jobs import likely_ranks
 from hangwatch.model import GpuSweep, Incident, Job, JobState, RankDump, Verdict, find_jobs
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node import host
 from hangwatch.probes.process import procfs
+from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.report import text
 from hangwatch.stacks import activity
 from hangwatch.tables.launchers import TABLE
@@ -35,6 +37,7 @@ from hangwatch.verdict import second_round
 
 GPU_SECONDS = 3.0
 MOST_OWNERS = 8
+MOST_LIKELY_RANKS = 64
 NO_JOB = (
     "no training job found on this node: no process was started by one of these launchers\n"
     f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
@@ -75,7 +78,8 @@ class DumpOptions(NamedTuple):
     "pids",
     type=click.IntRange(1, 1 << 22),
     multiple=True,
-    help="Dump these processes instead of jobs. The pid of a launcher means all its ranks. Repeatable.",
+    help="Dump these processes instead of jobs. The pid of a launcher or an inference server means all "
+    "its ranks. Repeatable.",
 )
 @click.option(
     "--rounds",
@@ -184,7 +188,7 @@ def _dump_local(options: DumpOptions) -> int:
         click.echo(form, nl=False)
     elif options.directory is not None or len(dumped) > 1:
         print_jobs(dumped, with_message=options.directory is not None)
-    _report_missing(unreadable, local.refused, has_dumped=bool(dumped))
+    _report_missing(unreadable, local.refused, local.likely_ranks(), has_dumped=bool(dumped))
     return 0 if dumped else 1
 
 
@@ -248,6 +252,19 @@ class _LocalDump:
             ask_nccl=not options.grouped,  # a dump of many nodes must not wait for NCCL
             gpus=capture.GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),
         )
+
+    def likely_ranks(self) -> Iterator[str]:
+        """Yield a line for each process that holds a GPU or is titled like a worker, and the command that dumps all."""
+        gpus = _gpus_by_pid(self._sweep)
+        processes = likely_ranks.find_likely_ranks(ProcessScan().processes(gpus), gpus)[:MOST_LIKELY_RANKS]
+        if not processes:
+            return
+        yield "\nThese processes hold a GPU or are titled like a worker:"
+        for process in processes:
+            held = gpus.get(process.id.pid)
+            gpu = f"  gpu {words.fold(held)}" if held else ""
+            yield f"  pid {process.id.pid}  {words.printable(likely_ranks.describe(process))}{gpu}"
+        yield f"To dump them: hangwatch dump {' '.join(f'--pid {process.id.pid}' for process in processes)}"
 
     def _daemon_incident(self, job: Job) -> Incident | None:
         """Return the daemon's dump of a job if the kernel denies this user its stacks.
@@ -332,15 +349,20 @@ def _unreadable(jobs: Sequence[Job]) -> list[Job]:
     return [job for job in others if user_socket_client.may_not_read([rank.id.pid for rank in job.ranks])]
 
 
-def _report_missing(unreadable: Sequence[Job], refused: Sequence[Exception], *, has_dumped: bool) -> None:
-    """Print which jobs were not dumped, or that there is no job. Raises the TemporaryError of a refused job."""
+def _report_missing(
+    unreadable: Sequence[Job], refused: Sequence[Exception], likely: Iterable[str], *, has_dumped: bool
+) -> None:
+    """Print which jobs were not dumped, or that there is no job. Raises the TemporaryError of a refused job.
+
+    `likely` are lines about processes that may be ranks of an unknown job.
+    """
     if unreadable:
         owners = sorted({job.owner for job in unreadable})
         names = ", ".join(owners[:MOST_OWNERS]) + (" and more" if len(owners) > MOST_OWNERS else "")
         jobs = words.count(len(unreadable), "job")
         click.echo(f"not dumped: {jobs}: this user may not read the stacks of {names}\n  {SEE_ALL}", err=True)
     elif not has_dumped:
-        click.echo(NO_JOB, err=True)
+        click.echo("\n".join([NO_JOB, *likely]), err=True)
     for error in refused:
         if isinstance(error, TemporaryError):
             raise error
@@ -379,7 +401,10 @@ def _refuse_bare(arguments: Sequence[str]) -> None:
 
 
 def _job_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> Job:
-    """Return a job that consists of these processes. The pid of a launcher means its ranks. Raises InputError."""
+    """Return a job that consists of these processes. The pid of a launcher or a server means its ranks.
+
+    Raises InputError.
+    """
     missing = [pid for pid in pids if not procfs.read_state(pid)]
     if missing:
         raise InputError(f"--pid {missing[0]}: no such process")
@@ -389,10 +414,24 @@ def _job_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.J
     jobs = [job_of_launcher[pid] for pid in pids if pid in job_of_launcher]
     if len(jobs) == len(pids) and len({job.key for job in jobs}) == 1:
         return jobs[0]
+    gpus = _gpus_by_pid(sweep)
+    processes = scan.processes.processes(gpus)
     expanded = [
-        [rank.id.pid for rank in job_of_launcher[pid].ranks] if pid in job_of_launcher else [pid] for pid in pids
+        [rank.id.pid for rank in job_of_launcher[pid].ranks]
+        if pid in job_of_launcher
+        else likely_ranks.find_ranks_below(pid, processes, gpus) or [pid]
+        for pid in pids
     ]
     return capture.job_of_pids(list(dict.fromkeys(pid for ranks in expanded for pid in ranks)), scan.processes)
+
+
+def _gpus_by_pid(sweep: GpuSweep | None) -> dict[int, list[int]]:
+    """Return the indexes of the GPUs that each process holds."""
+    gpus: dict[int, list[int]] = {}
+    for gpu in sweep.gpus if sweep is not None else ():
+        for pid in gpu.pids:
+            gpus.setdefault(pid, []).append(gpu.index)
+    return gpus
 
 
 @contextmanager

@@ -409,7 +409,7 @@ def other_operation() -> Case:
         ),
         (
             four(waits(6), "waits"),
-            "no rank is late; check GPUs and network",
+            "no rank is late: check GPUs, network",
             EVERYBODY,
         ),
         (
@@ -433,7 +433,7 @@ def test_the_page_says_who_has_not_come(case: Case, summary: str, missing_ranks:
     alert = {
         "exp_labels": {"severity": "critical", "job_id": "k1", "job_key": "k1"},
         "exp_annotations": {
-            "summary": f"llama-70b of user mira (k1, Sl… 2180718, train.py) is hung: {summary}",
+            "summary": f"llama-70b of user mira (k1, Slurm job 2180718, train.py) is hung: {summary}",
             "description": description,
             "dashboard_url": "",
             "incident_url": "",

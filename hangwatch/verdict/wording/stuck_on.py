@@ -69,7 +69,7 @@ def look_at(member: Member) -> str:
         return f"look at {member.kernel.silent_mount}: repair its server or network; `hangwatch check storage`"
     if waits.awaited is not None:
         return f"look at {waits.awaited.who}" + (", which is gone" if waits.awaited.is_lost else ": does it respond?")
-    return f"look at {waits.stuck_on}" if waits.stuck_on is not None else ""
+    return f"look at {_cut(waits.stuck_on)}" if waits.stuck_on is not None else ""
 
 
 def _look_at_line(group: Group, member: Member) -> str:
@@ -85,7 +85,7 @@ def _object_of_call(call: KernelCall) -> str:
     if call.file_lock is not None:
         return _lock(call.file_lock)
     if call.path:
-        return f"look at {call.path}: does its storage respond (`hangwatch check storage`)? A FIFO needs a writer"
+        return f"look at {_cut(call.path)}: does its storage respond (`hangwatch check storage`)? A FIFO needs a writer"
     if call.child_pid is not None:
         return f"look at its child {call.child_pid} ({call.child_comm}): `hangwatch dump --pid {call.child_pid}`"
     return _target(call.behind[0]) if len(call.behind) == 1 else ""
@@ -98,13 +98,13 @@ def _target(target: CallTarget) -> str:
     if target.kind == "connection":
         return f"look at {target.what}" + (", which is gone" if target.is_lost else ": does it respond?")
     mount = f", on {target.mount}" if target.mount else ""
-    return f"look at {target.what}{mount}: does it respond?" if target.kind == "file" else ""
+    return f"look at {_cut(target.what)}{mount}: does it respond?" if target.kind == "file" else ""
 
 
 def _lock(lock: FileLock) -> str:
     if lock.holder_pid is None:
-        return f"look at {lock.path}: `fuser -v` shows the processes that have it open; its holder may be elsewhere"
-    return f"look at pid {lock.holder_pid} ({lock.holder_comm}), which holds the lock of {lock.path}"
+        return f"look at {_cut(lock.path)}: `fuser -v` shows the processes that have it open; its holder may be elsewhere"
+    return f"look at pid {lock.holder_pid} ({lock.holder_comm}), which holds the lock of {_cut(lock.path)}"
 
 
 def _place_of_rank(group: Group, member: Member) -> str:
@@ -124,7 +124,7 @@ def _place_of_rank(group: Group, member: Member) -> str:
     if member.kernel.call is not None and clauses.tells(member.kernel.call):
         return f"{_call(member.kernel.call, member)} {of_rank}"
     if member.waits.file_lock is not None:
-        return f"the lock of {member.waits.file_lock.path} {of_rank}"
+        return f"the lock of {_cut(member.waits.file_lock.path)} {of_rank}"
     if member.kernel.silent_mount is not None:
         return f"{member.kernel.silent_mount}, which does not respond, {of_rank}"
     if member.kernel.state in BLOCKED_STATES:
@@ -144,10 +144,15 @@ def _call(call: KernelCall, member: Member) -> str:
     """Return a system call with its object. The end of a long path is kept, because it names the file."""
     if call.path and call.file_lock is None:
         name = "open" if call.name.startswith("open") else call.name
-        return f'{name}("{words.cut_middle(call.path, _MOST_CHARACTERS // 2)}")'
+        return f'{name}("{_cut(call.path)}")'
     return words.cut_middle(clauses.describe_object(call, member, {}), _MOST_CHARACTERS)
 
 
 def _worker(group: Group, pid: int | None) -> str:
     kind = "data-loader worker" if group.activity == "data_loading" else "worker process"
     return kind if pid is None else f"pid {pid}, {kind}"
+
+
+def _cut(path: str) -> str:
+    """Return a path of at most 80 characters, with the name of its file."""
+    return words.cut_middle(path, _MOST_CHARACTERS // 2)

@@ -61,7 +61,7 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
     "a lock without its call": (
         {"waits": Waits(file_lock=FileLock(path="/data/x.lock"))},
         "the lock of /data/x.lock in rank 3 (a, pid 160)",
-        "look at /data/x.lock: `fuser -v` shows the processes that have it open; its holder may be elsewhere",
+        "look at /data/x.lock: `fuser -v` shows which processes have it open; its holder may be elsewhere",
     ),
     "a pipe": (
         {"kernel": KernelFacts(call=call(descriptors=1, behind=(PIPE,)))},

@@ -103,7 +103,7 @@ def _target(target: CallTarget) -> str:
 
 def _lock(lock: FileLock) -> str:
     if lock.holder_pid is None:
-        return f"look at {_cut(lock.path)}: `fuser -v` shows the processes that have it open; its holder may be elsewhere"
+        return f"look at {_cut(lock.path)}: `fuser -v` shows which processes have it open; its holder may be elsewhere"
     return f"look at pid {lock.holder_pid} ({lock.holder_comm}), which holds the lock of {_cut(lock.path)}"
 
 

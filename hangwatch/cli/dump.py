@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from msgspec.structs import replace
 
 from hangwatch import capture, config, words
 from hangwatch.capture.diagnosis import diagnose_job
@@ -206,6 +207,14 @@ def _refuse_conflicts(options: DumpOptions) -> None:
         raise click.UsageError("--json already has all stacks; use --stacks without --json, or with --json --grouped")
 
 
+def dump_request(
+    node: str, settings: config.Capture, activities: activity.Table, *, rounds: int | None = None
+) -> capture.CaptureRequest:
+    """Return the request of a dump: one round, and a second one if the first may mislead; or exactly `rounds`."""
+    is_needed = partial(second_round.is_needed, table=activities) if rounds is None else None
+    return capture.CaptureRequest(node=node, settings=settings, rounds=rounds or 1, needs_second_round=is_needed)
+
+
 class _LocalDump:
     """One dump of this node. `refused` are the errors of jobs that could not be dumped."""
 
@@ -232,22 +241,18 @@ class _LocalDump:
             return diagnose_job(job, self._request(step), self._activities).incident(job, JobState.SUSPECTED)
 
     def _request(self, step: Step) -> capture.CaptureRequest:
-        """Return the request: as many rounds as the options say, else one, and a second if the first may mislead.
-
-        The progress line shows why a second round follows.
-        """
+        """Return the request for one job. The progress line shows why a second round follows."""
         options, settings = self._options, self._settings.capture
+        request = dump_request(self._node, settings, self._activities, rounds=options.rounds)
 
         def is_second_round_needed(ranks: Sequence[RankDump]) -> bool:
             if why := second_round.find_reason(ranks, self._activities):
                 step.say(f"{why}; looking again in {words.duration(settings.pause_seconds)}")
             return bool(why)
 
-        return capture.CaptureRequest(
-            node=self._node,
-            settings=settings,
-            rounds=options.rounds or 1,
-            needs_second_round=is_second_round_needed if options.rounds is None else None,
+        return replace(
+            request,
+            needs_second_round=request.needs_second_round and is_second_round_needed,
             mode=capture.DumpMode(native=options.native, include_locals=options.include_locals),
             ask_nccl=not options.grouped,  # a dump of many nodes must not wait for NCCL
             gpus=capture.GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),

@@ -80,6 +80,12 @@ class Finding(NamedTuple):
         return [member for group in self.suspects for member in group.members]
 
     @property
+    def is_one_process(self) -> bool:
+        """True if only one process was captured, and nothing shows that it is a rank of a job."""
+        members = self.scene.grouping.members
+        return len(members) == 1 and members[0].id.rank is None and self.scene.grouping.world_size is None
+
+    @property
     def fewest_neighbours(self) -> int:
         """The lowest number of ranks with a stack on a node of a suspect."""
         return min(map(self.scene.neighbours, self.suspects))

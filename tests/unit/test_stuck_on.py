@@ -15,6 +15,7 @@ from hangwatch.model import (
     Member,
     Motion,
     RankId,
+    Stack,
     StackFacts,
     Verdict,
     Waits,
@@ -119,3 +120,26 @@ def test_every_known_hang_has_both_lines_and_no_healthy_job_is_stuck(case: dict[
     assert not (is_healthy and verdict.stuck_on)
     assert is_healthy or verdict.stuck_on or verdict.kind == "CannotTell"
     assert "\n" not in verdict.stuck_on + verdict.next_step
+
+
+def test_one_process_is_described_alone_with_its_threads() -> None:
+    """Say nothing about other ranks, nodes or file locks: only this process was captured."""
+    native = Frame(function="PyThread_acquire_lock_timed", file="libpython3.11.so.1.0")
+    member = Member(id=RankId(node="a", pid=160), stack=StackFacts(user_frames=(LINE,)))
+    sleeps = Stack(name="holder", frames=(Frame(function="hold", file="train.py", line=5),), activity="sleep")
+    group = Group(
+        key="k",
+        activity="lock",
+        operation="PyThread_acquire_lock_timed",
+        waits_for="lock",
+        members=(member,),
+        frames=(native, LINE),
+        threads=(sleeps,),
+    )
+    verdict = judge(Grouping(groups=(group,)))
+    assert verdict.message == (
+        "Pid 160 (a) waits for a lock (PyThread_acquire_lock_timed) in save at train.py:48; "
+        "its thread (holder) sleeps in hold (train.py:5)."
+    )
+    assert verdict.stuck_on == "PyThread_acquire_lock_timed(), called by save (train.py:48) in pid 160 (a)"
+    assert verdict.next_step == "look at the other threads of pid 160 (a): `hangwatch dump --full` shows their stacks"

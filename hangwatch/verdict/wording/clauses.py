@@ -240,10 +240,16 @@ def _is_in_torch(group: Group) -> bool:
 
 
 def describe_line(group: Group) -> str:
-    """Return the line of the user's code: " at train.py:38". Without one, the caller of the collective, or ""."""
+    """Return the line of the user's code: " at train.py:38", below native frames with its function.
+
+    Without one, return the caller of the collective, or "".
+    """
     caller = find_caller(group.frames) if group.waits else None
     frames = innermost_user_frames(group) or ([] if caller is None else [caller])
-    return f" at {places(frames)}" if frames else ""
+    if not frames:
+        return ""
+    is_native = bool(group.frames) and stack_frames.is_native(group.frames[0].function, group.frames[0].file)
+    return f"{f' in {frames[0].function}' if is_native else ''} at {places(frames)}"
 
 
 def places(frames: Sequence[Frame]) -> str:

@@ -33,6 +33,8 @@ def stuck_on(finding: Finding) -> str:
     if finding.kind == "MountSilent":
         mounts = {member.kernel.silent_mount for member in finding.scene.without_stack}
         return f"{words.join_words(sorted(filter(None, mounts)))}, which does not respond"
+    if finding.is_one_process and finding.others:
+        return _place_of_rank(finding.others[0], finding.others[0].members[0])
     is_unsure = finding.kind == "CannotTell"
     waiting = [one for one in finding.others if one.frames and (one.waits_for in {"ranks", "gpu"} or not is_unsure)]
     line = clauses.describe_line(waiting[0]) if len(waiting) == 1 else ""
@@ -41,14 +43,14 @@ def stuck_on(finding: Finding) -> str:
 
 def next_step(finding: Finding, settle: str) -> str:
     """Return the first step: look at the object of the blocked call, else `settle`, else the step for the kind."""
-    group = finding.suspects[0] if finding.suspects else None
+    group = next(iter(finding.suspects or finding.others[: finding.is_one_process]), None)
     if _is_working(finding):
         return first_step("Moving", ())
     if group is not None and finding.kind not in _NOT_STUCK and (look := look_at(group.members[0])):
         return look
     if settle:
         return settle
-    if group is not None and finding.kind in _BY_LINE and group.frames:
+    if group is not None and group.frames and (finding.kind in _BY_LINE or finding.is_one_process):
         return _look_at_line(group, group.members[0])
     return first_step(finding.kind, (member.id for member in finding.members))
 
@@ -76,6 +78,10 @@ def _look_at_line(group: Group, member: Member) -> str:
     """Return the step for a rank or worker that is blocked at a line: the command that shows its call below Python."""
     busy = clauses.find_busy_worker(group)
     pid = member.id.pid if busy is None else busy.pid
+    if any(stack_frames.is_native(frame.function, frame.file) for frame in group.frames):
+        return (
+            f"look at the other threads of {words.name_ranks([member.id])}: `hangwatch dump --full` shows their stacks"
+        )
     text = f"find out why {_line(group) if busy is None else busy.own} does not return"
     on = f" on {words.printable(member.id.node)}" if member.id.node else ""
     return text if pid is None else f"{text}: `hangwatch dump --native --pid {pid}`{on}"
@@ -137,7 +143,8 @@ def _line(group: Group) -> str:
     leaf, own = group.frames[0], innermost_user_frame(group)
     if own is None or own.place == leaf.place:
         return str(own or leaf)
-    return f"{stack_frames.plain_name(leaf.function)}(), called by {own}"
+    is_native = stack_frames.is_native(leaf.function, leaf.file)
+    return f"{(is_native and group.operation) or stack_frames.plain_name(leaf.function)}(), called by {own}"
 
 
 def _call(call: KernelCall, member: Member) -> str:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch import words
-from hangwatch.model import Capture, Confidence, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
+from hangwatch.model import Capture, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
 from hangwatch.report import phrases
 from hangwatch.report.dump_text import raw_lines
 from hangwatch.report.stack_tree import Node, merge_tree
@@ -111,7 +111,7 @@ def render_answer(
 def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False, width: int = 110) -> str:
     """Return the verdict, groups, tree and evidence, without an incident."""
     style = _style(grouping, color, width)
-    rows = [("Verdict", _judgement(verdict)), *_whom(verdict), *_ranks_rows(grouping)]
+    rows = [("Verdict", phrases.judgement(verdict)), *_whom(verdict), *_ranks_rows(grouping)]
     lines = _verdict_lines(verdict, style) + _table(rows, style) + _grouping_lines(grouping, verdict, style)
     return "\n".join(lines) + "\n"
 
@@ -158,7 +158,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
     job = incident.job
     size = f", world size {job.world_size:,}" if job.world_size is not None else ""
     return [
-        ("Verdict", _judgement(incident.verdict)),
+        ("Verdict", phrases.judgement(incident.verdict)),
         *_whom(incident.verdict),
         phrases.state_row(incident),
         ("Timeout", phrases.time_out(incident)),
@@ -174,11 +174,6 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
 def _whom(verdict: Verdict) -> list[tuple[str, str]]:
     rows = [("Named", "; ".join(phrases.named(verdict))), ("Check first", "; ".join(phrases.first_look(verdict)))]
     return [*rows, ("Stuck on", verdict.stuck_on), ("Do first", next_step(verdict))]
-
-
-def _judgement(verdict: Verdict) -> str:
-    confidence = "" if verdict.confidence is Confidence.NONE else f", {verdict.confidence.value} confidence"
-    return f"{verdict.kind}{confidence}"
 
 
 def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:

@@ -72,7 +72,9 @@ class DumpOptions(NamedTuple):
         return bool(self.pids or self.native or self.include_locals)
 
 
-@click.command(context_settings={"allow_extra_args": True})
+@click.command(
+    context_settings={"allow_extra_args": True}, short_help="Take the stacks of all ranks now; name the blocking rank."
+)
 @click.option("--job", "wanted", help="Dump only this job, by id, key or name.  [default: every job on this node]")
 @click.option(
     "--pid",

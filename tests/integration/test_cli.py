@@ -98,6 +98,9 @@ def test_the_help_names_every_command() -> None:
     [
         (("nonsense",), ["No such command"]),
         (("reprot",), ["No such command", "Did you mean 'report'?"]),
+        (("ps",), ["No such command", "Type: hangwatch status"]),
+        (("help",), ["No such command", "Type: hangwatch --help"]),
+        (("status", "--url", "gpu07:9836"), ["try --url http://gpu07:9836"]),
         (("run", "--config", "/nonexistent.toml"), ["/nonexistent.toml", "cannot be read", "--sample"]),
         (("config",), ["--check FILE or --sample"]),
         (("config", "--check", "/nonexistent.toml"), ["cannot be read"]),

@@ -31,6 +31,12 @@ def elided(text: str, characters: int) -> str:
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
+def cut_middle(text: str, characters: int) -> str:
+    """Return printable text of at most `characters` characters, cut in the middle: a path keeps its file."""
+    text, half = printable(text), (characters - 1) // 2
+    return text if len(text) <= characters else f"{text[: characters - 1 - half]}…{text[-half:]}"
+
+
 def plain_word(text: str) -> str:
     """Return a foreign name as one word of at most 48 characters that is safe in Markdown, HTML, a shell and PromQL."""
     return _NOT_PLAIN.sub("_", text[: 4 * _NAME_CHARACTERS]).strip("._-")[:_NAME_CHARACTERS]

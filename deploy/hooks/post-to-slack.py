@@ -16,7 +16,9 @@ from pathlib import Path
 folder, url_file = map(Path, sys.argv[1:])
 incident = json.loads((folder / "incident.json").read_text())
 head = "{HANGWATCH_JOB} ({HANGWATCH_OWNER}) is {HANGWATCH_STATE} on {HANGWATCH_NODE}".format(**os.environ)
-text = "{}: {}\nhangwatch report {}".format(head, incident["verdict"]["message"], os.environ["HANGWATCH_NAME"])
+verdict = incident["verdict"]
+lines = ["Stuck on: " + verdict["stuck_on"], "Do first: " + verdict["next_step"]] if verdict["stuck_on"] else []
+text = "\n".join([head, *lines, verdict["message"], "hangwatch report " + os.environ["HANGWATCH_NAME"]])
 for plain, escaped in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):  # otherwise <!channel> would notify the channel
     text = text.replace(plain, escaped)
 request = urllib.request.Request(  # noqa: S310 - the URL is the site's

@@ -41,6 +41,9 @@ _MODULES = {
     "top": ("top",),
     "daemon_commands": ("config", "demo", "run"),
 }
+_MEANT = {"stacks": "dump --stacks", "ps": "status", "jobs": "status", "help": "--help"}
+"""Commands of other programs, each with what to type here."""
+
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -71,6 +74,8 @@ class Commands(click.Group):
         except click.UsageError as error:
             import difflib  # only for a wrong name
 
+            if (meant := _MEANT.get(args[0])) is not None:
+                raise click.UsageError(f"{error.message} Type: hangwatch {meant}", ctx) from None
             if similar := difflib.get_close_matches(args[0], _MODULE_OF, n=1):
                 raise click.UsageError(f"{error.message} Did you mean {similar[0]!r}?", ctx) from None
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,17 +17,20 @@ from msgspec.structs import replace
 from hangwatch import capture, config, words
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.job_scan import JobScan
-from hangwatch.cli import screen
+from hangwatch.cli import progress_line, screen
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.node_options import Reach, nodes_options, parse_reach, topology_option
+from hangwatch.cli.progress_line import Step
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.errors import TemporaryError, UserError
-from hangwatch.model import GpuSweep, Incident, Job, JobState, Verdict, find_jobs
+from hangwatch.jobs import likely_ranks
+from hangwatch.model import GpuSweep, Incident, Job, JobState, RankDump, Verdict, find_jobs
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node import host
 from hangwatch.probes.process import procfs
+from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.report import text
 from hangwatch.stacks import activity
 from hangwatch.tables.launchers import TABLE
@@ -35,6 +38,7 @@ from hangwatch.verdict import second_round
 
 GPU_SECONDS = 3.0
 MOST_OWNERS = 8
+MOST_LIKELY_RANKS = 64
 NO_JOB = (
     "no training job found on this node: no process was started by one of these launchers\n"
     f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
@@ -55,6 +59,7 @@ class DumpOptions(NamedTuple):
     as_json_form: bool
     grouped: bool
     with_stacks: bool
+    full: bool
     raw: Path | None
     agentless: bool
     topology: Path | None
@@ -67,14 +72,17 @@ class DumpOptions(NamedTuple):
         return bool(self.pids or self.native or self.include_locals)
 
 
-@click.command(context_settings={"allow_extra_args": True})
+@click.command(
+    context_settings={"allow_extra_args": True}, short_help="Take the stacks of all ranks now; name the blocking rank."
+)
 @click.option("--job", "wanted", help="Dump only this job, by id, key or name.  [default: every job on this node]")
 @click.option(
     "--pid",
     "pids",
     type=click.IntRange(1, 1 << 22),
     multiple=True,
-    help="Dump these processes instead of jobs. The pid of a launcher means all its ranks. Repeatable.",
+    help="Dump these processes instead of jobs. The pid of a launcher or an inference server means all "
+    "its ranks. Repeatable.",
 )
 @click.option(
     "--rounds",
@@ -90,6 +98,7 @@ class DumpOptions(NamedTuple):
 )
 @click.option("--grouped", is_flag=True, help="With --json: one stack per group, the input of `hangwatch merge`.")
 @click.option("--stacks", "with_stacks", is_flag=True, help="Add all raw stacks, also to --json --grouped.")
+@click.option("--full", is_flag=True, help="Add the stacks of all groups, the evidence and details of the ranks.")
 @topology_option
 @click.option("--raw", type=click.Path(path_type=Path, file_okay=False), help="With --nodes: write all stacks to DIR.")
 @click.option(
@@ -107,8 +116,9 @@ class DumpOptions(NamedTuple):
 def dump(**given: Any) -> int:
     """Take the stacks of all ranks now, and name the rank that blocks.
 
-    Prints for each job on this node the verdict, the groups of ranks and the evidence. For every raw stack use
-    --stacks, -o or --json. Output longer than the screen goes to a pager.
+    Prints for each job on this node the verdict, what it is stuck on, what to do first, and the groups of ranks. --full
+    adds the stacks of the groups and the evidence, --stacks, -o or --json every raw stack. Output longer than the
+    screen goes to a pager.
 
     --nodes and --jobid dump many nodes at the same time and give one verdict per job. A node that does not respond by
     the deadline is reported and is no error. See docs/many-nodes.md.
@@ -123,9 +133,9 @@ def dump(**given: Any) -> int:
 
 def _dump_remote(reach: Reach, options: DumpOptions) -> int:
     """Dump the jobs on other nodes. Return the exit code. Raises click.UsageError and InputError."""
-    if options.is_special or options.grouped or options.with_stacks or options.config_path is not None:
+    if options.is_special or options.grouped or options.with_stacks or options.full or options.config_path:
         raise click.UsageError(
-            "--pid, --native, --locals, --grouped, --stacks and --config cannot be used with --nodes or --jobid"
+            "--pid, --native, --locals, --grouped, --stacks, --full and --config cannot be used with --nodes or --jobid"
         )
     rounds = options.rounds or 2
     if options.agentless:  # these modules are imported only if needed
@@ -181,7 +191,7 @@ def _dump_local(options: DumpOptions) -> int:
         click.echo(form, nl=False)
     elif options.directory is not None or len(dumped) > 1:
         print_jobs(dumped, with_message=options.directory is not None)
-    _report_missing(unreadable, local.refused, has_dumped=bool(dumped))
+    _report_missing(unreadable, local.refused, local.likely_ranks(), has_dumped=bool(dumped))
     return 0 if dumped else 1
 
 
@@ -228,17 +238,43 @@ class _LocalDump:
 
         If the kernel denies the user the stacks of this job, the daemon dumps it.
         """
-        options = self._options
-        by_daemon = None if options.is_special else self._daemon_incident(job)
+        by_daemon = None if self._options.is_special else self._daemon_incident(job)
         if by_daemon is not None:
             return by_daemon
-        request = replace(
-            dump_request(self._node, self._settings.capture, self._activities, rounds=options.rounds),
+        with progress_line.shown() as step:
+            step.say(f"job {words.printable(job.job_id)}: taking the stacks of {words.count(len(job.ranks))}")
+            return diagnose_job(job, self._request(step), self._activities).incident(job, JobState.SUSPECTED)
+
+    def _request(self, step: Step) -> capture.CaptureRequest:
+        """Return the request for one job. The progress line shows why a second round follows."""
+        options, settings = self._options, self._settings.capture
+        request = dump_request(self._node, settings, self._activities, rounds=options.rounds)
+
+        def is_second_round_needed(ranks: Sequence[RankDump]) -> bool:
+            if why := second_round.find_reason(ranks, self._activities):
+                step.say(f"{why}; looking again in {words.duration(settings.pause_seconds)}")
+            return bool(why)
+
+        return replace(
+            request,
+            needs_second_round=request.needs_second_round and is_second_round_needed,
             mode=capture.DumpMode(native=options.native, include_locals=options.include_locals),
             ask_nccl=not options.grouped,  # a dump of many nodes must not wait for NCCL
             gpus=capture.GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),
         )
-        return diagnose_job(job, request, self._activities).incident(job, JobState.SUSPECTED)
+
+    def likely_ranks(self) -> Iterator[str]:
+        """Yield a line for each process that holds a GPU or is titled like a worker, and the command that dumps all."""
+        gpus = _gpus_by_pid(self._sweep)
+        processes = likely_ranks.find_likely_ranks(ProcessScan().processes(gpus), gpus)[:MOST_LIKELY_RANKS]
+        if not processes:
+            return
+        yield "\nThese processes hold a GPU or are titled like a worker:"
+        for process in processes:
+            held = gpus.get(process.id.pid)
+            gpu = f"  gpu {words.fold(held)}" if held else ""
+            yield f"  pid {process.id.pid}  {words.printable(likely_ranks.describe(process))}{gpu}"
+        yield f"To dump them: hangwatch dump {' '.join(f'--pid {process.id.pid}' for process in processes)}"
 
     def _daemon_incident(self, job: Job) -> Incident | None:
         """Return the daemon's dump of a job if the kernel denies this user the stacks of its ranks; else None.
@@ -323,15 +359,20 @@ def _unreadable(jobs: Sequence[Job]) -> list[Job]:
     return [job for job in others if user_socket_client.may_not_read([rank.id.pid for rank in job.ranks])]
 
 
-def _report_missing(unreadable: Sequence[Job], refused: Sequence[Exception], *, has_dumped: bool) -> None:
-    """Print which jobs were not dumped, or that there is no job. Raises the first TemporaryError in `refused`."""
+def _report_missing(
+    unreadable: Sequence[Job], refused: Sequence[Exception], likely: Iterable[str], *, has_dumped: bool
+) -> None:
+    """Print which jobs were not dumped, or that there is no job. Raises the first TemporaryError in `refused`.
+
+    `likely` are lines about processes that may be ranks of an unknown job.
+    """
     if unreadable:
         owners = sorted({job.owner for job in unreadable})
         names = ", ".join(owners[:MOST_OWNERS]) + (" and more" if len(owners) > MOST_OWNERS else "")
         jobs = words.count(len(unreadable), "job")
         click.echo(f"not dumped: {jobs}: this user may not read the stacks of {names}\n  {SEE_ALL}", err=True)
     elif not has_dumped:
-        click.echo(NO_JOB, err=True)
+        click.echo("\n".join([NO_JOB, *likely]), err=True)
     for error in refused:
         if isinstance(error, TemporaryError):
             raise error
@@ -348,8 +389,13 @@ def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: boo
         return
     if options.as_json_form:
         return
-    stacks = options.with_stacks
-    answer = text.render_answer(incident, color=screen.is_colored(), width=screen.width(), stacks=stacks)
+    answer = text.render_answer(
+        incident,
+        color=screen.is_colored(),
+        width=screen.width(),
+        full=options.full,
+        stacks=options.with_stacks,
+    )
     if is_only_job:
         screen.show(answer)
     else:
@@ -365,7 +411,10 @@ def _refuse_bare(arguments: Sequence[str]) -> None:
 
 
 def _job_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> Job:
-    """Return a job that consists of these processes. The pid of a launcher selects its ranks. Raises InputError."""
+    """Return a job that consists of these processes. The pid of a launcher or a server selects its ranks.
+
+    Raises InputError.
+    """
     missing = [pid for pid in pids if not procfs.read_state(pid)]
     if missing:
         raise InputError(f"--pid {missing[0]}: no such process")
@@ -375,10 +424,24 @@ def _job_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.J
     jobs = [job_of_launcher[pid] for pid in pids if pid in job_of_launcher]
     if len(jobs) == len(pids) and len({job.key for job in jobs}) == 1:
         return jobs[0]
+    gpus = _gpus_by_pid(sweep)
+    processes = scan.processes.processes(gpus)
     expanded = [
-        [rank.id.pid for rank in job_of_launcher[pid].ranks] if pid in job_of_launcher else [pid] for pid in pids
+        [rank.id.pid for rank in job_of_launcher[pid].ranks]
+        if pid in job_of_launcher
+        else likely_ranks.find_ranks_below(pid, processes, gpus) or [pid]
+        for pid in pids
     ]
     return capture.job_of_pids(list(dict.fromkeys(pid for ranks in expanded for pid in ranks)), scan.processes)
+
+
+def _gpus_by_pid(sweep: GpuSweep | None) -> dict[int, list[int]]:
+    """Return the indexes of the GPUs that each process holds."""
+    gpus: dict[int, list[int]] = {}
+    for gpu in sweep.gpus if sweep is not None else ():
+        for pid in gpu.pids:
+            gpus.setdefault(pid, []).append(gpu.index)
+    return gpus
 
 
 @contextmanager

@@ -49,7 +49,7 @@ _Kind = Literal["recorder", "dumped", "text", "empty", "compressed", "other", "c
 _File = tuple[Path, Path | None]  # a path, and the folder argument that contains it; None: the path is an argument
 
 
-@click.command()
+@click.command(short_help="Name the blocking rank from dumps and logs that you have.")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...", type=click.Path(path_type=Path))
 @click.option(
     "--world-size", type=click.IntRange(1, MOST_RANKS), help="Number of ranks of the job, to find absent ranks."

@@ -28,7 +28,7 @@ _INDENT = "    "
 T = TypeVar("T")
 
 
-@click.command()
+@click.command(short_help="Print an incident, by default the newest one.")
 @click.argument("name", required=False, type=click.Path(path_type=Path), metavar="[NAME|DIR|FILE]")
 @click.option("--job", "wanted", help="The newest incident of this job, by its id, key or name.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page here.")

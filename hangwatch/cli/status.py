@@ -18,7 +18,7 @@ from hangwatch.model import JobName
 from hangwatch.state.status import JobStatus, Status
 
 
-@click.command()
+@click.command(short_help="Show the GPUs, jobs and checks of this node's daemon.")
 @config_option
 @click.option("--url", help="URL of the daemon.  [default: this host, at the port in the configuration]")
 @http_config_option("If the daemon requires credentials")

@@ -76,7 +76,7 @@ def _has_tls(web_config_file: str) -> bool:
 
 def _fetch(url: str, client: WebClient) -> Any:
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"--url {url}: must start with http:// or https://")
+        raise InputError(f"--url {url}: must start with http:// or https://\n  try --url http://{url}")
     try:
         content = _content(url, client)
     except urllib.error.HTTPError as error:

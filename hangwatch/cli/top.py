@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.segment import Segment
@@ -30,16 +29,13 @@ from hangwatch.cli.status_client import decode_status, fetch_status
 from hangwatch.cli.text_tables import age_text
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import JobState
-from hangwatch.state.status import JobStatus, Status
+from hangwatch.state.status import GpuStatus, JobStatus, Status
 
 REFRESH_SECONDS = 1.0
 FIRST_SECONDS = 0.05  # interval of updates until the first answer
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAKING = (*_ENDING, signal.SIGWINCH, signal.SIGTSTP)
 _SIGNALLED = 128
-_GAP = 2  # characters between two columns of a table
-_LEAST_MESSAGE_WIDTH = 40  # characters; a narrower column would show too little of a message
-_UNBOUNDED = 1 << 16  # characters
 _PASSED = "passed"
 _LOUD = {
     JobState.HUNG: "bold red",
@@ -211,50 +207,31 @@ def _jobs(status: Status, unix_now: float) -> RenderableType:
 
 
 class _Jobs(NamedTuple):
-    """A table of jobs. In a narrow terminal, the message of each job is on a separate line."""
+    """A table of jobs, with the verdict of each job on the line below it. Only verdicts and names are cut."""
 
     jobs: Sequence[JobStatus]
     unix_now: float
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        messages = [_one_line(_message(job)) for job in self.jobs]
-        timeouts = [_timeout(job, self.unix_now) for job in self.jobs]
-        column = timeouts if any(timeouts) else None
-        unbounded = options.update(max_width=_UNBOUNDED)
-        width = options.max_width - console.measure(self._table(column, None), options=unbounded).maximum - _GAP
-        if width >= min(_LEAST_MESSAGE_WIDTH, max(map(cell_len, messages))):
-            yield self._table(column, messages)
-            return
-        rows = console.render_lines(self._table(None, None), options, pad=False)
-        yield from (*rows[0], Segment.line())
-        for row, timeout, message in zip(rows[1:], timeouts, messages, strict=True):
+        head, *rows = console.render_lines(self._table(), options, pad=False)
+        yield from (*head, Segment.line())
+        for row, job in zip(rows, self.jobs, strict=True):
             yield from (*row, Segment.line())
-            yield _cut(f"  {_prefix(timeout)}{message}")
+            yield _cut(f"  {_prefix(_timeout(job, self.unix_now))}{_one_line(_message(job))}")
 
-    def _table(self, timeouts: Sequence[str] | None, messages: Sequence[str] | None) -> Table:
-        """Return the table of jobs, without the column for timeouts or messages if its argument is None.
-
-        In a narrow terminal, messages are cut first. In a table without messages, names of jobs and owners are cut
-        first.
-        """
-        timeout_column = () if timeouts is None else ("times out in",)
-        header = ("job", "owner", "state", "for", *timeout_column, "ranks", "power / quiet")
+    def _table(self) -> Table:
         rows = [
             (
                 f"{job.job_name} ({job.job_id})" if job.job_name not in ("", job.job_id) else job.job_id,
                 job.owner,
                 Text(job.state.value + (" (page)" if job.page else ""), style=_LOUD.get(job.state, "green")),
                 words.duration(round(job.seconds_in_state)),
-                *(() if timeouts is None else (timeouts[number],)),
                 str(job.ranks),
                 _watts(job),
-                *(() if messages is None else (messages[number],)),
             )
-            for number, job in enumerate(self.jobs)
+            for job in self.jobs
         ]
-        if messages is None:
-            return _table(header, rows, ("job", "owner"))
-        return _table((*header, "what"), rows, ("what",))
+        return _table(("job", "owner", "state", "for", "ranks", "power / quiet"), rows, ("job", "owner"))
 
 
 def _message(job: JobStatus) -> str:
@@ -287,19 +264,27 @@ def _watts(job: JobStatus) -> Text:
 
 
 def _gpus(status: Status) -> RenderableType:
-    rows = [
-        (
-            str(gpu.index),
-            "" if gpu.power_watts is None else f"{gpu.power_watts:.0f} W",
-            "" if gpu.utilization_ratio is None else f"{gpu.utilization_ratio:.0%}",
-            ", ".join(job.job_id for job in gpu.jobs),
-            gpu.fault or "",
-        )
-        for gpu in status.gpus
-    ]
-    if not rows:
+    """Return a table of the GPUs. Columns without any value are left out."""
+    columns = {
+        "GPU": [str(gpu.index) for gpu in status.gpus],
+        "power": ["" if gpu.power_watts is None else f"{gpu.power_watts:.0f} W" for gpu in status.gpus],
+        "memory": [_memory(gpu) for gpu in status.gpus],
+        "temp": ["" if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f} °C" for gpu in status.gpus],
+        "utilisation": ["" if gpu.utilization_ratio is None else f"{gpu.utilization_ratio:.0%}" for gpu in status.gpus],
+        "job": [", ".join(job.job_id for job in gpu.jobs) for gpu in status.gpus],
+        "fault": [gpu.fault or "" for gpu in status.gpus],
+    }
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    if not shown:
         return Text("no GPUs", style="dim")
-    return _table(("GPU", "power", "utilisation", "job", "fault"), rows, ("job", "fault"))
+    return _table(tuple(shown), list(zip(*shown.values(), strict=True)), ("job", "fault"))
+
+
+def _memory(gpu: GpuStatus) -> str:
+    """Return the used and the whole memory of a GPU in GiB; "" if it was not read."""
+    if gpu.memory_used_bytes is None or gpu.memory_total_bytes is None:
+        return ""
+    return f"{gpu.memory_used_bytes / (1 << 30):.0f} / {gpu.memory_total_bytes / (1 << 30):.0f} GiB"
 
 
 def _checks(status: Status, unix_now: float) -> RenderableType:

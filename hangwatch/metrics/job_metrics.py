@@ -13,6 +13,7 @@ from hangwatch.model import Group, Incident, JobState, Member, Signature
 from hangwatch.state.board import Snapshot
 from hangwatch.state.on_crash import CRASH_SHOWN_SECONDS
 from hangwatch.verdict.wording import group_text
+from hangwatch.verdict.wording.next_steps import next_step
 
 
 def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
@@ -49,7 +50,8 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
 def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
     """Yield the open incidents, and the activity of each rank of their jobs."""
     labels = (*JOB, "incident", "verdict", "confidence", "named", "first_look", "summary", "url")
-    text = "Open incidents: the verdict as a sentence, the named ranks, and the ranks to check first"
+    labels = (*labels, "stuck_on", "next_step")
+    text = "Open incidents: the verdict as a sentence, the named ranks, the ranks to check first, and the first step"
     info = gauge("incident_info", text, labels)
     opened = gauge("incident_opened_timestamp_seconds", "Time at which the incident was opened", (*JOB, "incident"))
     activity = gauge(
@@ -72,6 +74,8 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
                 ranks_label(verdict.first_look, incident.node),
                 sentence_label(verdict.message),
                 _page(incident, external_url),
+                words.cut_middle(verdict.stuck_on, LABEL_LENGTH),
+                words.cut_middle(next_step(verdict), LABEL_LENGTH),
             ],
             1,
         )

@@ -34,9 +34,9 @@ class CheckFirst(RankId, frozen=True, kw_only=True):
 
 
 class Verdict(Value, frozen=True):
-    """The culprits (`named`), or the reason why no rank can be named (`named` is empty).
+    """The culprits (`named`, empty if no rank can be named), and ranks to check first (`first_look`, no culprits).
 
-    `first_look` has the ranks to check first, which are not culprits.
+    `stuck_on`: the blocked call or line, "" if no rank is blocked. `next_step`: the first step, else that of the kind.
     """
 
     kind: str
@@ -45,14 +45,15 @@ class Verdict(Value, frozen=True):
     confidence: Confidence = Confidence.NONE
     evidence: tuple[Evidence, ...] = ()
     first_look: tuple[CheckFirst, ...] = ()
+    stuck_on: str = ""
+    next_step: str = ""
 
 
 class Supplement(Value, frozen=True):
     """Facts in addition to a capture: from logs, the kernel log or environments. `verdict.supplements` adds them.
 
     `headline` is the message of a verdict on these facts alone. `sentence` is added to a verdict that names no rank.
-    `check_first` is used if such a verdict has no ranks to check first. `only_if_stuck`: neither is used if the job is
-    not stuck, or if the verdict has ranks to check first.
+    `check_first` is used if it has no ranks to check first. `only_if_stuck`: not for a job that progresses or rests.
     """
 
     evidence: tuple[Evidence, ...] = ()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hangwatch.collectives import rank_records
 from hangwatch.model import (
     CRASHED,
+    Confidence,
     Evidence,
     Fault,
     Group,
@@ -23,6 +24,7 @@ from hangwatch.model import (
     Verdict,
 )
 from hangwatch.stacks.user_code import user_frames
+from hangwatch.verdict.wording.next_steps import load_steps
 from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, name_ranks, printable, utc
 
 _NAMED_LISTED = 4
@@ -49,6 +51,20 @@ def named(verdict: Verdict) -> list[str]:
     `["no rank"]` if none is named.
     """
     return _list_ranks(verdict.named) or ["no rank"]
+
+
+def heading(verdict: Verdict) -> tuple[str, str]:
+    """Return the first sentence of a verdict, and the rest."""
+    first, stop, rest = verdict.message.partition(". ")
+    return (f"{first}.", rest) if stop else (verdict.message, "")
+
+
+def judgement(verdict: Verdict) -> str:
+    """Return the kind of a verdict with its meaning, and its confidence."""
+    step = load_steps().get(verdict.kind)
+    means = f": {step.means}" if step is not None else ""
+    confidence = "" if verdict.confidence is Confidence.NONE else f"; {verdict.confidence.value} confidence"
+    return f"{verdict.kind}{means}{confidence}"
 
 
 def first_look(verdict: Verdict) -> list[str]:
@@ -127,10 +143,10 @@ def shown_groups(groups: Sequence[Group], odd: frozenset[str], limit: int) -> tu
     return [g for g in ordered if id(g) in first], [g for g in ordered if id(g) not in first]
 
 
-def more_groups(rest: Sequence[Group]) -> str:
+def more_groups(rest: Sequence[Group], where: str = "see incident.json") -> str:
     """Return the sentence that counts the groups that are not shown."""
     ranks = sum(len(group.members) for group in rest)
-    return f"and {count(len(rest), 'smaller group')} with {count(ranks, 'rank')}: see incident.json"
+    return f"and {count(len(rest), 'smaller group')} with {count(ranks, 'rank')}: {where}"
 
 
 def own_places(groups: Iterable[Group]) -> frozenset[tuple[str, str]]:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch import words
-from hangwatch.model import Capture, Confidence, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
+from hangwatch.model import Capture, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
 from hangwatch.report import phrases
 from hangwatch.report.dump_text import raw_lines
 from hangwatch.report.stack_tree import Node, merge_tree
@@ -22,6 +22,12 @@ _MAX_GPUS = 16
 _FOLD_CHARACTERS = 60
 _TREE_FOLD_CHARACTERS = 16
 _NAMED = 23
+_SHORT_LINES = 30
+_SHORT_GROUPS = 8
+_SHORT_FRAMES = 4
+_ONLY_IN_FULL = frozenset({"Named", "Check first", "State", "Taken", "Command", "Incident"})
+_SHOWN_BY_GROUPS = frozenset({"activity", "group", "thread", "workers"})
+"""Kinds of evidence that only repeat a stack of the groups above it."""
 _SPARKS = 40
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -35,6 +41,15 @@ class _Style(Value, frozen=True):
 
     def strong(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self.color else text
+
+    def bad(self, text: str) -> str:
+        return f"\x1b[1;31m{text}\x1b[0m" if self.color else text
+
+    def doubtful(self, text: str) -> str:
+        return f"\x1b[1;33m{text}\x1b[0m" if self.color else text
+
+    def good(self, text: str) -> str:
+        return f"\x1b[1;32m{text}\x1b[0m" if self.color else text
 
     def odd(self, text: str) -> str:
         return f"\x1b[1;35m{text}\x1b[0m" if self.color else text
@@ -72,24 +87,31 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
     return "\n".join([*lines, *_stack_section(incident, style)]) + "\n"
 
 
-def render_answer(incident: Incident, *, color: bool = False, width: int = 110, stacks: bool = False) -> str:
-    """Return a short report: verdict, groups, evidence and details of ranks.
+def render_answer(
+    incident: Incident, *, color: bool = False, width: int = 110, full: bool = False, stacks: bool = False
+) -> str:
+    """Return the answer of a dump: verdict, what the job is stuck on, the first step, and the groups.
 
-    If `stacks` is true, it ends with all raw stacks. It has no incident name, because the incident of a dump is not
-    stored.
+    At most 30 lines of 110 characters for a job of up to 8 groups. `full` adds the stacks of all groups, evidence and
+    details of ranks, `stacks` all raw stacks. It has no incident name, because the incident of a dump is not stored.
     """
     style = _style(incident.grouping, color, width)
-    rows = [row for row in _heading(incident) if row[0] != "Incident"]
-    lines = _verdict_lines(incident.verdict, style) + _table(rows, style)
-    lines += _grouping_lines(incident.grouping, incident.verdict, style, tree=False)
-    lines += _rank_sections(incident, style)
+    rows = [row for row in _heading(incident) if row[0] not in ({"Incident"} if full else _ONLY_IN_FULL)]
+    rows.sort(key=lambda row: full or row[0] not in {"Stuck on", "Do first"})
+    if full:
+        lines = _verdict_lines(incident.verdict, style) + _table(rows, style)
+        lines += _grouping_lines(incident.grouping, incident.verdict, style, tree=False)
+        lines += _rank_sections(incident, style)
+    else:
+        lines = [*_message_lines(incident.verdict, style), "", *_table(rows, style)]
+        lines += _short_group_lines(incident.grouping, incident.verdict, style, _SHORT_LINES - len(lines))
     return "\n".join([*lines, *(_stack_section(incident, style) if stacks else ())]) + "\n"
 
 
 def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False, width: int = 110) -> str:
     """Return the verdict, groups, tree and evidence of dumps that belong to no incident."""
     style = _style(grouping, color, width)
-    rows = [("Verdict", _describe_judgement(verdict)), *_suspect_rows(verdict), *_ranks_rows(grouping)]
+    rows = [("Verdict", phrases.judgement(verdict)), *_suspect_rows(verdict), *_ranks_rows(grouping)]
     lines = _verdict_lines(verdict, style) + _table(rows, style) + _grouping_lines(grouping, verdict, style)
     return "\n".join(lines) + "\n"
 
@@ -102,7 +124,7 @@ def _style(grouping: Grouping, color: bool, width: int) -> _Style:
 def _rank_sections(incident: Incident, style: _Style) -> list[str]:
     """Return the sections about single ranks: process details, environment and last log lines."""
     lines = _section("Process details", _detail_lines(incident, style), style)
-    lines += _section("Environment, differences first", _environment_lines(incident, style), style)
+    lines += _section("Environment, where it differs", _environment_lines(incident, style), style)
     return lines + _section("Last log lines", _log_lines(incident), style)
 
 
@@ -117,9 +139,15 @@ def _stack_section(incident: Incident, style: _Style) -> list[str]:
 # --- the head --------------------------------------------------------------------------------------------------------
 
 
+def _message_lines(verdict: Verdict, style: _Style) -> list[str]:
+    """Return the message: red if a rank is named, green if nothing is stuck, else yellow, as in `hangwatch check`."""
+    paint = style.bad if verdict.named else style.doubtful if verdict.stuck_on or verdict.first_look else style.good
+    return [paint(line) for line in style.wrapped(verdict.message, "  ")]
+
+
 def _verdict_lines(verdict: Verdict, style: _Style) -> list[str]:
-    lines = style.wrapped(verdict.message, "  ")
-    return [*map(style.strong, lines), "=" * min(max(map(len, lines)), style.width), ""]
+    longest = max(map(len, style.wrapped(verdict.message, "  ")))
+    return [*_message_lines(verdict, style), "=" * min(longest, style.width), ""]
 
 
 def _head_lines(incident: Incident, style: _Style) -> list[str]:
@@ -130,7 +158,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
     job = incident.job
     size = f", world size {job.world_size:,}" if job.world_size is not None else ""
     return [
-        ("Verdict", _describe_judgement(incident.verdict)),
+        ("Verdict", phrases.judgement(incident.verdict)),
         *_suspect_rows(incident.verdict),
         phrases.state_row(incident),
         ("Timeout", phrases.time_out(incident)),
@@ -145,12 +173,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
 
 def _suspect_rows(verdict: Verdict) -> list[tuple[str, str]]:
     rows = [("Named", "; ".join(phrases.named(verdict))), ("Check first", "; ".join(phrases.first_look(verdict)))]
-    return [*rows, ("Do first", next_step(verdict))]
-
-
-def _describe_judgement(verdict: Verdict) -> str:
-    confidence = "" if verdict.confidence is Confidence.NONE else f", {verdict.confidence.value} confidence"
-    return f"{verdict.kind}{confidence}"
+    return [*rows, ("Stuck on", verdict.stuck_on), ("Do first", next_step(verdict))]
 
 
 def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
@@ -184,20 +207,58 @@ def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style, *, tree
     return lines + _section("Notes", [line for note in phrases.notes(grouping) for line in style.wrapped(note)], style)
 
 
-def _group_lines(group: Group, mark: str | None, style: _Style) -> Iterator[str]:
+def _short_group_lines(grouping: Grouping, verdict: Verdict, style: _Style, most: int) -> list[str]:
+    """Return a line for each group, with the innermost frames of the marked ones as far as `most` lines allow."""
+    parts = split_groups_by_line(grouping).groups
+    odd = phrases.odd_groups(parts, verdict)
+    shown, rest = phrases.shown_groups(parts, odd, _SHORT_GROUPS)
+    more = [phrases.more_groups(rest, "--full")] if rest else []
+    hidden = [f"{words.count(len(verdict.evidence), 'line')} of evidence"] if verdict.evidence else []
+    if notes := phrases.notes(grouping):
+        hidden.append(words.count(len(notes), "note"))
+    footer = f"--full adds stacks, {words.join_words([*hidden, 'details of the ranks'])}."
+    lines, spare = ["", style.strong("Groups, largest first")], most - len(shown) - len(more) - 4
+    for group in shown:
+        mark = phrases.mark(verdict) if group.key in odd else None
+        head = _group_head(group, mark, style, at=group_text.common_line([group]))
+        details = [*_fault_lines(group, style), *_innermost_frames(group, style, is_marked=mark is not None)]
+        lines += [head, *details[: max(spare, 0)]]
+        spare -= len(details)
+    return [*lines, *more, "", style.faint(footer)]
+
+
+def _innermost_frames(group: Group, style: _Style, *, is_marked: bool) -> Iterator[str]:
+    """Yield the innermost frames of a marked group, and of its workers that have a task."""
+    for stack in (*group.workers, *group.threads) if is_marked else ():
+        if stack.own is not None:
+            yield style.faint(f"    {group_text.describe_stack(stack, group)}:")
+            yield from _frame_lines(stack.frames[:_SHORT_FRAMES], style)
+    yield from _frame_lines(group.frames[:_SHORT_FRAMES], style) if is_marked else ()
+
+
+def _group_head(group: Group, mark: str | None, style: _Style, at: str = "") -> str:
     ids = phrases.group_ids(group)
     head = (
         f"{words.count(len(ids), phrases.noun(group.members))}: {words.elided(words.fold_ids(ids), _FOLD_CHARACTERS)}"
     )
-    does = "; ".join(filter(None, (group_text.describe_in_report(group), phrases.motion(group))))
+    does = "; ".join(filter(None, (f"{group_text.describe_in_report(group)}{printable(at)}", phrases.motion(group))))
     line = f"> {head}  {does}  <- {mark}" if mark else f"  {head}  {does}"
-    yield (style.odd if mark else style.strong)(line)
-    second = ", ".join(f"{name} {text}" for name, text in phrases.numbers(group.members))
-    if second:
-        yield from style.wrapped(f"    {second}", "      ")
+    return (style.odd if mark else style.strong)(line)
+
+
+def _fault_lines(group: Group, style: _Style) -> Iterator[str]:
     if group.fault is not None:
         yield from style.wrapped(f"    {group.fault.subject}: {group.fault.detail}", "      ")
         yield from style.wrapped(f"    {group.fault.remedy}", "      ") if group.fault.remedy else ()
+
+
+def _group_lines(group: Group, mark: str | None, style: _Style) -> Iterator[str]:
+    ids = phrases.group_ids(group)
+    yield _group_head(group, mark, style)
+    second = ", ".join(f"{name} {text}" for name, text in phrases.numbers(group.members))
+    if second:
+        yield from style.wrapped(f"    {second}", "      ")
+    yield from _fault_lines(group, style)
     if group.frames:
         yield style.faint(
             f"    {words.name_ranks(ids[:1])}:" if len(ids) == 1 else f"    as {words.name_ranks(ids[:1])}:"
@@ -240,6 +301,8 @@ def _lay_out(node: Node, lead: str, rail: str) -> Iterator[tuple[Node, str, str]
 
 def _evidence_lines(verdict: Verdict, style: _Style) -> Iterator[str]:
     for evidence in verdict.evidence:
+        if evidence.kind in _SHOWN_BY_GROUPS:
+            continue
         ranks = f" [{words.elided(words.fold_ids(evidence.ranks), _FOLD_CHARACTERS)}]" if evidence.ranks else ""
         yield from style.wrapped(f"{phrases.vote(evidence):<8} {evidence.kind}: {evidence.message}{ranks}", " " * 9)
 
@@ -256,8 +319,6 @@ def _environment_lines(incident: Incident, style: _Style) -> Iterator[str]:
     environment = incident.captures[-1].environment if incident.captures else None
     for difference in environment.differences if environment else ():
         yield from style.wrapped(environment_diff.describe_difference(difference), "    ")
-    if environment and environment.common:
-        yield from style.wrapped(f"same on all ranks: {phrases.variables(environment.common)}", "    ")
 
 
 def _log_lines(incident: Incident) -> Iterator[str]:

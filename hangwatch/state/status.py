@@ -57,6 +57,9 @@ class GpuStatus(Value, frozen=True):
     utilization_ratio: float | None
     jobs: tuple[JobName, ...] = ()
     fault: str | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    temperature_celsius: float | None = None
 
 
 class CheckLine(Value, frozen=True):
@@ -121,6 +124,9 @@ def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
             power_limit_watts=gpu.power_limit_watts,
             utilization_ratio=gpu.utilization_ratio,
             jobs=tuple(job.name for job in _holders(gpu, jobs)),
+            memory_used_bytes=gpu.memory_used_bytes,
+            memory_total_bytes=gpu.memory_total_bytes,
+            temperature_celsius=gpu.temperature_celsius,
         )
         for gpu in snapshot.sweep.gpus
     ]

@@ -48,10 +48,9 @@ class Finding(NamedTuple):
     """A kind of verdict with its facts. With a confidence the `suspects` are named, else they are ranks to check first.
 
     `others` are the other ranks with a stack. `rule` is the rule that found the suspects, if any. `answer` is the
-    result of the sequence numbers. `by_numbers` is true if the finding follows from it. The groups of `scene` may be
-    split by lines. `says` and `settle` make the text, and `caveat` is its last sentence. `apart` are other groups that
-    differ. `contradicted` is the finding by stacks that the sequence numbers disprove. `open_then` is the result of the
-    operations that were open when torch dumped the flight recorders.
+    result of the sequence numbers. `by_numbers` is true if the finding follows from it. `scene` may be split by lines.
+    `says` and `settle` make the text, `caveat` is its end. `apart` are other groups that differ. `contradicted` is the
+    finding by stacks that the numbers disprove, `open_then` the result of the operations open when torch dumped them.
     """
 
     kind: str

@@ -62,6 +62,12 @@ class Scene:
     is_blocked_outside: bool
 
     @cached_property
+    def is_one_process(self) -> bool:
+        """True if only one process was captured, and nothing shows that it is a rank of a job."""
+        members = self.grouping.members
+        return len(members) == 1 and members[0].id.rank is None and self.grouping.world_size is None
+
+    @cached_property
     def has_numbers(self) -> bool:
         """True if a flight recorder shows an operation that stays open. Then sequence numbers can be evidence."""
         return any(any(open_operations(member)) for member in self.grouping.members)

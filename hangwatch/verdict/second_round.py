@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hangwatch import words
 from hangwatch.collectives import rank_records
 from hangwatch.model import RankDump
 from hangwatch.stacks import activity
@@ -11,18 +12,25 @@ from hangwatch.stacks.process_activity import find_standing
 
 
 def is_needed(ranks: Iterable[RankDump], table: activity.Table) -> bool:
-    """True if one round may mislead: a rank does not wait for ranks, or a flight recorder has an old open operation.
+    """True if one round may mislead."""
+    return bool(find_reason(ranks, table))
 
-    Ranks of a healthy job also compute in every step. Only a second round shows if they move.
+
+def find_reason(ranks: Iterable[RankDump], table: activity.Table) -> str:
+    """Return the reason why one round may mislead; "" if it does not.
+
+    A rank does not wait for others, or its flight recorder has an old open operation. In a healthy job, too, a rank
+    computes in every step. Only a second round shows if it moves.
     """
-    return any(_may_mislead(rank, table) for rank in ranks)
+    return next(filter(None, (_may_mislead(rank, table) for rank in ranks)), "")
 
 
-def _may_mislead(rank: RankDump, table: activity.Table) -> bool:
+def _may_mislead(rank: RankDump, table: activity.Table) -> str:
     last = rank.rounds[-1] if rank.rounds else None
     if last is None or rank.gone:
-        return False
+        return ""
     if rank_records.has_old_open_operation(last.recorders):
-        return True
+        return f"a collective of {words.name_ranks([rank.id])} is open for more than 10 s"
     has_stack = any(thread.frames for thread in last.threads)
-    return has_stack and find_standing(last.threads, table).waits_for != "ranks"
+    is_apart = has_stack and find_standing(last.threads, table).waits_for != "ranks"
+    return f"{words.name_ranks([rank.id])} does not wait for other ranks" if is_apart else ""

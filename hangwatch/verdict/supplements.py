@@ -26,4 +26,6 @@ def complete(verdict: Verdict | None, supplement: Supplement) -> Verdict:
     if verdict.named or (supplement.only_if_stuck and is_settled):
         return verdict
     message = f"{verdict.message} {supplement.sentence}".rstrip()
-    return replace(verdict, message=message, first_look=verdict.first_look or supplement.check_first)
+    if supplement.check_first and not verdict.first_look:
+        verdict = replace(verdict, first_look=supplement.check_first, next_step="")
+    return replace(verdict, message=message)

@@ -155,7 +155,7 @@ def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor)
 
 
 class Prepared(NamedTuple):
-    """The valid settings and files of a server. `has_readers`: at least one client may read incidents."""
+    """The valid settings and files of a server. `has_readers`: a browser may read incidents; it sends no token."""
 
     token: bytes | None
     rules: Rules
@@ -182,12 +182,14 @@ def prepare(settings: Http) -> Prepared:
             "  set web_config_file or incidents_token_file, or listen on 127.0.0.1"
         )
     token, access = _read_token(settings.incidents_token_file), rules(settings)
-    has_readers = token is not None or bool(access.users) or access.verifies_clients or settings.incidents_on_loopback
+    has_readers = (
+        bool(access.users) or access.verifies_clients or settings.incidents_on_loopback
+    )  # no browser sends a token
     return Prepared(token, access, health_port, has_readers)
 
 
 def usable_url(settings: Http) -> str:
-    """Return `external_url` for links to incidents; empty if it is not set, or if no client may read incidents.
+    """Return `external_url` for links to incidents; empty if it is not set, or if no browser may read incidents.
 
     Raises ServeError and PortTakenError.
     """
@@ -201,8 +203,8 @@ def cautions(settings: Http) -> Iterator[str]:
     ready = prepare(settings)
     if settings.external_url and not ready.has_readers:
         yield (
-            "[http] external_url: no user may read incidents on this port, so pages do not link to them\n"
-            "  set users or client certificates in web_config_file, or set incidents_token_file"
+            "[http] external_url: no browser may read incidents on this port, so pages do not link to them\n"
+            "  set users or client certificates in web_config_file; a browser cannot send incidents_token_file"
         )
     for user, hashed in ready.rules.users.items():
         cost = passwords.cost_of(hashed) or 0

@@ -281,5 +281,26 @@ def test_page_has_all_links_and_hostile_names_mention_nobody_in_slack(tmp_path: 
     assert event["payload"]["custom_details"]["dashboard"] == dashboard
 
 
+def test_resolved_page_is_in_the_past_tense_and_has_no_link_that_nobody_can_open(tmp_path: Path) -> None:
+    page, ended = (alert("HangwatchTrainingHung", ended, job_id="J1", job_key="k1") for ended in (False, True))
+    page["startsAt"] = ended["startsAt"]
+    page["annotations"] |= {
+        "summary": "llama (uid 7) has hung for 12 min: rank 3 on a",
+        "description": "Stuck on: open()\nDo first: look at shard-3\nSince: 03:15",
+        "runbook_url": "docs/runbooks/HangwatchTrainingHung.md",
+    }
+    with Inbox() as inbox, RealAlertmanager(tmp_path, with_its_own_templates(inbox, tmp_path)) as alertmanager:
+        alertmanager.post([page])
+        wait_for(lambda: inbox.received("/slack"), "the page")
+        alertmanager.post([page | {"endsAt": ended["endsAt"]}])
+        wait_for(lambda: len(inbox.received("/slack")) == 2, "the resolution")
+        fired, resolved = (message["attachments"][0] for message in inbox.received("/slack"))
+    assert "title_link" not in fired or fired["title_link"] == ""
+    assert "Runbook" not in fired["text"]
+    assert fired["text"].startswith("```Stuck on: open()\nDo first: look at shard-3\n")
+    assert resolved["title"] == "Resolved: llama (uid 7) hung for 12 min: rank 3 on a"
+    assert resolved["text"].startswith("```Was stuck on: open()\nSince: 03:15```")
+
+
 def _runbook(event: dict[str, Any]) -> str:
     return str(event.get("payload", {}).get("custom_details", {}).get("runbook", ""))

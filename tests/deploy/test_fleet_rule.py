@@ -351,12 +351,18 @@ def wrong_group() -> Case:
 
 
 NOT_COME = """\
+Stuck on: rank 3 on node-b, which is in step (train.py:7)
+Do first: `sudo hangwatch dump --job k1 --full` on node-b
+Since: 1970-01-01 00:00:00 UTC; 3 of 4 ranks wait
 Named:
-  rank 3 on node-b: is in step (train.py:7); unknown, unknown, in step (train.py)
+  rank 3 on node-b: is in step (train.py:7), unknown
 By sequence numbers: NotCome
   in all_reduce #6 of the default group: 3
   rank 3 on node-b has reached #5 in gloo:default_pg"""
 CIRCLE = """\
+Stuck on: perhaps rank 1 on node-a
+Do first: `sudo hangwatch dump --job k1 --full` on node-a
+Since: 1970-01-01 00:00:00 UTC; 4 of 4 ranks wait
 Named:
   no rank; check first: rank 1 on node-a
 By sequence numbers: Circle
@@ -365,17 +371,26 @@ By sequence numbers: Circle
   rank 0 on node-a has reached #10 in gloo:1
   rank 1 on node-a has reached #9 in gloo:default_pg"""
 ASYNCHRONOUS = """\
+Stuck on: perhaps rank 3 on node-b
+Do first: `sudo hangwatch dump --job k1 --full` on node-b
+Since: 1970-01-01 00:00:00 UTC; 3 of 4 ranks wait
 Named:
   no rank; check first: rank 3 on node-b
 By sequence numbers: FirstLook
   in all_reduce #6 of the default group: 3
   rank 3 on node-b has reached #5 in gloo:default_pg"""
 EVERYBODY = """\
+Stuck on: all_reduce #6 of the default group, which all ranks have joined
+Do first: `hangwatch check xid nvlink_status infiniband network` on all its nodes
+Since: 1970-01-01 00:00:00 UTC; 4 of 4 ranks wait
 Named:
   no rank; there is no suspect on any node
 By sequence numbers: EverybodyCame
   in all_reduce #6 of the default group: 4"""
 OTHER = """\
+Stuck on: not known
+Do first: `sudo hangwatch dump --job k1` on its nodes
+Since: 1970-01-01 00:00:00 UTC; 4 of 4 ranks wait
 Named:
   no rank; there is no suspect on any node
 By sequence numbers: Mismatch
@@ -394,32 +409,27 @@ def other_operation() -> Case:
     [
         (
             four(done(5)),
-            "rank 3 on node-b has not joined all_reduce #6 of the default group; it is in step (train.py:7); "
-            "3 of 4 ranks wait",
+            "rank 3 on node-b",
             NOT_COME,
         ),
         (
             wrong_group(),
-            "no rank can be named: these ranks wait for each other: rank 0 on node-a, rank 1 on node-a; "
-            "check first: rank 1 on node-a",
+            "no rank named; check rank 1 on node-a",
             CIRCLE,
         ),
         (
             four({WORLD: (5, 6), "2": (3, 3)}),
-            "no rank can be named; check first: rank 3 on node-b, which has not joined "
-            "all_reduce #6 of the default group",
+            "no rank named; check rank 3 on node-b",
             ASYNCHRONOUS,
         ),
         (
             four(waits(6), "waits"),
-            "no rank can be named: all ranks have joined all_reduce #6 of the default group; check XIDs, NVLink "
-            "and the fabric",
+            "no rank is late: check GPUs, network",
             EVERYBODY,
         ),
         (
             other_operation(),
-            "no rank can be named: the ranks of one group called different operations: all_gather #6 of the default group, "
-            "all_reduce #6 of the default group",
+            "no rank named: different operations",
             OTHER,
         ),
     ],

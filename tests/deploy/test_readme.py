@@ -38,7 +38,7 @@ def test_every_target_that_it_names_can_be_made() -> None:
 
 def test_first_screen_shows_dump_and_installation() -> None:
     before, dump, after = README.split("```", 3)[:3]
-    assert {"Verdict", "Named", "Groups,"} <= set(dump.split())
+    assert {"Verdict", "Stuck", "Groups,"} <= set(dump.split())
     assert len((before + dump).splitlines()) < 40
     assert "pip install ." in after.partition("\n## ")[0]
 

@@ -23,6 +23,7 @@ from hangwatch.model import CallTarget, Job, KernelCall, ProcessId, Rank, Worker
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
+from hangwatch.verdict.wording.next_steps import next_step
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, dying_mount
 from tests.integration import targets
@@ -204,6 +205,7 @@ def test_verdict_has_the_blocked_call_of_the_named_rank_only(tmp_path: Path) -> 
     assert [pid for pid, call in calls.items() if call is not None] == [odd]
     said = f"is in openat() on {folders[3]}/fifo, in each of 2 rounds"
     assert said in look.verdict.message
+    assert look.verdict.next_step.startswith(f"look at {folders[3]}/fifo: ")
     assert any(vote.kind == "system_call" and said in vote.message for vote in look.verdict.evidence)
 
 
@@ -215,6 +217,8 @@ def test_second_of_two_ranks_blocked_on_a_file_is_named(tmp_path: Path) -> None:
         wait_for(lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat", "the odd one")
         verdict = looked_at([waits, odd]).verdict
     assert [rank.pid for rank in verdict.named] == [odd]
+    assert next_step(verdict).startswith(f"look at {folders[1]}/fifo: ")
+    assert verdict.stuck_on == f'open("{folders[1]}/fifo") in rank 1 (here, pid {odd})'
     assert f"is in openat() on {folders[1]}/fifo" in verdict.message
 
 
@@ -252,6 +256,7 @@ def test_of_a_rank_that_waits_for_its_worker_the_call_of_the_worker_is_told(tmp_
         os.kill(worker, signal.SIGKILL)
     assert [rank.pid for rank in look.verdict.named] == [odd]
     assert f"its worker (pid {worker}) is in openat() on {folders[3]}/fifo, in each of 2 rounds" in look.verdict.message
+    assert look.verdict.stuck_on.startswith(f'open("{folders[3]}/fifo") in pid {worker}, data-loader worker of ')
 
 
 CONNECTED = "import os, socket\nkept = socket.create_connection(('127.0.0.1', int(os.environ['STORE'])))\n"

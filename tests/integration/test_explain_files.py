@@ -232,7 +232,7 @@ def test_dumps_beside_stacks_and_logs_are_joined_by_rank(tmp_path: Path) -> None
     assert (done.returncode, done.stderr) == (0, "")
     told = " ".join(done.stdout.split())
     assert "It has not joined all_reduce #6 of the default group" in told
-    assert "NotCome, medium confidence Named rank 2 (pid 102)" in told
+    assert "; medium confidence Named rank 2 (pid 102)" in told
     assert "prepare_batch" in told.partition("Verdict")[0]
     assert "skipped, not text: 1 file" in told
 

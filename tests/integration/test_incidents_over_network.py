@@ -409,7 +409,7 @@ READERS = {
     "TLS without clients": (TLS, {}, False),
     "users": (USERS, {}, True),
     "client certificates": (CLIENTS, {}, True),
-    "a token": ("", {"incidents_token_file": "FOLDER/token"}, True),
+    "a token": ("", {"incidents_token_file": "FOLDER/token"}, False),
     "everybody on loopback": ("", {"incidents_on_loopback": True}, True),
 }
 
@@ -428,7 +428,7 @@ def test_external_url_without_readers_is_warned_of_and_not_used(case: str, pki: 
     path.write_text("[http]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items()))
     checked = hangwatch("config", "--check", str(path))
     assert (checked.returncode, checked.stdout) == (0, f"{path}: ok\n")
-    assert ("warning: [http] external_url: no user may read incidents" in checked.stderr) is not is_used
+    assert ("warning: [http] external_url: no browser may read incidents" in checked.stderr) is not is_used
 
 
 @pytest.mark.parametrize(("cost", "is_warned_of"), [(12, False), (13, True), (14, True)])

@@ -218,7 +218,7 @@ def test_of_two_jobs_of_one_name_the_hung_one_pages_by_owner_and_rank(fleet: Fle
     (alert,) = page["alerts"]
     assert alert["labels"]["alertname"] == "HangwatchTrainingHung"
     summary = alert["annotations"]["summary"]
-    assert re.match(HUNG.format(uid=ADA) + "rank 2 on n2 ", summary), summary
+    assert re.match(HUNG.format(uid=ADA) + "rank 2 on n2$", summary), summary
     fleet.wait_for_state(BOB, "training")
     assert fleet.pages(BOB) == []
 
@@ -237,8 +237,7 @@ def test_equal_stacks_on_all_nodes_are_judged_by_sequence_numbers(fleet: Fleet) 
     (page,) = wait_for(lambda: fleet.pages(BOB), "the page", 120)
     (alert,) = page["alerts"]
     summary = alert["annotations"]["summary"]
-    assert re.match(HUNG.format(uid=BOB) + "no rank can be named: ", summary), summary
-    assert summary.endswith("check first: rank 1 on n1"), summary
+    assert re.match(HUNG.format(uid=BOB) + "no rank named; check rank 1 on n1$", summary), summary
     wait_for(lambda: job.seconds_since_step > STANDS_SECONDS, "a dump to take it for one that may stand")
     _, dumped = fleet.dump_of_one(BOB)
     assert (dumped["verdict"]["kind"], rank_and_node(dumped["verdict"]["first_look"])) == ("Circle", [(1, "n1")])
@@ -282,7 +281,7 @@ def test_a_node_that_dies_with_its_daemon_is_one_page_that_names_it_and_its_rank
     (alert,) = died["alerts"]
     said = alert["annotations"]
     assert re.match(HUNG.format(uid=ADA), said["summary"]), said["summary"]
-    assert "hangwatch on n2 does not respond, with 1 of its 4 ranks" in said["summary"]
+    assert said["summary"].endswith(": n2 does not respond")
     assert "n2 does not respond; ranks of the job on it: 1 (numbers 2)" in said["description"]
     assert len(fleet.pages(BOB)) == 1, "the other one was told of before"
 

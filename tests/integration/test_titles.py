@@ -6,6 +6,7 @@ name.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -102,12 +103,15 @@ subprocess.run([sys.executable, {str(program)!r}, folder, {method!r}, {servers!r
         assert texts is not None
         found = traces.collect((f"{pid}.txt", text) for pid, text in texts.items())
         ranks = [f"--pid={rank.id.pid}" for rank in found.ranks]
-        live = subprocess.run(
-            [sys.executable, "-m", "hangwatch", "dump", *ranks],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
+        live, of_parent, without_pid = (
+            subprocess.run(
+                [sys.executable, "-m", "hangwatch", "dump", *arguments],
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            for arguments in (ranks, [f"--pid={parent}", "--json"], [])
         )
     assert len(found.ranks) == 4, found.notes
     verdict, _ = explained(found)
@@ -116,6 +120,13 @@ subprocess.run([sys.executable, {str(program)!r}, folder, {method!r}, {servers!r
     assert words.name_ranks([rank]).startswith(titles[2])
     assert "read_table" in verdict.message
     assert f"{name} (" in live.stdout
+    (answer,) = json.loads(of_parent.stdout)["jobs"]
+    pids = [found["id"]["pid"] for found in answer["capture"]["ranks"]]
+    assert sorted(pids) == sorted(rank.id.pid for rank in found.ranks)
+    (pointed,) = answer["verdict"]["named"] or answer["verdict"]["first_look"]
+    assert pointed["pid"] == rank.pid
+    if without_pid.returncode == 1:  # no job of another test runs
+        assert all(f"--pid {pid}" in without_pid.stderr for pid in pids), without_pid.stderr
 
 
 def dump(pid: int) -> list[str]:

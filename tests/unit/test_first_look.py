@@ -197,7 +197,7 @@ def test_native_frames_are_asked_for_where_the_kernel_has_not_told_the_call(
     assert [one.rank for one in verdict.first_look] == [0]
     told = (verdict.message, next_step(verdict))
     assert ["--native" in one for one in told] == [is_asked_for] * 2
-    assert ["lock of its call (see the evidence)" in one for one in told] == [not is_asked_for] * 2
+    assert ["look at /data/x: does it respond?" in one for one in told] == [not is_asked_for] * 2
 
 
 def test_rank_with_unknown_call_needs_native_frames() -> None:

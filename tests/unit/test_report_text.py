@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,7 +28,7 @@ from hangwatch.model import (
 )
 from hangwatch.report import text
 from hangwatch.report.dump_text import GONE, dump_files, prefix, process_lines, rank_lines
-from tests import samples
+from tests import hangs, samples
 
 FRAME = re.compile(r"^    \S.* \(.*\)$")
 
@@ -293,11 +294,53 @@ def test_frames_of_the_user_stand_out_from_those_of_libraries() -> None:
 
 def test_the_answer_of_a_dump_has_no_raw_stacks_unless_they_are_asked_for() -> None:
     incident = samples.loader_hang()
-    answer = text.render_answer(incident)
+    answer = text.render_answer(incident, full=True)
     assert "[gpu-a12:7]" not in answer
     assert incident.incident_id not in answer, "it is kept nowhere"
     assert all(part in answer for part in (incident.verdict.kind, "Groups, largest first", "Evidence"))
     assert raw_part(text.render_answer(incident, stacks=True)) == raw_part(text.render(incident))
+
+
+SIX_HANGS = {
+    "loader": "loader worker deadlock",
+    "state-d": "file system stopped answering: checkpoint in state D",
+    "died": "one rank died of an exception, another one followed it",
+    "python-loop": "rank in a Python loop",
+    "other-call": "collective mismatch",
+    "all-waiting": "the server of a file system that all have mounted is silent",
+}
+
+
+def dumped(case: dict[str, Any]) -> Incident:
+    grouping, verdict = hangs.judged(case)
+    dumps = tuple(hangs.rank_dumps(case))
+    world_size = case.get("world_size")
+    return samples.incident(groups=grouping.groups, verdict=verdict, dumps=dumps, world_size=world_size, timeline=())
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", SIX_HANGS)
+def test_golden_dump(name: str, golden: Callable[[str, str], None]) -> None:
+    (case,) = (case for case in hangs.CASES if case["name"] == SIX_HANGS[name])
+    golden(f"dump-{name}.txt", text.render_answer(dumped(case)))
+
+
+@pytest.mark.parametrize("case", hangs.CASES, ids=[case["name"] for case in hangs.CASES])
+def test_dump_of_a_job_with_eight_groups_has_thirty_lines(case: dict[str, Any]) -> None:
+    incident = dumped(case)
+    answer = text.render_answer(incident)
+    assert len(answer.splitlines()) <= 30, answer
+    assert max(map(len, answer.splitlines())) <= 200
+    first_rows = [line.partition("  ")[0] for line in answer.partition("\n\n")[2].splitlines() if line[:1] != " "][:2]
+    assert first_rows == (["Stuck on", "Do first"] if incident.verdict.stuck_on else ["Do first", "Verdict"])
+
+
+def test_dump_with_many_groups_counts_the_rest() -> None:
+    groups = tuple(_singleton(number) for number in range(30))
+    incident = samples.replaced(samples.loader_hang(), grouping=Grouping(groups=groups))
+    answer = text.render_answer(incident)
+    assert "and 22 smaller groups with 44 ranks: --full" in answer
+    assert len(answer.splitlines()) <= 30
 
 
 def timed_out_row(incident: Incident, **changes: object) -> str:

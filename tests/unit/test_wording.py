@@ -20,6 +20,7 @@ from hangwatch.model import (
     RankId,
     RecorderState,
     Signature,
+    Stack,
 )
 from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
@@ -172,3 +173,12 @@ def test_sentence_has_the_blocked_call_of_the_named_rank() -> None:
         "in each of 3 rounds; wchan request_wait_answer."
     )
     assert [vote.kind for vote in verdict.evidence][-1] == "system_call"
+
+
+@pytest.mark.parametrize(
+    ("task", "does"), [(None, "is idle"), (Frame(function="read", file="a.py"), "is loading data")]
+)
+def test_loader_worker_without_a_task_is_idle(task: Frame | None, does: str) -> None:
+    worker = Stack(name="4 x pt_data_worker", frames=(), activity="data_loading", own=task)
+    group = Group(key="k", activity="data_loading", members=(), workers=(worker,))
+    assert group_text.describe_stack(worker, group) == f"its worker (4 x pt_data_worker) {does}"

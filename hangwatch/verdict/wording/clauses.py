@@ -165,8 +165,13 @@ def describe_worker_call(member: Member, ranks: Mapping[int, RankId]) -> str | N
 
 def _describe_kernel_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
     rounds = "" if call.rounds < 2 else f", in each of {call.rounds} rounds"
+    return f"{describe_object(call, member, ranks)}{rounds}"
+
+
+def describe_object(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
+    """Return a system call of a rank with its file, peer, child or lock. `ranks` are those of its node, by pid."""
     if call.file_lock is not None:
-        return f"{call.says} {call.file_lock.path}{_describe_holder(call.file_lock)}{rounds}"
+        return f"{call.says} {call.file_lock.path}{_describe_holder(call.file_lock)}"
     about = [_describe_target(one, member, ranks) for one in call.behind]
     if call.descriptors > len(about) > 0:
         about.append(words.count(call.descriptors - len(about), "other descriptor"))
@@ -175,8 +180,8 @@ def _describe_kernel_call(call: KernelCall, member: Member, ranks: Mapping[int, 
     if call.child_pid is not None:
         about = [f"its child {call.child_pid} ({call.child_comm})"]
     if not about:
-        return f"{call.name}(){rounds}"
-    return f"{call.says} {words.join_words(about)}{rounds}"
+        return f"{call.name}()"
+    return f"{call.says} {words.join_words(about)}"
 
 
 def blocked_call(member: Member, grouping: Grouping) -> str:
@@ -214,17 +219,18 @@ def tells_call(member: Member) -> bool:
 
     The name alone explains little. For example, every wait for a lock is a futex call.
     """
-    return _tells_target(member.kernel.call)
+    return tells(member.kernel.call)
 
 
 def tells_what_holds(member: Member) -> bool:
     """True if more than the name is known of the rank's system call, or of the call of its worker."""
-    return _tells_target(member.kernel.call) or (
-        member.kernel.worker_call is not None and _tells_target(member.kernel.worker_call.call)
+    return tells(member.kernel.call) or (
+        member.kernel.worker_call is not None and tells(member.kernel.worker_call.call)
     )
 
 
-def _tells_target(call: KernelCall | None) -> bool:
+def tells(call: KernelCall | None) -> bool:
+    """True if the object of a call is known: a file, a peer, a child or a lock."""
     return call is not None and bool(call.behind or call.path or call.child_pid or call.file_lock)
 
 
@@ -301,13 +307,16 @@ def _is_in_torch(group: Group) -> bool:
 
 
 def describe_line(group: Group) -> str:
-    """Return the line of the user's code: " at train.py:38".
+    """Return the line of the user's code: " at train.py:38", below native frames with its function.
 
-    If it is unknown, return the caller of the collective, else "".
+    Without one, return the caller of the collective, or "".
     """
     caller = find_caller(group.frames) if group.waits else None
     frames = innermost_user_frames(group) or ([] if caller is None else [caller])
-    return f" at {places(frames)}" if frames else ""
+    if not frames:
+        return ""
+    is_native = bool(group.frames) and stack_frames.is_native(group.frames[0].function, group.frames[0].file)
+    return f"{f' in {frames[0].function}' if is_native else ''} at {places(frames)}"
 
 
 def places(frames: Sequence[Frame]) -> str:

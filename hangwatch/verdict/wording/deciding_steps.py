@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hangwatch.model import Member
 from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.wording import clauses
+from hangwatch.verdict.wording import clauses, stuck_on
 
 SEQUENCE_NUMBERS = (
     "compare sequence numbers (flight recorder, NCCL RAS): which rank is a call behind, or in another branch or group?"
@@ -52,12 +52,9 @@ def _native_frames(members: Sequence[Member]) -> str:
 
 
 def find_blocking_call(finding: Finding) -> str:
-    """Return the command that shows native frames.
-
-    If the kernel already shows the cause of each call, return that check.
-    """
+    """Return the object of the call of the first suspect, or the command that shows native frames if one is unknown."""
     untold = [member for member in finding.members if not clauses.tells_what_holds(member)]
-    return _native_frames(untold) if untold else BEHIND_CALL
+    return _native_frames(untold) if untold else stuck_on.look_at(finding.members[0]) or BEHIND_CALL
 
 
 def whether_it_waits(finding: Finding) -> str:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from hangwatch import words
 from hangwatch.model import Group, Member, Waiting
+from hangwatch.stacks.user_code import find_caller
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, count_ranks
 from hangwatch.verdict.wording import clauses, guidance, sequence_numbers
 from hangwatch.verdict.wording.check_first_reasons import differing_lines
-from hangwatch.verdict.wording.group_text import all_of, describe, describe_each, during, name_ranks, rank_ids, sentence
+from hangwatch.verdict.wording.group_text import (
+    all_of,
+    describe,
+    describe_each,
+    describe_stack,
+    during,
+    name_ranks,
+    rank_ids,
+    sentence,
+)
 from hangwatch.verdict.wording.rank_headlines import store_endpoint
 
 _SHOWN = 4
@@ -163,10 +175,19 @@ def at_different_lines(finding: Finding) -> str:
 
 def at_one_place(finding: Finding) -> str:
     """Return the headline for ranks that are all in one place, with hints on what to check."""
+    if finding.scene.is_one_process:
+        return _describe_one_process(finding.others[0])
     different = sequence_numbers.different_operations(finding.answer)
     return _describe_together(finding.others[0], finding.scene) + (
         different or guidance.where_to_look(finding.scene.grouping)
     )
+
+
+def _describe_one_process(group: Group) -> str:
+    """Return what the only captured process does, and what its other threads do."""
+    doing = f"{describe(group, several=False)}{during([group])}{clauses.describe_line(group)}"
+    threads = (f"{describe_stack(one, group)} in {find_caller(one.frames) or 'native code'}" for one in group.threads)
+    return f"{'; '.join([f'{name_ranks([group])} {doing}', *islice(threads, _SHOWN)])}."
 
 
 def _describe_together(group: Group, scene: Scene) -> str:

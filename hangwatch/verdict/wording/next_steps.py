@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 from hangwatch import tables
-from hangwatch.model import Value, Verdict
+from hangwatch.model import RankId, Value, Verdict
 
 
 class NextStep(Value, frozen=True, forbid_unknown_fields=True):
@@ -22,12 +23,18 @@ def load_steps() -> dict[str, NextStep]:
 
 
 def next_step(verdict: Verdict) -> str:
-    """Return the first step to take after this verdict; "" for an unknown kind.
+    """Return the first step of a verdict, else the check that decides on ranks to check first, else that of the kind.
 
-    If there are ranks to check first, it is the check that decides on them.
+    "" for an unknown kind.
     """
+    if verdict.next_step:
+        return verdict.next_step
     if not verdict.named and verdict.first_look:
         return verdict.first_look[0].settle
-    step = load_steps().get(verdict.kind)
-    pid = next((rank.pid for rank in verdict.named if rank.pid is not None), None)
+    return first_step(verdict.kind, verdict.named)
+
+
+def first_step(kind: str, ranks: Iterable[RankId]) -> str:
+    """Return the step of a kind of verdict, with the first known pid of `ranks`; "" for an unknown kind."""
+    step, pid = load_steps().get(kind), next((rank.pid for rank in ranks if rank.pid is not None), None)
     return step.first.replace("{pid}", "PID" if pid is None else str(pid)) if step else ""

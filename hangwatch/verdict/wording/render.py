@@ -9,7 +9,7 @@ from msgspec import structs
 from hangwatch import words
 from hangwatch.model import CheckFirst, Evidence, Member, RankId, Verdict
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.wording import check_first_reasons, clauses, guidance, job_headlines, rank_headlines
+from hangwatch.verdict.wording import check_first_reasons, clauses, guidance, job_headlines, rank_headlines, stuck_on
 from hangwatch.verdict.wording.group_text import name_ranks, sentence
 
 
@@ -27,6 +27,8 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
         confidence=finding.confidence,
         evidence=tuple(evidence),
         first_look=tuple(CheckFirst(**structs.asdict(rank), why=whys[rank], settle=settle) for rank in ids if whys),
+        stuck_on=stuck_on.stuck_on(finding),
+        next_step=stuck_on.next_step(finding, settle),
     )
 
 

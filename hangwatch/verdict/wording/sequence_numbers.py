@@ -69,12 +69,13 @@ def group_words(pending: PendingOperation) -> str:
     return f"{words.elided(description, _DESCRIPTION_SHOWN) or 'the group'} of {_name_ranks(pending.members)}"
 
 
-def _name_operation(pending: PendingOperation) -> str:
+def describe_operation(pending: PendingOperation) -> str:
+    """Return an operation with its number and its group: "all_reduce #563 of the default group"."""
     return f"{words.elided(pending.operation, _DESCRIPTION_SHOWN)} #{pending.number} of {group_words(pending)}"
 
 
 def _name_operations(pending: Sequence[PendingOperation]) -> str:
-    shown = list(map(_name_operation, pending[:_SHOWN]))
+    shown = list(map(describe_operation, pending[:_SHOWN]))
     return words.join_words(shown) if shown else "nothing"
 
 
@@ -85,7 +86,7 @@ def _describe_duration(pending: PendingOperation) -> str:
 def _describe_pending(pending: PendingOperation) -> str:
     wait = "waits" if len(pending.waiting) == 1 else "wait"
     parts = [
-        f"{_name_ranks(pending.waiting)} {wait} in {_name_operation(pending)} {_describe_duration(pending)}",
+        f"{_name_ranks(pending.waiting)} {wait} in {describe_operation(pending)} {_describe_duration(pending)}",
         *_describe_others(pending),
     ]
     if pending.timeout_seconds is not None and pending.timeout_seconds > pending.seconds:
@@ -96,7 +97,7 @@ def _describe_pending(pending: PendingOperation) -> str:
 
 def _describe_open_then(pending: PendingOperation) -> str:
     return "; ".join(
-        [f"{_name_operation(pending)} was open on {_name_ranks(pending.waiting)}", *_describe_others(pending)]
+        [f"{describe_operation(pending)} was open on {_name_ranks(pending.waiting)}", *_describe_others(pending)]
     )
 
 
@@ -121,7 +122,7 @@ def not_joined(finding: Finding) -> str:
     have, wait = "has" if len(ranks) == 1 else "have", "has" if len(pending.waiting) == 1 else "have"
     late = "It" if len(ranks) == len(finding.suspects) == 1 else sentence(_name_ranks(sorted(ranks)))
     doing = sentence("; ".join(_describe_activity(group) for group in finding.suspects[:_SHOWN]))
-    joined = f"{late} {have} not joined {_name_operation(pending)}"
+    joined = f"{late} {have} not joined {describe_operation(pending)}"
     return f"{doing}. {joined}, where {_name_ranks(pending.waiting)} {wait} waited {_describe_duration(pending)}."
 
 
@@ -176,7 +177,7 @@ def cycle(finding: Finding) -> str:
         awaited = [other for other in pending.missing if other in graph.cycle]
         company = [other for other in pending.waiting if other != rank]
         too = f", as {_name_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
-        waits.append(f"{_name_ranks([rank])} for {_name_ranks(awaited)} in {_name_operation(pending)}{too}")
+        waits.append(f"{_name_ranks([rank])} for {_name_ranks(awaited)} in {describe_operation(pending)}{too}")
     return sentence(f"{_name_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
 
 
@@ -191,7 +192,7 @@ def different_operations(answer: Answer) -> str:
     groups = {(one.library, one.name, one.description) for one in pending}
     if answer.kind != "unknown" or len(groups) < 2 or len(set(waiting)) < len(waiting):
         return ""
-    each = [f"{_name_ranks(one.waiting)} in {_name_operation(one)}" for one in pending[:_SHOWN]]
+    each = [f"{_name_ranks(one.waiting)} in {describe_operation(one)}" for one in pending[:_SHOWN]]
     return (
         f" By sequence numbers they wait in different groups: {words.join_words(each)}. If these groups have the same "
         "ranks, the ranks use them in another order: compare the calls on both sides."
@@ -215,8 +216,8 @@ def still_open(finding: Finding) -> str:
     are = "is" if len(first.waiting) == 1 else "are"
     inside = f"{_name_ranks(first.waiting)} {are} still in it ({_describe_duration(first)})"
     return (
-        f"All ranks have joined {_name_operation(first)}, and {inside}. No rank is late: the operations in which other "
-        f"ranks wait come later. Check {root}{_ALL_GPUS}"
+        f"All ranks have joined {describe_operation(first)}, and {inside}. No rank is late: the operations in which "
+        f"other ranks wait come later. Check {root}{_ALL_GPUS}"
     )
 
 

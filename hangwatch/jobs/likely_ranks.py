@@ -1,0 +1,53 @@
+"""Pure: processes that may be ranks of a job without a known launcher, such as the workers of an inference server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from hangwatch.formats import process_title
+from hangwatch.jobs.process_tree import Tree
+from hangwatch.model import Process
+
+_IDLE = "::IDLE"  # an actor of Ray without a task
+
+
+def find_likely_ranks(processes: Iterable[Process], gpu_pids: Collection[int]) -> list[Process]:
+    """Return the processes that hold a GPU or are titled like a worker, sorted by pid.
+
+    A worker's title has a tensor or pipeline parallel number. If no title has one: a title that several processes have,
+    apart from its numbers, and that has `::` or "worker" in it.
+    """
+    tree = Tree(list(processes))
+    titles = {process.id.pid: title for process in tree if (title := _title(process)) is not None}
+    workers = {pid for pid, title in titles.items() if title.is_worker}
+    if not workers:
+        families = Counter(title.family for title in titles.values())
+        workers = {pid for pid, title in titles.items() if families[title.family] > 1 and _is_of_a_worker(title.text)}
+    found = [process for process in tree if process.id.pid in workers or process.id.pid in gpu_pids]
+    return sorted(found, key=lambda process: process.id.pid)
+
+
+def find_ranks_below(pid: int, processes: Iterable[Process], gpu_pids: Collection[int]) -> list[int]:
+    """Return the pids of the likely ranks among the descendants of a process. Empty if it holds a GPU itself."""
+    processes = list(processes)
+    tree = Tree(processes)
+    parent = tree.get(pid)
+    if parent is None or pid in gpu_pids:
+        return []
+    return [process.id.pid for process in find_likely_ranks(tree.descendants(parent), gpu_pids)]
+
+
+def describe(process: Process) -> str:
+    """Return the title of a process, else its program."""
+    title = _title(process)
+    return title.text if title is not None else process.comm
+
+
+def _title(process: Process) -> process_title.Title | None:
+    title = process_title.read(process.cmdline[0] if process.cmdline else process.comm)
+    return title if title is not None and title.name else None
+
+
+def _is_of_a_worker(text: str) -> bool:
+    return ("::" in text or "worker" in text.lower()) and not text.endswith(_IDLE)

@@ -1,0 +1,165 @@
+"""Pure: the two short lines of a verdict: `stuck_on`, the call or line that blocks, and `next_step`, the first step."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from hangwatch import words
+from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, CallTarget, FileLock, Group, KernelCall, Member, Motion
+from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks.user_code import innermost_user_frame
+from hangwatch.verdict.findings import Finding
+from hangwatch.verdict.wording import clauses, sequence_numbers
+from hangwatch.verdict.wording.next_steps import first_step
+
+_MOST_CHARACTERS = 160
+_NOT_STUCK = frozenset({"Moving", "Serving", "Suspended", "Over", "NoRanks", "RecordsOnly"})
+_BY_LINE = frozenset({"OutsideCollective", "NotCome"})
+"""Kinds of verdicts with a first step that depends on the line at which the first suspect is."""
+
+
+def stuck_on(finding: Finding) -> str:
+    """Return the call, lock or line in which the first suspect is blocked, and its process; "" if it is not blocked.
+
+    Without a suspect: the operation in which the ranks wait. A suspect that is not named is "perhaps" the cause.
+    """
+    if finding.kind in _NOT_STUCK or _is_working(finding):
+        return ""
+    if finding.suspects:
+        text = _place_of_rank(finding.suspects[0], finding.suspects[0].members[0])
+        return text if finding.is_named else f"perhaps {text}"
+    if finding.answer.graph.pending and finding.by_numbers:
+        return sequence_numbers.describe_operation(finding.answer.graph.pending[0])
+    if finding.kind == "MountSilent":
+        mounts = {member.kernel.silent_mount for member in finding.scene.without_stack}
+        return f"{words.join_words(sorted(filter(None, mounts)))}, which does not respond"
+    if finding.scene.is_one_process and finding.others:
+        return _place_of_rank(finding.others[0], finding.others[0].members[0])
+    is_unsure = finding.kind == "CannotTell"
+    waiting = [one for one in finding.others if one.frames and (one.waits_for in {"ranks", "gpu"} or not is_unsure)]
+    line = clauses.describe_line(waiting[0]) if len(waiting) == 1 else ""
+    return f"{clauses.operations(waiting)}{line}" if waiting else ""
+
+
+def next_step(finding: Finding, settle: str) -> str:
+    """Return the first step: look at the object of the blocked call, else `settle`, else the step for the kind."""
+    group = next(iter(finding.suspects or finding.others[: finding.scene.is_one_process]), None)
+    if _is_working(finding):
+        return first_step("Moving", ())
+    if group is not None and finding.kind not in _NOT_STUCK and (look := look_at(group.members[0])):
+        return look
+    if settle:
+        return settle
+    if group is not None and group.frames and (finding.kind in _BY_LINE or finding.scene.is_one_process):
+        return _look_at_line(group, group.members[0])
+    return first_step(finding.kind, (member.id for member in finding.members))
+
+
+def _is_working(finding: Finding) -> bool:
+    return finding.is_named and any(group.motion is Motion.MOVING for group in finding.suspects)
+
+
+def look_at(member: Member) -> str:
+    """Return the step for the object that a blocked rank or its worker waits for; "" if no such object is known."""
+    worker, call, waits = member.kernel.worker_call, member.kernel.call, member.waits
+    for one in (worker.call if worker is not None else None, call):
+        if one is not None and (look := _object_of_call(one)):
+            return look
+    if waits.file_lock is not None:
+        return _lock(waits.file_lock)
+    if member.kernel.silent_mount is not None:
+        return f"look at {member.kernel.silent_mount}: repair its server or network; `hangwatch check storage`"
+    if waits.awaited is not None:
+        return f"look at {waits.awaited.who}" + (", which is gone" if waits.awaited.is_lost else ": does it respond?")
+    return f"look at {_cut(waits.stuck_on)}" if waits.stuck_on is not None else ""
+
+
+def _look_at_line(group: Group, member: Member) -> str:
+    """Return the step for a rank or worker that is blocked at a line: the command that shows its call below Python."""
+    busy = clauses.find_busy_worker(group)
+    pid = member.id.pid if busy is None else busy.pid
+    if any(stack_frames.is_native(frame.function, frame.file) for frame in group.frames):
+        return (
+            f"look at the other threads of {words.name_ranks([member.id])}: `hangwatch dump --full` shows their stacks"
+        )
+    text = f"find out why {_line(group) if busy is None else busy.own} does not return"
+    on = f" on {words.printable(member.id.node)}" if member.id.node else ""
+    return text if pid is None else f"{text}: `hangwatch dump --native --pid {pid}`{on}"
+
+
+def _object_of_call(call: KernelCall) -> str:
+    if call.file_lock is not None:
+        return _lock(call.file_lock)
+    if call.path:
+        return f"look at {_cut(call.path)}: does its storage respond (`hangwatch check storage`)? A FIFO needs a writer"
+    if call.child_pid is not None:
+        return f"look at its child {call.child_pid} ({call.child_comm}): `hangwatch dump --pid {call.child_pid}`"
+    return _target(call.behind[0]) if len(call.behind) == 1 else ""
+
+
+def _target(target: CallTarget) -> str:
+    if target.other_pid is not None:
+        process = f"pid {target.other_pid} ({target.other_comm})"
+        return f"look at {process}, at the other end: `hangwatch dump --pid {target.other_pid}`"
+    if target.kind == "connection":
+        return f"look at {target.what}" + (", which is gone" if target.is_lost else ": does it respond?")
+    mount = f", on {target.mount}" if target.mount else ""
+    return f"look at {_cut(target.what)}{mount}: does it respond?" if target.kind == "file" else ""
+
+
+def _lock(lock: FileLock) -> str:
+    if lock.holder_pid is None:
+        return f"look at {_cut(lock.path)}: `fuser -v` shows which processes have it open; its holder may be elsewhere"
+    return f"look at pid {lock.holder_pid} ({lock.holder_comm}), which holds the lock of {_cut(lock.path)}"
+
+
+def _place_of_rank(group: Group, member: Member) -> str:
+    """Return the innermost known call or line of a rank, and its process: the worker, or the rank itself."""
+    worker = member.kernel.worker_call
+    known = structs.replace(member.id, local_rank=None) if member.id.rank is not None else member.id
+    of_rank, rank = f"in {words.name_ranks([known])}", words.name_ranks([structs.replace(known, pid=None)])
+    if group.gone:
+        return f"{rank}, which has ended"
+    if member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None:
+        return f"{rank}, which is stopped"
+    if worker is not None and clauses.tells(worker.call):
+        return f"{_call(worker.call, member)} in {_worker(group, worker.pid)} of {rank}"
+    busy = clauses.find_busy_worker(group)
+    if busy is not None and busy.own is not None:
+        return f"{busy.own} in {_worker(group, busy.pid)} of {rank}"
+    if member.kernel.call is not None and clauses.tells(member.kernel.call):
+        return f"{_call(member.kernel.call, member)} {of_rank}"
+    if member.waits.file_lock is not None:
+        return f"the lock of {_cut(member.waits.file_lock.path)} {of_rank}"
+    if member.kernel.silent_mount is not None:
+        return f"{member.kernel.silent_mount}, which does not respond, {of_rank}"
+    if member.kernel.state in BLOCKED_STATES:
+        return f"{member.kernel.wchan or 'a call'} in the kernel (state D) {of_rank}"
+    return f"{_line(group)} {of_rank}" if group.frames else f"{rank}, which has no stack"
+
+
+def _line(group: Group) -> str:
+    """Return the innermost function of a group, and the line of the user's code that called it."""
+    leaf, own = group.frames[0], innermost_user_frame(group)
+    if own is None or own.place == leaf.place:
+        return str(own or leaf)
+    is_native = stack_frames.is_native(leaf.function, leaf.file)
+    return f"{(is_native and group.operation) or stack_frames.plain_name(leaf.function)}(), called by {own}"
+
+
+def _call(call: KernelCall, member: Member) -> str:
+    """Return a system call with its object. The end of a long path is kept, because it names the file."""
+    if call.path and call.file_lock is None:
+        name = "open" if call.name.startswith("open") else call.name
+        return f'{name}("{_cut(call.path)}")'
+    return words.cut_middle(clauses.describe_object(call, member, {}), _MOST_CHARACTERS)
+
+
+def _worker(group: Group, pid: int | None) -> str:
+    kind = "data-loader worker" if group.activity == "data_loading" else "worker process"
+    return kind if pid is None else f"pid {pid}, {kind}"
+
+
+def _cut(path: str) -> str:
+    """Return a path of at most 80 characters, with the name of its file."""
+    return words.cut_middle(path, _MOST_CHARACTERS // 2)

@@ -1,0 +1,145 @@
+"""`stuck_on` and `next_step` of a verdict: the blocked call with its file, and the step for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangwatch.model import (
+    CallTarget,
+    FileLock,
+    Frame,
+    Group,
+    Grouping,
+    KernelCall,
+    KernelFacts,
+    Member,
+    Motion,
+    RankId,
+    Stack,
+    StackFacts,
+    Verdict,
+    Waits,
+    WorkerCall,
+)
+from hangwatch.verdict.judge import judge
+from tests import hangs
+
+LINE = Frame(function="save", file="train.py", line=48)
+OPEN = KernelCall(name="openat", says="openat() on", rounds=2, path="data/shard-3")
+LOCK = FileLock(path="/data/x.lock", holder_pid=44, holder_comm="rsync")
+PIPE = CallTarget(kind="pipe", what="pipe:[7]", other_pid=55, other_comm="tokenizer")
+PEER = CallTarget(kind="connection", what="10.0.0.7 port 443")
+STORAGE = "look at data/shard-3: does its storage respond (`hangwatch check storage`)? A FIFO needs a writer"
+
+
+def call(**given: object) -> KernelCall:
+    return KernelCall(**{"name": "read", "says": "read() on", "rounds": 2, **given})  # type: ignore[arg-type]
+
+
+def judged(*, activity: str = "storage_io", motion: Motion = Motion.FROZEN, **facts: object) -> Verdict:
+    """Return the verdict on rank 3, while three other ranks wait for it in a collective."""
+    stack = StackFacts(user_frames=(LINE,))
+    stuck = Member(id=RankId(node="a", rank=3, pid=160), motion=motion, rounds=3, stack=stack, **facts)  # type: ignore[arg-type]
+    others = tuple(Member(id=RankId(node="a", rank=n, pid=n + 10), motion=Motion.FROZEN, rounds=3) for n in range(3))
+    waiting = Group(key="w", activity="collective_wait", operation="all_reduce", waits_for="ranks", members=others)
+    frames = (Frame(function="write", file="io.py", line=3), LINE)
+    suspect = Group(key="s", activity=activity, waits_for="nothing", members=(stuck,), frames=frames)
+    return judge(Grouping(groups=(waiting, suspect)))
+
+
+CASES: dict[str, tuple[dict[str, object], str, str]] = {
+    "a file of its worker": (
+        {"kernel": KernelFacts(worker_call=WorkerCall(pid=161, call=OPEN)), "activity": "data_loading"},
+        'open("data/shard-3") in pid 161, data-loader worker of rank 3 (a)',
+        STORAGE,
+    ),
+    "a file": ({"kernel": KernelFacts(call=OPEN)}, 'open("data/shard-3") in rank 3 (a, pid 160)', STORAGE),
+    "a lock": (
+        {"kernel": KernelFacts(call=call(name="flock", says="flock() on", file_lock=LOCK))},
+        "flock() on /data/x.lock, held by pid 44 (rsync) in rank 3 (a, pid 160)",
+        "look at pid 44 (rsync), which holds the lock of /data/x.lock",
+    ),
+    "a lock without its call": (
+        {"waits": Waits(file_lock=FileLock(path="/data/x.lock"))},
+        "the lock of /data/x.lock in rank 3 (a, pid 160)",
+        "look at /data/x.lock: `fuser -v` shows which processes have it open; its holder may be elsewhere",
+    ),
+    "a pipe": (
+        {"kernel": KernelFacts(call=call(descriptors=1, behind=(PIPE,)))},
+        "read() on a pipe connected to pid 55 (tokenizer) in rank 3 (a, pid 160)",
+        "look at pid 55 (tokenizer), at the other end: `hangwatch dump --pid 55`",
+    ),
+    "a peer": (
+        {"kernel": KernelFacts(call=call(descriptors=1, behind=(PEER,)))},
+        "read() on 10.0.0.7 port 443 in rank 3 (a, pid 160)",
+        "look at 10.0.0.7 port 443: does it respond?",
+    ),
+    "a child": (
+        {"kernel": KernelFacts(call=call(name="wait4", says="wait4() for", child_pid=77, child_comm="ninja"))},
+        "wait4() for its child 77 (ninja) in rank 3 (a, pid 160)",
+        "look at its child 77 (ninja): `hangwatch dump --pid 77`",
+    ),
+    "state D": (
+        {"kernel": KernelFacts(state="D", wchan="rpc_wait")},
+        "rpc_wait in the kernel (state D) in rank 3 (a, pid 160)",
+        "`hangwatch check storage xid` on its node shows if a mount does not respond or a driver has failed",
+    ),
+    "a line": (
+        {},
+        "write(), called by save (train.py:48) in rank 3 (a, pid 160)",
+        "find out why write(), called by save (train.py:48) does not return: `hangwatch dump --native --pid 160` on a",
+    ),
+    "a rank that works": (
+        {"motion": Motion.MOVING},
+        "",
+        "wait: a checkpoint, an evaluation or a compilation ends without help",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_lines_name_the_object_of_the_blocked_call(name: str) -> None:
+    facts, stuck_on, next_step = CASES[name]
+    verdict = judged(**facts)  # type: ignore[arg-type]
+    assert [rank.rank for rank in verdict.named] == [3]
+    assert (verdict.stuck_on, verdict.next_step) == (stuck_on, next_step)
+
+
+def test_a_long_path_keeps_the_name_of_its_file() -> None:
+    path = f"/mnt/{'deep/' * 40}shard-3"
+    stuck_on = judged(kernel=KernelFacts(call=call(name="openat", path=path))).stuck_on
+    assert stuck_on.startswith('open("/mnt/deep/') and '/shard-3") in rank 3' in stuck_on
+    assert len(stuck_on) < 120
+
+
+@pytest.mark.parametrize("case", hangs.CASES, ids=[case["name"] for case in hangs.CASES])
+def test_every_known_hang_has_both_lines_and_no_healthy_job_is_stuck(case: dict[str, object]) -> None:
+    _, verdict = hangs.judged(case)
+    assert verdict.next_step
+    is_healthy = verdict.kind in {"Moving", "Serving", "Suspended", "Over"} or "still progress" in verdict.message
+    assert not (is_healthy and verdict.stuck_on)
+    assert is_healthy or verdict.stuck_on or verdict.kind == "CannotTell"
+    assert "\n" not in verdict.stuck_on + verdict.next_step
+
+
+def test_one_process_is_described_alone_with_its_threads() -> None:
+    """Say nothing about other ranks, nodes or file locks: only this process was captured."""
+    native = Frame(function="PyThread_acquire_lock_timed", file="libpython3.11.so.1.0")
+    member = Member(id=RankId(node="a", pid=160), stack=StackFacts(user_frames=(LINE,)))
+    sleeps = Stack(name="holder", frames=(Frame(function="hold", file="train.py", line=5),), activity="sleep")
+    group = Group(
+        key="k",
+        activity="lock",
+        operation="PyThread_acquire_lock_timed",
+        waits_for="lock",
+        members=(member,),
+        frames=(native, LINE),
+        threads=(sleeps,),
+    )
+    verdict = judge(Grouping(groups=(group,)))
+    assert verdict.message == (
+        "Pid 160 (a) waits for a lock (PyThread_acquire_lock_timed) in save at train.py:48; "
+        "its thread (holder) sleeps in hold (train.py:5)."
+    )
+    assert verdict.stuck_on == "PyThread_acquire_lock_timed(), called by save (train.py:48) in pid 160 (a)"
+    assert verdict.next_step == "look at the other threads of pid 160 (a): `hangwatch dump --full` shows their stacks"

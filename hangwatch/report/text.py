@@ -221,19 +221,20 @@ def _short_group_lines(grouping: Grouping, verdict: Verdict, style: _Style, most
     for group in shown:
         mark = phrases.mark(verdict) if group.key in odd else None
         head = _group_head(group, mark, style, at=group_text.common_line([group]))
-        details = [*_fault_lines(group, style), *_innermost_frames(group, style, is_marked=mark is not None)]
+        has_frames = mark is not None or len(shown) == 1
+        details = [*_fault_lines(group, style), *(_innermost_frames(group, style) if has_frames else ())]
         lines += [head, *details[: max(spare, 0)]]
         spare -= len(details)
     return [*lines, *more, "", style.faint(footer)]
 
 
-def _innermost_frames(group: Group, style: _Style, *, is_marked: bool) -> Iterator[str]:
-    """Yield the innermost frames of a marked group, and of its workers that have a task."""
-    for stack in (*group.workers, *group.threads) if is_marked else ():
+def _innermost_frames(group: Group, style: _Style) -> Iterator[str]:
+    """Yield the innermost frames of a group, and of its workers that have a task."""
+    for stack in (*group.workers, *group.threads):
         if stack.own is not None:
             yield style.faint(f"    {group_text.describe_stack(stack, group)}:")
             yield from _frame_lines(stack.frames[:_SHORT_FRAMES], style)
-    yield from _frame_lines(group.frames[:_SHORT_FRAMES], style) if is_marked else ()
+    yield from _frame_lines(group.frames[:_SHORT_FRAMES], style)
 
 
 def _group_head(group: Group, mark: str | None, style: _Style, at: str = "") -> str:

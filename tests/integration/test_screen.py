@@ -133,7 +133,7 @@ def test_a_pager_that_pages_nothing_prints_in_colours(
     less.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     shown = in_terminal("report", incident, rows=20, PAGER=value)
-    assert not shown.startswith("paged") and shown.startswith("\x1b[1m")
+    assert not shown.startswith("paged") and shown.startswith("\x1b[1")
     assert in_terminal("report", incident, rows=20).startswith("paged"), "without PAGER it is less"
 
 

@@ -27,7 +27,7 @@ def stuck_on(finding: Finding) -> str:
         return ""
     if finding.suspects:
         text = _place_of_rank(finding.suspects[0], finding.suspects[0].members[0])
-        return text if finding.is_named else f"perhaps {text}"
+        return f"perhaps {text}" if text and not finding.is_named else text
     if finding.answer.graph.pending and finding.by_numbers:
         return sequence_numbers.describe_operation(finding.answer.graph.pending[0])
     if finding.kind == "MountSilent":
@@ -135,7 +135,9 @@ def _place_of_rank(group: Group, member: Member) -> str:
         return f"{member.kernel.silent_mount}, which does not respond, {of_rank}"
     if member.kernel.state in BLOCKED_STATES:
         return f"{member.kernel.wchan or 'a call'} in the kernel (state D) {of_rank}"
-    return f"{_line(group)} {of_rank}" if group.frames else f"{rank}, which has no stack"
+    if group.frames:
+        return f"{_line(group)} {of_rank}"
+    return f"{rank}, which could not be dumped" if group.fault and group.fault.reason != "NoStack" else ""
 
 
 def _line(group: Group) -> str:

@@ -67,6 +67,7 @@ long-soak:
 
 long-fuzz:
 	$(BIN)/python -m tests.fuzz_recorder --count 100000
+	$(BIN)/python -m tests.fuzz_environ --count 100000
 
 mutations: $(VENV)/.test
 	$(BIN)/python -m tests.mutations $(MUTATIONS_ARGS)

@@ -22,7 +22,8 @@ class Process(Value, frozen=True):
 
     `environ` holds only variables of `tables/launchers`, as the process's user wrote them. `uid` is the real user
     id in the daemon's namespace. `is_setuid`: the effective or saved user id differs from `uid`, so the process has
-    more rights than that user. `cgroups` are the different paths of /proc/PID/cgroup.
+    more rights than that user. `cgroups` are the different paths of /proc/PID/cgroup. `libraries` ("torch", "jax")
+    are known only of processes that may set their rank after the start.
     """
 
     id: ProcessId
@@ -36,6 +37,7 @@ class Process(Value, frozen=True):
     user: str | None = None
     cgroups: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
+    libraries: tuple[str, ...] = ()
 
 
 class Worker(Value, frozen=True):

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from hangwatch.model import ENDED_STATES, Fault, Process, ProcessId
 from hangwatch.probes.process import environment, locked_memory
 from hangwatch.probes.process.environment import Environment
+from hangwatch.probes.process.late_environ import LateEnvironments
 from hangwatch.probes.process.locked_memory import Target
 from hangwatch.probes.process.procfs import (
     COMM_CHARACTERS,
@@ -51,6 +52,7 @@ class ProcessScan:
         self._root = str(proc_root)
         self._entries: dict[int, _Entry] = {}
         self._unread: Counter[str] = Counter()
+        self._late_environments = LateEnvironments(proc_root)
         self._late_owners: frozenset[str] = frozenset()
 
     @property
@@ -76,6 +78,7 @@ class ProcessScan:
         continues.
 
         A process that does not respond has a fault, see `locked_memory`. Its owner comes last in the next scan.
+        Variables that a process has set after its start are added, see `late_environ`.
         """
         began = time.monotonic()
         stats = {stat.pid: stat for stat in _read_stats(self._root)}
@@ -105,7 +108,9 @@ class ProcessScan:
             limited, stats, began + budget_seconds - time.monotonic()
         )
         self._late_owners = frozenset(late_owners)
-        return tuple(entry.process for entry in self._entries.values())
+        read = [(entry.process, entry.program) for entry in self._entries.values() if entry.complete]
+        late = self._late_environments.add_to(read, gpu_pids, share_of, budget_seconds / 4)
+        return tuple(late.get(entry.process.id, entry.process) for entry in self._entries.values())
 
     def _read(self, targets: Sequence[Target], stats: Mapping[int, Stat], seconds: float | None) -> set[str]:
         """Read these processes. Return the owners of those that did not respond."""

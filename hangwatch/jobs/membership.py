@@ -53,6 +53,7 @@ class _SlotHolder(NamedTuple):
     slot: RankSlot
     launcher_process: Process | None
     owner: Owner
+    launcher: str
 
 
 def find_memberships(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Membership]:
@@ -87,11 +88,32 @@ def _memberships_by_slot(
             continue
         for part in _without_doubles(group, tree):
             members = _ranks_of(part, tree, samples)
-            if members and not process_role.is_server(members[0][0]):
-                crews.append(
-                    Membership(_launcher_name(part[0]), part[0].launcher_process, list(members), part[0].owner)
-                )
+            if members and not _is_of_server(members[0][0], tree):
+                launcher, head = part[0].launcher, part[0].launcher_process
+                if head is None and launcher == "plain":
+                    launcher, head = _find_starter([process for process, _ in members], tree)
+                crews.append(Membership(launcher, head, list(members), part[0].owner))
     return _join_parts(crews, samples, endpoints)
+
+
+def _is_of_server(process: Process, tree: Tree) -> bool:
+    """True for a server or a notebook, and for the processes that a server forks or spawns."""
+    parent = tree.parent(process)
+    if parent is not None and (process_role.is_spawned(process) or _is_fork(process, parent)):
+        return process_role.serves_requests(parent) or process_role.serves_requests(process)
+    return process_role.is_server(process)
+
+
+def _find_starter(members: Sequence[Process], tree: Tree) -> tuple[str, Process | None]:
+    """Return the Python process that has spawned or forked all these ranks, and the name of this way to start them."""
+    parents = {parent.id: parent for process in members if (parent := tree.parent(process)) is not None}
+    parent = parents.popitem()[1] if len(parents) == 1 else None
+    if parent is None or parent.id.pid == INIT_PID or len(members) < 2:
+        return "plain", None
+    if all(process_role.is_spawned(process) for process in members):
+        return "spawn", parent
+    is_forked = all(_is_fork(process, parent) for process in members)
+    return ("fork", parent) if is_forked else ("plain", None)
 
 
 def needs_endpoint(process: Process) -> int | None:
@@ -219,24 +241,27 @@ def _find_slot_holders(tree: Tree) -> Iterator[_SlotHolder]:
             process.id.pid in kinds
             or process_role.is_loader_worker(process)
             or process_role.is_resource_tracker(process)
+            or process_role.is_idle(process)
         ):
             continue
         head = next((up for up in tree.ancestors(process) if up.id.pid in kinds), None)
-        seat = process_role.find_rank_slot(process, kinds[head.id.pid] if head else None)
+        kind = kinds[head.id.pid] if head else None
+        seat = process_role.find_rank_slot(process, kind)
         # A process above a launcher has the number of its node (Kubernetes, srun), not of a rank. Exception: a rank
         # that starts a job within the job. It has a local rank.
         if seat is None:
             continue
         if seat.variables.led_by_first:
-            started += (
-                [(process, seat)] if head is None or not process_role.starts_only_ranks(kinds[head.id.pid]) else []
-            )
+            started += [(process, seat)] if not process_role.starts_only_ranks(kind) else []
             continue
         is_ranks = seat.variables.read_by_torch and seat.local_rank is not None
         if is_ranks or process.id.pid not in above:
-            yield _SlotHolder(process, seat, head, owner_of(process))
+            launcher = kind or process_role.guess_launcher(process.environ, seat)
+            only_head = None if process_role.is_shared(kind) else head
+            yield _SlotHolder(process, seat, only_head, owner_of(process), launcher)
     for process, seat in led.find_ranks(tree, started):
-        yield _SlotHolder(process, seat, None, owner_of(process))
+        launcher = process_role.guess_launcher(process.environ, seat)
+        yield _SlotHolder(process, seat, None, owner_of(process), launcher)
 
 
 def _get_process(tree: Tree, pid: int) -> Process:
@@ -260,12 +285,6 @@ def _run(process: Process, seat: RankSlot) -> tuple[str, ...]:
     """Return the key that distinguishes the runs of one owner if there is no launcher."""
     run_id = process_role.run_id(process.environ, seat)
     return (run_id,) if run_id else process_role.rendezvous(process.environ)
-
-
-def _launcher_name(seated: _SlotHolder) -> str:
-    if seated.launcher_process is not None:
-        return process_role.launcher_kind(seated.launcher_process) or "plain"
-    return process_role.guess_launcher(seated.process.environ, seated.slot)
 
 
 def _without_doubles(group: list[_SlotHolder], tree: Tree) -> list[list[_SlotHolder]]:

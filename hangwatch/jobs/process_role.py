@@ -103,6 +103,11 @@ def starts_only_ranks(kind: str | None) -> bool:
     return any(row.starts_only_ranks for row in TABLE.launchers if row.name == kind)
 
 
+def is_shared(kind: str | None) -> bool:
+    """True if this kind of launcher starts the ranks of many jobs."""
+    return any(row.is_shared for row in TABLE.launchers if row.name == kind)
+
+
 def base_name(path: str) -> str:
     """Return `PurePosixPath(path).name`, but ten times as fast: a scan calls this for every process of the node."""
     name = path.rpartition("/")[2]
@@ -228,7 +233,21 @@ def is_spawned(process: Process) -> bool:
 
 def is_server(process: Process) -> bool:
     """True if the command line names a program that serves requests or a notebook."""
-    return any(word in argument.lower() for argument in process.cmdline[:4] for word in TABLE.servers)
+    return serves_requests(process) or _is_named(process, TABLE.notebooks)
+
+
+def serves_requests(process: Process) -> bool:
+    """True if the command line names a program that serves requests."""
+    return _is_named(process, TABLE.servers)
+
+
+def _is_named(process: Process, words_in_name: Sequence[str]) -> bool:
+    return any(word in argument.lower() for argument in process.cmdline[:4] for word in words_in_name)
+
+
+def is_idle(process: Process) -> bool:
+    """True if the title of this worker says that it has nothing to do."""
+    return process.comm.startswith(TABLE.idle_titles)
 
 
 def _read_rank_slot(environ: Mapping[str, str], launcher: str, variables: RankVariables) -> RankSlot | None:

@@ -51,6 +51,7 @@ class Launcher(Value, frozen=True, forbid_unknown_fields=True):
     comms: tuple[str, ...] = ()
     title: str = ""
     starts_only_ranks: bool = False
+    is_shared: bool = False
     alone: tuple[str, ...] = ()
     told: RendezvousOptions | None = None
     ranks: RankVariables | None = None
@@ -90,7 +91,9 @@ class Table(Value, frozen=True, forbid_unknown_fields=True):
     users: tuple[str, ...]
     python_comms: tuple[str, ...]
     worker_titles: tuple[str, ...]
+    idle_titles: tuple[str, ...]
     servers: tuple[str, ...]
+    notebooks: tuple[str, ...]
     also_read: tuple[str, ...]
     shown: tuple[str, ...]
 

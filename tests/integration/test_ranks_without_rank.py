@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 from hangwatch.capture.job_scan import JobScan
@@ -19,6 +24,37 @@ def train(rank):
 for rank in range(2):
     multiprocessing.get_context("fork").Process(target=train, args=(rank,)).start()
 ready()
+"""
+SPAWNED = """
+import multiprocessing, os, sys, time
+def train(rank, folder):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT="29518")
+    open(f"{folder}/pid-{rank}", "w").write(str(os.getpid()))
+    time.sleep(600)
+if __name__ == "__main__":
+    for rank in (2, 0, 1):  # the order of start says nothing
+        multiprocessing.get_context("spawn").Process(target=train, args=(rank, sys.argv[1])).start()
+    time.sleep(600)
+"""
+ACTORS = """
+import ctypes, os, time
+def become(title, **variables):
+    pid = os.fork()
+    if pid == 0:
+        ctypes.CDLL(None).prctl(15, title.encode(), 0, 0, 0)
+        os.environ.update(variables)
+        open(f"{folder}/pid-{variables['ACTOR']}", "w").write(str(os.getpid()))
+        time.sleep(600)
+ctypes.CDLL(None).prctl(15, b"raylet", 0, 0, 0)
+actor, groups = 0, (("ray::Actor.step", "41001"), ("ray::Critic", "41002"))
+for title, port in groups:
+    for rank in "01":
+        master = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": port}
+        become(title, ACTOR=str(actor), RANK=rank, WORLD_SIZE="2", LOCAL_RANK=rank, **master)
+        actor += 1
+become("ray::IDLE", ACTOR="4", RANK="0", WORLD_SIZE="2", **master)
+ready()
+time.sleep(600)
 """
 LED = """
 import os, subprocess, sys, time
@@ -68,3 +104,44 @@ def test_a_program_that_starts_the_other_ranks_is_the_first_of_them(tmp_path: Pa
     assert (job.launcher, job.world_size, job.local_world_size) == ("lightning", 3, 3)
     assert [(rank.rank, rank.id.pid) for rank in job.ranks] == list(enumerate(ranks))
     assert (ranks[0], job.environ["MASTER_PORT"]) == (first, "29517")
+
+
+def test_spawned_ranks_are_found_by_the_variables_that_they_set_later(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPAWNED)
+    launcher = subprocess.Popen([sys.executable, tmp_path / "train.py", tmp_path], start_new_session=True)
+    try:
+        ranks = pids(tmp_path, 3)
+        job = job_of(ranks)
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+    assert job is not None
+    assert (job.launcher, job.launcher_id is not None and job.launcher_id.pid) == ("spawn", launcher.pid)
+    assert (job.world_size, [(rank.rank, rank.id.pid) for rank in job.ranks]) == (3, list(enumerate(ranks)))
+
+
+def test_actors_that_set_their_rank_later_are_a_job_for_each_group(tmp_path: Path) -> None:
+    with targets.python(ACTORS, tmp_path):
+        actors = pids(tmp_path, 5)
+        found = JobScan().find(None, node="here").jobs
+    jobs = [job for job in found if {rank.id.pid for rank in job.ranks} & set(actors)]
+    assert sorted((job.launcher, job.world_size, [rank.id.pid for rank in job.ranks]) for job in jobs) == [
+        ("ray", 2, actors[:2]),
+        ("ray", 2, actors[2:4]),
+    ]
+
+
+def test_rank_that_is_set_after_the_first_scan_is_found_later(tmp_path: Path) -> None:
+    code = "import ctypes, os, time\nctypes.CDLL(None).prctl(15, b'ray::Late', 0, 0, 0)\nready()\nopen(folder + '/fifo').read()\n"
+    code += "os.environ.update(RANK='0', WORLD_SIZE='1', MASTER_ADDR='127.0.0.1')\nopen(folder + '/pid-0', 'w').write('1')\ntime.sleep(600)"
+    with targets.python(code, tmp_path) as pid:
+        scan, began = JobScan(), time.monotonic()
+        assert not has_rank(scan, pid)
+        (tmp_path / "fifo").write_text("go")
+        pids(tmp_path, 1)
+        wait_for(lambda: has_rank(scan, pid), "the rank to be found")
+        assert time.monotonic() - began < 30
+
+
+def has_rank(scan: JobScan, pid: int) -> bool:
+    return any(pid == rank.id.pid for job in scan.find(None, node="here").jobs for rank in job.ranks)

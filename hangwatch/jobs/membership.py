@@ -25,7 +25,8 @@ class Membership(NamedTuple):
     """The processes of one job. A member without a rank slot has only a place in the order of start.
 
     A membership without members is a launcher (`launcher_process`) without ranks; `waiting` holds its options.
-    `more_launcher_processes` are the launchers of the other parts of the job.
+    `more_launcher_processes` are the launchers of the other parts of the job. `has_places` is false if the order of
+    start says nothing about ranks.
     """
 
     launcher: str
@@ -35,6 +36,7 @@ class Membership(NamedTuple):
     notes: tuple[str, ...] = ()
     waiting: Waiting | None = None
     more_launcher_processes: tuple[Process, ...] = ()
+    has_places: bool = True
 
     @property
     def processes(self) -> list[Process]:
@@ -56,12 +58,19 @@ class _SlotHolder(NamedTuple):
     launcher: str
 
 
-def find_memberships(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Membership]:
+def find_memberships(
+    tree: Tree,
+    samples: Sequence[GpuSample],
+    endpoints: Mapping[ProcessId, str],
+    hosts: Mapping[ProcessId, ProcessId],
+) -> list[Membership]:
     """Return the jobs among these processes.
 
-    `samples` list the processes on each GPU. `endpoints` are the stores to which processes are connected.
+    `samples` list the processes on each GPU. `endpoints` are the stores to which processes are connected. `hosts` are
+    the processes that host the stores of ranks without variables.
     """
     crews = _memberships_by_slot(tree, samples, endpoints)
+    crews += _connected_memberships(tree, hosts, {process.id.pid for crew in crews for process, _ in crew.members})
     seated = {process.id.pid for crew in crews for process, _ in crew.members}
     crews += _spawned_memberships(tree, samples, seated)
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
@@ -343,6 +352,32 @@ def _topmost(group: list[_SlotHolder], tree: Tree) -> list[_SlotHolder]:
         for seated in group
         if not any(seats.get(up.id.pid) == seated.slot.rank for up in tree.ancestors(seated.process))
     ]
+
+
+# --- ranks that got their number as an argument ---------------------------------------------------------------------
+
+
+def _connected_memberships(tree: Tree, hosts: Mapping[ProcessId, ProcessId], ranks: set[int]) -> Iterator[Membership]:
+    """Yield the jobs of processes that are connected to a listening socket of one of them, the host first."""
+    by_host: defaultdict[ProcessId, list[Process]] = defaultdict(list)
+    for process_id, host in hosts.items():
+        process = tree.get(process_id.pid)
+        if process is not None and process.id == process_id and not is_within(process, ranks, tree):
+            by_host[host].append(process)
+    for host, members in by_host.items():
+        members.sort(key=lambda process: (process.id != host, start_order(process)))
+        if len(members) < 2 or members[0].id != host or _is_of_server(members[0], tree):
+            continue
+        launcher, head = _find_starter(members, tree)
+        note = f"its ranks are not in their environment; pid {host.pid} is likely rank 0, because it hosts the store"
+        yield Membership(
+            launcher,
+            head,
+            [(process, None) for process in members],
+            owner_of(members[0]),
+            notes=(note,),
+            has_places=False,
+        )
 
 
 # --- ranks of mp.spawn, which only have a place in the order of start -----------------------------------------------

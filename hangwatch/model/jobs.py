@@ -181,7 +181,8 @@ class Job(Value, frozen=True):
     Ranks: `more_launcher_ids` are the launchers of its other pods or containers on this node. `holds_gpu`: the
     driver lists one of its ranks. `absent_local_ranks` should be on this node and have no process: [first, last] of
     each range, because the expected number comes from an environment and may be huge. `ended` are ranks and workers
-    that no longer have a process, limited in number. `notes` are sentences about the scan.
+    that no longer have a process, limited in number. `notes` are sentences about the scan. `libraries` are "torch" and
+    "jax", known only of ranks that were found without the variables of a launcher.
     """
 
     job_id: str
@@ -205,6 +206,7 @@ class Job(Value, frozen=True):
     ended: tuple[EndedProcess, ...] = ()
     job_name: str = ""
     program: str = ""
+    libraries: tuple[str, ...] = ()
 
     @property
     def launcher_ids(self) -> tuple[ProcessId, ...]:

@@ -9,7 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from hangwatch.capture.job_scan import JobScan
+from hangwatch.jobs.collective_timeout import read_timeouts
 from hangwatch.model import Job
 from tests.conftest import wait_for
 from tests.integration import targets
@@ -34,6 +37,35 @@ def train(rank, folder):
 if __name__ == "__main__":
     for rank in (2, 0, 1):  # the order of start says nothing
         multiprocessing.get_context("spawn").Process(target=train, args=(rank, sys.argv[1])).start()
+    time.sleep(600)
+"""
+# A process that maps a file of this name and half a gigabyte looks like one that has imported torch or jax.
+CONNECTED = """
+import mmap, multiprocessing, os, socket, sys, time
+def train(rank, library, folder):
+    os.makedirs(os.path.dirname(f"{folder}/{library}"), exist_ok=True)
+    with open(f"{folder}/{library}", "a+b") as file:
+        file.truncate(4096)
+        kept = [mmap.mmap(file.fileno(), 4096), mmap.mmap(-1, 1 << 29)]
+    port = int(open(f"{folder}/port").read())
+    if rank == 0:
+        kept.append(socket.create_server(("127.0.0.1", port)))
+    else:
+        while not os.path.exists(f"{folder}/pid-0"):
+            time.sleep(0.01)
+    kept.append(socket.create_connection(("127.0.0.1", port)))
+    open(f"{folder}/pid-{rank}", "w").write(str(os.getpid()))
+    if rank == 0:
+        kept += [kept[2].accept()[0] for _ in range(4)]
+        open(f"{folder}/ready", "w").close()
+    time.sleep(600)
+if __name__ == "__main__":
+    library, folder = sys.argv[1:]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        open(f"{folder}/port", "w").write(str(server.getsockname()[1]))
+    for rank in (2, 0, 1):
+        multiprocessing.get_context("spawn").Process(target=train, args=(rank, library, folder)).start()
+    multiprocessing.get_context("spawn").Process(target=train, args=(3, "lib/none.so", folder)).start()
     time.sleep(600)
 """
 ACTORS = """
@@ -145,3 +177,25 @@ def test_rank_that_is_set_after_the_first_scan_is_found_later(tmp_path: Path) ->
 
 def has_rank(scan: JobScan, pid: int) -> bool:
     return any(pid == rank.id.pid for job in scan.find(None, node="here").jobs for rank in job.ranks)
+
+
+@pytest.mark.parametrize("library", ["torch/lib/libtorch_cpu.so", "jaxlib/libjax_common.so"])
+def test_ranks_with_their_number_as_an_argument_are_found_by_their_store(library: str, tmp_path: Path) -> None:
+    """A fourth process is connected, too, but maps neither library."""
+    (tmp_path / "train.py").write_text(CONNECTED)
+    command = [sys.executable, tmp_path / "train.py", library, tmp_path]
+    launcher = subprocess.Popen(command, start_new_session=True)
+    try:
+        ranks = pids(tmp_path, 4)
+        wait_for((tmp_path / "ready").exists, "the connections")
+        found = JobScan().find(None, node="here").jobs
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+    (job,) = (job for job in found if ranks[0] in {rank.id.pid for rank in job.ranks})
+    assert (job.launcher, job.launcher_id is not None and job.launcher_id.pid) == ("spawn", launcher.pid)
+    assert (job.ranks[0].id.pid, {rank.id.pid for rank in job.ranks}) == (ranks[0], set(ranks[:3]))
+    assert {(rank.rank, rank.local_rank) for rank in job.ranks} == {(None, None)}
+    assert f"pid {ranks[0]} is likely rank 0" in job.notes[0]
+    timeout = read_timeouts(job, job.environ).collective_seconds
+    assert (timeout is None) == ("jaxlib" in library)

@@ -1,0 +1,107 @@
+"""Find ranks that got their number as an argument: processes that are connected to a listening socket of one of them.
+
+The store of torch.distributed and the coordinator of JAX listen in rank 0. Each rank, also rank 0, holds a connection
+to it. Sockets of gloo and NCCL are opened later, so of several such sockets the oldest one is the store's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hangwatch.jobs import process_role
+from hangwatch.jobs.owners import owner_of
+from hangwatch.model import Process, ProcessId
+from hangwatch.probes.network import sockets
+from hangwatch.probes.network.sockets import ESTABLISHED, Connection, Connections, End
+from hangwatch.probes.process import proc_pid
+
+MOST_NAMESPACES = 64
+MOST_PROCESSES = 1024
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, PAUSE_GROWTH = 5.0, 15.0, 1.5
+
+
+class StoreClients:
+    """The processes without a rank in their environment, each with the process that hosts the store of its job.
+
+    The sockets are read again, with growing pauses that start anew when there are other processes.
+    """
+
+    def __init__(self, proc_root: Path) -> None:
+        self._root = proc_root
+        self._hosts: dict[ProcessId, ProcessId] = {}
+        self._asked: frozenset[ProcessId] = frozenset()
+        self._due_monotonic_seconds = 0.0
+        self._pause_seconds = FIRST_PAUSE_SECONDS
+
+    def find_hosts(self, processes: Iterable[Process], budget_seconds: float) -> dict[ProcessId, ProcessId]:
+        """Return the host of each rank that is found. Reading takes about `budget_seconds`."""
+        asked = [process for process in processes if _may_be_rank(process)][:MOST_PROCESSES]
+        ids = frozenset(process.id for process in asked)
+        self._hosts = {process: host for process, host in self._hosts.items() if process in ids}
+        now = time.monotonic()
+        if ids != self._asked:
+            self._asked, self._pause_seconds, self._due_monotonic_seconds = ids, FIRST_PAUSE_SECONDS, now
+        if ids and now >= self._due_monotonic_seconds:
+            self._due_monotonic_seconds = now + self._pause_seconds
+            self._pause_seconds = min(self._pause_seconds * PAUSE_GROWTH, LAST_PAUSE_SECONDS)
+            self._hosts |= self._read(asked, now + budget_seconds)
+        return self._hosts
+
+    def _read(self, asked: Sequence[Process], end: float) -> dict[ProcessId, ProcessId]:
+        tables: dict[str, Connections] = {}
+        held: dict[str, list[tuple[Process, Connection]]] = {}
+        for process in sorted(asked, key=lambda process: process.id.start_ticks):
+            pid = process.id.pid
+            space = proc_pid.namespace(self._root, pid, "net")
+            if space is None or time.monotonic() > end or (space not in tables and len(tables) >= MOST_NAMESPACES):
+                continue
+            if space not in tables:
+                tables[space] = sockets.read(pid, self._root) or {}
+            inodes = (sockets.sockets_of_process(pid, self._root) or {}).values() if tables[space] else ()
+            held.setdefault(space, []).extend(
+                (process, tables[space][inode]) for inode in inodes if inode in tables[space]
+            )
+        hosts: dict[ProcessId, ProcessId] = {}
+        for connections in held.values():
+            hosts |= match_hosts(connections)
+        return hosts
+
+
+def match_hosts(held: Sequence[tuple[Process, Connection]]) -> dict[ProcessId, ProcessId]:
+    """Return the host of each process, from the sockets that processes of one network namespace hold.
+
+    A socket that several processes hold counts for the first of them.
+    """
+    listeners: dict[tuple[ProcessId, int], int] = {}
+    ends: dict[tuple[End, End], Process] = {}
+    for process, socket in held:
+        if socket.listens:
+            listeners.setdefault((process.id, socket.local[1]), socket.inode)
+        elif socket.state == ESTABLISHED:
+            ends.setdefault((socket.local, socket.remote), process)
+    clients: dict[tuple[ProcessId, int], dict[ProcessId, Process]] = {}
+    for (local, remote), process in ends.items():
+        server = ends.get((remote, local))
+        if server is not None and (server.id, remote[1]) in listeners and _belong_together(process, server):
+            clients.setdefault((server.id, remote[1]), {})[process.id] = process
+    hosts: dict[ProcessId, ProcessId] = {}
+    stores = [store for store, ranks in clients.items() if store[0] in ranks and len(ranks) > 1]
+    for store in sorted(stores, key=lambda store: (-len(clients[store]), listeners[store])):
+        if not hosts.keys() & clients[store].keys():
+            hosts |= dict.fromkeys(clients[store], store[0])
+    return hosts
+
+
+def _belong_together(first: Process, second: Process) -> bool:
+    return owner_of(first) == owner_of(second) and not set(first.libraries).isdisjoint(second.libraries)
+
+
+def _may_be_rank(process: Process) -> bool:
+    return (
+        bool(process.libraries)
+        and process_role.launcher_kind(process) is None
+        and process_role.find_rank_slot(process, None) is None
+        and not process_role.is_loader_worker(process)
+    )

@@ -31,28 +31,28 @@ class StoreClients:
     def __init__(self, proc_root: Path) -> None:
         self._root = proc_root
         self._hosts: dict[ProcessId, ProcessId] = {}
-        self._asked: frozenset[ProcessId] = frozenset()
+        self._candidates: frozenset[ProcessId] = frozenset()
         self._due_monotonic_seconds = 0.0
         self._pause_seconds = FIRST_PAUSE_SECONDS
 
     def find_hosts(self, processes: Iterable[Process], budget_seconds: float) -> dict[ProcessId, ProcessId]:
         """Return the host of each rank that is found. Reading takes about `budget_seconds`."""
-        asked = [process for process in processes if _may_be_rank(process)][:MOST_PROCESSES]
-        ids = frozenset(process.id for process in asked)
+        candidates = [process for process in processes if _may_be_rank(process)][:MOST_PROCESSES]
+        ids = frozenset(process.id for process in candidates)
         self._hosts = {process: host for process, host in self._hosts.items() if process in ids}
         now = time.monotonic()
-        if ids != self._asked:
-            self._asked, self._pause_seconds, self._due_monotonic_seconds = ids, FIRST_PAUSE_SECONDS, now
+        if ids != self._candidates:
+            self._candidates, self._pause_seconds, self._due_monotonic_seconds = ids, FIRST_PAUSE_SECONDS, now
         if ids and now >= self._due_monotonic_seconds:
             self._due_monotonic_seconds = now + self._pause_seconds
             self._pause_seconds = min(self._pause_seconds * PAUSE_GROWTH, LAST_PAUSE_SECONDS)
-            self._hosts |= self._read(asked, now + budget_seconds)
+            self._hosts |= self._read(candidates, now + budget_seconds)
         return self._hosts
 
-    def _read(self, asked: Sequence[Process], end: float) -> dict[ProcessId, ProcessId]:
+    def _read(self, candidates: Sequence[Process], end: float) -> dict[ProcessId, ProcessId]:
         tables: dict[str, Connections] = {}
         held: dict[str, list[tuple[Process, Connection]]] = {}
-        for process in sorted(asked, key=lambda process: process.id.start_ticks):
+        for process in sorted(candidates, key=lambda process: process.id.start_ticks):
             pid = process.id.pid
             space = proc_pid.namespace(self._root, pid, "net")
             if space is None or time.monotonic() > end or (space not in tables and len(tables) >= MOST_NAMESPACES):

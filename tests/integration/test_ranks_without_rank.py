@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from hangwatch.capture.job_scan import JobScan
+from hangwatch.cli.dump import dump
 from hangwatch.jobs.collective_timeout import read_timeouts
 from hangwatch.model import Job
 from tests.conftest import wait_for
@@ -199,3 +204,43 @@ def test_ranks_with_their_number_as_an_argument_are_found_by_their_store(library
     assert f"pid {ranks[0]} is likely rank 0" in job.notes[0]
     timeout = read_timeouts(job, job.environ).collective_seconds
     assert (timeout is None) == ("jaxlib" in library)
+
+
+def dumped(pid: int) -> list[dict[str, Any]]:
+    answer = json.loads(CliRunner().invoke(dump, ["--json", "--pid", str(pid)]).stdout)
+    jobs = answer["jobs"]
+    assert isinstance(jobs, list)
+    return jobs
+
+
+def test_pid_of_a_shell_around_the_launcher_means_the_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CONNECTED)
+    command = f"{sys.executable} {tmp_path}/train.py torch/lib/libtorch_cpu.so {tmp_path}; true"
+    shell = subprocess.Popen(["bash", "-c", command], start_new_session=True)
+    try:
+        ranks = pids(tmp_path, 4)[:3]
+        wait_for((tmp_path / "ready").exists, "the connections")
+        (job,) = dumped(shell.pid)
+        (alone,) = dumped(ranks[1])
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+    assert {member["pid"] for group in job["groups"] for member in group["members"]} == set(ranks)
+    assert [member["pid"] for group in alone["groups"] for member in group["members"]] == [ranks[1]]
+
+
+def test_pid_of_a_launcher_that_waits_gives_the_sentence_of_its_job(tmp_path: Path) -> None:
+    (tmp_path / "torchrun").write_text(f"open({str(tmp_path / 'ready')!r}, 'w').close()\nimport time\ntime.sleep(600)")
+    command = [sys.executable, tmp_path / "torchrun", "--nnodes=2", "--rdzv-id=waits-here", "train.py"]
+    launcher = subprocess.Popen(command, start_new_session=True)
+    try:
+        wait_for((tmp_path / "ready").exists, "the launcher")
+        (by_pid,) = dumped(launcher.pid)
+        answer = json.loads(CliRunner().invoke(dump, ["--json", "--job", "waits-here"]).stdout)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    verdict, same = answer["jobs"][0]["verdict"], by_pid["verdict"]
+    assert (same["kind"], verdict["kind"]) == ("NoRanks", "NoRanks")
+    sentences = [re.sub(r"in [\d.]+ s", "in N s", each["message"]) for each in (same, verdict)]
+    assert sentences[0] == sentences[1]

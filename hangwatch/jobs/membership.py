@@ -106,11 +106,14 @@ def _memberships_by_slot(
 
 
 def _is_of_server(process: Process, tree: Tree) -> bool:
-    """True for a server or a notebook, and for the processes that a server forks or spawns."""
-    parent = tree.parent(process)
-    if parent is not None and (process_role.is_spawned(process) or _is_fork(process, parent)):
-        return process_role.serves_requests(parent) or process_role.serves_requests(process)
-    return process_role.is_server(process)
+    """True for a server or a notebook, and for processes that a server has spawned or forked, directly or not."""
+    is_started = False
+    for parent in tree.ancestors(process):
+        is_child = process_role.is_spawned(process) or _is_fork(process, parent)
+        if process_role.serves_requests(process) or not is_child:
+            break
+        process, is_started = parent, True
+    return process_role.serves_requests(process) or (process_role.is_server(process) and not is_started)
 
 
 def _find_starter(members: Sequence[Process], tree: Tree) -> tuple[str, Process | None]:
@@ -393,8 +396,9 @@ def _spawned_memberships(tree: Tree, samples: Sequence[GpuSample], ranks: set[in
     for parent_pid, group in siblings.items():
         head = tree.get(parent_pid) if parent_pid != INIT_PID else None
         members = _spawned_ranks(group, holders)
-        if len(members) > 1 and not (head and process_role.is_server(head)):
-            crews.append(_of_siblings("spawn", head, members))
+        if len(members) < 2 or (head and process_role.is_server(head)) or _is_of_server(members[0], tree):
+            continue
+        crews.append(_of_siblings("spawn", head, members))
     return crews
 
 

@@ -135,9 +135,11 @@ def program(cmdline: Sequence[str]) -> str:
 def program_name(cmdline: Sequence[str]) -> str:
     """Return the program of a command line as one word without secrets, which all users may read.
 
-    A process that sets its title can have its whole command line in its first argument.
+    A process that sets its title can have its whole command line in its first argument. Of `ray::Actor.method` it is
+    the class of the actor.
     """
     name = program((*" ".join(cmdline[:1]).split(), *cmdline[1:]))
+    name = name.partition("::")[2].partition(".")[0] or name
     return secret_forms.mask("".join(name.split()[:1]))
 
 

@@ -7,6 +7,7 @@ to it. Sockets of gloo and NCCL are opened later, so of several such sockets the
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class StoreClients:
 
     def find_hosts(self, processes: Iterable[Process], budget_seconds: float) -> dict[ProcessId, ProcessId]:
         """Return the host of each rank that is found. Reading takes about `budget_seconds`."""
-        candidates = [process for process in processes if _may_be_rank(process)][:MOST_PROCESSES]
+        candidates = _in_turn(filter(_may_be_rank, processes))[:MOST_PROCESSES]
         ids = frozenset(process.id for process in candidates)
         self._hosts = {process: host for process, host in self._hosts.items() if process in ids}
         now = time.monotonic()
@@ -52,7 +53,7 @@ class StoreClients:
     def _read(self, candidates: Sequence[Process], end: float) -> dict[ProcessId, ProcessId]:
         tables: dict[str, Connections] = {}
         held: dict[str, list[tuple[Process, Connection]]] = {}
-        for process in sorted(candidates, key=lambda process: process.id.start_ticks):
+        for process in candidates:
             pid = process.id.pid
             space = proc_pid.namespace(self._root, pid, "net")
             if space is None or time.monotonic() > end or (space not in tables and len(tables) >= MOST_NAMESPACES):
@@ -65,7 +66,7 @@ class StoreClients:
             )
         hosts: dict[ProcessId, ProcessId] = {}
         for connections in held.values():
-            hosts |= match_hosts(connections)
+            hosts |= match_hosts(sorted(connections, key=lambda each: each[0].id.start_ticks))
         return hosts
 
 
@@ -96,6 +97,16 @@ def match_hosts(held: Sequence[tuple[Process, Connection]]) -> dict[ProcessId, P
 
 def _belong_together(first: Process, second: Process) -> bool:
     return owner_of(first) == owner_of(second) and not set(first.libraries).isdisjoint(second.libraries)
+
+
+def _in_turn(processes: Iterable[Process]) -> list[Process]:
+    """Return the processes with their owners in turn: no user can take the places of another one."""
+    turns, seen = [], Counter[str]()
+    for process in processes:
+        share = owner_of(process).share
+        turns.append((seen[share], process))
+        seen[share] += 1
+    return [process for _, process in sorted(turns, key=lambda turn: turn[0])]
 
 
 def _may_be_rank(process: Process) -> bool:

@@ -1,9 +1,10 @@
-"""CPU of the job scan: 2,000 processes, 64 of them candidates that set their rank after the start.
+"""CPU of the job scan: 2,000 processes, 64 of them candidates that could set their rank after the start.
 
     .venv/bin/python benchmarks/scan.py [--processes 2000] [--candidates 64] [--scans 12] [--seconds 10] [--other DIR]
 
-Candidates are Python processes that map a file with the name of libtorch and half a gigabyte. Half of them set their
-variables before the first scan, the other half never. Each round makes a scan every `--seconds`, as the daemon does.
+Candidates are Python processes that map a file with the name of libtorch and half a gigabyte. They never set a rank, so
+they are read again and again. With `--ranks N`, N of them have set theirs before the first scan, and are a job that
+only this commit may find. Each round makes a scan every `--seconds`, as the daemon does.
 `--other` is a checkout to compare with, e.g. of the previous commit: rounds of both alternate, in processes of their
 own. The output is the CPU time of each round, with that of the reading child, and the ratio of the medians.
 """
@@ -38,6 +39,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--processes", type=int, default=2000)
     options.add_argument("--candidates", type=int, default=64)
+    options.add_argument("--ranks", type=int, default=0)
     options.add_argument("--scans", type=int, default=12)
     options.add_argument("--seconds", type=float, default=10.0)
     options.add_argument("--rounds", type=int, default=3)
@@ -49,7 +51,7 @@ def main() -> None:
         return
     checkouts = [ROOT, *([chosen.other.resolve()] if chosen.other else [])]
     costs: dict[Path, list[float]] = {checkout: [] for checkout in checkouts}
-    with tempfile.TemporaryDirectory() as folder, crowd(Path(folder), chosen.processes, chosen.candidates):
+    with tempfile.TemporaryDirectory() as folder, crowd(Path(folder), chosen):
         for number in range(chosen.rounds):
             for checkout in checkouts if number % 2 == 0 else reversed(checkouts):
                 seconds, jobs = measure(checkout, chosen.scans, chosen.seconds)
@@ -93,17 +95,17 @@ def cpu_seconds() -> float:
 
 
 @contextlib.contextmanager
-def crowd(folder: Path, processes: int, candidates: int):  # type: ignore[no-untyped-def]
+def crowd(folder: Path, chosen: argparse.Namespace):  # type: ignore[no-untyped-def]
     """Run sleeping processes and candidates until the end of `with`."""
     library = folder / "libtorch_cpu.so"
     library.write_bytes(bytes(4096))
-    started = [subprocess.Popen(["sleep", "3600"]) for _ in range(processes - candidates)]
+    started = [subprocess.Popen(["sleep", "3600"]) for _ in range(chosen.processes - chosen.candidates)]
     try:
-        for number in range(candidates):
-            kind = "ranks" if number < candidates // 2 else "none"
-            command = [sys.executable, "-c", CANDIDATE, str(library), kind, str(number), str(candidates // 2)]
+        for number in range(chosen.candidates):
+            kind = "ranks" if number < chosen.ranks else "none"
+            command = [sys.executable, "-c", CANDIDATE, str(library), kind, str(number), str(chosen.ranks)]
             started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
-        for process in started[-candidates:]:
+        for process in started[-chosen.candidates :]:
             assert process.stdout is not None
             process.stdout.readline()
         yield

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -19,10 +20,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from hangwatch import config
 from hangwatch.capture import CaptureRequest, capture
 from hangwatch.capture.job_scan import JobScan
+from hangwatch.cli.dump import dump
 from hangwatch.jobs.collective_timeout import read_timeouts
 from hangwatch.model import Job
 from hangwatch.stacks import activity
@@ -117,6 +120,12 @@ def wait_until_pointed_at(job: Job, pid: int) -> None:
     wait_for(lambda: pointed_at(job) == [pid], f"pid {pid} to be pointed at", 60)
 
 
+def ranks_of_pid(pid: int) -> list[list[int]]:
+    """Return the pids of each job that `hangwatch dump --pid` shows for this launcher."""
+    jobs = json.loads(CliRunner().invoke(dump, ["--json", "--pid", str(pid)]).stdout)["jobs"]
+    return [sorted(member["pid"] for group in job["groups"] for member in group["members"]) for job in jobs]
+
+
 @needs("ray")
 @pytest.mark.series
 @pytest.mark.parametrize("mode", ["train", "verl", "environ"])
@@ -137,6 +146,7 @@ def test_ray_worker_groups_are_jobs_with_their_ranks(mode: str, tmp_path: Path) 
             assert actor.key != critic.key
             wait_until_pointed_at(actor, actors[1])
             assert pointed_at(critic) == []
+            assert sorted(ranks_of_pid(driver.pid)) == sorted(map(sorted, (actors.values(), critics.values())))
             assert len(scan.find(None, "here").jobs) == 2, "driver, raylet, GCS and idle workers are no jobs"
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -166,6 +176,7 @@ def test_deepspeed_launcher_with_zero_2_is_a_job(tmp_path: Path) -> None:
         pids = wait_for_pids(tmp_path, runner, "pid-", 3)
         job = find(JobScan(), pids, time.monotonic())
         assert (job.launcher, job.world_size) == ("deepspeed", 3)
+        assert ranks_of_pid(runner.pid) == [sorted(pids.values())]
         assert [(rank.rank, rank.id.pid) for rank in job.ranks] == sorted(pids.items())
         wait_until_pointed_at(job, pids[1])
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hangwatch.model import Fault, Process, ProcessId
+from hangwatch.model import Fault, Process
 from hangwatch.probes.process.live_environ import LiveEnvironments, Modules, Place
 from hangwatch.probes.process.procfs import PAGE_BYTES, PROC, read_start
 from hangwatch.tables import launchers
@@ -30,7 +30,7 @@ class LateEnvironments:
     def __init__(self, proc_root: Path = PROC) -> None:
         self._root = proc_root
         self._live = LiveEnvironments(proc_root)
-        self._candidates: dict[ProcessId, _Candidate] = {}
+        self._candidates: dict[int, _Candidate] = {}
 
     def add_to(
         self,
@@ -38,28 +38,35 @@ class LateEnvironments:
         gpu_pids: Collection[int],
         owner_of: Callable[[Process], str],
         seconds: float,
-    ) -> dict[ProcessId, Process]:
-        """Return the processes that have set variables, with all their variables.
+    ) -> dict[int, Process]:
+        """Return the processes that have set variables, by pid, with all their variables.
 
         `scanned` are processes and values that change at execve(2). Reading takes about `seconds`. Owners take turns,
         and processes with a GPU come first.
         """
         now = time.monotonic()
         known, self._candidates = self._candidates, {}
+        due, more = [], []
         for process, program in scanned:
-            if launchers.has_whole_slot(process.environ) or process.comm == _HELPER_COMM:
-                continue
-            candidate = known.get(process.id)
-            if candidate is None or candidate.program != program:
-                candidate = _Candidate(program)
+            pid = process.id.pid
+            candidate = known.get(pid)
+            if candidate is None or not candidate.is_of(process, program):
+                candidate = _Candidate(process, program)
+                if launchers.has_whole_slot(process.environ) or not self._is_python(process):
+                    candidate.due_monotonic_seconds = float("inf")
             candidate.source = process
-            self._candidates[process.id] = candidate
-        due = [candidate for candidate in self._candidates.values() if candidate.due_monotonic_seconds <= now]
+            self._candidates[pid] = candidate
+            if candidate.due_monotonic_seconds <= now:
+                due.append(candidate)
+            if candidate.has_more:
+                more.append(candidate)
         for candidate, owner in _in_turn(due, gpu_pids, owner_of) if due else ():
             if time.monotonic() > now + seconds:
                 break
+            had_more = candidate.has_more
             self._read(candidate, owner, candidate.source.id.pid in gpu_pids, now)
-        return {process: candidate.merged() for process, candidate in self._candidates.items() if candidate.has_more}
+            more += [candidate] * (candidate.has_more and not had_more)
+        return {candidate.source.id.pid: candidate.merged() for candidate in more}
 
     def _read(self, candidate: _Candidate, owner: str, holds_gpu: bool, now: float) -> None:
         candidate.begin_pause(now)
@@ -77,22 +84,24 @@ class LateEnvironments:
             candidate.set_variables(environment.variables)
 
     def _may_be_rank(self, candidate: _Candidate, holds_gpu: bool) -> bool:
-        """True for a candidate. Its maps are read once, and again only if it has mapped more and none is a library."""
+        """True for a candidate. Its maps are read until they show a library, but again only if it has mapped more."""
         process = candidate.source
+        if process.comm == _HELPER_COMM:
+            return False
         is_worker = holds_gpu or process.comm.startswith(launchers.TABLE.worker_titles)
-        if candidate.modules is not None and (is_worker or candidate.modules.libraries):
+        if candidate.modules is not None and candidate.modules.libraries:
             return True
         mapped_bytes = _mapped_bytes(self._root, process.id.pid)
-        if not is_worker and (mapped_bytes < MAPPED_BYTES or not self._is_python(process)):
+        if not is_worker and mapped_bytes < MAPPED_BYTES:
             return False
         if candidate.modules is None or mapped_bytes > candidate.mapped_bytes:
             modules = self._live.find_modules(process.id)
-            candidate.modules = None if isinstance(modules, Fault) else modules
+            candidate.modules = candidate.modules if isinstance(modules, Fault) else modules
             candidate.mapped_bytes = mapped_bytes
         return candidate.modules is not None and (is_worker or bool(candidate.modules.libraries))
 
     def _is_python(self, process: Process) -> bool:
-        if process.comm.startswith(launchers.TABLE.python_comms):
+        if process.comm.startswith((*launchers.TABLE.python_comms, *launchers.TABLE.worker_titles)):
             return True
         try:
             return (self._root / str(process.id.pid) / "exe").readlink().name.startswith(("python", "pypy"))
@@ -103,10 +112,9 @@ class LateEnvironments:
 class _Candidate:
     """A process that may set its rank, with its variables as last read. `source` is the process as scanned."""
 
-    source: Process
-
-    def __init__(self, program: int | str) -> None:
-        self.program = program
+    def __init__(self, source: Process, program: int | str) -> None:
+        self.source = source
+        self._program = program
         self.modules: Modules | None = None
         self.mapped_bytes = 0
         self.place: Place | None = None
@@ -114,6 +122,10 @@ class _Candidate:
         self._pause_seconds = FIRST_PAUSE_SECONDS
         self._variables: dict[str, str] = {}
         self._merged: tuple[Process, Process] | None = None
+
+    def is_of(self, process: Process, program: int | str) -> bool:
+        """True if this is the same process, and it has not executed another program."""
+        return program == self._program and (process is self.source or process.id == self.source.id)
 
     @property
     def has_more(self) -> bool:

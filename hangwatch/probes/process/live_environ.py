@@ -198,8 +198,10 @@ def read_environ(
     Array and texts are read twice, because both may move meanwhile. Raises UnreadableError.
     """
     image = Image(read)
-    if place.array and _read_array(image, place.symbol) == (place.array, place.pointers):
-        return None
+    if place.array:
+        unchanged = [place.array.to_bytes(8, "little"), place.pointers + bytes(8)]
+        if list(read([(place.symbol, 8), (place.array, len(unchanged[1]))])) == unchanged:
+            return None
     error = UnreadableError("ChangedWhileRead", f"the environment changed during {_TRIES} readings")
     for _ in range(_TRIES):
         try:

@@ -108,9 +108,9 @@ class ProcessScan:
             limited, stats, began + budget_seconds - time.monotonic()
         )
         self._late_owners = frozenset(late_owners)
-        read = [(entry.process, entry.program) for entry in self._entries.values() if entry.complete]
+        read = ((entry.process, entry.program) for entry in self._entries.values() if entry.complete)
         late = self._late_environments.add_to(read, gpu_pids, share_of, budget_seconds / 4)
-        return tuple(late.get(entry.process.id, entry.process) for entry in self._entries.values())
+        return tuple(late.get(pid, entry.process) for pid, entry in self._entries.items())
 
     def _read(self, targets: Sequence[Target], stats: Mapping[int, Stat], seconds: float | None) -> set[str]:
         """Read these processes. Return the owners of those that did not respond."""

@@ -11,15 +11,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from hangwatch.jobs import process_role
-from hangwatch.jobs.owners import owner_of
+from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.model import Process, ProcessId
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import ESTABLISHED, Connection, Connections, End
 from hangwatch.probes.process import proc_pid
+from hangwatch.tables.launchers import RANKS, TABLE
 
 MOST_NAMESPACES = 64
 MOST_PROCESSES = 1024
+MOST_FIRST_RANKS, MOST_MEETING_PLACES = 64, 8
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, PAUSE_GROWTH = 5.0, 15.0, 1.5
 
 
@@ -68,6 +72,61 @@ class StoreClients:
         for connections in held.values():
             hosts |= match_hosts(sorted(connections, key=lambda each: each[0].id.start_ticks))
         return hosts
+
+
+class StoreAddresses:
+    """The addresses of ranks 0 that have none in their environment, but listen where the other ranks meet.
+
+    verl and code derived from it give MASTER_ADDR and MASTER_PORT only to the other ranks.
+    """
+
+    def __init__(self, proc_root: Path) -> None:
+        self._root = proc_root
+        self._known: dict[ProcessId, dict[str, str]] = {}
+
+    def add_to(self, processes: Sequence[Process]) -> Sequence[Process]:
+        """Return the processes, those of such ranks 0 with the address of the other ranks in their environment."""
+        lacking = [process for process in processes if _lacks_address(process)]
+        ids = {process.id for process in lacking}
+        self._known = {process: address for process, address in self._known.items() if process in ids}
+        slots = {process.id: process_role.find_rank_slot(process, None) for process in lacking}
+        first = [process for process in lacking if (slot := slots[process.id]) is not None and slot.rank == 0]
+        unknown = [process for process in first if process.id not in self._known]
+        if unknown:
+            meeting_places = _meeting_places(processes)
+            for process in _in_turn(unknown)[:MOST_FIRST_RANKS]:
+                slot = slots[process.id]
+                assert slot is not None
+                for address, port in sorted(meeting_places.get((owner_of(process), slot.world_size), ())):
+                    held = sockets.sockets_at_port(int(port), process.id.pid, self._root) or ()
+                    if any(socket.listens and socket.local[1] == int(port) for socket in held):
+                        self._known[process.id] = {TABLE.rendezvous.address: address, TABLE.rendezvous.port: port}
+        if not self._known:
+            return processes
+        return [
+            replace(process, environ=dict(process.environ) | self._known[process.id])
+            if process.id in self._known
+            else process
+            for process in processes
+        ]
+
+
+def _lacks_address(process: Process) -> bool:
+    environ = process.environ
+    return bool(environ) and TABLE.rendezvous.address not in environ and not RANKS.isdisjoint(environ)
+
+
+def _meeting_places(processes: Iterable[Process]) -> dict[tuple[Owner, int | None], set[tuple[str, str]]]:
+    """Return the addresses and ports of ranks other than 0, by owner and world size: at most eight of each."""
+    places: dict[tuple[Owner, int | None], set[tuple[str, str]]] = {}
+    for process in processes:
+        address, port = process_role.rendezvous(process.environ)
+        slot = process_role.find_rank_slot(process, None) if address and port.isdecimal() and len(port) < 6 else None
+        if slot is not None and slot.rank > 0:
+            found = places.setdefault((owner_of(process), slot.world_size), set())
+            if len(found) < MOST_MEETING_PLACES:
+                found.add((address, port))
+    return places
 
 
 def match_hosts(held: Sequence[tuple[Process, Connection]]) -> dict[ProcessId, ProcessId]:

@@ -93,6 +93,20 @@ become("ray::IDLE", ACTOR="4", RANK="0", WORLD_SIZE="2", **master)
 ready()
 time.sleep(600)
 """
+FIRST_WITHOUT_ADDRESS = """
+import os, socket, subprocess, sys, time
+code = "import os, socket, sys, time\\nfolder, rank, port = sys.argv[1:]\\n"
+code += "kept = socket.create_server(('127.0.0.1', int(port))) if rank == '0' else None\\n"
+code += "open(f'{folder}/pid-{rank}', 'w').write(str(os.getpid()))\\ntime.sleep(600)"
+with socket.create_server(("127.0.0.1", 0)) as server:
+    port = str(server.getsockname()[1])
+for rank in "01":
+    number = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank}
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if rank == "1" else {}
+    subprocess.Popen([sys.executable, "-c", code, folder, rank, port], env={**os.environ, **number, **master})
+ready()
+time.sleep(600)
+"""
 LED = """
 import os, subprocess, sys, time
 rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -244,3 +258,11 @@ def test_pid_of_a_launcher_that_waits_gives_the_sentence_of_its_job(tmp_path: Pa
     assert (same["kind"], verdict["kind"]) == ("NoRanks", "NoRanks")
     sentences = [re.sub(r"in [\d.]+ s", "in N s", each["message"]) for each in (same, verdict)]
     assert sentences[0] == sentences[1]
+
+
+def test_rank_0_without_an_address_joins_the_ranks_that_meet_at_its_socket(tmp_path: Path) -> None:
+    with targets.python(FIRST_WITHOUT_ADDRESS, tmp_path):
+        ranks = pids(tmp_path, 2)
+        found = JobScan().find(None, node="here").jobs
+    jobs = [job for job in found if {rank.id.pid for rank in job.ranks} & set(ranks)]
+    assert [[rank.id.pid for rank in job.ranks] for job in jobs] == [ranks]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -63,7 +63,8 @@ class StoreClients:
             if space is None or time.monotonic() > end or (space not in tables and len(tables) >= MOST_NAMESPACES):
                 continue
             if space not in tables:
-                tables[space] = sockets.read(pid, self._root) or {}
+                table = sockets.read(pid, self._root) or {}
+                tables[space] = table if _may_have_store(table.values()) else {}
             inodes = (sockets.sockets_of_process(pid, self._root) or {}).values() if tables[space] else ()
             held.setdefault(space, []).extend(
                 (process, tables[space][inode]) for inode in inodes if inode in tables[space]
@@ -127,6 +128,17 @@ def _meeting_places(processes: Iterable[Process]) -> dict[tuple[Owner, int | Non
             if len(found) < MOST_MEETING_PLACES:
                 found.add((address, port))
     return places
+
+
+def _may_have_store(connections: Collection[Connection]) -> bool:
+    """True if a listening socket has two connections, each with both ends in this network namespace.
+
+    On most nodes there is none. Then the descriptors of the processes are not read, which costs most.
+    """
+    listening = {connection.local[1] for connection in connections if connection.listens}
+    ends = {(connection.local, connection.remote) for connection in connections if connection.state == ESTABLISHED}
+    clients = Counter(remote for local, remote in ends if remote[1] in listening and (remote, local) in ends)
+    return any(count > 1 for count in clients.values())
 
 
 def match_hosts(held: Sequence[tuple[Process, Connection]]) -> dict[ProcessId, ProcessId]:

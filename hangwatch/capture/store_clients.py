@@ -42,7 +42,7 @@ class StoreClients:
 
     def find_hosts(self, processes: Iterable[Process], budget_seconds: float) -> dict[ProcessId, ProcessId]:
         """Return the host of each rank that is found. Reading takes about `budget_seconds`."""
-        candidates = _in_turn(filter(_may_be_rank, processes))[:MOST_PROCESSES]
+        candidates = _in_turn(each for each in processes if each.libraries and _may_be_rank(each))[:MOST_PROCESSES]
         ids = frozenset(process.id for process in candidates)
         self._hosts = {process: host for process, host in self._hosts.items() if process in ids}
         now = time.monotonic()
@@ -182,8 +182,7 @@ def _in_turn(processes: Iterable[Process]) -> list[Process]:
 
 def _may_be_rank(process: Process) -> bool:
     return (
-        bool(process.libraries)
-        and process_role.launcher_kind(process) is None
+        process_role.launcher_kind(process) is None
         and process_role.find_rank_slot(process, None) is None
         and not process_role.is_loader_worker(process)
     )

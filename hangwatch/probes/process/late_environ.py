@@ -41,8 +41,8 @@ class LateEnvironments:
     ) -> dict[int, Process]:
         """Return the processes that have set variables, by pid, with all their variables.
 
-        `scanned` are processes and values that change at execve(2). Reading takes about `seconds`. Owners take turns,
-        and processes with a GPU come first.
+        `scanned` are processes of `may_set_rank`, and values that change at execve(2). Reading takes about `seconds`.
+        Owners take turns, and processes with a GPU come first.
         """
         now = time.monotonic()
         known, self._candidates = self._candidates, {}
@@ -52,8 +52,6 @@ class LateEnvironments:
             candidate = known.get(pid)
             if candidate is None or not candidate.is_of(process, program):
                 candidate = _Candidate(process, program)
-                if launchers.has_whole_slot(process.environ) or not self._is_python(process):
-                    candidate.due_monotonic_seconds = float("inf")
             candidate.source = process
             self._candidates[pid] = candidate
             if candidate.due_monotonic_seconds <= now:
@@ -100,13 +98,17 @@ class LateEnvironments:
             candidate.mapped_bytes = mapped_bytes
         return candidate.modules is not None and (is_worker or bool(candidate.modules.libraries))
 
-    def _is_python(self, process: Process) -> bool:
-        if process.comm.startswith((*launchers.TABLE.python_comms, *launchers.TABLE.worker_titles)):
-            return True
-        try:
-            return (self._root / str(process.id.pid) / "exe").readlink().name.startswith(("python", "pypy"))
-        except OSError:
-            return False
+
+def may_set_rank(process: Process, proc_root: Path | str) -> bool:
+    """True for a Python program without a rank, a world size and a rendezvous address in its initial environment."""
+    if launchers.has_whole_slot(process.environ):
+        return False
+    if process.comm.startswith((*launchers.TABLE.python_comms, *launchers.TABLE.worker_titles)):
+        return True
+    try:
+        return Path(proc_root, str(process.id.pid), "exe").readlink().name.startswith(("python", "pypy"))
+    except OSError:
+        return False
 
 
 class _Candidate:
